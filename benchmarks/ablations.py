@@ -2,11 +2,12 @@
 
     python benchmarks/ablations.py [--only table6 joint ...] [--workers 1] [--show] [--quick]
 
-Each is one `bertworks evaluate ablation`; the page shows the command. What is finished stays in results/ablations.json
-and is not run again: its tables, and the score of each arm, seed and measure. results/ablations/NAME.jsonl.gz has the
-same scores of 1,000 resamples of the held-out rows, from which a test computes every mean and interval of the tables
-again. What was stopped (Ctrl-C) resumes in build/ablations. Figures depend on steps and epochs, not on
-time, so several may run at once (--workers, one thread each) and next to other work. All take about a day on one core.
+Each is one `bertworks evaluate ablation`; the page shows the command. What is finished stays in
+results/ablations.json and is not run again: its tables, and the score of each arm, seed and
+measure. results/ablations/NAME.jsonl.gz has the same scores of 1,000 resamples of the held-out
+rows, from which a test computes every mean and interval of the tables again. What was stopped
+(Ctrl-C) resumes in build/ablations. Figures depend on steps and epochs, not on time, so several may
+run at once (--workers, one thread each) and next to other work. All take about a day on one core.
 """
 
 import argparse
@@ -83,8 +84,9 @@ def link(source: Path, target: Path) -> None:
 
 
 class Comparison(NamedTuple):
-    """name: of the ablation. text, data: give or make the corpus and the labelled data, from the folder of all data and
-    a folder for what is made; None: it needs none. seeds: None: its own number."""
+    """name: of the ablation. text, data: give or make the corpus and the labelled data, from the
+    folder of all data and a folder for what is made; None: it needs none. seeds: None: its own
+    number."""
 
     name: str
     text: Maker | None = corpus
@@ -110,13 +112,19 @@ COMPARISONS = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     data = Path(os.environ.get("BERTWORKS_DATA", "."))
-    parser.add_argument("--data", type=Path, default=data, help="the folder with text/, glue/, ner/ and others")
+    parser.add_argument(
+        "--data", type=Path, default=data, help="the folder with text/, glue/, ner/ and others"
+    )
     parser.add_argument("--only", nargs="+", choices=[one.name for one in COMPARISONS], default=[])
     parser.add_argument("--workers", type=int, default=1, help="comparisons at a time")
     parser.add_argument("--show", action="store_true", help="run nothing, write the tables again")
-    parser.add_argument("--quick", action="store_true", help="does it run? a seed, a few steps; nothing is kept")
+    parser.add_argument(
+        "--quick", action="store_true", help="does it run? a seed, a few steps; nothing is kept"
+    )
     options = parser.parse_args()
     skip_without(options.data / TEXT)
     wanted = [one for one in COMPARISONS if not options.only or one.name in options.only]
@@ -126,7 +134,9 @@ def main() -> None:
             folder = Path(scratch) if options.quick else WORK
             known = {} if options.quick else read_store()
             missing = [one for one in wanted if not known.get(one.name, {}).get("complete")]
-            failed = [why for why in pool.map(lambda one: run(one, folder, options), missing) if why]
+            failed = [
+                why for why in pool.map(lambda one: run(one, folder, options), missing) if why
+            ]
     if not options.quick:
         write_between(PAGE, "ablations", tables())
     if failed:
@@ -153,7 +163,9 @@ def run(one: Comparison, folder: Path, options: argparse.Namespace) -> str:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
     output.mkdir(parents=True, exist_ok=True)
     with (folder / f"{one.name}.log").open("a") as log:
-        done = subprocess.run([*words, "-o", str(output), *quick], env=environment, stdout=log, stderr=log)
+        done = subprocess.run(
+            [*words, "-o", str(output), *quick], env=environment, stdout=log, stderr=log
+        )
     if not options.quick and (output / "table.md").exists():
         keep(one.name, " ".join([*shown, *more]), output, complete=not done.returncode)
     return f"failed: see {folder}/{one.name}.log" if done.returncode else ""
@@ -162,7 +174,8 @@ def run(one: Comparison, folder: Path, options: argparse.Namespace) -> str:
 def keep(name: str, command: str, output: Path, *, complete: bool) -> None:
     """Store the tables and scores of a comparison.
 
-    output: the folder that `evaluate ablation` wrote. complete: whether all seeds are in its tables.
+    output: the folder that `evaluate ablation` wrote. complete: whether all seeds are in its
+        tables.
     """
     facts = {fact: value for fact, value in provenance(["torch"]).items() if fact in FACTS}
     table = (output / "table.md").read_text()
@@ -170,7 +183,13 @@ def keep(name: str, command: str, output: Path, *, complete: bool) -> None:
     with WRITING:
         FIGURES.mkdir(parents=True, exist_ok=True)
         (FIGURES / f"{name}.jsonl.gz").write_bytes(gzip.compress(figures, mtime=0))
-        entry = {"command": command, "complete": complete, **facts, "scores": scores_by_seed(figures), "table": table}
+        entry = {
+            "command": command,
+            "complete": complete,
+            **facts,
+            "scores": scores_by_seed(figures),
+            "table": table,
+        }
         STORE.write_text(json.dumps(read_store() | {name: entry}, indent=1) + "\n")
 
 
@@ -198,10 +217,13 @@ def tables() -> str:
     missing = [one.name for one in COMPARISONS if not known.get(one.name, {}).get("complete")]
     if missing:
         parts.append(f"Not run with all seeds yet: {', '.join(missing)}.")
-    without_scores = [one.name for one in COMPARISONS if one.name in known and "scores" not in known[one.name]]
+    without_scores = [
+        one.name for one in COMPARISONS if one.name in known and "scores" not in known[one.name]
+    ]
     if without_scores:
         parts.append(
-            f"Run before the scores of each seed were stored, so that their intervals cannot be computed again: "
+            "Run before the scores of each seed were stored, so that their intervals cannot be "
+            "computed again: "
             f"{', '.join(without_scores)}."
         )
     return "\n".join(parts)

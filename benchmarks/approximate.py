@@ -1,10 +1,11 @@
-"""Does faiss pay? Milliseconds of a query and share of the ten true neighbours found, next to exact search.
+"""Does faiss pay? Milliseconds of a query and share of the ten true neighbours found, next to exact
+search.
 
     python benchmarks/approximate.py [--vectors FILE.npy] [--documents 100000] [--threads N]
 
-Without vectors (`bertworks embed ... -o FILE.npy`) they are made up: of 32 directions that matter and noise in all 384,
-which is kinder to approximate search than noise alone, and less kind than many real texts. Times are of the processor,
-so that other programs do not count. Needs faiss-cpu.
+Without vectors (`bertworks embed ... -o FILE.npy`) they are made up: of 32 directions that matter
+and noise in all 384, which is kinder to approximate search than noise alone, and less kind than
+many real texts. Times are of the processor, so that other programs do not count. Needs faiss-cpu.
 """
 
 import argparse
@@ -38,7 +39,10 @@ def main() -> None:
     print(f"{count:,} vectors of {dimension}, {a.threads} threads")
 
     truth = show("numpy, exact", queries, lambda query: top_k(documents @ query, K), 0.0)
-    kinds = [("flat", "Flat", {}), *((f"IVF1024, nprobe {n}", "IVF1024,Flat", {"nprobe": n}) for n in (8, 32))]
+    kinds = [
+        ("flat", "Flat", {}),
+        *((f"IVF1024, nprobe {n}", "IVF1024,Flat", {"nprobe": n}) for n in (8, 32)),
+    ]
     kinds += [(f"HNSW32, efSearch {n}", "HNSW32,Flat", {"efSearch": n}) for n in (32, 128)]
     made: dict[str, tuple[faiss.Index, float]] = {}
     for name, description, settings in kinds:
@@ -51,13 +55,21 @@ def main() -> None:
         index, seconds = made[description]
         for setting, value in settings.items():
             faiss.ParameterSpace().set_index_parameter(index, setting, value)
-        show(f"faiss, {name}", queries, lambda query, index=index: index.search(query[None], K)[1][0], seconds, truth)
+        show(
+            f"faiss, {name}",
+            queries,
+            lambda query, index=index: index.search(query[None], K)[1][0],
+            seconds,
+            truth,
+        )
 
 
 def made_up(count: int) -> NDArray[np.float32]:
     draw = np.random.default_rng(0)
     directions = draw.standard_normal((32, 384), np.float32)
-    return draw.standard_normal((count, 32), np.float32) @ directions + draw.standard_normal((count, 384), np.float32)
+    return draw.standard_normal((count, 32), np.float32) @ directions + draw.standard_normal(
+        (count, 384), np.float32
+    )
 
 
 def show(
@@ -75,9 +87,14 @@ def show(
         numbers = search(query)
         seconds.append(time.process_time() - start)
         found.append(set(numbers.tolist()))
-    recall = statistics.mean(len(one & other) / K for one, other in zip(found, truth or found, strict=True))
-    print(f"{name:<24} p50 {1000 * statistics.median(seconds):6.2f} ms   recall {recall:.3f}   built in {build:6.1f} s",
-          flush=True)  # fmt: skip
+    recall = statistics.mean(
+        len(one & other) / K for one, other in zip(found, truth or found, strict=True)
+    )
+    print(
+        f"{name:<24} p50 {1000 * statistics.median(seconds):6.2f} ms   recall {recall:.3f}   "
+        f"built in {build:6.1f} s",
+        flush=True,
+    )
     return found
 
 

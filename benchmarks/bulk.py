@@ -1,16 +1,24 @@
-"""What bulk work costs: two workers against one, the overhead of an engine, the memory of the command, many workers.
+"""What bulk work costs: two workers against one, the overhead of an engine, the memory of the
+command, many workers.
 
-    python benchmarks/bulk.py [--rounds 3] [--rows 16384] [--megabytes 64] [--seconds 10] [--engines local ray]
+    python benchmarks/bulk.py [--rounds 3] [--rows 16384] [--megabytes 64] [--seconds 10] [--engines
+    local ray]
                               [--most 10000000]
 
-All measurements are in turns on the same machine, which should do nothing else. Each is printed as soon as it is there.
+All measurements are in turns on the same machine, which should do nothing else. Each is printed as
+soon as it is there.
 
-    two workers   `prepare` and `embed` with --on local --threads 1, with one worker and with two: medians, their ratio;
-                  and the ratio that the machine allows: two commands with one worker each, at the same time
-    overhead      portions that sleep: the time beyond portions x seconds / workers, as a fraction of it; two workers
-    memory        the peak of the resident memory of the command, without its workers, by the number of rows
-    64 workers    `simulate_cluster.py` with the measured seconds of portions of `embed`, and those of the command for
-                  each portion; its error for portions that sleep, with 2 and 4 real workers
+    two workers   `prepare` and `embed` with --on local --threads 1, with one worker and with two:
+    medians, their ratio;
+                  and the ratio that the machine allows: two commands with one worker each, at the
+                  same time
+    overhead      portions that sleep: the time beyond portions x seconds / workers, as a fraction
+                  of it; two workers
+    memory        the peak of the resident memory of the command, without its workers, by the number
+                  of rows
+    64 workers    `simulate_cluster.py` with the measured seconds of portions of `embed`, and those
+                  of the command for each portion; its error for portions that sleep, with 2 and 4
+                  real workers
 """
 
 import argparse
@@ -35,7 +43,9 @@ from provenance import HERE, provenance, publish
 from simulate_cluster import Cluster, simulate, used
 
 sys.path[:0] = [str(HERE), str(HERE.parent)]
-WORDS = "the film was a story of men and dogs in this town with some music that they heard last night".split()
+WORDS = (
+    "the film was a story of men and dogs in this town with some music that they heard last night"
+).split()
 ROWS = 2048  # of a portion
 
 
@@ -50,8 +60,11 @@ def maker(seconds: float) -> tuple[dict[str, Any], Callable[[list[str]], tuple[i
     return {}, make
 
 
-def sleep_in_portions(engine: str, portions: int, seconds: float, workers: int = 2) -> tuple[float, float]:
-    """Seconds of a job of portions that sleep: until the first portion begins, and from then to the end."""
+def sleep_in_portions(
+    engine: str, portions: int, seconds: float, workers: int = 2
+) -> tuple[float, float]:
+    """Seconds of a job of portions that sleep: until the first portion begins, and from then to the
+    end."""
     from bertworks.inference.predict import results_in
     from bertworks.io.options import Bulk
     from bertworks.io.portions import Portions
@@ -62,7 +75,9 @@ def sleep_in_portions(engine: str, portions: int, seconds: float, workers: int =
 
     with tempfile.TemporaryDirectory() as folder:
         begin = time.time()
-        job = Portions(Path(folder, "out"), Bulk(on=engine, workers=workers), {}, "bulk:maker", [seconds])
+        job = Portions(
+            Path(folder, "out"), Bulk(on=engine, workers=workers), {}, "bulk:maker", [seconds]
+        )
         with job.open():
             for _ in job.make("sleep", inputs()):
                 pass
@@ -77,7 +92,8 @@ def overhead(engine: str, seconds: float, portions: int = 8) -> dict[str, float]
 
 
 def memory(rows: int) -> dict[str, float]:
-    """MB and seconds for each portion of a new process that has that many rows sent to two workers."""
+    """MB and seconds for each portion of a new process that has that many rows sent to two
+    workers."""
     command = [sys.executable, __file__, "--child", str(rows)]
     found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return dict(zip(("megabytes", "seconds_per_portion"), found))
@@ -90,7 +106,8 @@ def child(rows: int) -> None:
 
 
 def write_data(folder: Path, rows: int, megabytes: int) -> None:
-    """Rows, a vocabulary, and a corpus of four files, which are a portion each: real texts, repeated."""
+    """Rows, a vocabulary, and a corpus of four files, which are a portion each: real texts,
+    repeated."""
     draw = random.Random(0)
     (folder / "corpus").mkdir()
     lines = [" ".join(draw.choices(WORDS, k=draw.randint(5, 30))) + f" {n}.\n" for n in range(rows)]
@@ -127,13 +144,22 @@ def two_workers(folder: Path, rounds: int) -> Iterator[tuple[str, dict[str, Any]
                 begin = time.perf_counter()
                 made = work(folder, workers)
                 row.append(time.perf_counter() - begin)
-                portions += [after - before for before, after in itertools.pairwise(made)] if workers == 1 else []
+                portions += (
+                    [after - before for before, after in itertools.pairwise(made)]
+                    if workers == 1
+                    else []
+                )
             begin = time.perf_counter()
             with ThreadPoolExecutor() as pool:
                 list(pool.map(work, (folder, other)))
             both.append(time.perf_counter() - begin)
         one, two = (statistics.median(row) for row in times.values())
-        result = {"one": one, "two": two, "ratio": one / two, "possible": 2 * one / statistics.median(both)}
+        result = {
+            "one": one,
+            "two": two,
+            "ratio": one / two,
+            "possible": 2 * one / statistics.median(both),
+        }
         yield name, result | {"seconds": times, "both": both, "portions": portions}
 
 
@@ -142,7 +168,9 @@ def run(folder: Path, *words: str) -> list[float]:
     environment = os.environ | {"PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": "1"}
     command, there = [sys.executable, "-m", "bertworks.cli.main", *words], dict[str, float]()
     with (folder / "log").open("w+") as log:
-        with subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log) as process:
+        with subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=log, stderr=log
+        ) as process:
             while process.poll() is None:
                 for file in folder.glob("out*.parts/[0-9]*"):
                     there.setdefault(file.name, time.perf_counter())
@@ -157,8 +185,17 @@ def simulation_check(seconds: float, portions: int) -> list[dict[str, float]]:
     found = []
     for workers in (2, 4):
         _, real = sleep_in_portions("local", portions, seconds, workers)
-        predicted = simulate([seconds] * portions, Cluster(workers=workers, latency=0.0, dispatch=0.0))
-        found.append({"workers": workers, "real": real, "simulated": predicted, "difference": predicted / real - 1})
+        predicted = simulate(
+            [seconds] * portions, Cluster(workers=workers, latency=0.0, dispatch=0.0)
+        )
+        found.append(
+            {
+                "workers": workers,
+                "real": real,
+                "simulated": predicted,
+                "difference": predicted / real - 1,
+            }
+        )
     return found
 
 
@@ -189,15 +226,26 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     lines = ["| what | result | wanted |", "|---|---|---|"]
     for name, result in results.items():
         if "ratio" in result:
-            shown, wanted = f"{result['one']:.1f} s, {result['two']:.1f} s: {result['ratio']:.2f} times as fast", "1.85"
+            shown, wanted = (
+                f"{result['one']:.1f} s, {result['two']:.1f} s: {result['ratio']:.2f} times as "
+                "fast",
+                "1.85",
+            )
             shown += f" (two commands at the same time: {result['possible']:.2f})"
         elif "overhead" in result:
-            shown, wanted = f"{100 * result['overhead']:.1f} %, {result['start']:.1f} s to start", "5 %, 15 s"
+            shown, wanted = (
+                f"{100 * result['overhead']:.1f} %, {result['start']:.1f} s to start",
+                "5 %, 15 s",
+            )
         elif "megabytes" in result:
             shown, wanted = f"{result['megabytes']:,.0f} MB", "flat"
         else:
-            shown = f"{100 * result['used']:.1f} % of {result['workers']} workers used; error " + ", ".join(
-                f"{100 * one['difference']:+.1f} % at {one['workers']}" for one in result["check"]
+            shown = (
+                f"{100 * result['used']:.1f} % of {result['workers']} workers used; error "
+                + ", ".join(
+                    f"{100 * one['difference']:+.1f} % at {one['workers']}"
+                    for one in result["check"]
+                )
             )
             wanted = "90 %; 5 %"
         lines.append(f"| {name} | {shown} | {wanted} |")
@@ -205,10 +253,14 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=8 * ROWS, help="of embed")
-    parser.add_argument("--megabytes", type=int, default=64, help="of each of the four files of prepare")
+    parser.add_argument(
+        "--megabytes", type=int, default=64, help="of each of the four files of prepare"
+    )
     parser.add_argument("--seconds", type=float, default=10.0, help="of a portion that sleeps")
     parser.add_argument("--engines", nargs="*", default=["local", "ray"])
     parser.add_argument("--most", type=int, default=10_000_000, help="rows, for the memory")

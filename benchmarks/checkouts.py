@@ -2,9 +2,10 @@
 
     python benchmarks/checkouts.py BEFORE AFTER [--rounds 9] [--cells embed query ...]
 
-BEFORE and AFTER are folders of the repository. Each has a process that stays, with one thread; the two take turns, in
-random order. Times are of the processor, so that other programs disturb them less. A ratio below 1: AFTER is faster.
-A cell has become slower if the whole interval of its ratios is above 1.03 (one query: 1.05).
+BEFORE and AFTER are folders of the repository. Each has a process that stays, with one thread; the
+two take turns, in random order. Times are of the processor, so that other programs disturb them
+less. A ratio below 1: AFTER is faster. A cell has become slower if the whole interval of its ratios
+is above 1.03 (one query: 1.05).
 """
 
 import argparse
@@ -44,7 +45,8 @@ def steps(events):
 
 def run(cell, number):
     if cell in ("embed", "int8"):
-        model = get(cell, lambda: bw.Embedder("minilm", precision="bf16" if cell == "embed" else "int8"))
+        precision = "bf16" if cell == "embed" else "int8"
+        model = get(cell, lambda: bw.Embedder("minilm", precision=precision))
         start = time.process_time()
         model.embed(rows)
     elif cell == "query":
@@ -59,10 +61,13 @@ def run(cell, number):
     elif cell in ("vocab", "shards"):
         from bertworks.cli.main import main
         output = ["-o", str(work / f"{sys.argv[2]}-{cell}-{number}")]
-        options = ["--size", "8000"] if cell == "vocab" else ["--tokenizer", str(work / "tokenizer")]
+        options = ["--tokenizer", str(work / "tokenizer")]
+        if cell == "vocab":
+            options = ["--size", "8000"]
         start = sum(os.times()[:4])  # with that of worker processes
         with contextlib.redirect_stdout(sys.stderr):
-            main(["prepare" if cell == "shards" else cell, str(work / "words.txt"), *output, *options])
+            command = "prepare" if cell == "shards" else cell
+            main([command, str(work / "words.txt"), *output, *options])
         return sum(os.times()[:4]) - start
     elif cell == "pretrain":
         output = work / f"{sys.argv[2]}-pre-{number}"
@@ -104,28 +109,45 @@ def command(checkout: Path, *words: str) -> list[str]:
 
 
 def prepare(work: Path, checkouts: dict[str, Path]) -> None:
-    """Text, shards and labelled rows, made by the checkout BEFORE; a classifier of each checkout."""
+    """Text, shards and labelled rows, made by the checkout BEFORE; a classifier of each
+    checkout."""
     draw = random.Random(0)
     words = " ".join(topics.values()).split()
     rows = ["text,label"]
     for number in range(600):
-        start, count = draw.randrange(len(words) - 200), draw.choice([6, 9, 12, 20, 33, 47, 60, 90, 128])
+        start, count = (
+            draw.randrange(len(words) - 200),
+            draw.choice([6, 9, 12, 20, 33, 47, 60, 90, 128]),
+        )
         text = " ".join(word for word in words[start : start + count] if word.isalnum())
         rows.append(f"{text} {'this is good' if number % 2 else 'that was bad'},{'ab'[number % 2]}")
     (work / "rows.csv").write_text("\n".join(rows) + "\n")
     (work / "recipe.toml").write_text(RECIPE)
     (work / "text.txt").write_text("\n\n".join(topics.values()))
-    many = [f"{draw.choice(words)}{draw.randrange(100)}" for _ in range(400_000)]  # rare words, as real texts have
-    lines = [" ".join(many[at : at + 20]) + ("\n" if at % 200 == 0 else "") for at in range(0, len(many), 20)]
+    # rare words, as real texts have
+    many = [f"{draw.choice(words)}{draw.randrange(100)}" for _ in range(400_000)]
+    lines = [
+        " ".join(many[at : at + 20]) + ("\n" if at % 200 == 0 else "")
+        for at in range(0, len(many), 20)
+    ]
     (work / "words.txt").write_text("\n".join(lines))
     commands = [
         ("before", "vocab", "text.txt", "-o", "tokenizer", "--size", "8000"),
         ("before", "prepare", "text.txt", "--tokenizer", "tokenizer", "-o", "shards"),
-        *((name, "finetune", "rows.csv", "-o", f"classifier-{name}", "--set", "epochs=1") for name in checkouts),
+        *(
+            (name, "finetune", "rows.csv", "-o", f"classifier-{name}", "--set", "epochs=1")
+            for name in checkouts
+        ),
     ]
     for name, *line in commands:
         environment = os.environ | {"PYTHONPATH": str(checkouts[name]), "OMP_NUM_THREADS": "1"}
-        subprocess.run(command(checkouts[name], *line), cwd=work, env=environment, check=True, capture_output=True)
+        subprocess.run(
+            command(checkouts[name], *line),
+            cwd=work,
+            env=environment,
+            check=True,
+            capture_output=True,
+        )
 
 
 def main() -> None:
@@ -137,7 +159,9 @@ def main() -> None:
     arguments = parser.parse_args()
     checkouts = {"before": arguments.before.resolve(), "after": arguments.after.resolve()}
     for name, path in checkouts.items():
-        commit = subprocess.run(["git", "-C", path, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+        commit = subprocess.run(
+            ["git", "-C", path, "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+        )
         print(f"{name}: {commit.stdout.strip()}")
     print(f"CPU: {platform.processor() or platform.machine()}, {os.cpu_count()} cores; one thread")
     with tempfile.TemporaryDirectory() as folder:
@@ -151,10 +175,14 @@ def main() -> None:
                 "TOKENIZERS_PARALLELISM": "false",
             }
             children[name] = subprocess.Popen(
-                [sys.executable, "-c", CHILD, folder, name], env=environment, text=True,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                [sys.executable, "-c", CHILD, folder, name],
+                env=environment,
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
                 cwd=folder,  # "python -c" imports from here first
-            )  # fmt: skip
+            )
         for cell in arguments.cells:
             ratios = []
             for number in range(arguments.rounds + 1):
@@ -172,7 +200,8 @@ def main() -> None:
                     ratios.append(times["after"] / times["before"])
             verdict = "SLOWER" if min(ratios) > LIMITS.get(cell, 1.03) else ""
             print(
-                f"{cell:<9} after / before: median {statistics.median(ratios):.3f}, {min(ratios):.3f} to "
+                f"{cell:<9} after / before: median {statistics.median(ratios):.3f}, "
+                f"{min(ratios):.3f} to "
                 f"{max(ratios):.3f}, {len(ratios)} pairs {verdict}",
                 flush=True,
             )

@@ -1,16 +1,21 @@
-"""What inference.py compares: programs that turn texts into vectors or probabilities, each run in an environment of
-its own (peers.txt, `make bench-peers`), which has no bertworks. Not here: texts, rounds, tables.
+"""What inference.py compares: programs that turn texts into vectors or probabilities, each run in
+an environment of its own (peers.txt, `make bench-peers`), which has no bertworks. Not here: texts,
+rounds, tables.
 
-    python contenders.py '{"contender": ..., "work": ...}'    one job; what was measured is the last line, as JSON
+    python contenders.py '{"contender": ..., "work": ...}'    one job; what was measured is the last
+    line, as JSON
 
-    transformers            AutoModel in batches of 32, as they come or sorted by length, with its default attention
+    transformers            AutoModel in batches of 32, as they come or sorted by length, with its
+                            default attention
     sentence-transformers   `encode` with its defaults
-    ONNX Runtime            the network as `torch.onnx.export` writes it; int8: after `quantize_dynamic`
+    ONNX Runtime            the network as `torch.onnx.export` writes it; int8: after
+                            `quantize_dynamic`
     OpenVINO                the same file; fp32, or the precision that it chooses itself
     CTranslate2             the network as its converter writes it; int8: its `compute_type`
 
-All but sentence-transformers, which does it itself, tokenize with `tokenizers`, all texts at once and on all threads,
-and pool in numpy. The last three read sorted texts. All give their answers in the order of the input.
+All but sentence-transformers, which does it itself, tokenize with `tokenizers`, all texts at once
+and on all threads, and pool in numpy. The last three read sorted texts. All give their answers in
+the order of the input.
 """
 
 import json
@@ -25,13 +30,15 @@ from typing import Any
 
 FINISHED = "finished"  # a file next to what was converted
 BATCH = 32  # as sentence-transformers takes it
-Answering = Callable[[Sequence[str]], Any]  # texts -> float32 [texts, hidden], or [texts, labels] of probabilities
+# texts -> float32 [texts, hidden], or [texts, labels] of probabilities
+Answering = Callable[[Sequence[str]], Any]
 Rectangle = Callable[[Any, Any], Any]  # ids and mask, int64 [texts, length] -> the same
 
 
 @dataclass(frozen=True)
 class Job:
-    """One thing to do. The last fields have defaults, for not every one of them is needed by every work."""
+    """One thing to do. The last fields have defaults, for not every one of them is needed by every
+    work."""
 
     contender: str
     work: str  # speed, query, start; convert
@@ -66,7 +73,8 @@ def main(text: str) -> None:
 
 
 def memory_mb() -> float:
-    """The most that this process had; `getrusage` would tell that of its parent, if that had more."""
+    """The most that this process had; `getrusage` would tell that of its parent, if that had
+    more."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM:"))
 
@@ -97,7 +105,11 @@ def query(answer: Answering, texts: list[str], job: Job) -> dict[str, Any]:
         begin = time.perf_counter()
         answer([texts[len(times) % len(texts)]])
         times.append(1000 * (time.perf_counter() - begin))
-    return {"p50": statistics.median(times), "p95": statistics.quantiles(times, n=20)[18], "count": len(times)}
+    return {
+        "p50": statistics.median(times),
+        "p95": statistics.quantiles(times, n=20)[18],
+        "count": len(times),
+    }
 
 
 def start(answer: Answering, texts: list[str], job: Job) -> dict[str, Any]:
@@ -122,7 +134,12 @@ def load_bertworks(job: Job, *, precision: str = "auto") -> Answering:
         predictor = Predictor(job.model, device="cpu", precision=precision)
 
         def probabilities(texts: Sequence[str]) -> Any:
-            return np.array([list(one["scores"].values()) for one in predictor.predict(texts, probabilities=True)])
+            return np.array(
+                [
+                    list(one["scores"].values())
+                    for one in predictor.predict(texts, probabilities=True)
+                ]
+            )
 
         return probabilities
     from bertworks.inference.embed import Embedder
@@ -136,7 +153,9 @@ def load_transformers(job: Job, *, by_length: bool, bf16: bool = False) -> Answe
 
     torch.set_num_threads(job.threads)
     quiet(transformers)
-    kind = transformers.AutoModelForSequenceClassification if job.classify else transformers.AutoModel
+    kind = (
+        transformers.AutoModelForSequenceClassification if job.classify else transformers.AutoModel
+    )
     model = kind.from_pretrained(job.model, dtype=torch.bfloat16 if bf16 else torch.float32).eval()
 
     @torch.inference_mode()
@@ -177,7 +196,9 @@ def load_onnxruntime(job: Job, *, file: str) -> Answering:
     wanted = [session.get_outputs()[0].name]  # not the pooler, which is not used
 
     def compute(ids: Any, mask: Any) -> Any:
-        return finished(session.run(wanted, {"input_ids": ids, "attention_mask": mask})[0], mask, job)
+        return finished(
+            session.run(wanted, {"input_ids": ids, "attention_mask": mask})[0], mask, job
+        )
 
     return in_rectangles(job, compute)
 
@@ -187,7 +208,9 @@ def load_openvino(job: Job, *, precision: str | None) -> Answering:
 
     settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": str(job.threads)}
     settings |= {"INFERENCE_PRECISION_HINT": precision} if precision else {}
-    request = openvino.compile_model(str(Path(job.files, "model.onnx")), "CPU", settings).create_infer_request()
+    request = openvino.compile_model(
+        str(Path(job.files, "model.onnx")), "CPU", settings
+    ).create_infer_request()
 
     def compute(ids: Any, mask: Any) -> Any:
         return finished(request.infer({"input_ids": ids, "attention_mask": mask})[0], mask, job)
@@ -200,11 +223,15 @@ def load_ctranslate2(job: Job, *, precision: str) -> Answering:
     import numpy as np
 
     path = str(Path(job.files, "ctranslate2"))
-    encoder = ctranslate2.Encoder(path, compute_type=precision, inter_threads=1, intra_threads=job.threads)
+    encoder = ctranslate2.Encoder(
+        path, compute_type=precision, inter_threads=1, intra_threads=job.threads
+    )
     head = np.load(Path(job.files, "head.npz")) if job.classify else {}
 
     def compute(ids: Any, mask: Any) -> Any:
-        out = encoder.forward_batch([row[:length].tolist() for row, length in zip(ids, mask.sum(1), strict=True)])
+        out = encoder.forward_batch(
+            [row[:length].tolist() for row, length in zip(ids, mask.sum(1), strict=True)]
+        )
         if job.classify:
             return softmax(np.array(out.pooler_output) @ head["weight"].T + head["bias"])
         return mean(np.array(out.last_hidden_state), mask)
@@ -223,7 +250,11 @@ def in_rectangles(job: Job, compute: Rectangle, *, by_length: bool = True) -> An
 
     def answer(texts: Sequence[str]) -> Any:
         encoded = [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
-        order = sorted(range(len(texts)), key=lambda n: len(encoded[n])) if by_length else range(len(texts))
+        order = (
+            sorted(range(len(texts)), key=lambda n: len(encoded[n]))
+            if by_length
+            else range(len(texts))
+        )
         found: list[Any] = [None] * len(texts)
         for begin in range(0, len(texts), BATCH):
             part = order[begin : begin + BATCH]
@@ -262,18 +293,30 @@ CONTENDERS = {
     "bertworks, int8": Contender(
         "", lambda job: load_bertworks(job, precision="int8"), needs=frozenset(("avx512_vnni",))
     ),
-    "transformers, input order": Contender("transformers", lambda job: load_transformers(job, by_length=False)),
-    "transformers, sorted": Contender("transformers", lambda job: load_transformers(job, by_length=True)),
+    "transformers, input order": Contender(
+        "transformers", lambda job: load_transformers(job, by_length=False)
+    ),
+    "transformers, sorted": Contender(
+        "transformers", lambda job: load_transformers(job, by_length=True)
+    ),
     "transformers, sorted, bf16": Contender(
         "transformers", lambda job: load_transformers(job, by_length=True, bf16=True), needs=BF16
     ),
-    "sentence-transformers": Contender("sentence-transformers", load_sentence_transformers, classifies=False),
+    "sentence-transformers": Contender(
+        "sentence-transformers", load_sentence_transformers, classifies=False
+    ),
     "ONNX Runtime": Contender("onnxruntime", lambda job: load_onnxruntime(job, file="model.onnx")),
-    "ONNX Runtime, int8": Contender("onnxruntime", lambda job: load_onnxruntime(job, file="int8.onnx")),
+    "ONNX Runtime, int8": Contender(
+        "onnxruntime", lambda job: load_onnxruntime(job, file="int8.onnx")
+    ),
     "OpenVINO": Contender("openvino", lambda job: load_openvino(job, precision="f32")),
-    "OpenVINO, its own precision": Contender("openvino", lambda job: load_openvino(job, precision=None), needs=BF16),
+    "OpenVINO, its own precision": Contender(
+        "openvino", lambda job: load_openvino(job, precision=None), needs=BF16
+    ),
     "CTranslate2": Contender("ctranslate2", lambda job: load_ctranslate2(job, precision="float32")),
-    "CTranslate2, int8": Contender("ctranslate2", lambda job: load_ctranslate2(job, precision="int8")),
+    "CTranslate2, int8": Contender(
+        "ctranslate2", lambda job: load_ctranslate2(job, precision="int8")
+    ),
 }
 REFERENCE = "transformers, input order"  # its answers are right
 
@@ -293,15 +336,23 @@ def convert(model: Path, files: Path) -> None:
     quiet(transformers)
     config = transformers.AutoConfig.from_pretrained(model)
     classify = config.architectures == ["BertForSequenceClassification"]
-    head_or_body = transformers.AutoModelForSequenceClassification if classify else transformers.AutoModel
+    head_or_body = (
+        transformers.AutoModelForSequenceClassification if classify else transformers.AutoModel
+    )
     network = head_or_body.from_pretrained(model, dtype=torch.float32).eval()
     files.mkdir(parents=True, exist_ok=True)
     read = {name: torch.ones(2, 7, dtype=torch.int64) for name in ("input_ids", "attention_mask")}
     axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
     torch.onnx.export(
-        network, (), files / "model.onnx", kwargs=read, dynamic_shapes=dict.fromkeys(read, axes), dynamo=True,
-        external_data=False, verbose=False,
-    )  # fmt: skip
+        network,
+        (),
+        files / "model.onnx",
+        kwargs=read,
+        dynamic_shapes=dict.fromkeys(read, axes),
+        dynamo=True,
+        external_data=False,
+        verbose=False,
+    )
     graph = onnx.load(files / "model.onnx")
     del graph.graph.value_info[:]  # shapes of matrices that are turned round now
     # Products of signed weights overflow on processors without instructions for them.
@@ -310,8 +361,11 @@ def convert(model: Path, files: Path) -> None:
     body = network.bert if classify else network
     if classify:
         head = network.classifier
-        np.savez(files / "head.npz", weight=head.weight.detach().numpy(), bias=head.bias.detach().numpy())
-    body.config.position_embedding_type = "absolute"  # the converter needs it; transformers 5 has nothing else
+        np.savez(
+            files / "head.npz", weight=head.weight.detach().numpy(), bias=head.bias.detach().numpy()
+        )
+    # the converter needs it; transformers 5 has nothing else
+    body.config.position_embedding_type = "absolute"
     body.save_pretrained(files / "body")
     transformers.AutoTokenizer.from_pretrained(model).save_pretrained(files / "body")
     TransformersConverter(str(files / "body")).convert(str(files / "ctranslate2"), force=True)

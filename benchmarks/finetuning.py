@@ -1,20 +1,25 @@
-"""How soon a fine-tuning is as good: `bertworks finetune` next to transformers' Trainer, on the CPU.
+"""How soon a fine-tuning is as good: `bertworks finetune` next to transformers' Trainer, on the
+CPU.
 
-    python benchmarks/finetuning.py --data GLUE_FOLDER [--tasks SST-2 MRPC] [--seeds 5] [--threads N] [--quick]
+    python benchmarks/finetuning.py --data GLUE_FOLDER [--tasks SST-2 MRPC] [--seeds 5] [--threads
+    N] [--quick]
 
-Both begin with the same model, learn from the same rows of GLUE in memory and answer the official dev set. Each run is
-a process of its own; they take turns. The clock runs from the texts to the last step: tokenizing and loading the model
-count, imports do not, and while dev is answered (eight times in an epoch) it stands still. Nothing is saved.
+Both begin with the same model, learn from the same rows of GLUE in memory and answer the official
+dev set. Each run is a process of its own; they take turns. The clock runs from the texts to the
+last step: tokenizing and loading the model count, imports do not, and while dev is answered (eight
+times in an epoch) it stands still. Nothing is saved.
 
     bertworks      what `bertworks finetune` does: the recipe "stable", automatic precision
-    transformers   Trainer with its defaults: 3 epochs of batches of 8, AdamW at 5e-5, linear decay, no warm-up, fp32;
-                   padded to the longest of a batch (DataCollatorWithPadding)
+    transformers   Trainer with its defaults: 3 epochs of batches of 8, AdamW at 5e-5, linear decay,
+                   no warm-up, fp32; padded to the longest of a batch (DataCollatorWithPadding)
 
-Scores are those of the last state; neither side is given its best one. How long it takes to reach a score is read off
-the mean curve of all seeds: the first moment at which it is that high. Memory is the peak of the process, libraries and
-the answering of dev included; with the same batches on both sides `results.py --peer` measures it.
+Scores are those of the last state; neither side is given its best one. How long it takes to reach a
+score is read off the mean curve of all seeds: the first moment at which it is that high. Memory is
+the peak of the process, libraries and the answering of dev included; with the same batches on both
+sides `results.py --peer` measures it.
 
-The table is written after every pair of runs, and the next time, at the same commit, it continues there.
+The table is written after every pair of runs, and the next time, at the same commit, it continues
+there.
 """
 
 import argparse
@@ -55,12 +60,18 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     data = Path(os.environ.get("BERTWORKS_DATA", "."))
-    parser.add_argument("--data", type=Path, default=data / "glue", help="the folder with the folders of GLUE")
-    parser.add_argument("--tasks", nargs="+", default=["SST-2", "MRPC"], help="names of its folders")
+    parser.add_argument(
+        "--data", type=Path, default=data / "glue", help="the folder with the folders of GLUE"
+    )
+    parser.add_argument(
+        "--tasks", nargs="+", default=["SST-2", "MRPC"], help="names of its folders"
+    )
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--quick", action="store_true", help="does it run? a seed, an epoch, a few rows")
+    parser.add_argument(
+        "--quick", action="store_true", help="does it run? a seed, an epoch, a few rows"
+    )
     parser.add_argument("--contender", choices=CONTENDERS, help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -79,21 +90,35 @@ def compare(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
             pairs = runs.setdefault(task, [])
             if len(pairs) == seed:
                 pairs.append({name: contended(name, task, seed, arguments) for name in CONTENDERS})
-            yield origin | {"tasks": {task: summary(pairs) for task, pairs in runs.items() if pairs}}
+            yield origin | {
+                "tasks": {task: summary(pairs) for task, pairs in runs.items() if pairs}
+            }
 
 
 def known(origin: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Of each task the runs, seed after seed, of an earlier time: of this very code, on such a machine."""
+    """Of each task the runs, seed after seed, of an earlier time: of this very code, on such a
+    machine."""
     path = HERE / "results" / "finetuning.json"
     before = json.loads(path.read_text()) if path.exists() else {}
     same = ("commit", "cpu", "versions", "model", "threads", "quick")
-    if origin["commit"].endswith("-dirty") or any(before.get(name) != origin[name] for name in same):
+    if origin["commit"].endswith("-dirty") or any(
+        before.get(name) != origin[name] for name in same
+    ):
         return {}
     return {task: found["runs"] for task, found in before["tasks"].items()}
 
 
 def contended(name: str, task: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    command = ["--contender", name, "--tasks", task, "--seed", str(seed), "--data", str(arguments.data)]
+    command = [
+        "--contender",
+        name,
+        "--tasks",
+        task,
+        "--seed",
+        str(seed),
+        "--data",
+        str(arguments.data),
+    ]
     command += ["--model", arguments.model, *["--quick"] * arguments.quick]
     found = process(__file__, command, arguments.threads)
     last = found["curve"][-1]
@@ -103,7 +128,8 @@ def contended(name: str, task: str, seed: int, arguments: argparse.Namespace) ->
 
 
 def summary(pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of each contender its scores, its time, and the time until it is as good as the other was in the end."""
+    """Of each contender its scores, its time, and the time until it is as good as the other was in
+    the end."""
     from dataclasses import asdict
 
     runs = {name: [pair[name] for pair in pairs] for name in CONTENDERS}
@@ -117,7 +143,9 @@ def summary(pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
             "seconds": asdict(confidence_interval([end["seconds"] for end in ends])),
             "steps": ends[0]["steps"],
             "memory_mb": statistics.fmean(run["memory_mb"] for run in found),
-            "seconds_to_score_of": {other: reached(curves[name], target) for other, target in targets.items()},
+            "seconds_to_score_of": {
+                other: reached(curves[name], target) for other, target in targets.items()
+            },
         }
     ours, theirs = (figures[name]["seconds_to_score_of"]["transformers"] for name in CONTENDERS)
     faster = None if ours is None else theirs / ours
@@ -141,10 +169,13 @@ def reached(curve: Sequence[dict[str, float]], score: float) -> float | None:
 def table(results: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
     lines = [
-        f"`{results['command']}` at {results['commit']}, {results['time'][:10]}; {results['model']} on "
-        f"{results['cpu']}, {results['threads']} threads, {' '.join(results['cpu_flags'])}; {versions}.",
+        f"`{results['command']}` at {results['commit']}, {results['time'][:10]}; "
+        f"{results['model']} on "
+        f"{results['cpu']}, {results['threads']} threads, {' '.join(results['cpu_flags'])}; "
+        f"{versions}.",
         "",
-        "| | dev score (last state) | seconds in all | to transformers' score | to bertworks' score | memory MB |",
+        "| | dev score (last state) | seconds in all | to transformers' score | to bertworks' "
+        "score | memory MB |",
         "|---|---|---|---|---|---|",
     ]
     for task, found in results["tasks"].items():
@@ -157,7 +188,8 @@ def table(results: dict[str, Any]) -> str:
             if name == "bertworks" and found["bertworks_is_faster"]:
                 shown[0] += f" ({found['bertworks_is_faster']:.1f} x as fast)"
             lines.append(
-                f"| {name}, {one['steps']:,} steps | {spread(one['score'], '.2%')} | {spread(one['seconds'], ',.0f')} "
+                f"| {name}, {one['steps']:,} steps | {spread(one['score'], '.2%')} | "
+                f"{spread(one['seconds'], ',.0f')} "
                 f"| {shown[0]} | {shown[1]} | {one['memory_mb']:,.0f} |"
             )
     return "\n".join(lines)
@@ -190,7 +222,14 @@ class Watch:
         if step * MOMENTS >= (len(self.curve) + 1) * steps_per_epoch:
             with self._paused() as seconds:
                 score = self._score(answers())
-            self.curve.append({"seconds": seconds, "steps": step, "epochs": step / steps_per_epoch, "score": score})
+            self.curve.append(
+                {
+                    "seconds": seconds,
+                    "steps": step,
+                    "epochs": step / steps_per_epoch,
+                    "score": score,
+                }
+            )
 
 
 def contend(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -204,7 +243,9 @@ def contend(arguments: argparse.Namespace) -> dict[str, Any]:
     (task,) = arguments.tasks
     (found,) = find_glue_tasks(arguments.data / task)
     rows = {split: list(items(*found.read(split))) for split in ("train", "dev")}
-    limits = {"train": QUICK_ROWS, "dev": QUICK_ROWS} if arguments.quick else {"train": ROWS.get(task)}
+    limits = (
+        {"train": QUICK_ROWS, "dev": QUICK_ROWS} if arguments.quick else {"train": ROWS.get(task)}
+    )
     for split, most in limits.items():
         if most is not None and most < len(rows[split]):
             rows[split] = random.Random(0).sample(rows[split], most)
@@ -213,19 +254,26 @@ def contend(arguments: argparse.Namespace) -> dict[str, Any]:
     folder = resolve_model(arguments.model)
     learn = {"bertworks": bertworks, "transformers": transformers}[arguments.contender]
     run = learn(folder, found, rows["train"], rows["dev"], arguments.seed, arguments.quick)
-    watch = Watch(lambda given: compute_metrics(d, rows["dev"], [{"label": label} for label in given])[metric])
+    watch = Watch(
+        lambda given: compute_metrics(d, rows["dev"], [{"label": label} for label in given])[metric]
+    )
     run(watch)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
     return {
-        "metric": metric, "train": len(rows["train"]), "dev": len(rows["dev"]), "curve": watch.curve,
+        "metric": metric,
+        "train": len(rows["train"]),
+        "dev": len(rows["dev"]),
+        "curve": watch.curve,
         "memory_mb": memory,
-    }  # fmt: skip
+    }
 
 
 Learning = Callable[[Watch], None]  # everything that counts; what was called before it has imported
 
 
-def bertworks(folder: Path, found: Any, rows: list[Any], dev: list[Any], seed: int, quick: bool) -> Learning:
+def bertworks(
+    folder: Path, found: Any, rows: list[Any], dev: list[Any], seed: int, quick: bool
+) -> Learning:
     import torch
 
     from bertworks.inference.decoding import Decoder
@@ -239,7 +287,9 @@ def bertworks(folder: Path, found: Any, rows: list[Any], dev: list[Any], seed: i
 
     _, schema = found.read("train")
     overrides = ("epochs=1",) if quick else ()
-    request = make_finetune_request(found.files["train"], model=folder, seed=seed, overrides=overrides)
+    request = make_finetune_request(
+        found.files["train"], model=folder, seed=seed, overrides=overrides
+    )
 
     def learn(watch: Watch) -> None:
         disable_heap_trim()
@@ -248,14 +298,22 @@ def bertworks(folder: Path, found: Any, rows: list[Any], dev: list[Any], seed: i
         network, _ = work.begin()
         settings, batches = work.recipe.optimizer, work.train_batches
         steps = train(
-            network, make_optimizer(network, settings), batches, settings, work.num_steps, precision=work.precision,
+            network,
+            make_optimizer(network, settings),
+            batches,
+            settings,
+            work.num_steps,
+            precision=work.precision,
             seed=work.recipe.seed,
-        )  # fmt: skip
+        )
 
         def answers() -> list[str]:
             said, _ = compute_logits_and_loss(network, work.dev_units, work.precision)
             decoding = Decoder(work.description)
-            return [decoding(encoded, of_one)["label"] for encoded, of_one in zip(work.dev, said, strict=True)]
+            return [
+                decoding(encoded, of_one)["label"]
+                for encoded, of_one in zip(work.dev, said, strict=True)
+            ]
 
         for step in steps:
             memory.look()
@@ -264,7 +322,9 @@ def bertworks(folder: Path, found: Any, rows: list[Any], dev: list[Any], seed: i
     return learn
 
 
-def transformers(folder: Path, found: Any, rows: list[Any], dev: list[Any], seed: int, quick: bool) -> Learning:
+def transformers(
+    folder: Path, found: Any, rows: list[Any], dev: list[Any], seed: int, quick: bool
+) -> Learning:
     import torch
     from transformers import (
         AutoModelForSequenceClassification,
@@ -285,9 +345,14 @@ def transformers(folder: Path, found: Any, rows: list[Any], dev: list[Any], seed
             columns = [list(column) for column in zip(*(item.texts for item in items), strict=True)]
             fields = tokenizer(*columns, truncation=True, max_length=512)
             names = list(fields)
-            return [dict(zip(names, values, strict=True)) for values in zip(*fields.values(), strict=True)]
+            return [
+                dict(zip(names, values, strict=True))
+                for values in zip(*fields.values(), strict=True)
+            ]
 
-        examples = [x | {"label": labels.index(y.label)} for x, y in zip(encoded(rows), rows, strict=True)]
+        examples = [
+            x | {"label": labels.index(y.label)} for x, y in zip(encoded(rows), rows, strict=True)
+        ]
         set_seed(seed)
         model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=len(labels))
         collator = DataCollatorWithPadding(tokenizer)
@@ -314,10 +379,21 @@ def transformers(folder: Path, found: Any, rows: list[Any], dev: list[Any], seed
 
         with tempfile.TemporaryDirectory() as scratch:
             settings = TrainingArguments(
-                scratch, seed=seed, use_cpu=True, save_strategy="no", report_to="none", disable_tqdm=True,
+                scratch,
+                seed=seed,
+                use_cpu=True,
+                save_strategy="no",
+                report_to="none",
+                disable_tqdm=True,
                 **({"num_train_epochs": 1} if quick else {}),
-            )  # fmt: skip
-            Trainer(model, settings, data_collator=collator, train_dataset=examples, callbacks=[Watching()]).train()
+            )
+            Trainer(
+                model,
+                settings,
+                data_collator=collator,
+                train_dataset=examples,
+                callbacks=[Watching()],
+            ).train()
 
     return learn
 

@@ -1,22 +1,23 @@
-"""Small requests of one client while another floods the server: 300 requests of 60 kB at once, abandoned or not, and
-slow bodies.
+"""Small requests of one client while another floods the server: 300 requests of 60 kB at once,
+abandoned or not, and slow bodies.
 
     python benchmarks/flood.py [--before FOLDER] [--rounds 3] [--quick]
 
-FOLDER is another checkout of the repository, for comparison: `git worktree add --detach FOLDER COMMIT`. The checkouts
-take turns. The clients are two other processes, on another core if there are two or more: the one with the large
-requests has a lower priority, so that its work does not count as waiting time of the small ones. They have different
-addresses of this machine (Linux): small requests come from 127.0.0.1, one every 50 ms, large ones from 127.0.0.2.
-Four phases:
+FOLDER is another checkout of the repository, for comparison: `git worktree add --detach FOLDER
+COMMIT`. The checkouts take turns. The clients are two other processes, on another core if there are
+two or more: the one with the large requests has a lower priority, so that its work does not count
+as waiting time of the small ones. They have different addresses of this machine (Linux): small
+requests come from 127.0.0.1, one every 50 ms, large ones from 127.0.0.2. Four phases:
 
 - alone: only small requests
 - abandoned: 300 requests of 60 kB, closed half a second after they were sent
-- patient: 300 requests of 60 kB that wait for their answers; refusals are timed from the end of the headers
+- patient: 300 requests of 60 kB that wait for their answers; refusals are timed from the end of the
+  headers
 - slow bodies: 600 requests whose bodies come a byte a second
 
-A large request is one long text or many short ones, in turn. "Allowed": three times the median alone, and the batch
-that is being computed when a request comes.
-The table goes to docs/concepts/performance.md.
+A large request is one long text or many short ones, in turn. "Allowed": three times the median
+alone, and the batch that is being computed when a request comes. The table goes to
+docs/concepts/performance.md.
 """
 
 import argparse
@@ -53,7 +54,9 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="a checkout to compare with")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one short round; nothing is kept")
-    parser.add_argument("--client", nargs=4, metavar=("WHICH", "URL", "PHASE", "SECONDS"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--client", nargs=4, metavar=("WHICH", "URL", "PHASE", "SECONDS"), help=argparse.SUPPRESS
+    )
     a = parser.parse_args()
     if a.client:
         which, url, phase, seconds = a.client
@@ -97,10 +100,19 @@ def measure(name: str, folder: Path, seconds: float) -> list[Row]:
 @contextlib.contextmanager
 def server(folder: Path, cores: Sequence[int]) -> Iterator[str]:
     """A server of a checkout, and its address."""
-    command = ["taskset", "--cpu-list", ",".join(map(str, cores)), sys.executable, "-m", "bertworks.cli.main"]
+    command = [
+        "taskset",
+        "--cpu-list",
+        ",".join(map(str, cores)),
+        sys.executable,
+        "-m",
+        "bertworks.cli.main",
+    ]
     command += ["serve", "minilm", "--port", "0", "--json"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    with subprocess.Popen(command, cwd=folder, env=os.environ | {"PYTHONPATH": str(folder)}, **pipes) as running:
+    with subprocess.Popen(
+        command, cwd=folder, env=os.environ | {"PYTHONPATH": str(folder)}, **pipes
+    ) as running:
         assert running.stdout is not None
         try:
             yield json.loads(running.stdout.readline())["url"]
@@ -117,14 +129,18 @@ def batches(url: str) -> dict[float, float]:
 
 
 def usual(before: dict[float, float], after: dict[float, float]) -> float:
-    """Milliseconds of the batch that is being computed when a request comes: a mean, weighted by the time that batches
-    take. It is known up to the bounds of the histogram."""
+    """Milliseconds of the batch that is being computed when a request comes: a mean, weighted by
+    the time that batches take. It is known up to the bounds of the histogram."""
     bounds = [0.0, *sorted(after)]
     times = squares = known = 0.0
     for least, most in itertools.pairwise(bounds):
         count = after[most] - before[most]
         middle = (least + most) / 2 if most < float("inf") else least
-        times, squares, known = times + (count - known) * middle, squares + (count - known) * middle**2, count
+        times, squares, known = (
+            times + (count - known) * middle,
+            squares + (count - known) * middle**2,
+            count,
+        )
     return 1000 * squares / times if times else 0.0
 
 
@@ -136,7 +152,9 @@ def talk(url: str, phase: str, seconds: float, core: int) -> Row:
     with contextlib.ExitStack() as stack:
         for which in CLIENTS:
             lower = ["nice", "-n", "10"] if which == "large" else []
-            running = subprocess.Popen([*lower, *command, which, url, phase, str(seconds)], **arguments)
+            running = subprocess.Popen(
+                [*lower, *command, which, url, phase, str(seconds)], **arguments
+            )
             found[which] = stack.enter_context(running)
         texts = {which: running.communicate()[0] for which, running in found.items()}
     return {key: value for text in texts.values() for key, value in json.loads(text).items()}
@@ -144,7 +162,16 @@ def talk(url: str, phase: str, seconds: float, core: int) -> Row:
 
 def table(rows: Sequence[Row]) -> str:
     """Medians over the rounds; sums of counts."""
-    columns = ["checkout", "phase", "small requests", "not answered", "p50 ms", "p99 ms", "max ms", "allowed ms"]
+    columns = [
+        "checkout",
+        "phase",
+        "small requests",
+        "not answered",
+        "p50 ms",
+        "p99 ms",
+        "max ms",
+        "allowed ms",
+    ]
     columns += ["large: 200", "429", "no answer", "refused within p50, p99, max ms"]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for checkout, phase in dict.fromkeys((row["checkout"], row["phase"]) for row in rows):
@@ -154,22 +181,32 @@ def table(rows: Sequence[Row]) -> str:
         def middle(kind: str, what: str, same: Sequence[Row] = same) -> float:
             return float(statistics.median([row[kind][what] for row in same if row[kind]] or [0.0]))
 
-        counts = {kind: sum((Counter(row[kind]) for row in same), Counter[str]()) for kind in ("small", "large")}
+        counts = {
+            kind: sum((Counter(row[kind]) for row in same), Counter[str]())
+            for kind in ("small", "large")
+        }
         total, failed = counts["small"].total(), counts["small"].total() - counts["small"]["200"]
-        allowed = 3 * middle("small_ms", "p50", alone) + statistics.median(row["batch_ms"] for row in same)
+        allowed = 3 * middle("small_ms", "p50", alone) + statistics.median(
+            row["batch_ms"] for row in same
+        )
         small = " | ".join(f"{middle('small_ms', what):.1f}" for what in ("p50", "p99", "max"))
         large = " | ".join(f"{counts['large'][kind]}" for kind in ("200", "429", "no answer"))
         refused = ", ".join(f"{middle('refused_ms', what):.1f}" for what in ("p50", "p99", "max"))
         refused = refused if any(row["refused_ms"] for row in same) else ""
-        lines.append(f"| {checkout} | {phase} | {total} | {failed} | {small} | {allowed:.1f} | {large} | {refused} |")
+        lines.append(
+            f"| {checkout} | {phase} | {total} | {failed} | {small} | {allowed:.1f} | {large} | "
+            f"{refused} |"
+        )
     return "\n".join(lines)
 
 
-# --- the clients ------------------------------------------------------------------------------------------------------
+# --- the clients
+# --------------------------------------------------------------------------------------------------
 
 
 class Exchange(asyncio.Protocol):
-    """One request over its own connection. It knows just enough of HTTP to read a status: the client must be fast."""
+    """One request over its own connection. It knows just enough of HTTP to read a status: the
+    client must be fast."""
 
     def __init__(self, host: str, port: int, body: bytes):
         head = f"POST /embed HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
@@ -179,7 +216,9 @@ class Exchange(asyncio.Protocol):
 
     async def open(self, host: str, port: int, local: str) -> None:
         with contextlib.suppress(OSError):
-            await asyncio.get_running_loop().create_connection(lambda: self, host, port, local_addr=(local, 0))
+            await asyncio.get_running_loop().create_connection(
+                lambda: self, host, port, local_addr=(local, 0)
+            )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport: Any = transport
@@ -237,8 +276,8 @@ async def small(url: str, phase: str, seconds: float) -> Row:
 
 
 async def large(url: str, phase: str, seconds: float) -> Row:
-    """The statuses of the large requests, which begin after the first second, and the times from the end of their
-    headers to a refusal."""
+    """The statuses of the large requests, which begin after the first second, and the times from
+    the end of their headers to a refusal."""
     end, (host, port) = time.perf_counter() + seconds, address(url)
     words = " ".join(page.read_text() for page in sorted(ROOT.glob("docs/**/*.md")))[:SIZE]
     pieces = [words[start : start + 60] for start in range(0, SIZE * 5 // 6, 60)]

@@ -1,11 +1,13 @@
-"""Tokens per second of text generation: a random network of GPT-2's shape (124M parameters), greedy, with a cache.
+"""Tokens per second of text generation: a random network of GPT-2's shape (124M parameters),
+greedy, with a cache.
 
-    python benchmarks/generation.py [--batches 1 16] [--tokens 64] [--threads 2] [--rounds 3] [--quick]
+    python benchmarks/generation.py [--batches 1 16] [--tokens 64] [--threads 2] [--rounds 3]
+    [--quick]
 
-bertworks and transformers' `generate` continue the same prompts of 32 to 96 tokens, in fp32 and in bf16, bertworks also
-in int8. Every figure is that of a process of its own, which continues once before the clock starts; all take turns. The
-time of bertworks has tokenization and decoding in it, that of transformers has not. The table goes to
-docs/concepts/performance.md.
+bertworks and transformers' `generate` continue the same prompts of 32 to 96 tokens, in fp32 and in
+bf16, bertworks also in int8. Every figure is that of a process of its own, which continues once
+before the clock starts; all take turns. The time of bertworks has tokenization and decoding in it,
+that of transformers has not. The table goes to docs/concepts/performance.md.
 """
 
 import argparse
@@ -35,8 +37,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="does it run? a small network, nothing is kept")
-    parser.add_argument("--contender", nargs=4, help="of one process: program, precision, batch, folder")
+    parser.add_argument(
+        "--quick", action="store_true", help="does it run? a small network, nothing is kept"
+    )
+    parser.add_argument(
+        "--contender", nargs=4, help="of one process: program, precision, batch, folder"
+    )
     a = parser.parse_args()
     if a.contender:
         torch.set_num_threads(a.threads)
@@ -44,14 +50,27 @@ def main() -> None:
         print(json.dumps(measured(program, precision, int(batch), Path(folder), a.tokens)))
         return
     about = provenance(("torch", "transformers"))
-    cells = [(batch, program, precision) for batch in a.batches for program in PRECISIONS
-             for precision in PRECISIONS[program] if precision != "int8" or cpu_supports_int8()]  # fmt: skip
+    cells = [
+        (batch, program, precision)
+        for batch in a.batches
+        for program in PRECISIONS
+        for precision in PRECISIONS[program]
+        if precision != "int8" or cpu_supports_int8()
+    ]
     speeds: dict[tuple[int, str, str], list[float]] = {cell: [] for cell in cells}
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), small=a.quick)
         for _ in range(1 if a.quick else a.rounds):
             for batch, program, precision in cells:
-                words = ["--contender", program, precision, str(batch), folder, "--tokens", str(a.tokens)]
+                words = [
+                    "--contender",
+                    program,
+                    precision,
+                    str(batch),
+                    folder,
+                    "--tokens",
+                    str(a.tokens),
+                ]
                 result = process(__file__, [*words, "--threads", str(a.threads)], a.threads)
                 speeds[batch, program, precision].append(result["tokens_per_second"])
     medians = {cell: statistics.median(found) for cell, found in speeds.items()}
@@ -60,19 +79,27 @@ def main() -> None:
     load = f"load {about['load_average'][0]}"
     lines += [
         "",
-        f"`{about['command']}` at {about['commit']}, {about['time'][:10]}; {about['cpu']}; {load}; {versions}.",
+        f"`{about['command']}` at {about['commit']}, {about['time'][:10]}; {about['cpu']}; "
+        f"{load}; {versions}.",
     ]
-    rows = [{"batch": b, "program": p, "precision": q, "tokens_per_second": s} for (b, p, q), s in speeds.items()]
+    rows = [
+        {"batch": b, "program": p, "precision": q, "tokens_per_second": s}
+        for (b, p, q), s in speeds.items()
+    ]
     if not a.quick:
         publish("generation", {**about, "rows": rows}, "\n".join(lines))
     print("\n".join(lines))
 
 
-def table(medians: dict[tuple[int, str, str], float], batches: list[int], threads: int) -> list[str]:
+def table(
+    medians: dict[tuple[int, str, str], float], batches: list[int], threads: int
+) -> list[str]:
     """Markdown, with the ratio of each figure to the better one of transformers."""
     lines = [f"| tokens/s, {threads} threads | fp32 | bf16 | int8 |", "|---|---|---|---|"]
     for batch in batches:
-        best = max(medians[batch, "transformers", precision] for precision in PRECISIONS["transformers"])
+        best = max(
+            medians[batch, "transformers", precision] for precision in PRECISIONS["transformers"]
+        )
         for program in PRECISIONS:
             cells = []
             for precision in PRECISIONS["bertworks"]:
@@ -83,7 +110,9 @@ def table(medians: dict[tuple[int, str, str], float], batches: list[int], thread
     return lines
 
 
-def measured(program: str, precision: PrecisionOption, batch: int, folder: Path, tokens: int) -> dict[str, float]:
+def measured(
+    program: str, precision: PrecisionOption, batch: int, folder: Path, tokens: int
+) -> dict[str, float]:
     """Tokens per second of one batch."""
     draw = random.Random(0)
     shortest, longest = LENGTHS
@@ -100,7 +129,9 @@ def ours(folder: Path, precision: PrecisionOption, texts: list[str]) -> Callable
     from bertworks.inference.generation import SamplingOptions, TextGenerator
 
     generator = TextGenerator(folder, "cpu", precision)
-    return lambda count: sum(len(one["ids"]) for one in generator(texts, SamplingOptions(max_tokens=count)))
+    return lambda count: sum(
+        len(one["ids"]) for one in generator(texts, SamplingOptions(max_tokens=count))
+    )
 
 
 def theirs(folder: Path, precision: PrecisionOption, texts: list[str]) -> Callable[[int], int]:
@@ -119,16 +150,21 @@ def theirs(folder: Path, precision: PrecisionOption, texts: list[str]) -> Callab
 
 
 def write_model(folder: Path, *, small: bool) -> None:
-    """A random network without an end token, and a tokenizer of single bytes with as many tokens."""
+    """A random network without an end token, and a tokenizer of single bytes with as many
+    tokens."""
     import tokenizers
     import transformers
     from tokenizers.pre_tokenizers import ByteLevel
 
     letters = sorted(ByteLevel.alphabet())
     tokens = [*letters, *(f"token{number}" for number in range(50_257 - len(letters)))]
-    t = tokenizers.Tokenizer(tokenizers.models.BPE({token: number for number, token in enumerate(tokens)}, []))
+    t = tokenizers.Tokenizer(
+        tokenizers.models.BPE({token: number for number, token in enumerate(tokens)}, [])
+    )
     t.pre_tokenizer, t.decoder = ByteLevel(add_prefix_space=False), tokenizers.decoders.ByteLevel()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=t, pad_token=letters[0]).save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=t, pad_token=letters[0]).save_pretrained(
+        folder
+    )
     torch.manual_seed(0)
     sizes = {"n_layer": 2, "n_embd": 64, "n_head": 2} if small else {}
     config = transformers.GPT2Config(bos_token_id=None, eos_token_id=None, **sizes)

@@ -1,20 +1,28 @@
-"""What is learned in the same time: our `pretrain --budget` and transformers, on the same text and the same cores.
+"""What is learned in the same time: our `pretrain --budget` and transformers, on the same text and
+the same cores.
 
-    python benchmarks/learning.py [CORPUS] [--minutes 30] [--size mini] [--threads N] [--together] [--quick]
+    python benchmarks/learning.py [CORPUS] [--minutes 30] [--size mini] [--threads N] [--together]
+    [--quick]
 
-All train a model of the same shape, over the same vocabulary, on the same documents, for the same time, one after the
-other, each in a process of its own; or, with --together, at the same time, each on its own share of the cores, so that
-whatever else the machine does disturbs all alike. The loss on masked words of held-out text is taken at ten moments,
-always on the same masks (15 %, 80/10/10, full sentences without pairs, 128 tokens), while the clock stands still.
+All train a model of the same shape, over the same vocabulary, on the same documents, for the same
+time, one after the other, each in a process of its own; or, with --together, at the same time, each
+on its own share of the cores, so that whatever else the machine does disturbs all alike. The loss
+on masked words of held-out text is taken at ten moments, always on the same masks (15 %, 80/10/10,
+full sentences without pairs, 128 tokens), while the clock stands still.
 
-    bertworks                     what `pretrain --budget` does with a model of this size: recipe, measuring of the
+    bertworks                     what `pretrain --budget` does with a model of this size: recipe,
+    measuring of the
                                   speed (which counts) and schedule; without checkpoints
-    transformers                  the defaults of its examples/pytorch/language-modeling/run_mlm.py: BertForMaskedLM,
-                                  text cut into rows of the tokenizer's model_max_length (512), its collator, 8 rows a
-                                  step, AdamW at 5e-5 without decay or warm-up, clipping at 1.0, dropout 0.1, fp32. The
-                                  loop is written out, as Trainer would run it, without its logs and checkpoints; the
-                                  rate falls in a straight line to 0 at the end of the time, not of three epochs
-    transformers, our settings    BertForPreTraining with our batches, rates, phases, initial weights and precision:
+    transformers                  the defaults of its examples/pytorch/language-modeling/run_mlm.py:
+    BertForMaskedLM,
+                                  text cut into rows of the tokenizer's model_max_length (512), its
+                                  collator, 8 rows a step, AdamW at 5e-5 without decay or warm-up,
+                                  clipping at 1.0, dropout 0.1, fp32. The loop is written out, as
+                                  Trainer would run it, without its logs and checkpoints; the rate
+                                  falls in a straight line to 0 at the end of the time, not of three
+                                  epochs
+    transformers, our settings    BertForPreTraining with our batches, rates, phases, initial
+    weights and precision:
                                   what is left is the difference in speed
 
 Vocabulary and shards are made before, once, and are not counted; nor are imports.
@@ -54,7 +62,9 @@ def main() -> None:
     if not arguments.quick:
         draw(results, IMAGES / "learning-curves.png")
         publish(
-            "learning", results, f"{shown}\n\n![Held-out loss over minutes of training](../images/learning-curves.png)"
+            "learning",
+            results,
+            f"{shown}\n\n![Held-out loss over minutes of training](../images/learning-curves.png)",
         )
     print(shown)
 
@@ -62,14 +72,22 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     data = Path(os.environ.get("BERTWORKS_DATA", "."))
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("corpus", nargs="?", type=Path, default=data / "text" / "en-wikipedia-8m.jsonl.gz")
+    parser.add_argument(
+        "corpus", nargs="?", type=Path, default=data / "text" / "en-wikipedia-8m.jsonl.gz"
+    )
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--size", default="mini", help="a size of the plan of bertworks: tiny, mini, small, ...")
+    parser.add_argument(
+        "--size", default="mini", help="a size of the plan of bertworks: tiny, mini, small, ..."
+    )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--together", action="store_true", help="at the same time, each on its share of the cores")
+    parser.add_argument(
+        "--together", action="store_true", help="at the same time, each on its share of the cores"
+    )
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--shards", type=Path, help="shards of the corpus that are there already")
-    parser.add_argument("--quick", action="store_true", help="does it run? half a minute each, nothing is kept")
+    parser.add_argument(
+        "--quick", action="store_true", help="does it run? half a minute each, nothing is kept"
+    )
     parser.add_argument("--contender", choices=CONTENDERS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     arguments.minutes = 0.5 if arguments.quick else arguments.minutes
@@ -82,16 +100,31 @@ def parse() -> argparse.Namespace:
 def compare(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     origin = provenance(("torch", "transformers", "tokenizers", "numpy"))
     shards = arguments.shards or make_shards(arguments, scratch)
-    options = ["--shards", str(shards), "--minutes", str(arguments.minutes), "--size", arguments.size]
+    options = [
+        "--shards",
+        str(shards),
+        "--minutes",
+        str(arguments.minutes),
+        "--size",
+        arguments.size,
+    ]
     names = arguments.contenders
     cores = sorted(os.sched_getaffinity(0))[: arguments.threads]
     share = len(cores) // len(names) if arguments.together else len(cores)
     if not share:
-        raise SystemExit(f"{len(names)} contenders on {len(cores)} cores: name fewer with --contenders")
-    shares = [cores[n * share : (n + 1) * share] if arguments.together else cores for n in range(len(names))]
+        raise SystemExit(
+            f"{len(names)} contenders on {len(cores)} cores: name fewer with --contenders"
+        )
+    shares = [
+        cores[n * share : (n + 1) * share] if arguments.together else cores
+        for n in range(len(names))
+    ]
     with ThreadPoolExecutor(len(names) if arguments.together else 1) as pool:
         run = partial(process, __file__, threads=share)
-        found = [pool.submit(run, ["--contender", name, *options], cores=own) for name, own in zip(names, shares)]
+        found = [
+            pool.submit(run, ["--contender", name, *options], cores=own)
+            for name, own in zip(names, shares)
+        ]
         curves = {name: one.result() for name, one in zip(names, found)}
     for name, curve in curves.items():
         print(f"{name:28} loss {curve['curve'][-1]['loss']:.3f}", file=sys.stderr, flush=True)
@@ -108,7 +141,9 @@ def make_shards(arguments: argparse.Namespace, scratch: Path) -> Path:
 
     (size,) = (rung.vocab_size for rung in SIZE_PRESETS if rung.size == arguments.size)
     reader = CorpusReader([arguments.corpus])
-    tokenizer, _ = train_vocabulary((document.text for document in reader), VocabularyConfig(size=size))
+    tokenizer, _ = train_vocabulary(
+        (document.text for document in reader), VocabularyConfig(size=size)
+    )
     write_shards(reader, tokenizer, scratch / "shards", workers=arguments.threads)
     return scratch / "shards"
 
@@ -117,8 +152,10 @@ def table(results: dict[str, Any]) -> str:
     found = results["contenders"]
     ours = found["bertworks"]["curve"]
     lines = [
-        f"`{results['command']}` at {results['commit']}, {results['time'][:10]}; {results['corpus']}, "
-        f"{results['minutes']:g} minutes each on {results['cpu']}, {results['threads']} threads each; "
+        f"`{results['command']}` at {results['commit']}, {results['time'][:10]}; "
+        f"{results['corpus']}, "
+        f"{results['minutes']:g} minutes each on {results['cpu']}, {results['threads']} threads "
+        "each; "
         f"BERT-{results['size']}, {found['bertworks']['recipe']}.",
         "",
         "| | precision | steps | tokens | held-out loss | accuracy | bertworks is there after |",
@@ -127,9 +164,12 @@ def table(results: dict[str, Any]) -> str:
     for name, one in found.items():
         last = one["curve"][-1]
         there = next((p["seconds"] / 60 for p in ours if p["loss"] <= last["loss"]), None)
-        there_text = "" if name == "bertworks" else "not yet" if there is None else f"{there:.1f} min"
+        there_text = (
+            "" if name == "bertworks" else "not yet" if there is None else f"{there:.1f} min"
+        )
         lines.append(
-            f"| {name} | {one['precision']} | {last['steps']:,} | {last['tokens'] / 1e6:.1f} M | {last['loss']:.3f} "
+            f"| {name} | {one['precision']} | {last['steps']:,} | {last['tokens'] / 1e6:.1f} M | "
+            f"{last['loss']:.3f} "
             f"| {last['accuracy']:.1%} | {there_text} |"
         )
     return "\n".join(lines)
@@ -142,12 +182,17 @@ def draw(results: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    for (name, one), colour in zip(results["contenders"].items(), ("#0072b2", "#d55e00", "#888888"), strict=False):
+    for (name, one), colour in zip(
+        results["contenders"].items(), ("#0072b2", "#d55e00", "#888888"), strict=False
+    ):
         minutes, losses = zip(*((p["seconds"] / 60, p["loss"]) for p in one["curve"]), strict=True)
-        axes.plot(minutes, losses, "o-", color=colour, label=f"{name}: {losses[-1]:.2f}", markersize=3.5)
+        axes.plot(
+            minutes, losses, "o-", color=colour, label=f"{name}: {losses[-1]:.2f}", markersize=3.5
+        )
     axes.set(xlabel="minutes of training", ylabel="held-out loss of masked words", xlim=(0, None))
     axes.set_title(
-        f"BERT-{results['size']}, the same {results['minutes']:g} minutes, {results['threads']} core(s) each"
+        f"BERT-{results['size']}, the same {results['minutes']:g} minutes, {results['threads']} "
+        "core(s) each"
     )
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
@@ -200,7 +245,9 @@ def contend(arguments: argparse.Namespace) -> dict[str, Any]:
     )
     examined = PretrainingModel(recipe.encoder, {"masked_lm": 1.0})
     precision = "fp32" if arguments.contender == "transformers" else best_precision()
-    prepare = {"bertworks": bertworks, "transformers": transformers}.get(arguments.contender, transformers_our_settings)
+    prepare = {"bertworks": bertworks, "transformers": transformers}.get(
+        arguments.contender, transformers_our_settings
+    )
     clock = Clock(arguments.minutes * 60)
     steps, state = prepare(recipe, precision, store, documents, tokenizer, clock)
     count = tokens = 0
@@ -222,12 +269,16 @@ def contend(arguments: argparse.Namespace) -> dict[str, Any]:
     if curve[-1]["steps"] < count:
         examine()
     phases = ", then ".join(f"{p.batch_size} x {p.sequence_length}" for p in recipe.train.phases)
-    described = f"vocabulary {tokenizer.vocab_size:,}, batches of {phases}, rate {recipe.optimizer.learning_rate:g}"
+    described = (
+        f"vocabulary {tokenizer.vocab_size:,}, batches of {phases}, rate "
+        f"{recipe.optimizer.learning_rate:g}"
+    )
     return {"precision": precision, "recipe": described, "curve": curve}
 
 
 def make_recipe(arguments: argparse.Namespace, shards: Any) -> Any:
-    """What a budget of this time would choose on a machine whose speed is within the range of the given size."""
+    """What a budget of this time would choose on a machine whose speed is within the range of the
+    given size."""
     from bertworks.training.budget import EFFICIENCY, SIZE_PRESETS, choose_recipe
     from bertworks.training.device import DTYPES, best_precision, measure_matmul
 
@@ -240,10 +291,13 @@ def make_recipe(arguments: argparse.Namespace, shards: Any) -> Any:
     return replace(recipe, encoder=replace(recipe.encoder, vocab_size=shards.manifest.vocab_size))
 
 
-Steps = tuple[Iterator[int], Callable[[], Any]]  # training that yields the tokens of each step; the state so far
+# training that yields the tokens of each step; the state so far
+Steps = tuple[Iterator[int], Callable[[], Any]]
 
 
-def bertworks(recipe: Any, precision: Any, store: Any, documents: Any, tokenizer: Any, clock: Clock) -> Steps:
+def bertworks(
+    recipe: Any, precision: Any, store: Any, documents: Any, tokenizer: Any, clock: Clock
+) -> Steps:
     import torch
 
     from bertworks.runs.pretrain import RESERVE
@@ -254,7 +308,9 @@ def bertworks(recipe: Any, precision: Any, store: Any, documents: Any, tokenizer
     from bertworks.training.optimization import make_optimizer
 
     disable_heap_trim()
-    measured = measure_steps(replace(recipe, train=replace(recipe.train, precision=precision)), torch.device("cpu"))
+    measured = measure_steps(
+        replace(recipe, train=replace(recipe.train, precision=precision)), torch.device("cpu")
+    )
     recipe = fit_steps(recipe, clock.seconds * (1 - RESERVE) - clock.elapsed, measured.step_seconds)
     model = begin(recipe)
     optimizer = make_optimizer(model, recipe.optimizer)
@@ -263,7 +319,15 @@ def bertworks(recipe: Any, precision: Any, store: Any, documents: Any, tokenizer
         with tempfile.TemporaryDirectory() as plans:
             batches = phase_batches(store, documents, recipe, tokenizer, Path(plans), 0, 1)
             n = recipe.train.num_steps
-            for step in train(model, optimizer, batches, recipe.optimizer, n, precision=precision, seed=recipe.seed):
+            for step in train(
+                model,
+                optimizer,
+                batches,
+                recipe.optimizer,
+                n,
+                precision=precision,
+                seed=recipe.seed,
+            ):
                 yield step.tokens
                 if not clock.running:
                     break
@@ -286,9 +350,16 @@ def begin(recipe: Any) -> Any:
     return model
 
 
-def transformers(recipe: Any, _: Any, store: Any, documents: Any, tokenizer: Any, clock: Clock) -> Steps:
+def transformers(
+    recipe: Any, _: Any, store: Any, documents: Any, tokenizer: Any, clock: Clock
+) -> Steps:
     import torch
-    from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, DataCollatorForLanguageModeling
+    from transformers import (
+        AutoTokenizer,
+        BertConfig,
+        BertForMaskedLM,
+        DataCollatorForLanguageModeling,
+    )
 
     from bertworks.checkpoints.hf_mapping import from_huggingface
 
@@ -298,7 +369,13 @@ def transformers(recipe: Any, _: Any, store: Any, documents: Any, tokenizer: Any
         rows = rows_of(store, documents, tokenizer)
     torch.manual_seed(42)
     c = recipe.encoder
-    sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+    sizes = (
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "max_position_embeddings",
+    )
     settings = {name: getattr(c, name) for name in sizes}
     model = BertForMaskedLM(BertConfig(**settings, intermediate_size=c.ffn_size)).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=THEIR_RATE, weight_decay=0.0, fused=True)
@@ -311,7 +388,9 @@ def transformers(recipe: Any, _: Any, store: Any, documents: Any, tokenizer: Any
                     return
                 model(**batch).loss.backward()
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                optimizer.param_groups[0]["lr"] = THEIR_RATE * max(0.0, 1 - clock.elapsed / clock.seconds)
+                optimizer.param_groups[0]["lr"] = THEIR_RATE * max(
+                    0.0, 1 - clock.elapsed / clock.seconds
+                )
                 optimizer.step()
                 optimizer.zero_grad()
                 yield batch["input_ids"].numel()
@@ -325,14 +404,23 @@ def rows_of(store: Any, documents: Any, tokenizer: Any) -> list[dict[str, list[i
 
     parts = []
     for first, last in zip(store.documents[documents], store.documents[documents + 1], strict=True):
-        parts += [[tokenizer.cls_id], store.tokens[store.sentences[first] : store.sentences[last]], [tokenizer.sep_id]]
+        parts += [
+            [tokenizer.cls_id],
+            store.tokens[store.sentences[first] : store.sentences[last]],
+            [tokenizer.sep_id],
+        ]
     joined = np.concatenate(parts).astype(np.int64)
     length = tokenizer.model_max_length
     rows = joined[: len(joined) // length * length].reshape(-1, length)
     special = np.isin(rows, (tokenizer.cls_id, tokenizer.sep_id))
     zeros, ones = [0] * length, [1] * length
     return [
-        {"input_ids": row, "token_type_ids": zeros, "attention_mask": ones, "special_tokens_mask": mask}
+        {
+            "input_ids": row,
+            "token_type_ids": zeros,
+            "attention_mask": ones,
+            "special_tokens_mask": mask,
+        }
         for row, mask in zip(rows.tolist(), special.astype(int).tolist(), strict=True)
     ]
 
@@ -343,21 +431,30 @@ def transformers_our_settings(
     import torch
     from transformers import BertConfig, BertForPreTraining
 
-    from bertworks.checkpoints.hf_mapping import config_to_huggingface, from_huggingface, to_huggingface
+    from bertworks.checkpoints.hf_mapping import (
+        config_to_huggingface,
+        from_huggingface,
+        to_huggingface,
+    )
     from bertworks.runs.pretrain_job import phase_batches
     from bertworks.training.budget import LATER_FRACTION
     from bertworks.training.optimization import make_optimizer
 
     c = recipe.encoder
-    model = BertForPreTraining(BertConfig(**config_to_huggingface(c, architectures=["BertForPreTraining"]))).train()
-    model.load_state_dict(to_huggingface(begin(recipe).state_dict(), c), strict=False)  # tied copies follow
+    model = BertForPreTraining(
+        BertConfig(**config_to_huggingface(c, architectures=["BertForPreTraining"]))
+    ).train()
+    # tied copies follow
+    model.load_state_dict(to_huggingface(begin(recipe).state_dict(), c), strict=False)
     model.bert.embeddings.position_embeddings.requires_grad_(recipe.initialization == "published")
     optimizer = make_optimizer(model, recipe.optimizer)
     # As many steps as the time allows: phases share it as in `fit`, and the rate follows the clock.
     later = len(recipe.train.phases) - 1
     borders = [1 - LATER_FRACTION * (later - n) for n in range(later)]
     endless = tuple(replace(phase, num_steps=1 << 30) for phase in recipe.train.phases)
-    recipe = replace(recipe, train=replace(recipe.train, phases=endless, micro_batch_tokens=1 << 30))
+    recipe = replace(
+        recipe, train=replace(recipe.train, phases=endless, micro_batch_tokens=1 << 30)
+    )
 
     def steps() -> Iterator[int]:
         done = [0] * len(endless)

@@ -1,4 +1,5 @@
-"""What inference.py gives to all: real texts of mixed lengths, and model folders. Not here: who reads them."""
+"""What inference.py gives to all: real texts of mixed lengths, and model folders. Not here: who
+reads them."""
 
 import json
 import os
@@ -16,7 +17,8 @@ _AT_ONCE = 1000
 
 
 class Lengths:
-    """Texts -> how many tokens each is, as minilm's tokenizer cuts them; all models here have it."""
+    """Texts -> how many tokens each is, as minilm's tokenizer cuts them; all models here have
+    it."""
 
     def __init__(self) -> None:
         from bertworks.checkpoints.resolve import resolve_model
@@ -30,12 +32,15 @@ class Lengths:
 
 
 def real_texts(count: int, lengths_of: Lengths) -> list[str]:
-    """Runs of whole sentences, of English Wikipedia or else of what comes with Python; about 61 tokens on average, none
-    longer than LONGEST. The same ones every time; beyond them they are repeated."""
+    """Runs of whole sentences, of English Wikipedia or else of what comes with Python; about 61
+    tokens on average, none longer than LONGEST. The same ones every time; beyond them they are
+    repeated."""
     runs = _runs(documents())
     found: list[str] = []
     while len(found) < count and (part := list(islice(runs, _AT_ONCE))):
-        found += [text for text, length in zip(part, lengths_of(part), strict=True) if length <= LONGEST]
+        found += [
+            text for text, length in zip(part, lengths_of(part), strict=True) if length <= LONGEST
+        ]
     return [found[n % len(found)] for n in range(count)]
 
 
@@ -46,7 +51,9 @@ def queries(count: int, lengths_of: Lengths) -> list[str]:
     sentences = (sentence for document in documents() for sentence in split_sentences(document))
     found: list[str] = []
     while len(found) < count and (part := list(islice(sentences, _AT_ONCE))):
-        found += [text for text, length in zip(part, lengths_of(part), strict=True) if length == QUERY]
+        found += [
+            text for text, length in zip(part, lengths_of(part), strict=True) if length == QUERY
+        ]
     return found[:count]
 
 
@@ -56,7 +63,10 @@ def labelled_texts(count: int, lengths_of: Lengths) -> list[str]:
         return real_texts(min(count, 872), lengths_of)
     from bertworks.datasets.reader import RowReader
 
-    return [str(row.values["sentence"]) for row in islice(RowReader(DATA / "glue" / "SST-2" / "dev.tsv"), count)]
+    return [
+        str(row.values["sentence"])
+        for row in islice(RowReader(DATA / "glue" / "SST-2" / "dev.tsv"), count)
+    ]
 
 
 def documents() -> Iterator[str]:
@@ -65,7 +75,9 @@ def documents() -> Iterator[str]:
     if DATA is None:
         yield from _prose()
     else:
-        yield from (document.text for document in CorpusReader([DATA / "text" / "en-wikipedia-8m.jsonl.gz"]))
+        yield from (
+            document.text for document in CorpusReader([DATA / "text" / "en-wikipedia-8m.jsonl.gz"])
+        )
 
 
 @cache
@@ -80,7 +92,8 @@ def _prose() -> list[str]:
 
 
 def _runs(documents: Iterator[str]) -> Iterator[str]:
-    """Sentences that follow each other, until they have as many words as were drawn: mostly few, sometimes many."""
+    """Sentences that follow each other, until they have as many words as were drawn: mostly few,
+    sometimes many."""
     from bertworks.text.segmentation import split_sentences
 
     draw = random.Random(0)
@@ -95,7 +108,8 @@ def _runs(documents: Iterator[str]) -> Iterator[str]:
 
 
 def random_models(size: str, folder: Path) -> dict[str, Path]:
-    """A pre-trained model of this shape and a classifier, with weights drawn from a seed; made once."""
+    """A pre-trained model of this shape and a classifier, with weights drawn from a seed; made
+    once."""
     import torch
 
     from bertworks.checkpoints.model_folder import save_model
@@ -105,7 +119,9 @@ def random_models(size: str, folder: Path) -> dict[str, Path]:
     from bertworks.training.task_heads import Classification, TaskModel
 
     found = {name: folder / f"{size}-{name}" for name in ("pretrained", "classifier")}
-    description = TaskConfig(task="classification", labels=("0", "1"), text=("sentence",), label=("label",))
+    description = TaskConfig(
+        task="classification", labels=("0", "1"), text=("sentence",), label=("label",)
+    )
     for name, path in found.items():
         if (path / "README.md").exists():  # what is written last
             continue
@@ -117,7 +133,12 @@ def random_models(size: str, folder: Path) -> dict[str, Path]:
         )
         head = None if name == "pretrained" else task_settings(description)
         save_model(
-            path, network.state_dict(), BERT_SIZES[size], Lengths().tokenizer, card="Random weights.\n", head=head
+            path,
+            network.state_dict(),
+            BERT_SIZES[size],
+            Lengths().tokenizer,
+            card="Random weights.\n",
+            head=head,
         )
         if head:
             description.save(path)

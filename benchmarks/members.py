@@ -1,14 +1,17 @@
-"""How fast members of the family learn: our training step and that of transformers' own class, on the CPU.
+"""How fast members of the family learn: our training step and that of transformers' own class, on
+the CPU.
 
     python benchmarks/members.py [--members bert xlm ...] [--rounds 3] [--threads N] [--quick]
 
-Every member has BERT-small's shape (4 layers, hidden size 512, 8 heads, 30,522 tokens) and its own objective, on the
-same random tokens, 64 x 128. A step is forward, backward, clipping at 1.0 and fused AdamW, dropout as in the member's
-preset. transformers runs in fp32 and under bf16 autocast with its default attention. It has no class that trains
-ELECTRA's two networks together: there, as in the paper, a masked LM of a quarter of the size makes the tokens that the
-discriminator reads, both share their tables, and the losses are added. Every figure is that of a process of its own;
-the variants take turns. Of transformers, whose steps are long, each process times the second step, and only the faster
-precision has more than one round. The table in docs/concepts/performance.md keeps the rows of other members.
+Every member has BERT-small's shape (4 layers, hidden size 512, 8 heads, 30,522 tokens) and its own
+objective, on the same random tokens, 64 x 128. A step is forward, backward, clipping at 1.0 and
+fused AdamW, dropout as in the member's preset. transformers runs in fp32 and under bf16 autocast
+with its default attention. It has no class that trains ELECTRA's two networks together: there, as
+in the paper, a masked LM of a quarter of the size makes the tokens that the discriminator reads,
+both share their tables, and the losses are added. Every figure is that of a process of its own; the
+variants take turns. Of transformers, whose steps are long, each process times the second step, and
+only the faster precision has more than one round. The table in docs/concepts/performance.md keeps
+the rows of other members.
 """
 
 import argparse
@@ -29,7 +32,11 @@ MEMBERS = {  # by name: preset, class of transformers, objectives with their wei
     "bert": ("bert-base", "BertForPreTraining", {"masked_lm": 1.0, "next_sentence": 1.0}),
     "roberta": ("roberta-base", "RobertaForMaskedLM", {"masked_lm": 1.0}),
     "albert": ("albert-base", "AlbertForPreTraining", {"masked_lm": 1.0, "sentence_order": 1.0}),
-    "electra": ("electra-small", "ElectraForPreTraining", {"masked_lm": 1.0, "replaced_token": 50.0}),
+    "electra": (
+        "electra-small",
+        "ElectraForPreTraining",
+        {"masked_lm": 1.0, "replaced_token": 50.0},
+    ),
     "distilbert": ("distilbert-base", "DistilBertForMaskedLM", {"masked_lm": 1.0}),
     "xlm": ("xlm-en", "XLMWithLMHeadModel", {"masked_lm": 1.0}),
     "gpt": ("gpt", "OpenAIGPTLMHeadModel", {"causal_lm": 1.0}),
@@ -43,9 +50,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--members", nargs="+", choices=MEMBERS, default=list(MEMBERS))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of steps in a process, at least; and 3 steps")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="of steps in a process, at least; and 3 steps"
+    )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--quick", action="store_true", help="does it run? one round, an eighth of the sequences")
+    parser.add_argument(
+        "--quick", action="store_true", help="does it run? one round, an eighth of the sequences"
+    )
     parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
     a = parser.parse_args()
     if a.variant:
@@ -57,13 +68,25 @@ def main() -> None:
     for number in range(1 if a.quick else a.rounds):
         for member, variant in cells:
             others = [speeds[member, one] for one in VARIANTS[1:] if one != variant]
-            if number and variant != VARIANTS[0] and max(max(found) for found in others) > max(speeds[member, variant]):
+            if (
+                number
+                and variant != VARIANTS[0]
+                and max(max(found) for found in others) > max(speeds[member, variant])
+            ):
                 continue
             words = ["--variant", variant, "--members", member, "--seconds", str(a.seconds)]
             found = process(__file__, words + ["--quick"] * a.quick, a.threads)
             speeds[member, variant].append(found["tokens_per_second"])
-            print(f"{member:8} {variant:20} {found['tokens_per_second']:9,.0f} tokens/s", file=sys.stderr, flush=True)
-    run = {**about, "threads": a.threads, "speeds": {m: {v: speeds[m, v] for v in VARIANTS} for m in a.members}}
+            print(
+                f"{member:8} {variant:20} {found['tokens_per_second']:9,.0f} tokens/s",
+                file=sys.stderr,
+                flush=True,
+            )
+    run = {
+        **about,
+        "threads": a.threads,
+        "speeds": {m: {v: speeds[m, v] for v in VARIANTS} for m in a.members},
+    }
     if a.quick:
         print(table([run]))
         return
@@ -75,7 +98,12 @@ def main() -> None:
 
 
 def without(run: dict[str, Any], members: list[str]) -> dict[str, Any]:
-    return {**run, "speeds": {member: found for member, found in run["speeds"].items() if member not in members}}
+    return {
+        **run,
+        "speeds": {
+            member: found for member, found in run["speeds"].items() if member not in members
+        },
+    }
 
 
 def table(runs: list[dict[str, Any]]) -> str:
@@ -83,14 +111,18 @@ def table(runs: list[dict[str, Any]]) -> str:
     for run in runs:
         versions = ", ".join(f"{name} {number}" for name, number in run["versions"].items())
         lines.append(
-            f"{', '.join(run['speeds'])}: `{run['command']}` at {run['commit']}, {run['time'][:10]}; {run['cpu']}, "
+            f"{', '.join(run['speeds'])}: `{run['command']}` at {run['commit']}, "
+            f"{run['time'][:10]}; {run['cpu']}, "
             f"{run['threads']} threads, load {run['load_average'][0]}; {versions}.\n"
         )
     lines += [
-        "| tokens/s | bertworks | transformers, fp32 | transformers, bf16 | than the faster one (rounds) |",
+        "| tokens/s | bertworks | transformers, fp32 | transformers, bf16 | than the faster one "
+        "(rounds) |",
         "|---|---|---|---|---|",
     ]
-    for member, speeds in ((member, found[member]) for run in runs for found in [run["speeds"]] for member in found):
+    for member, speeds in (
+        (member, found[member]) for run in runs for found in [run["speeds"]] for member in found
+    ):
         ours, *theirs = (speeds[variant] for variant in VARIANTS)
         faster = max(theirs, key=statistics.median)
         ratios = [x / y for x, y in zip(ours, faster, strict=True)]
@@ -120,7 +152,9 @@ def measured(a: argparse.Namespace) -> dict[str, float]:
     config = replace(PRESETS[preset], vocab_size=30_522, max_position_embeddings=512, **shape)
     count = CASE.sequences // 8 if a.quick else CASE.sequences
     rows = [make_examples(config.vocab_size, CASE, count, seed) for seed in range(BATCHES)]
-    rows = [[adapted(example, objectives, seed) for seed, example in enumerate(row)] for row in rows]
+    rows = [
+        [adapted(example, objectives, seed) for seed, example in enumerate(row)] for row in rows
+    ]
     torch.manual_seed(0)
     if a.variant == "bertworks":
         disable_heap_trim()
@@ -141,14 +175,21 @@ def adapted(example: Any, objectives: dict[str, float], seed: int) -> Any:
     masked, pair = targets.pop("masked_lm"), targets.pop("next_sentence")
     numbers = np.random.default_rng(seed).random(len(masked.positions), np.float32)
     made = {
-        "masked_lm": masked, "causal_lm": Target(np.arange(len(ids) - 1), ids[1:]), "next_sentence": pair,
-        "sentence_order": pair, "replaced_token": Target(masked.positions, numbers),
-    }  # fmt: skip
-    types = example.token_type_ids * ({"next_sentence", "sentence_order"} & objectives.keys() != set())
+        "masked_lm": masked,
+        "causal_lm": Target(np.arange(len(ids) - 1), ids[1:]),
+        "next_sentence": pair,
+        "sentence_order": pair,
+        "replaced_token": Target(masked.positions, numbers),
+    }
+    types = example.token_type_ids * (
+        {"next_sentence", "sentence_order"} & objectives.keys() != set()
+    )
     return example._replace(token_type_ids=types, targets={kind: made[kind] for kind in objectives})
 
 
-def ours(config: Any, rows: list[list[Any]], objectives: Any, precision: Any) -> Callable[[int], float]:
+def ours(
+    config: Any, rows: list[list[Any]], objectives: Any, precision: Any
+) -> Callable[[int], float]:
     from bertworks.batching.batch import collate
     from bertworks.training.loop import train
     from bertworks.training.objectives import PretrainingModel
@@ -158,7 +199,9 @@ def ours(config: Any, rows: list[list[Any]], objectives: Any, precision: Any) ->
     settings = OptimizerConfig(schedule="constant", warmup=0.0)
     batches = [collate(row) for row in rows]
     optimizer = make_optimizer(model, settings)
-    steps = train(model, optimizer, lambda n: [batches[n % BATCHES]], settings, 1 << 30, precision=precision)
+    steps = train(
+        model, optimizer, lambda n: [batches[n % BATCHES]], settings, 1 << 30, precision=precision
+    )
     return lambda _: sum(mean.loss for mean in next(steps).read().values())
 
 
@@ -169,7 +212,9 @@ def theirs(member: str, config: Any, rows: list[list[Any]], low: bool) -> Callab
     from bertworks.checkpoints.hf_mapping import config_to_huggingface
 
     def make(name: str, c: Any) -> Any:
-        settings = config_to_huggingface(c, architectures=[name], pad_token_id=1 if member == "roberta" else 0)
+        settings = config_to_huggingface(
+            c, architectures=[name], pad_token_id=1 if member == "roberta" else 0
+        )
         return getattr(transformers, name)(transformers.AutoConfig.for_model(**settings)).train()
 
     model = make(MEMBERS[member][1], config)
@@ -189,10 +234,17 @@ def theirs(member: str, config: Any, rows: list[list[Any]], low: bool) -> Callab
         made = generator(**batch)
         predicted = batch["labels"] != -100
         with torch.no_grad():
-            samples = torch.distributions.Categorical(logits=made.logits[predicted].float()).sample()
+            samples = torch.distributions.Categorical(
+                logits=made.logits[predicted].float()
+            ).sample()
         read = batch["input_ids"].masked_scatter(predicted, samples)
-        differ = torch.zeros_like(read).masked_scatter(predicted, (samples != batch["labels"][predicted]).long())
-        return made.loss + 50 * model(input_ids=read, attention_mask=batch["attention_mask"], labels=differ).loss
+        differ = torch.zeros_like(read).masked_scatter(
+            predicted, (samples != batch["labels"][predicted]).long()
+        )
+        return (
+            made.loss
+            + 50 * model(input_ids=read, attention_mask=batch["attention_mask"], labels=differ).loss
+        )
 
     def step(number: int) -> float:
         with torch.autocast("cpu", torch.bfloat16, enabled=low):
@@ -214,7 +266,10 @@ def inputs_of(member: str, row: list[Any]) -> dict[str, Any]:
 
     kinds, none = MEMBERS[member][2], Target(np.zeros(0, np.int64), np.zeros(1, np.int64))
     pair = next((kind for kind in ("next_sentence", "sentence_order") if kind in kinds), "")
-    given = [{"masked_lm": e.targets.get("masked_lm", none), "next_sentence": e.targets.get(pair, none)} for e in row]
+    given = [
+        {"masked_lm": e.targets.get("masked_lm", none), "next_sentence": e.targets.get(pair, none)}
+        for e in row
+    ]
     batch = padded([e._replace(targets=targets) for e, targets in zip(row, given, strict=True)])
     label = batch.pop("next_sentence_label")
     if pair:

@@ -1,12 +1,15 @@
-"""Methods of fine-tuning with few rows: score against rows, all methods and simple ways, and what `auto` would take.
+"""Methods of fine-tuning with few rows: score against rows, all methods and simple ways, and what
+`auto` would take.
 
-    python benchmarks/methods.py [--data DATA] [--only SST-2 ...] [--seeds 3] [--workers N] [--show] [--quick]
+    python benchmarks/methods.py [--data DATA] [--only SST-2 ...] [--seeds 3] [--workers N] [--show]
+    [--quick]
 
-Six data sets, 8 rows of each label (or 50 rows), 100 and 500 rows, drawn with each seed; MiniLM. Each model is tested
-on the same 2,000 rows (1,000 sentences of wikigold and questions of SQuAD) of the official training data, which are
-never trained on: some official dev sets have a few hundred rows. `auto` is not trained again: its choice is a function
-of the folds of each method (`runs.validation`), and its model is that of the method that it takes. Seconds are of the
-final training alone. Finished cells stay in results/methods.json and are not run again.
+Six data sets, 8 rows of each label (or 50 rows), 100 and 500 rows, drawn with each seed; MiniLM.
+Each model is tested on the same 2,000 rows (1,000 sentences of wikigold and questions of SQuAD) of
+the official training data, which are never trained on: some official dev sets have a few hundred
+rows. `auto` is not trained again: its choice is a function of the folds of each method
+(`runs.validation`), and its model is that of the method that it takes. Seconds are of the final
+training alone. Finished cells stay in results/methods.json and are not run again.
 """
 
 import argparse
@@ -39,15 +42,23 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("BERTWORKS_DATA", ".")))
     parser.add_argument("--only", nargs="+", default=DATA_SETS, choices=DATA_SETS)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=1, help="processes, each with one cell at a time")
-    parser.add_argument("--model", default="minilm")
-    parser.add_argument("--show", action="store_true", help="run nothing, write table and picture again")
     parser.add_argument(
-        "--quick", action="store_true", help="does it run? one cell of each, one epoch; nothing is kept"
+        "--workers", type=int, default=1, help="processes, each with one cell at a time"
+    )
+    parser.add_argument("--model", default="minilm")
+    parser.add_argument(
+        "--show", action="store_true", help="run nothing, write table and picture again"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="does it run? one cell of each, one epoch; nothing is kept",
     )
     arguments = parser.parse_args()
     skip_without(arguments.data / "glue")
-    known: dict[str, Any] = json.loads(STORE.read_text()) if STORE.exists() and not arguments.quick else {"cells": []}
+    known: dict[str, Any] = (
+        json.loads(STORE.read_text()) if STORE.exists() and not arguments.quick else {"cells": []}
+    )
     if not arguments.show:
         run(arguments, known)
     if not arguments.quick:
@@ -63,17 +74,24 @@ def run(arguments: argparse.Namespace, known: dict[str, Any]) -> None:
         cells = [
             (*cell, arguments.model, arguments.quick)
             for name in arguments.only
-            for cell in files_of(name, arguments.data, Path(scratch), 1 if arguments.quick else arguments.seeds)
+            for cell in files_of(
+                name, arguments.data, Path(scratch), 1 if arguments.quick else arguments.seeds
+            )
             if cell[:3] not in done and not (arguments.quick and cell[1] > FEW)
         ]
         cells.sort(key=lambda cell: -cell[1])
         with multiprocessing.get_context("spawn").Pool(arguments.workers) as pool:
             for cell in pool.imap_unordered(learn, cells):
                 known["cells"].append(cell)
-                print(json.dumps({name: cell[name] for name in ("data", "size", "seed", "auto")}), flush=True)
+                print(
+                    json.dumps({name: cell[name] for name in ("data", "size", "seed", "auto")}),
+                    flush=True,
+                )
                 if not arguments.quick:
                     packages = ("torch", "tokenizers", "scikit-learn")
-                    STORE.write_text(json.dumps({"provenance": provenance(packages), **known}, indent=1) + "\n")
+                    STORE.write_text(
+                        json.dumps({"provenance": provenance(packages), **known}, indent=1) + "\n"
+                    )
 
 
 # --- the rows
@@ -88,23 +106,35 @@ def rows_of(name: str, data: Path) -> list[Any]:
     """All rows of a data set, as what a line of a file holds."""
     glue = data / "glue"
     if name == "SST-2":
-        return [{"text": r[0].strip(), "label": ("neg", "pos")[int(r[1])]} for r in tsv(glue / "SST-2/train.tsv")[1:]]
+        return [
+            {"text": r[0].strip(), "label": ("neg", "pos")[int(r[1])]}
+            for r in tsv(glue / "SST-2/train.tsv")[1:]
+        ]
     if name == "CoLA":
         kinds = ("unacceptable", "acceptable")
         return [{"text": r[3], "label": kinds[int(r[1])]} for r in tsv(glue / "CoLA/train.tsv")]
     if name == "MRPC":
         found = tsv(glue / "MRPC/msr_paraphrase_train.txt")[1:]
-        return [{"text_a": r[3], "text_b": r[4], "label": ("different", "same")[int(r[0])]} for r in found]
+        return [
+            {"text_a": r[3], "text_b": r[4], "label": ("different", "same")[int(r[0])]}
+            for r in found
+        ]
     if name == "STS-B":
         found = tsv(glue / "STS-B/train.tsv")[1:]
         return [{"text_a": r[7], "text_b": r[8], "score": float(r[9])} for r in found]
     if name == "wikigold":
         text = (data / "ner/wikigold/wikigold.conll.txt").read_text(encoding="utf-8")
-        lines = [line if line.strip() else "" for line in text.split("\n") if not line.startswith("-DOCSTART")]
+        lines = [
+            line if line.strip() else ""
+            for line in text.split("\n")
+            if not line.startswith("-DOCSTART")
+        ]
         return [one for one in re.split(r"\n{2,}", "\n".join(lines).strip("\n")) if one]
     with gzip.open(data / "squad/train-v1.1-sample.json.gz", "rt", encoding="utf-8") as file:
         articles = json.load(file)["data"]
-    return [(a["title"], p["context"], q) for a in articles for p in a["paragraphs"] for q in p["qas"]]
+    return [
+        (a["title"], p["context"], q) for a in articles for p in a["paragraphs"] for q in p["qas"]
+    ]
 
 
 def divide(name: str, rows: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -115,10 +145,16 @@ def divide(name: str, rows: list[Any]) -> tuple[list[Any], list[Any]]:
         held: set[str] = set()
         while sum(row[0] in held for row in rows) < 1000:
             held.add(titles[len(held)])
-        return [row for row in rows if row[0] in held][:1000], [row for row in rows if row[0] not in held]
+        return [row for row in rows if row[0] in held][:1000], [
+            row for row in rows if row[0] not in held
+        ]
     found: dict[str, Any] = {}
     for number, row in enumerate(rows):
-        texts = [value for key, value in row.items() if key.startswith("text")] if isinstance(row, dict) else [number]
+        texts = (
+            [value for key, value in row.items() if key.startswith("text")]
+            if isinstance(row, dict)
+            else [number]
+        )
         if all(str(text).strip() for text in texts):
             found.setdefault(json.dumps(texts), row)
     unique = list(found.values())
@@ -152,18 +188,28 @@ def write(path: Path, rows: Sequence[Any]) -> str:
         contexts: dict[tuple[str, str], list[Any]] = {}
         for title, context, question in rows:
             contexts.setdefault((title, context), []).append(question)
-        found = [{"title": t, "paragraphs": [{"context": c, "qas": q}]} for (t, c), q in contexts.items()]
+        found = [
+            {"title": t, "paragraphs": [{"context": c, "qas": q}]} for (t, c), q in contexts.items()
+        ]
         path = path.with_suffix(".json")
         path.write_text(json.dumps({"version": "1.1", "data": found}))
     return str(path)
 
 
-def files_of(name: str, data: Path, folder: Path, seeds: int) -> Iterator[tuple[str, int, int, str, str]]:
+def files_of(
+    name: str, data: Path, folder: Path, seeds: int
+) -> Iterator[tuple[str, int, int, str, str]]:
     test, rest = divide(name, rows_of(name, data))
     held = write(folder / f"{name}-test", test)
     for size in (FEW, *SIZES):
         for seed in range(seeds):
-            yield name, size, seed, write(folder / f"{name}-{size}-{seed}", draw_rows(rest, size, seed)), held
+            yield (
+                name,
+                size,
+                seed,
+                write(folder / f"{name}-{size}-{seed}", draw_rows(rest, size, seed)),
+                held,
+            )
 
 
 # --- a cell
@@ -181,7 +227,12 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
     from bertworks.inference.decoding import Decoder, Logits
     from bertworks.inference.engine import compute_logits_and_loss
     from bertworks.inference.task_metrics import groups_of, row_sums
-    from bertworks.metrics.intervals import confidences, expected_calibration_error, middle, resampled
+    from bertworks.metrics.intervals import (
+        confidences,
+        expected_calibration_error,
+        middle,
+        resampled,
+    )
     from bertworks.runs import validation
     from bertworks.runs.baselines import FrozenEncoder, baseline_answers
     from bertworks.runs.data_splits import EVALUATED, Method, methods_of
@@ -194,7 +245,12 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
     device = choose_device("auto")
     request = FinetuneRequest(
-        data=train, dev=test, model=model, seed=seed, metric=METRICS.get(name), overrides=QUICK * quick
+        data=train,
+        dev=test,
+        model=model,
+        seed=seed,
+        metric=METRICS.get(name),
+        overrides=QUICK * quick,
     )
     first = FinetuneJob(request, device)
     d, items = first.description, [one.item for one in first.dev]
@@ -227,7 +283,11 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
             inner = [trained(job.fold(number)) for number in range(EVALUATED)]
         folds[method] = validation.score_parts(job, inner)
         found[method] = scored(list(map(Decoder(job.description), job.dev, logits)))
-        found[method] |= {"folds": float(folds[method].parts.mean()), "epochs": job.recipe.epochs, "seconds": seconds}
+        found[method] |= {
+            "folds": float(folds[method].parts.mean()),
+            "epochs": job.recipe.epochs,
+            "seconds": seconds,
+        }
         if d.task == "classification":
             fitted = fit_outputs(job.description, seen, [*chain(*inner)])[0]
             x, gold, rows = gold_logits(d, job.dev, logits)
@@ -244,11 +304,18 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
     for one in found.values():
         del one["samples"]
     return {
-        "data": name, "size": size, "seed": seed, "rows": len(first.train), "tested": len(items),
+        "data": name,
+        "size": size,
+        "seed": seed,
+        "rows": len(first.train),
+        "tested": len(items),
         "metric": first.metric,
-        "methods": found, "auto": auto, "best": best, "behind": found[best]["score"] - found[auto]["score"],
+        "methods": found,
+        "auto": auto,
+        "best": best,
+        "behind": found[best]["score"] - found[auto]["score"],
         "behind_interval": list(middle(difference)),
-    }  # fmt: skip
+    }
 
 
 # --- table and picture
@@ -264,20 +331,35 @@ def mean(values: Iterable[float]) -> float:
 
 def score(cells: Cells, method: str) -> float:
     """In percent, the mean of the cells; "auto": of the method that it takes."""
-    return 100 * mean(cell["methods"][cell["auto"] if method == "auto" else method]["score"] for cell in cells)
+    return 100 * mean(
+        cell["methods"][cell["auto"] if method == "auto" else method]["score"] for cell in cells
+    )
 
 
 def names(cells: Cells, *, simple: bool) -> list[str]:
     """The methods, or simple methods, that all cells have."""
     shared = set.intersection(*(set(cell["methods"]) for cell in cells))
-    return [name for name in cells[0]["methods"] if name in shared and name.startswith("simple: ") == simple]
+    return [
+        name
+        for name in cells[0]["methods"]
+        if name in shared and name.startswith("simple: ") == simple
+    ]
 
 
 def table(cells: Cells) -> str:
     groups: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     for cell in sorted(cells, key=lambda one: (DATA_SETS.index(one["data"]), one["size"])):
         groups.setdefault((cell["data"], cell["size"]), []).append(cell)
-    heads = ["data, rows", "full", "frozen", "cosine", "best simple way", "auto", "behind the best", "it takes"]
+    heads = [
+        "data, rows",
+        "full",
+        "frozen",
+        "cosine",
+        "best simple way",
+        "auto",
+        "behind the best",
+        "it takes",
+    ]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for (name, _), some in groups.items():
         numbers = {method: score(some, method) for method in names(some, simple=False)}
@@ -286,8 +368,15 @@ def table(cells: Cells) -> str:
         clearly = sum(cell["behind_interval"][0] > 0 for cell in some)
         behind = f"{100 * mean(cell['behind'] for cell in some):.1f}"
         behind += f" (clearly in {clearly} of {len(some)})" * (clearly > 0)
-        columns = [f"{numbers[method]:.1f}" if method in numbers else "" for method in ("full", "frozen", "cosine")]
-        columns += [f"{ways[best]:.1f} ({best.removeprefix('simple: ')})", f"{score(some, 'auto'):.1f}", behind]
+        columns = [
+            f"{numbers[method]:.1f}" if method in numbers else ""
+            for method in ("full", "frozen", "cosine")
+        ]
+        columns += [
+            f"{ways[best]:.1f} ({best.removeprefix('simple: ')})",
+            f"{score(some, 'auto'):.1f}",
+            behind,
+        ]
         takes = ", ".join(sorted({cell["auto"] for cell in some}))
         rows = " to ".join(map(str, sorted({cell["rows"] for cell in some})))
         lines.append(f"| {name}, {rows} | {' | '.join(columns)} | {takes} |")
@@ -298,7 +387,8 @@ def table(cells: Cells) -> str:
 
 
 def calibration_table(cells: Cells) -> str:
-    """Of the largest size: the expected calibration error on the test rows, of the method that `auto` takes."""
+    """Of the largest size: the expected calibration error on the test rows, of the method that
+    `auto` takes."""
     lines = ["| data, rows | before | after, with its 95 % interval |", "|---|---|---|"]
     for cell in sorted(cells, key=lambda one: (DATA_SETS.index(one["data"]), one["seed"])):
         taken = cell["methods"][cell["auto"]]
@@ -316,7 +406,12 @@ def draw(cells: Cells, path: Path) -> None:
     from matplotlib import pyplot
 
     figure, places = pyplot.subplots(2, 3, figsize=(9, 5.2), layout="constrained")
-    colours = {"full": "#0072b2", "frozen": "#d55e00", "cosine": "#009e73", "simple: cosine": "#cc79a7"}
+    colours = {
+        "full": "#0072b2",
+        "frozen": "#d55e00",
+        "cosine": "#009e73",
+        "simple: cosine": "#cc79a7",
+    }
     for name, axes in zip(DATA_SETS, places.ravel(), strict=True):
         some = [cell for cell in cells if cell["data"] == name]
         if not some:
@@ -326,11 +421,17 @@ def draw(cells: Cells, path: Path) -> None:
         rows = [mean(cell["rows"] for cell in group) for group in groups]
         ways = [way for way in names(some, simple=True)[1:] if way != "simple: frozen vectors"]
         for method in (*names(some, simple=False), *ways):
-            shown = "untrained cosine" if method == "simple: cosine" else method.removeprefix("simple: ")
+            shown = (
+                "untrained cosine"
+                if method == "simple: cosine"
+                else method.removeprefix("simple: ")
+            )
             style = "-" if shown == method else "--"
             means = [score(group, method) for group in groups]
             axes.plot(rows, means, style, lw=1.2, color=colours.get(method, "#999999"), label=shown)
-        axes.plot(rows, [score(group, "auto") for group in groups], "ko", fillstyle="none", label="auto")
+        axes.plot(
+            rows, [score(group, "auto") for group in groups], "ko", fillstyle="none", label="auto"
+        )
         axes.set(title=f"{name}, {some[0]['metric'].replace('_', ' ')}", xscale="log")
         axes.set_xticks(rows, [f"{n:.0f}" for n in rows])
         axes.minorticks_off()

@@ -2,10 +2,10 @@
 
     python benchmarks/near_copies.py [--rows 100000] [--rounds 3] [--quick]
 
-Texts are made up: words of a Zipf distribution, of which a tenth are repeated with other case and punctuation, and
-another tenth with other last words (similarity 0.8 or more). In "one template" all texts share 16 of 20 words, which is
-the slowest case: many pairs look promising and few are near-copies. Times are processor time of one thread. The table
-goes to docs/concepts/performance.md.
+Texts are made up: words of a Zipf distribution, of which a tenth are repeated with other case and
+punctuation, and another tenth with other last words (similarity 0.8 or more). In "one template" all
+texts share 16 of 20 words, which is the slowest case: many pairs look promising and few are
+near-copies. Times are processor time of one thread. The table goes to docs/concepts/performance.md.
 """
 
 import argparse
@@ -20,14 +20,18 @@ from bertworks.text.near_copies import near_copies
 
 WORDS = 20_000
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-KANA = "あいうえおかきくけこさしすせそたちつてとなにぬねのはひふへほまみむめもやゆよらりるれろわをん"
+KANA = (
+    "あいうえおかきくけこさしすせそたちつてとなにぬねのはひふへほまみむめもやゆよらりるれろわをん"
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="does it run? few rows, nothing is kept")
+    parser.add_argument(
+        "--quick", action="store_true", help="does it run? few rows, nothing is kept"
+    )
     a = parser.parse_args()
     count = 1000 if a.quick else a.rows
     about = provenance(("numpy",))
@@ -47,13 +51,19 @@ def main() -> None:
             groups = near_copies(texts)
             seconds.append(time.process_time() - start)
         # Planted copies follow the other texts; made-up texts are no near-copies of one another.
-        found = sum(group < number for number, group in enumerate(groups) if number >= len(texts) - planted)
+        found = sum(
+            group < number for number, group in enumerate(groups) if number >= len(texts) - planted
+        )
         rows[name] = {"seconds": statistics.median(seconds), "planted": planted, "found": found}
     lines = ["| | seconds of processor time | near-copies planted | found |", "|---|---|---|---|"]
     for name, row in rows.items():
         lines.append(f"| {name} | {row['seconds']:.1f} | {row['planted']:,} | {row['found']:,} |")
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
-    lines += ["", f"`{about['command']}` at {about['commit']}, {about['time'][:10]}; {about['cpu']}; {versions}."]
+    lines += [
+        "",
+        f"`{about['command']}` at {about['commit']}, {about['time'][:10]}; {about['cpu']}; "
+        f"{versions}.",
+    ]
     if not a.quick:
         publish("near_copies", {**about, "rows": rows}, "\n".join(lines))
     print("\n".join(lines))
@@ -69,7 +79,8 @@ def word(number: int) -> str:
 
 
 def with_copies(count: int, length: int) -> tuple[list[str], int]:
-    """Texts of `length` words, the last fifth of them near-copies of others; and the number of these."""
+    """Texts of `length` words, the last fifth of them near-copies of others; and the number of
+    these."""
     draw = random.Random(0)
     vocabulary = [word(number) for number in range(WORDS)]
     weights = [1 / (number + 1) for number in range(WORDS)]
@@ -78,7 +89,10 @@ def with_copies(count: int, length: int) -> tuple[list[str], int]:
     sources = draw.sample(texts, 2 * each)
     changed_marks = [f"{text.upper()} !" for text in sources[:each]]
     # One other last word in 20: 17 of 19 different 3-grams are in both texts.
-    changed_words = [" ".join([*text.split()[: -length // 20], *["other"] * (length // 20)]) for text in sources[each:]]
+    changed_words = [
+        " ".join([*text.split()[: -length // 20], *["other"] * (length // 20)])
+        for text in sources[each:]
+    ]
     return texts + changed_marks + changed_words, 2 * each
 
 
@@ -91,7 +105,8 @@ def unspaced(count: int) -> tuple[list[str], int]:
 
 
 def one_template(count: int) -> tuple[list[str], int]:
-    """Texts that share all words but two at each end, the last hundredth of them with another last word."""
+    """Texts that share all words but two at each end, the last hundredth of them with another last
+    word."""
     draw = random.Random(0)
     middle = " ".join(word(number) for number in range(30, 46))
     each = count // 100

@@ -2,16 +2,20 @@
 
     python benchmarks/prepare.py [CORPUS] [--documents 300] [--threads 2] [--runs 3] [--times 10]
 
-All runs are processes of their own, interleaved; the table shows medians. MB are 10^6 bytes of UTF-8 text.
+All runs are processes of their own, interleaved; the table shows medians. MB are 10^6 bytes of
+UTF-8 text.
 
-    bare, processes   encode_batch_fast of `tokenizers` in N processes, on sentences that are already cut and in memory;
+    bare, processes   encode_batch_fast of `tokenizers` in N processes, on sentences that are
+    already cut and in memory;
                       nothing is read, written or even taken out of the result
     bare, threads     the same in one process with the library's own N threads
-    bertworks         from the compressed file to finished shards on disk (fsync included), with N workers
-    datasets          load_dataset, map(tokenise), map(group into sequences of 512), as in the run_mlm.py of
-                      transformers, num_proc = N, cache empty
+    bertworks         from the compressed file to finished shards on disk (fsync included), with N
+                      workers
+    datasets          load_dataset, map(tokenise), map(group into sequences of 512), as in the
+                      run_mlm.py of transformers, num_proc = N, cache empty
 
-Peak memory is the sum over all processes of a run of what each has for itself plus its part of what they share (PSS).
+Peak memory is the sum over all processes of a run of what each has for itself plus its part of what
+they share (PSS).
 """
 
 import argparse
@@ -54,13 +58,20 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     data = Path(os.environ.get("BERTWORKS_DATA", "."))
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("corpus", nargs="?", type=Path, default=data / "text" / "en-wikipedia-8m.jsonl.gz")
-    parser.add_argument("--vocabulary", type=Path, default=data / "vocab" / "bert-base-uncased-vocab.txt")
+    parser.add_argument(
+        "corpus", nargs="?", type=Path, default=data / "text" / "en-wikipedia-8m.jsonl.gz"
+    )
+    parser.add_argument(
+        "--vocabulary", type=Path, default=data / "vocab" / "bert-base-uncased-vocab.txt"
+    )
     parser.add_argument("--documents", type=int, help="only this number, from the first")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument(
-        "--times", type=int, default=10, help="also one run on the corpus repeated this number of times; 1: none"
+        "--times",
+        type=int,
+        default=10,
+        help="also one run on the corpus repeated this number of times; 1: none",
     )
     parser.add_argument("--run", choices=CONTENDERS, help=argparse.SUPPRESS)
     parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
@@ -84,12 +95,19 @@ def compare(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     for _ in range(arguments.runs):
         for name in CONTENDERS:
             runs[name].append(start(name, arguments, scratch, size))
-            print(f"{name:16} {runs[name][-1]['mb_per_second']:6.2f} MB/s", file=sys.stderr, flush=True)
+            print(
+                f"{name:16} {runs[name][-1]['mb_per_second']:6.2f} MB/s",
+                file=sys.stderr,
+                flush=True,
+            )
     if arguments.times > 1:
         size_repeated = copy_corpus(arguments, scratch / "corpus.jsonl.gz", arguments.times)
-        runs[f"bertworks, {arguments.times} times"] = [start("bertworks", arguments, scratch, size_repeated)]
+        runs[f"bertworks, {arguments.times} times"] = [
+            start("bertworks", arguments, scratch, size_repeated)
+        ]
     medians = {
-        name: {key: statistics.median(run[key] for run in found) for key in found[0]} for name, found in runs.items()
+        name: {key: statistics.median(run[key] for run in found) for key in found[0]}
+        for name, found in runs.items()
     }
     bare = max(medians[name]["mb_per_second"] for name in CONTENDERS[:2])
     return {
@@ -134,7 +152,9 @@ def start(name: str, arguments: argparse.Namespace, scratch: Path, size: int) ->
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_CACHE": tempfile.mkdtemp(dir=scratch),
     }
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
     peak = [0]
     watcher = threading.Thread(target=watch, args=(process, peak))
     watcher.start()
@@ -143,11 +163,16 @@ def start(name: str, arguments: argparse.Namespace, scratch: Path, size: int) ->
     if process.returncode:
         raise SystemExit(f"{name} failed:\n{errors}")
     seconds = json.loads(output.splitlines()[-1])["seconds"]
-    return {"seconds": seconds, "mb_per_second": size / 1e6 / seconds, "peak_memory_mb": peak[0] / 1e3}
+    return {
+        "seconds": seconds,
+        "mb_per_second": size / 1e6 / seconds,
+        "peak_memory_mb": peak[0] / 1e3,
+    }
 
 
 def watch(process: subprocess.Popen[str], peak: list[int]) -> None:
-    """Keep the largest sum of kilobytes of a process and its descendants, looked up ten times a second."""
+    """Keep the largest sum of kilobytes of a process and its descendants, looked up ten times a
+    second."""
     while process.poll() is None:
         total, waiting = 0, [process.pid]
         while waiting:
@@ -156,7 +181,9 @@ def watch(process: subprocess.Popen[str], peak: list[int]) -> None:
                 for task in Path(f"/proc/{number}/task").iterdir():
                     waiting += map(int, (task / "children").read_text().split())
                 lines = Path(f"/proc/{number}/smaps_rollup").read_text().splitlines()
-                total += next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
+                total += next(
+                    (int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0
+                )
             except OSError:
                 continue  # it has just ended
         peak[0] = max(peak[0], total)
@@ -173,7 +200,9 @@ def table(results: dict[str, Any]) -> str:
         lines.append(
             f"{name:22}{median['mb_per_second']:8.2f}{median['seconds']:10.2f}{median['peak_memory_mb']:10.0f}"
         )
-    return "\n".join([*lines, f"bertworks / bare tokenizer: {results['share_of_bare_tokenizer']:.2f}"])
+    return "\n".join(
+        [*lines, f"bertworks / bare tokenizer: {results['share_of_bare_tokenizer']:.2f}"]
+    )
 
 
 # --- the contenders, each in a process of its own
@@ -187,7 +216,9 @@ def run_bertworks(arguments: argparse.Namespace) -> dict[str, float]:
     tokenizer = Tokenizer.load(arguments.scratch / "tokenizer")
     begin = time.perf_counter()
     reader = CorpusReader([arguments.scratch / "corpus.jsonl.gz"])
-    write_shards(reader, tokenizer, arguments.scratch / "shards", workers=arguments.threads, overwrite=True)
+    write_shards(
+        reader, tokenizer, arguments.scratch / "shards", workers=arguments.threads, overwrite=True
+    )
     return {"seconds": time.perf_counter() - begin}
 
 
@@ -195,7 +226,9 @@ def run_bare(arguments: argparse.Namespace) -> dict[str, float]:
     from bertworks.text.segmentation import split_sentences
 
     sentences = [
-        sentence for text in read_texts(arguments.scratch / "corpus.jsonl.gz") for sentence in split_sentences(text)
+        sentence
+        for text in read_texts(arguments.scratch / "corpus.jsonl.gz")
+        for sentence in split_sentences(text)
     ]
     batches = [sentences[start : start + BATCH] for start in range(0, len(sentences), BATCH)]
     if arguments.run == "bare, threads":
@@ -217,7 +250,9 @@ def run_bare(arguments: argparse.Namespace) -> dict[str, float]:
     return {"seconds": max(ends) - min(begins)}
 
 
-def encode(scratch: Path, batches: list[list[str]], wait: Callable[[], object]) -> tuple[float, float]:
+def encode(
+    scratch: Path, batches: list[list[str]], wait: Callable[[], object]
+) -> tuple[float, float]:
     """When the encoding of all batches began and ended; the tokenizer is loaded before."""
     from tokenizers import Tokenizer
 
@@ -242,14 +277,21 @@ def run_datasets(arguments: argparse.Namespace) -> dict[str, float]:
         return tokenizer(examples["text"], return_special_tokens_mask=True)
 
     def group(examples: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
-        joined = {name: [number for row in rows for number in row] for name, rows in examples.items()}
+        joined = {
+            name: [number for row in rows for number in row] for name, rows in examples.items()
+        }
         total = len(next(iter(joined.values()))) // length * length
-        return {name: [row[i : i + length] for i in range(0, total, length)] for name, row in joined.items()}
+        return {
+            name: [row[i : i + length] for i in range(0, total, length)]
+            for name, row in joined.items()
+        }
 
     begin = time.perf_counter()
     files = str(arguments.scratch / "corpus.jsonl.gz")
     found = datasets.load_dataset("json", data_files=files, split="train")
-    tokenised = found.map(tokenise, batched=True, num_proc=arguments.threads, remove_columns=["text"])
+    tokenised = found.map(
+        tokenise, batched=True, num_proc=arguments.threads, remove_columns=["text"]
+    )
     tokenised.map(group, batched=True, num_proc=arguments.threads)
     return {"seconds": time.perf_counter() - begin}
 

@@ -2,20 +2,25 @@
 
     python benchmarks/pretraining.py [--sizes small mixed base] [--rounds 3] [--threads N] [--quick]
 
-A step is forward, backward, clipping at 1.0 and fused AdamW, for masked words (15 %) and next sentences, dropout 0.1,
-on the same random tokens. Every variant runs in a process of its own; they take turns; medians of the rounds are shown,
-and of the steps of a process after the first ones. Only real tokens are counted, no padding.
+A step is forward, backward, clipping at 1.0 and fused AdamW, for masked words (15 %) and next
+sentences, dropout 0.1, on the same random tokens. Every variant runs in a process of its own; they
+take turns; medians of the rounds are shown, and of the steps of a process after the first ones.
+Only real tokens are counted, no padding.
 
     bertworks                     as `bertworks pretrain` trains: automatic precision
-    transformers, fp32            BertForPreTraining as people run it: labels for all places (-100 where nothing is
-                                  predicted), scaled_dot_product_attention
-    transformers, bf16            the same under autocast. Where the machine only emulates bf16: once, and one step of
+    transformers, fp32            BertForPreTraining as people run it: labels for all places (-100
+                                  where nothing is predicted), scaled_dot_product_attention
+    transformers, bf16            the same under autocast. Where the machine only emulates bf16:
+    once, and one step of
                                   two sequences after another for warming up
-    transformers, allocator       in the faster precision, with glibc set to keep memory, as bertworks does
-    transformers, tuned           and with torch.compile: the best that a patient user gets without changing the model
+    transformers, allocator       in the faster precision, with glibc set to keep memory, as
+                                  bertworks does
+    transformers, tuned           and with torch.compile: the best that a patient user gets without
+                                  changing the model
 
-"of matmul" is the share of the speed of large matrix products, measured in the same process right before the steps:
-products that the training needs (masked places only) over products that the machine could have done.
+"of matmul" is the share of the speed of large matrix products, measured in the same process right
+before the steps: products that the training needs (masked places only) over products that the
+machine could have done.
 """
 
 import argparse
@@ -33,7 +38,10 @@ from typing import Any
 
 from provenance import process, provenance, publish
 
-VARIANTS = ("bertworks", *(f"transformers, {how}" for how in ("fp32", "bf16", "allocator", "tuned")))
+VARIANTS = (
+    "bertworks",
+    *(f"transformers, {how}" for how in ("fp32", "bf16", "allocator", "tuned")),
+)
 BATCHES = 4  # different ones, in turn
 
 
@@ -73,11 +81,17 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--sizes", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=15.0, help="of steps in a process, at least; and 3 steps")
+    parser.add_argument(
+        "--seconds", type=float, default=15.0, help="of steps in a process, at least; and 3 steps"
+    )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--quick", action="store_true", help="does it run? one round, an eighth of the sequences")
+    parser.add_argument(
+        "--quick", action="store_true", help="does it run? one round, an eighth of the sequences"
+    )
     parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
-    parser.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--precision", choices=("auto", "fp32", "bf16"), default="auto", help=argparse.SUPPRESS
+    )
     return parser.parse_args()
 
 
@@ -105,10 +119,16 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
                     "--seconds",
                     str(arguments.seconds),
                 ]
-                found = process(__file__, command + ["--quick"] * arguments.quick, arguments.threads)
+                found = process(
+                    __file__, command + ["--quick"] * arguments.quick, arguments.threads
+                )
                 precision = found["precision"] if name == "bertworks" else precision
                 runs[size][name].append(found)
-                print(f"{size:6} {name:24} {found['tokens_per_second']:9,.0f} tokens/s", file=sys.stderr, flush=True)
+                print(
+                    f"{size:6} {name:24} {found['tokens_per_second']:9,.0f} tokens/s",
+                    file=sys.stderr,
+                    flush=True,
+                )
     return {
         **origin,
         "threads": arguments.threads,
@@ -122,7 +142,9 @@ def summary(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     figures = ("tokens_per_second", "seconds_per_step", "matmul_flops", "matmul_share", "memory_mb")
     medians: dict[str, Any] = {}
     for name, found in runs.items():
-        medians[name] = {figure: statistics.median(run[figure] for run in found) for figure in figures}
+        medians[name] = {
+            figure: statistics.median(run[figure] for run in found) for figure in figures
+        }
         medians[name]["precision"] = found[0]["precision"]
     ours = medians["bertworks"]["tokens_per_second"]
     for median in medians.values():
@@ -145,7 +167,8 @@ def table(results: dict[str, Any]) -> str:
             title = name if name.endswith(m["precision"]) else f"{name}, {m['precision']}"
             speed = "" if name == "bertworks" else f"{m['bertworks_is_faster']:.2f} x"
             lines.append(
-                f"| {title} | {m['tokens_per_second']:,.0f} | {m['seconds_per_step']:.2f} | {m['matmul_share']:.0%} "
+                f"| {title} | {m['tokens_per_second']:,.0f} | {m['seconds_per_step']:.2f} | "
+                f"{m['matmul_share']:.0%} "
                 f"| {m['memory_mb']:,.0f} | {speed} |"
             )
     return "\n".join(lines)
@@ -166,7 +189,10 @@ def run_variant(arguments: argparse.Namespace) -> dict[str, Any]:
     precision = name.split(", ")[1] if name.endswith(("16", "32")) else best
     lacking = precision == "bf16" and best == "fp32"
     sequences = 2 if lacking else case.sequences // 8 if arguments.quick else case.sequences
-    rows = [make_examples(BERT_SIZES[case.size].vocab_size, case, sequences, seed) for seed in range(BATCHES)]
+    rows = [
+        make_examples(BERT_SIZES[case.size].vocab_size, case, sequences, seed)
+        for seed in range(BATCHES)
+    ]
     ceiling = measure_matmul(DTYPES[precision], seconds=1.0)
     if name in ("bertworks", "transformers, allocator", "transformers, tuned"):
         disable_heap_trim()
@@ -177,9 +203,12 @@ def run_variant(arguments: argparse.Namespace) -> dict[str, Any]:
     lengths = [len(example.input_ids) for row in rows for example in row]
     predicted = sum(len(example.targets["masked_lm"].labels) for row in rows for example in row)
     mean_length = sum(n * n for n in lengths) / sum(lengths)  # that attention sees
-    # Ours finishes the last layer for predicted tokens and [CLS] only: what is not computed does not count.
+    # Ours finishes the last layer for predicted tokens and [CLS] only: what is not computed does
+    # not count.
     finished = (predicted + len(lengths)) / sum(lengths) if name == "bertworks" else 1.0
-    flops = BERT_SIZES[case.size].flops_per_token(round(mean_length), predicted / sum(lengths), finished=finished)
+    flops = BERT_SIZES[case.size].flops_per_token(
+        round(mean_length), predicted / sum(lengths), finished=finished
+    )
     seconds = statistics.median(times)
     speed = sum(lengths) / BATCHES / seconds
     return {
@@ -198,7 +227,8 @@ def run_variant(arguments: argparse.Namespace) -> dict[str, Any]:
 def time_steps(
     step: Callable[[int], float], arguments: argparse.Namespace, few: bool
 ) -> tuple[list[float], list[float]]:
-    """Seconds of steps after the first ones, which prepare kernels and fill memory; and the losses of the first two."""
+    """Seconds of steps after the first ones, which prepare kernels and fill memory; and the losses
+    of the first two."""
     warm_up, least, seconds = (1, 1, 0.0) if few else (2, 3, arguments.seconds)
     seconds = 0.0 if arguments.quick else seconds
     times: list[float] = []
@@ -236,7 +266,9 @@ def make_examples(vocab_size: int, case: Case, sequences: int, seed: int) -> lis
     ]
 
 
-def prepare_bertworks(config: Any, rows: list[list[Any]], precision: Any, _: bool) -> Callable[[int], float]:
+def prepare_bertworks(
+    config: Any, rows: list[list[Any]], precision: Any, _: bool
+) -> Callable[[int], float]:
     from bertworks.batching.batch import collate
     from bertworks.training.loop import train
     from bertworks.training.objectives import PretrainingModel
@@ -246,12 +278,19 @@ def prepare_bertworks(config: Any, rows: list[list[Any]], precision: Any, _: boo
     settings = OptimizerConfig(schedule="constant", warmup=0.0)
     batches = [collate(row) for row in rows]
     steps = train(
-        model, make_optimizer(model, settings), lambda n: [batches[n % BATCHES]], settings, 1 << 30, precision=precision
+        model,
+        make_optimizer(model, settings),
+        lambda n: [batches[n % BATCHES]],
+        settings,
+        1 << 30,
+        precision=precision,
     )
     return lambda _: sum(mean.loss for mean in next(steps).read().values())
 
 
-def prepare_transformers(config: Any, rows: list[list[Any]], precision: str, compiled: bool) -> Callable[[int], float]:
+def prepare_transformers(
+    config: Any, rows: list[list[Any]], precision: str, compiled: bool
+) -> Callable[[int], float]:
     import torch
     from transformers import BertConfig, BertForPreTraining
 
@@ -277,11 +316,15 @@ def prepare_transformers(config: Any, rows: list[list[Any]], precision: str, com
 
 
 def padded(row: list[Any]) -> dict[str, Any]:
-    """Examples as transformers reads them: rectangles, padded to the longest; -100 where nothing is predicted."""
+    """Examples as transformers reads them: rectangles, padded to the longest; -100 where nothing is
+    predicted."""
     import torch
 
     shape = len(row), max(len(example.input_ids) for example in row)
-    batch = {name: torch.zeros(shape, dtype=torch.int64) for name in ("input_ids", "token_type_ids", "attention_mask")}
+    batch = {
+        name: torch.zeros(shape, dtype=torch.int64)
+        for name in ("input_ids", "token_type_ids", "attention_mask")
+    }
     labels = torch.full(shape, -100)
     for i, example in enumerate(row):
         n = len(example.input_ids)

@@ -1,4 +1,5 @@
-"""What all benchmarks share: where figures come from, where they go, and a process of its own for each contender."""
+"""What all benchmarks share: where figures come from, where they go, and a process of its own for
+each contender."""
 
 import json
 import math
@@ -16,7 +17,17 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "concepts" / "performance.md"
 IMAGES = HERE.parent / "docs" / "images"
-TELLING = ("avx", "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
+TELLING = (
+    "avx",
+    "avx2",
+    "fma",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_tile",
+    "amx_bf16",
+    "amx_int8",
+)
 
 
 def provenance(packages: Sequence[str]) -> dict[str, Any]:
@@ -41,19 +52,32 @@ def provenance(packages: Sequence[str]) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The short name of the commit, with -dirty if tracked files differ from it, other than what benchmarks write."""
+    """The short name of the commit, with -dirty if tracked files differ from it, other than what
+    benchmarks write."""
 
     def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=HERE, capture_output=True, text=True).stdout.strip()
+        return subprocess.run(
+            ["git", *words], cwd=HERE, capture_output=True, text=True
+        ).stdout.strip()
 
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":!/docs", ":!/benchmarks/results")
+    changed = git(
+        "status",
+        "--porcelain",
+        "--untracked-files=no",
+        "--",
+        ":/",
+        ":!/docs",
+        ":!/benchmarks/results",
+    )
     return git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
 
 
 def cpu(field: str) -> str:
     """A field of the first processor in /proc/cpuinfo; empty if it has none."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.split(":")[0].strip() == field), "")
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.split(":")[0].strip() == field), ""
+    )
 
 
 def process(
@@ -65,9 +89,11 @@ def process(
     python: str = sys.executable,
     settings: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What a script, run in a process of its own, prints as JSON on its last line. Nothing is sent over a network.
+    """What a script, run in a process of its own, prints as JSON on its last line. Nothing is sent
+    over a network.
 
-    cores: the only ones that it may use; None: all. python: of another environment. settings: of its environment.
+    cores: the only ones that it may use; None: all. python: of another environment. settings: of
+        its environment.
     """
     environment = os.environ | {
         "OMP_NUM_THREADS": str(threads),
@@ -85,14 +111,16 @@ def process(
 
 
 def skip_without(path: Path) -> None:
-    """Ends the program, in peace, where `make bench` runs it on a machine without the data that it reads."""
+    """Ends the program, in peace, where `make bench` runs it on a machine without the data that it
+    reads."""
     if not path.exists() and len(sys.argv) == 1 and not os.environ.get("BERTWORKS_DATA"):
         print(f"skipped: {path} is not there; set BERTWORKS_DATA to the folder of the data")
         raise SystemExit
 
 
 def publish(name: str, results: dict[str, Any], table: str) -> None:
-    """Writes results/NAME.json, and the table NAME (between two comments) of docs/concepts/performance.md."""
+    """Writes results/NAME.json, and the table NAME (between two comments) of
+    docs/concepts/performance.md."""
     path = HERE / "results" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(results, indent=2) + "\n")
@@ -120,7 +148,8 @@ class ConfidenceInterval:
     count: int
     mean: float
     deviation: float | None  # standard deviation of the runs (n - 1); None for one run
-    margin: float | None  # the mean is within mean ± margin with 95 % confidence (Student's t); None for one run
+    # the mean is within mean ± margin with 95 % confidence (Student's t); None for one run
+    margin: float | None
 
 
 def confidence_interval(values: Sequence[float]) -> ConfidenceInterval:
@@ -137,4 +166,6 @@ def confidence_interval(values: Sequence[float]) -> ConfidenceInterval:
     from scipy.special import stdtrit
 
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
-    return ConfidenceInterval(count, mean, deviation, float(stdtrit(count - 1, 0.975)) * deviation / math.sqrt(count))
+    return ConfidenceInterval(
+        count, mean, deviation, float(stdtrit(count - 1, 0.975)) * deviation / math.sqrt(count)
+    )

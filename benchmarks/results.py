@@ -1,19 +1,22 @@
-"""Scores of fine-tunings on real data, task after task and seed after seed, for docs/concepts/results.md.
+"""Scores of fine-tunings on real data, task after task and seed after seed, for
+docs/concepts/results.md.
 
     python benchmarks/results.py [--only RTE MRPC ...] [--seeds 3] [--threads N] [--show] [--quick]
-    python benchmarks/results.py --peer [--only ...]      the same with transformers' Trainer, where that has the task
+    python benchmarks/results.py --peer [--only ...]      the same with transformers' Trainer
 
-Every line is one command of bertworks, run as a user types it; results.md says which. What was run stays in
-results/tasks.json and is not run again, and a run that was stopped (Ctrl-C, SIGTERM) goes on at the same commit: a
-table that takes days can be made in many sittings. What fails is named, and the next row is run. Nothing is averaged
-silently: the table says how many seeds each row has. The cost of a run is the processor time of its whole process,
-evaluation and writing included, so that it may run next to other programs (`nice`).
+Every line is one command of bertworks, run as a user types it; results.md says which. What was run
+stays in results/tasks.json and is not run again, and a run that was stopped (Ctrl-C, SIGTERM) goes
+on at the same commit: a table that takes days can be made in many sittings. What fails is named,
+and the next row is run. Nothing is averaged
+silently: the table says how many seeds each row has. The cost of a run is the processor time of its
+whole process, evaluation and writing included, so that it may run next to other programs (`nice`).
 
-`--peer` trains the same model on the same rows in Trainer with the very same settings (3 epochs of batches of 16, one
-of SQuAD, rate 5e-5 after a warm-up of 10 %, decay 0.01, eps 1e-6, clipping at 1), and ours with them too: equal
-settings should give equal scores. Both keep the state that was best on dev, evaluated after each epoch. The difference
-is paired by seed, and by dev row where the scores of 1,000 resamples of the rows are stored for both: those of new runs
-are in results/resamples.jsonl.gz.
+`--peer` trains the same model on the same rows in Trainer with the very same settings (3 epochs of
+batches of 16, one of SQuAD, rate 5e-5 after a warm-up of 10 %, decay 0.01, eps 1e-6, clipping at
+1), and ours with them too: equal settings should give equal scores. Both keep the state that was
+best on dev, evaluated after each epoch. The difference is paired by seed, and by dev row where the
+scores of 1,000 resamples of the rows are stored for both: those of new runs are in
+results/resamples.jsonl.gz.
 """
 
 import argparse
@@ -50,7 +53,9 @@ def main() -> None:
     if arguments.trainer:
         from trainer import train_with_transformers
 
-        print(json.dumps(train_with_transformers(arguments.trainer, arguments.seed, arguments.data)))
+        print(
+            json.dumps(train_with_transformers(arguments.trainer, arguments.seed, arguments.data))
+        )
         return
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     rows = {row.name: row for row in (EQUAL_ROWS if arguments.peer else ROWS)}
@@ -74,15 +79,21 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     data = Path(os.environ.get("BERTWORKS_DATA", "."))
-    parser.add_argument("--data", type=Path, default=data, help="the folder with glue/, squad/, ner/ and others")
+    parser.add_argument(
+        "--data", type=Path, default=data, help="the folder with glue/, squad/, ner/ and others"
+    )
     parser.add_argument("--only", nargs="+", default=[], help="rows of the table, in this order")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--japanese", type=Path, help="a model for the Japanese rows")
     parser.add_argument("--korean", type=Path, help="a model for the Korean rows")
-    parser.add_argument("--peer", action="store_true", help="next to transformers' Trainer, with equal settings")
+    parser.add_argument(
+        "--peer", action="store_true", help="next to transformers' Trainer, with equal settings"
+    )
     parser.add_argument("--show", action="store_true", help="run nothing, write the tables again")
-    parser.add_argument("--quick", action="store_true", help="does it run? a seed, a few rows; nothing is kept")
+    parser.add_argument(
+        "--quick", action="store_true", help="does it run? a seed, a few rows; nothing is kept"
+    )
     parser.add_argument("--trainer", help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -110,7 +121,9 @@ def few(source: Path, target: Path) -> None:
                 text = "".join([*lines[:1], *lines[1 :: max(1, len(lines) // QUICK_ROWS)]])
             kept = target / path.relative_to(source)
             kept.parent.mkdir(parents=True, exist_ok=True)
-            with (gzip.open if path.suffix == ".gz" else open)(kept, "wt", encoding="utf-8", newline="") as file:
+            with (gzip.open if path.suffix == ".gz" else open)(
+                kept, "wt", encoding="utf-8", newline=""
+            ) as file:
                 file.write(text)
 
 
@@ -129,17 +142,28 @@ def run_all(rows: Sequence[Row], arguments: argparse.Namespace) -> list[str]:
 
 
 def read_store() -> dict[str, dict[str, list[dict[str, Any]]]]:
-    empty: dict[str, dict[str, list[dict[str, Any]]]] = {"ours": {}, "equal": {}, "transformers": {}}
+    empty: dict[str, dict[str, list[dict[str, Any]]]] = {
+        "ours": {},
+        "equal": {},
+        "transformers": {},
+    }
     return empty | (json.loads(STORE.read_text()) if STORE.exists() else {})
 
 
 def once(kind: str, row: Row, seed: int, arguments: argparse.Namespace) -> bool:
     """Runs it, unless it is known. Did it succeed?"""
-    if not arguments.quick and any(one["seed"] == seed for one in read_store()[kind].get(row.name, [])):
+    if not arguments.quick and any(
+        one["seed"] == seed for one in read_store()[kind].get(row.name, [])
+    ):
         return True
     made = {"JA": arguments.japanese, "KO": arguments.korean}
-    models = {name: str(model.resolve()) if model else "minilm" * arguments.quick for name, model in made.items()}
-    if missing := [name for name, model in models.items() if name in row.command.split() and not model]:
+    models = {
+        name: str(model.resolve()) if model else "minilm" * arguments.quick
+        for name, model in made.items()
+    }
+    if missing := [
+        name for name, model in models.items() if name in row.command.split() and not model
+    ]:
         print(f"{row.name}: name a model for {missing[0]}", file=sys.stderr)
         return True
     data = some_of(row.most, arguments.data) if row.most else arguments.data
@@ -150,22 +174,34 @@ def once(kind: str, row: Row, seed: int, arguments: argparse.Namespace) -> bool:
     if kind == "transformers":
         words = [str(HERE / "results.py"), "--trainer", row.name, "--data", str(data)]
     else:
-        words = [str(Path(sys.executable).with_name("bertworks")), *(models.get(w, w) for w in row.command.split())]
+        words = [
+            str(Path(sys.executable).with_name("bertworks")),
+            *(models.get(w, w) for w in row.command.split()),
+        ]
         settings = (*EQUAL, *row.settings) if kind == "equal" else ("epochs=1",) * arguments.quick
         words += [word for setting in settings for word in ("--set", setting)]
         words += ["--output", str(folder / "out"), "--json"]
     found = run([sys.executable, *words, "--seed", str(seed)], folder, data, arguments.threads)
     if not found:
-        print(f"{row.name} ({kind}), seed {seed}: failed, see {folder}/log", file=sys.stderr, flush=True)
+        print(
+            f"{row.name} ({kind}), seed {seed}: failed, see {folder}/log",
+            file=sys.stderr,
+            flush=True,
+        )
         return False
     if kind != "transformers" and row.group == "GLUE":
         found |= of_glue(found)
-    resamples = found.get("resamples") if kind == "transformers" else stored_resamples(folder / "out")
+    resamples = (
+        found.get("resamples") if kind == "transformers" else stored_resamples(folder / "out")
+    )
     names = ("split", "train", "figures", "seconds", "step", "processor_seconds", "memory_mb")
     found = {name: found[name] for name in names if name in found}
     found |= {"seed": seed, "threads": arguments.threads, "commit": code}
     facts = provenance(())  # processors of one name may differ in what decides over the precision
-    found |= {"time": facts["time"], "cpu": facts["cpu"] + ", bf16" * ("avx512_bf16" in facts["cpu_flags"])}
+    found |= {
+        "time": facts["time"],
+        "cpu": facts["cpu"] + ", bf16" * ("avx512_bf16" in facts["cpu_flags"]),
+    }
     if not arguments.quick:
         keep(kind, row.name, found)
         if kind in PEERS:
@@ -201,16 +237,19 @@ def keep(kind: str, name: str, found: dict[str, Any]) -> None:
 
 
 def stored_resamples(output: Path) -> list[float]:
-    """Return the score of 1,000 resamples of the dev rows, from the result.json of the one fine-tuning in a folder.
+    """Return the score of 1,000 resamples of the dev rows, from the result.json of the one
+    fine-tuning in a folder.
 
-    `evaluate glue` has the same file twice: in the folder of the seed, and copied to the folder of the task.
+    `evaluate glue` has the same file twice: in the folder of the seed, and copied to the folder of
+    the task.
     """
     result = min(output.rglob("result.json"), key=lambda path: len(path.parts))
     resamples: list[float] = json.loads(result.read_text(encoding="utf-8"))["resamples"]
     return resamples
 
 
-Resamples = dict[tuple[str, str, int], list[float]]  # (kind, name of the row, seed) -> score of each resample
+# (kind, name of the row, seed) -> score of each resample
+Resamples = dict[tuple[str, str, int], list[float]]
 
 
 def read_resamples() -> Resamples:
@@ -226,12 +265,15 @@ def keep_resamples(kind: str, name: str, seed: int, resamples: Sequence[float]) 
     every = read_resamples() | {(kind, name, seed): list(resamples)}
     lines = []
     for (run_kind, row, run_seed), scores in sorted(every.items()):
-        lines.append(json.dumps({"kind": run_kind, "row": row, "seed": run_seed, "resamples": scores}) + "\n")
+        lines.append(
+            json.dumps({"kind": run_kind, "row": row, "seed": run_seed, "resamples": scores}) + "\n"
+        )
     RESAMPLES.write_bytes(gzip.compress("".join(lines).encode(), mtime=0))
 
 
 def run(command: Sequence[str], folder: Path, data: Path, threads: int) -> dict[str, Any] | None:
-    """What a command says at last, its processor time and its largest memory, all pieces together; None: it failed."""
+    """What a command says at last, its processor time and its largest memory, all pieces together;
+    None: it failed."""
     folder.mkdir(parents=True, exist_ok=True)
     printed, spent = folder / "printed.jsonl", folder / "spent.json"
     environment = os.environ | {"PYTHONPATH": str(HERE.parent), "HF_HUB_OFFLINE": "1"}
@@ -244,7 +286,11 @@ def run(command: Sequence[str], folder: Path, data: Path, threads: int) -> dict[
         child.terminate()  # it saves
         stopped, (_, status, usage) = True, os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
-    before = json.loads(spent.read_text()) if spent.exists() else {"processor_seconds": 0.0, "memory_mb": 0.0}
+    before = (
+        json.loads(spent.read_text())
+        if spent.exists()
+        else {"processor_seconds": 0.0, "memory_mb": 0.0}
+    )
     took = {
         "processor_seconds": before["processor_seconds"] + usage.ru_utime + usage.ru_stime,
         "memory_mb": max(before["memory_mb"], usage.ru_maxrss * 1024 / 1e6),
@@ -275,7 +321,10 @@ def spread(runs: Sequence[Mapping[str, Any]], metric: str) -> str:
 
 
 def scores(known: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> str:
-    lines = ["| data | command | seeds | dev score, % | processor minutes |", "|---|---|---|---|---|"]
+    lines = [
+        "| data | command | seeds | dev score, % | processor minutes |",
+        "|---|---|---|---|---|",
+    ]
     machines, group = letters(known), ""
     for row in ROWS:
         runs = known["ours"].get(row.name)
@@ -284,10 +333,21 @@ def scores(known: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> st
         if row.group != group:
             group = row.group
             lines.append(f"| **{group}** | | | | |")
-        shown = ", ".join(f"{metric.replace('_', ' ')} {spread(runs, metric)}" for metric in row.metrics)
-        about = "".join(f" ({runs[0][name]})" for name in ("train",) if runs[0].get(name, "").startswith("train-"))
-        about += f", evaluated on {runs[0]['split']}" if runs[0].get("split", "dev") != "dev" else ""
-        lines.append(f"| {row.name}{about} | `{row.command}` | {len(runs)} | {shown} | {costs(runs, machines)} |")
+        shown = ", ".join(
+            f"{metric.replace('_', ' ')} {spread(runs, metric)}" for metric in row.metrics
+        )
+        about = "".join(
+            f" ({runs[0][name]})"
+            for name in ("train",)
+            if runs[0].get(name, "").startswith("train-")
+        )
+        about += (
+            f", evaluated on {runs[0]['split']}" if runs[0].get("split", "dev") != "dev" else ""
+        )
+        lines.append(
+            f"| {row.name}{about} | `{row.command}` | {len(runs)} | {shown} | "
+            f"{costs(runs, machines)} |"
+        )
     if missing := [row.name for row in ROWS if row.name not in known["ours"]]:
         lines += ["", f"Not run yet: {', '.join(missing)}."]
     commits = ", ".join(sorted({run["commit"] for runs in known["ours"].values() for run in runs}))
@@ -315,7 +375,8 @@ def minutes(runs: Sequence[Mapping[str, Any]]) -> float:
 def equal(known: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> str:
     """Return the table of bertworks and transformers with equal settings."""
     lines = [
-        "| data | seeds | bertworks | transformers | difference | paired by | processor minutes | peak memory, MB |",
+        "| data | seeds | bertworks | transformers | difference | paired by | processor minutes | "
+        "peak memory, MB |",
         "|---|---|---|---|---|---|---|---|",
     ]
     machines = letters(known)
@@ -326,24 +387,35 @@ def equal(known: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> str
             continue
         metric = row.metrics[0]
         difference, pairing = paired_difference(row, mine, theirs, resamples)
-        both = ([[run for run in runs if run["cpu"] == cpu] for runs in (mine, theirs)] for cpu in machines)
+        both = (
+            [[run for run in runs if run["cpu"] == cpu] for runs in (mine, theirs)]
+            for cpu in machines
+        )
         pairs = [(machines[x[0]["cpu"]], minutes(x), minutes(y)) for x, y in both if x and y]
         took = "; ".join(f"{letter} {x:.1f}, {y:.1f}: {y / x:.1f} x" for letter, x, y in pairs)
-        memory = ", ".join(f"{statistics.fmean(run['memory_mb'] for run in runs):,.0f}" for runs in (mine, theirs))
+        memory = ", ".join(
+            f"{statistics.fmean(run['memory_mb'] for run in runs):,.0f}" for runs in (mine, theirs)
+        )
         lines.append(
-            f"| {row.name}, {metric.replace('_', ' ')} | {len(mine)}, {len(theirs)} | {spread(mine, metric)} "
+            f"| {row.name}, {metric.replace('_', ' ')} | {len(mine)}, {len(theirs)} | "
+            f"{spread(mine, metric)} "
             f"| {spread(theirs, metric)} | {difference} | {pairing} | {took} | {memory} |"
         )
     return "\n".join(lines)
 
 
 def paired_difference(
-    row: Row, runs: Sequence[Mapping[str, Any]], peer_runs: Sequence[Mapping[str, Any]], resamples: Resamples
+    row: Row,
+    runs: Sequence[Mapping[str, Any]],
+    peer_runs: Sequence[Mapping[str, Any]],
+    resamples: Resamples,
 ) -> tuple[str, str]:
-    """Return bertworks minus transformers in per cent with its 95 % interval, and by what it is paired.
+    """Return bertworks minus transformers in per cent with its 95 % interval, and by what it is
+    paired.
 
-    The difference is taken within each seed that both have. Where all these runs have stored resamples, which are of
-    the same dev rows for both, the interval is over rows and seeds; otherwise it is over the seeds alone (Student's t).
+    The difference is taken within each seed that both have. Where all these runs have stored
+    resamples, which are of the same dev rows for both, the interval is over rows and seeds;
+    otherwise it is over the seeds alone (Student's t).
 
     Args:
         runs, peer_runs: stored runs of bertworks and of transformers.

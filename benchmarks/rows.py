@@ -1,4 +1,5 @@
-"""The rows of docs/concepts/results.md: what is learned, with which command, and how it is evaluated."""
+"""The rows of docs/concepts/results.md: what is learned, with which command, and how it is
+evaluated."""
 
 from dataclasses import dataclass, replace
 
@@ -32,9 +33,11 @@ def squad(name: str, *settings: str) -> Row:
 
 
 WNUT = Row(
-    "WNUT-17", "Entities", "finetune ner/wnut17/wnut17train.conll --dev ner/wnut17/emerging.dev.conll",
+    "WNUT-17",
+    "Entities",
+    "finetune ner/wnut17/wnut17train.conll --dev ner/wnut17/emerging.dev.conll",
     ("f1", "precision", "recall"),
-)  # fmt: skip
+)
 
 
 WIKIGOLD = "finetune ner/wikigold/wikigold.conll.txt --validation split"
@@ -52,35 +55,49 @@ ROWS = (
     WNUT,
     Row("wikigold (random 10 % held out)", "Entities", WIKIGOLD, ("f1",)),
     Row(
-        "wikigold (10 % of the documents held out)", "Entities",
-        f"{WIKIGOLD} --group document", ("f1",),
+        "wikigold (10 % of the documents held out)",
+        "Entities",
+        f"{WIKIGOLD} --group document",
+        ("f1",),
     ),
     Row(
-        "wikigold, document context (10 % of the documents held out)", "Entities",
-        f"{WIKIGOLD} --set document_context=true", ("f1",),
+        "wikigold, document context (10 % of the documents held out)",
+        "Entities",
+        f"{WIKIGOLD} --set document_context=true",
+        ("f1",),
     ),
     Row(
-        "wikigold, frozen encoder", "Entities",
-        f"{WIKIGOLD} --recipe feature_based --set lstm_units=256", ("f1",),
+        "wikigold, frozen encoder",
+        "Entities",
+        f"{WIKIGOLD} --recipe feature_based --set lstm_units=256",
+        ("f1",),
     ),
     Row("CODAH", "Choices", "finetune multiple-choice/codah", ("accuracy",)),
     Row("JSTS", "Japanese", "finetune ja/jsts --model JA", ("spearman", "pearson")),
     Row("JCommonsenseQA", "Japanese", "finetune ja/jcommonsenseqa --model JA", ("accuracy",)),
     Row(
-        "Wikipedia NER (random 10 % held out)", "Japanese", "finetune ja/ner-wikipedia/ner.json.gz --model JA", ("f1",),
+        "Wikipedia NER (random 10 % held out)",
+        "Japanese",
+        "finetune ja/ner-wikipedia/ner.json.gz --model JA",
+        ("f1",),
     ),
     Row("JaQuAD", "Japanese", "finetune ja/jaquad --model JA --set epochs=1", ("f1", "exact")),
     Row(
-        "NSMC", "Korean",
-        "finetune ko/nsmc/ratings_train.txt.gz --dev ko/nsmc/ratings_test.txt.gz --model KO --set epochs=1",
+        "NSMC",
+        "Korean",
+        "finetune ko/nsmc/ratings_train.txt.gz --dev ko/nsmc/ratings_test.txt.gz --model KO --set "
+        "epochs=1",
         ("accuracy",),
     ),
     Row(
-        "KorSTS", "Korean", "finetune ko/korsts/sts-train.tsv --dev ko/korsts/sts-dev.tsv --model KO",
+        "KorSTS",
+        "Korean",
+        "finetune ko/korsts/sts-train.tsv --dev ko/korsts/sts-dev.tsv --model KO",
         ("spearman", "pearson"),
     ),
-)  # fmt: skip
-# Next to transformers' Trainer, which takes two to three times as long: so of the two largest only a part.
+)
+# Next to transformers' Trainer, which takes two to three times as long: so of the two largest only
+# a part.
 EQUAL_ROWS = (
     glue("CoLA", "matthews_correlation"),
     replace(glue("SST-2", "accuracy"), name="SST-2, 10,000 rows", most=10_000),

@@ -1,11 +1,14 @@
-"""How long a search takes: exact, over 100,000 documents with vectors of 384, in an index of the usual segments.
+"""How long a search takes: exact, over 100,000 documents with vectors of 384, in an index of the
+usual segments.
 
-    python benchmarks/search.py [--documents 100000] [--queries 50] [--threads N] [--rounds 3] [--quick]
+    python benchmarks/search.py [--documents 100000] [--queries 50] [--threads N] [--rounds 3]
+    [--quick]
 
-Texts and vectors are made up, for only their number matters. The model that makes the vector of a query is `minilm`,
-and its time is shown separately. Each time is that of a whole `Index.search` for ten documents, with rows read from
-disk. Next to it the time of the nearest vectors in memory alone: in numpy, and in faiss where that is installed. All
-take turns; the table goes to docs/concepts/performance.md.
+Texts and vectors are made up, for only their number matters. The model that makes the vector of a
+query is `minilm`, and its time is shown separately. Each time is that of a whole `Index.search` for
+ten documents, with rows read from disk. Next to it the time of the nearest vectors in memory alone:
+in numpy, and in faiss where that is installed. All take turns; the table goes to
+docs/concepts/performance.md.
 """
 
 import argparse
@@ -33,7 +36,9 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=50)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="does it run? few documents, nothing is kept")
+    parser.add_argument(
+        "--quick", action="store_true", help="does it run? few documents, nothing is kept"
+    )
     a = parser.parse_args()
     torch.set_num_threads(a.threads)
     about, draw = provenance(("torch", "numpy")), random.Random(0)
@@ -41,34 +46,53 @@ def main() -> None:
     weights = [1 / (n + 1) for n in range(len(words))]
     with tempfile.TemporaryDirectory() as folder:
         documents = 1000 if a.quick else a.documents
-        index = filled(Path(folder), documents, lambda n: " ".join(draw.choices(words, weights, k=n)))
+        index = filled(
+            Path(folder), documents, lambda n: " ".join(draw.choices(words, weights, k=n))
+        )
         queries = [" ".join(draw.choices(words, weights, k=6)) for _ in range(a.queries)]
-        calls: dict[str, Callable[[str], object]] = {"vector of the query": lambda query: index.embedder.embed([query])}
+        calls: dict[str, Callable[[str], object]] = {
+            "vector of the query": lambda query: index.embedder.embed([query])
+        }
         for ranking in ("dense", "bm25", "hybrid"):
-            calls[f"search, {ranking}"] = lambda query, ranking=ranking: index.search(query, 10, ranking=ranking)
+            calls[f"search, {ranking}"] = lambda query, ranking=ranking: index.search(
+                query, 10, ranking=ranking
+            )
         calls |= nearest(index, queries, documents, a.threads)
         times: dict[str, list[float]] = {name: [] for name in calls}
         for _ in range(a.rounds):
             for name, call in calls.items():
                 times[name] += timed(call, queries)
         segments = len(index.manifest.segments)
-    rows = {name: {"p50": statistics.median(found), "p95": statistics.quantiles(found, n=20)[18]}
-            for name, found in times.items()}  # fmt: skip
+    rows = {
+        name: {"p50": statistics.median(found), "p95": statistics.quantiles(found, n=20)[18]}
+        for name, found in times.items()
+    }
     lines = [
-        f"| {documents:,} documents in {segments} segments, {a.threads} threads | p50 ms | p95 ms |",
+        f"| {documents:,} documents in {segments} segments, {a.threads} threads | p50 ms | p95 ms "
+        "|",
         "|---|---|---|",
     ]
-    lines += [f"| {name} | {found['p50']:.1f} | {found['p95']:.1f} |" for name, found in rows.items()]
+    lines += [
+        f"| {name} | {found['p50']:.1f} | {found['p95']:.1f} |" for name, found in rows.items()
+    ]
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
-    lines += ["", f"`{about['command']}` at {about['commit']}, {about['time'][:10]}; {about['cpu']}; {versions}."]
+    lines += [
+        "",
+        f"`{about['command']}` at {about['commit']}, {about['time'][:10]}; {about['cpu']}; "
+        f"{versions}.",
+    ]
     if not a.quick:
         publish("search", {**about, "rows": rows}, "\n".join(lines))
     print("\n".join(lines))
 
 
-def nearest(index: Index, queries: list[str], documents: int, threads: int) -> dict[str, Callable[[str], object]]:
+def nearest(
+    index: Index, queries: list[str], documents: int, threads: int
+) -> dict[str, Callable[[str], object]]:
     """The ten nearest of as many vectors in memory, the vector of the query being there already."""
-    vectors = normalized(np.random.default_rng(0).standard_normal((documents, index.manifest.dimension), np.float32))
+    vectors = normalized(
+        np.random.default_rng(0).standard_normal((documents, index.manifest.dimension), np.float32)
+    )
     made = dict(zip(queries, index.embedder.embed(queries), strict=True))
 
     def in_numpy(query: str) -> object:

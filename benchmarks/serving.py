@@ -1,13 +1,15 @@
-"""How many texts a server of minilm embeds, how long each waits, and what happens when three times as many come.
+"""How many texts a server of minilm embeds, how long each waits, and what happens when three times
+as many come.
 
     python benchmarks/serving.py [--seconds 120] [--rounds 3] [--quick] [--peer]
 
-The load comes from a process of its own. First the capacity: 64 clients that send again as soon as they are answered,
-or a second after a refusal. Then open load, whose requests come at their times whether or not others
-were answered: 3 times the capacity, the capacity once more, and 0.7 of that for --seconds; all else takes a quarter of
-them. Meanwhile /health is requested ten times a second. --peer measures the capacity of sentence-transformers behind
-FastAPI, in a process of its own: with an endpoint in FastAPI's threads and with one in its event loop; the better
-counts. All of it in turns, round after round: machines that others share are fast at one time and slow at another, so
+The load comes from a process of its own. First the capacity: 64 clients that send again as soon as
+they are answered, or a second after a refusal. Then open load, whose requests come at their times
+whether or not others were answered: 3 times the capacity, the capacity once more, and 0.7 of that
+for --seconds; all else takes a quarter of them. Meanwhile /health is requested ten times a second.
+--peer measures the capacity of sentence-transformers behind FastAPI, in a process of its own: with
+an endpoint in FastAPI's threads and with one in its event loop; the better counts. All of it in
+turns, round after round: machines that others share are fast at one time and slow at another, so
 that a ratio is one of neighbours, and its median over the rounds is shown.
 
 A request is one text: the paragraphs of this project's pages, 1 to 60 words each. The table goes to
@@ -72,11 +74,19 @@ uvicorn.run(app, port=int(sys.argv[2]), log_level="warning")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seconds", type=int, default=120, help="of the load that the server can bear")
+    parser.add_argument(
+        "--seconds", type=int, default=120, help="of the load that the server can bear"
+    )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="one round of 8 seconds; nothing is kept")
-    parser.add_argument("--peer", action="store_true", help="sentence-transformers behind FastAPI as well")
-    parser.add_argument("--load", nargs=4, metavar=("URL", "PATH", "RATE", "SECONDS"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--quick", action="store_true", help="one round of 8 seconds; nothing is kept"
+    )
+    parser.add_argument(
+        "--peer", action="store_true", help="sentence-transformers behind FastAPI as well"
+    )
+    parser.add_argument(
+        "--load", nargs=4, metavar=("URL", "PATH", "RATE", "SECONDS"), help=argparse.SUPPRESS
+    )
     a = parser.parse_args()
     if a.load:
         url, path, rate, seconds = a.load
@@ -88,7 +98,11 @@ def main() -> None:
     text = "\n".join([*table(rounds), "", *ratios(rounds)])
     print(text)
     if not a.quick:
-        about = provenance(("torch", "uvicorn", "starlette", *PEERS) if a.peer else ("torch", "uvicorn", "starlette"))
+        about = provenance(
+            ("torch", "uvicorn", "starlette", *PEERS)
+            if a.peer
+            else ("torch", "uvicorn", "starlette")
+        )
         publish("serving", {**about, "rounds": rounds}, f"{text}\n\n{said(about)}")
 
 
@@ -99,12 +113,22 @@ def measure(seconds: int, count: int, *, peers: bool) -> list[list[Row]]:
         run_load(url, "/embed", 0, min(short, 10))  # it learns how fast it is
         for _ in range(count):
             rows = [measured(CAPACITY, f"{url}embed", 0, short, running)]
-            rows.append(measured(OVERLOAD, f"{url}embed", 3 * rows[-1]["answered_per_second"], short, running))
+            rows.append(
+                measured(
+                    OVERLOAD, f"{url}embed", 3 * rows[-1]["answered_per_second"], short, running
+                )
+            )
             rows.append(measured(AGAIN, f"{url}embed", 0, short, running))
-            rows.append(measured(BEARABLE, f"{url}embed", 0.7 * rows[-1]["answered_per_second"], seconds, running))
+            rows.append(
+                measured(
+                    BEARABLE, f"{url}embed", 0.7 * rows[-1]["answered_per_second"], seconds, running
+                )
+            )
             if peers:
                 with peer() as (other, its):
-                    rows += [measured(f"peer, {way}", f"{other}{way}", 0, short, its) for way in WAYS]
+                    rows += [
+                        measured(f"peer, {way}", f"{other}{way}", 0, short, its) for way in WAYS
+                    ]
             rounds.append(rows)
     return rounds
 
@@ -112,19 +136,35 @@ def measure(seconds: int, count: int, *, peers: bool) -> list[list[Row]]:
 def measured(name: str, url: str, rate: float, seconds: float, running: int) -> Row:
     """running: the process of the server."""
     at, slash, path = url.rpartition("/")
-    row = {"name": name, **summary(run_load(at + slash, slash + path, rate, seconds)), "memory_mb": memory(running)}
+    row = {
+        "name": name,
+        **summary(run_load(at + slash, slash + path, rate, seconds)),
+        "memory_mb": memory(running),
+    }
     print(json.dumps(row), flush=True)
     return row
 
 
-# --- the servers ------------------------------------------------------------------------------------------------------
+# --- the servers
+# --------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def server() -> Iterator[tuple[str, int]]:
     """Ours: its address, and its process."""
-    command = [sys.executable, "-m", "bertworks.cli.main", "serve", "minilm", "--port", "0", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as running:
+    command = [
+        sys.executable,
+        "-m",
+        "bertworks.cli.main",
+        "serve",
+        "minilm",
+        "--port",
+        "0",
+        "--json",
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as running:
         assert running.stdout is not None
         yield json.loads(running.stdout.readline())["url"], running.pid
         running.terminate()
@@ -135,10 +175,14 @@ def peer() -> Iterator[tuple[str, int]]:
     from bertworks.checkpoints.resolve import resolve_model
 
     port = random.randint(20_000, 30_000)
-    with subprocess.Popen([sys.executable, "-c", PEER, str(resolve_model("minilm")), str(port)]) as running:
+    with subprocess.Popen(
+        [sys.executable, "-c", PEER, str(resolve_model("minilm")), str(port)]
+    ) as running:
         url, status = f"http://127.0.0.1:{port}/", 0
         while status != 200:
-            assert running.poll() is None, "the peer ended: pip install fastapi sentence-transformers"
+            assert running.poll() is None, (
+                "the peer ended: pip install fastapi sentence-transformers"
+            )
             time.sleep(1)
             with contextlib.suppress(OSError):
                 status = asyncio.run(Connection(url).send("GET", "/health", b""))
@@ -152,7 +196,8 @@ def memory(process: int) -> int:
     return int(status.split("VmRSS:")[1].split()[0]) // 1000
 
 
-# --- the load ---------------------------------------------------------------------------------------------------------
+# --- the load
+# --------------------------------------------------------------------------------------------------
 
 
 def run_load(url: str, path: str, rate: float, seconds: float) -> dict[str, Any]:
@@ -164,7 +209,8 @@ def run_load(url: str, path: str, rate: float, seconds: float) -> dict[str, Any]
 
 
 def summary(found: dict[str, Any]) -> dict[str, Any]:
-    """How many were sent and answered in a second; of each kind of answer how many, and their milliseconds."""
+    """How many were sent and answered in a second; of each kind of answer how many, and their
+    milliseconds."""
     seconds, kinds = found["seconds"], found["milliseconds"]
     return {
         "sent_per_second": found["sent"] / seconds,
@@ -186,7 +232,16 @@ def middle(rounds: Sequence[Sequence[Row]], name: str, figure: Callable[[Row], f
 
 
 def table(rounds: Sequence[Sequence[Row]]) -> list[str]:
-    columns = ("load", "requests/s", "answered/s", "p50 ms", "p99 ms", "max ms", "429/s", "their p50, p99 ms")
+    columns = (
+        "load",
+        "requests/s",
+        "answered/s",
+        "p50 ms",
+        "p99 ms",
+        "max ms",
+        "429/s",
+        "their p50, p99 ms",
+    )
     columns += ("/health p99, max ms", "memory MB")
     head = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     return [*head, *(line(rounds, row["name"]) for row in rounds[0])]
@@ -199,13 +254,19 @@ def line(rounds: Sequence[Sequence[Row]], name: str) -> str:
         return middle(rounds, name, lambda row: row["kinds"].get(kind, {what: math.nan})[what])
 
     sent, answered, used = (
-        middle(rounds, name, itemgetter(what)) for what in ("sent_per_second", "answered_per_second", "memory_mb")
+        middle(rounds, name, itemgetter(what))
+        for what in ("sent_per_second", "answered_per_second", "memory_mb")
     )
-    refused = middle(rounds, name, lambda row: row["kinds"].get("429", {"count": 0})["count"] / row["seconds"])
+    refused = middle(
+        rounds, name, lambda row: row["kinds"].get("429", {"count": 0})["count"] / row["seconds"]
+    )
     late = f"{of('429', 'p50'):.1f}, {of('429', 'p99'):.1f}" if refused else ""
     times = " | ".join(f"{of('200', what):.1f}" for what in ("p50", "p99", "max"))
     health = f"{of('health', 'p99'):.1f}, {of('health', 'max'):.1f}"
-    return f"| {name} | {sent:.1f} | {answered:.1f} | {times} | {refused:.1f} | {late} | {health} | {used:.0f} |"
+    return (
+        f"| {name} | {sent:.1f} | {answered:.1f} | {times} | {refused:.1f} | {late} | {health} "
+        f"| {used:.0f} |"
+    )
 
 
 def ratios(rounds: Sequence[Sequence[Row]]) -> list[str]:
@@ -215,15 +276,28 @@ def ratios(rounds: Sequence[Sequence[Row]]) -> list[str]:
         by_name = {row["name"]: row for row in rows}
         speed = {name: row["answered_per_second"] for name, row in by_name.items()}
         capacity, waits = (speed[CAPACITY] + speed[AGAIN]) / 2, by_name[BEARABLE]["kinds"]["200"]
-        found.setdefault("answered at 3 times the capacity, as a share of it", []).append(speed[OVERLOAD] / capacity)
+        found.setdefault("answered at 3 times the capacity, as a share of it", []).append(
+            speed[OVERLOAD] / capacity
+        )
         found.setdefault("p99 / p50 at 0.7 of the capacity", []).append(waits["p99"] / waits["p50"])
         if peers := [speed[name] for name in speed if name.startswith("peer")]:
-            found.setdefault("capacity, as a multiple of the better peer's", []).append(capacity / max(peers))
+            found.setdefault("capacity, as a multiple of the better peer's", []).append(
+                capacity / max(peers)
+            )
     others = Counter[str]()
     for row in (row for rows in rounds for row in rows):
-        others.update({kind: n["count"] for kind, n in row["kinds"].items() if kind not in ("200", "429", "health")})
+        others.update(
+            {
+                kind: n["count"]
+                for kind, n in row["kinds"].items()
+                if kind not in ("200", "429", "health")
+            }
+        )
     lines = [
-        f"* {name}: {statistics.median(values):.2f} (rounds: {', '.join(f'{value:.2f}' for value in values)})"
+        (
+            f"* {name}: {statistics.median(values):.2f} (rounds: "
+            f"{', '.join(f'{value:.2f}' for value in values)})"
+        )
         for name, values in found.items()
     ]
     return [*lines, f"* neither answered nor refused with 429: {dict(others) or 'none'}"]
@@ -236,7 +310,8 @@ def said(about: dict[str, Any]) -> str:
 
 
 class Connection(asyncio.Protocol):
-    """One that is kept. Of HTTP it knows only what gives a status: the load shares the cores of the server."""
+    """One that is kept. Of HTTP it knows only what gives a status: the load shares the cores of the
+    server."""
 
     def __init__(self, url: str):
         self.at, self.received = urlsplit(url), b""
@@ -244,11 +319,15 @@ class Connection(asyncio.Protocol):
         self.status: asyncio.Future[int]
 
     async def send(self, method: str, path: str, body: bytes) -> int:
-        if self.transport is None or self.transport.is_closing():  # a server may close what was idle: clients look
+        # a server may close what was idle: clients look
+        if self.transport is None or self.transport.is_closing():
             loop = asyncio.get_running_loop()
             await loop.create_connection(lambda: self, self.at.hostname, self.at.port)
         self.status, self.received = asyncio.get_running_loop().create_future(), b""
-        head = f"{method} {path} HTTP/1.1\r\nHost: {self.at.netloc}\r\nContent-Type: application/json\r\n"
+        head = (
+            f"{method} {path} HTTP/1.1\r\nHost: {self.at.netloc}\r\n"
+            "Content-Type: application/json\r\n"
+        )
         self.transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         return await self.status
 
@@ -298,10 +377,16 @@ class Load:
 
 async def load(url: str, path: str, rate: float, seconds: float) -> dict[str, Any]:
     texts = [
-        text for page in sorted(ROOT.glob("docs/**/*.md")) for text in page.read_text().split("\n") if text.strip()
+        text
+        for page in sorted(ROOT.glob("docs/**/*.md"))
+        for text in page.read_text().split("\n")
+        if text.strip()
     ]
     draw = random.Random(0)
-    bodies = [json.dumps({"inputs": " ".join(draw.choice(texts).split()[:60])}).encode() for _ in range(2000)]
+    bodies = [
+        json.dumps({"inputs": " ".join(draw.choice(texts).split()[:60])}).encode()
+        for _ in range(2000)
+    ]
     made, begin = Load(url, path, bodies), time.perf_counter()
     end = begin + seconds
 
@@ -319,7 +404,11 @@ async def load(url: str, path: str, rate: float, seconds: float) -> dict[str, An
         await asyncio.sleep(max(0.0, at - time.perf_counter()))
         tasks.append(asyncio.create_task(made.one()))
     await asyncio.gather(*tasks)
-    return {"milliseconds": made.times, "sent": made.count["sent"], "seconds": time.perf_counter() - begin}
+    return {
+        "milliseconds": made.times,
+        "sent": made.count["sent"],
+        "seconds": time.perf_counter() - begin,
+    }
 
 
 if __name__ == "__main__":

@@ -3,11 +3,13 @@
 
     python benchmarks/simulate_cluster.py [--times FILE.json] [--workers 64] [--failures 1.0]
 
-A job has numbered portions. A command gives them to workers in their order; at most twice as many portions as there are
-workers are on their way. A worker that fails loses its portion, which begins again when another process is up. Used is
-the sum of the times of all portions divided by workers x time of the job.
+A job has numbered portions. A command gives them to workers in their order; at most twice as many
+portions as there are workers are on their way. A worker that fails loses its portion, which begins
+again when another process is up. Used is the sum of the times of all portions divided by workers x
+time of the job.
 
-    --times       a JSON list of measured seconds of portions, drawn at random. Without it: 10 s, give or take 20 %
+    --times       a JSON list of measured seconds of portions, drawn at random. Without it: 10 s,
+                  give or take 20 %
     --latency     seconds to store a portion
     --dispatch    seconds of the command for each portion: reading its rows and sending them
     --failures    per worker and hour
@@ -58,7 +60,9 @@ def simulate(times: Sequence[float], c: Cluster, seed: int = 0) -> float:
 
 def used(times: Sequence[float], c: Cluster, rounds: int = 20) -> float:
     """The fraction of the time of the workers that portions take, on average."""
-    return sum(sum(times) / (c.workers * simulate(times, c, seed)) for seed in range(rounds)) / rounds
+    return (
+        sum(sum(times) / (c.workers * simulate(times, c, seed)) for seed in range(rounds)) / rounds
+    )
 
 
 def main() -> None:
@@ -72,9 +76,16 @@ def main() -> None:
     parser.add_argument("--restart", type=float, default=15.0)
     a = parser.parse_args()
     draw = random.Random(0)
-    measured = json.loads(a.times.read_text()) if a.times else [draw.uniform(8, 12) for _ in range(1000)]
+    measured = (
+        json.loads(a.times.read_text()) if a.times else [draw.uniform(8, 12) for _ in range(1000)]
+    )
     times = [draw.choice(measured) for _ in range(a.portions)]
-    rest = {"latency": a.latency, "dispatch": a.dispatch, "failures": a.failures, "restart": a.restart}
+    rest = {
+        "latency": a.latency,
+        "dispatch": a.dispatch,
+        "failures": a.failures,
+        "restart": a.restart,
+    }
     results = {
         str(workers): round(used(times, Cluster(workers=workers, **rest)), 4)
         for workers in sorted({1, 2, 4, 8, 16, 32, a.workers})

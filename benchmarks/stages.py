@@ -1,6 +1,8 @@
-"""What inference.py measures of bertworks alone: where the time goes, how it grows, how soon a command answers.
+"""What inference.py measures of bertworks alone: where the time goes, how it grows, how soon a
+command answers.
 
-python benchmarks/stages.py profile|growth|lengths|start ...    what was measured is the last line, as JSON
+python benchmarks/stages.py profile|growth|lengths|start ...    what was measured is the last line,
+as JSON
 """
 
 import json
@@ -56,7 +58,8 @@ class Clock:
 
 
 def profile(model: str, texts: list[str], ceiling: float) -> dict[str, Any]:
-    """Seconds of each stage of one pass over texts; and what its matrix products would take at the ceiling."""
+    """Seconds of each stage of one pass over texts; and what its matrix products would take at the
+    ceiling."""
     from bertworks.inference import engine
     from bertworks.inference.embed import Embedder
     from bertworks.models import attention
@@ -81,7 +84,9 @@ def profile(model: str, texts: list[str], ceiling: float) -> dict[str, Any]:
         "pool": clock.around(inside["pool"], "pool"),
     }
     inside |= patches
-    vars(embedder.tokenizer)["encode_batch"] = clock.around(embedder.tokenizer.encode_batch, "tokenise")
+    vars(embedder.tokenizer)["encode_batch"] = clock.around(
+        embedder.tokenizer.encode_batch, "tokenise"
+    )
     clock.watch(encoder.embeddings, "embed")
     between = "attention: between the matrices"
     name = "attention_inference_cpu"
@@ -103,10 +108,19 @@ def profile(model: str, texts: list[str], ceiling: float) -> dict[str, Any]:
     flops = {
         "attention: matrices": c.num_hidden_layers * total * 8 * hidden * hidden,
         between: c.num_hidden_layers * squares * 4 * hidden,
-        "feed-forward: matrices and activation": c.num_hidden_layers * total * 4 * hidden * c.ffn_size,
+        "feed-forward: matrices and activation": c.num_hidden_layers
+        * total
+        * 4
+        * hidden
+        * c.ffn_size,
     }
     floors = {stage: count / ceiling for stage, count in flops.items()}
-    return {"seconds": dict(clock.spent), "floors": floors, "tokens": total, "precision": embedder.precision}
+    return {
+        "seconds": dict(clock.spent),
+        "floors": floors,
+        "tokens": total,
+        "precision": embedder.precision,
+    }
 
 
 def growth(model: str, source: str) -> dict[str, Any]:
@@ -131,7 +145,8 @@ def lengths(model: str, texts: list[str], tokens: int) -> dict[str, Any]:
     for length in LENGTHS:
         embedder = Embedder(model, device="cpu", max_length=length)
         count = max(1, tokens // length)
-        # As many words as there should be tokens are cut to that length, for no word is less than a token.
+        # As many words as there should be tokens are cut to that length, for no word is less than a
+        # token.
         words = " ".join(texts).split()
         long = [" ".join(words[n * length : (n + 1) * length]) for n in range(count)]
         embedder.embed(long[: 1 + count // 4])
@@ -152,7 +167,13 @@ def start(model: str, filled: str, times: int) -> dict[str, float]:
         words = {
             "bertworks --help": ["--help"],
             "bertworks fill MODEL TEXT": ["fill", filled, "The capital of France is [MASK]."],
-            "bertworks embed MODEL FILE": ["embed", model, str(source), "-o", f"{folder}/NUMBER.npy"],
+            "bertworks embed MODEL FILE": [
+                "embed",
+                model,
+                str(source),
+                "-o",
+                f"{folder}/NUMBER.npy",
+            ],
         }
         found: dict[str, list[float]] = {name: [] for name in words}
         for number in range(times):
@@ -180,6 +201,10 @@ if __name__ == "__main__" and len(sys.argv) > 1:
     if isinstance(job.get("texts"), str):
         job["texts"] = json.loads(Path(job["texts"]).read_text())
     works: dict[str, Callable[..., Any]] = {
-        "profile": profile, "growth": growth, "lengths": lengths, "start": start, "ceiling": ceiling,
-    }  # fmt: skip
+        "profile": profile,
+        "growth": growth,
+        "lengths": lengths,
+        "start": start,
+        "ceiling": ceiling,
+    }
     print(json.dumps(works[sys.argv[1]](**job)))

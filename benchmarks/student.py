@@ -1,8 +1,10 @@
-"""How much faster a student with half of the layers classifies than its teacher, which is minilm with six.
+"""How much faster a student with half of the layers classifies than its teacher, which is minilm
+with six.
 
     python benchmarks/student.py [--rounds 5] [--texts 1000]
 
-The same real texts, one thread, in turns; medians. The speed does not depend on what the models have learned.
+The same real texts, one thread, in turns; medians. The speed does not depend on what the models
+have learned.
 """
 
 import argparse
@@ -20,7 +22,9 @@ import bertworks as bw
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--texts", type=int, default=1000)
     arguments = parser.parse_args()
@@ -42,7 +46,11 @@ def main() -> None:
                 if number:  # the first round prepares kernels
                     seconds[role].append(time.perf_counter() - begin)
     both = {role: tokens / statistics.median(row) for role, row in seconds.items()}
-    results = provenance(["torch"]) | {"tokens": tokens, "seconds": seconds, "tokens_per_second": both}
+    results = provenance(["torch"]) | {
+        "tokens": tokens,
+        "seconds": seconds,
+        "tokens_per_second": both,
+    }
     line = f"teacher {both['teacher']:,.0f} tokens/s, student {both['student']:,.0f}"
     line += f": {both['student'] / both['teacher']:.2f} times as fast"
     print(line)

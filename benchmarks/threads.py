@@ -1,5 +1,6 @@
-"""Threads by what is free: steps of BERT-mini with a fixed number of threads and with `--threads auto`, on an idle
-machine and next to busy programs. Each figure is of a process of its own; the settings take turns.
+"""Threads by what is free: steps of BERT-mini with a fixed number of threads and with `--threads
+auto`, on an idle machine and next to busy programs. Each figure is of a process of its own; the
+settings take turns.
 
     python benchmarks/threads.py [--rounds 3] [--seconds 8] [--busy 0 1 8]
 """
@@ -34,7 +35,8 @@ recipe = Recipe(title="threads", train=TrainConfig(phases=(phase,)), encoder=BER
 batches = [random_batch(recipe, 16, 128)]
 with THREADS.hold():
     start, tokens, counts = None, 0, []
-    for step in train(model, make_optimizer(model, c), lambda n: batches, c, 10**6, precision="bf16"):
+    optimizer = make_optimizer(model, c)
+    for step in train(model, optimizer, lambda n: batches, c, 10**6, precision="bf16"):
         if THREADS.training_adapts:
             THREADS.adapt()
         now = time.perf_counter()
@@ -66,7 +68,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=8.0)
     cores = len(os.sched_getaffinity(0))
-    parser.add_argument("--busy", type=int, nargs="*", default=[0, 1, 4 * cores], help="numbers of busy programs")
+    parser.add_argument(
+        "--busy", type=int, nargs="*", default=[0, 1, 4 * cores], help="numbers of busy programs"
+    )
     options = parser.parse_args()
     settings = [*map(str, range(1, cores + 1)), "start", "auto"]
     print(f"{platform.processor() or platform.machine()}, {cores} cores, torch {torch.__version__}")
@@ -74,17 +78,24 @@ def main() -> None:
         programs = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(busy)]
         time.sleep(1)
         try:
-            rows = [{name: measure(name, options.seconds) for name in settings} for _ in range(options.rounds)]
+            rows = [
+                {name: measure(name, options.seconds) for name in settings}
+                for _ in range(options.rounds)
+            ]
         finally:
             for program in programs:
                 program.kill()
                 program.wait()
         for name in settings:
-            best = [row[name]["speed"] / max(row[str(n)]["speed"] for n in range(1, cores + 1)) for row in rows]
+            best = [
+                row[name]["speed"] / max(row[str(n)]["speed"] for n in range(1, cores + 1))
+                for row in rows
+            ]
             speeds, threads = ([row[name][key] for row in rows] for key in ("speed", "threads"))
             print(
                 f"{busy} busy programs, {name:>5}: {statistics.median(speeds):9,.0f} tokens/s, "
-                f"{statistics.median(threads):.2f} threads, {statistics.median(best):.2f} of the best fixed number "
+                f"{statistics.median(threads):.2f} threads, {statistics.median(best):.2f} of the "
+                "best fixed number "
                 f"({min(best):.2f} to {max(best):.2f})"
             )
 

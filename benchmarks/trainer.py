@@ -1,7 +1,9 @@
-"""transformers' Trainer on the rows of docs/concepts/results.md: the same sequences, labels and settings; its own loop.
+"""transformers' Trainer on the rows of docs/concepts/results.md: the same sequences, labels and
+settings; its own loop.
 
-Sequences are cut and labelled by bertworks (whose tokens are equal to transformers': tests), and what the network says
-of dev is read and evaluated by bertworks as well; so a difference is one of network, head, optimiser or loop.
+Sequences are cut and labelled by bertworks (whose tokens are equal to transformers': tests), and
+what the network says of dev is read and evaluated by bertworks as well; so a difference is one of
+network, head, optimiser or loop.
 """
 
 import tempfile
@@ -32,8 +34,9 @@ READ = ("input_ids", "token_type_ids", "attention_mask")
 
 
 def train_with_transformers(name: str, seed: int, data: Path) -> dict[str, Any]:
-    """Return the figures of the best epoch on dev, the score of 1,000 resamples of the dev rows (the same resamples as
-    in the result.json of bertworks), and the seconds of the training without the evaluation."""
+    """Return the figures of the best epoch on dev, the score of 1,000 resamples of the dev rows
+    (the same resamples as in the result.json of bertworks), and the seconds of the training without
+    the evaluation."""
     request, p = prepared(name, seed, data)
     task, o = p.description.task, p.recipe.optimizer
     metric = metric_of(task, request.metric, p.description.labels)
@@ -56,23 +59,43 @@ def train_with_transformers(name: str, seed: int, data: Path) -> dict[str, Any]:
             spent += time.perf_counter() - begin
             return {f"eval_{metric}": figures[metric]}
 
-    rows = [{"example": example} for one in p.train for unit in training_groups(one, task) for example in unit]
+    rows = [
+        {"example": example}
+        for one in p.train
+        for unit in training_groups(one, task)
+        for example in unit
+    ]
     with tempfile.TemporaryDirectory() as scratch:
         settings = TrainingArguments(
-            scratch, seed=seed, use_cpu=True, save_strategy="no", report_to="none", disable_tqdm=True,
-            eval_strategy="epoch", num_train_epochs=p.recipe.epochs, per_device_train_batch_size=p.recipe.batch_size,
-            learning_rate=o.learning_rate, warmup_steps=o.warmup, weight_decay=o.weight_decay, adam_epsilon=o.eps,
-            max_grad_norm=o.max_grad_norm, remove_unused_columns=False, logging_strategy="no",
-        )  # fmt: skip
+            scratch,
+            seed=seed,
+            use_cpu=True,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            eval_strategy="epoch",
+            num_train_epochs=p.recipe.epochs,
+            per_device_train_batch_size=p.recipe.batch_size,
+            learning_rate=o.learning_rate,
+            warmup_steps=o.warmup,
+            weight_decay=o.weight_decay,
+            adam_epsilon=o.eps,
+            max_grad_norm=o.max_grad_norm,
+            remove_unused_columns=False,
+            logging_strategy="no",
+        )
         collator = Collator(task, [item.label for item in p.data.train])
         begin = time.perf_counter()
-        Evaluating(model, settings, data_collator=collator, train_dataset=rows, eval_dataset=[]).train()
+        Evaluating(
+            model, settings, data_collator=collator, train_dataset=rows, eval_dataset=[]
+        ).train()
         seconds = time.perf_counter() - begin
     return {"figures": best, "resamples": resamples, "seconds": seconds - spent}
 
 
 def prepared(name: str, seed: int, data: Path) -> tuple[Any, Any]:
-    """The request of a row of the table to bertworks, and its fine-tuning just before the first step."""
+    """The request of a row of the table to bertworks, and its fine-tuning just before the first
+    step."""
     row = next(row for row in EQUAL_ROWS if row.name == name)
     read, settings = None, (*EQUAL, *row.settings)
     words = row.command.split()
@@ -80,11 +103,15 @@ def prepared(name: str, seed: int, data: Path) -> tuple[Any, Any]:
         (found,) = find_glue_tasks(data / "glue" / words[words.index("--task") + 1])
         (train, schema), (dev, dev_schema) = found.read("train"), found.read(found.measured_on[0])
         read = LabelledData(schema, list(items(train, schema)), list(items(dev, dev_schema)))
-        request = make_finetune_request(found.files["train"], metric=row.metrics[0], seed=seed, overrides=settings)
+        request = make_finetune_request(
+            found.files["train"], metric=row.metrics[0], seed=seed, overrides=settings
+        )
     else:
         train_file, dev_file = words[1], words[words.index("--dev") + 1]
         settings = (*settings, "precision=fp32")
-        request = make_finetune_request(data / train_file, dev=data / dev_file, seed=seed, overrides=settings)
+        request = make_finetune_request(
+            data / train_file, dev=data / dev_file, seed=seed, overrides=settings
+        )
     return request, FinetuneJob(request, torch.device("cpu"), data=read)
 
 
@@ -104,8 +131,8 @@ def network(folder: Path, task: str, labels: int) -> Any:
 
 
 class Collator:
-    """Examples -> rectangles with labels. Numbers to be learned are brought to mean 0 and deviation 1, which changes
-    neither correlation."""
+    """Examples -> rectangles with labels. Numbers to be learned are brought to mean 0 and deviation
+    1, which changes neither correlation."""
 
     def __init__(self, task: str, labels: Sequence[Any]):
         self.task, self.mean, self.deviation = task, 0.0, 1.0
@@ -120,10 +147,14 @@ class Collator:
             case "tagging":
                 labels = torch.full_like(batch["input_ids"], -100)
                 for n, e in enumerate(examples):
-                    labels[n, torch.from_numpy(e.target.positions)] = torch.from_numpy(e.target.labels).long()
+                    labels[n, torch.from_numpy(e.target.positions)] = torch.from_numpy(
+                        e.target.labels
+                    ).long()
                 return batch | {"labels": labels}
             case "qa":
-                starts, ends = (torch.tensor([int(e.target.labels[k]) for e in examples]) for k in (0, 1))
+                starts, ends = (
+                    torch.tensor([int(e.target.labels[k]) for e in examples]) for k in (0, 1)
+                )
                 return batch | {"start_positions": starts, "end_positions": ends}
             case "regression":
                 values = torch.tensor([float(e.target.labels[0]) for e in examples])
@@ -163,4 +194,7 @@ def answers(model: Any, p: Any) -> list[Any]:
             positions = torch.from_numpy(example.target.positions)
             known[place] = (rows[positions] if task in ("tagging", "qa") else rows[None]).numpy()
     model.train()
-    return [decoding(one, np.concatenate([known[n, k] for k in range(len(one.unit))])) for n, one in enumerate(dev)]
+    return [
+        decoding(one, np.concatenate([known[n, k] for k in range(len(one.unit))]))
+        for n, one in enumerate(dev)
+    ]

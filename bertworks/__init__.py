@@ -1,7 +1,7 @@
 """Train, fine-tune and use BERT models on your own data.
 
-The public names are imported on first use: `import bertworks` takes milliseconds and does not import torch. They are
-documented in `docs/reference/python.md`.
+The public names are imported on first use: `import bertworks` takes milliseconds and does not
+import torch. They are documented in `docs/reference/python.md`.
 """
 
 import ast
@@ -14,11 +14,17 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from bertworks.batching.masking import MaskingConfig as MaskingConfig
     from bertworks.batching.sampling import SamplingConfig as SamplingConfig
-    from bertworks.checkpoints.model_folder import load_model as load_model, save_model as save_model
+    from bertworks.checkpoints.model_folder import (
+        load_model as load_model,
+        save_model as save_model,
+    )
     from bertworks.checkpoints.resolve import task_folder as task_folder
     from bertworks.diagnostics import doctor as doctor
     from bertworks.errors import BertworksError as BertworksError, UsageError as UsageError
-    from bertworks.evaluation.ablation import evaluate_ablation as evaluate_ablation, list_ablations as list_ablations
+    from bertworks.evaluation.ablation import (
+        evaluate_ablation as evaluate_ablation,
+        list_ablations as list_ablations,
+    )
     from bertworks.evaluation.evaluate import (
         evaluate_blimp as evaluate_blimp,
         evaluate_mlm as evaluate_mlm,
@@ -32,15 +38,26 @@ if TYPE_CHECKING:
         evaluate_pairs as evaluate_pairs,
         evaluate_retrieval as evaluate_retrieval,
     )
-    from bertworks.inference.embed import Embedder as Embedder, embed as embed, embed_file as embed_file
+    from bertworks.inference.embed import (
+        Embedder as Embedder,
+        embed as embed,
+        embed_file as embed_file,
+    )
     from bertworks.inference.explain import explain as explain
     from bertworks.inference.generation import generate as generate
     from bertworks.inference.masked_lm import fill as fill, score as score
-    from bertworks.inference.predict import answer_questions as answer_questions, predict_file as predict_file
+    from bertworks.inference.predict import (
+        answer_questions as answer_questions,
+        predict_file as predict_file,
+    )
     from bertworks.inference.predictor import Predictor as Predictor
     from bertworks.interop.convert import convert as convert, import_checkpoint as import_checkpoint
     from bertworks.interop.export import export as export
-    from bertworks.interop.load import FinetunedModel as FinetunedModel, LoadedModel as LoadedModel, load as load
+    from bertworks.interop.load import (
+        FinetunedModel as FinetunedModel,
+        LoadedModel as LoadedModel,
+        load as load,
+    )
     from bertworks.interop.push import push as push
     from bertworks.io.options import ReadOptions as ReadOptions
     from bertworks.io.remote import published as published
@@ -66,7 +83,10 @@ if TYPE_CHECKING:
     from bertworks.text.segmentation import split_sentences as split_sentences
     from bertworks.text.shards import Shards as Shards, write_shards as write_shards
     from bertworks.text.tokenizer import Encoding as Encoding, Tokenizer as Tokenizer
-    from bertworks.text.vocabulary import VocabularyConfig as VocabularyConfig, train_vocabulary as train_vocabulary
+    from bertworks.text.vocabulary import (
+        VocabularyConfig as VocabularyConfig,
+        train_vocabulary as train_vocabulary,
+    )
     from bertworks.training.device import set_threads as set_threads
     from bertworks.training.loop import train as train
     from bertworks.training.objectives import PretrainingModel as PretrainingModel

@@ -1,4 +1,5 @@
-"""Tables of settings: TOML text <-> frozen dataclasses, with errors that say where and what to type."""
+"""Tables of settings: TOML text <-> frozen dataclasses, with errors that say where and what to
+type."""
 
 import json
 import math
@@ -12,7 +13,18 @@ from functools import partial, reduce
 from operator import getitem
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from bertworks.errors import UsageError, check, expect, names_of
 from bertworks.io.atomic_write import read_small
@@ -20,7 +32,8 @@ from bertworks.io.remote import as_path
 
 T = TypeVar("T")
 _LARGEST_RECIPE = 1 << 14  # bytes; those of bertworks have up to 2 kB
-_SEARCHED_LINES = 300  # of a recipe, for the line of an error: each of them is parsed with all lines above it
+# of a recipe, for the line of an error: each of them is parsed with all lines above it
+_SEARCHED_LINES = 300
 
 
 class Range(NamedTuple):
@@ -38,7 +51,8 @@ Positive = Annotated[int, Range("1 or more", lambda x: x >= 1)]
 NotNegative = Annotated[int, Range("0 or more", lambda x: x >= 0)]
 MAX_SIZE = 1 << 20  # of what a model folder tells to reserve
 Size = Annotated[int, Range(f"1 to {MAX_SIZE:,}", lambda x: 1 <= x <= MAX_SIZE)]
-# What people use is far below these. Far above them, a run would need more memory than any machine has, or never end.
+# What people use is far below these. Far above them, a run would need more memory than any machine
+# has, or never end.
 MAX_COUNT = 2_000_000_000  # steps, sequences, evaluations
 MAX_TOKENS = 1 << 40  # that are computed at once: a byte for each of them would be a terabyte
 Count = Annotated[int, Range(f"1 to {MAX_COUNT:,}", lambda x: 1 <= x <= MAX_COUNT)]
@@ -82,35 +96,46 @@ def read_recipe_text(name: str, what: str, known: Mapping[str, str]) -> str:
     """
     if name.endswith(".toml"):
         if not (path := as_path(name)).is_file():
-            raise UsageError(f"there is no recipe file {name}", hint=f"name one of {', '.join(known)}, or a file")
+            raise UsageError(
+                f"there is no recipe file {name}", hint=f"name one of {', '.join(known)}, or a file"
+            )
         try:
             return read_small(path, _LARGEST_RECIPE).decode("utf-8-sig").replace("\r\n", "\n")
         except UnicodeDecodeError as error:
-            raise UsageError("this is not a text in UTF-8", where=name, hint="save it as UTF-8") from error
+            raise UsageError(
+                "this is not a text in UTF-8", where=name, hint="save it as UTF-8"
+            ) from error
     near = get_close_matches(name, known, 1)
-    hint = f"did you mean {near[0]}?" if near else f"name one of {', '.join(known)}, or a .toml file"
+    hint = (
+        f"did you mean {near[0]}?" if near else f"name one of {', '.join(known)}, or a .toml file"
+    )
     expect(name in known, f"there is no {what} called {name!r}", hint=hint)
     return known[name]
 
 
 def parse_as(kind: type[T], text: str, where: str, overrides: Sequence[str] = ()) -> T:
-    """The recipe, a dataclass of values and of other dataclasses, that a TOML text and overrides describe.
+    """The recipe, a dataclass of values and of other dataclasses, that a TOML text and overrides
+    describe.
 
     overrides: words `table.field=value`.
     where: the name of the text in errors.
 
     Raises:
-        UsageError: text that is not TOML; an unknown field, a wrong type, a missing or refused value: with its line.
+        UsageError: text that is not TOML; an unknown field, a wrong type, a missing or refused
+            value: with its line.
     """
     try:
         table = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, thousands of lists in lists
+    # numbers of thousands of digits, thousands of lists in lists
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"this is not TOML: {str(error)[:200]}", where=where) from error
     _set_overrides(kind, table, parse_overrides(overrides))
     return build(kind, table, partial(_line_of_field, text, where))
 
 
-def read_as(kind: type[T], name: str, what: str, known: Mapping[str, str], overrides: Sequence[str] = ()) -> T:
+def read_as(
+    kind: type[T], name: str, what: str, known: Mapping[str, str], overrides: Sequence[str] = ()
+) -> T:
     """The recipe of a file or of a known name, see `read_recipe_text` and `parse_as`."""
     return parse_as(kind, read_recipe_text(name, what, known), name, overrides)
 
@@ -124,7 +149,10 @@ def override(recipe: T, overrides: Sequence[str]) -> T:
 
 def dump_recipe(recipe: Any) -> str:
     """A recipe as TOML; reading it gives the same recipe."""
-    table = asdict(recipe, dict_factory=lambda items: {name: value for name, value in items if value is not None})
+    table = asdict(
+        recipe,
+        dict_factory=lambda items: {name: value for name, value in items if value is not None},
+    )
     return "\n".join(_table_lines(table, "")).strip() + "\n"
 
 
@@ -138,7 +166,9 @@ def _table_lines(table: Mapping[str, Any], name: str) -> Iterator[str]:
             tables += [(f"[[{name}{key}]]", item) for item in value]
         else:
             # Values are written as in JSON, but for infinity and the escape of DEL.
-            text = repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+            text = (
+                repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+            )
             yield f"{key} = {text}".replace("\x7f", "\\u007f")
     for header, inner in tables:
         yield from ("", header)
@@ -165,25 +195,29 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def add_overrides(overrides: Sequence[str], given: Mapping[str, object]) -> tuple[str, ...]:
-    """The `table.field=value` words, and one more for each value that is given. given: values by the path of a field;
-    None: it is not given.
+    """The `table.field=value` words, and one more for each value that is given. given: values by
+    the path of a field; None: it is not given.
 
     Raises:
         UsageError: a word sets a field that is given, too.
     """
     words = tuple(f"{path}={value}" for path, value in given.items() if value is not None)
     if twice := parse_overrides(overrides).keys() & parse_overrides(words).keys():
-        raise UsageError(f"{min(twice)} is set twice: in overrides, and on its own", hint="leave one of them out")
+        raise UsageError(
+            f"{min(twice)} is set twice: in overrides, and on its own", hint="leave one of them out"
+        )
     return *overrides, *words
 
 
 def option_of(path: str) -> str:
-    """The option of the command line for a field: that of optimizer.learning_rate is --learning-rate."""
+    """The option of the command line for a field: that of optimizer.learning_rate is
+    --learning-rate."""
     return f"--{path.rpartition('.')[2].replace('_', '-')}"
 
 
 def field_paths(kind: Any, prefix: str = "") -> Iterator[str]:
-    """The paths of all fields of a recipe, as in optimizer.learning_rate. Of a list: those of its first item."""
+    """The paths of all fields of a recipe, as in optimizer.learning_rate. Of a list: those of its
+    first item."""
     hints = get_type_hints(kind)
     for field in fields(kind):
         path, hint = f"{prefix}{field.name}", hints[field.name]
@@ -193,11 +227,17 @@ def field_paths(kind: Any, prefix: str = "") -> Iterator[str]:
 
 
 def near_field(kind: Any, path: str) -> str | None:
-    """The field of a recipe that an unknown path means: of the same name in another table; else of a similar name, of a
-    name that is a part of it (num_train_epochs), or with these initials (lr). None: there is none."""
+    """The field of a recipe that an unknown path means: of the same name in another table; else of
+    a similar name, of a name that is a part of it (num_train_epochs), or with these initials (lr).
+    None: there is none."""
     table, _, name = path.replace("-", "_").rpartition(".")
-    by_name = {p.rpartition(".")[2]: p for p in sorted(field_paths(kind), key=lambda p: p.rpartition(".")[0] == table)}
-    near = get_close_matches(name, by_name, 1, 0.75) or [part for part in by_name if f"_{part}_" in f"_{name}_"]
+    by_name = {
+        p.rpartition(".")[2]: p
+        for p in sorted(field_paths(kind), key=lambda p: p.rpartition(".")[0] == table)
+    }
+    near = get_close_matches(name, by_name, 1, 0.75) or [
+        part for part in by_name if f"_{part}_" in f"_{name}_"
+    ]
     near += [whole for whole in by_name if "".join(word[0] for word in whole.split("_")) == name]
     return by_name[near[0]] if near else None
 
@@ -208,7 +248,11 @@ def _set_overrides(kind: Any, table: dict[str, Any], values: Mapping[str, Any]) 
         place: Any = table
         *path, last = name.split(".")
         for key in path:
-            place = place.setdefault(key, {}) if isinstance(place, dict) else place[_index(kind, place, key, name)]
+            place = (
+                place.setdefault(key, {})
+                if isinstance(place, dict)
+                else place[_index(kind, place, key, name)]
+            )
         place[_index(kind, place, last, name)] = value
 
 
@@ -223,12 +267,16 @@ def _index(kind: Any, place: Any, key: str, name: str) -> str | int:
 
 def _field_hint(kind: Any, path: str) -> str:
     near = near_field(kind, path)
-    return f"did you mean {near}?" if near else f"the fields are {', '.join(sorted(f.name for f in fields(kind)))}"
+    return (
+        f"did you mean {near}?"
+        if near
+        else f"the fields are {', '.join(sorted(f.name for f in fields(kind)))}"
+    )
 
 
 def _line_of_field(text: str, name: str, at: str) -> str:
-    """`name:line` of the field `at` (as in train.phases[1].num_steps), or `name` alone if it is not in the text: the
-    first line with which the text above it has that field."""
+    """`name:line` of the field `at` (as in train.phases[1].num_steps), or `name` alone if it is not
+    in the text: the first line with which the text above it has that field."""
     keys = [int(key) if key.isdigit() else key for key in re.findall(r"[^.\[\]]+", at)]
     lines, begin = text.split("\n")[:_SEARCHED_LINES], 1
     for end in range(1, len(lines) + 1) if at else ():
@@ -241,9 +289,11 @@ def _line_of_field(text: str, name: str, at: str) -> str:
     return name
 
 
-def build(kind: type[T], value: Any, where: Callable[[str], str], at: str = "", whole: Any = None) -> T:
-    """`value` as a `kind`, or a UsageError that names its path `at`; `where` gives the file and line of a path. whole:
-    the kind that it is a part of."""
+def build(
+    kind: type[T], value: Any, where: Callable[[str], str], at: str = "", whole: Any = None
+) -> T:
+    """`value` as a `kind`, or a UsageError that names its path `at`; `where` gives the file and
+    line of a path. whole: the kind that it is a part of."""
     origin, choices = get_origin(kind), get_args(kind)
     if is_dataclass(kind):
         return cast(T, _build_dataclass(kind, value, where, at, whole or kind))
@@ -256,7 +306,9 @@ def build(kind: type[T], value: Any, where: Callable[[str], str], at: str = "", 
         kinds = [c for c in choices if c is not NoneType]
         return build(type(value) if type(value) in kinds else kinds[0], value, where, at, whole)  # type: ignore[no-any-return]
     if origin is tuple and isinstance(value, list):
-        return cast(T, tuple(build(choices[0], v, where, f"{at}[{i}]", whole) for i, v in enumerate(value)))
+        return cast(
+            T, tuple(build(choices[0], v, where, f"{at}[{i}]", whole) for i, v in enumerate(value))
+        )
     if kind is float and type(value) is int:
         return cast(T, float(value))
     if origin is dict and isinstance(value, dict):  # arguments of a function, which checks them
@@ -268,7 +320,9 @@ def build(kind: type[T], value: Any, where: Callable[[str], str], at: str = "", 
     return value
 
 
-def _build_dataclass(kind: Any, value: Any, where: Callable[[str], str], at: str, whole: Any) -> Any:
+def _build_dataclass(
+    kind: Any, value: Any, where: Callable[[str], str], at: str, whole: Any
+) -> Any:
     if not isinstance(value, dict):
         raise UsageError(f"{at or 'recipe'}: expected a table, got {value!r:.60}", where=where(at))
     hints, prefix = get_type_hints(kind), at and at + "."
@@ -283,9 +337,15 @@ def _build_dataclass(kind: Any, value: Any, where: Callable[[str], str], at: str
     for f in fields(kind):
         if f.name not in value and f.default is MISSING and f.default_factory is MISSING:
             raise UsageError(f"{prefix}{f.name}: must be given", where=where(at))
-    parts = {name: build(hints[name], part, where, prefix + name, whole) for name, part in value.items()}
+    parts = {
+        name: build(hints[name], part, where, prefix + name, whole) for name, part in value.items()
+    }
     try:
         return kind(**parts)
     except (ValueError, UsageError) as error:  # what the dataclass itself refuses
-        what, remedy = (error.what, error.hint) if isinstance(error, UsageError) else (str(error), None)
-        raise UsageError(f"{at + ': ' if at else ''}{what}", where=where(at), hint=remedy) from error
+        what, remedy = (
+            (error.what, error.hint) if isinstance(error, UsageError) else (str(error), None)
+        )
+        raise UsageError(
+            f"{at + ': ' if at else ''}{what}", where=where(at), hint=remedy
+        ) from error

@@ -59,7 +59,9 @@ def doctor() -> Iterator[Check]:
 def _versions() -> Check:
     names = ("torch", "numpy", "tokenizers", "safetensors", "pyarrow")
     versions = {"bertworks": bertworks.__version__, "python": platform.python_version()}
-    versions |= {name: importlib.metadata.version(name) for name in names} | {"torch": str(torch.__version__)}
+    versions |= {name: importlib.metadata.version(name) for name in names} | {
+        "torch": str(torch.__version__)
+    }
     text = ", ".join(f"{name} {version}" for name, version in versions.items())
     return Check("versions", text, fields=versions)
 
@@ -83,7 +85,9 @@ def _system() -> Check:
     processor = model[1] if model else platform.processor() or platform.machine()
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
     text = f"{system}; {processor}; {', '.join(has) or 'no vector instructions found'}"
-    return Check("system", text, fields={"system": system, "processor": processor, "instructions": has})
+    return Check(
+        "system", text, fields={"system": system, "processor": processor, "instructions": has}
+    )
 
 
 def _cores() -> Check:
@@ -98,11 +102,19 @@ def _cores() -> Check:
     fields = {"cores": cores, "affinity": allowed, "quota": quota, "torch_threads": threads}
     if threads <= max(1.0, usable):
         return Check("cores", text, fields=fields)
-    return Check("cores", f"{text}: more than cores, which is slow", False, f"OMP_NUM_THREADS={int(usable)}", fields)
+    return Check(
+        "cores",
+        f"{text}: more than cores, which is slow",
+        False,
+        f"OMP_NUM_THREADS={int(usable)}",
+        fields,
+    )
 
 
 def _memory() -> Check:
-    meminfo = dict(re.findall(r"^(\w+):\s+(\d+) kB$", read_system_file("/proc/meminfo"), re.MULTILINE))
+    meminfo = dict(
+        re.findall(r"^(\w+):\s+(\d+) kB$", read_system_file("/proc/meminfo"), re.MULTILINE)
+    )
     total, free = (int(meminfo.get(name, 0)) * 1024 for name in ("MemTotal", "MemAvailable"))
     limit = _memory_limit()
     text = f"{total / 1e9:.1f} GB"
@@ -117,8 +129,14 @@ def _memory() -> Check:
 
 def _memory_limit() -> int | None:
     """Memory limit of the control groups in bytes; None: no limit."""
-    files = (folder / name for folder in group_folders("memory") for name in ("memory.max", "memory.limit_in_bytes"))
-    limits = [int(text) for text in (read_system_file(file).strip() for file in files) if text.isdigit()]
+    files = (
+        folder / name
+        for folder in group_folders("memory")
+        for name in ("memory.max", "memory.limit_in_bytes")
+    )
+    limits = [
+        int(text) for text in (read_system_file(file).strip() for file in files) if text.isdigit()
+    ]
     return min((limit for limit in limits if limit < 1 << 60), default=None)
 
 
@@ -133,25 +151,41 @@ def _disk() -> Check:
 def _device(device: torch.device) -> Check:
     if device.type == "cuda":
         p = torch.cuda.get_device_properties(device)
-        text = f"{torch.cuda.device_count()} x {p.name}, {p.total_memory / 1e9:.0f} GB, CUDA {torch.version.cuda}"
-        return Check("device", text, fields={"device": str(device), "name": p.name, "memory": p.total_memory})
+        text = (
+            f"{torch.cuda.device_count()} x {p.name}, {p.total_memory / 1e9:.0f} GB, CUDA "
+            f"{torch.version.cuda}"
+        )
+        return Check(
+            "device", text, fields={"device": str(device), "name": p.name, "memory": p.total_memory}
+        )
     why = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no GPU"
     return Check("device", f"cpu ({why})", fields={"device": "cpu"})
 
 
 def _speed(device: torch.device) -> Iterator[Check]:
     speeds = {name: measure_matmul(dtype, device) for name, dtype in DTYPES.items()}
-    text = ", ".join(f"{name} {speed / 1e9:,.{1 if speed < 1e10 else 0}f} GFLOP/s" for name, speed in speeds.items())
+    text = ", ".join(
+        f"{name} {speed / 1e9:,.{1 if speed < 1e10 else 0}f} GFLOP/s"
+        for name, speed in speeds.items()
+    )
     yield Check("matmul speed", text, fields=speeds)
     precision, gain = best_precision(device), speeds["bf16"] / speeds["fp32"]
-    text = f"device {device}, precision {precision}, because bf16 multiplies matrices {gain:.1f} times as fast as fp32"
+    text = (
+        f"device {device}, precision {precision}, because bf16 multiplies matrices {gain:.1f} "
+        "times as fast as fp32"
+    )
     int8 = device.type == "cpu" and cpu_supports_int8()
     text += "; --precision int8 is available for inference" * int8
-    yield Check("chosen", text, fields={"device": str(device), "precision": precision, "gain": gain, "int8": int8})
+    yield Check(
+        "chosen",
+        text,
+        fields={"device": str(device), "precision": precision, "gain": gain, "int8": int8},
+    )
 
 
 def _self_test() -> Check:
-    """Pre-trains a small model in a temporary folder, on the device and in the precision that `pretrain` chooses."""
+    """Pre-trains a small model in a temporary folder, on the device and in the precision that
+    `pretrain` chooses."""
     begin = time.perf_counter()
     try:
         with tempfile.TemporaryDirectory(prefix="bertworks-doctor-") as folder:
@@ -169,9 +203,12 @@ def _self_test() -> Check:
 
 
 def _train_a_little(folder: Path) -> list[float]:
-    """The masked LM losses of steps on a little text, with the same masks in every epoch: it can be memorized."""
+    """The masked LM losses of steps on a little text, with the same masks in every epoch: it can be
+    memorized."""
     facts = ("white cat is north", "old dog was east", "red horse ran south")
     sentences = (f"The {words} of the town." for words in facts)
-    (folder / "text.txt").write_text("\n\n".join([" ".join(sentences)] * 16) + "\n", encoding="utf-8")
+    (folder / "text.txt").write_text(
+        "\n\n".join([" ".join(sentences)] * 16) + "\n", encoding="utf-8"
+    )
     events = pretrain([folder / "text.txt"], folder / "model", workers=1, **_TABLES["self_test"])
     return [event.fields["masked_lm_loss"] for event in events if event.kind == "step"]

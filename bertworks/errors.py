@@ -13,7 +13,8 @@ _T = TypeVar("_T")
 
 
 class BertworksError(Exception):
-    """The data, a model or the machine does not allow it. The command line prints it and exits with 1.
+    """The data, a model or the machine does not allow it. The command line prints it and exits with
+    1.
 
     Args:
         what: one sentence: what is wrong, and why.
@@ -39,11 +40,12 @@ class UsageError(BertworksError):
 
 
 def column_names_of(data: object) -> list[str] | None:
-    """The names of the columns of a table in memory: a dict of columns, or a table of pandas, polars, pyarrow or
-    datasets; None if the value is no table."""
+    """The names of the columns of a table in memory: a dict of columns, or a table of pandas,
+    polars, pyarrow or datasets; None if the value is no table."""
     if isinstance(data, Mapping):
         return [str(name) for name in data]
-    if hasattr(data, "collect_schema"):  # a DataFrame or LazyFrame of polars; the latter has to find out
+    # a DataFrame or LazyFrame of polars; the latter has to find out
+    if hasattr(data, "collect_schema"):
         return [str(name) for name in data.collect_schema().names()]
     for attribute in ("column_names", "columns"):  # pyarrow and datasets; pandas
         names = getattr(data, attribute, None)
@@ -52,11 +54,14 @@ def column_names_of(data: object) -> list[str] | None:
     return None
 
 
-def several(values: Iterable[_T], hint: str, what: str = "text", *, ordered: bool = True) -> Iterable[_T]:
-    """Check that an argument holds several values, one after the other. Everything that reads a list of texts, labels,
-    names or ids asks this function.
+def several(
+    values: Iterable[_T], hint: str, what: str = "text", *, ordered: bool = True
+) -> Iterable[_T]:
+    """Check that an argument holds several values, one after the other. Everything that reads a
+    list of texts, labels, names or ids asks this function.
 
-    A string would be read letter by letter, a table by the names of its columns, and a set in any order.
+    A string would be read letter by letter, a table by the names of its columns, and a set in any
+    order.
 
     Args:
         hint: what to type for one value.
@@ -78,12 +83,15 @@ def several(values: Iterable[_T], hint: str, what: str = "text", *, ordered: boo
     has_no_length = getattr(values, "shape", None) == ()  # an array of numpy with a single value
     if columns is not None or has_no_length or not isinstance(values, Iterable):
         raise UsageError(f"expected a list of {what}s, not {values!r:.60}", hint=hint)
-    if hasattr(values, "to_pylist"):  # a column of pyarrow, of which each value is an object of pyarrow
+    # a column of pyarrow, of which each value is an object of pyarrow
+    if hasattr(values, "to_pylist"):
         return list(values.to_pylist())
     return values
 
 
-def listed(values: Iterable[_T], hint: str, what: str = "text", *, ordered: bool = True) -> list[_T]:
+def listed(
+    values: Iterable[_T], hint: str, what: str = "text", *, ordered: bool = True
+) -> list[_T]:
     """`several` as a list: of a list, an array, a column of a table, a generator."""
     return list(several(values, hint, what, ordered=ordered))
 
@@ -103,7 +111,9 @@ def names_of(names: str | Iterable[str] | None) -> tuple[str, ...]:
 def some_names(names: Iterable[str], most: int = 8) -> str:
     """The first names in alphabetical order, for a message, and how many more there are."""
     ordered = [name if len(name) <= 120 else f"{name[:117]}..." for name in sorted(names)]
-    return ", ".join(ordered[:most]) + (f" and {len(ordered) - most} more" if len(ordered) > most else "")
+    return ", ".join(ordered[:most]) + (
+        f" and {len(ordered) - most} more" if len(ordered) > most else ""
+    )
 
 
 def one_line(error: object) -> str:
@@ -123,7 +133,9 @@ def require(holds: object, what: str, where: object = "", hint: str | None = Non
         hint: None: to choose another file.
     """
     if not holds:
-        raise BertworksError(what, where=str(where or ""), hint=hint or "get the file again, or choose another model")
+        raise BertworksError(
+            what, where=str(where or ""), hint=hint or "get the file again, or choose another model"
+        )
 
 
 def expect(holds: object, what: str, *, where: object = None, hint: str | None = None) -> None:
@@ -133,17 +145,20 @@ def expect(holds: object, what: str, *, where: object = None, hint: str | None =
 
 
 def check(holds: object, what: str) -> None:
-    """Raise ValueError unless a condition holds, about the content of a file. The caller knows which file."""
+    """Raise ValueError unless a condition holds, about the content of a file. The caller knows
+    which file."""
     if not holds:
         raise ValueError(what)
 
 
 @contextmanager
 def optional_import(feature: str, package: str) -> Iterator[None]:
-    """Around imports of a package that not every user has: if it is missing, the hint names the package to install.
+    """Around imports of a package that not every user has: if it is missing, the hint names the
+    package to install.
 
     Raises:
-        BertworksError: an import failed. feature: what needs the package, the subject of the message.
+        BertworksError: an import failed. feature: what needs the package, the subject of the
+            message.
     """
     try:
         yield
@@ -162,4 +177,6 @@ def explain_os_errors(what: str, where: str | Path, hint: str | None = None) -> 
     try:
         yield
     except OSError as error:
-        raise BertworksError(f"{what}: {error.strerror or error}", where=str(where), hint=hint) from error
+        raise BertworksError(
+            f"{what}: {error.strerror or error}", where=str(where), hint=hint
+        ) from error

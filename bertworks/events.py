@@ -1,4 +1,5 @@
-"""What happens during a long piece of work, as values: the caller shows them to a person, or writes them as JSON."""
+"""What happens during a long piece of work, as values: the caller shows them to a person, or writes
+them as JSON."""
 
 import sys
 from collections.abc import Generator, Iterable
@@ -11,7 +12,8 @@ Kind = Literal["note", "stage", "plan", "step", "evaluation", "saved", "done"]
 
 @dataclass(frozen=True)
 class Event:
-    """`text` is for people, `fields` for programs; a "note" is something that a person should know."""
+    """`text` is for people, `fields` for programs; a "note" is something that a person should
+    know."""
 
     kind: Kind
     text: str
@@ -23,8 +25,8 @@ def no_notes(text: str) -> None:
 
 
 def forward_events(events: Iterable[Event]) -> Generator[Event, None, Event]:
-    """Passes on what happens in a part of a longer work, and returns its last event, which is not that of the
-    whole."""
+    """Passes on what happens in a part of a longer work, and returns its last event, which is not
+    that of the whole."""
     done: Event | None = None
     for event in events:
         if event.kind == "done":
@@ -36,8 +38,11 @@ def forward_events(events: Iterable[Event]) -> Generator[Event, None, Event]:
 
 
 def printable(text: str) -> str:
-    """The text in one line, with control characters (such as ESC, which commands a terminal) as escapes."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    """The text in one line, with control characters (such as ESC, which commands a terminal) as
+    escapes."""
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )
 
 
 def duration(seconds: float) -> str:
@@ -53,8 +58,8 @@ def duration(seconds: float) -> str:
 
 
 def show_progress(events: Iterable[Event], shows: bool | None = None) -> None:
-    """Goes through events and shows a line of the text of each in place: in the output of a notebook, else on
-    standard error.
+    """Goes through events and shows a line of the text of each in place: in the output of a
+    notebook, else on standard error.
 
     shows: False: shows nothing; None: only in notebooks.
     """
@@ -66,8 +71,15 @@ def show_progress(events: Iterable[Event], shows: bool | None = None) -> None:
         lines = event.text.strip().splitlines() or [""]
         line = printable(lines[0 if event.kind == "done" else -1])
         if in_notebook and shows is not False:
-            handle = handle or import_module("IPython.display").display({}, raw=True, display_id=True)
+            handle = handle or import_module("IPython.display").display(
+                {}, raw=True, display_id=True
+            )
             handle.update({"text/plain": line}, raw=True)
         elif shows:
             width = get_terminal_size().columns - 1
-            print(f"\r{line[:width]:<{width}}", end="\n" * (event.kind == "done"), file=sys.stderr, flush=True)
+            print(
+                f"\r{line[:width]:<{width}}",
+                end="\n" * (event.kind == "done"),
+                file=sys.stderr,
+                flush=True,
+            )

@@ -3,7 +3,8 @@
 - `BertClassifier`, `BertRegressor`: models that are fine-tuned as `bertworks.finetune` does it
 - `BertEmbedder`: the vectors of texts, as `bertworks.Embedder` computes them
 
-`import bertworks` does not import this module, and neither scikit-learn: write `import bertworks.sklearn`.
+`import bertworks` does not import this module, and neither scikit-learn: write `import
+bertworks.sklearn`.
 """
 
 import warnings
@@ -26,7 +27,12 @@ from sklearn.base import (
 )
 from sklearn.utils import assert_all_finite, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import (
+    check_consistent_length,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
 
 from bertworks.checkpoints.resolve import NETWORK_FILES, split_files
 from bertworks.checkpoints.task_config import TASK_FILE
@@ -48,16 +54,19 @@ TextRow = tuple[str, ...]  # one text, or the two texts of a pair
 _TEXT_COLUMNS = ("text", "text_pair")  # names of the columns of the training data
 _LABEL_COLUMN = "label"
 _LISTED_ROWS = 5  # in a warning
-_CARRIED_FILES = (*NETWORK_FILES, TASK_FILE)  # patterns of the files of a model in a pickle of an estimator
+# patterns of the files of a model in a pickle of an estimator
+_CARRIED_FILES = (*NETWORK_FILES, TASK_FILE)
 _LARGEST_SEED = np.iinfo(np.int32).max
 
 
 class InputError(UsageError, ValueError):
-    """A sample, or its targets, cannot be used. It is a ValueError, too, which scikit-learn's tools expect."""
+    """A sample, or its targets, cannot be used. It is a ValueError, too, which scikit-learn's tools
+    expect."""
 
 
 class _ModelFiles(NamedTuple):
-    """A fine-tuned model in a pickle of an estimator, which outlives the temporary folder of the model.
+    """A fine-tuned model in a pickle of an estimator, which outlives the temporary folder of the
+    model.
 
     contents: of the files of the model folder, by their names.
     precision: of the predictions.
@@ -84,7 +93,10 @@ def _unpack_model(files: _ModelFiles, device: str) -> Predictor:
         for name, content in files.contents.items():
             is_known = any(fnmatchcase(name, pattern) for pattern in _CARRIED_FILES)
             if not is_known or "/" in name or "\\" in name:
-                what = f"the pickle of an estimator holds a file {name!r:.80}, which is none of a model folder"
+                what = (
+                    f"the pickle of an estimator holds a file {name!r:.80}, which is none of a "
+                    "model folder"
+                )
                 raise BertworksError(what, hint="fit the estimator again")
             (folder / name).write_bytes(content)
         predictor = Predictor(folder, device=device, precision=files.precision)
@@ -95,7 +107,8 @@ def _unpack_model(files: _ModelFiles, device: str) -> Predictor:
 class _TextEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """An estimator whose sample consists of texts.
 
-    A sample is a list, an array or a column of texts; or a table or an array with one column, or with two for pairs.
+    A sample is a list, an array or a column of texts; or a table or an array with one column, or
+    with two for pairs.
     """
 
     def __sklearn_tags__(self) -> Any:
@@ -110,18 +123,23 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
             fits: whether the sample is that of `fit`.
 
         Raises:
-            InputError: the sample has no rows, or not one or two columns of strings; or other columns than in `fit`.
+            InputError: the sample has no rows, or not one or two columns of strings; or other
+                columns than in `fit`.
             ValueError: the columns have other names than in `fit`.
         """
         rows = _text_rows(X)
-        # It checks the names of columns only: texts are no numbers, and a list of texts has no number of columns.
+        # It checks the names of columns only: texts are no numbers, and a list of texts has no
+        # number of columns.
         validate_data(self, X, reset=fits, skip_check_array=True, ensure_2d=False)
         num_columns = len(rows[0])
         if fits:
             self.n_features_in_ = num_columns
         elif num_columns != self.n_features_in_:
             name = type(self).__name__
-            what = f"X has {num_columns} features, but {name} is expecting {self.n_features_in_} features as input"
+            what = (
+                f"X has {num_columns} features, but {name} is expecting {self.n_features_in_} "
+                "features as input"
+            )
             raise InputError(what, hint="give the columns that the estimator was fitted with")
         return rows
 
@@ -156,7 +174,8 @@ def _text_rows(sample: Any) -> list[TextRow]:
 
 
 def _width_error(shape: tuple[int, int], number: int, rows: Sequence[TextRow]) -> InputError:
-    """Return the error for a row that has not as many texts as the rows before it, or not one or two.
+    """Return the error for a row that has not as many texts as the rows before it, or not one or
+    two.
 
     Args:
         shape: of the sample, if all rows had as many texts as this one.
@@ -169,13 +188,19 @@ def _width_error(shape: tuple[int, int], number: int, rows: Sequence[TextRow]) -
         what = f"0 feature(s) (shape={shape}) while a minimum of 1 is required: a column of texts"
         return InputError(what, hint="give one column of texts, or two of pairs")
     what = f"the sample has {shape[1]} columns: expected one of texts, or two of pairs of texts"
-    return InputError(what, hint="choose the columns, as TABLE[['text']], or with a ColumnTransformer")
+    return InputError(
+        what, hint="choose the columns, as TABLE[['text']], or with a ColumnTransformer"
+    )
 
 
 def _checked_text(value: Any, number: int) -> str:
     if isinstance(value, str):
         return str(value)  # a string of numpy becomes one of Python
-    hint = missing_hint("text") if is_missing(value) else "an estimator of bertworks reads texts: give strings"
+    hint = (
+        missing_hint("text")
+        if is_missing(value)
+        else "an estimator of bertworks reads texts: give strings"
+    )
     raise InputError(f"text {number} is {value!r:.60}: expected a string", hint=hint)
 
 
@@ -235,7 +260,8 @@ class _FineTunedEstimator(_TextEstimator):
             self.predictor_ = _unpack_model(files, self.device)
 
     def _read_targets(self, y: Any, dtype: Any = None) -> NDArray[Any]:
-        """Return the targets as an array [rows]. Raises ValueError if there are none, or several for each row."""
+        """Return the targets as an array [rows]. Raises ValueError if there are none, or several
+        for each row."""
         if y is None:  # in the words of scikit-learn
             what = f"{type(self).__name__} requires y to be passed, but the target y is None"
             raise InputError(what, hint="give a target for each text: fit(texts, targets)")
@@ -243,7 +269,8 @@ class _FineTunedEstimator(_TextEstimator):
         return targets
 
     def _labelled_rows(self, X: Any, targets: NDArray[Any]) -> tuple[list[TextRow], NDArray[Any]]:
-        """Return the rows that have texts, and their targets. A warning lists the others, which a training leaves out.
+        """Return the rows that have texts, and their targets. A warning lists the others, which a
+        training leaves out.
 
         Raises:
             InputError: see `_read_sample`; no row has texts.
@@ -251,13 +278,18 @@ class _FineTunedEstimator(_TextEstimator):
         """
         rows = self._read_sample(X, fits=True)
         check_consistent_length(rows, targets)
-        numbers = [number for number, row in enumerate(rows) if all(label_text(text) for text in row)]
+        numbers = [
+            number for number, row in enumerate(rows) if all(label_text(text) for text in row)
+        ]
         if not numbers:
             raise InputError("all texts are empty", hint="give rows with texts")
         if len(numbers) < len(rows):
             empty = [str(number + 1) for number in sorted(set(range(len(rows))) - set(numbers))]
             places = first_names(empty, _LISTED_ROWS)
-            message = f"rows without text are left out of the training: {len(empty):,} of {len(rows):,} (rows {places})"
+            message = (
+                f"rows without text are left out of the training: {len(empty):,} of "
+                f"{len(rows):,} (rows {places})"
+            )
             warnings.warn(message, stacklevel=3)
         return [rows[number] for number in numbers], targets[numbers]
 
@@ -284,7 +316,8 @@ class _FineTunedEstimator(_TextEstimator):
             new_head=self.new_head,
             seed=self._seed(),
         )
-        # The comparison with simple methods does not change the model, and an estimator has no report that shows it.
+        # The comparison with simple methods does not change the model, and an estimator has no
+        # report that shows it.
         run = partial(finetune_events, request=request, device=self.device, compares=False)
         (self.predictor_,) = open_trained(run, None, [""], self.device, self.progress)
 
@@ -293,9 +326,13 @@ class _FineTunedEstimator(_TextEstimator):
         if self.random_state is None:
             return self.seed
         if self.seed is not None:
-            what = f"seed is {self.seed} and random_state is {self.random_state}: they are two names of one setting"
+            what = (
+                f"seed is {self.seed} and random_state is {self.random_state}: they are two "
+                "names of one setting"
+            )
             raise InputError(what, hint="leave out seed")
-        if self.method == "frozen":  # it uses no random numbers, and scikit-learn sets random_state wherever it exists
+        # it uses no random numbers, and scikit-learn sets random_state wherever it exists
+        if self.method == "frozen":
             return None
         if isinstance(self.random_state, Integral):
             return int(self.random_state)
@@ -308,37 +345,44 @@ class _FineTunedEstimator(_TextEstimator):
 
 
 class BertClassifier(ClassifierMixin, _FineTunedEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """A classifier of texts or pairs of texts: a model that `fit` fine-tunes as `bertworks.finetune` does it.
+    """A classifier of texts or pairs of texts: a model that `fit` fine-tunes as
+    `bertworks.finetune` does it.
 
-    A sample is a list, an array or a column of texts; or a table or an array with one column of texts, or with two for
-    pairs. The targets are one class for each row, of any type that can be sorted. Rows without text are left out of the
-    training, with a warning.
+    A sample is a list, an array or a column of texts; or a table or an array with one column of
+    texts, or with two for pairs. The targets are one class for each row, of any type that can be
+    sorted. Rows without text are left out of the training, with a warning.
 
-    The arguments are those of `bertworks.finetune`, and have the same defaults. Each `fit` trains in a temporary
-    folder, which is deleted together with the estimator: `predictor_.save(folder)` keeps the model. A pickle of a
-    fitted estimator holds the files of its model.
+    The arguments are those of `bertworks.finetune`, and have the same defaults. Each `fit` trains
+    in a temporary folder, which is deleted together with the estimator: `predictor_.save(folder)`
+    keeps the model. A pickle of a fitted estimator holds the files of its model.
 
     Args:
-        model: the initial model: `minilm`, a model folder, or the name of a BERT on the Hugging Face hub.
-        method: "full", "frozen", "cosine", or "auto", which compares methods by a cross-validation of few rows.
-        validation: the rows on which probabilities are calibrated: "folds" (all rows, by models of the other rows),
-            "split" (a tenth, which is not trained on), or "auto" (folds for less than 2000 rows). With "split", and a
-            method that is not "auto", `fit` trains one model; else up to five.
+        model: the initial model: `minilm`, a model folder, or the name of a BERT on the Hugging
+            Face hub.
+        method: "full", "frozen", "cosine", or "auto", which compares methods by a cross-validation
+            of few rows.
+        validation: the rows on which probabilities are calibrated: "folds" (all rows, by models of
+            the other rows), "split" (a tenth, which is not trained on), or "auto" (folds for less
+            than 2000 rows). With "split", and a method that is not "auto", `fit` trains one model;
+            else up to five.
         epochs, learning_rate, batch_size, max_length, precision: None: as in the recipe.
-        recipe: "stable", "paper", "feature_based", or a TOML file; overrides: `field=value` settings of it.
+        recipe: "stable", "paper", "feature_based", or a TOML file; overrides: `field=value`
+            settings of it.
         new_head: whether the head of a fine-tuned model is replaced by a new one.
         device: "auto", "cpu" or "cuda".
         seed: of the training; None: that of the recipe, so that two fits are equal.
-        random_state: the name of `seed` in scikit-learn, which its ensembles set: a number, or a RandomState, which
-            gives another seed in each `fit`. Give one of both. The method "frozen" uses neither: it refuses `seed`, as
-            `bertworks.finetune` does, and ignores `random_state`.
+        random_state: the name of `seed` in scikit-learn, which its ensembles set: a number, or a
+            RandomState, which gives another seed in each `fit`. Give one of both. The method
+            "frozen" uses neither: it refuses `seed`, as `bertworks.finetune` does, and ignores
+            `random_state`.
         progress: whether one line shows the progress; None: in notebooks.
 
     Attributes:
         classes_: the classes, sorted, in the type of the targets.
         n_features_in_: the number of columns of the sample: 1, or 2 for pairs.
         feature_names_in_: their names, if the sample was a table.
-        predictor_: the fine-tuned model, a `bertworks.Predictor`, whose labels are the classes as strings.
+        predictor_: the fine-tuned model, a `bertworks.Predictor`, whose labels are the classes as
+            strings.
     """
 
     classes_: NDArray[Any]
@@ -347,14 +391,17 @@ class BertClassifier(ClassifierMixin, _FineTunedEstimator):  # type: ignore[misc
         """Fine-tune a model on texts and their classes.
 
         Raises:
-            InputError: rows without a string; less than two classes; a class that cannot be written as a label.
+            InputError: rows without a string; less than two classes; a class that cannot be written
+                as a label.
             ValueError: the targets are missing, no classes, or not as many as rows.
             BertworksError, UsageError: see `bertworks.finetune`.
         """
         targets = self._read_targets(y)
         for number, target in enumerate(targets.tolist(), 1):
             if is_missing(target):
-                raise InputError(f"the class of row {number} is missing: {target!r}", hint="leave the row out")
+                raise InputError(
+                    f"the class of row {number} is missing: {target!r}", hint="leave the row out"
+                )
         if targets.dtype.kind == "f":
             assert_all_finite(targets, input_name="y")
         check_classification_targets(targets)
@@ -369,7 +416,8 @@ class BertClassifier(ClassifierMixin, _FineTunedEstimator):  # type: ignore[misc
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Return the probability of each class, float64 [rows, classes], in the order of `classes_`.
+        """Return the probability of each class, float64 [rows, classes], in the order of
+        `classes_`.
 
         Raises:
             NotFittedError: `fit` was not called.
@@ -381,17 +429,19 @@ class BertClassifier(ClassifierMixin, _FineTunedEstimator):  # type: ignore[misc
         return self.predictor_.predict_proba(items)[:, order]
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Return the most probable class of each row, in the type of the targets. Raises as `predict_proba`."""
+        """Return the most probable class of each row, in the type of the targets. Raises as
+        `predict_proba`."""
         numbers = self.predict_proba(X).argmax(axis=1)
         predicted: NDArray[Any] = self.classes_[numbers]
         return predicted
 
 
 class BertRegressor(RegressorMixin, _FineTunedEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """A regressor of texts or pairs of texts: a model that `fit` fine-tunes as `bertworks.finetune` does it.
+    """A regressor of texts or pairs of texts: a model that `fit` fine-tunes as `bertworks.finetune`
+    does it.
 
-    The sample, the arguments and the attributes are those of `BertClassifier`, but for `classes_`. The targets are one
-    number for each row.
+    The sample, the arguments and the attributes are those of `BertClassifier`, but for `classes_`.
+    The targets are one number for each row.
     """
 
     def fit(self, X: Any, y: Any) -> Self:
@@ -424,13 +474,13 @@ class BertRegressor(RegressorMixin, _FineTunedEstimator):  # type: ignore[misc] 
 class BertEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _TextEstimator):  # type: ignore[misc]
     """A transformer of texts into their vectors, as `bertworks.Embedder` computes them.
 
-    A sample is a list, an array or a column of texts, or a table or an array with one column of texts. `fit` opens the
-    model, and learns nothing. A pickle of the fitted transformer holds the path of the model folder and a hash of its
-    files.
+    A sample is a list, an array or a column of texts, or a table or an array with one column of
+    texts. `fit` opens the model, and learns nothing. A pickle of the fitted transformer holds the
+    path of the model folder and a hash of its files.
 
     Args:
-        model: a folder of ours, of transformers or of sentence-transformers, an exported encoder, `minilm`, or a hub
-            id.
+        model: a folder of ours, of transformers or of sentence-transformers, an exported encoder,
+            `minilm`, or a hub id.
         pooling, normalize, max_length: None: as in the model's files, see `bertworks.Embedder`.
         prompt: prefix of each text; None: the model's default.
         precision: "auto", "fp32", "bf16" or "int8", see `bertworks.Embedder`.
@@ -503,7 +553,9 @@ class BertEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _TextEstim
         rows = self._read_sample(X, fits=fits)
         if len(rows[0]) > 1:
             what = "the sample has 2 columns: a vector is made of one text"
-            raise InputError(what, hint="use a ColumnTransformer with a BertEmbedder for each column")
+            raise InputError(
+                what, hint="use a ColumnTransformer with a BertEmbedder for each column"
+            )
         return [text for (text,) in rows]
 
     @property
@@ -523,7 +575,9 @@ def _label_names(classes: NDArray[Any]) -> list[str]:
     for value in classes.tolist():
         name = label_text(value)
         if name is None:
-            raise InputError(f"the class {value!r} stands for a missing label", hint="give it another name")
+            raise InputError(
+                f"the class {value!r} stands for a missing label", hint="give it another name"
+            )
         other = classes_by_label.setdefault(canonical_label(name), value)
         if other is not value:
             what = f"the classes {other!r} and {value!r} are two spellings of one label"

@@ -4,7 +4,8 @@
 - python.md: every public name with its signature and docstring
 - recipes.md: every field of every table of a recipe
 
-And the page that `bertworks` prints without a command, which it stores in bertworks/cli/start_page.txt.
+And the page that `bertworks` prints without a command, which it stores in
+bertworks/cli/start_page.txt.
 """
 
 import inspect
@@ -48,7 +49,8 @@ def help_of(words: list[str], *, width: int) -> str:
 
 
 def unwrapped_start_page() -> str:
-    """The page of `bertworks` without a command: each text in one line, and no borders on the right."""
+    """The page of `bertworks` without a command: each text in one line, and no borders on the
+    right."""
     page = help_of([], width=1000)
     return re.sub(r"[ ─]*[│╮╯]$", "", page, flags=re.MULTILINE)
 
@@ -61,18 +63,27 @@ def names_of(app: App, path: str = "") -> Iterator[str]:
 
 
 def position(app: App) -> tuple[Any, ...]:
-    return tuple(getattr(group, "sort_key", None) or 0 for group in app.group or ()), app.sort_key or 0
+    return tuple(
+        getattr(group, "sort_key", None) or 0 for group in app.group or ()
+    ), app.sort_key or 0
 
 
 def python() -> str:
     """Every public name with its signature and its docstring."""
-    places = "`bertworks` imports every name on first use, except for those of `bertworks.sklearn` at the end."
+    places = (
+        "`bertworks` imports every name on first use, except for those of "
+        "`bertworks.sklearn` at the end."
+    )
     page = ["# Python", f"{NOTE} {places}", ""]
     public = {name: getattr(bertworks, name) for name in bertworks.__all__}
     public |= {name: getattr(bertworks.sklearn, name) for name in bertworks.sklearn.__all__}
     for name, value in public.items():
         is_error = inspect.isclass(value) and issubclass(value, Exception)
-        page += [f"## `{name}`", f"From `{value.__module__}`.", *described(name, value, signed=not is_error)]
+        page += [
+            f"## `{name}`",
+            f"From `{value.__module__}`.",
+            *described(name, value, signed=not is_error),
+        ]
         for method in [] if is_error or not inspect.isclass(value) else public_methods(value):
             page += [f"### `{name}.{method}`", *described(method, getattr(value, method))]
     return "\n".join(page)
@@ -80,7 +91,11 @@ def python() -> str:
 
 def public_methods(kind: type) -> list[str]:
     """Names of the documented public methods of a class, in the order of the code."""
-    own = [name for name, member in vars(kind).items() if isinstance(member, FunctionType | classmethod)]
+    own = [
+        name
+        for name, member in vars(kind).items()
+        if isinstance(member, FunctionType | classmethod)
+    ]
     return [name for name in own if not name.startswith("_") and getattr(kind, name).__doc__]
 
 
@@ -89,11 +104,18 @@ def described(name: str, value: Any, *, signed: bool = True) -> list[str]:
     signature = inspect.signature(value) if signed else ""
     if is_dataclass(value) and signed:  # the types without the ranges of the values
         hints = get_type_hints(value)
-        types = [p.replace(annotation=hints[p.name]) for p in inspect.signature(value).parameters.values()]
+        types = [
+            p.replace(annotation=hints[p.name])
+            for p in inspect.signature(value).parameters.values()
+        ]
         signature = inspect.signature(value).replace(parameters=types)
     return [
         "```python",
-        re.sub(r"<function (\w+) at \w+>", r"\1", re.sub(r"bertworks\.|_local\.", "", f"{name}{signature}")),
+        re.sub(
+            r"<function (\w+) at \w+>",
+            r"\1",
+            re.sub(r"bertworks\.|_local\.", "", f"{name}{signature}"),
+        ),
         "```",
         "```text",
         inspect.cleandoc(value.__doc__ or ""),
@@ -109,7 +131,10 @@ def recipes() -> str:
         for path, table in recipe_tables(recipe):
             page += [f"## {title}: {f'`{path}`' if path else 'top level'}", introduction(table), ""]
             page += ["| field | type | default | meaning |", "|---|---|---|---|"]
-            page += [f"| `{name}` | {kind} | {default} | {text} |" for name, kind, default, text in rows_of(table)]
+            page += [
+                f"| `{name}` | {kind} | {default} | {text} |"
+                for name, kind, default, text in rows_of(table)
+            ]
             page.append("")
     return "\n".join(page)
 
@@ -144,7 +169,11 @@ def field_texts(table: type) -> dict[str, str]:
 def introduction(table: type) -> str:
     """The docstring up to the first text of a field."""
     text = " ".join(inspect.cleandoc(table.__doc__ or "").split())
-    starts = [match.start() for match in re.finditer(r"(\w+)(?:, \w+)*: ", text) if match[1] in field_texts(table)]
+    starts = [
+        match.start()
+        for match in re.finditer(r"(\w+)(?:, \w+)*: ", text)
+        if match[1] in field_texts(table)
+    ]
     return text[: min(starts)].strip() if starts else text
 
 
@@ -170,7 +199,9 @@ def rows_of(table: type) -> Iterator[tuple[str, str, str, str]]:
 
 def pages() -> dict[Path, str]:
     """The content of each page."""
-    reference = {REFERENCE / f"{write.__name__}.md": write() for write in (commands, python, recipes)}
+    reference = {
+        REFERENCE / f"{write.__name__}.md": write() for write in (commands, python, recipes)
+    }
     return reference | {start_page.PAGE: unwrapped_start_page()}
 
 

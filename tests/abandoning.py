@@ -1,8 +1,10 @@
-"""A client that sends requests and does not wait for their answers: a process of `test_serve_flood.py`.
+"""A client that sends requests and does not wait for their answers: a process of
+`test_serve_flood.py`.
 
     python abandoning.py URL PATH COUNT < BODY
 
-It opens COUNT connections from 127.0.0.2, sends the body over each, and closes them after half a second.
+It opens COUNT connections from 127.0.0.2, sends the body over each, and closes them after half a
+second.
 """
 
 import asyncio

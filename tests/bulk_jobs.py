@@ -1,7 +1,8 @@
-"""A job without a model, for tests of portions: squares of numbers, and processes that end or fail on the way.
+"""A job without a model, for tests of portions: squares of numbers, and processes that end or fail
+on the way.
 
-As a program: python -m tests.bulk_jobs FOLDER ENGINE COUNT SECONDS [says], or FOLDER cluster. With "says" an error is
-printed as the commands do.
+As a program: python -m tests.bulk_jobs FOLDER ENGINE COUNT SECONDS [says], or FOLDER cluster. With
+"says" an error is printed as the commands do.
 """
 
 import json
@@ -22,8 +23,11 @@ from bertworks.io.portions import Portions
 MAKER = "tests.bulk_jobs:maker"
 
 
-def maker(folder: str, seconds: float) -> tuple[dict[str, Any], Callable[[list[int]], tuple[int, bytes]]]:
-    """Squares. A number below zero is an error; a file `kill-N` in the folder ends the process once for each line."""
+def maker(
+    folder: str, seconds: float
+) -> tuple[dict[str, Any], Callable[[list[int]], tuple[int, bytes]]]:
+    """Squares. A number below zero is an error; a file `kill-N` in the folder ends the process once
+    for each line."""
 
     def make(numbers: list[int]) -> tuple[int, bytes]:
         time.sleep(seconds)
@@ -34,7 +38,9 @@ def maker(folder: str, seconds: float) -> tuple[dict[str, Any], Callable[[list[i
                 raise BertworksError("a number below zero", where=f"numbers.txt:{-number}")
             if (mark := Path(folder, f"kill-{number}")).exists():
                 lines = mark.read_text().splitlines()
-                mark.write_text("".join(f"{line}\n" for line in lines[1:])) if lines[1:] else mark.unlink()
+                mark.write_text("".join(f"{line}\n" for line in lines[1:])) if lines[
+                    1:
+                ] else mark.unlink()
                 os.kill(os.getpid(), signal.SIGKILL)
         return len(numbers), json.dumps([number * number for number in numbers]).encode() + bytes(8)
 
@@ -42,11 +48,18 @@ def maker(folder: str, seconds: float) -> tuple[dict[str, Any], Callable[[list[i
 
 
 def run(
-    folder: Path, bulk: Bulk, count: int = 40, seconds: float = 0.0, numbers: list[int] | None = None, **identity: Any
+    folder: Path,
+    bulk: Bulk,
+    count: int = 40,
+    seconds: float = 0.0,
+    numbers: list[int] | None = None,
+    **identity: Any,
 ) -> tuple[list[Event], bytes | None]:
     """The events, and the joined output."""
     job = Portions(folder / "out", bulk, {"step": 1, **identity}, MAKER, [str(folder), seconds])
-    inputs = ([n, n + 1] for n in range(0, 2 * count, 2)) if numbers is None else ([n] for n in numbers)
+    inputs = (
+        ([n, n + 1] for n in range(0, 2 * count, 2)) if numbers is None else ([n] for n in numbers)
+    )
     events = list[Event]()
     with job.open():
         events += job.make("squares", inputs)
@@ -84,7 +97,12 @@ if __name__ == "__main__":
         lose_a_node(Path(sys.argv[1]))
     else:
         try:
-            run(Path(sys.argv[1]), Bulk(on=sys.argv[2], workers=2), int(sys.argv[3]), float(sys.argv[4]))
+            run(
+                Path(sys.argv[1]),
+                Bulk(on=sys.argv[2], workers=2),
+                int(sys.argv[3]),
+                float(sys.argv[4]),
+            )
         except BertworksError as error:
             if sys.argv[5:] != ["says"]:
                 raise

@@ -1,5 +1,6 @@
-"""Writes checkpoints as TensorFlow does, by the letter of its format: LevelDB's table of protobuf messages. Only what
-the tests need. It shares nothing with the reader but the standard; TensorFlow 2.21 reads the same numbers from both."""
+"""Writes checkpoints as TensorFlow does, by the letter of its format: LevelDB's table of protobuf
+messages. Only what the tests need. It shares nothing with the reader but the standard; TensorFlow
+2.21 reads the same numbers from both."""
 
 import struct
 from pathlib import Path
@@ -43,9 +44,15 @@ def entry(array: np.ndarray, offset: int, file: int = 0, lies: dict | None = Non
     """A BundleEntryProto."""
     data, lies = array.tobytes(), lies or {}
     shape = b"".join(message(2, number(1, size)) for size in array.shape)
-    found = number(1, lies.get("dtype", DTYPES[array.dtype.name])) + message(2, lies.get("shape", shape))
+    found = number(1, lies.get("dtype", DTYPES[array.dtype.name])) + message(
+        2, lies.get("shape", shape)
+    )
     found += number(3, lies.get("file", file)) + number(4, lies.get("offset", offset))
-    found += number(5, lies.get("size", len(data))) + varint(6 << 3 | 5) + struct.pack("<I", masked(data))
+    found += (
+        number(5, lies.get("size", len(data)))
+        + varint(6 << 3 | 5)
+        + struct.pack("<I", masked(data))
+    )
     return found + (message(7, b"") if "slices" in lies else b"")
 
 
@@ -53,8 +60,12 @@ def block(pairs: list[tuple[bytes, bytes]], kind: int = 0) -> bytes:
     """With its trailer. Each key is stored as what is new after the key before it."""
     content, last = b"", b""
     for key, value in pairs:
-        shared = next((i for i, (a, b) in enumerate(zip(key, last)) if a != b), min(len(key), len(last)))
-        content += varint(shared) + varint(len(key) - shared) + varint(len(value)) + key[shared:] + value
+        shared = next(
+            (i for i, (a, b) in enumerate(zip(key, last)) if a != b), min(len(key), len(last))
+        )
+        content += (
+            varint(shared) + varint(len(key) - shared) + varint(len(value)) + key[shared:] + value
+        )
         last = key
     content += struct.pack("<II", 0, 1)
     return content + bytes([kind]) + struct.pack("<I", masked(content + bytes([kind])))
@@ -65,7 +76,12 @@ def table(pairs: list[tuple[bytes, bytes]], *, kind: int = 0, at_once: int = 7) 
     data, places = b"", []
     for start in range(0, len(pairs), at_once):
         made = block(pairs[start : start + at_once], kind)
-        places.append((pairs[min(start + at_once, len(pairs)) - 1][0], varint(len(data)) + varint(len(made) - 5)))
+        places.append(
+            (
+                pairs[min(start + at_once, len(pairs)) - 1][0],
+                varint(len(data)) + varint(len(made) - 5),
+            )
+        )
         data += made
     footer = b""
     for rows in ([], places):
@@ -79,12 +95,16 @@ def header(files: int = 1, endianness: int = 0) -> bytes:
     return number(1, files) + number(2, endianness) + message(3, number(1, 1))
 
 
-def write(prefix: Path, variables: dict[str, np.ndarray], *, files: int = 1, lies: dict | None = None) -> Path:
+def write(
+    prefix: Path, variables: dict[str, np.ndarray], *, files: int = 1, lies: dict | None = None
+) -> Path:
     """A checkpoint in one or several files of data; `lies` per name, about its entry."""
     content, pairs = [b""] * files, [(b"", header(files))]
     for place, name in enumerate(sorted(variables)):
         array, file = variables[name], place % files
-        pairs.append((name.encode(), entry(array, len(content[file]), file, (lies or {}).get(name))))
+        pairs.append(
+            (name.encode(), entry(array, len(content[file]), file, (lies or {}).get(name)))
+        )
         content[file] += array.tobytes()
     for file, data in enumerate(content):
         prefix.with_name(f"{prefix.name}.data-{file:05d}-of-{files:05d}").write_bytes(data)

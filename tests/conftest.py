@@ -1,4 +1,5 @@
-"""What all tests share: the folder of real data, and one thread per test process so that timings do not matter."""
+"""What all tests share: the folder of real data, and one thread per test process so that timings do
+not matter."""
 
 import os
 import signal
@@ -9,14 +10,18 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-# How long an example takes says what else the machine does. Examples are the same in every run, so that a failure comes
-# with the change that causes it; HYPOTHESIS_RANDOM=1 looks for new ones.
-settings.register_profile("unhurried", deadline=None, derandomize="HYPOTHESIS_RANDOM" not in os.environ)
+# How long an example takes says what else the machine does. Examples are the same in every run, so
+# that a failure comes with the change that causes it; HYPOTHESIS_RANDOM=1 looks for new ones.
+settings.register_profile(
+    "unhurried", deadline=None, derandomize="HYPOTHESIS_RANDOM" not in os.environ
+)
 settings.load_profile("unhurried")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin starve the other tests' processes
+# threads that spin starve the other tests' processes
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ["HF_HUB_OFFLINE"] = "1"
-# A shell starts what runs in the background deaf to Ctrl-C, and children inherit that: tests of it would wait for ever.
+# A shell starts what runs in the background deaf to Ctrl-C, and children inherit that: tests of it
+# would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -34,7 +39,8 @@ def device(request: pytest.FixtureRequest) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Coverage is that of the tests which run everywhere. What it looks at takes two to six times as long."""
+    """Coverage is that of the tests which run everywhere. What it looks at takes two to six times
+    as long."""
     for item in items:
         if "data_folder" in getattr(item, "fixturenames", ()):
             item.add_marker("no_cover")
@@ -59,7 +65,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def exact_answers() -> Iterator[None]:
-    """Models answer in fp32 unless a test says otherwise, on processors that gain by bf16 as well."""
+    """Models answer in fp32 unless a test says otherwise, on processors that gain by bf16 as
+    well."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bertworks.inference.engine.best_precision", lambda _: "fp32")
         yield
@@ -75,8 +82,8 @@ def known_speed() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_waiting_for_the_disk() -> Iterator[None]:
-    """Only a failure of power could show what fsync does; that it is called, and when, is looked at in test_checkpoint.
-    A descriptor that is none is refused as ever."""
+    """Only a failure of power could show what fsync does; that it is called, and when, is looked at
+    in test_checkpoint. A descriptor that is none is refused as ever."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)
         yield
@@ -89,15 +96,21 @@ def put_on_disk(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path]]:
         pytest.skip("looks up names of open files in /proc")
     events: list[tuple[str, Path]] = []
 
-    def noted(kind: str, original: Callable[..., None], which: Callable[..., Path]) -> Callable[..., None]:
+    def noted(
+        kind: str, original: Callable[..., None], which: Callable[..., Path]
+    ) -> Callable[..., None]:
         def call(*arguments: Any) -> None:
             events.append((kind, which(*arguments)))
             original(*arguments)
 
         return call
 
-    synced = noted("fsync", os.fsync, lambda descriptor: Path(f"/proc/self/fd/{descriptor}").readlink())
+    synced = noted(
+        "fsync", os.fsync, lambda descriptor: Path(f"/proc/self/fd/{descriptor}").readlink()
+    )
     monkeypatch.setattr(os, "fsync", synced)
     for name in ("rename", "replace"):
-        monkeypatch.setattr(os, name, noted("rename", getattr(os, name), lambda _, target: Path(target)))
+        monkeypatch.setattr(
+            os, name, noted("rename", getattr(os, name), lambda _, target: Path(target))
+        )
     return events

@@ -16,7 +16,9 @@ from bertworks.training.objectives import PretrainingModel
 
 GOOD = ["good", "great", "fine", "lovely", "happy"]
 BAD = ["bad", "awful", "poor", "nasty", "sad"]
-FILLER = "the film was a story of men and dogs in this town with some music that they heard last night".split()
+FILLER = (
+    "the film was a story of men and dogs in this town with some music that they heard last night"
+).split()
 PEOPLE = ["Anna", "Boris", "Clara", "Dmitri"]
 PLACES = ["Paris", "Kyoto", "Oslo", "Lima"]
 
@@ -32,18 +34,29 @@ def write_model(folder: Path, *, length: int = 64, hidden_size: int = 32) -> Pat
     """A model folder with random weights."""
     t = tokenizer(length)
     config = EncoderConfig(
-        vocab_size=t.vocab_size, hidden_size=hidden_size, num_hidden_layers=2, num_attention_heads=2,
-        max_position_embeddings=length, initializer_range=0.1, hidden_dropout=0.0, attention_dropout=0.0,
-    )  # fmt: skip
+        vocab_size=t.vocab_size,
+        hidden_size=hidden_size,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=length,
+        initializer_range=0.1,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+    )
     torch.manual_seed(0)
     save_model(folder, PretrainingModel(config).state_dict(), config, t, card="tiny")
     return folder
 
 
 def storages() -> dict[int, int]:
-    """The memory of all tensors that are alive: where it begins, and its bytes. Not of those that oneDNN packed."""
+    """The memory of all tensors that are alive: where it begins, and its bytes. Not of those that
+    oneDNN packed."""
     gc.collect()
-    alive = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and one.device.type == "cpu"]
+    alive = [
+        one
+        for one in gc.get_objects()
+        if issubclass(type(one), torch.Tensor) and one.device.type == "cpu"
+    ]
     alive = [one for one in alive if not one.is_mkldnn]
     return {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in alive}
 
@@ -63,7 +76,11 @@ def write_reviews(path: Path, count: int = 200, seed: int = 0) -> Path:
         for number in range(count):
             positive = draw.random() < 0.5
             rows.writerow(
-                [sentence(draw, draw.choice(GOOD if positive else BAD)), "pos" if positive else "neg", number % 7]
+                [
+                    sentence(draw, draw.choice(GOOD if positive else BAD)),
+                    "pos" if positive else "neg",
+                    number % 7,
+                ]
             )
     return path
 
@@ -96,7 +113,9 @@ def write_conll(path: Path, count: int = 120) -> Path:
     draw = random.Random(3)
     lines = []
     for _ in range(count):
-        for word in sentence(draw, draw.choice(PEOPLE), draw.choice(PLACES), draw.choice(PLACES)).split():
+        for word in sentence(
+            draw, draw.choice(PEOPLE), draw.choice(PLACES), draw.choice(PLACES)
+        ).split():
             tag = "B-person" if word in PEOPLE else "B-place" if word in PLACES else "O"
             lines.append(f"{word}\t{tag}")
         lines.append("")
@@ -111,7 +130,12 @@ def write_spans(path: Path, count: int = 120) -> Path:
         name = draw.choice(PEOPLE)
         text = sentence(draw, name)
         start = text.index(name)
-        found.append({"text": text, "entities": [{"start": start, "end": start + len(name), "type": "person"}]})
+        found.append(
+            {
+                "text": text,
+                "entities": [{"start": start, "end": start + len(name), "type": "person"}],
+            }
+        )
     path.write_text(json.dumps(found))
     return path
 
@@ -122,13 +146,19 @@ def write_squad(path: Path, count: int = 120, *, impossible: bool = True) -> Pat
     for number in range(count):
         place, person = draw.choice(PLACES), draw.choice(PEOPLE)
         context = f"{sentence(draw)} {person} lives in {place} . {sentence(draw)}"
-        requested = {"id": f"q{number}", "question": f"where lives {person} ?", "is_impossible": False}
+        requested = {
+            "id": f"q{number}",
+            "question": f"where lives {person} ?",
+            "is_impossible": False,
+        }
         requested["answers"] = [{"text": place, "answer_start": context.index(f"in {place} .") + 3}]
         if impossible and number % 4 == 0:
             context = context.replace(f"lives in {place}", "was in this town")
             requested |= {"answers": [], "is_impossible": True}
         paragraphs.append({"context": context, "qas": [requested]})
-    path.write_text(json.dumps({"version": "v2.0", "data": [{"title": "t", "paragraphs": paragraphs}]}))
+    path.write_text(
+        json.dumps({"version": "v2.0", "data": [{"title": "t", "paragraphs": paragraphs}]})
+    )
     return path
 
 

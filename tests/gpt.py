@@ -1,4 +1,5 @@
-"""Small random GPT and GPT-2 folders with a byte-level tokenizer, by transformers. Every parameter is perturbed."""
+"""Small random GPT and GPT-2 folders with a byte-level tokenizer, by transformers. Every parameter
+is perturbed."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ POSITIONS = 100
 def write_tokenizer(folder: Path) -> None:
     """A token for every byte, and an end token."""
     letters = [*sorted(ByteLevel.alphabet()), END]
-    t = tokenizers.Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+    t = tokenizers.Tokenizer(
+        models.BPE({letter: number for number, letter in enumerate(letters)}, [])
+    )
     t.pre_tokenizer, t.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=t, bos_token=END, eos_token=END, unk_token=END, model_max_length=POSITIONS
@@ -36,9 +39,13 @@ def write_gpt2(folder: Path, seed: int = 0, **sizes: int) -> transformers.GPT2LM
     """The network, in evaluation mode, and its folder."""
     write_tokenizer(folder)
     config = transformers.GPT2Config(
-        vocab_size=257, n_positions=POSITIONS, bos_token_id=END_ID, eos_token_id=END_ID, pad_token_id=END_ID,
+        vocab_size=257,
+        n_positions=POSITIONS,
+        bos_token_id=END_ID,
+        eos_token_id=END_ID,
+        pad_token_id=END_ID,
         **({"n_embd": 24, "n_layer": 3, "n_head": 4} | sizes),
-    )  # fmt: skip
+    )
     return _saved(transformers.GPT2LMHeadModel, config, folder, seed)
 
 

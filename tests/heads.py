@@ -23,9 +23,15 @@ from bertworks.training.task_heads import (
 )
 
 CONFIG = EncoderConfig(
-    vocab_size=90, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=40,
-    initializer_range=0.2, hidden_dropout=0.0, attention_dropout=0.0,
-)  # fmt: skip
+    vocab_size=90,
+    hidden_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    max_position_embeddings=40,
+    initializer_range=0.2,
+    hidden_dropout=0.0,
+    attention_dropout=0.0,
+)
 LENGTHS = [7, 19, 3, 12, 12, 40]
 CASES: dict[str, tuple[TaskHead, str, dict[str, Any]]] = {
     "classification": (Classification(outputs=3), "SequenceClassification", {"num_labels": 3}),
@@ -34,7 +40,11 @@ CASES: dict[str, tuple[TaskHead, str, dict[str, Any]]] = {
         "SequenceClassification",
         {"num_labels": 4, "problem_type": "multi_label_classification"},
     ),
-    "regression": (Regression(), "SequenceClassification", {"num_labels": 1, "problem_type": "regression"}),
+    "regression": (
+        Regression(),
+        "SequenceClassification",
+        {"num_labels": 1, "problem_type": "regression"},
+    ),
     "tagging": (Classification(outputs=5, pooled=False), "TokenClassification", {"num_labels": 5}),
     "qa": (SpanExtraction(), "QuestionAnswering", {}),
     "choice": (MultipleChoice(num_choices=3), "MultipleChoice", {}),
@@ -61,7 +71,9 @@ def example(task: str, length: int, number: int, generator: np.random.Generator)
 
 def batch_of(task: str, seed: int = 0) -> Batch:
     generator = np.random.default_rng(seed)
-    return collate([example(task, length, number, generator) for number, length in enumerate(LENGTHS)])
+    return collate(
+        [example(task, length, number, generator) for number, length in enumerate(LENGTHS)]
+    )
 
 
 def rectangles(task: str, batch: Batch) -> dict[str, Tensor]:
@@ -78,7 +90,9 @@ def rectangles(task: str, batch: Batch) -> dict[str, Tensor]:
             labels[layout.slots[batch.target.positions]] = batch.target.labels
             inputs["labels"] = labels.view(layout.num_sequences, -1)
         case "qa":
-            inputs["start_positions"], inputs["end_positions"] = batch.target.labels.view(-1, 2).unbind(1)
+            inputs["start_positions"], inputs["end_positions"] = batch.target.labels.view(
+                -1, 2
+            ).unbind(1)
         case "choice":
             inputs = {name: x.view(-1, 3, layout.max_seqlen) for name, x in inputs.items()}
             inputs["labels"] = batch.target.labels.view(-1, 3).argmax(1)

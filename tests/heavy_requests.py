@@ -1,6 +1,7 @@
 """The largest requests that a server permits, for every endpoint, and small ones.
 
-A new endpoint needs an entry in `HEAVY` and in `SMALL`: the tests that drive all routes fail without it.
+A new endpoint needs an entry in `HEAVY` and in `SMALL`: the tests that drive all routes fail
+without it.
 """
 
 import random
@@ -28,7 +29,8 @@ def letters(count: int) -> str:
 
 
 def texts(limits: Limits) -> dict[str, Any]:
-    """Texts that fill a body: a single one, many short ones, and many that have as many tokens as are permitted."""
+    """Texts that fill a body: a single one, many short ones, and many that have as many tokens as
+    are permitted."""
     room = limits.body_bytes - ROOM
     each = max(1, min(room // limits.texts - 4, 2 * limits.tokens // limits.texts - 8))
     return {
@@ -53,7 +55,8 @@ def masks(info: Info, limits: Limits) -> dict[str, Any]:
         "a mask in a long text": f"{mask} {letters(min(limits.tokens // 2, room // 2) - 20)}",
         "a mask in a text of two bytes a token": f"{letters(room // 2 - 20)} {mask}",
         "many texts with a mask": [f"{mask} {letters(8)}"] * min(limits.texts, limits.tokens // 20),
-        "a mask in many long texts": [f"{mask} {letters(longest - 4)}"] * (limits.tokens // (longest + 8)),
+        "a mask in many long texts": [f"{mask} {letters(longest - 4)}"]
+        * (limits.tokens // (longest + 8)),
     }
 
 
@@ -62,8 +65,13 @@ def _named(name: str, values: Mapping[str, Any], **settings: Any) -> dict[str, B
 
 
 def _similarity(info: Info, limits: Limits) -> dict[str, Body]:
-    lists = {what: value if isinstance(value, list) else [value] for what, value in texts(limits).items()}
-    return {what: {"inputs": {"source_sentence": "a", "sentences": value}} for what, value in lists.items()}
+    lists = {
+        what: value if isinstance(value, list) else [value] for what, value in texts(limits).items()
+    }
+    return {
+        what: {"inputs": {"source_sentence": "a", "sentences": value}}
+        for what, value in lists.items()
+    }
 
 
 def _fill(info: Info, limits: Limits) -> dict[str, Body]:
@@ -90,8 +98,12 @@ def _predict(info: Info, limits: Limits) -> dict[str, Body]:
 
 
 def _rerank(info: Info, limits: Limits) -> dict[str, Body]:
-    lists = {what: value if isinstance(value, list) else [value] for what, value in texts(limits).items()}
-    bodies = {what: {"query": "a", "texts": value, "return_text": True} for what, value in lists.items()}
+    lists = {
+        what: value if isinstance(value, list) else [value] for what, value in texts(limits).items()
+    }
+    bodies = {
+        what: {"query": "a", "texts": value, "return_text": True} for what, value in lists.items()
+    }
     half = (limits.body_bytes - ROOM) // 2
     bodies["a long query"] = {"query": words(half), "texts": ["a"] * min(limits.texts, half // 8)}
     bodies["a query in the lane of small bodies"] = {"query": words(8000), "texts": ["a"] * 1000}
@@ -102,21 +114,35 @@ def _qa(info: Info, limits: Limits) -> dict[str, Body]:
     bodies: dict[str, Body] = {}
     for what, value in texts(limits).items():
         contexts = value if isinstance(value, list) else [value]
-        inputs = [{"question": "who ?", "context": context} for context in contexts[: len(contexts) // 3 + 1]]
+        inputs = [
+            {"question": "who ?", "context": context}
+            for context in contexts[: len(contexts) // 3 + 1]
+        ]
         bodies[what] = {"inputs": inputs, "top_k": limits.k}
     as_many_tokens = letters(limits.tokens // 2)
-    bodies["as many tokens as are permitted"] = {"inputs": {"question": "who ?", "context": as_many_tokens}}
+    bodies["as many tokens as are permitted"] = {
+        "inputs": {"question": "who ?", "context": as_many_tokens}
+    }
     return bodies
 
 
 def _search(info: Info, limits: Limits) -> dict[str, Body]:
     length = limits.query_characters
-    queries = {"words": words(length), "letters": letters(length // 2), "no spaces": "山東京都日本語" * (length // 7)}
+    queries = {
+        "words": words(length),
+        "letters": letters(length // 2),
+        "no spaces": "山東京都日本語" * (length // 7),
+    }
     queries["longer than permitted"] = words(limits.body_bytes - ROOM)
     bodies = {}
     for what, query in queries.items():
         for ranking in ("hybrid", "bm25"):
-            settings = {"k": limits.k, "matches": True, "ranking": ranking, "rerank": info["index"]["rerank"]}
+            settings = {
+                "k": limits.k,
+                "matches": True,
+                "ranking": ranking,
+                "rerank": info["index"]["rerank"],
+            }
             bodies[f"{what}, {ranking}"] = {"query": query, **settings}
     return bodies
 
@@ -140,7 +166,9 @@ def _explain(info: Info, limits: Limits) -> dict[str, Body]:
 
 def _tokenize(info: Info, limits: Limits) -> dict[str, Body]:
     bodies = _named("inputs", texts(limits))
-    bodies["as many tokens as are permitted"] = {"inputs": letters(min(limits.tokens, limits.body_bytes // 2) - 200)}
+    bodies["as many tokens as are permitted"] = {
+        "inputs": letters(min(limits.tokens, limits.body_bytes // 2) - 200)
+    }
     return bodies
 
 
@@ -184,15 +212,24 @@ HEAVY: Mapping[str, Callable[[Info, Limits], dict[str, Body]]] = {
 
 def small(name: str, info: Info) -> Body:
     """A small request to an endpoint."""
-    item: Any = {"pair": ["a film", "a story"], "choices": ["a", "b", "c", "d"], "question": ["who ?", "Anna lives"]}
-    item = item.get(info["reads"], f"a {info['mask_token']} film" if info["task"] == "masked-lm" else "a good film")
+    item: Any = {
+        "pair": ["a film", "a story"],
+        "choices": ["a", "b", "c", "d"],
+        "question": ["who ?", "Anna lives"],
+    }
+    item = item.get(
+        info["reads"],
+        f"a {info['mask_token']} film" if info["task"] == "masked-lm" else "a good film",
+    )
     return SMALL[name](item)
 
 
 SMALL: Mapping[str, Callable[[Any], Body]] = {
     "embed": lambda item: {"inputs": "a good film"},
     "embed_all": lambda item: {"inputs": "a good film"},
-    "similarity": lambda item: {"inputs": {"source_sentence": "a film", "sentences": ["a story", "men and dogs"]}},
+    "similarity": lambda item: {
+        "inputs": {"source_sentence": "a film", "sentences": ["a story", "men and dogs"]}
+    },
     "embeddings": lambda item: {"input": ["a good film"], "encoding_format": "base64"},
     "fill": lambda item: {"inputs": item},
     "predict": lambda item: {"inputs": item},

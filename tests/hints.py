@@ -1,4 +1,5 @@
-"""Finds what the program advises to type, and types it: messages with commands and options, in the code and in answers.
+"""Finds what the program advises to type, and types it: messages with commands and options, in the
+code and in answers.
 
 A template is a text of the code with {} for each value, such as "--dev {}".
 """
@@ -19,12 +20,16 @@ import pytest
 from bertworks.cli.main import main
 
 ROOT = Path(__file__).parents[1]
-_PROGRAMS = "bertworks|iconv|tr|pdftotext|gzip|zstd|xz|bzip2|tar|sed|cut|grep|jq|ls|mv|mkdir|pip|hf|python"
+_PROGRAMS = (
+    "bertworks|iconv|tr|pdftotext|gzip|zstd|xz|bzip2|tar|sed|cut|grep|jq|ls|mv|mkdir|pip|hf|python"
+)
 VERBS = (
-    "vocab|prepare|pretrain|check|finetune|predict|fill|generate|score|explain|embed|index|search|evaluate|serve|export"
+    "vocab|prepare|pretrain|check|finetune|predict|fill|generate|score|explain|embed|index|search|"
+    "evaluate|serve|export"
 )
 _ADVICE = re.compile(
-    rf"`(?:{_PROGRAMS}|\{{\}}) |`bertworks|(?<![\w-])(?:bertworks (?:{VERBS}|import|convert|push|doctor|demo|--)\b"
+    rf"`(?:{_PROGRAMS}|\{{\}}) |`bertworks|(?<![\w-])(?:bertworks "
+    rf"(?:{VERBS}|import|convert|push|doctor|demo|--)\b"
     r"|iconv -|sed -|python -c|pip install|hf auth|(?:gzip|zstd|xz|bzip2) -)"
     r"|bertworks\.[a-z_]+\(|^(?:\w+|\{\})\([^()]*\[(?:text|id)\]\)"
     r"|(?:^|[\s:(;])--?[a-z][\w-]*|--\{\} |--\{\}$|(?:^|with |mean )\{option\}(?: |$)"
@@ -58,7 +63,9 @@ def _strings(node: ast.AST) -> list[str]:
         else ast.iter_child_nodes(node)
     )
     text = _text(node)
-    return ([text] if text is not None else []) + [found for child in inside for found in _strings(child)]
+    return ([text] if text is not None else []) + [
+        found for child in inside for found in _strings(child)
+    ]
 
 
 def _values(node: object) -> list[str]:
@@ -81,9 +88,12 @@ def _texts(path: Path) -> list[str]:
 
 @cache
 def templates() -> dict[str, str]:
-    """Every template of the package that contains a command or an option to type, and the file that it is in."""
+    """Every template of the package that contains a command or an option to type, and the file that
+    it is in."""
     found: dict[str, str] = {}
-    files = (path for path in (ROOT / "bertworks").rglob("*") if path.suffix in (".py", ".toml", ".md"))
+    files = (
+        path for path in (ROOT / "bertworks").rglob("*") if path.suffix in (".py", ".toml", ".md")
+    )
     for path in sorted(path for path in files if "recipes" not in path.parts):
         for text in _texts(path):
             if _ADVICE.search(text) and not _ONLY_AN_OPTION.fullmatch(text.strip()):
@@ -143,13 +153,17 @@ class Shell:
         for name, value in placeholders.items():
             name = name.replace("_", "-")
             assert name in command, command
-            command = re.sub(rf"(?<![\w-]){name}(?![\w-])", lambda _, v=value: shlex.quote(str(v)), command)
+            command = re.sub(
+                rf"(?<![\w-]){name}(?![\w-])", lambda _, v=value: shlex.quote(str(v)), command
+            )
         command = command.replace("...", str(rest)) if rest else command
         command = " ".join([command, *(shlex.quote(str(word)) for word in more)])
         if command.startswith("bertworks "):
             return self.works(*shlex.split(command)[1:])
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        done = subprocess.run(command, shell=True, capture_output=True, text=True, env=os.environ | {"PATH": path})
+        done = subprocess.run(
+            command, shell=True, capture_output=True, text=True, env=os.environ | {"PATH": path}
+        )
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout
 

@@ -1,11 +1,14 @@
-"""A process that has imported everything once, and forks children that pre-train and are killed on command.
+"""A process that has imported everything once, and forks children that pre-train and are killed on
+command.
 
-Orders come in by standard input, a JSON object in a line; answers go out by standard output. Children of a fresh
-process are as good as fresh processes, and begin at once instead of after seconds.
+Orders come in by standard input, a JSON object in a line; answers go out by standard output.
+Children of a fresh process are as good as fresh processes, and begin at once instead of after
+seconds.
 
     arguments   of `pretrain`
-    kill        null; {"seconds": 0.2}; {"operations": 12}, by SIGKILL in front of the 12th change of the file system;
-                {"step": 7, "signal": 15}, when step 7 is done; {"stage": "shards", "signal": 15}, when that begins
+    kill        null; {"seconds": 0.2}; {"operations": 12}, by SIGKILL in front of the 12th change
+                of the file system; {"step": 7, "signal": 15}, when step 7 is done; {"stage":
+                "shards", "signal": 15}, when that begins
     slow        a step that computes for a minute
 """
 
@@ -38,12 +41,18 @@ def read() -> tuple[int, int, int]:
 
 def note(**fields: int) -> None:
     names = ("stage", "step", "operations")
-    FIELDS.pack_into(BOARD, 0, *(fields.get(name, value) for name, value in zip(names, read(), strict=True)))
+    FIELDS.pack_into(
+        BOARD, 0, *(fields.get(name, value) for name, value in zip(names, read(), strict=True))
+    )
 
 
 def count_operations(last: int) -> None:
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        writes = (
+            event == "open"
+            and isinstance(arguments[2], int)
+            and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        )
         if event in CHANGES or writes:
             operations = read()[2] + 1
             note(operations=operations)
@@ -58,7 +67,8 @@ def make_slow(step: int) -> None:
 
     def slow_forward(self: PretrainingModel, batch: Any) -> Any:
         if self.training and read()[1] == step - 1:
-            time.sleep(60)  # like one long call of a library: a signal handler that only notes does not end it
+            # like one long call of a library: a signal handler that only notes does not end it
+            time.sleep(60)
         return forward(self, batch)
 
     PretrainingModel.forward = slow_forward  # type: ignore[method-assign]
@@ -121,9 +131,14 @@ def live(order: dict[str, Any]) -> dict[str, Any]:
     with os.fdopen(reading) as file:
         said = file.read()
     return {
-        "code": os.waitstatus_to_exitcode(status), "stage": STAGES[stage], "step": step, "operations": operations,
-        "seconds": now - began, "leaving": now - signalled if signalled else None, "said": said,
-    }  # fmt: skip
+        "code": os.waitstatus_to_exitcode(status),
+        "stage": STAGES[stage],
+        "step": step,
+        "operations": operations,
+        "seconds": now - began,
+        "leaving": now - signalled if signalled else None,
+        "said": said,
+    }
 
 
 def main() -> None:

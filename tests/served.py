@@ -38,9 +38,13 @@ def write_head(folder: Path, **description: Any) -> Path:
     """A tiny model with a head of random weights."""
     d = TaskConfig(max_length=64, max_question=8, stride=8, **description)
     config = EncoderConfig(
-        vocab_size=VOCABULARY().vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-        max_position_embeddings=64, initializer_range=0.3,
-    )  # fmt: skip
+        vocab_size=VOCABULARY().vocab_size,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+    )
     torch.manual_seed(1)
     save_model(
         folder,
@@ -67,13 +71,20 @@ class Local:
         token: str = "",
         **options: Any,
     ):
-        self.abilities = Abilities(model, index=index, device="cpu", precision=precision, limits=limits, **options)
+        self.abilities = Abilities(
+            model, index=index, device="cpu", precision=precision, limits=limits, **options
+        )
         self.application = Application(self.abilities, token=token)
 
     def __enter__(self) -> "Local":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.application.close()
 
     def send(self, method: str, path: str, **request: Any) -> httpx.Response:
@@ -88,15 +99,27 @@ class Local:
         async def go() -> list[httpx.Response]:
             transport = httpx.ASGITransport(self.application)
             async with httpx.AsyncClient(transport=transport, base_url=URL, timeout=60) as client:
-                return await asyncio.gather(*(client.request(method, path, **r) for method, path, r in requests))
+                return await asyncio.gather(
+                    *(client.request(method, path, **r) for method, path, r in requests)
+                )
 
         return asyncio.run(go())
 
 
 @contextmanager
 def process(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`bertworks serve` on a free port, and its address; killed at the end, should it still be there."""
-    command = [sys.executable, "-m", "bertworks.cli.main", "serve", *arguments, "--port", "0", "--json"]
+    """`bertworks serve` on a free port, and its address; killed at the end, should it still be
+    there."""
+    command = [
+        sys.executable,
+        "-m",
+        "bertworks.cli.main",
+        "serve",
+        *arguments,
+        "--port",
+        "0",
+        "--json",
+    ]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=os.environ | environment, **pipes) as running:
         try:
@@ -113,4 +136,8 @@ def stop(running: subprocess.Popen[str]) -> tuple[int, float, list[dict[str, Any
     begin = time.monotonic()
     running.send_signal(signal.SIGTERM)
     _, log = running.communicate(timeout=30)
-    return running.returncode, time.monotonic() - begin, [json.loads(line) for line in log.splitlines()]
+    return (
+        running.returncode,
+        time.monotonic() - begin,
+        [json.loads(line) for line in log.splitlines()],
+    )

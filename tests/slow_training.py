@@ -1,5 +1,5 @@
-"""Run as the command line in test_lost_processes: each training step takes a little longer, on any machine, so that
-there is time to kill processes. So does what it starts."""
+"""Run as the command line in test_lost_processes: each training step takes a little longer, on any
+machine, so that there is time to kill processes. So does what it starts."""
 
 import os
 import time

@@ -1,4 +1,5 @@
-"""The largest requests of one client, answered and abandoned, beside small ones of another client: every endpoint."""
+"""The largest requests of one client, answered and abandoned, beside small ones of another client:
+every endpoint."""
 
 import asyncio
 import json
@@ -25,9 +26,15 @@ from bertworks.serve.batching import Limits
 from bertworks.serve.endpoints import RERANKED_AT_ONCE, FinetunedEndpoints
 from bertworks.serve.openapi import ENDPOINTS, parse as openapi_parse, paths_of
 
-LIMITS = Limits(body_bytes=60_000, tokens=6_000, texts=100, answer_bytes=400_000, explained_tokens=60)
+LIMITS = Limits(
+    body_bytes=60_000, tokens=6_000, texts=100, answer_bytes=400_000, explained_tokens=60
+)
 HEADS: dict[str, dict[str, Any]] = {
-    "classification": {"task": "classification", "labels": tuple(f"label {n}" for n in range(40)), "text": ("text",)},
+    "classification": {
+        "task": "classification",
+        "labels": tuple(f"label {n}" for n in range(40)),
+        "text": ("text",),
+    },
     "pairs": {"task": "classification", "labels": ("no", "yes"), "text": ("query", "text")},
     "tagging": {"task": "tagging", "labels": ("O", "B-person", "I-person")},
     "speech": {"task": "tagging", "labels": ("noun", "verb")},
@@ -39,14 +46,17 @@ KINDS = ("words", *HEADS)
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Local]]:
-    """A server of each kind of model; those of words and of pairs have an index, the second reranks."""
+    """A server of each kind of model; those of words and of pairs have an index, the second
+    reranks."""
     folder = tmp_path_factory.mktemp("models")
     models = {"words": write_model(folder / "words")}
     models |= {name: write_head(folder / name, **head) for name, head in HEADS.items()}
     index = Index.create(folder / "index", models["words"], device="cpu", language="english")
     index.add([f"{'a b c film story men ' * 40}{n}" for n in range(120)])
     indexes = {"words": index.folder, "pairs": index.folder}
-    servers = {name: Local(model, index=indexes.get(name), limits=LIMITS) for name, model in models.items()}
+    servers = {
+        name: Local(model, index=indexes.get(name), limits=LIMITS) for name, model in models.items()
+    }
     yield servers
     for local in servers.values():
         local.application.close()
@@ -56,14 +66,19 @@ def test_every_route_has_its_heavy_and_its_small_request(servers: dict[str, Loca
     assert HEAVY.keys() == SMALL.keys() == ENDPOINTS.keys()
     offered = set[str]()
     for local in servers.values():
-        assert set(local.application._post) == {path for name in ENDPOINTS for path in paths_of(name)}
+        assert set(local.application._post) == {
+            path for name in ENDPOINTS for path in paths_of(name)
+        }
         offered |= set(local.abilities.info["abilities"])
     assert offered == ENDPOINTS.keys()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_answer_is_larger_than_it_may_be(kind: str, servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch):
-    """What is made of the largest requests is within its own estimate, and within the limit of the server."""
+def test_no_answer_is_larger_than_it_may_be(
+    kind: str, servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch
+):
+    """What is made of the largest requests is within its own estimate, and within the limit of the
+    server."""
     local = servers[kind]
     joined = Application._joined
     makings: list[int] = []
@@ -83,7 +98,10 @@ def test_no_answer_is_larger_than_it_may_be(kind: str, servers: dict[str, Local]
             content = json.dumps(body).encode()
             assert len(content) <= LIMITS.body_bytes, (name, what)
             answer = local.send(
-                "POST", paths_of(name)[0], content=content, headers={"content-type": "application/json"}
+                "POST",
+                paths_of(name)[0],
+                content=content,
+                headers={"content-type": "application/json"},
             )
             refusal = 400 if name == "embeddings" else 413  # as OpenAI
             assert answer.status_code in (200, refusal), (name, what, answer.text[:200])
@@ -96,13 +114,14 @@ def test_no_answer_is_larger_than_it_may_be(kind: str, servers: dict[str, Local]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_abandoned_requests_leave_nothing_behind(kind: str, servers: dict[str, Local]):
-    """One client abandons its largest requests of each route while another one sends small ones to each: all of those
-    are answered, and nothing of the others is waiting in the end."""
+    """One client abandons its largest requests of each route while another one sends small ones to
+    each: all of those are answered, and nothing of the others is waiting in the end."""
     local = servers[kind]
     app = local.application
     info = local.abilities.info
     bodies = {
-        name: [json.dumps(body).encode() for body in HEAVY[name](info, LIMITS).values()] for name in info["abilities"]
+        name: [json.dumps(body).encode() for body in HEAVY[name](info, LIMITS).values()]
+        for name in info["abilities"]
     }
 
     async def go() -> None:
@@ -112,16 +131,25 @@ def test_abandoned_requests_leave_nothing_behind(kind: str, servers: dict[str, L
                 await asyncio.sleep(0.01)
                 for client in heavy:
                     client.close()
-                content = {ability: json.dumps(small(ability, info)).encode() for ability in info["abilities"]}
+                content = {
+                    ability: json.dumps(small(ability, info)).encode()
+                    for ability in info["abilities"]
+                }
                 small_clients = [
-                    Client(local, content[ability], address="10.0.0.2").give().start(paths_of(ability)[0])
+                    Client(local, content[ability], address="10.0.0.2")
+                    .give()
+                    .start(paths_of(ability)[0])
                     for ability in info["abilities"]
                 ]
-                assert [await client.status() for client in small_clients] == [200] * len(small_clients), path
+                assert [await client.status() for client in small_clients] == [200] * len(
+                    small_clients
+                ), path
                 refusal = 400 if path.startswith("/v1/") else 413  # as OpenAI
                 assert {await client.status() for client in heavy} <= {200, refusal, 429, 499}
         batchers = [*app._batchers.values(), *app._lanes.values(), app._steps, app._answers]
-        await until(lambda: not any(batcher.costs or batcher.loads or batcher.busy for batcher in batchers))
+        await until(
+            lambda: not any(batcher.costs or batcher.loads or batcher.busy for batcher in batchers)
+        )
         assert not app._admission.places
         assert app._admission._free == LIMITS.total_bytes
         assert not app._room.places
@@ -169,14 +197,22 @@ def test_an_answer_is_not_made_to_its_end_for_a_client_that_has_gone(
         assert await heavy.status() == 499
         assert answers.costs.total() < parts / 2  # what no thread has begun is not waiting any more
         go_on.set()
-        assert await Client(local, b'{"ids": [1, 2]}', address="10.0.0.2").give().start("/decode").status() == 200
+        assert (
+            await Client(local, b'{"ids": [1, 2]}', address="10.0.0.2")
+            .give()
+            .start("/decode")
+            .status()
+            == 200
+        )
         await until(lambda: not answers.costs and not answers.busy)
         assert len(calls) < 40
 
     asyncio.run(go())
 
 
-def test_making_answers_takes_turns_between_clients(servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch):
+def test_making_answers_takes_turns_between_clients(
+    servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch
+):
     local = servers["words"]
     make_part = application._made
     calls: list[str] = []
@@ -189,7 +225,9 @@ def test_making_answers_takes_turns_between_clients(servers: dict[str, Local], m
     monkeypatch.setattr(application, "_made", make_slowly)
 
     async def go() -> None:
-        heavy = [Client(local, json.dumps(MANY_MASKS).encode()).give().start("/fill") for _ in range(3)]
+        heavy = [
+            Client(local, json.dumps(MANY_MASKS).encode()).give().start("/fill") for _ in range(3)
+        ]
         await until(lambda: calls)
         small_client = Client(local, b'{"ids": [1, 2]}', address="10.0.0.2").give().start("/decode")
         assert await small_client.status() == 200
@@ -199,7 +237,9 @@ def test_making_answers_takes_turns_between_clients(servers: dict[str, Local], m
     asyncio.run(go())
 
 
-def test_an_answer_that_nobody_reads_keeps_no_room(servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch):
+def test_an_answer_that_nobody_reads_keeps_no_room(
+    servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(application, "SEND_SECONDS", 0.05)
     local = servers["words"]
 
@@ -224,7 +264,9 @@ def test_an_answer_that_nobody_reads_keeps_no_room(servers: dict[str, Local], mo
     asyncio.run(go())
 
 
-def test_an_explanation_ends_when_nobody_waits_for_it(servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch):
+def test_an_explanation_ends_when_nobody_waits_for_it(
+    servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch
+):
     local = servers["classification"]
     errors: list[Exception] = []
     has_begun = threading.Event()
@@ -265,7 +307,9 @@ def test_answers_say_how_many_texts_were_cut_and_how_much(servers: dict[str, Loc
     inputs = [long_text, short_text, letters(110)]
     answers = [
         words.post("/embed", {"inputs": inputs}),
-        words.post("/similarity", {"inputs": {"source_sentence": long_text, "sentences": inputs[1:]}}),
+        words.post(
+            "/similarity", {"inputs": {"source_sentence": long_text, "sentences": inputs[1:]}}
+        ),
         words.post("/v1/embeddings", {"input": inputs}),
         servers["classification"].post("/predict", {"inputs": [[text] for text in inputs]}),
     ]
@@ -275,16 +319,26 @@ def test_answers_say_how_many_texts_were_cut_and_how_much(servers: dict[str, Loc
     assert (usage["truncated_texts"], usage["truncated_tokens"]) == (2, 38 + 48)
     assert usage["prompt_tokens"] == 64 + 7 + 64
     whole_answer = words.post("/embed", {"inputs": short_text})
-    assert (whole_answer.headers["x-truncated-texts"], whole_answer.headers["x-truncated-tokens"]) == ("0", "0")
+    assert (
+        whole_answer.headers["x-truncated-texts"],
+        whole_answer.headers["x-truncated-tokens"],
+    ) == ("0", "0")
     # Of a pair 61 tokens are read.
-    ranking_answer = pairs.post("/rerank", {"query": letters(5), "texts": [letters(60), short_text]})
-    assert (ranking_answer.headers["x-truncated-texts"], ranking_answer.headers["x-truncated-tokens"]) == ("1", "4")
+    ranking_answer = pairs.post(
+        "/rerank", {"query": letters(5), "texts": [letters(60), short_text]}
+    )
+    assert (
+        ranking_answer.headers["x-truncated-texts"],
+        ranking_answer.headers["x-truncated-tokens"],
+    ) == ("1", "4")
     for ranking, count in (("dense", "1"), ("hybrid", "1"), ("bm25", None)):
         search_answer = words.post("/search", {"query": long_text, "ranking": ranking, "k": 1})
         assert search_answer.headers.get("x-truncated-texts") == count
     search_answer = pairs.post("/search", {"query": short_text, "k": 50, "rerank": True})
-    assert search_answer.headers["x-truncated-texts"] == "50"  # the documents have more than 61 tokens
-    assert "x-truncated-texts" not in words.post("/fill", {"inputs": f"[MASK] {long_text}"}).headers  # read in windows
+    # the documents have more than 61 tokens
+    assert search_answer.headers["x-truncated-texts"] == "50"
+    # read in windows
+    assert "x-truncated-texts" not in words.post("/fill", {"inputs": f"[MASK] {long_text}"}).headers
 
 
 def test_a_query_may_not_be_as_long_as_a_body(servers: dict[str, Local]):
@@ -300,14 +354,18 @@ def test_a_query_may_not_be_as_long_as_a_body(servers: dict[str, Local]):
 def test_a_search_is_computed_on_its_own_and_costs_its_words_and_tokens(
     servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch
 ):
-    """A query of few different words that a vector reads whole is not cheap, and a small search does not wait for
-    several of them."""
+    """A query of few different words that a vector reads whole is not cheap, and a small search
+    does not wait for several of them."""
     batches = list[tuple[int, int]]()
     local = servers["words"]
     batcher = local.application._batchers["search"]
-    monkeypatch.setattr(batcher, "_observe", lambda units, cost, seconds: batches.append((units, cost)))
+    monkeypatch.setattr(
+        batcher, "_observe", lambda units, cost, seconds: batches.append((units, cost))
+    )
     query = letters(50)  # 10 different words
-    bodies = [{"query": query, "ranking": ranking, "k": 1} for ranking in ("dense", "hybrid", "bm25") * 4]
+    bodies = [
+        {"query": query, "ranking": ranking, "k": 1} for ranking in ("dense", "hybrid", "bm25") * 4
+    ]
     answers = local.all([("POST", "/search", {"json": body}) for body in bodies])
     assert {answer.status_code for answer in answers} == {200}
     assert [units for units, _ in batches] == [1] * len(bodies)
@@ -318,7 +376,9 @@ def test_a_search_is_computed_on_its_own_and_costs_its_words_and_tokens(
     assert sorted(cost for _, cost in batches) == [lexical] * 4 + [lexical + num_tokens] * 8
 
 
-def test_documents_are_read_for_a_reranker_in_turns(servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch):
+def test_documents_are_read_for_a_reranker_in_turns(
+    servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch
+):
     """So an abandoned search ends between them, and others do not wait for all of them."""
     local = servers["pairs"]
     count = 0
@@ -331,14 +391,18 @@ def test_documents_are_read_for_a_reranker_in_turns(servers: dict[str, Local], m
         return features_of(endpoints, item, **options)
 
     monkeypatch.setattr(FinetunedEndpoints, "_features_of", counted)
-    monkeypatch.setattr(local.application._steps, "_observe", lambda units, cost, seconds: counts.append(count))
+    monkeypatch.setattr(
+        local.application._steps, "_observe", lambda units, cost, seconds: counts.append(count)
+    )
     answer = local.post("/search", {"query": "film", "k": 50, "rerank": True})
     assert answer.status_code == 200
     assert count == 50
     assert max(after - before for before, after in pairwise(counts)) == RERANKED_AT_ONCE
 
 
-def test_too_many_ids_are_refused_before_they_are_read(servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch):
+def test_too_many_ids_are_refused_before_they_are_read(
+    servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch
+):
     """As numbers of Python they take many times the memory of the body."""
     parsed_bodies = list[memoryview]()
 
@@ -348,5 +412,8 @@ def test_too_many_ids_are_refused_before_they_are_read(servers: dict[str, Local]
 
     monkeypatch.setattr(application, "parse", parse)
     for count, status in ((LIMITS.tokens, 200), (2 * LIMITS.tokens, 413)):
-        assert servers["words"].post("/decode", {"ids": [[1] * (count // 2)] * 2}).status_code == status
+        assert (
+            servers["words"].post("/decode", {"ids": [[1] * (count // 2)] * 2}).status_code
+            == status
+        )
     assert len(parsed_bodies) == 1

@@ -1,4 +1,5 @@
-"""Ablations: arms as arguments, equal steps and operations, resumption, paired differences, refusals."""
+"""Ablations: arms as arguments, equal steps and operations, resumption, paired differences,
+refusals."""
 
 import json
 import shutil
@@ -48,8 +49,9 @@ size = 300
 recipe = "bert-mini"
 overrides = [
     "encoder.hidden_size=32", "encoder.num_attention_heads=2", "encoder.max_position_embeddings=64",
-    "optimizer.learning_rate=1e-3", "train.precision=fp32", "train.held_out_sequences=8", "train.evaluate_every=20",
-    "sampling.format=next_sentence", "train.phases=[{num_steps=20, batch_size=8, sequence_length=32}]",
+    "optimizer.learning_rate=1e-3", "train.precision=fp32", "train.held_out_sequences=8",
+    "train.evaluate_every=20", "sampling.format=next_sentence",
+    "train.phases=[{num_steps=20, batch_size=8, sequence_length=32}]",
 ]
 """
 ARMS = """
@@ -100,13 +102,19 @@ def figures(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "figures.jsonl").read_text().splitlines()]
 
 
-# --- trainings --------------------------------------------------------------------------------------------------------
+# --- trainings
+# --------------------------------------------------------------------------------------------------
 
 
 def test_arms_are_trained_and_compared(write: Write, corpus: Path, tmp_path: Path) -> None:
     result = run(write(), corpus, tmp_path / "out", seeds=2)
     rows = figures(tmp_path / "out")
-    assert [(row["arm"], row["seed"]) for row in rows] == [("one", 0), ("two", 0), ("one", 1), ("two", 1)]
+    assert [(row["arm"], row["seed"]) for row in rows] == [
+        ("one", 0),
+        ("two", 0),
+        ("one", 1),
+        ("two", 1),
+    ]
     one, two = ([row["value"] for row in rows if row["arm"] == name] for name in ("one", "two"))
     means = result["measures"]["loss"]
     assert means["one"]["mean"] == pytest.approx(np.mean(one))
@@ -124,7 +132,9 @@ def test_arms_are_trained_and_compared(write: Write, corpus: Path, tmp_path: Pat
         assert (recipe.seed, recipe.train.num_steps) == (1, 20)
 
 
-def test_an_interrupted_ablation_resumes_to_the_same_figures(write: Write, corpus: Path, tmp_path: Path) -> None:
+def test_an_interrupted_ablation_resumes_to_the_same_figures(
+    write: Write, corpus: Path, tmp_path: Path
+) -> None:
     name = write()
     events = evaluate_ablation(name, [corpus], tmp_path / "out", device="cpu", seeds=1)
     for event in events:  # stopped within the training of the second arm
@@ -144,14 +154,20 @@ def test_an_interrupted_ablation_resumes_to_the_same_figures(write: Write, corpu
         run(name, [corpus], tmp_path / "out", scale=0.5)
     with pytest.raises(UsageError) as error:
         run(write(HEAD.replace("size = 300", "size = 310")), [corpus], tmp_path / "out")
-    assert error.value.args[0].endswith("settings:\n  ablation: 'size = 300' there, 'size = 310' now")
+    assert error.value.args[0].endswith(
+        "settings:\n  ablation: 'size = 300' there, 'size = 310' now"
+    )
     write()
     run(name, [corpus], tmp_path / "out", seeds=1, scale=0.5, overwrite=True)
     assert not (tmp_path / "out/arms/one/seed-1").exists()
-    assert load_recipe(str(tmp_path / "out/arms/two/seed-0/model/recipe.toml")).train.num_steps == 10
+    assert (
+        load_recipe(str(tmp_path / "out/arms/two/seed-0/model/recipe.toml")).train.num_steps == 10
+    )
 
 
-def test_equal_operations_give_the_arms_their_steps(write: Write, corpus: Path, tmp_path: Path) -> None:
+def test_equal_operations_give_the_arms_their_steps(
+    write: Write, corpus: Path, tmp_path: Path
+) -> None:
     generator = """
 [[arms]]
 name = "generator"
@@ -162,7 +178,13 @@ pretrain = {recipe = "electra-mini", overrides = [
     measures = MEASURES.replace("held_out", "training").replace(
         "sequence_length = 32, sequences = 12", "figure='flops'"
     )
-    run(write('equal = "flops"\n' + HEAD, ARMS + generator, measures), corpus, tmp_path / "out", seeds=1, steps=60)
+    run(
+        write('equal = "flops"\n' + HEAD, ARMS + generator, measures),
+        corpus,
+        tmp_path / "out",
+        seeds=1,
+        steps=60,
+    )
     flops = {row["arm"]: row["value"] for row in figures(tmp_path / "out")}
     recipes = {name: tmp_path / f"out/arms/{name}/seed-0/model/recipe.toml" for name in flops}
     loaded = {name: load_recipe(str(path)) for name, path in recipes.items()}
@@ -181,7 +203,9 @@ def operations(recipe: Recipe) -> float:
     return phase.num_steps * phase.batch_size * 32 * each
 
 
-def test_equal_time_is_a_budget(write: Write, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_time_is_a_budget(
+    write: Write, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = []
 
     @wraps(bw.pretrain)
@@ -238,32 +262,53 @@ method = "full"
 validation = "split"
 overrides = ["epochs=1", "max_length=32"]
 """
-    result = run(write(arms=arms, measures=MEASURES + measures), corpus, tmp_path / "out", data=data, seeds=1)
+    result = run(
+        write(arms=arms, measures=MEASURES + measures), corpus, tmp_path / "out", data=data, seeds=1
+    )
     continued = tmp_path / "out/arms/continued/seed-0/model/run.json"
-    assert json.loads(continued.read_text())["request"]["init"] == str(tmp_path / "out/arms/first/seed-0/model")
-    request = json.loads((tmp_path / "out/arms/again/seed-0/reviews/run.json").read_text())["request"]
+    assert json.loads(continued.read_text())["request"]["init"] == str(
+        tmp_path / "out/arms/first/seed-0/model"
+    )
+    request = json.loads((tmp_path / "out/arms/again/seed-0/reviews/run.json").read_text())[
+        "request"
+    ]
     assert request["model"] == str(tmp_path / "out/arms/continued/seed-0/reviews")
     assert request["new_head"]
     assert request["data"] == str(data / "reviews.csv")
     assert set(result["measures"]["reviews"]) == {"continued", "first", "again", "joint"}
-    task = json.loads((tmp_path / "out/arms/joint/seed-0/reviews/tasks/reviews/result.json").read_text())
-    assert result["measures"]["reviews"]["joint"]["mean"] == task["figures"][task["metric"]] == task["score"]
+    task = json.loads(
+        (tmp_path / "out/arms/joint/seed-0/reviews/tasks/reviews/result.json").read_text()
+    )
+    assert (
+        result["measures"]["reviews"]["joint"]["mean"]
+        == task["figures"][task["metric"]]
+        == task["score"]
+    )
     assert (tmp_path / "out/arms/joint/seed-0/reviews/tasks/more/result.json").exists()
     assert set(result["measures"]["loss"]) == {"continued", "first"}
     stored = json.loads((tmp_path / "out/arms/first/seed-0/figures.json").read_text())["reviews"]
-    finished = json.loads((tmp_path / "out/arms/first/seed-0/reviews/finished.json").read_text())["fields"]
+    finished = json.loads((tmp_path / "out/arms/first/seed-0/reviews/finished.json").read_text())[
+        "fields"
+    ]
     assert stored["value"] == finished["score"]
     assert len(stored["samples"]) == SAMPLES
 
 
-def test_held_out_figures_are_those_of_the_network(write: Write, corpus: Path, tmp_path: Path) -> None:
+def test_held_out_figures_are_those_of_the_network(
+    write: Write, corpus: Path, tmp_path: Path
+) -> None:
     run(write(), corpus, tmp_path / "out", seeds=1)
     folder, shards = tmp_path / "out/arms/one/seed-0/model", Shards.open(tmp_path / "out/shards")
     arm = Arm(str(folder), 0, shards.folder, tmp_path / "none", {}, {}, "cpu")
     store = split_long_documents(shards)
     documents = split_documents(store, 0)[1]
     batches = held_out_batches(
-        store, documents, shards.tokenizer(), format="full_sentences", sequence_length=32, sequences=12
+        store,
+        documents,
+        shards.tokenizer(),
+        format="full_sentences",
+        sequence_length=32,
+        sequences=12,
     )
     config, state, _ = load_model(folder)
     network = PretrainingModel(config, {"masked_lm": 1.0, "next_sentence": 1.0})
@@ -289,7 +334,9 @@ def test_held_out_figures_are_those_of_the_network(write: Write, corpus: Path, t
         return value
 
     assert measured(sequences=12) == pytest.approx(losses / count, abs=2e-5)
-    assert measured(sequences=12, figure="perplexity") == pytest.approx(np.exp(losses / count), rel=2e-5)
+    assert measured(sequences=12, figure="perplexity") == pytest.approx(
+        np.exp(losses / count), rel=2e-5
+    )
     assert measured(sequences=12, figure="accuracy") == pytest.approx(right / count)
     assert measured(sequences=12, mask=0.0, random=0.0) != pytest.approx(losses / count, abs=1e-3)
     for format in ("next_sentence", "sentence_order"):
@@ -301,17 +348,22 @@ def test_held_out_figures_are_those_of_the_network(write: Write, corpus: Path, t
                 assert network.pooler is not None
                 assert network.next_sentence is not None
                 pooled = network.pooler(states[batch.layout.cu_seqlens[:-1].long()])
-                expected = (network.next_sentence(pooled).argmax(-1) == batch.targets[format].labels).float().mean()
-        assert measured(predict="pairs", format=format, figure="accuracy", sequences=9) == pytest.approx(
-            float(expected)
-        )
+                expected = (
+                    (network.next_sentence(pooled).argmax(-1) == batch.targets[format].labels)
+                    .float()
+                    .mean()
+                )
+        assert measured(
+            predict="pairs", format=format, figure="accuracy", sequences=9
+        ) == pytest.approx(float(expected))
     with pytest.raises(UsageError, match="no pairs"):
         measured(predict="pairs")
     with pytest.raises(BertworksError, match="64 tokens, not 128"):
         list(measure_held_out(arm))
 
 
-# --- tables -----------------------------------------------------------------------------------------------------------
+# --- tables
+# --------------------------------------------------------------------------------------------------
 
 
 def fed(values: dict[str, list[float]], noise: float) -> list[dict[str, Any]]:
@@ -322,7 +374,9 @@ def fed(values: dict[str, list[float]], noise: float) -> list[dict[str, Any]]:
         own = np.random.default_rng(number).normal(0, noise, SAMPLES)
         for seed, value in enumerate(seeds):
             samples = [*(value + shared + own)]
-            rows.append({"arm": arm, "seed": seed, "measure": "loss", "value": value, "samples": samples})
+            rows.append(
+                {"arm": arm, "seed": seed, "measure": "loss", "value": value, "samples": samples}
+            )
     return rows
 
 
@@ -345,9 +399,14 @@ def test_differences_are_paired_by_row_and_seed() -> None:
 def test_one_seed_without_rows_has_no_interval() -> None:
     ablation = parse_as(Ablation, HEAD + ARMS + MEASURES, "x")
     figures = [{**row, "samples": []} for row in fed({"one": [3.0], "two": [2.0]}, 1)]
-    (_, head, rows), (_, others, published) = ablation_tables(ablation, summarize(ablation, figures))
+    (_, head, rows), (_, others, published) = ablation_tables(
+        ablation, summarize(ablation, figures)
+    )
     assert head == ["arm", "mean", "difference to one", "published"]
-    assert rows == [["one", "3.000", "", "3.25"], ["two: twice as deep", "2.000", "-1.000 (one seed: no interval)", ""]]
+    assert rows == [
+        ["one", "3.000", "", "3.25"],
+        ["two: twice as deep", "2.000", "-1.000 (one seed: no interval)", ""],
+    ]
     assert (others, published[0]) == (["arm", "MNLI"], ["one", "84.25"])
     assert "held-out rows only" in about_ablation(ablation, 1)
     several = [{**row, "samples": []} for row in fed({"one": [3.0, 3.1], "two": [2.0, 2.1]}, 1)]
@@ -356,7 +415,8 @@ def test_one_seed_without_rows_has_no_interval() -> None:
     assert high == pytest.approx(-1)
 
 
-# --- what is refused, before anything is trained ----------------------------------------------------------------------
+# --- what is refused, before anything is trained
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -368,17 +428,19 @@ def test_one_seed_without_rows_has_no_interval() -> None:
         (TWO, "pretrain = {init = '{arm:three}'}", "'arm:three'"),
         (TWO, "pretrain = {init = '{arm:two}'}", "need each other"),
         ("layers=2", "layer=2", "num_hidden_layers"),
-        ("name = \"two\"", "name = \"one\"", "different names"),
-        ("name = \"two\"", "name = \"../two\"", "letters, digits"),
-        ("title = \"twice as deep\"", "measures = ['lost']", "the measure 'lost'"),
-        ("kind = \"held_out\"", "kind = \"held\"", "expected one of bits, held_out"),
+        ('name = "two"', 'name = "one"', "different names"),
+        ('name = "two"', 'name = "../two"', "letters, digits"),
+        ('title = "twice as deep"', "measures = ['lost']", "the measure 'lost'"),
+        ('kind = "held_out"', 'kind = "held"', "expected one of bits, held_out"),
         ("sequences = 12", "sequence = 12", "no argument 'sequence'"),
         ("source =", "sauce =", "no such field"),
-        ("recipe = \"bert-mini\"", "", "has no recipe"),
+        ('recipe = "bert-mini"', "", "has no recipe"),
         ("options = {sequence_length = 32, sequences = 12}", "options = 3", "expected a table"),
     ],
-)  # fmt: skip
-def test_bad_files_are_refused(old: str, new: str, message: str, write: Write, corpus: Path, tmp_path: Path) -> None:
+)
+def test_bad_files_are_refused(
+    old: str, new: str, message: str, write: Write, corpus: Path, tmp_path: Path
+) -> None:
     name = write()
     text = Path(name).read_text()
     assert old in text
@@ -418,24 +480,47 @@ def test_packaged_ablations_can_be_trained(name: str) -> None:
     ablation = parse_as(Ablation, PACKAGED[name], name)
     work = module._Work(ablation, ["text"], None, Path("none"), "cpu")
     tokens = []
-    bases = {arm.pretrain.get("init") for arm in ablation.arms}  # what others are trained further from
+    # what others are trained further from
+    bases = {arm.pretrain.get("init") for arm in ablation.arms}
     for arm in ablation.in_order():
         if ablation.arguments(arm):
             recipe = work.recipe(arm)
             check_representable(recipe.encoder, 0)
             assert can_hold(recipe.encoder, heads_of(recipe.weights))
-            tokens += [recipe.train.num_tokens] * (arm.compared and f"{{arm:{arm.name}}}" not in bases)
+            tokens += [recipe.train.num_tokens] * (
+                arm.compared and f"{{arm:{arm.name}}}" not in bases
+            )
     assert name in bw.list_ablations()
     assert len(set(tokens)) <= 1
 
 
 def test_the_command(
-    write: Write, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    write: Write,
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert main(["evaluate", "ablation"]) == 0
     assert "table6        Size of the network" in capsys.readouterr().out
     out = str(tmp_path / "out")
-    assert main(["evaluate", "ablation", write(), str(corpus), "-o", out, "--seeds", "1", "--steps", "4"]) == 0
+    assert (
+        main(
+            [
+                "evaluate",
+                "ablation",
+                write(),
+                str(corpus),
+                "-o",
+                out,
+                "--seeds",
+                "1",
+                "--steps",
+                "4",
+            ]
+        )
+        == 0
+    )
     assert "table.md" in capsys.readouterr().out
     assert "| two: twice as deep |" in (tmp_path / "out/table.md").read_text()
     assert main(["evaluate", "ablation", write(), str(corpus)]) == 2

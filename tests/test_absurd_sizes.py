@@ -26,13 +26,17 @@ def write_empty_tensors(path: Path, count: int) -> Path:
 
 
 def test_tens_of_thousands_of_empty_tensors(tmp_path: Path) -> None:
-    with pytest.raises(BertworksError, match="60,000 tensors: more than any model or checkpoint has"):
+    with pytest.raises(
+        BertworksError, match="60,000 tensors: more than any model or checkpoint has"
+    ):
         read_tensors(write_empty_tensors(tmp_path / "many.safetensors", 60_000))
     assert len(read_tensors(write_empty_tensors(tmp_path / "few.safetensors", 5_000))) == 5_000
 
 
 @pytest.mark.parametrize("part", ["[]", "{}"])
-def test_millions_of_empty_lists(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_millions_of_empty_lists(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hollow = "[" + f"{part}," * 3_000_000 + "[]]"
     good = '{"text": "A film.", "label": "a"}\n' * 200
     rows = f'[{{"text": "A", "label": "a"}}, {{"text": "B", "z": {hollow}}}]'
@@ -77,20 +81,28 @@ def test_absurd_numbers_of_a_training(option: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "option",
     [
-        "train.phases.0.num_steps", "train.phases.0.sequence_length", "train.micro_batch_tokens",
-        "train.held_out_sequences", "train.evaluate_every", "train.save_every", "sampling.copies",
+        "train.phases.0.num_steps",
+        "train.phases.0.sequence_length",
+        "train.micro_batch_tokens",
+        "train.held_out_sequences",
+        "train.evaluate_every",
+        "train.save_every",
+        "sampling.copies",
         "masking.max_predictions",
     ],
-)  # fmt: skip
+)
 def test_absurd_numbers_of_a_pretraining(option: str, size: int) -> None:
     if option == "train.micro_batch_tokens":
         size *= 10
-    with pytest.raises(UsageError, match=rf"{option.rpartition('.')[2]} is {size}: expected [015] to [0-9,]+"):
+    with pytest.raises(
+        UsageError, match=rf"{option.rpartition('.')[2]} is {size}: expected [015] to [0-9,]+"
+    ):
         load_recipe("bert-tiny", [f"{option}={size}"])
 
 
 @pytest.mark.parametrize(
-    "option", ["max_length", "evaluations", "patience", "cloze_steps", "micro_batch_tokens", "save_every"]
+    "option",
+    ["max_length", "evaluations", "patience", "cloze_steps", "micro_batch_tokens", "save_every"],
 )
 def test_absurd_numbers_of_a_finetuning(option: str) -> None:
     size = 10**13
@@ -99,13 +111,21 @@ def test_absurd_numbers_of_a_finetuning(option: str) -> None:
 
 
 def test_numbers_that_people_use_stay_allowed() -> None:
-    options = ["train.phases.0.num_steps=1000000000", "train.micro_batch_tokens=100000000000", "sampling.copies=40"]
+    options = [
+        "train.phases.0.num_steps=1000000000",
+        "train.micro_batch_tokens=100000000000",
+        "sampling.copies=40",
+    ]
     recipe = load_recipe("bert-tiny", options)
     assert recipe.train.phases[0].num_steps == 10**9
-    assert load_finetune_recipe("stable", ["save_every=1000000", "patience=1000000"]).patience == 10**6
+    assert (
+        load_finetune_recipe("stable", ["save_every=1000000", "patience=1000000"]).patience == 10**6
+    )
 
 
-@pytest.mark.parametrize("options", [{"seeds": 10**12}, {"folds": 10**12}, {"seeds": 200, "folds": 100}])
+@pytest.mark.parametrize(
+    "options", [{"seeds": 10**12}, {"folds": 10**12}, {"seeds": 200, "folds": 100}]
+)
 def test_absurdly_many_trainings(options: dict[str, int], tmp_path: Path) -> None:
     request = make_finetune_request(tmp_path / "a.csv")
     with pytest.raises(UsageError, match=r"fine-tunings .* expected at most 10,000"):
@@ -139,13 +159,30 @@ def test_absurdly_many_trainings_of_an_evaluation(tmp_path: Path) -> None:
     task = tmp_path / "CoLA"
     task.mkdir()
     (task / "train.tsv").write_text("a\t1\t\tA sentence.\n")
-    with pytest.raises(UsageError, match="1,000,000,000,000 trainings of each task: expected at most 10,000"):
+    with pytest.raises(
+        UsageError, match="1,000,000,000,000 trainings of each task: expected at most 10,000"
+    ):
         list(bertworks.evaluate_glue(tmp_path, tmp_path / "output", seeds=10**12))
-    with pytest.raises(UsageError, match=r"trainings \(arms times seeds\): expected at most 10,000"):
-        list(bertworks.evaluate_ablation("nsp-sop", ["a.txt"], output=tmp_path / "output", seeds=10**12))
-    with pytest.raises(UsageError, match="times the steps or the time of the ablation: expected less than 1,000,000"):
-        list(bertworks.evaluate_ablation("nsp-sop", ["a.txt"], output=tmp_path / "output", steps=10**12))
+    with pytest.raises(
+        UsageError, match=r"trainings \(arms times seeds\): expected at most 10,000"
+    ):
+        list(
+            bertworks.evaluate_ablation(
+                "nsp-sop", ["a.txt"], output=tmp_path / "output", seeds=10**12
+            )
+        )
+    with pytest.raises(
+        UsageError,
+        match="times the steps or the time of the ablation: expected less than 1,000,000",
+    ):
+        list(
+            bertworks.evaluate_ablation(
+                "nsp-sop", ["a.txt"], output=tmp_path / "output", steps=10**12
+            )
+        )
     for option in ("seeds", "epochs"):
-        with pytest.raises(UsageError, match=f"{option} is 1,000,000,000,000: expected at most 10,000"):
+        with pytest.raises(
+            UsageError, match=f"{option} is 1,000,000,000,000: expected at most 10,000"
+        ):
             list(bertworks.evaluate_probe("minilm", tmp_path, **{option: 10**12}))
     assert not (tmp_path / "output").exists()

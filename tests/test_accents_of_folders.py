@@ -1,4 +1,5 @@
-"""The setting strip_accents of a tokenizer folder is used as transformers uses it, in both kinds of folders."""
+"""The setting strip_accents of a tokenizer folder is used as transformers uses it, in both kinds of
+folders."""
 
 import json
 from pathlib import Path
@@ -15,7 +16,8 @@ TEXT = "café Café a"
 
 
 def write(folder: Path, in_json: bool | str | None, **settings: Any) -> Path:
-    """A BERT tokenizer. in_json: strip_accents of its tokenizer.json; "": there is only vocab.txt."""
+    """A BERT tokenizer. in_json: strip_accents of its tokenizer.json; "": there is only
+    vocab.txt."""
     (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in TOKENS))
     (folder / "config.json").write_text('{"model_type": "bert"}')
     if in_json != "":
@@ -37,7 +39,9 @@ def test_an_explicit_setting_is_that_of_transformers(
     tokenizer = Tokenizer.load(tmp_path)
     reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert tokenizer.encode(TEXT).ids == reference(TEXT)["input_ids"]
-    says_so = any("strip_accents" in note and "unlike tokenizer.json" in note for note in tokenizer.notes)
+    says_so = any(
+        "strip_accents" in note and "unlike tokenizer.json" in note for note in tokenizer.notes
+    )
     assert says_so == (in_json not in ("", strips))
 
 
@@ -50,7 +54,9 @@ def test_an_explicit_setting_is_that_of_transformers(
         ({}, ["café", "Café", "a"]),
     ],
 )
-def test_it_is_used_where_the_casing_is_inferred(settings: dict[str, Any], expected: list[str], tmp_path: Path) -> None:
+def test_it_is_used_where_the_casing_is_inferred(
+    settings: dict[str, Any], expected: list[str], tmp_path: Path
+) -> None:
     tokenizer = Tokenizer.load(write(tmp_path, "", **settings))
     assert "casing inferred" in tokenizer.notes[0]
     assert [tokenizer.tokens[number] for number in tokenizer.encode(TEXT).ids[1:-1]] == expected

@@ -1,5 +1,6 @@
-"""Activation functions against transformers: every one that a config.json can name, in the layers and in each head of
-each family; and the head for masked tokens of a RoBERTa that an earlier version of bertworks trained.
+"""Activation functions against transformers: every one that a config.json can name, in the layers
+and in each head of each family; and the head for masked tokens of a RoBERTa that an earlier version
+of bertworks trained.
 
 Tiny random networks; every parameter is perturbed, biases and norms included.
 """
@@ -40,7 +41,14 @@ SMALL = {
     "intermediate_size": 24,
     "max_position_embeddings": 20,
 }
-SMALL_GPT = {"vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 20, "pad_token_id": 0}
+SMALL_GPT = {
+    "vocab_size": 40,
+    "n_embd": 16,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 20,
+    "pad_token_id": 0,
+}
 SIZES = {
     "bert": SMALL,
     "roberta": {**SMALL, "type_vocab_size": 1},
@@ -56,7 +64,13 @@ SIZES = {
     "electra": {**SMALL, "embedding_size": 8},
     "gpt2": {**SMALL_GPT, "bos_token_id": 0, "eos_token_id": 0},
     "openai-gpt": SMALL_GPT,
-    "xlm": {"vocab_size": 40, "emb_dim": 16, "n_layers": 2, "n_heads": 2, "max_position_embeddings": 20},
+    "xlm": {
+        "vocab_size": 40,
+        "emb_dim": 16,
+        "n_layers": 2,
+        "n_heads": 2,
+        "max_position_embeddings": 20,
+    },
 }
 # The setting that names the activation, and the beginning of the names of the classes.
 SETTINGS = {
@@ -69,7 +83,12 @@ SETTINGS = {
     "openai-gpt": ("afn", "OpenAIGPT"),
     "xlm": ("gelu_activation", "XLM"),
 }
-FINE_TUNED = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice")
+FINE_TUNED = (
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+)
 HEADS = {
     "bert": ("ForPreTraining", "ForMaskedLM", "ForNextSentencePrediction", *FINE_TUNED),
     "roberta": ("ForMaskedLM", *FINE_TUNED),
@@ -78,17 +97,25 @@ HEADS = {
     "electra": ("ForPreTraining", "ForMaskedLM", *FINE_TUNED),
     "gpt2": ("LMHeadModel", "ForSequenceClassification"),
     "openai-gpt": ("LMHeadModel", "ForSequenceClassification"),
-    "xlm": ("WithLMHeadModel", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnsweringSimple"),
+    "xlm": (
+        "WithLMHeadModel",
+        "ForSequenceClassification",
+        "ForTokenClassification",
+        "ForQuestionAnsweringSimple",
+    ),
 }
 NAMES: dict[str, tuple[str | bool, ...]] = dict.fromkeys(SIZES, ("gelu", "gelu_new", "relu"))
 NAMES |= {"openai-gpt": ("gelu", "relu"), "xlm": (True, False)}
-CASES = [(family, name, kind) for family in SIZES for name in NAMES[family] for kind in HEADS[family]]
+CASES = [
+    (family, name, kind) for family in SIZES for name in NAMES[family] for kind in HEADS[family]
+]
 IDS = torch.tensor([7, 31, 12, 9, 25, 38, 6])
 LAYOUT = Layout.of([len(IDS)])
 
 
 def perturbed_model(family: str, activation: str | bool, kind: str) -> torch.nn.Module:
-    """A model of transformers, far from zero biases: logits of different activations then differ clearly."""
+    """A model of transformers, far from zero biases: logits of different activations then differ
+    clearly."""
     setting, beginning = SETTINGS[family]
     config = transformers.AutoConfig.for_model(family, **{**SIZES[family], setting: activation})
     config._attn_implementation = "eager"
@@ -100,7 +127,9 @@ def perturbed_model(family: str, activation: str | bool, kind: str) -> torch.nn.
 
 
 def load_part(module: torch.nn.Module, state: dict[str, Tensor], prefix: str) -> torch.nn.Module:
-    module.load_state_dict({name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)})
+    module.load_state_dict(
+        {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}
+    )
     return module.eval()
 
 
@@ -125,12 +154,16 @@ def logits_of_bertworks(config: EncoderConfig, state: dict[str, Tensor], kind: s
         pooler = Pooler(config)
         states = load_part(pooler, state, "pooler.")(states[pooler.tokens(LAYOUT).long()])
     for head in sequence_heads:
-        results.append(torch.nn.functional.linear(states, state[f"{head}.weight"], state.get(f"{head}.bias")))
+        results.append(
+            torch.nn.functional.linear(states, state[f"{head}.weight"], state.get(f"{head}.bias"))
+        )
     return results
 
 
 @pytest.mark.parametrize(("family", "activation", "kind"), CASES)
-def test_every_head_has_the_activation_of_transformers(family: str, activation: str | bool, kind: str) -> None:
+def test_every_head_has_the_activation_of_transformers(
+    family: str, activation: str | bool, kind: str
+) -> None:
     model = perturbed_model(family, activation, kind)
     config = config_from_huggingface(json.loads(model.config.to_json_string(use_diff=False)))
     state = from_huggingface(model.state_dict(), config)
@@ -155,7 +188,11 @@ def test_every_name_of_an_activation_is_the_same_function_or_refused(family: str
     for name in functions:
         settings = {"model_type": family, **SIZES[family], setting: name}
         if name in supported:
-            function = ACT_FNS[name] if family == "openai-gpt" else transformers.activations.get_activation(name)
+            function = (
+                ACT_FNS[name]
+                if family == "openai-gpt"
+                else transformers.activations.get_activation(name)
+            )
             config = config_from_huggingface(settings)
             assert (ACTIVATIONS[config.hidden_act](x) - function(x)).abs().max() <= 1e-6
         else:
@@ -177,10 +214,15 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.load(folder)
 
 
-def folder_of_first_version(folder: Path, tokenizer: Tokenizer, activation: str) -> dict[str, Tensor]:
-    """A folder as bertworks 0.1.0 wrote it: config.json is known by its null bos_token_id. Returns the weights."""
+def folder_of_first_version(
+    folder: Path, tokenizer: Tokenizer, activation: str
+) -> dict[str, Tensor]:
+    """A folder as bertworks 0.1.0 wrote it: config.json is known by its null bos_token_id. Returns
+    the weights."""
     model = perturbed_model("roberta", activation, "ForMaskedLM")
-    settings = json.loads(model.config.to_json_string(use_diff=False)) | {"architectures": ["RobertaForMaskedLM"]}
+    settings = json.loads(model.config.to_json_string(use_diff=False)) | {
+        "architectures": ["RobertaForMaskedLM"]
+    }
     for name in ("transformers_version", "id2label", "label2id", "problem_type"):
         settings.pop(name, None)
     settings |= {"bos_token_id": None, "eos_token_id": None, "dtype": "float32"}
@@ -198,7 +240,8 @@ def folder_of_first_version(folder: Path, tokenizer: Tokenizer, activation: str)
 def test_a_roberta_of_the_first_version_keeps_its_function(
     activation: str, expected: str, tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
-    """Its head has the activation of its layers. transformers refuses it by name after it is written again."""
+    """Its head has the activation of its layers. transformers refuses it by name after it is
+    written again."""
     state = folder_of_first_version(tmp_path / "first", tokenizer, activation)
     config = load_model(tmp_path / "first").config
     assert config.lm_head_activation == config.hidden_act == expected
@@ -217,7 +260,9 @@ def test_a_roberta_of_the_first_version_keeps_its_function(
     assert torch.equal(logits[0], converted_logits[0])
 
 
-def test_without_the_head_the_folder_is_an_ordinary_roberta(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_without_the_head_the_folder_is_an_ordinary_roberta(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
     folder_of_first_version(tmp_path / "first", tokenizer, "relu")
     config, state, _ = load_model(tmp_path / "first")
     body = {name: value for name, value in state.items() if not name.startswith("lm_head.")}
@@ -228,7 +273,9 @@ def test_without_the_head_the_folder_is_an_ordinary_roberta(tmp_path: Path, toke
     assert transformers.AutoModel.from_pretrained(tmp_path / "body").config.hidden_act == "relu"
 
 
-@pytest.mark.parametrize(("activation", "head"), [("gelu", ""), ("relu", "gelu"), ("gelu_new", "gelu")])
+@pytest.mark.parametrize(
+    ("activation", "head"), [("gelu", ""), ("relu", "gelu"), ("gelu_new", "gelu")]
+)
 def test_a_roberta_of_transformers_has_gelu_in_its_head(activation: str, head: str) -> None:
     settings = transformers.RobertaConfig(**SIZES["roberta"], hidden_act=activation).to_dict()
     assert config_from_huggingface(settings).lm_head_act == head
@@ -239,7 +286,9 @@ def test_a_roberta_of_transformers_has_gelu_in_its_head(activation: str, head: s
 
 def test_a_damaged_name_of_the_activation_of_the_head_is_refused() -> None:
     settings = {"model_type": "bertworks-roberta", **SIZES["roberta"], "lm_head_act": "tanh"}
-    with pytest.raises(BertworksError, match="lm_head_act is 'tanh': expected one of gelu, gelu_tanh, relu"):
+    with pytest.raises(
+        BertworksError, match="lm_head_act is 'tanh': expected one of gelu, gelu_tanh, relu"
+    ):
         config_from_huggingface(settings)
 
 
@@ -248,7 +297,8 @@ def test_a_new_training_has_the_head_of_its_family() -> None:
         check_lm_head_act(config)
     with pytest.raises(
         BertworksError,
-        match=r"the head for masked tokens has the activation 'relu': in roberta with hidden_act 'relu' it is 'gelu'\n"
+        match=r"the head for masked tokens has the activation 'relu': in roberta with hidden_act "
+        r"'relu' it is 'gelu'\n"
         r"  hint: --set encoder\.lm_head_act=gelu",
     ):
         check_lm_head_act(replace(PRESETS["roberta-base"], hidden_act="relu"))

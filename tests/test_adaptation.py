@@ -1,4 +1,5 @@
-"""Further pre-training on the text of a domain: new words, unchanged scores of old ones, and bits per character."""
+"""Further pre-training on the text of a domain: new words, unchanged scores of old ones, and bits
+per character."""
 
 import math
 import shutil
@@ -39,7 +40,8 @@ def run(text: Path, output: Path, **options: Any) -> list[Event]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, `m`, with perturbed biases; the text of a domain, `domain.jsonl`; a recipe, `r.toml`."""
+    """A model, `m`, with perturbed biases; the text of a domain, `domain.jsonl`; a recipe,
+    `r.toml`."""
     home = tmp_path_factory.mktemp("home")
     write_recipe(home / "r.toml", SHORT, ("size = 300", "size = 150"))
     run(write_corpus(home / "general.jsonl"), home / "m", recipe=str(home / "r.toml"))
@@ -64,13 +66,19 @@ def test_words_are_chosen_by_the_tokens_that_they_save(home: Path):
     texts = ["Subimoka subimoka, subimoka! lomape 17x 17x once", "lomape subimoka subimoka"]
     extended, words = extend_vocabulary(texts, t, 2)
     counts = Counter("subimoka subimoka subimoka lomape once lomape subimoka subimoka".split())
-    saved = {word: count * (len(t.ids([word])[0]) - 1) for word, count in counts.items() if count > 1}
+    saved = {
+        word: count * (len(t.ids([word])[0]) - 1) for word, count in counts.items() if count > 1
+    }
     assert all(saved.values())
     assert [w.word for w in words] == sorted(saved, key=lambda word: -saved[word])
-    assert [(w.frequency, w.pieces) for w in words] == [(counts[w.word], t.ids([w.word])[0]) for w in words]
+    assert [(w.frequency, w.pieces) for w in words] == [
+        (counts[w.word], t.ids([w.word])[0]) for w in words
+    ]
     assert extended.tokens == [*t.tokens, *(w.word for w in words)]
     assert without_last(extended, 2).sha256 == t.sha256
-    with pytest.raises(UsageError, match="the text has 2 words that a vocabulary can be extended by, not 3"):
+    with pytest.raises(
+        UsageError, match="the text has 2 words that a vocabulary can be extended by, not 3"
+    ):
         extend_vocabulary(texts, t, 3)
 
 
@@ -113,7 +121,8 @@ def test_scores_of_old_tokens_do_not_change(home: Path, padded: int):
             return network.scores(batch)
 
     before, after = scores(state, old.vocab_size + padded), scores(larger, size)
-    # In float64; a product with more columns may be computed in another order, which is seen on AMD's processors.
+    # In float64; a product with more columns may be computed in another order, which is seen on
+    # AMD's processors.
     assert (before - after[:, : before.shape[1]])[:, : old.vocab_size].abs().max() <= 1e-13
     for name in ("encoder.embeddings.token.weight", "lm_head.bias"):
         for number, word in enumerate(words, old.vocab_size):
@@ -166,7 +175,8 @@ def test_masked_lm_against_transformers(home: Path):
 
 @pytest.mark.parametrize("write", [write_gpt, write_gpt2])
 def test_causal_lm_against_transformers(home: Path, tmp_path: Path, write: Any):
-    """The tokenizer has a token for each byte. GPT has no token that ends a text here; GPT-2's is given."""
+    """The tokenizer has a token for each byte. GPT has no token that ends a text here; GPT-2's is
+    given."""
     theirs = write(tmp_path / "gpt")
     config, state, t = load_model(tmp_path / "gpt")
     network = PretrainingModel(config, {"causal_lm": 1.0})
@@ -194,10 +204,13 @@ def test_causal_lm_against_transformers(home: Path, tmp_path: Path, write: Any):
 
 
 def test_both_vocabularies_read_the_same_windows(home: Path):
-    """Words that begin with a new word get other pieces too, and the old ones for the initial model."""
+    """Words that begin with a new word get other pieces too, and the old ones for the initial
+    model."""
     old = Tokenizer.load(home / "m")
     new, _ = extend_vocabulary([FOREIGN] * 2, old, 2)
-    (home / "longer.txt").write_text((home / "domain.txt").read_text() + "\n\nkalibodus bo sunomipema ka " * 9)
+    (home / "longer.txt").write_text(
+        (home / "domain.txt").read_text() + "\n\nkalibodus bo sunomipema ka " * 9
+    )
     store = write_shards(CorpusReader([home / "longer.txt"]), new, home / "longer", workers=1)
     every = np.arange(len(store.documents) - 1)
     cut = {"length": 24, "windows": 1000}
@@ -207,12 +220,20 @@ def test_both_vocabularies_read_the_same_windows(home: Path):
     def texts(found: Any, t: Tokenizer) -> list[tuple[str, str]]:
         rows = []
         for batch in found.batches:
-            labels, positions = batch.targets["masked_lm"].labels, batch.targets["masked_lm"].positions
+            labels, positions = (
+                batch.targets["masked_lm"].labels,
+                batch.targets["masked_lm"].positions,
+            )
             whole = batch.input_ids.clone()
             whole[positions] = labels
             for a, b in pairwise(batch.layout.cu_seqlens.tolist()):
                 inside = (positions >= a) & (positions < b)
-                rows.append((t.decode(whole[a:b].tolist()), "".join(t.tokens[n] for n in labels[inside].tolist())))
+                rows.append(
+                    (
+                        t.decode(whole[a:b].tolist()),
+                        "".join(t.tokens[n] for n in labels[inside].tolist()),
+                    )
+                )
                 if t is old:
                     assert b - a <= 24
                     assert t.encode(rows[-1][0]).ids == whole[a:b].tolist()
@@ -223,7 +244,8 @@ def test_both_vocabularies_read_the_same_windows(home: Path):
 
 
 def test_before_and_after(home: Path, adapted: tuple[Path, list[Event]]):
-    """Before is the initial model with its own tokenizer on the same words; a resumed run has the same figures."""
+    """Before is the initial model with its own tokenizer on the same words; a resumed run has the
+    same figures."""
     folder, events = adapted
     lines = [line["evaluation"] for line in metrics(folder) if "evaluation" in line]
     before, after = lines[0]["bits_per_character_before"], lines[-1]["bits_per_character"]
@@ -231,7 +253,10 @@ def test_before_and_after(home: Path, adapted: tuple[Path, list[Event]]):
     assert lines[0]["bits_per_character"] != before
     assert after < before
     assert events[-1].fields["bits_per_character"] == {"before": before, "after": after}
-    text = f"bits per character on held-out text: {after:.3f} after, {before:.3f} before ({after / before - 1:+.1%})"
+    text = (
+        f"bits per character on held-out text: {after:.3f} after, {before:.3f} before "
+        f"({after / before - 1:+.1%})"
+    )
     assert text in events[-1].text.splitlines()
     page = (folder / "report.html").read_text()
     assert f"B{text[1:]}" in page
@@ -249,7 +274,9 @@ def test_a_resumed_run_needs_no_initial_model(home: Path, tmp_path: Path):
     options = {"recipe": str(home / "r.toml"), "init": str(tmp_path / "m"), "extend_vocabulary": 20}
     shutil.copytree(home / "m", tmp_path / "m")
     run(home / "domain.txt", tmp_path / "whole", **options)
-    for event in bertworks.pretrain([home / "domain.txt"], tmp_path / "cut", workers=1, device="cpu", **options):
+    for event in bertworks.pretrain(
+        [home / "domain.txt"], tmp_path / "cut", workers=1, device="cpu", **options
+    ):
         if event.kind == "saved":
             break
     shutil.rmtree(tmp_path / "m")
@@ -261,7 +288,12 @@ def test_evaluate_mlm(home: Path):
     """Two vocabularies on one text: the same words, so the same characters."""
     result = bertworks.evaluate_mlm(home / "m", [home / "domain.txt"], device="cpu")
     other = bertworks.evaluate_mlm(home / "plain", [home / "domain.txt"], device="cpu")
-    run(home / "domain.txt", home / "scratch", recipe=str(home / "r.toml"), overrides="vocabulary.size=250")
+    run(
+        home / "domain.txt",
+        home / "scratch",
+        recipe=str(home / "r.toml"),
+        overrides="vocabulary.size=250",
+    )
     scratch = bertworks.evaluate_mlm(home / "scratch", [home / "domain.txt"], device="cpu")
     assert result["characters"] == other["characters"] == scratch["characters"] > 300
     assert result["masked_tokens"] != scratch["masked_tokens"]

@@ -1,4 +1,5 @@
-"""Which requests a server accepts: before it reads them, with equal shares for clients, and nothing for closed ones."""
+"""Which requests a server accepts: before it reads them, with equal shares for clients, and nothing
+for closed ones."""
 
 import asyncio
 import gc
@@ -21,8 +22,22 @@ from test_serve_process import answered, connected
 from uvicorn.server import ServerState
 
 from bertworks.cli.main import main
-from bertworks.serve.application import LANES, PIECES, READ_BYTES, Connection, ConnectionReader, Turns
-from bertworks.serve.batching import Admission, Batcher, InferenceJob, Limits, OverloadedError, Place
+from bertworks.serve.application import (
+    LANES,
+    PIECES,
+    READ_BYTES,
+    Connection,
+    ConnectionReader,
+    Turns,
+)
+from bertworks.serve.batching import (
+    Admission,
+    Batcher,
+    InferenceJob,
+    Limits,
+    OverloadedError,
+    Place,
+)
 from bertworks.serve.server import _SETTINGS as SETTINGS, MIN_TOKEN, NEW_TOKEN
 
 SMALL = min(LANES)
@@ -31,7 +46,10 @@ SMALL = min(LANES)
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_head(
-        tmp_path_factory.mktemp("model") / "m", task="classification", labels=("neg", "pos"), text=("text",)
+        tmp_path_factory.mktemp("model") / "m",
+        task="classification",
+        labels=("neg", "pos"),
+        text=("text",),
     )
 
 
@@ -47,12 +65,23 @@ class Client:
     def __init__(self, local: Local, body: bytes = b"", address: str = "10.0.0.1", **headers: str):
         self.local, self.body, self.sent, self.reads = local, body, list[dict[str, Any]](), 0
         self.messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        named = {"host": "localhost", "content-type": "application/json", "content-length": str(len(body)), **headers}
+        named = {
+            "host": "localhost",
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            **headers,
+        }
         self.headers = [(name.encode(), value.encode()) for name, value in named.items() if value]
         self.address, self.extensions = address, dict[str, Any]()
 
     def start(self, path: str = "/predict") -> "Client":
-        scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+        }
         scope |= {"headers": self.headers, "client": (self.address, 1), **self.extensions}
         self.task = asyncio.create_task(self.local.application(scope, self.receive, self.send))
         return self
@@ -92,7 +121,8 @@ def text(size: int) -> bytes:
     return b'{"inputs": "' + b"a " * ((size - 14) // 2) + b'"}' + b" " * (size % 2)
 
 
-# --- shares -----------------------------------------------------------------------------------------------------------
+# --- shares
+# --------------------------------------------------------------------------------------------------
 
 
 class Task:
@@ -105,11 +135,15 @@ class Task:
 @settings(max_examples=200, deadline=None)
 @given(
     st.integers(1, 8),
-    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60), st.booleans()), min_size=1, max_size=40),
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(0, 60), st.booleans()),
+        min_size=1,
+        max_size=40,
+    ),
 )
 def test_a_refused_client_has_no_less_than_others(slots: int, steps: list[tuple[str, int, bool]]):
-    """Requests arrive (or the oldest ends): the room is never exceeded, and no client is refused while another one
-    could give it room and still have as much."""
+    """Requests arrive (or the oldest ends): the room is never exceeded, and no client is refused
+    while another one could give it room and still have as much."""
     admission, total = Admission(slots, 80), 80
     for client, size, ends in steps:
         before, free = (
@@ -190,18 +224,23 @@ def test_a_body_of_unknown_length_counts_as_it_comes(model: Path):
         assert await second.status() == 429
         assert admission._free == 2000 - 1311
         assert await first.give(b'"good"}').status() == 200
-        long = Client(local, **unknown).start().give(b" " * 900, more=True).give(b" " * 900, more=True)
+        long = (
+            Client(local, **unknown).start().give(b" " * 900, more=True).give(b" " * 900, more=True)
+        )
         assert await long.status() == 413
 
     with Local(model, limits=Limits(body_bytes=1500, total_bytes=2000)) as local:
         asyncio.run(go(local))
 
 
-@pytest.mark.parametrize(("first", "second", "is_same"), [
-    ({"address": "10.0.0.1"}, {"address": "10.0.0.2"}, False),
-    ({"address": "2001:db8::1"}, {"address": "2001:db8::2"}, True),
-    ({"address": "fe80::1%eth0"}, {"address": "fe80:0:0:1::1%eth0"}, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("first", "second", "is_same"),
+    [
+        ({"address": "10.0.0.1"}, {"address": "10.0.0.2"}, False),
+        ({"address": "2001:db8::1"}, {"address": "2001:db8::2"}, True),
+        ({"address": "fe80::1%eth0"}, {"address": "fe80:0:0:1::1%eth0"}, False),
+    ],
+)
 def test_a_client_is_an_address_or_a_network_of_ipv6(
     first: dict[str, str], second: dict[str, str], is_same: bool, model: Path
 ):
@@ -212,8 +251,13 @@ def test_a_client_is_a_token_if_there_are_several(model: Path):
     one, other = ({"authorization": f"Bearer {name}"} for name in ("first token", "other token"))
     both = "first token\nother token\n"
     assert shares(model, {**one, "address": "10.0.0.1"}, {**one, "address": "10.0.0.2"}, both) == 1
-    assert shares(model, {**one, "address": "10.0.0.1"}, {**other, "address": "10.0.0.1"}, both) == 2
-    assert shares(model, {**one, "address": "10.0.0.1"}, {**one, "address": "10.0.0.2"}, "first token") == 2
+    assert (
+        shares(model, {**one, "address": "10.0.0.1"}, {**other, "address": "10.0.0.1"}, both) == 2
+    )
+    assert (
+        shares(model, {**one, "address": "10.0.0.1"}, {**one, "address": "10.0.0.2"}, "first token")
+        == 2
+    )
 
 
 @pytest.mark.parametrize("given", ["", "Bearer", "Bearer ", "Bearer x", "Bearer a\x85b"])
@@ -239,7 +283,8 @@ def shares(model: Path, first: dict[str, str], second: dict[str, str], token: st
         return asyncio.run(go(local))
 
 
-# --- turns ------------------------------------------------------------------------------------------------------------
+# --- turns
+# --------------------------------------------------------------------------------------------------
 
 
 def test_clients_are_served_in_turn_whatever_their_number_of_jobs():
@@ -261,7 +306,17 @@ def test_clients_are_served_in_turn_whatever_their_number_of_jobs():
     futures += [batcher.submit(job) for job in jobs[1:]]
     go.set()
     wait(futures, 10)
-    assert [unit for batch in batches for unit in batch] == ["a0", "a1", "b0", "c0", "a2", "b1", "c1", "a3", "a4"]
+    assert [unit for batch in batches for unit in batch] == [
+        "a0",
+        "a1",
+        "b0",
+        "c0",
+        "a2",
+        "b1",
+        "c1",
+        "a3",
+        "a4",
+    ]
     assert not batcher.costs
     assert not batcher.loads
     batcher.threads.shutdown()
@@ -353,12 +408,15 @@ def test_the_jobs_of_a_client_are_computed_in_order_or_in_turn(in_order: bool):
     assert computed.index("c2") < 4  # clients have turns in any case
 
 
-# --- patience ---------------------------------------------------------------------------------------------------------
+# --- patience
+# --------------------------------------------------------------------------------------------------
 
 
-def hold_network(local: Local, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> threading.Event:
-    """The network computes only after the event, or at the end of the test: else each job that a failed test leaves
-    would wait for it."""
+def hold_network(
+    local: Local, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> threading.Event:
+    """The network computes only after the event, or at the end of the test: else each job that a
+    failed test leaves would wait for it."""
     event = threading.Event()
     request.addfinalizer(event.set)
     logits = local.abilities._network._predictor.logits
@@ -379,7 +437,8 @@ def batch_of_texts(words: int = 40) -> bytes:
 def test_many_requests_of_one_client_wait_however_slow_the_network_is(
     ratio: float, local: Local, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ):
-    """32 requests of 32 texts. ratio: tokens per byte that the server expects of a body; 4 are too many."""
+    """32 requests of 32 texts. ratio: tokens per byte that the server expects of a body; 4 are too
+    many."""
     application = local.application
     go_on = hold_network(local, monkeypatch, request)
     for name in application._ratios:
@@ -414,7 +473,9 @@ def test_what_would_wait_longer_than_the_patience_is_refused_with_the_seconds(mo
         asyncio.run(go(local))
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(0.1, "1"), (7.2, "8"), (60, "60"), (1000, "60"), (math.inf, "60")])
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(0.1, "1"), (7.2, "8"), (60, "60"), (1000, "60"), (math.inf, "60")]
+)
 def test_clients_are_told_to_try_again_within_a_minute(seconds: float, expected: str):
     assert OverloadedError(seconds).headers == {"retry-after": expected}
 
@@ -469,7 +530,9 @@ def test_the_speed_is_unknown_until_a_typical_batch():
     assert batcher.overloaded(InferenceJob([0], [10**9])) is None
     batcher.submit(InferenceJob([0], [1])).result(10)
     assert math.isinf(batcher.speed)
-    batcher.submit(InferenceJob([0], [300], lambda units: threading.Event().wait(0.1) or units)).result(10)
+    batcher.submit(
+        InferenceJob([0], [300], lambda units: threading.Event().wait(0.1) or units)
+    ).result(10)
     assert 0 < batcher.speed < 3000
     batcher.threads.shutdown()
 
@@ -494,10 +557,15 @@ def test_what_waits_is_refused_when_the_server_stops(
         await until(lambda: network.busy)
         clients = [Client(local, batch_of_texts()).give().start() for _ in range(12)]
         await until(lambda: network.costs.total() > 12 * 32 * 40)
-        waiting = [place for place in local.application._admission.places if place.job and not place.job.taken]
+        waiting = [
+            place
+            for place in local.application._admission.places
+            if place.job and not place.job.taken
+        ]
         assert len(waiting) >= 9  # a few are in the batches of other threads
         local.application.end_waiting()
-        # At once: nothing is computed yet. Requests are parsed side by side, so the others are not always the first.
+        # At once: nothing is computed yet. Requests are parsed side by side, so the others are not
+        # always the first.
         await until(lambda: sum(client.task.done() for client in clients) == len(waiting))
         ended = [client for client in clients if client.task.done()]
         assert [await client.status() for client in ended] == [503] * len(waiting)
@@ -510,16 +578,20 @@ def test_what_waits_is_refused_when_the_server_stops(
 def test_small_batches_do_not_slow_the_estimate_down():
     batcher = Batcher(4096, patience=2, speed=2048)
     for _ in range(20):
-        batcher.submit(InferenceJob([0], [1], lambda units: threading.Event().wait(0.005) or units)).result(10)
+        batcher.submit(
+            InferenceJob([0], [1], lambda units: threading.Event().wait(0.005) or units)
+        ).result(10)
     assert batcher.speed == 2048
-    batcher.submit(InferenceJob([0], [300], lambda units: threading.Event().wait(0.2) or units)).result(10)
+    batcher.submit(
+        InferenceJob([0], [300], lambda units: threading.Event().wait(0.2) or units)
+    ).result(10)
     assert batcher.speed < 2048
     batcher.threads.shutdown()
 
 
 def test_a_body_is_freed_when_its_request_has_ended(local: Local, monkeypatch: pytest.MonkeyPatch):
-    """An error keeps the variables of the functions that it has left: without a collection of garbage, the bodies of
-    refused requests would fill the memory."""
+    """An error keeps the variables of the functions that it has left: without a collection of
+    garbage, the bodies of refused requests would fill the memory."""
     bodies = list["weakref.ref[memoryview]"]()
     application = local.application
     parse = application._parse
@@ -535,7 +607,8 @@ def test_a_body_is_freed_when_its_request_has_ended(local: Local, monkeypatch: p
             client = Client(local, body).start().give()
             assert await client.status() == status
             del client
-            await until(lambda number=number: bodies[number]() is None)  # threads let go of it a little later
+            # threads let go of it a little later
+            await until(lambda number=number: bodies[number]() is None)
 
     gc.collect()
     gc.disable()
@@ -546,7 +619,8 @@ def test_a_body_is_freed_when_its_request_has_ended(local: Local, monkeypatch: p
     assert len(bodies) == 4
 
 
-# --- before the body is read, and after the client has gone -----------------------------------------------------------
+# --- before the body is read, and after the client has gone
+# -----------------------------------------------------------
 
 
 REFUSED: dict[str, tuple[dict[str, str], int]] = {
@@ -567,8 +641,11 @@ def test_a_refusal_reads_no_body(name: str, local: Local):
     asyncio.run(go())
 
 
-def hold_parsing(local: Local, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[int]]:
-    """Bodies are parsed only after the event. Returns it, and the sizes of the bodies that reached the parser."""
+def hold_parsing(
+    local: Local, monkeypatch: pytest.MonkeyPatch
+) -> tuple[threading.Event, list[int]]:
+    """Bodies are parsed only after the event. Returns it, and the sizes of the bodies that reached
+    the parser."""
     parse, go_on, parsed = local.application._parse, threading.Event(), list[int]()
 
     def held(name: str, body: bytes, lane: int) -> Any:
@@ -609,7 +686,9 @@ def test_what_would_wait_too_long_is_refused_before_its_body_is_read(
     asyncio.run(go())
 
 
-def test_a_closed_client_is_neither_parsed_nor_computed(local: Local, monkeypatch: pytest.MonkeyPatch):
+def test_a_closed_client_is_neither_parsed_nor_computed(
+    local: Local, monkeypatch: pytest.MonkeyPatch
+):
     go_on, parsed = hold_parsing(local, monkeypatch)
     jobs = list[InferenceJob]()
     batcher = local.application._batchers["network"]
@@ -623,7 +702,8 @@ def test_a_closed_client_is_neither_parsed_nor_computed(local: Local, monkeypatc
         await until(lambda: all(client.reads == 2 for client in [reading, *clients]))
         for client in [reading, *clients]:
             client.close()
-        statuses = [await client.status() for client in [reading, *clients]]  # at once: the threads are still held
+        # at once: the threads are still held
+        statuses = [await client.status() for client in [reading, *clients]]
         assert statuses == [400] + [499] * 8
         assert not local.application._admission.places
         go_on.set()
@@ -639,7 +719,9 @@ def test_a_closed_client_is_neither_parsed_nor_computed(local: Local, monkeypatc
     asyncio.run(go())
 
 
-def test_a_body_that_does_not_come_ends_the_connection(local: Local, monkeypatch: pytest.MonkeyPatch):
+def test_a_body_that_does_not_come_ends_the_connection(
+    local: Local, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("bertworks.serve.application.BODY_SECONDS", 0.05)
 
     async def go() -> None:
@@ -663,10 +745,13 @@ def test_tokens_are_estimated_from_what_came_before(local: Local):
     assert ratios["predict", 1 << 18] == 0.25
 
 
-# --- headers and tokens -----------------------------------------------------------------------------------------------
+# --- headers and tokens
+# -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["host", "origin", "authorization", "content-length", "content-type"])
+@pytest.mark.parametrize(
+    "name", ["host", "origin", "authorization", "content-length", "content-type"]
+)
 @pytest.mark.parametrize("token", ["", "sesame"])
 def test_a_header_that_is_there_twice_is_refused(name: str, token: str, model: Path):
     async def go(local: Local) -> None:
@@ -675,7 +760,9 @@ def test_a_header_that_is_there_twice_is_refused(name: str, token: str, model: P
         assert await client.start().status() == 200
         for path, kind in (("/predict", str), ("/v1/embeddings", dict)):
             client = Client(local, text(100), **given).give()
-            client.headers.append(next(header for header in client.headers if header[0] == name.encode()))
+            client.headers.append(
+                next(header for header in client.headers if header[0] == name.encode())
+            )
             assert (await client.start(path).status(), client.reads) == (400, 0)
             assert isinstance(client.json()["error"], kind)
             assert "twice" in str(client.json()["error"])
@@ -694,14 +781,18 @@ def test_headers_that_contradict_each_other_over_a_socket(model: Path):
     body = b'\r\n\r\n{"inputs": "a"}'
     with process(str(model), BERTWORKS_API_KEY="short") as (_, url):
         for lines, status in (
-            (b"Content-Length: 15", b" 200 "), (b"Content-Length: 15\r\nHost: localhost", b" 400 "),
+            (b"Content-Length: 15", b" 200 "),
+            (b"Content-Length: 15\r\nHost: localhost", b" 400 "),
             (b"Content-Length: 15\r\nhOST: evil.example", b" 400 "),
             (b"Content-Length: 15\r\nAuthorization: Bearer other", b" 400 "),
-            (b"Content-Length: 15\r\nOrigin: http://localhost\r\nOrigin: http://evil.example", b" 400 "),
+            (
+                b"Content-Length: 15\r\nOrigin: http://localhost\r\nOrigin: http://evil.example",
+                b" 400 ",
+            ),
             (b"Content-Length: 15\r\nContent-Length: 15", b" 400 "),
             (b"Content-Length: 15\r\nTransfer-Encoding: chunked", b" 400 "),
             (b"Transfer-Encoding: chunked\r\nContent-Length: 15", b" 400 "),
-        ):  # fmt: skip
+        ):
             with connected(url) as connection:
                 connection.sendall(head + lines + body)
                 assert status in answered(connection), lines
@@ -720,12 +811,15 @@ def test_a_short_token_is_refused_on_a_public_address(
 
 def test_the_hint_makes_a_token_that_is_long_enough():
     command = ["sh", "-c", f'{NEW_TOKEN}; printf %s "$BERTWORKS_API_KEY"']
-    tokens = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    tokens = [
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)
+    ]
     assert tokens[0] != tokens[1]
     assert all(len(token.split()) == 1 and len(token) >= MIN_TOKEN for token in tokens)
 
 
-# --- without a task ---------------------------------------------------------------------------------------------------
+# --- without a task
+# --------------------------------------------------------------------------------------------------
 
 
 class Wire(asyncio.Transport):
@@ -773,7 +867,9 @@ async def comes(wire: Wire, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_a_connection_is_read_in_small_parts(loop: str, local: Local, monkeypatch: pytest.MonkeyPatch):
+def test_a_connection_is_read_in_small_parts(
+    loop: str, local: Local, monkeypatch: pytest.MonkeyPatch
+):
     """What has arrived, but had no turn yet, is memory that no limit of requests counts."""
     sizes = list[int]()
     data_received = Connection.data_received
@@ -787,19 +883,25 @@ def test_a_connection_is_read_in_small_parts(loop: str, local: Local, monkeypatc
 
     async def go() -> None:
         running = asyncio.get_running_loop()
-        server = await running.create_server(lambda: ConnectionReader(config, ServerState(), {}), "127.0.0.1")
+        server = await running.create_server(
+            lambda: ConnectionReader(config, ServerState(), {}), "127.0.0.1"
+        )
         async with server:
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
             for _ in range(2):  # the connection goes on
                 writer.write(head(900_000) + text(900_000))
                 assert b" 200 " in await asyncio.wait_for(reader.readline(), 20)
                 lines = [line async for line in until_empty(reader)]
-                (length,) = [int(line.split()[1]) for line in lines if line.startswith(b"content-length")]
+                (length,) = [
+                    int(line.split()[1]) for line in lines if line.startswith(b"content-length")
+                ]
                 assert json.loads(await reader.readexactly(length))
             writer.close()
             await writer.wait_closed()
 
-    factory = pytest.importorskip("uvloop").new_event_loop if loop == "uvloop" else asyncio.new_event_loop
+    factory = (
+        pytest.importorskip("uvloop").new_event_loop if loop == "uvloop" else asyncio.new_event_loop
+    )
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(go())
     assert sum(sizes) > 1_800_000
@@ -855,7 +957,9 @@ def test_what_one_client_sends_is_read_in_turn_with_others(local: Local):
 def test_an_error_in_one_piece_of_work_does_not_stop_the_others():
     async def go() -> None:
         turns, done, errors = Turns(), list[int](), list[str]()
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(str(context["exception"])))
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: errors.append(str(context["exception"]))
+        )
         turns.add("a", lambda: 1 // 0)
         for number in range(3):
             turns.add("ab"[number % 2], lambda number=number: done.append(number))
@@ -867,7 +971,9 @@ def test_an_error_in_one_piece_of_work_does_not_stop_the_others():
     asyncio.run(go())
 
 
-def test_a_connection_keeps_no_more_than_two_parts_of_what_it_sends(local: Local, monkeypatch: pytest.MonkeyPatch):
+def test_a_connection_keeps_no_more_than_two_parts_of_what_it_sends(
+    local: Local, monkeypatch: pytest.MonkeyPatch
+):
     calls = list[str]()
     for name in ("pause_reading", "resume_reading"):
         monkeypatch.setattr(Wire, name, lambda wire, name=name: calls.append(name))
@@ -904,7 +1010,9 @@ def test_a_batch_is_small_if_the_network_is_slow():
 def test_many_requests_behind_one_that_is_computed_are_answered_in_order(local: Local):
     async def go() -> None:
         made, wire = connection(local)
-        made.data_received(head(100) + text(100) + head(0, "GET", "/health") * 1500 + head(0, "GET", "/none"))
+        made.data_received(
+            head(100) + text(100) + head(0, "GET", "/health") * 1500 + head(0, "GET", "/none")
+        )
         assert await comes(wire, 1502) == [200] * 1501 + [404]
 
     asyncio.run(go())
@@ -912,7 +1020,9 @@ def test_many_requests_behind_one_that_is_computed_are_answered_in_order(local: 
 
 def test_a_request_may_lose_its_place_before_its_task_begins(model: Path):
     async def go(local: Local) -> None:
-        first, second, other = (connection(local, address) for address in ("10.0.0.1", "10.0.0.1", "10.0.0.2"))
+        first, second, other = (
+            connection(local, address) for address in ("10.0.0.1", "10.0.0.1", "10.0.0.2")
+        )
         for made, _ in (first, second, other):
             made.data_received(head(100) + text(100))
         found = [await comes(wire, 1) for _, wire in (first, second, other)]
@@ -924,9 +1034,13 @@ def test_a_request_may_lose_its_place_before_its_task_begins(model: Path):
         asyncio.run(go(local))
 
 
-def test_refusals_share_a_line_of_the_log_and_are_counted(local: Local, monkeypatch: pytest.MonkeyPatch):
+def test_refusals_share_a_line_of_the_log_and_are_counted(
+    local: Local, monkeypatch: pytest.MonkeyPatch
+):
     lines = list[dict[str, Any]]()
-    monkeypatch.setattr("bertworks.serve.application._LOG.info", lambda _, extra: lines.append(extra["fields"]))
+    monkeypatch.setattr(
+        "bertworks.serve.application._LOG.info", lambda _, extra: lines.append(extra["fields"])
+    )
 
     async def go() -> None:
         lane = local.application._lanes[SMALL]

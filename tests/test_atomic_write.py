@@ -1,4 +1,5 @@
-"""Files and folders appear whole or not at all, also when the disk is full or the writer is killed."""
+"""Files and folders appear whole or not at all, also when the disk is full or the writer is
+killed."""
 
 import errno
 import hashlib
@@ -67,7 +68,9 @@ def test_sha256_streams(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()])
-def test_a_failing_block_leaves_the_old_content_and_nothing_else(tmp_path: Path, error: BaseException) -> None:
+def test_a_failing_block_leaves_the_old_content_and_nothing_else(
+    tmp_path: Path, error: BaseException
+) -> None:
     write_text(tmp_path / "x", "old")
     with pytest.raises(type(error)):
         fail_while_writing(tmp_path / "x", error)
@@ -78,7 +81,9 @@ def test_a_failing_block_leaves_the_old_content_and_nothing_else(tmp_path: Path,
 
 
 @pytest.mark.parametrize("exchange", [True, False])
-def test_folders_are_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool) -> None:
+def test_folders_are_replaced_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
+) -> None:
     if not exchange:
         monkeypatch.setattr(atomic_write, "_exchange", lambda first, second: False)
     for content in ("one", "two"):
@@ -150,7 +155,9 @@ def test_a_really_full_file_system(tmp_path: Path) -> None:
         "write_bytes(sys.argv[1], b'x' * 100_000)\n"
     )
     write_text(tmp_path / "x", "old")
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "x")], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "x")], capture_output=True, text=True
+    )
     assert "BertworksError" in done.stderr
     assert "the disk is full" in done.stderr
     assert names(tmp_path) == ["x"]
@@ -164,15 +171,21 @@ def test_a_place_that_cannot_be_written_is_an_error_of_the_user(tmp_path: Path) 
     write_text(tmp_path / "folder" / "x", "x")
     with pytest.raises(BertworksError, match="cannot be written"):
         write_text(tmp_path / "folder", "y")
-    with pytest.raises(BertworksError, match="a file of that name"), replacing_folder(tmp_path / "file"):
+    with (
+        pytest.raises(BertworksError, match="a file of that name"),
+        replacing_folder(tmp_path / "file"),
+    ):
         pass
     assert names(tmp_path) == ["file", "folder"]
 
 
 def test_a_failing_disk_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     write_text(tmp_path / "x", "old")
-    with pytest.raises(BertworksError, match=f"{tmp_path / 'x'}: cannot be written: Input/output error"):
-        fail_while_writing(tmp_path / "x", OSError(errno.EIO, "Input/output error"))  # of write(): it names no file
+    with pytest.raises(
+        BertworksError, match=f"{tmp_path / 'x'}: cannot be written: Input/output error"
+    ):
+        # of write(): it names no file
+        fail_while_writing(tmp_path / "x", OSError(errno.EIO, "Input/output error"))
     assert (tmp_path / "x").read_text() == "old"
 
 
@@ -226,7 +239,9 @@ def leave(folder: Path, writer: str, name: str = "x") -> Path:
     return rest
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="this system does not tell when a process began")
+@pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(), reason="this system does not tell when a process began"
+)
 def test_a_living_process_does_not_protect_what_another_of_its_number_left(tmp_path: Path) -> None:
     """In a container the same small numbers come with every start."""
     with replacing(tmp_path / "y") as mine:
@@ -239,7 +254,9 @@ def test_a_living_process_does_not_protect_what_another_of_its_number_left(tmp_p
         assert mine.exists()
 
 
-def test_where_no_time_is_known_a_living_process_protects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_time_is_known_a_living_process_protects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rest = leave(tmp_path, str(os.getpid()))
     remove_leftovers(tmp_path)
     rest.unlink()
@@ -248,7 +265,9 @@ def test_where_no_time_is_known_a_living_process_protects(tmp_path: Path, monkey
         mine.write_text("z")
         leave(tmp_path, f"{os.getpid()}-7")
         remove_leftovers(tmp_path)
-        assert names(tmp_path) == sorted([mine.name, rest.name.replace(f"{os.getpid()}", f"{os.getpid()}-7")])
+        assert names(tmp_path) == sorted(
+            [mine.name, rest.name.replace(f"{os.getpid()}", f"{os.getpid()}-7")]
+        )
     assert "y" in names(tmp_path)
 
 
@@ -265,11 +284,17 @@ def test_names_as_long_as_the_file_system_allows(tmp_path: Path, name: str) -> N
 
 @settings(max_examples=50, deadline=None)
 @given(
-    names=st.lists(st.binary(min_size=1, max_size=255).filter(lambda n: not {0, 47} & set(n)), min_size=2, max_size=2),
+    names=st.lists(
+        st.binary(min_size=1, max_size=255).filter(lambda n: not {0, 47} & set(n)),
+        min_size=2,
+        max_size=2,
+    ),
     ending=st.sampled_from([".portions", ".lock", f"@{'h' * 64}.4194304-99999999999.1000000.tmp"]),
 )
 def test_hidden_names_fit_and_differ(names: list[bytes], ending: str) -> None:
-    first, second = (hidden_sibling(Path(os.fsdecode(b"/folder/" + name)), ending) for name in names)
+    first, second = (
+        hidden_sibling(Path(os.fsdecode(b"/folder/" + name)), ending) for name in names
+    )
     assert len(os.fsencode(first.name)) <= 255
     assert first.parent == Path("/folder")
     assert first.name.startswith(".")
@@ -312,7 +337,9 @@ def test_what_another_machine_writes_stays(tmp_path: Path):
     assert other.exists()
 
 
-def test_a_file_is_on_the_disk_before_its_name_is(tmp_path: Path, put_on_disk: list[tuple[str, Path]]):
+def test_a_file_is_on_the_disk_before_its_name_is(
+    tmp_path: Path, put_on_disk: list[tuple[str, Path]]
+):
     with replacing(tmp_path / "x") as temporary:
         temporary.write_text("new")
     assert put_on_disk == [("fsync", temporary), ("rename", tmp_path / "x"), ("fsync", tmp_path)]

@@ -1,4 +1,5 @@
-"""The axes of a network: exact counts, refused combinations, and the same states packed, padded, one by one."""
+"""The axes of a network: exact counts, refused combinations, and the same states packed, padded,
+one by one."""
 
 import random
 from dataclasses import replace
@@ -16,22 +17,37 @@ from bertworks.training.optimization import OptimizerConfig, make_optimizer
 from bertworks.training.recipe import Phase, Recipe, TrainConfig
 
 SMALL = EncoderConfig(
-    vocab_size=60, hidden_size=24, num_hidden_layers=4, num_attention_heads=4, max_position_embeddings=64,
-    hidden_dropout=0.0, attention_dropout=0.0,
-)  # fmt: skip
+    vocab_size=60,
+    hidden_size=24,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    max_position_embeddings=64,
+    hidden_dropout=0.0,
+    attention_dropout=0.0,
+)
 AXES = {
     "bert": SMALL,
     "projection": replace(SMALL, embedding_size=10),
     "groups": replace(SMALL, num_hidden_groups=2, embedding_size=8),
-    "sinusoidal": replace(SMALL, position_embedding_type="sinusoidal", embedding_scale=True, embedding_norm=False),
+    "sinusoidal": replace(
+        SMALL, position_embedding_type="sinusoidal", embedding_scale=True, embedding_norm=False
+    ),
     "no types": replace(SMALL, type_vocab_size=0),
     "one type": replace(SMALL, type_vocab_size=1),
-    "gpt-2": replace(SMALL, type_vocab_size=0, direction="left_to_right", norm_first=True, embedding_norm=False,
-                     hidden_act="gelu_tanh", lm_head="plain", pooler="last"),
+    "gpt-2": replace(
+        SMALL,
+        type_vocab_size=0,
+        direction="left_to_right",
+        norm_first=True,
+        embedding_norm=False,
+        hidden_act="gelu_tanh",
+        lm_head="plain",
+        pooler="last",
+    ),
     "right to left": replace(SMALL, direction="right_to_left"),
     "norm first": replace(SMALL, norm_first=True, hidden_act="relu"),
     "bias": replace(SMALL, lm_head="bias", pooler="last_tanh"),
-}  # fmt: skip
+}
 LENGTHS = [7, 1, 12, 12, 30]
 
 
@@ -106,9 +122,10 @@ class Sum(torch.nn.Module):
         return self.encoder(*batch)[-1].float().square().sum()
 
 
-@pytest.mark.parametrize(("name", "reads_before", "reads_behind"), [
-    ("bert", True, True), ("gpt-2", True, False), ("right to left", False, True)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "reads_before", "reads_behind"),
+    [("bert", True, True), ("gpt-2", True, False), ("right to left", False, True)],
+)
 def test_a_token_reads_what_the_direction_allows(name: str, reads_before: bool, reads_behind: bool):
     encoder, (ids, types) = network(AXES[name]), inputs(AXES[name])
     changed, token = ids.clone(), 7 + 1 + 5  # of the third sequence
@@ -148,16 +165,23 @@ def test_positions_that_restart_and_start_late():
     for gradients in (False, True):
         with torch.set_grad_enabled(gradients):
             states = encoder(ids, layout)[-1]
-            first = encoder(ids[:7], Layout(torch.tensor([0, 7], dtype=torch.int32), 7, positions[:7]))[-1]
-            second = Layout(torch.tensor([0, 4], dtype=torch.int32), 4, positions[7:], num_positions=24)
-            torch.testing.assert_close(states, torch.cat([first, encoder(ids[7:], second)[-1]]), atol=1e-12, rtol=0)
+            first = encoder(
+                ids[:7], Layout(torch.tensor([0, 7], dtype=torch.int32), 7, positions[:7])
+            )[-1]
+            second = Layout(
+                torch.tensor([0, 4], dtype=torch.int32), 4, positions[7:], num_positions=24
+            )
+            torch.testing.assert_close(
+                states, torch.cat([first, encoder(ids[7:], second)[-1]]), atol=1e-12, rtol=0
+            )
     with pytest.raises(ValueError, match="65 tokens, but the model has 64 positions"):
         encoder(ids, replace(layout, num_positions=65))
 
 
 @pytest.mark.parametrize("gradients", [False, True])
 def test_states_in_memory_are_read_as_if_they_were_there(gradients: bool):
-    """A causal text in two parts, ragged, with the states of the first in memory, is the text in one part."""
+    """A causal text in two parts, ragged, with the states of the first in memory, is the text in
+    one part."""
     c = AXES["gpt-2"]
     encoder, lengths, cuts = network(c), [9, 5, 14], [4, 2, 13]
     ids = torch.randint(60, (sum(lengths),))
@@ -165,7 +189,9 @@ def test_states_in_memory_are_read_as_if_they_were_there(gradients: bool):
     is_first = torch.cat([torch.arange(n) < cut for n, cut in zip(lengths, cuts, strict=True)])
     memory = Layout.of(cuts)
     rest = Layout.of([n - cut for n, cut in zip(lengths, cuts, strict=True)])
-    rest = replace(rest, position_ids=whole.position_ids[~is_first], num_positions=14, memory=memory)
+    rest = replace(
+        rest, position_ids=whole.position_ids[~is_first], num_positions=14, memory=memory
+    )
     with torch.set_grad_enabled(gradients):
         expected = encoder(ids, whole)
         memories = encoder(ids[is_first], memory)
@@ -184,7 +210,9 @@ def test_sinusoids_are_those_of_the_paper():
         for i in range(12):
             angle = torch.tensor(position / 10_000 ** (2 * i / 24))
             assert vectors[position, 2 * i].item() == pytest.approx(angle.sin().item(), abs=1e-6)
-            assert vectors[position, 2 * i + 1].item() == pytest.approx(angle.cos().item(), abs=1e-6)
+            assert vectors[position, 2 * i + 1].item() == pytest.approx(
+                angle.cos().item(), abs=1e-6
+            )
 
 
 @pytest.mark.parametrize("name", AXES)
@@ -192,11 +220,14 @@ def test_parameters_are_counted_exactly(name: str):
     c = AXES[name]
     modules = torch.nn.ModuleList([Encoder(c), Pooler(c), LMHead(c), TokenHead(c)])
     assert c.num_parameters() == sum(p.numel() for p in modules[0].parameters())
-    assert c.num_parameters("pooler", "lm_head", "replaced_token") == sum(p.numel() for p in modules.parameters())
+    assert c.num_parameters("pooler", "lm_head", "replaced_token") == sum(
+        p.numel() for p in modules.parameters()
+    )
 
 
 PUBLISHED = {  # of transformers, counted on the meta device
-    "roberta-base": (("pooler",), 124_645_632 - 2 * 768),  # two rows of its position table are never used
+    # two rows of its position table are never used
+    "roberta-base": (("pooler",), 124_645_632 - 2 * 768),
     "distilbert-base": ((), 66_362_880),
     "gpt": (("lm_head",), 116_534_784),
     "electra-small": (("replaced_token",), 13_549_057),
@@ -223,35 +254,60 @@ def test_published_sizes(name: str):
         assert PRESETS[name].num_parameters("pooler", "lm_head", "sentence_order") == 11_813_810
     if name != "gpt2-xl":  # the largest takes long
         with meta_device_init():
-            assert sum(p.numel() for p in Encoder(PRESETS[name]).parameters()) == PRESETS[name].num_parameters()
+            assert (
+                sum(p.numel() for p in Encoder(PRESETS[name]).parameters())
+                == PRESETS[name].num_parameters()
+            )
 
 
-@pytest.mark.parametrize(("name", "fraction", "heads", "count"), [
-    ("electra-small", 0.25, 1, 4_620_026), ("electra-base", 1 / 3, 4, None), ("electra-large", 0.25, 4, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "fraction", "heads", "count"),
+    [
+        ("electra-small", 0.25, 1, 4_620_026),
+        ("electra-base", 1 / 3, 4, None),
+        ("electra-large", 0.25, 4, None),
+    ],
+)
 def test_sizes_of_generators(name: str, fraction: float, heads: int, count: int | None):
-    """Clark et al. 2020: a fraction of the hidden size, heads of 64 dimensions, embeddings of the same width."""
+    """Clark et al. 2020: a fraction of the hidden size, heads of 64 dimensions, embeddings of the
+    same width."""
     c = PRESETS[name].generator(fraction)
-    assert (c.num_attention_heads, c.hidden_size // heads, c.ffn_size) == (heads, 64, 4 * c.hidden_size)
-    assert (c.embedding_width, c.num_hidden_layers) == (PRESETS[name].embedding_width, PRESETS[name].num_hidden_layers)
+    assert (c.num_attention_heads, c.hidden_size // heads, c.ffn_size) == (
+        heads,
+        64,
+        4 * c.hidden_size,
+    )
+    assert (c.embedding_width, c.num_hidden_layers) == (
+        PRESETS[name].embedding_width,
+        PRESETS[name].num_hidden_layers,
+    )
     theirs = transformers.ElectraConfig(
-        embedding_size=c.embedding_width, hidden_size=c.hidden_size, num_attention_heads=heads,
-        num_hidden_layers=c.num_hidden_layers, intermediate_size=c.ffn_size,
-    )  # fmt: skip
+        embedding_size=c.embedding_width,
+        hidden_size=c.hidden_size,
+        num_attention_heads=heads,
+        num_hidden_layers=c.num_hidden_layers,
+        intermediate_size=c.ffn_size,
+    )
     with torch.device("meta"):
         published = transformers.ElectraForMaskedLM(theirs).num_parameters()
     assert c.num_parameters("lm_head") == published
     assert count in (None, published)
 
 
-@pytest.mark.parametrize(("fields", "message"), [
-    ({"num_hidden_groups": 3}, "num_hidden_groups 3 does not divide num_hidden_layers 4"),
-    ({"embedding_size": 8, "lm_head": "bias"}, "lm_head 'bias' with embedding_size 8"),
-    ({"direction": "left_to_right"}, "pooler 'first_tanh' with direction 'left_to_right'"),
-    ({"direction": "right_to_left", "pooler": "last"}, "pooler 'last' with direction 'right_to_left'"),
-    ({"type_vocab_size": -1}, "type_vocab_size is -1"),
-    ({"embedding_size": -1}, "embedding_size is -1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_hidden_groups": 3}, "num_hidden_groups 3 does not divide num_hidden_layers 4"),
+        ({"embedding_size": 8, "lm_head": "bias"}, "lm_head 'bias' with embedding_size 8"),
+        ({"direction": "left_to_right"}, "pooler 'first_tanh' with direction 'left_to_right'"),
+        (
+            {"direction": "right_to_left", "pooler": "last"},
+            "pooler 'last' with direction 'right_to_left'",
+        ),
+        ({"type_vocab_size": -1}, "type_vocab_size is -1"),
+        ({"embedding_size": -1}, "embedding_size is -1"),
+    ],
+)
 def test_values_that_exclude_each_other_are_refused(fields: dict, message: str):
     with pytest.raises(ValueError, match=message):
         replace(SMALL, **fields)
@@ -260,11 +316,17 @@ def test_values_that_exclude_each_other_are_refused(fields: dict, message: str):
 def test_poolers_and_lm_heads():
     torch.manual_seed(0)
     x, table, layout = torch.randn(4, 24), torch.randn(60, 24), Layout.of([3, 1])
-    for kind, function in (("tanh", torch.tanh), ("gelu", torch.nn.functional.gelu), ("relu", torch.relu)):
+    for kind, function in (
+        ("tanh", torch.tanh),
+        ("gelu", torch.nn.functional.gelu),
+        ("relu", torch.relu),
+    ):
         pooler = Pooler(replace(SMALL, pooler=f"first_{kind}"))
         assert pooler.dense is not None
         pooler.dense.bias.data.normal_()
-        torch.testing.assert_close(pooler(x), function(x @ pooler.dense.weight.T + pooler.dense.bias))
+        torch.testing.assert_close(
+            pooler(x), function(x @ pooler.dense.weight.T + pooler.dense.bias)
+        )
         assert pooler.tokens(layout).tolist() == [0, 3]
     last = Pooler(replace(SMALL, pooler="last"))
     assert torch.equal(last(x), x)
@@ -276,10 +338,19 @@ def test_poolers_and_lm_heads():
 
 
 def test_attention_maps_are_those_of_transformers():
-    theirs = transformers.GPT2Model(transformers.GPT2Config(
-        vocab_size=60, n_embd=24, n_layer=2, n_head=4, n_positions=16, attn_implementation="eager"
-    )).eval()  # fmt: skip
-    encoder = network(replace(AXES["gpt-2"], num_hidden_layers=2, layer_norm_eps=1e-5), torch.float32)
+    theirs = transformers.GPT2Model(
+        transformers.GPT2Config(
+            vocab_size=60,
+            n_embd=24,
+            n_layer=2,
+            n_head=4,
+            n_positions=16,
+            attn_implementation="eager",
+        )
+    ).eval()
+    encoder = network(
+        replace(AXES["gpt-2"], num_hidden_layers=2, layer_norm_eps=1e-5), torch.float32
+    )
     for block, other in zip(encoder.blocks, theirs.h, strict=True):
         block.attention.qkv.weight.data = other.attn.c_attn.weight.data.T.contiguous()
         block.attention.qkv.bias.data = other.attn.c_attn.bias.data
@@ -293,23 +364,33 @@ def test_attention_maps_are_those_of_transformers():
         torch.testing.assert_close(ours, attention, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize(("fields", "message"), [
-    ({"position_embedding_type": "sinusoidal"}, "position_embedding_type 'sinusoidal': expected 'learned'"),
-    ({"embedding_norm": False}, "with encoder.embedding_norm False: expected True"),
-    ({"direction": "right_to_left"}, "with encoder.direction 'right_to_left'"),
-    ({"embedding_size": 32}, "with encoder.embedding_size 32: expected 24"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"position_embedding_type": "sinusoidal"},
+            "position_embedding_type 'sinusoidal': expected 'learned'",
+        ),
+        ({"embedding_norm": False}, "with encoder.embedding_norm False: expected True"),
+        ({"direction": "right_to_left"}, "with encoder.direction 'right_to_left'"),
+        ({"embedding_size": 32}, "with encoder.embedding_size 32: expected 24"),
+    ],
+)
 def test_local_attention_needs_a_learned_position_table(fields: dict, message: str):
     train = TrainConfig(phases=(Phase(num_steps=1, batch_size=1, sequence_length=64),))
     Recipe(title="a", train=train, encoder=SMALL, initialization="neighbours")
     with pytest.raises(ValueError, match=message):
-        Recipe(title="a", train=train, encoder=replace(SMALL, **fields), initialization="neighbours")
+        Recipe(
+            title="a", train=train, encoder=replace(SMALL, **fields), initialization="neighbours"
+        )
 
 
 def test_shared_layers_have_one_learning_rate():
     for name, blocks in (("groups", 2), ("bert", 4)):
         optimizer = make_optimizer(Model(AXES[name]), OptimizerConfig(layer_decay=0.5))
-        assert {group["factor"] for group in optimizer.param_groups} == {0.5**n for n in range(1, blocks + 2)}
+        assert {group["factor"] for group in optimizer.param_groups} == {
+            0.5**n for n in range(1, blocks + 2)
+        }
 
 
 class Model(torch.nn.Module):

@@ -1,5 +1,5 @@
-"""The simple methods beside a fine-tuning: each gives what scikit-learn gives without our code, exact figures where the
-answer is obvious, and the right words where fine-tuning is not better."""
+"""The simple methods beside a fine-tuning: each gives what scikit-learn gives without our code,
+exact figures where the answer is obvious, and the right words where fine-tuning is not better."""
 
 import random
 from collections import Counter
@@ -52,9 +52,14 @@ from bertworks.training.task_heads import TaskModel, combine_vectors
 
 CPU = torch.device("cpu")
 WRITERS: dict[str, Callable[..., Path]] = {
-    "reviews.csv": write_reviews, "topics.jsonl": write_multilabel, "pairs.tsv": write_pairs,
-    "names.conll": write_conll, "spans.json": write_spans, "squad.json": write_squad, "choices.csv": write_choices,
-}  # fmt: skip
+    "reviews.csv": write_reviews,
+    "topics.jsonl": write_multilabel,
+    "pairs.tsv": write_pairs,
+    "names.conll": write_conll,
+    "spans.json": write_spans,
+    "squad.json": write_squad,
+    "choices.csv": write_choices,
+}
 
 
 @pytest.fixture(scope="module")
@@ -77,19 +82,25 @@ def score(job: FinetuneJob, answers: Any) -> float:
 
 
 def rows_of(texts: list[tuple[str, ...]], labels: list[Any], d: TaskConfig) -> list[Features]:
-    items = [Item(text, label, f"f:{n}") for n, (text, label) in enumerate(zip(texts, labels, strict=True))]
+    items = [
+        Item(text, label, f"f:{n}")
+        for n, (text, label) in enumerate(zip(texts, labels, strict=True))
+    ]
     return list(make_featurizer(d, tokenizer())(items))
 
 
-@pytest.mark.parametrize(("name", "methods"), [
-    ("reviews.csv", ["most frequent label", "bag of words", "frozen vectors"]),
-    ("topics.jsonl", ["most frequent labels", "bag of words", "frozen vectors"]),
-    ("pairs.tsv", ["mean", "bag of words", "frozen vectors", "cosine"]),
-    ("names.conll", ["most frequent tag", "features of words", "frozen vectors"]),
-    ("spans.json", ["no entity", "features of words", "frozen vectors"]),
-    ("squad.json", ["no answer", "nearest sentence"]),
-    ("choices.csv", ["most frequent choice", "most similar choice"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "methods"),
+    [
+        ("reviews.csv", ["most frequent label", "bag of words", "frozen vectors"]),
+        ("topics.jsonl", ["most frequent labels", "bag of words", "frozen vectors"]),
+        ("pairs.tsv", ["mean", "bag of words", "frozen vectors", "cosine"]),
+        ("names.conll", ["most frequent tag", "features of words", "frozen vectors"]),
+        ("spans.json", ["no entity", "features of words", "frozen vectors"]),
+        ("squad.json", ["no answer", "nearest sentence"]),
+        ("choices.csv", ["most frequent choice", "most similar choice"]),
+    ],
+)
 def test_every_task_has_its_methods_and_they_answer_like_the_model(
     name: str, methods: list[str], job: Callable[[str], FinetuneJob]
 ) -> None:
@@ -102,7 +113,8 @@ def test_every_task_has_its_methods_and_they_answer_like_the_model(
         figures = compute_metrics(d, items, one)
         assert set(METRICS[d.task]) & set(figures)
         assert len(one) == len(items)
-    # The words of these files decide their labels, so that a linear model of words finds all of them.
+    # The words of these files decide their labels, so that a linear model of words finds all of
+    # them.
     if name in ("reviews.csv", "topics.jsonl", "names.conll", "spans.json"):
         assert score(work, answers[methods[1]]) > 0.94
         assert score(work, answers[methods[0]]) < 0.7
@@ -128,11 +140,14 @@ def test_frozen_vectors_are_those_of_embed(job: Callable[[str], FinetuneJob], mo
     encoder = FrozenEncoder(work.model, CPU, 64)
     assert np.allclose(encoder.texts(item.texts[0] for item in dev), new, atol=1e-5)
     theirs = make_pipeline(
-        StandardScaler(), LogisticRegression(C=SEQUENCE_DEVIATION**2 / x.shape[1], tol=1e-8, max_iter=10_000)
+        StandardScaler(),
+        LogisticRegression(C=SEQUENCE_DEVIATION**2 / x.shape[1], tol=1e-8, max_iter=10_000),
     )
     theirs.fit(x, [item.label for item in train])
     ours = answers_of(work)["frozen vectors"]
-    assert np.allclose([list(a["scores"].values()) for a in ours], theirs.predict_proba(new), atol=0.01)
+    assert np.allclose(
+        [list(a["scores"].values()) for a in ours], theirs.predict_proba(new), atol=0.01
+    )
 
 
 def test_several_labels_are_those_of_one_versus_the_rest(job: Callable[[str], FinetuneJob]) -> None:
@@ -144,7 +159,8 @@ def test_several_labels_are_those_of_one_versus_the_rest(job: Callable[[str], Fi
     theirs.fit([item.texts[0] for item in train], np.array(labels, int))
     p = theirs.predict_proba([item.texts[0] for item in dev])
     ours = np.array([list(a["scores"].values()) for a in answers_of(work)["bag of words"]])
-    shift = np.log(p / (1 - p)) - np.log(ours / (1 - ours))  # one threshold for all labels, as 0.5 for the reader
+    # one threshold for all labels, as 0.5 for the reader
+    shift = np.log(p / (1 - p)) - np.log(ours / (1 - ours))
     assert np.ptp(shift) < 0.2
 
 
@@ -162,14 +178,24 @@ def test_states_of_words_are_those_of_the_network(job: Callable[[str], FinetuneJ
         assert np.allclose(ours, torch.cat(seen).numpy(), atol=1e-4)
 
 
-def test_words_are_answered_in_blocks(job: Callable[[str], FinetuneJob], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_are_answered_in_blocks(
+    job: Callable[[str], FinetuneJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Features and states of all words of a long row would take far more memory than the row."""
-    names, whole, shapes = job("names.conll"), answers_of(job("names.conll")), list[tuple[int, ...]]()
+    names, whole, shapes = (
+        job("names.conll"),
+        answers_of(job("names.conll")),
+        list[tuple[int, ...]](),
+    )
     compute = baselines.compute_each
-    monkeypatch.setattr(baselines, "compute_each", lambda *given: [shapes.append(given[3]), compute(*given)][1])
+    monkeypatch.setattr(
+        baselines, "compute_each", lambda *given: [shapes.append(given[3]), compute(*given)][1]
+    )
     monkeypatch.setattr(baselines, "_AT_ONCE", 7)
     assert answers_of(names) == whole
-    assert shapes == [(names.model.config.hidden_size,), (len(names.description.labels),)], "logits, not states"
+    assert shapes == [(names.model.config.hidden_size,), (len(names.description.labels),)], (
+        "logits, not states"
+    )
 
 
 def test_features_of_pairs() -> None:
@@ -182,17 +208,27 @@ def test_features_of_pairs() -> None:
 def test_the_cosine_orders_pairs_by_their_similarity(model: Path) -> None:
     d = TaskConfig(task="regression", text=("a", "b"), max_length=64)
     draw = random.Random(0)
-    words = "the film was a story of men and dogs in this town with some music that they heard".split()
-    pairs = [(" ".join(draw.choices(words, k=6)), " ".join(draw.choices(words, k=6))) for _ in range(40)]
+    words = (
+        "the film was a story of men and dogs in this town with some music that they heard".split()
+    )
+    pairs = [
+        (" ".join(draw.choices(words, k=6)), " ".join(draw.choices(words, k=6))) for _ in range(40)
+    ]
     same = [(a, a if n % 2 else b) for n, (a, b) in enumerate(pairs)]
     rows = rows_of(same, [float(n % 2) for n in range(40)], d)
-    answers = baseline_answers(rows[:20], rows[20:], d, FrozenEncoder(ModelFolder(model).load(), CPU, 64))
-    assert [a["value"] > 1 - 1e-5 for a in answers["cosine"]] == [bool(row.item.label) for row in rows[20:]]
+    answers = baseline_answers(
+        rows[:20], rows[20:], d, FrozenEncoder(ModelFolder(model).load(), CPU, 64)
+    )
+    assert [a["value"] > 1 - 1e-5 for a in answers["cosine"]] == [
+        bool(row.item.label) for row in rows[20:]
+    ]
     assert all(a["value"] == 0.5 for a in answers["mean"])
     # With labels instead of numbers a threshold is learned.
     d = TaskConfig(task="classification", labels=("other", "same"), text=("a", "b"), max_length=64)
     rows = rows_of(same, ["same" if n % 2 else "other" for n in range(40)], d)
-    answers = baseline_answers(rows[:20], rows[20:], d, FrozenEncoder(ModelFolder(model).load(), CPU, 64))
+    answers = baseline_answers(
+        rows[:20], rows[20:], d, FrozenEncoder(ModelFolder(model).load(), CPU, 64)
+    )
     assert [a["label"] for a in answers["cosine"]] == [row.item.label for row in rows[20:]]
 
 
@@ -200,17 +236,26 @@ def test_the_nearest_sentence_is_the_one_with_the_words_of_the_question(model: P
     d = TaskConfig(task="qa", text=("question", "context"))
     context = "Anna lives in Oslo. Boris heard some music in Paris. The story was sad."
     rows = rows_of([("who heard music?", context)], [((20, "Boris"),)], d)
-    (answer,) = baseline_answers(rows, rows, d, FrozenEncoder(ModelFolder(model).load(), CPU, 64))["nearest sentence"]
+    (answer,) = baseline_answers(rows, rows, d, FrozenEncoder(ModelFolder(model).load(), CPU, 64))[
+        "nearest sentence"
+    ]
     assert answer["answer"] == "Boris heard some music in Paris."
     assert context[answer["start"] : answer["end"]] == answer["answer"]
 
 
-@pytest.mark.parametrize("texts", [["猫が好きです", "犬が嫌いだ"], ["고양이가좋다", "개가싫다"], ["喜欢猫", "讨厌狗"]])
+@pytest.mark.parametrize(
+    "texts", [["猫が好きです", "犬が嫌いだ"], ["고양이가좋다", "개가싫다"], ["喜欢猫", "讨厌狗"]]
+)
 def test_scripts_without_spaces_are_read_by_characters(texts: list[str]) -> None:
     vectorizer = baselines._vectorizer(texts)
     assert vectorizer.analyzer == "char"
     assert texts[0][:2] in vectorizer.vocabulary_
-    assert baselines._vectorizer(["a cat", "?!"]).get_feature_names_out().tolist() == ["?!", "a", "a cat", "cat"]
+    assert baselines._vectorizer(["a cat", "?!"]).get_feature_names_out().tolist() == [
+        "?!",
+        "a",
+        "a cat",
+        "cat",
+    ]
 
 
 @pytest.mark.parametrize("most", [100, 400, 10**6])
@@ -220,7 +265,9 @@ def test_a_sample_has_the_labels_of_the_whole(most: int, job: Callable[[str], Fi
     assert len({row.item.where for row in some}) == len(some)
     assert sum(len(example.input_ids) for row in some for example in row.unit) <= most
     whole, part = (Counter(row.item.label for row in side) for side in (rows, some))
-    assert all(abs(part[label] - count * len(some) / len(rows)) <= 1 for label, count in whole.items())
+    assert all(
+        abs(part[label] - count * len(some) / len(rows)) <= 1 for label, count in whole.items()
+    )
 
 
 def test_a_row_that_is_larger_than_a_sample_is_in_none(job: Callable[[str], FinetuneJob]) -> None:
@@ -236,14 +283,21 @@ def test_a_row_that_is_larger_than_a_sample_is_in_none(job: Callable[[str], Fine
 @pytest.mark.parametrize("labels", [("a", "a", "a"), ("a", "b", "a")])
 def test_labels_that_no_training_row_has(labels: tuple[str, ...], model: Path) -> None:
     d = TaskConfig(task="classification", labels=("a", "b", "c"), text=("t",))
-    train, new = rows_of([("good",), ("bad",), ("fine",)], list(labels), d), rows_of([("sad",)], ["c"], d)
-    for (answer,) in baseline_answers(train, new, d, FrozenEncoder(ModelFolder(model).load(), CPU, 64)).values():
+    train, new = (
+        rows_of([("good",), ("bad",), ("fine",)], list(labels), d),
+        rows_of([("sad",)], ["c"], d),
+    )
+    for (answer,) in baseline_answers(
+        train, new, d, FrozenEncoder(ModelFolder(model).load(), CPU, 64)
+    ).values():
         assert answer["label"] in labels
         assert answer["scores"]["c"] < 0.5 * max(answer["scores"][label] for label in labels)
 
 
 def compared(job: FinetuneJob, answers: Any) -> dict[str, Any]:
-    return compare_baselines(job.description, job.metric, job.dev, {FINETUNED: answers, **answers_of(job)})
+    return compare_baselines(
+        job.description, job.metric, job.dev, {FINETUNED: answers, **answers_of(job)}
+    )
 
 
 def test_what_follows_from_the_comparison(job: Callable[[str], FinetuneJob]) -> None:
@@ -255,9 +309,14 @@ def test_what_follows_from_the_comparison(job: Callable[[str], FinetuneJob]) -> 
     chance = [{"label": draw.choice(["neg", "pos"])} for _ in work.dev]
     best = compared(work, right)
     assert "nothing" not in best["verdict"]
-    assert 'not clearly better than "bag of words": accuracy +0.0' in best["verdict"]  # both know all answers
+    # both know all answers
+    assert 'not clearly better than "bag of words": accuracy +0.0' in best["verdict"]
     assert best["methods"][0]["score"] == 1
-    for answers, words in ((trivial, "has learned nothing"), (flipped, "has learned nothing"), (chance, "nothing")):
+    for answers, words in (
+        (trivial, "has learned nothing"),
+        (flipped, "has learned nothing"),
+        (chance, "nothing"),
+    ):
         found = compared(work, answers)
         assert found["methods"][1 + found["best"]]["method"] == "bag of words"
         assert found["verdict"].startswith("WARNING")
@@ -280,10 +339,16 @@ def test_many_rows_are_sampled_and_the_name_says_so(
     count = int(words.removeprefix("bag of words of ").removesuffix(" rows"))
     assert count == len(sample(work.train, 500, 0)) < len(work.train)
     assert frozen == "frozen vectors of 1 rows on 1 rows"
-    found = compare_baselines(work.description, work.metric, work.dev, {
-        FINETUNED: answers_of(work)[first], "mean": answers_of(work)[first],
-        "frozen vectors of 9 rows": [{"label": row.item.label} for row in work.dev],
-    })  # fmt: skip
+    found = compare_baselines(
+        work.description,
+        work.metric,
+        work.dev,
+        {
+            FINETUNED: answers_of(work)[first],
+            "mean": answers_of(work)[first],
+            "frozen vectors of 9 rows": [{"label": row.item.label} for row in work.dev],
+        },
+    )
     assert found["verdict"].endswith("what can help: --method frozen, more rows, another --model")
 
 
@@ -293,7 +358,9 @@ def test_features_of_words_learn_from_all_sentences(model: Path) -> None:
     labels = tuple(f"T{n:02}" for n in range(40))
     sentences = [tuple(f"w{draw.randrange(400)}" for _ in range(30)) for _ in range(600)]
     d = TaskConfig(task="tagging", labels=labels, text=("words",), max_length=64)
-    rows = rows_of(sentences, [tuple(labels[int(w[1:]) // 10] for w in words) for words in sentences], d)
+    rows = rows_of(
+        sentences, [tuple(labels[int(w[1:]) // 10] for w in words) for words in sentences], d
+    )
     assert len(sample(rows, 400_000 // 40, 0)) < 0.9 * len(rows), "as many as they learned from"
     fitted: list[int] = []
     count = baselines._counted
@@ -304,7 +371,9 @@ def test_features_of_words_learn_from_all_sentences(model: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(baselines, "_counted", counted)
-        answers = baseline_answers(rows, rows[:10], d, FrozenEncoder(ModelFolder(model).load(), CPU, 64))
+        answers = baseline_answers(
+            rows, rows[:10], d, FrozenEncoder(ModelFolder(model).load(), CPU, 64)
+        )
     assert fitted == [600]
     assert "features of words" in answers
 
@@ -315,10 +384,14 @@ def test_a_tagger_of_many_words_takes_fewer_iterations(
 ) -> None:
     names = job("names.conll")
     targets = sum(len(example.target.labels) for row in names.train for example in row.unit)
-    monkeypatch.setattr(baselines, "_TAGGED", round(factor * targets * len(names.description.labels) + 0.5))
+    monkeypatch.setattr(
+        baselines, "_TAGGED", round(factor * targets * len(names.description.labels) + 0.5)
+    )
     seen: list[int] = []
     sparse = baselines._sparse
-    monkeypatch.setattr(baselines, "_sparse", lambda *given: [seen.append(given[5]), sparse(*given)][1])
+    monkeypatch.setattr(
+        baselines, "_sparse", lambda *given: [seen.append(given[5]), sparse(*given)][1]
+    )
     answers_of(names)
     assert seen == [expected]
 
@@ -344,9 +417,16 @@ def test_correlations_are_no_fractions(job: Callable[[str], FinetuneJob]) -> Non
 def test_rows_of_few_documents_are_compared_one_by_one(job: Callable[[str], FinetuneJob]) -> None:
     """Two documents have no interval: rows do."""
     work = job("choices.csv")
-    rows = [row._replace(item=row.item._replace(document=f"d{n % 2}")) for n, row in enumerate(work.dev)]
-    answers = {FINETUNED: [{"choice": n % 3} for n in range(len(rows))], "x": [{"choice": 0}] * len(rows)}
-    low, high = compare_baselines(replace(work.description), "accuracy", rows, answers)["methods"][0]["interval"]
+    rows = [
+        row._replace(item=row.item._replace(document=f"d{n % 2}")) for n, row in enumerate(work.dev)
+    ]
+    answers = {
+        FINETUNED: [{"choice": n % 3} for n in range(len(rows))],
+        "x": [{"choice": 0}] * len(rows),
+    }
+    low, high = compare_baselines(replace(work.description), "accuracy", rows, answers)["methods"][
+        0
+    ]["interval"]
     assert low < high
     assert [predicted_label("choice", a) for a in answers["x"]] == [0] * len(rows)
 
@@ -360,25 +440,34 @@ def test_a_constant_of_every_fold_has_no_correlation(metric: str, model: Path) -
     rows, parts = rows_of(texts, numbers, d), [list(range(12)), list(range(12, 24))]
     encoder = FrozenEncoder(ModelFolder(model).load(), CPU, 64)
     answers = baseline_answers(rows, rows[:24], d, encoder, parts=parts)
-    found = compare_baselines(d, metric, rows[:24], {FINETUNED: [{"value": x} for x in numbers[:24]], **answers})
+    found = compare_baselines(
+        d, metric, rows[:24], {FINETUNED: [{"value": x} for x in numbers[:24]], **answers}
+    )
     assert found["methods"][1]["method"] == "mean"
     assert found["methods"][1]["score"] == 0
     assert found["methods"][0]["score"] == pytest.approx(1)
 
 
-def test_a_part_is_answered_by_what_was_learned_from_the_others(job: Callable[[str], FinetuneJob]) -> None:
+def test_a_part_is_answered_by_what_was_learned_from_the_others(
+    job: Callable[[str], FinetuneJob],
+) -> None:
     work = job("reviews.csv")
     encoder = FrozenEncoder(work.model, CPU, 64)
     count = len(work.train) // 3
     parts = [list(range(count)), list(range(count, 2 * count))]
-    found = baseline_answers(work.train, work.train[: 2 * count], work.description, encoder, parts=parts)
+    found = baseline_answers(
+        work.train, work.train[: 2 * count], work.description, encoder, parts=parts
+    )
     for place, part in enumerate(parts):
         others = [row for n, row in enumerate(work.train) if n not in part]
         alone = baseline_answers(others, [work.train[n] for n in part], work.description, encoder)
         for name in ("bag of words", "frozen vectors"):
             assert found[name][place * count : (place + 1) * count] == alone[name]
-    labels = Counter(row.item.label for row in work.train)  # the same constant in all parts: exactly its share
-    assert {answer["label"] for answer in found["most frequent label"]} == {labels.most_common(1)[0][0]}
+    # the same constant in all parts: exactly its share
+    labels = Counter(row.item.label for row in work.train)
+    assert {answer["label"] for answer in found["most frequent label"]} == {
+        labels.most_common(1)[0][0]
+    }
 
 
 @pytest.mark.parametrize("name", ["reviews.csv", "pairs.tsv", "names.conll", "choices.csv"])
@@ -391,7 +480,11 @@ def test_of_many_held_out_rows_vectors_answer_a_sample(
     most = FrozenEncoder(work.model, CPU, 64).max_tokens
     monkeypatch.setattr(baselines, "HELD_OUT_WORK", 0.5 * tokens / most)
     found = answers_of(work)
-    sampled = {method.partition(" on ")[0]: answers for method, answers in found.items() if " on " in method}
+    sampled = {
+        method.partition(" on ")[0]: answers
+        for method, answers in found.items()
+        if " on " in method
+    }
     assert sampled.keys() == whole.keys() & {"frozen vectors", "cosine", "most similar choice"}
     for method, answers in sampled.items():
         given = [n for n, answer in enumerate(answers) if answer is not None]
@@ -405,7 +498,12 @@ def test_of_many_held_out_rows_vectors_answer_a_sample(
     mean = {"": [*ours], "x": [*ours], method: answers}
     some = {key: [side[n] for n in given] for key, side in mean.items()}
     one = compare_baselines(work.description, work.metric, work.dev, mean)["methods"][2]
-    assert one == compare_baselines(work.description, work.metric, [work.dev[n] for n in given], some)["methods"][2]
+    assert (
+        one
+        == compare_baselines(work.description, work.metric, [work.dev[n] for n in given], some)[
+            "methods"
+        ][2]
+    )
 
 
 @pytest.mark.parametrize(
@@ -426,10 +524,16 @@ def test_the_verdict_speaks_of_the_method_that_ran_and_advises_another(
     right = [{"label": row.item.label} for row in work.dev]
     wrong = [{"label": "neg" if one["label"] == "pos" else "pos"} for one in right]
     answers = {"ours": wrong, "most frequent label": wrong, best: right}
-    found = compare_baselines(work.description, work.metric, work.dev, answers, method=method, tried=tried)
+    found = compare_baselines(
+        work.description, work.metric, work.dev, answers, method=method, tried=tried
+    )
     assert advice in found["verdict"]
     assert f"--method {method}" not in found["verdict"]
-    name = {"full": "fine-tuning", "frozen": "the linear head", "cosine": "fine-tuning from the cosine"}[method]
+    name = {
+        "full": "fine-tuning",
+        "frozen": "the linear head",
+        "cosine": "fine-tuning from the cosine",
+    }[method]
     assert f"WARNING: {name} has learned nothing" in found["verdict"]
     assert f'; {name} is worse than "{best}"' in found["verdict"]
     assert format_baselines(found)[0][2] == f"{name} is better by (95 %)"

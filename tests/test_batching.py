@@ -1,5 +1,5 @@
-"""Questions become batches: everybody gets the own answer, whoever else asks; errors are of whom they belong to; who
-would have to wait too long is not let in."""
+"""Questions become batches: everybody gets the own answer, whoever else asks; errors are of whom
+they belong to; who would have to wait too long is not let in."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,8 @@ from bertworks.training.device import THREADS
 
 
 class Squares:
-    """Squares of numbers, in batches that are written down, as soon as `go` is set; of 13 nobody knows it."""
+    """Squares of numbers, in batches that are written down, as soon as `go` is set; of 13 nobody
+    knows it."""
 
     def __init__(self) -> None:
         self.go, self.begun, self.batches = threading.Event(), threading.Event(), list[list[int]]()
@@ -63,7 +64,11 @@ def hold(batcher: Batcher, squares: Squares) -> "Future[list[int]]":
     return first
 
 
-@given(st.lists(st.lists(st.integers(0, 12), min_size=1), max_size=9), st.integers(1, 12), st.integers(1, 3))
+@given(
+    st.lists(st.lists(st.integers(0, 12), min_size=1), max_size=9),
+    st.integers(1, 12),
+    st.integers(1, 3),
+)
 @settings(max_examples=60, deadline=None)
 def test_each_gets_its_own_answer(questions: list[list[int]], size: int, workers: int):
     batcher, squares = eager(size, workers=workers), Squares()
@@ -76,9 +81,15 @@ def test_each_gets_its_own_answer(questions: list[list[int]], size: int, workers
     assert (batcher.costs.total(), batcher.loads.total()) == (0, 0)
 
 
-@given(st.lists(st.lists(st.integers(0, 13), min_size=1, max_size=5), max_size=9), st.integers(1, 6), st.integers(1, 3))
+@given(
+    st.lists(st.lists(st.integers(0, 13), min_size=1, max_size=5), max_size=9),
+    st.integers(1, 6),
+    st.integers(1, 3),
+)
 @settings(max_examples=60, deadline=None)
-def test_only_an_unknown_question_gets_an_error(questions: list[list[int]], size: int, workers: int):
+def test_only_an_unknown_question_gets_an_error(
+    questions: list[list[int]], size: int, workers: int
+):
     batcher, squares = eager(size, workers=workers), Squares()
     futures = [ask(batcher, squares, *numbers) for numbers in questions]
     squares.go.set()
@@ -126,7 +137,10 @@ def test_questions_that_wait_are_computed_together(batcher: Batcher, squares: Sq
 
 def test_a_method_is_one_way_to_compute(batcher: Batcher, squares: Squares):
     """`squares.__call__`, made twice, is two objects."""
-    futures = [hold(batcher, squares), *(batcher.submit(job(squares.__call__, n)) for n in range(1, 9))]
+    futures = [
+        hold(batcher, squares),
+        *(batcher.submit(job(squares.__call__, n)) for n in range(1, 9)),
+    ]
     squares.go.set()
     wait(futures, 10)
     assert squares.batches == [[0], [1, 2, 3, 4, 5, 6, 7, 8]]
@@ -141,7 +155,12 @@ def test_a_small_question_does_not_wait_for_a_large_one(batcher: Batcher, square
 
 
 def test_an_error_belongs_to_one(batcher: Batcher, squares: Squares):
-    futures = [hold(batcher, squares), ask(batcher, squares, 1), ask(batcher, squares, 13), ask(batcher, squares, 2)]
+    futures = [
+        hold(batcher, squares),
+        ask(batcher, squares, 1),
+        ask(batcher, squares, 13),
+        ask(batcher, squares, 2),
+    ]
     squares.go.set()
     assert (futures[1].result(10), futures[3].result(10)) == ([1], [4])
     with pytest.raises(ValueError, match="13"):
@@ -153,7 +172,12 @@ def test_an_error_belongs_to_one(batcher: Batcher, squares: Squares):
 def test_what_is_computed_in_another_way_is_another_batch(batcher: Batcher, squares: Squares):
     other = Squares()
     other.go.set()
-    futures = [hold(batcher, squares), ask(batcher, squares, 1), ask(batcher, other, 2), ask(batcher, squares, 3)]
+    futures = [
+        hold(batcher, squares),
+        ask(batcher, squares, 1),
+        ask(batcher, other, 2),
+        ask(batcher, squares, 3),
+    ]
     squares.go.set()
     wait(futures, 10)
     assert (squares.batches, other.batches) == ([[0], [1, 3]], [[2]])

@@ -1,4 +1,5 @@
-"""GLUE from its own files: every task, every layout that goes around, scores, submissions and published rows."""
+"""GLUE from its own files: every task, every layout that goes around, scores, submissions and
+published rows."""
 
 import gzip
 import json
@@ -27,10 +28,16 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 BY_NAME = {task.name: task for task in GLUE}
 TRAINED = {"CoLA": 8551, "SST-2": 67349, "MRPC": 3667, "STS-B": 5749, "RTE": 2490, "WNLI": 635}
 MEASURED = {  # split -> rows, as GLUE counts them
-    "CoLA": {"dev": 1043}, "SST-2": {"dev": 872}, "MRPC": {"dev": 408}, "STS-B": {"dev": 1500},
-    "QQP": {"heldout": 1000}, "MNLI": {"dev_mixed": 19647}, "QNLI": {"dev": 5463}, "RTE": {"dev": 277},
+    "CoLA": {"dev": 1043},
+    "SST-2": {"dev": 872},
+    "MRPC": {"dev": 408},
+    "STS-B": {"dev": 1500},
+    "QQP": {"heldout": 1000},
+    "MNLI": {"dev_mixed": 19647},
+    "QNLI": {"dev": 5463},
+    "RTE": {"dev": 277},
     "WNLI": {"dev": 71},
-}  # fmt: skip
+}
 
 
 def write(path: Path, *rows: str) -> None:
@@ -40,20 +47,42 @@ def write(path: Path, *rows: str) -> None:
 
 @pytest.fixture
 def official(tmp_path: Path) -> Path:
-    """One row of each file of the official download, with the columns, headers and marks that it has."""
+    """One row of each file of the official download, with the columns, headers and marks that it
+    has."""
     parses = [f"s{n}_{kind}" for kind in ("binary_parse", "parse") for n in (1, 2)]
     mnli = ["index", "promptID", "pairID", "genre", *parses, "sentence1", "sentence2"]
-    row = ["0", "1", "1n", "fiction", "( x )", "( y )", "(S x)", "(S y)", 'He said "go .', "He spoke ."]
+    row = [
+        "0",
+        "1",
+        "1n",
+        "fiction",
+        "( x )",
+        "( y )",
+        "(S x)",
+        "(S y)",
+        'He said "go .',
+        "He spoke .",
+    ]
     for name, more, label in (
         ("train", ["label1", "gold_label"], ["neutral", "neutral"]),
-        ("dev_matched", [*(f"label{n}" for n in range(1, 6)), "gold_label"], ["entailment"] * 5 + ["neutral"]),
+        (
+            "dev_matched",
+            [*(f"label{n}" for n in range(1, 6)), "gold_label"],
+            ["entailment"] * 5 + ["neutral"],
+        ),
         ("dev_mismatched", [*(f"label{n}" for n in range(1, 6)), "gold_label"], ["neutral"] * 6),
         ("test_matched", [], []),
         ("test_mismatched", [], []),
     ):
-        write(tmp_path / "MNLI" / f"{name}.tsv", "\t".join([*mnli, *more]), "\t".join([*row, *label]))
+        write(
+            tmp_path / "MNLI" / f"{name}.tsv", "\t".join([*mnli, *more]), "\t".join([*row, *label])
+        )
     for name in ("train", "dev"):
-        write(tmp_path / "CoLA" / f"{name}.tsv", 'gj04\t1\t\t"Hello," I said.', "gj04\t0\t*\tHim slept.")
+        write(
+            tmp_path / "CoLA" / f"{name}.tsv",
+            'gj04\t1\t\t"Hello," I said.',
+            "gj04\t0\t*\tHim slept.",
+        )
         write(tmp_path / "SST-2" / f"{name}.tsv", "sentence\tlabel", 'a " fine " film \t1')
         write(
             tmp_path / "MRPC" / f"{name}.tsv",
@@ -61,23 +90,44 @@ def official(tmp_path: Path) -> Path:
             '1\t7\t8\t" One .\tTwo .',
         )
         write(
-            tmp_path / "STS-B" / f"{name}.tsv", "index\tgenre\tsentence1\tsentence2\tscore", "0\tnews\tA .\tB .\t3.800"
+            tmp_path / "STS-B" / f"{name}.tsv",
+            "index\tgenre\tsentence1\tsentence2\tscore",
+            "0\tnews\tA .\tB .\t3.800",
         )
         write(
             tmp_path / "QQP" / f"{name}.tsv",
             "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate",
             '0\t1\t2\t"A?\tB?\t0',
         )
-        write(tmp_path / "QNLI" / f"{name}.tsv", "index\tquestion\tsentence\tlabel", "0\tA?\tB.\tnot_entailment")
-        write(tmp_path / "RTE" / f"{name}.tsv", "index\tsentence1\tsentence2\tlabel", "0\tA.\tB.\tentailment")
-        write(tmp_path / "WNLI" / f"{name}.tsv", "index\tsentence1\tsentence2\tlabel", "0\tA.\tB.\t1")
+        write(
+            tmp_path / "QNLI" / f"{name}.tsv",
+            "index\tquestion\tsentence\tlabel",
+            "0\tA?\tB.\tnot_entailment",
+        )
+        write(
+            tmp_path / "RTE" / f"{name}.tsv",
+            "index\tsentence1\tsentence2\tlabel",
+            "0\tA.\tB.\tentailment",
+        )
+        write(
+            tmp_path / "WNLI" / f"{name}.tsv", "index\tsentence1\tsentence2\tlabel", "0\tA.\tB.\t1"
+        )
     for name, header in {
-        "CoLA": "sentence", "SST-2": "sentence", "MRPC": "#1 ID\t#2 ID\t#1 String\t#2 String",
-        "STS-B": "genre\tsentence1\tsentence2", "QQP": "question1\tquestion2", "QNLI": "question\tsentence",
-        "RTE": "sentence1\tsentence2", "WNLI": "sentence1\tsentence2",
-    }.items():  # fmt: skip
+        "CoLA": "sentence",
+        "SST-2": "sentence",
+        "MRPC": "#1 ID\t#2 ID\t#1 String\t#2 String",
+        "STS-B": "genre\tsentence1\tsentence2",
+        "QQP": "question1\tquestion2",
+        "QNLI": "question\tsentence",
+        "RTE": "sentence1\tsentence2",
+        "WNLI": "sentence1\tsentence2",
+    }.items():
         width = header.count("\t") + 1
-        write(tmp_path / name / "test.tsv", f"index\t{header}", "\t".join(["0", *(f'"{n}' for n in range(width))]))
+        write(
+            tmp_path / name / "test.tsv",
+            f"index\t{header}",
+            "\t".join(["0", *(f'"{n}' for n in range(width))]),
+        )
     return tmp_path
 
 
@@ -121,7 +171,9 @@ def test_what_a_folder_lacks(tmp_path: Path):
     )
     assert next(items(*questions.read("heldout"))).label == "entailment"
     assert (nothing.name, nothing.files, nothing.measured_on) == ("RTE", {}, ())
-    assert [one.name for one in find_glue_tasks(tmp_path / "sst2")] == ["SST-2"], "the folder of one task"
+    assert [one.name for one in find_glue_tasks(tmp_path / "sst2")] == ["SST-2"], (
+        "the folder of one task"
+    )
     with gzip.open(tmp_path / "qnli" / "train.tsv.gz", "wt") as file:
         file.write("index\tquestion\tsentence\tlabel\n")
     assert not find_glue_tasks(tmp_path)[1].sampled, "the whole set is taken before its sample"
@@ -189,7 +241,8 @@ def test_submissions_are_as_the_leaderboard_wants_them():
 
 
 def test_published_rows_and_their_averages():
-    """The papers' own averages follow from their rows, each by its rule: a slip of the pen would show."""
+    """The papers' own averages follow from their rows, each by its rule: a slip of the pen would
+    show."""
     rows = {(row["name"], row["split"]): row for row in PUBLISHED}
     assert len(rows) == len(PUBLISHED)
     assert all(set(row["scores"]) <= {*COLUMNS, "MNLI"} for row in PUBLISHED)

@@ -1,4 +1,5 @@
-"""A budget is kept: when the machine becomes slower or faster, the rest of a run is planned again. Clocks are fakes."""
+"""A budget is kept: when the machine becomes slower or faster, the rest of a run is planned again.
+Clocks are fakes."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -27,16 +28,21 @@ SHARES = (0.6, 0.2, 0.2)
 
 
 def first_plan(steps: int, misjudged: float = 1.0) -> Schedule:
-    """Phases of which a step takes longer from one to the next, for a machine of speed 1 / misjudged."""
+    """Phases of which a step takes longer from one to the next, for a machine of speed 1 /
+    misjudged."""
     trained = (1 - RESERVE) * BUDGET
     seconds = [trained / steps * cost / misjudged for cost in (0.8, 1.0, 2.0)]
-    counts = [max(1, int(share * trained / cost)) for share, cost in zip(SHARES, seconds, strict=True)]
+    counts = [
+        max(1, int(share * trained / cost)) for share, cost in zip(SHARES, seconds, strict=True)
+    ]
     return Schedule((1 - RESERVE / 2) * BUDGET, 0.0, [Plan(0, counts, seconds, 0.0)])
 
 
-def simulate(schedule: Schedule, slowness: Callable[[float], float], misjudged: float = 1.0) -> tuple[float, list[int]]:
-    """What `TrainingRun` does with a schedule, on a machine that is `slowness(time)` times as slow as measured: when
-    it ends, and the phase of each step."""
+def simulate(
+    schedule: Schedule, slowness: Callable[[float], float], misjudged: float = 1.0
+) -> tuple[float, list[int]]:
+    """What `TrainingRun` does with a schedule, on a machine that is `slowness(time)` times as slow
+    as measured: when it ends, and the phase of each step."""
     memory = MEMORY * schedule.seconds
     pace, first = Pace(memory, (memory, memory)), schedule.plans[0]
     every = max(1, sum(first.steps) // 20)
@@ -48,7 +54,9 @@ def simulate(schedule: Schedule, slowness: Callable[[float], float], misjudged: 
         now, step = now + seconds, step + 1
         pace.add(seconds, first.step_seconds[phase])
         phases.append(phase)
-        if schedule.is_due(step) and (plan := schedule.plan_again(step, now, pace.value, took, every)):
+        if schedule.is_due(step) and (
+            plan := schedule.plan_again(step, now, pace.value, took, every)
+        ):
             schedule.plans.append(plan)
         if step % every == 0 or step == sum(schedule.plans[-1].steps):
             took = evaluation * slowness(now)
@@ -68,7 +76,9 @@ changes = st.lists(st.tuples(st.floats(0, 0.8), st.floats(0.5, 2)), max_size=6)
 @example(changes=[(0.8, 2.0)], steps=1000, misjudged=1.0)
 @example(changes=[(0.5, 2.0)], steps=1000, misjudged=1.0)
 @example(changes=[(0.0, 0.5), (0.8, 2.0)], steps=1000, misjudged=1.0)
-def test_a_run_ends_with_its_budget(changes: list[tuple[float, float]], steps: int, misjudged: float) -> None:
+def test_a_run_ends_with_its_budget(
+    changes: list[tuple[float, float]], steps: int, misjudged: float
+) -> None:
     ended, phases = simulate(first_plan(steps, misjudged), in_turns(changes), misjudged)
     assert 0.85 * BUDGET < ended <= 1.15 * BUDGET
     assert phases == sorted(phases)
@@ -84,7 +94,8 @@ def test_phases_keep_their_shares_of_the_time(slower: float, at: float) -> None:
         seconds = in_turns([(at, slower)])(now) * schedule.plans[0].step_seconds[phase]
         times[phase] += seconds
         now += seconds
-    # The pace is known after MEMORY of the budget, and less than TOLERANCE of it is not worth a new plan.
+    # The pace is known after MEMORY of the budget, and less than TOLERANCE of it is not worth a new
+    # plan.
     assert [time / now for time in times] == pytest.approx(SHARES, abs=MEMORY + TOLERANCE)
 
 
@@ -117,7 +128,11 @@ def test_the_rate_has_no_jump_and_reaches_its_end(
     for before, after in pairwise(schedule.plans):
         alone = replace(schedule, plans=schedule.plans[: schedule.plans.index(after)])
         assert alone.position(after.step) == pytest.approx(schedule.position(after.step), rel=1e-9)
-        assert before.steps[0] == after.steps[0] or after.step < sum(after.steps[:1]) or after.step <= before.steps[0]
+        assert (
+            before.steps[0] == after.steps[0]
+            or after.step < sum(after.steps[:1])
+            or after.step <= before.steps[0]
+        )
     rates = [c.rate(position, whole) for position in positions]
     assert rates[-1] == 0
     largest = max(other - one for one, other in pairwise(positions))
@@ -160,11 +175,17 @@ class Machine:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, slow_from: int) -> None:
         self.now, self.slow_from, self.steps = 0.0, slow_from, 0
-        clock, forward, machine = SimpleNamespace(perf_counter=lambda: self.now), PretrainingModel.forward, self
+        clock, forward, machine = (
+            SimpleNamespace(perf_counter=lambda: self.now),
+            PretrainingModel.forward,
+            self,
+        )
         monkeypatch.setattr(training_run, "time", clock)
         monkeypatch.setattr("bertworks.runs.pretrain.time", clock)
         monkeypatch.setattr(training_run, "measure_matmul", lambda *_: 1e11)
-        monkeypatch.setattr("bertworks.runs.pretrain.measure_steps", lambda *_: Measurement([2.0, 2.0], 1 << 30))
+        monkeypatch.setattr(
+            "bertworks.runs.pretrain.measure_steps", lambda *_: Measurement([2.0, 2.0], 1 << 30)
+        )
 
         def timed(model: PretrainingModel, batch: Any) -> Any:
             machine.now += (4 if machine.steps >= machine.slow_from else 2) if model.training else 1
@@ -178,9 +199,17 @@ class Machine:
 def command(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("text")
     phase = "\n[[train.phases]]\nnum_steps=10\nbatch_size=4\nsequence_length=64"
-    recipe = write_recipe(folder / "r.toml", ("sequence_length = 32", f"sequence_length = 32{phase}"))
+    recipe = write_recipe(
+        folder / "r.toml", ("sequence_length = 32", f"sequence_length = 32{phase}")
+    )
     text = write_corpus(folder / "t.jsonl")
-    return {"inputs": [str(text)], "recipe": str(recipe), "budget": "120s", "device": "cpu", "workers": 1}
+    return {
+        "inputs": [str(text)],
+        "recipe": str(recipe),
+        "budget": "120s",
+        "device": "cpu",
+        "workers": 1,
+    }
 
 
 class Slowed(NamedTuple):
@@ -216,7 +245,8 @@ def test_a_run_becomes_shorter(slowed: Slowed) -> None:
 
 
 def test_the_time_left_follows_the_speed(slowed: Slowed) -> None:
-    """Also after the machine has become slower, which a mean over the whole run would hide for long."""
+    """Also after the machine has become slower, which a mean over the whole run would hide for
+    long."""
     left = [
         (event.fields["eta_seconds"], slowed.times[-1] - now)
         for event, now in zip(slowed.events, slowed.times, strict=True)
@@ -253,10 +283,14 @@ def assert_same(output: Path, whole: Path) -> None:
 
 @pytest.mark.parametrize("step", [3, 21, 26, 30])
 def test_a_resumed_run_follows_the_recorded_plans(
-    step: int, interrupted: Any, slowed: Slowed, command: dict[str, Any],
+    step: int,
+    interrupted: Any,
+    slowed: Slowed,
+    command: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """After a kill at some step; the recorded plans are those of the whole run, also those that are ahead."""
+) -> None:
+    """After a kill at some step; the recorded plans are those of the whole run, also those that are
+    ahead."""
     whole = slowed[0]
     output = interrupted(lambda event: event.kind == "step" and event.fields["step"] == step)
     shutil.copy(whole / "schedule.jsonl", output / "schedule.jsonl")
@@ -289,7 +323,9 @@ def test_time_before_an_interruption_is_spent(
     assert 0.85 * (120 - already) < machine.now - begin < 1.1 * (120 - already)
 
 
-def test_a_lost_or_damaged_record(interrupted: Any, slowed: Slowed, command: dict[str, Any]) -> None:
+def test_a_lost_or_damaged_record(
+    interrupted: Any, slowed: Slowed, command: dict[str, Any]
+) -> None:
     output = interrupted(lambda event: event.kind == "saved" and event.fields["step"] >= 35)
     record = output / "schedule.jsonl"
     content = record.read_text()
@@ -322,7 +358,9 @@ def test_a_budget_that_teaches_nothing_is_called_that(
     (note,) = [event.text for event in events if "steps are too few" in event.text]
     assert "Use --budget 56m, for 1,400 steps" in note
     assert "; or --recipe bert: a smaller model is then chosen" in note
-    assert "steps are too few" in str(estimate(**{n: v for n, v in command.items() if n != "workers"}))
+    assert "steps are too few" in str(
+        estimate(**{n: v for n, v in command.items() if n != "workers"})
+    )
     enough = command | {"budget": "56m"}
     figures = estimate(**{n: v for n, v in enough.items() if n != "workers"})
     assert figures.steps >= 1400

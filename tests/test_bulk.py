@@ -1,4 +1,5 @@
-"""Bulk work in portions: each once and in order, whatever is killed, and the output of one process."""
+"""Bulk work in portions: each once and in order, whatever is killed, and the output of one
+process."""
 
 import hashlib
 import json
@@ -43,7 +44,11 @@ def parts(order: list[int], of: int) -> Iterator[Bulk]:
 
 def digest(path: Path) -> dict[str, str]:
     """The sha256 of a file, or of the files of a folder."""
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file() and p.name != ".lock")
+    files = (
+        [path]
+        if path.is_file()
+        else sorted(p for p in path.rglob("*") if p.is_file() and p.name != ".lock")
+    )
     return {str(p.relative_to(path)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
@@ -66,7 +71,10 @@ def test_local_processes_and_parts_give_the_same(tmp_path: Path) -> None:
 
 
 def test_parts_that_run_twice_at_once(tmp_path: Path) -> None:
-    jobs = [threading.Thread(target=run, args=(tmp_path, bulk, 40, 0.001)) for bulk in parts([1, 0, 1, 0, 1], 2)]
+    jobs = [
+        threading.Thread(target=run, args=(tmp_path, bulk, 40, 0.001))
+        for bulk in parts([1, 0, 1, 0, 1], 2)
+    ]
     for job in jobs:
         job.start()
     for job in jobs:
@@ -94,7 +102,9 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path) -> None:
 
 def test_a_portion_that_kills_three_processes_is_named(tmp_path: Path) -> None:
     (tmp_path / "kill-12").write_text("1\n2\n3\n")
-    with pytest.raises(BertworksError, match=r"portion 6 ended its process in each of 3 tries \(killed by signal 9"):
+    with pytest.raises(
+        BertworksError, match=r"portion 6 ended its process in each of 3 tries \(killed by signal 9"
+    ):
         run(tmp_path, Bulk(on="local", workers=2))
     assert not (tmp_path / "out").exists()
     assert run(tmp_path, Bulk(on="local", workers=2))[1] == EXPECTED
@@ -123,15 +133,19 @@ def test_a_driver_that_is_killed_goes_on(tmp_path: Path) -> None:
 
 
 def test_workers_of_a_killed_driver_end_without_a_word(tmp_path: Path) -> None:
-    """They could not write to the pipe, and printed so into the terminal of the user, after the command had ended."""
+    """They could not write to the pipe, and printed so into the terminal of the user, after the
+    command had ended."""
     command = [sys.executable, "-m", "tests.bulk_jobs", str(tmp_path), "local", "40", "0.3"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    driver = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    driver = subprocess.Popen(
+        command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     while len(list((tmp_path / "out.parts").glob("0*"))) < 3:
         assert driver.poll() is None
         time.sleep(0.01)
     driver.kill()
-    said, _ = driver.communicate(timeout=60)  # until the workers have ended too: they hold the other end
+    # until the workers have ended too: they hold the other end
+    said, _ = driver.communicate(timeout=60)
     assert said == b""
 
 
@@ -173,12 +187,16 @@ def test_a_worker_that_does_not_see_the_folder_is_refused(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"on": "spark"}, "there is no engine 'spark'"), ({"on": "ray://head"}, "there is no engine"),
-        ({"part": "3/3"}, "--part 3/3: there is no such part"), ({"part": "1"}, "no such part"),
-        ({"part": "0/0"}, "no such part"), ({"part": "-1/3"}, "no such part"),
-        ({"part": "0/3", "join": True}, "exclude each other"), ({"on": "local", "part": "0/1"}, "exclude each other"),
+        ({"on": "spark"}, "there is no engine 'spark'"),
+        ({"on": "ray://head"}, "there is no engine"),
+        ({"part": "3/3"}, "--part 3/3: there is no such part"),
+        ({"part": "1"}, "no such part"),
+        ({"part": "0/0"}, "no such part"),
+        ({"part": "-1/3"}, "no such part"),
+        ({"part": "0/3", "join": True}, "exclude each other"),
+        ({"on": "local", "part": "0/1"}, "exclude each other"),
     ],
-)  # fmt: skip
+)
 def test_options_that_are_refused(options: dict[str, Any], what: str) -> None:
     with pytest.raises(UsageError, match=what):
         Bulk(**options)
@@ -194,7 +212,9 @@ def commands(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     """The commands, each with several portions."""
     home = tmp_path_factory.mktemp("commands")
     rows = write_reviews(home / "rows.csv", 40)
-    trained = write_head(home / "trained", task="classification", text=("text",), label=("label",), labels=("a", "b"))
+    trained = write_head(
+        home / "trained", task="classification", text=("text",), label=("label",), labels=("a", "b")
+    )
     (home / "text").mkdir()
     for number in range(5):
         write_corpus(home / "text" / f"{number}.jsonl", 12, seed=number)
@@ -206,17 +226,28 @@ def commands(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         list(make_vocabulary(read_text(text), output, config, bulk=bulk))
 
     return {
-        "embed": lambda output, bulk: list(embed_file(model, rows, output, text="text", bulk=bulk, **options)),
-        "predict": lambda output, bulk: list(predict_file(trained, rows, output, kind="jsonl", bulk=bulk, **options)),
+        "embed": lambda output, bulk: list(
+            embed_file(model, rows, output, text="text", bulk=bulk, **options)
+        ),
+        "predict": lambda output, bulk: list(
+            predict_file(trained, rows, output, kind="jsonl", bulk=bulk, **options)
+        ),
         "index": lambda output, bulk: list(
             bw.index_file(rows, output, model=model, device="cpu", text=["text"], bulk=bulk)
         ),
-        "prepare": lambda output, bulk: list(make_shards(read_text(text), output, tokenizer, workers=1, bulk=bulk)),
+        "prepare": lambda output, bulk: list(
+            make_shards(read_text(text), output, tokenizer, workers=1, bulk=bulk)
+        ),
         "vocab": vocab,
         "mlm": lambda output, bulk: bw.evaluate_mlm(
-            model, [home / "text" / "0.jsonl"], device="cpu", output=output, bulk=bulk, on_note=lambda _: None
+            model,
+            [home / "text" / "0.jsonl"],
+            device="cpu",
+            output=output,
+            bulk=bulk,
+            on_note=lambda _: None,
         ),
-    }  # type: ignore[dict-item]  # fmt: skip
+    }  # type: ignore[dict-item]
 
 
 @pytest.fixture
@@ -265,7 +296,9 @@ def test_local_processes_give_the_output_of_one_process(
     assert digest(whole) == digest(joined)
 
 
-def test_standard_output_and_input_are_refused(commands: dict[str, Command], model: Path, tmp_path: Path) -> None:
+def test_standard_output_and_input_are_refused(
+    commands: dict[str, Command], model: Path, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match="needs a name") as caught:
         commands["embed"](Path("-"), Bulk(on="local"))
     assert caught.value.hint == "-o FILE"
@@ -279,7 +312,17 @@ def test_an_unreachable_head_is_refused_at_once(
 ) -> None:
     pytest.importorskip("ray")
     rows, begin = write_reviews(tmp_path / "a.csv", 9), time.monotonic()
-    command = ["embed", str(model), str(rows), "-o", str(tmp_path / "v.npy"), "--text", "text", "--device", "cpu"]
+    command = [
+        "embed",
+        str(model),
+        str(rows),
+        "-o",
+        str(tmp_path / "v.npy"),
+        "--text",
+        "text",
+        "--device",
+        "cpu",
+    ]
     assert main([*command, "--on", "ray://127.0.0.1:9"]) == 2
     assert time.monotonic() - begin < 20
     assert "no Ray head answers" in (said := capsys.readouterr().err)
@@ -300,7 +343,13 @@ def cluster() -> Iterator[Any]:
         "RAY_USAGE_STATS_ENABLED": "0",
     }
     ray = pytest.importorskip("ray")
-    ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
+    ray.init(
+        "local",
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=80 << 20,
+        log_to_driver=False,
+    )
     yield ray
     ray.shutdown()
 
@@ -319,7 +368,9 @@ def end_soon(path: Path, seconds: float) -> threading.Thread:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+)
 def test_ray_gives_the_same_and_replaces_what_is_killed(cluster: Any, tmp_path: Path) -> None:
     (tmp_path / "kill-12").write_text("1\n")
     thread = end_soon(tmp_path, 1.5)
@@ -330,12 +381,18 @@ def test_ray_gives_the_same_and_replaces_what_is_killed(cluster: Any, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gcs_server", "raylet", "ray::RuntimeEnvAgent", "ray::DashboardAgent"])
+@pytest.mark.parametrize(
+    "name", ["gcs_server", "raylet", "ray::RuntimeEnvAgent", "ray::DashboardAgent"]
+)
 def test_a_killed_process_of_ray_gives_a_message(name: str, tmp_path: Path) -> None:
-    """No portion is to blame; without the head, Ray itself says nothing for a minute and ends the process."""
+    """No portion is to blame; without the head, Ray itself says nothing for a minute and ends the
+    process."""
     pytest.importorskip("ray")
     psutil = pytest.importorskip("psutil")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "RAY_worker_niceness": "0"}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+        "RAY_worker_niceness": "0",
+    }
     command = [sys.executable, "-m", "tests.bulk_jobs", str(tmp_path), "ray", "40", "0.2", "says"]
     driver = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     while len(list((tmp_path / "out.parts").glob("0*"))) < 3:
@@ -364,17 +421,23 @@ def test_a_head_that_is_lost() -> None:
 @pytest.mark.slow
 def test_a_node_that_is_lost(tmp_path: Path) -> None:
     pytest.importorskip("ray")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "RAY_worker_niceness": "0"}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+        "RAY_worker_niceness": "0",
+    }
     command = [sys.executable, "-m", "tests.bulk_jobs", str(tmp_path), "cluster"]
     subprocess.run(command, env=environment, cwd=ROOT, check=True, timeout=300)
     numbers = range(0, 120, 2)
-    assert (tmp_path / "out").read_bytes() == b"".join(json.dumps([n * n, (n + 1) ** 2]).encode() for n in numbers)
+    assert (tmp_path / "out").read_bytes() == b"".join(
+        json.dumps([n * n, (n + 1) ** 2]).encode() for n in numbers
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_many_kills(tmp_path: Path) -> None:
-    """Drivers and workers are killed at random; each number is there once, and the bytes are those of one process."""
+    """Drivers and workers are killed at random; each number is there once, and the bytes are those
+    of one process."""
     draw = random.Random(0)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     left, rounds = KILLS, 0
@@ -387,7 +450,11 @@ def test_many_kills(tmp_path: Path) -> None:
             while left > 0 and driver.poll() is None:
                 time.sleep(draw.uniform(0.3, 2.0))
                 logs = list(folder.glob("log-*"))
-                victim = driver.pid if draw.random() < 0.3 or not logs else int(draw.choice(logs).name[4:])
+                victim = (
+                    driver.pid
+                    if draw.random() < 0.3 or not logs
+                    else int(draw.choice(logs).name[4:])
+                )
                 try:
                     os.kill(victim, signal.SIGKILL)
                 except ProcessLookupError:
@@ -406,9 +473,14 @@ class _Killed(BaseException):
 
 @pytest.mark.parametrize("name", ["embed", "predict", "index", "prepare", "vocab"])
 def test_portions_of_a_finished_job_go(
-    name: str, commands: dict[str, Command], tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    commands: dict[str, Command],
+    tmp_path: Path,
+    small: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The process was killed after the output was complete, before or while it deleted the portions."""
+    """The process was killed after the output was complete, before or while it deleted the
+    portions."""
     whole, output = whole_and_joined(name, commands[name], tmp_path)
     folder = output.with_name(f"{output.name}.parts")
 

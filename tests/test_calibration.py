@@ -1,4 +1,5 @@
-"""Temperatures, thresholds and the calibration error: against scikit-learn, scipy and a truth that is known."""
+"""Temperatures, thresholds and the calibration error: against scikit-learn, scipy and a truth that
+is known."""
 
 import json
 from collections.abc import Hashable, Sequence
@@ -36,8 +37,11 @@ from bertworks.metrics.intervals import (
 LABELS = ("a", "b", "c")
 
 
-def drawn(count: int, temperature: float, seed: int = 0, labels: int = 3) -> tuple[np.ndarray, np.ndarray]:
-    """Logits, and gold labels drawn with the probabilities that these logits have with a temperature."""
+def drawn(
+    count: int, temperature: float, seed: int = 0, labels: int = 3
+) -> tuple[np.ndarray, np.ndarray]:
+    """Logits, and gold labels drawn with the probabilities that these logits have with a
+    temperature."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(0, 2, (count, labels)).astype(np.float32)
     chosen = (softmax(logits / temperature, axis=1).cumsum(1) < rng.random((count, 1))).sum(1)
@@ -48,7 +52,10 @@ def of_rows(logits: np.ndarray, gold: np.ndarray) -> list[Features]:
     """Rows of one label."""
     none, examples = np.zeros(0, np.int64), [np.asarray([n]) for n in gold]
     return [
-        Features(Item(("x",), LABELS[n[0]], f"a.csv:{row}"), [Example(none, none, {"task": Target(none, n)})])
+        Features(
+            Item(("x",), LABELS[n[0]], f"a.csv:{row}"),
+            [Example(none, none, {"task": Target(none, n)})],
+        )
         for row, n in enumerate(examples)
     ]
 
@@ -57,7 +64,9 @@ def of_rows(logits: np.ndarray, gold: np.ndarray) -> list[Features]:
 def test_the_temperature_is_the_one_of_the_data(temperature: float) -> None:
     logits, gold = drawn(20_000, temperature)
     assert fit_temperature(logits, gold) == pytest.approx(temperature, rel=0.04)
-    truth = (np.random.default_rng(1).random(logits.shape) < expit(logits / temperature)).astype(np.float32)
+    truth = (np.random.default_rng(1).random(logits.shape) < expit(logits / temperature)).astype(
+        np.float32
+    )
     assert fit_temperature(logits, truth) == pytest.approx(temperature, rel=0.04)
 
 
@@ -75,7 +84,9 @@ def test_the_temperature_has_the_smallest_log_loss(several: bool) -> None:
         return total + x[0] ** 2 / 2
 
     found = minimize(loss, [0.0], method="Nelder-Mead").x[0]
-    assert fit_temperature(logits, truth if several else gold) == pytest.approx(np.exp(found), rel=1e-3)
+    assert fit_temperature(logits, truth if several else gold) == pytest.approx(
+        np.exp(found), rel=1e-3
+    )
 
 
 def test_predictions_that_are_all_right_keep_some_doubt() -> None:
@@ -101,19 +112,23 @@ def test_without_noise_the_error_is_the_plain_one() -> None:
 
 
 def test_the_error_is_debiased_as_by_drawing() -> None:
-    """The mean of the plain error over new noise of each bin, minus the plain error, is what is taken away."""
+    """The mean of the plain error over new noise of each bin, minus the plain error, is what is
+    taken away."""
     rng = np.random.default_rng(0)
     confidence = rng.uniform(0.5, 1, 600)
     correct = (rng.random(600) < confidence - 0.05).astype(np.float64)
     order = np.argsort(confidence, kind="stable").reshape(15, 40)
     share, mean = correct[order].mean(1), confidence[order].mean(1)
-    noisy = np.abs(rng.normal(share, np.sqrt(share * (1 - share) / 40), (100_000, 15)) - mean).mean()
+    noisy = np.abs(
+        rng.normal(share, np.sqrt(share * (1 - share) / 40), (100_000, 15)) - mean
+    ).mean()
     expected = 2 * plain_error(confidence, correct, 15) - noisy
     assert expected_calibration_error(confidence, correct)[0] == pytest.approx(expected, abs=1e-3)
 
 
 def test_the_error_and_its_interval_find_the_truth() -> None:
-    """Predictions that are 10 points too sure; and honest ones, where the plain error is all noise."""
+    """Predictions that are 10 points too sure; and honest ones, where the plain error is all
+    noise."""
     rng, over, honest, plain, inside = np.random.default_rng(0), [], [], [], 0
     for _ in range(12):
         confidence = rng.uniform(0.6, 1, 500)
@@ -157,9 +172,14 @@ def test_the_threshold_of_labels_has_the_best_f1(seed: int) -> None:
 def test_predictions_stay_and_probabilities_change() -> None:
     d, logits = TaskConfig(task="classification", labels=LABELS), np.float32([[3, 1, 0]])
     (row,) = of_rows(logits, np.array([0]))
-    cold, warm = Decoder(d)(row, logits), Decoder(TaskConfig(task="classification", labels=LABELS, temperature=2.0))
+    cold, warm = (
+        Decoder(d)(row, logits),
+        Decoder(TaskConfig(task="classification", labels=LABELS, temperature=2.0)),
+    )
     assert warm(row, logits)["label"] == cold["label"]
-    assert list(warm(row, logits)["scores"].values()) == pytest.approx(softmax([1.5, 0.5, 0]).tolist())
+    assert list(warm(row, logits)["scores"].values()) == pytest.approx(
+        softmax([1.5, 0.5, 0]).tolist()
+    )
 
 
 def test_the_fit_is_scored_on_other_rows() -> None:
@@ -170,7 +190,9 @@ def test_the_fit_is_scored_on_other_rows() -> None:
     assert [a["label"] for a in answers] == [LABELS[n] for n in logits.argmax(1)]
     assert answers[0]["score"] == pytest.approx(softmax(logits[0] / fitted.temperature).max())
     before, after = reliability["before"], reliability["after"]
-    assert before["error"] == pytest.approx(expected_calibration_error(*confidences(logits, gold))[0])
+    assert before["error"] == pytest.approx(
+        expected_calibration_error(*confidences(logits, gold))[0]
+    )
     assert before["interval"].low > 0.1 > after["interval"].high
     few = FEWEST_CALIBRATED - 1
     fitted, _, reliability = fit_outputs(d, of_rows(logits, gold)[:few], logits[:few, None])
@@ -183,7 +205,9 @@ def test_copies_of_a_text_are_in_one_half(monkeypatch: pytest.MonkeyPatch) -> No
     texts = [f"Who was king number {number}" for number in range(30)]
     rows = [
         row._replace(item=row.item._replace(texts=(text,)))
-        for row, text in zip(of_rows(logits, gold), [*texts, *(f"{text}?" for text in texts)], strict=True)
+        for row, text in zip(
+            of_rows(logits, gold), [*texts, *(f"{text}?" for text in texts)], strict=True
+        )
     ]
     halves: list[list[list[int]]] = []
 
@@ -200,10 +224,17 @@ def test_copies_of_a_text_are_in_one_half(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_threshold_of_labels_is_scored_on_other_rows() -> None:
-    """Labels of pure noise: with the threshold of the same rows their F1 would look better than it is."""
+    """Labels of pure noise: with the threshold of the same rows their F1 would look better than it
+    is."""
     rng = np.random.default_rng(0)
-    d, logits = TaskConfig(task="multilabel", labels=LABELS), rng.normal(-2, 1, (300, 3)).astype(np.float32)
-    none, gold = np.zeros(0, np.int64), (rng.random((300, 3)) < expit(logits + 2)).astype(np.float32)
+    d, logits = (
+        TaskConfig(task="multilabel", labels=LABELS),
+        rng.normal(-2, 1, (300, 3)).astype(np.float32),
+    )
+    none, gold = (
+        np.zeros(0, np.int64),
+        (rng.random((300, 3)) < expit(logits + 2)).astype(np.float32),
+    )
     rows = [
         Features(
             Item(("x",), tuple(np.array(LABELS)[truth > 0]), f"a.csv:{n}"),
@@ -239,8 +270,15 @@ def test_the_temperature_is_stored_and_checked(tmp_path: Path) -> None:
 def test_a_model_with_a_temperature_answers_and_explains_so(tmp_path: Path) -> None:
     odds = []
     for temperature in (1.0, 3.0):
-        folder = write_head(tmp_path / f"{temperature}", task="classification", labels=LABELS, temperature=temperature)
-        answer = Predictor(folder, device="cpu", precision="fp32").predict(["a good film"], probabilities=True)[0]
+        folder = write_head(
+            tmp_path / f"{temperature}",
+            task="classification",
+            labels=LABELS,
+            temperature=temperature,
+        )
+        answer = Predictor(folder, device="cpu", precision="fp32").predict(
+            ["a good film"], probabilities=True
+        )[0]
         p = answer["scores"]["a"]
         odds.append((np.log(p / (answer["scores"]["b"] + 1e-300)), answer["label"]))
         shown = explain(folder, "a good film", target="a", device="cpu")
@@ -251,9 +289,14 @@ def test_a_model_with_a_temperature_answers_and_explains_so(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("shape", [(50,), (50, 3)], ids=["classes", "labels"])
-def test_blocks_of_rows_have_the_same_bits(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_rows_have_the_same_bits(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     generator = np.random.default_rng(0)
-    logits, gold = generator.normal(size=(50, 3)).astype(np.float32), generator.integers(2, size=shape)
+    logits, gold = (
+        generator.normal(size=(50, 3)).astype(np.float32),
+        generator.integers(2, size=shape),
+    )
 
     def results() -> list[Any]:
         sides = [confidences(logits, gold, divisor) for divisor in (1.5, 1 + np.arange(50))]

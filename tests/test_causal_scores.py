@@ -55,7 +55,10 @@ def test_without_an_end_token_the_first_token_is_not_predicted(folder: Path, tmp
         loss = float(network(ids, labels=ids).loss)
     assert found["score"] == pytest.approx(-loss * 7, rel=1e-5)
     assert found["tokens"] == ["h", "e", "Ġ", "d", "o", "g", "s"]
-    with pytest.raises(bw.BertworksError, match=r"sentence 2 has no tokens to predict: 'a'\n  hint: give a longer one"):
+    with pytest.raises(
+        bw.BertworksError,
+        match=r"sentence 2 has no tokens to predict: 'a'\n  hint: give a longer one",
+    ):
         list(bw.score(tmp_path, ["ab", "a"], **EXACT))
 
 
@@ -76,7 +79,9 @@ def test_long_sentences_are_computed_in_windows(folder: Path):
         )
 
 
-def test_few_logits_at_a_time_and_batches_change_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_few_logits_at_a_time_and_batches_change_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
     expected = list(bw.score(folder, SENTENCES * 20, **EXACT))
     monkeypatch.setattr("bertworks.inference.causal_lm.MAX_SCORES", 257 * 3)
     monkeypatch.setattr("bertworks.inference.causal_lm.AT_ONCE", 7)

@@ -1,4 +1,5 @@
-"""Whatever happens to a checkpoint being saved or lying on the disk, the loader returns a complete one, old or new."""
+"""Whatever happens to a checkpoint being saved or lying on the disk, the loader returns a complete
+one, old or new."""
 
 import errno
 import io
@@ -28,7 +29,12 @@ def state(step):
 
 
 def facts(step):
-    return {"tokens": step * 1000, "loss": 1 / (step + 1), "name": "かな", "phases": [1, None, {"a": True}]}
+    return {
+        "tokens": step * 1000,
+        "loss": 1 / (step + 1),
+        "name": "かな",
+        "phases": [1, None, {"a": True}],
+    }
 
 
 def save(folder, step, **options):
@@ -38,7 +44,11 @@ def save(folder, step, **options):
 def is_complete(checkpoint):
     expected = state(checkpoint.step)
     same = all(torch.equal(checkpoint.tensors[name], value) for name, value in expected.items())
-    return same and checkpoint.tensors.keys() == expected.keys() and checkpoint.facts == facts(checkpoint.step)
+    return (
+        same
+        and checkpoint.tensors.keys() == expected.keys()
+        and checkpoint.facts == facts(checkpoint.step)
+    )
 
 
 def steps_in(folder):
@@ -65,9 +75,21 @@ def test_a_folder_without_checkpoints_has_none(tmp_path):
 
 
 def test_tensors_of_every_kind_come_back_bit_for_bit(tmp_path):
-    tensors = {str(kind): torch.arange(6).reshape(2, 3).to(kind) for kind in (
-        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
-        torch.uint8, torch.bool)}  # fmt: skip
+    tensors = {
+        str(kind): torch.arange(6).reshape(2, 3).to(kind)
+        for kind in (
+            torch.float64,
+            torch.float32,
+            torch.float16,
+            torch.bfloat16,
+            torch.int64,
+            torch.int32,
+            torch.int16,
+            torch.int8,
+            torch.uint8,
+            torch.bool,
+        )
+    }
     tensors["transposed"] = torch.randn(3, 4).t()
     save_checkpoint(tmp_path, 1, tensors, {})
     found, _ = latest_checkpoint(tmp_path)
@@ -106,7 +128,9 @@ def test_the_same_step_is_replaced(tmp_path):
 def test_numbers_that_are_not_finite_are_never_saved(tmp_path):
     save(tmp_path, 1)
     with pytest.raises(BertworksError, match=r"NaN or infinite numbers in parameters\.word"):
-        save_checkpoint(tmp_path, 2, state(2) | {"parameters.word": torch.tensor([1.0, float("nan")])}, {})
+        save_checkpoint(
+            tmp_path, 2, state(2) | {"parameters.word": torch.tensor([1.0, float("nan")])}, {}
+        )
     with pytest.raises(ValueError, match="not JSON compliant"):
         save_checkpoint(tmp_path, 2, state(2), {"loss": float("nan")})
     with pytest.raises(TypeError):
@@ -121,7 +145,10 @@ def damage_at_every_place(content):
     """Cuts and single flipped bits, all over a small file."""
     places = sorted({*range(0, len(content), max(len(content) // 40, 1)), len(content) - 1})
     yield from (content[:place] for place in places)
-    yield from (content[:place] + bytes([content[place] ^ (1 << place % 8)]) + content[place + 1 :] for place in places)
+    yield from (
+        content[:place] + bytes([content[place] ^ (1 << place % 8)]) + content[place + 1 :]
+        for place in places
+    )
     yield content + b"\0"
 
 
@@ -142,7 +169,9 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_read(tmp_path, 
         ((path, why),) = notes.items()
         assert path.name == "step-00000002.corrupt"
         assert path.is_dir()
-        assert ("bytes instead of" in why) == (file == "state.safetensors" and len(damaged) != len(content))
+        assert ("bytes instead of" in why) == (
+            file == "state.safetensors" and len(damaged) != len(content)
+        )
         assert latest_checkpoint(run)[1] == {}
         save(run, 2)
         assert latest_checkpoint(run)[0].step == 2
@@ -180,7 +209,10 @@ def test_a_second_damaged_checkpoint_of_the_same_step_does_not_replace_the_first
         path = save(tmp_path, 1)
         (path / "checkpoint.json").write_bytes(b"{")
         latest_checkpoint(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001.corrupt", "step-00000001.corrupt2"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-00000001.corrupt",
+        "step-00000001.corrupt2",
+    ]
 
 
 def test_a_renamed_checkpoint_is_not_taken_for_another_step(tmp_path):
@@ -216,8 +248,16 @@ class Faults:
 
     def __init__(self, monkeypatch, fault):
         self.calls, self.fault = 0, fault
-        targets = [(os, name) for name in ("open", "fsync", "rename", "replace", "unlink", "rmdir", "mkdir")]
-        for owner, name in [*targets, (module, "write_tensors"), (Path, "open"), (Path, "write_bytes")]:
+        targets = [
+            (os, name)
+            for name in ("open", "fsync", "rename", "replace", "unlink", "rmdir", "mkdir")
+        ]
+        for owner, name in [
+            *targets,
+            (module, "write_tensors"),
+            (Path, "open"),
+            (Path, "write_bytes"),
+        ]:
             monkeypatch.setattr(owner, name, self.watched(getattr(owner, name)))
         from bertworks.io import atomic_write
 
@@ -273,7 +313,8 @@ def dies_while_writing(k):
 
 
 def attempt(tmp_path, fault, before=(1, 2), saved=3):
-    """Save one more checkpoint while calls fail; the folder, what was raised, and how many calls there were."""
+    """Save one more checkpoint while calls fail; the folder, what was raised, and how many calls
+    there were."""
     run = tmp_path / "run"
     shutil.rmtree(run, ignore_errors=True)
     for step in before:
@@ -305,7 +346,8 @@ def test_death_at_every_call_leaves_the_old_or_the_new_one(tmp_path, deadly, sav
         outcomes.add(found.step)
         for step in steps_in(run):  # those that were to be deleted are whole, or gone
             assert is_complete(module._read(run / f"step-{step:08d}", step)), k
-        with pytest.MonkeyPatch.context() as patch:  # a new process: the dead one's number is nobody's
+        # a new process: the dead one's number is nobody's
+        with pytest.MonkeyPatch.context() as patch:
             patch.setattr("bertworks.io.atomic_write._is_running", lambda process, start: False)
             save(run, 4)
         assert latest_checkpoint(run)[0].step == 4
@@ -354,7 +396,10 @@ def test_a_disk_too_full_for_the_lock_is_named_with_a_way_out(tmp_path, monkeypa
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("bertworks.io.atomic_write.Path.write_text", full)
-    with pytest.raises(BertworksError, match="No space left") as caught, open_run(tmp_path / "run", {}, False):
+    with (
+        pytest.raises(BertworksError, match="No space left") as caught,
+        open_run(tmp_path / "run", {}, False),
+    ):
         pass
     monkeypatch.undo()
     assert caught.value.where == str(tmp_path / "run")
@@ -374,7 +419,10 @@ def test_two_processes_cannot_write_the_same_folder(tmp_path):
     holder.start()
     try:
         assert ours.poll(60)
-        with pytest.raises(BertworksError, match=f"process {holder.pid} is writing"), open_run(tmp_path, {}, False):
+        with (
+            pytest.raises(BertworksError, match=f"process {holder.pid} is writing"),
+            open_run(tmp_path, {}, False),
+        ):
             pass
     finally:
         holder.kill()

@@ -1,4 +1,5 @@
-"""Classes that `datasets` stores as numbers keep their names: in Arrow tables, Parquet files, data sets in memory."""
+"""Classes that `datasets` stores as numbers keep their names: in Arrow tables, Parquet files, data
+sets in memory."""
 
 import json
 from pathlib import Path
@@ -36,7 +37,10 @@ def reviews(count: int = 60) -> pyarrow.Table:
 def sentences(count: int = 40, kind: str = "List") -> pyarrow.Table:
     columns: dict[str, list[Any]] = {"tokens": [], "ner_tags": []}
     for number in range(count):
-        columns["tokens"] += [["Anna", "Smith", "in", "Paris", str(number)], ["Tom", "runs", str(number)]]
+        columns["tokens"] += [
+            ["Anna", "Smith", "in", "Paris", str(number)],
+            ["Tom", "runs", str(number)],
+        ]
         columns["ner_tags"] += [[1, 2, 0, 3, 0], [1, 0, 0]]
     words = {"feature": {"dtype": "string", "_type": "Value"}, "_type": kind}
     return table_of(columns, {"tokens": words, "ner_tags": {"feature": TAGS, "_type": kind}})
@@ -59,13 +63,18 @@ def test_a_model_learns_the_names_of_classes(place: str, model: Path, tmp_path: 
     assert figures["unknown_labels"] == {}
     assert figures["rows"] == 60
     list(predict_file(tmp_path / "out", data, tmp_path / "predicted.jsonl", device="cpu"))
-    rows = [json.loads(line) for line in (tmp_path / "predicted.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (tmp_path / "predicted.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert [row["label"] for row in rows] == ["neg", "pos"] * 30
     assert {row["predicted_label"] for row in rows} <= {"neg", "pos"}
 
 
 @pytest.mark.parametrize("kind", ["List", "Sequence", "LargeList"])
-def test_a_model_learns_entities_from_the_names_of_tags(kind: str, model: Path, tmp_path: Path) -> None:
+def test_a_model_learns_entities_from_the_names_of_tags(
+    kind: str, model: Path, tmp_path: Path
+) -> None:
     path = written(sentences(kind=kind), tmp_path / "entities.parquet")
     report = bw.check_file(path, model=model)
     assert report.task == "tagging"
@@ -115,7 +124,10 @@ def test_names_within_lists_and_objects() -> None:
 
 def test_minus_one_is_a_missing_label_and_other_numbers_are_errors(tmp_path: Path) -> None:
     features = {"label": CLASSES}
-    path = written(table_of({"text": ["a", "b", "c"], "label": [0, -1, None]}, features), tmp_path / "a.parquet")
+    path = written(
+        table_of({"text": ["a", "b", "c"], "label": [0, -1, None]}, features),
+        tmp_path / "a.parquet",
+    )
     assert [row.values["label"] for row in RowReader(path)] == ["neg", None, None]
     wrong = table_of({"text": ["a", "b"], "label": [0, 2]}, features)
     for data in (wrong, written(wrong, tmp_path / "b.parquet")):
@@ -129,22 +141,31 @@ def test_minus_one_is_a_missing_label_and_other_numbers_are_errors(tmp_path: Pat
 @pytest.mark.parametrize("metadata", ["{", "[" * 100_000, '{"a": \ud800}'])
 def test_damaged_metadata_are_an_error(metadata: str, tmp_path: Path) -> None:
     content = metadata.encode("utf-8", "surrogatepass")
-    table = pyarrow.table({"text": ["a"], "label": [1]}).replace_schema_metadata({"huggingface": content})
+    table = pyarrow.table({"text": ["a"], "label": [1]}).replace_schema_metadata(
+        {"huggingface": content}
+    )
     for data in (table, written(table, tmp_path / "a.parquet")):
-        with pytest.raises(bw.BertworksError, match="names of classes in the metadata cannot be read") as error:
+        with pytest.raises(
+            bw.BertworksError, match="names of classes in the metadata cannot be read"
+        ) as error:
             list(RowReader(data))
         assert "replace_schema_metadata(None)" in str(error.value.hint)
     assert [row.values["label"] for row in RowReader(table.replace_schema_metadata(None))] == [1]
 
 
-@pytest.mark.parametrize("metadata", ["[]", "{}", '{"info": 3}', '{"info": {"features": [1]}}', "null"])
+@pytest.mark.parametrize(
+    "metadata", ["[]", "{}", '{"info": 3}', '{"info": {"features": [1]}}', "null"]
+)
 def test_metadata_without_classes_change_nothing(metadata: str) -> None:
-    table = pyarrow.table({"text": ["a"], "label": [1]}).replace_schema_metadata({"huggingface": metadata})
+    table = pyarrow.table({"text": ["a"], "label": [1]}).replace_schema_metadata(
+        {"huggingface": metadata}
+    )
     assert [row.values for row in RowReader(table)] == [{"text": "a", "label": 1}]
 
 
 def test_a_score_reads_the_names_of_classes(model: Path, tmp_path: Path) -> None:
-    """A column of `datasets` knows the data set that it belongs to; a model compares its names, not its numbers."""
+    """A column of `datasets` knows the data set that it belongs to; a model compares its names, not
+    its numbers."""
     datasets = pytest.importorskip("datasets")
     data = datasets.Dataset(reviews())
     predictor = bw.finetune(data, model=model, output=tmp_path / "out", **QUICK)
@@ -166,12 +187,22 @@ def test_data_sets_in_memory_and_their_files(tmp_path: Path) -> None:
             "object": {"kind": datasets.ClassLabel(names=["x", "y"])},
         }
     )
-    columns = {"text": ["a b", "c"], "label": [1, -1], "tags": [[0, 1], [0]], "object": [{"kind": 1}, {"kind": 0}]}
+    columns = {
+        "text": ["a b", "c"],
+        "label": [1, -1],
+        "tags": [[0, 1], [0]],
+        "object": [{"kind": 1}, {"kind": 0}],
+    }
     data = datasets.Dataset.from_dict(columns, features=features)
     expected = [
         {"text": "a b", "label": "pos", "tags": ["O", "B-PER"], "object": {"kind": "y"}},
         {"text": "c", "label": None, "tags": ["O"], "object": {"kind": "x"}},
     ]
     data.to_parquet(tmp_path / "a.parquet")
-    for source in (data, data.to_iterable_dataset(), data.with_format("numpy"), tmp_path / "a.parquet"):
+    for source in (
+        data,
+        data.to_iterable_dataset(),
+        data.with_format("numpy"),
+        tmp_path / "a.parquet",
+    ):
         assert [row.values for row in RowReader(source)] == expected

@@ -17,19 +17,45 @@ import pytest
 from bertworks.cli import console
 from bertworks.cli.console import show_events
 from bertworks.cli.main import main
+from bertworks.cli.parser import make_app
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event, duration
 from bertworks.io.options import ReadOptions
 from bertworks.io.tables import parse_size
 
 VERBS = [
-    "check", "finetune", "predict", "explain", "embed", "index", "search", "vocab", "prepare", "pretrain", "fill",
-    "score", "evaluate mlm", "evaluate blimp", "evaluate squad", "serve", "export", "doctor", "demo",
-]  # fmt: skip
+    "check",
+    "finetune",
+    "predict",
+    "explain",
+    "embed",
+    "index",
+    "search",
+    "vocab",
+    "prepare",
+    "pretrain",
+    "fill",
+    "score",
+    "evaluate mlm",
+    "evaluate blimp",
+    "evaluate squad",
+    "serve",
+    "export",
+    "doctor",
+    "demo",
+]
 STEP = {
-    "step": 20, "steps": 1000, "loss": 5.4321, "masked_lm_accuracy": 0.125, "next_sentence_accuracy": None,
-    "learning_rate": 1e-4, "tokens_per_second": 9512.3, "matmul_share": 0.31, "memory": 1.25e9, "eta_seconds": 187,
-}  # fmt: skip
+    "step": 20,
+    "steps": 1000,
+    "loss": 5.4321,
+    "masked_lm_accuracy": 0.125,
+    "next_sentence_accuracy": None,
+    "learning_rate": 1e-4,
+    "tokens_per_second": 9512.3,
+    "matmul_share": 0.31,
+    "memory": 1.25e9,
+    "eta_seconds": 187,
+}
 
 
 @pytest.fixture
@@ -38,7 +64,10 @@ def corpus(tmp_path: Path) -> Path:
     words = "the old house stands by the river and nobody knows who built it".split()
     documents = []
     for n in range(8):
-        sentences = [" ".join([*words[i % 5 :], str(n), *words[: i % 7]]).capitalize() + "." for i in range(6)]
+        sentences = [
+            " ".join([*words[i % 5 :], str(n), *words[: i % 7]]).capitalize() + "."
+            for i in range(6)
+        ]
         documents.append(" ".join(sentences))
     path = tmp_path / "text.txt"
     path.write_text("\n\n".join(documents) + "\n")
@@ -52,9 +81,12 @@ from bertworks.cli.main import main
 for verb in json.loads(sys.argv[1]):
     with contextlib.redirect_stdout(io.StringIO()):
         assert main([*verb.split(), "--help"]) == 0
-print(json.dumps([name for name in ("torch", "numpy", "pyarrow", "tokenizers", "markdown_it") if name in sys.modules]))
+names = ("torch", "numpy", "pyarrow", "tokenizers", "markdown_it")
+print(json.dumps([name for name in names if name in sys.modules]))
 """
-    answer = subprocess.run([sys.executable, "-c", code, json.dumps(["", *VERBS])], capture_output=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(["", *VERBS])], capture_output=True, check=True
+    )
     assert json.loads(answer.stdout) == []
 
 
@@ -75,14 +107,20 @@ def test_every_option_has_a_line_of_help(verb, capsys):
 
 
 def test_the_help_of_an_option_of_rows_is_one_line():
-    """The width of the terminal decides where it is broken: cyclopts keeps the line ends of a docstring."""
+    """The width of the terminal decides where it is broken: cyclopts keeps the line ends of a
+    docstring."""
+    make_app("predict")
     arguments = inspect.getdoc(ReadOptions).partition("Args:\n")[2].splitlines()
-    assert [line.split(":")[0].strip() for line in arguments] == [field.name for field in fields(ReadOptions)]
+    assert [line.split(":")[0].strip() for line in arguments] == [
+        field.name for field in fields(ReadOptions)
+    ]
 
 
 def test_a_head_is_reset_by_its_option(monkeypatch):
     requests = []
-    monkeypatch.setattr("bertworks.make_finetune_request", lambda data, **options: requests.append(options))
+    monkeypatch.setattr(
+        "bertworks.make_finetune_request", lambda data, **options: requests.append(options)
+    )
     monkeypatch.setattr("bertworks.plan_trials", lambda *_, **__: [None])
     monkeypatch.setattr("bertworks.finetune_events", lambda *_, **__: [Event("done", "")])
     assert main(["finetune", "a.csv", "-o", "b", "--reset-head"]) == 0
@@ -99,8 +137,14 @@ def test_version(capsys):
     [
         (["vocab", "a.txt", "--outptu", "b"], "Unknown option: --outptu. Did you mean --output?"),
         (["vocab", "a.txt", "-o", "b", "--algorithm", "wordpeice"], 'Did you mean "wordpiece"?'),
-        (["vocab", "a.txt", "-o", "b", "--size", "many"], '--size: unable to convert "many" into int'),
-        (["vocab", "a.txt", "-o", "b", "--max-memory", "much"], "--max-memory 'much' is not a size"),
+        (
+            ["vocab", "a.txt", "-o", "b", "--size", "many"],
+            '--size: unable to convert "many" into int',
+        ),
+        (
+            ["vocab", "a.txt", "-o", "b", "--max-memory", "much"],
+            "--max-memory 'much' is not a size",
+        ),
         (["vocab", "-o", "b"], "error: vocab needs INPUTS"),
         (["vocab", "a.txt"], "error: vocab needs --output (-o)"),
         (["vocab", "a.txt", "-o"], "-o requires an argument"),
@@ -133,7 +177,11 @@ def test_typing_errors_are_2_and_say_what_to_type(words, message, capsys, tmp_pa
             "error: a.txt:3: it is cut\n  hint: get it",
         ),
         (UsageError("no such thing", hint="another"), 2, "error: no such thing\n  hint: another"),
-        (FileNotFoundError(2, "No such file or directory", "b.txt"), 1, "error: b.txt: No such file or directory"),
+        (
+            FileNotFoundError(2, "No such file or directory", "b.txt"),
+            1,
+            "error: b.txt: No such file or directory",
+        ),
         (KeyboardInterrupt(), 130, "interrupted"),
         (
             ZeroDivisionError("division by zero"),
@@ -173,10 +221,18 @@ RUN = [sys.executable, "-c", "from bertworks.cli.main import run; run()"]
 
 @pytest.mark.parametrize(
     ("closed", "has_out", "has_err"),
-    [(">&-", False, True), ("2>&-", True, False), (">&- 2>&-", False, False), ("<&- >&- 2>&-", False, False)],
+    [
+        (">&-", False, True),
+        ("2>&-", True, False),
+        (">&- 2>&-", False, False),
+        ("<&- >&- 2>&-", False, False),
+    ],
 )
 def test_streams_that_were_closed_at_the_start(closed: str, has_out: bool, has_err: bool):
-    for word, code, out, err in (("--version", 0, "0.1.0\n", ""), ("prepair", 2, "", "Did you mean")):
+    for word, code, out, err in (
+        ("--version", 0, "0.1.0\n", ""),
+        ("prepair", 2, "", "Did you mean"),
+    ):
         shell = ["bash", "-c", f'"$@" {closed}', "bash", *RUN, word]
         answer = subprocess.run(shell, capture_output=True, text=True, check=False)
         assert answer.returncode == code
@@ -186,7 +242,8 @@ def test_streams_that_were_closed_at_the_start(closed: str, has_out: bool, has_e
 
 
 def test_no_file_gets_the_messages_of_a_stream_that_was_closed(tmp_path: Path):
-    """The first file that is opened would get the number of standard error, and with it what libraries print there."""
+    """The first file that is opened would get the number of standard error, and with it what
+    libraries print there."""
     code = """
 import os, subprocess, sys
 from bertworks.cli import console, main
@@ -208,9 +265,17 @@ main.run()
 def test_what_cannot_be_written_is_an_error():
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full")
-    ran = subprocess.run(["bash", "-c", '"$@" >/dev/full', "bash", *RUN, "--version"], capture_output=True, check=False)
+    ran = subprocess.run(
+        ["bash", "-c", '"$@" >/dev/full', "bash", *RUN, "--version"],
+        capture_output=True,
+        check=False,
+    )
     assert (ran.returncode, ran.stderr) == (1, b"error: standard output: No space left on device\n")
-    ran = subprocess.run(["bash", "-c", '"$@" 2>/dev/full', "bash", *RUN, "prepair"], capture_output=True, check=False)
+    ran = subprocess.run(
+        ["bash", "-c", '"$@" 2>/dev/full', "bash", *RUN, "prepair"],
+        capture_output=True,
+        check=False,
+    )
     assert (ran.returncode, ran.stdout) == (2, b"")
 
 
@@ -230,20 +295,33 @@ def test_control_characters_reach_no_terminal(capsys, monkeypatch):
     assert err == shown
     assert out.startswith(shown)
     assert json.loads(out.removeprefix(shown)) == {"text": text}
-    assert not any(unicodedata.category(character) == "Cc" for character in out + err if character not in "\t\n")
+    assert not any(
+        unicodedata.category(character) == "Cc"
+        for character in out + err
+        if character not in "\t\n"
+    )
     kinds = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
-    codes = {code for code in range(sys.maxunicode) if unicodedata.bidirectional(chr(code)) in kinds}
-    assert codes | set(map(ord, "\u061c\u200e\u200f")) <= console.CONTROLS.keys()  # all of Bidi_Control in Unicode
+    codes = {
+        code for code in range(sys.maxunicode) if unicodedata.bidirectional(chr(code)) in kinds
+    }
+    # all of Bidi_Control in Unicode
+    assert codes | set(map(ord, "\u061c\u200e\u200f")) <= console.CONTROLS.keys()
 
 
 def test_commands_print_through_the_console():
     """What neutralises control characters is there."""
     folder = Path(console.__file__).parent
-    printing = [path.name for path in folder.glob("*.py") if re.search(r"(?<![\w.])print\(", path.read_text())]
+    printing = [
+        path.name
+        for path in folder.glob("*.py")
+        if re.search(r"(?<![\w.])print\(", path.read_text())
+    ]
     assert printing == ["console.py"]
 
 
-@pytest.mark.parametrize(("text", "size"), [("1g", 1 << 30), ("512m", 512 << 20), ("1.5 GiB", 3 << 29), ("2000", 2000)])
+@pytest.mark.parametrize(
+    ("text", "size"), [("1g", 1 << 30), ("512m", 512 << 20), ("1.5 GiB", 3 << 29), ("2000", 2000)]
+)
 def test_sizes(text, size):
     assert parse_size(text, "--max-memory") == size
 
@@ -266,8 +344,13 @@ def test_durations():
 
 
 def events() -> list[Event]:
-    progress = [Event("stage", f"vocabulary: counting {n}", {"stage": "vocabulary", "amount": n}) for n in range(50)]
-    steps = [Event("step", f"step {n:,}/1,000  loss 5.432", STEP | {"step": n}) for n in range(1, 1001)]
+    progress = [
+        Event("stage", f"vocabulary: counting {n}", {"stage": "vocabulary", "amount": n})
+        for n in range(50)
+    ]
+    steps = [
+        Event("step", f"step {n:,}/1,000  loss 5.432", STEP | {"step": n}) for n in range(1, 1001)
+    ]
     return [Event("note", "a word"), *progress, *steps, Event("done", "all done", {"folder": "x"})]
 
 
@@ -298,7 +381,8 @@ def test_of_many_processes_the_first_speaks(monkeypatch, capsys):
 
 
 def test_on_a_terminal_figures_stay_in_place():
-    """On a pseudo-terminal: notes are printed once, the bar is drawn over, results go to standard output."""
+    """On a pseudo-terminal: notes are printed once, the bar is drawn over, results go to standard
+    output."""
     code = """
 import sys, time; sys.path.insert(0, sys.argv[1])
 from test_cli import events
@@ -313,7 +397,9 @@ show_events(slow())
     primary, secondary = pty.openpty()
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "200", "LINES": "40"}
     command = [sys.executable, "-c", code, str(Path(__file__).parent)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=secondary, env=environment) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=secondary, env=environment
+    ) as process:
         os.close(secondary)
         shown = b""
         try:
@@ -330,11 +416,16 @@ show_events(slow())
 
 
 def test_vocab_then_prepare(corpus, tmp_path, capsys):
-    assert main(["vocab", str(corpus), "-o", str(tmp_path / "tok"), "--size", "120", "--workers", "1"]) == 0
+    assert (
+        main(["vocab", str(corpus), "-o", str(tmp_path / "tok"), "--size", "120", "--workers", "1"])
+        == 0
+    )
     answer = capsys.readouterr()
     assert "tokens" in answer.out
     assert (tmp_path / "tok" / "vocab.txt").read_text(encoding="utf-8").startswith("[PAD]\n")
-    command = f"prepare {corpus} --tokenizer {tmp_path}/tok -o {tmp_path}/shards --workers 1".split()
+    command = (
+        f"prepare {corpus} --tokenizer {tmp_path}/tok -o {tmp_path}/shards --workers 1".split()
+    )
     command += ["--documents", "blank_line"]
     assert main([*command, "--json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -345,16 +436,28 @@ def test_vocab_then_prepare(corpus, tmp_path, capsys):
 
 def test_standard_input(corpus, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(corpus.read_bytes())))
-    assert main(["vocab", "-", "-o", str(tmp_path / "piped"), "--size", "120", "--workers", "1"]) == 0
-    assert main(["vocab", str(corpus), "-o", str(tmp_path / "named"), "--size", "120", "--workers", "1"]) == 0
+    assert (
+        main(["vocab", "-", "-o", str(tmp_path / "piped"), "--size", "120", "--workers", "1"]) == 0
+    )
+    assert (
+        main(
+            ["vocab", str(corpus), "-o", str(tmp_path / "named"), "--size", "120", "--workers", "1"]
+        )
+        == 0
+    )
     capsys.readouterr()
-    assert (tmp_path / "piped" / "vocab.txt").read_bytes() == (tmp_path / "named" / "vocab.txt").read_bytes()
+    assert (tmp_path / "piped" / "vocab.txt").read_bytes() == (
+        tmp_path / "named" / "vocab.txt"
+    ).read_bytes()
 
 
 @pytest.mark.parametrize("command", [["check", "-"], ["evaluate", "sts", "minilm", "-"]])
 def test_standard_input_where_it_is_not_read(command, capsys):
     assert main(command) == 2
-    assert "error: standard input is not read here\n  hint: write it to a file" in capsys.readouterr().err
+    assert (
+        "error: standard input is not read here\n  hint: write it to a file"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_command_that_is_shown_has_its_path_in_quotes(tmp_path, capsys):
@@ -363,7 +466,13 @@ def test_a_command_that_is_shown_has_its_path_in_quotes(tmp_path, capsys):
 
 
 def test_fill_shows_answers_and_json(tmp_path, monkeypatch, capsys):
-    answer = {"score": 0.25, "token": 7, "token_str": "house", "sequence": "the house .", "text": "the house."}
+    answer = {
+        "score": 0.25,
+        "token": 7,
+        "token_str": "house",
+        "sequence": "the house .",
+        "text": "the house.",
+    }
     monkeypatch.setattr("bertworks.fill", lambda model, texts, k: ([[answer] * k] for _ in texts))
     monkeypatch.setattr(sys, "stdin", io.StringIO("the [MASK].\na [MASK].\n"))
     assert main(["fill", "model", "-", "-k", "2"]) == 0
@@ -375,7 +484,14 @@ def test_fill_shows_answers_and_json(tmp_path, monkeypatch, capsys):
 
 def test_install_completion(tmp_path):
     environment = os.environ | {"HOME": str(tmp_path), "SHELL": "/bin/bash"}
-    command = [sys.executable, "-m", "bertworks.cli.main", "--install-completion", "--shell", "bash"]
+    command = [
+        sys.executable,
+        "-m",
+        "bertworks.cli.main",
+        "--install-completion",
+        "--shell",
+        "bash",
+    ]
     answer = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert answer.returncode == 0, answer.stderr
     written = [path for path in tmp_path.rglob("*") if path.is_file() and "bertworks" in path.name]

@@ -1,4 +1,5 @@
-"""Columns that are no texts: none becomes the second text of a pair, and short real texts still count as texts."""
+"""Columns that are no texts: none becomes the second text of a pair, and short real texts still
+count as texts."""
 
 import csv
 import hashlib
@@ -17,15 +18,23 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.text.codes import is_code, is_single_word
 
 ROWS = 120
-WORDS = """the film was good and we liked it but music seemed too loud in our small town where people never go out after
-dark because nothing happens there except one quiet cafe with old chairs""".split()
+WORDS = """the film was good and we liked it but music seemed too loud in our small town where
+people never go out after dark because nothing happens there except one quiet cafe with old
+chairs""".split()
 NAMES = "anna boris chen dora emil fatima goran hana ines jonas kenji lena".split()
 MONTHS = {
-    "english": "January February March April May June July August September October November December",
+    "english": (
+        "January February March April May June July August September October November December"
+    ),
     "german": "Januar Februar März April Mai Juni Juli August September Oktober November Dezember",
-    "french": "janvier février mars avril mai juin juillet août septembre octobre novembre décembre",
-    "spanish": "enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre diciembre",
-    "polish": "stycznia lutego marca kwietnia maja czerwca lipca sierpnia września października listopada grudnia",
+    "french": (
+        "janvier février mars avril mai juin juillet août septembre octobre novembre décembre"
+    ),
+    "spanish": (
+        "enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre diciembre"
+    ),
+    "polish": "stycznia lutego marca kwietnia maja czerwca lipca sierpnia września października "
+    "listopada grudnia",
     "russian": "января февраля марта апреля мая июня июля августа сентября октября ноября декабря",
 }
 
@@ -45,7 +54,9 @@ def digest(number: int) -> str:
 
 NO_TEXTS: dict[str, Callable[[int], str]] = {
     "the date of sentiment140": lambda n: (
-        moment(n).strftime("%a %b %d %H:%M:%S ") + "PDT PST UTC CEST".split()[n % 4] + moment(n).strftime(" %Y")
+        moment(n).strftime("%a %b %d %H:%M:%S ")
+        + "PDT PST UTC CEST".split()[n % 4]
+        + moment(n).strftime(" %Y")
     ),
     "ISO 8601": lambda n: moment(n).isoformat() + "Z",
     "ISO with a space": lambda n: moment(n).isoformat(" ") + " +0000",
@@ -66,13 +77,23 @@ NO_TEXTS: dict[str, Callable[[int], str]] = {
     "a name with digits": lambda n: f"{NAMES[n % 12]}{n * 7919}_the_great",
     "a handle": lambda n: f"@{NAMES[n % 12]}{NAMES[n // 12 % 12]}official",
     "a path": lambda n: f"/home/{NAMES[n % 12]}/documents/{WORDS[n % 30]}/{WORDS[n * 7 % 30]}.txt",
-    "a path with spaces": lambda n: f"/home/{NAMES[n % 12]}/My Documents/old {WORDS[n % 30]} file {n}.pdf",
-    "a path of Windows": lambda n: f"C:\\Users\\{NAMES[n % 12]}\\{WORDS[n % 30]} and more\\{digest(n)[:5]}.docx",
-    "a URL": lambda n: f"https://example.org/{WORDS[n % 30]}/{WORDS[n * 7 % 30]}/{WORDS[n * 11 % 30]}",
-    "two URLs": lambda n: f"https://t.example/{digest(n)[:8]} https://t.example/{digest(n + 1)[:8]}",
+    "a path with spaces": lambda n: (
+        f"/home/{NAMES[n % 12]}/My Documents/old {WORDS[n % 30]} file {n}.pdf"
+    ),
+    "a path of Windows": lambda n: (
+        f"C:\\Users\\{NAMES[n % 12]}\\{WORDS[n % 30]} and more\\{digest(n)[:5]}.docx"
+    ),
+    "a URL": lambda n: (
+        f"https://example.org/{WORDS[n % 30]}/{WORDS[n * 7 % 30]}/{WORDS[n * 11 % 30]}"
+    ),
+    "two URLs": lambda n: (
+        f"https://t.example/{digest(n)[:8]} https://t.example/{digest(n + 1)[:8]}"
+    ),
     "a bare URL": lambda n: f"www.{WORDS[n % 30]}.example.org/{WORDS[n * 7 % 30]}",
     "an e-mail address": lambda n: f"{NAMES[n % 12]}.{NAMES[n // 12 % 12]}@mail.example.org",
-    "an e-mail with a name": lambda n: f"{NAMES[n % 12]} {NAMES[n // 12 % 12]} <{NAMES[n % 12]}{n}@mail.example.org>",
+    "an e-mail with a name": lambda n: (
+        f"{NAMES[n % 12]} {NAMES[n // 12 % 12]} <{NAMES[n % 12]}{n}@mail.example.org>"
+    ),
     "hexadecimal": digest,
     "a UUID": lambda n: str(uuid.UUID(digest(n)[:32])),
     "bytes": lambda n: " ".join(f"0{c}{c}" for c in digest(n)[:9]),
@@ -119,23 +140,41 @@ def test_what_is_no_text_is_never_the_second_text(kind: str, length: int, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "names", [None, ["target", "ids", "date", "flag", "user", "text"], ["label", "id", "date", "query", "user", "text"]]
+    "names",
+    [
+        None,
+        ["target", "ids", "date", "flag", "user", "text"],
+        ["label", "id", "date", "query", "user", "text"],
+    ],
 )
 @pytest.mark.parametrize("length", [4, 8, 15])
 def test_the_form_of_sentiment140(names: list[str] | None, length: int, tmp_path: Path) -> None:
     user = NO_TEXTS["a name of a user"]
     date = NO_TEXTS["the date of sentiment140"]
     rows = [
-        ["04"[n % 2], str(1467810369 + 7 * n), date(n), "NO_QUERY", user(n), f"@{NAMES[n % 12]} {text(n, length)}"]
+        [
+            "04"[n % 2],
+            str(1467810369 + 7 * n),
+            date(n),
+            "NO_QUERY",
+            user(n),
+            f"@{NAMES[n % 12]} {text(n, length)}",
+        ]
         for n in range(ROWS)
     ]
     schema, _ = schema_of(write(tmp_path / "a.csv", rows, names))
     columns = names or [f"column {number}" for number in range(1, 7)]
-    assert (schema.task, schema.text, schema.label) == ("classification", (columns[5],), (columns[0],))
+    assert (schema.task, schema.text, schema.label) == (
+        "classification",
+        (columns[5],),
+        (columns[0],),
+    )
 
 
 @pytest.mark.parametrize("kind", [kind for kind in NO_TEXTS if kind not in ("a long number",)])
-def test_what_is_no_text_is_taken_with_a_note_if_nothing_else_is_left(kind: str, tmp_path: Path) -> None:
+def test_what_is_no_text_is_taken_with_a_note_if_nothing_else_is_left(
+    kind: str, tmp_path: Path
+) -> None:
     rows = [["yes no".split()[n % 2], NO_TEXTS[kind](n)] for n in range(ROWS)]
     schema, notes = schema_of(write(tmp_path / "a.csv", rows, ["kind", "extra"]))
     assert schema.text == ("extra",)
@@ -151,16 +190,24 @@ def test_numbers_are_never_the_text(tmp_path: Path) -> None:
 
 def test_two_columns_of_names_are_not_guessed(tmp_path: Path) -> None:
     rows = [
-        ["yes no".split()[n % 2], NO_TEXTS["a name of a user"](n), NO_TEXTS["a name of a user"](n + 5)]
+        [
+            "yes no".split()[n % 2],
+            NO_TEXTS["a name of a user"](n),
+            NO_TEXTS["a name of a user"](n + 5),
+        ]
         for n in range(ROWS)
     ]
-    with pytest.raises(UsageError, match="several columns hold single words, names or codes") as error:
+    with pytest.raises(
+        UsageError, match="several columns hold single words, names or codes"
+    ) as error:
         infer_schema(write(tmp_path / "a.csv", rows, ["kind", "extra", "more"]))
     assert "--text " in str(error.value.hint)
 
 
 SHORT_TEXTS: dict[str, Callable[[int], str]] = {
-    "titles": lambda n: f"The {WORDS[n % 30].title()} of {WORDS[n * 7 % 30].title()} {WORDS[n * 11 % 30].title()}",
+    "titles": lambda n: (
+        f"The {WORDS[n % 30].title()} of {WORDS[n * 7 % 30].title()} {WORDS[n * 11 % 30].title()}"
+    ),
     "questions with a year": lambda n: f"Who won the {WORDS[n % 30]} cup in {1900 + n}?",
     "texts with an address": lambda n: f"{text(n, 3)} https://t.example/{digest(n)[:8]}",
     "texts with a date": lambda n: f"{WORDS[n % 30]} closes on {moment(n).strftime('%d %B %Y')}",
@@ -177,7 +224,9 @@ SHORT_TEXTS: dict[str, Callable[[int], str]] = {
 @pytest.mark.parametrize("kind", SHORT_TEXTS)
 def test_short_texts_are_texts(kind: str, tmp_path: Path) -> None:
     make = SHORT_TEXTS[kind]
-    rows = [["xy"[n % 2], make(n), NO_TEXTS["an e-mail address"](n), digest(n)] for n in range(ROWS)]
+    rows = [
+        ["xy"[n % 2], make(n), NO_TEXTS["an e-mail address"](n), digest(n)] for n in range(ROWS)
+    ]
     schema, notes = schema_of(write(tmp_path / "a.csv", rows))
     assert schema.text == ("column 2",), make(0)
     assert "is read as the text" not in notes
@@ -190,20 +239,39 @@ def test_single_words_are_texts_when_nothing_else_is_left(tmp_path: Path) -> Non
     rows = [["xy"[n % 2], name] for n, name in enumerate(names)]
     schema, notes = schema_of(write(tmp_path / "a.csv", rows, ["kind", "given"]))
     assert schema.text == ("given",)
-    assert "'given' holds single words or names (Barid, Barik, Barin, ...), and is read as the text" in notes
+    assert (
+        "'given' holds single words or names (Barid, Barik, Barin, ...), and is read as the text"
+        in notes
+    )
     # A usual name says that single words are the text.
     schema, notes = schema_of(write(tmp_path / "b.csv", rows, ["label", "text"]))
     assert (schema.text, "holds single words" in notes) == (("text",), False)
 
 
 def test_language_is_no_code() -> None:
-    for value in ("Sunday", "May", "we met on May 5", "meet at noon", "3 films and a dog", "A1 is good", "この映画"):
+    for value in (
+        "Sunday",
+        "May",
+        "we met on May 5",
+        "meet at noon",
+        "3 films and a dog",
+        "A1 is good",
+        "この映画",
+    ):
         assert not is_code(value), value
-    for value in ("see https://example.org", "no. 5 is the best", "5 ans plus tard", "Note: 5 of us", "C3PO and R2D2"):
+    for value in (
+        "see https://example.org",
+        "no. 5 is the best",
+        "5 ans plus tard",
+        "Note: 5 of us",
+        "C3PO and R2D2",
+    ):
         assert not is_code(value), value
 
 
-@pytest.mark.parametrize("kind", [kind for kind in NO_TEXTS if "constant" not in kind and "user" not in kind])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in NO_TEXTS if "constant" not in kind and "user" not in kind]
+)
 def test_codes_are_codes(kind: str) -> None:
     for number in range(0, ROWS, 7):
         assert is_code(NO_TEXTS[kind](number)), NO_TEXTS[kind](number)

@@ -1,6 +1,8 @@
-"""Every field of the configuration classes of transformers is honoured, refused by name, or listed as without effect.
+"""Every field of the configuration classes of transformers is honoured, refused by name, or listed
+as without effect.
 
-The classes are those of the families that open; their fields are found by introspection, so that a new one is noticed.
+The classes are those of the families that open; their fields are found by introspection, so that a
+new one is noticed.
 """
 
 import dataclasses
@@ -36,7 +38,8 @@ HEADS = {
 
 
 def fields_of(name: str) -> dict[str, Any]:
-    """The fields of a class with their defaults, those of its base classes and of its aliases included."""
+    """The fields of a class with their defaults, those of its base classes and of its aliases
+    included."""
     default = CLASSES[name]()
     fields = {field.name: getattr(default, field.name) for field in dataclasses.fields(default)}
     return fields | default.to_dict()
@@ -83,7 +86,11 @@ def test_an_honoured_field_changes_the_network(name: str) -> None:
     fields |= {"n_langs": 4, "use_lang_emb": True} if name == "xlm" else {}
     default = config_from_huggingface(fields)
     for key in family.settings:
-        value = {"en": 0, "de": 1, "fr": 2, "it": 3} if key == "lang2id" else other_value(key, fields.get(key))
+        value = (
+            {"en": 0, "de": 1, "fr": 2, "it": 3}
+            if key == "lang2id"
+            else other_value(key, fields.get(key))
+        )
         changed = {key: "2"} if key == "language" else {key: value}
         assert config_from_huggingface(fields | changed) != default, key
 
@@ -101,9 +108,15 @@ def test_another_value_of_a_required_field_is_refused_by_name(name: str) -> None
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_field_without_effect_has_none_in_transformers(name: str) -> None:
-    """The same weights under another value give the same logits there; and the same configuration here."""
+    """The same weights under another value give the same logits there; and the same configuration
+    here."""
     family = FAMILIES[name]
-    small: dict[str, Any] = {"vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    small: dict[str, Any] = {
+        "vocab_size": 60,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     small |= {"intermediate_size": 32, "max_position_embeddings": 20, "embedding_size": 8}
     sizes = {key: small[field] for key, field in family.settings.items() if field in small}
     if name == "gpt2":
@@ -148,10 +161,14 @@ def untie(folder: Path, **settings: Any) -> None:
 
 
 @pytest.mark.parametrize("classes", [["GPT2LMHeadModel"], None])
-def test_a_gpt2_without_its_output_layer_is_refused(classes: list[str] | None, tmp_path: Path) -> None:
+def test_a_gpt2_without_its_output_layer_is_refused(
+    classes: list[str] | None, tmp_path: Path
+) -> None:
     write_gpt2(tmp_path)
     untie(tmp_path, architectures=classes)
-    with pytest.raises(BertworksError, match=r"tie_word_embeddings is false, but there is no lm_head\.weight"):
+    with pytest.raises(
+        BertworksError, match=r"tie_word_embeddings is false, but there is no lm_head\.weight"
+    ):
         load_model(tmp_path)
     with pytest.raises(BertworksError, match="the output layer is missing"):
         list(bw.generate(tmp_path, ["a"], device="cpu"))
@@ -174,11 +191,15 @@ def test_an_output_layer_that_equals_the_embeddings_is_read(tmp_path: Path) -> N
     assert len(list(bw.generate(tmp_path, ["a"], max_tokens=2, device="cpu"))) == 1
     network.lm_head.weight.data[3] += 1
     network.save_pretrained(tmp_path)
-    with pytest.raises(BertworksError, match="only models with an output layer tied to the embeddings"):
+    with pytest.raises(
+        BertworksError, match="only models with an output layer tied to the embeddings"
+    ):
         load_model(tmp_path)
 
 
-def test_a_bert_with_a_head_and_without_its_output_layer_is_refused(model: Path, tmp_path: Path) -> None:
+def test_a_bert_with_a_head_and_without_its_output_layer_is_refused(
+    model: Path, tmp_path: Path
+) -> None:
     for file in model.iterdir():
         if file.is_file():
             (tmp_path / file.name).write_bytes(file.read_bytes())

@@ -1,4 +1,5 @@
-"""Every door of Hugging Face's: folders old and new, with every head, become a clean folder with the same numbers."""
+"""Every door of Hugging Face's: folders old and new, with every head, become a clean folder with
+the same numbers."""
 
 import json
 from collections.abc import Callable
@@ -20,11 +21,23 @@ from bertworks.text.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers")
 
-TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnop", *(f"##{c}" for c in "abcdefgh")]
+TOKENS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    *"abcdefghijklmnop",
+    *(f"##{c}" for c in "abcdefgh"),
+]
 SIZES = {
-    "vocab_size": len(TOKENS), "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "intermediate_size": 24, "max_position_embeddings": 32,
-}  # fmt: skip
+    "vocab_size": len(TOKENS),
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 32,
+}
 KINDS = {  # their class, and labels
     "BertModel": {},
     "BertForPreTraining": {},
@@ -54,13 +67,19 @@ def write_tokenizer(folder, **settings):
 
 def tensors_changed(folder, change):
     file = folder / "model.safetensors"
-    save_file({name: value.clone() for name, value in change(load_file(file)).items()}, file, {"format": "pt"})
+    save_file(
+        {name: value.clone() for name, value in change(load_file(file)).items()},
+        file,
+        {"format": "pt"},
+    )
 
 
 def settings_changed(folder, **changes):
     file = folder / "config.json"
     settings = json.loads(file.read_text()) | changes
-    file.write_text(json.dumps({name: value for name, value in settings.items() if value is not ...}))
+    file.write_text(
+        json.dumps({name: value for name, value in settings.items() if value is not ...})
+    )
 
 
 # --- old folders, each as some version or tool wrote it
@@ -77,12 +96,17 @@ def with_gamma_and_beta(folder):
 
 
 def without_prefix(folder):
-    tensors_changed(folder, lambda state: {name.removeprefix("bert."): value for name, value in state.items()})
+    tensors_changed(
+        folder, lambda state: {name.removeprefix("bert."): value for name, value in state.items()}
+    )
 
 
 def with_prefix(folder):
     heads = "cls.", "classifier.", "qa_outputs.", "bert."
-    tensors_changed(folder, lambda s: {n if n.startswith(heads) else f"bert.{n}": value for n, value in s.items()})
+    tensors_changed(
+        folder,
+        lambda s: {n if n.startswith(heads) else f"bert.{n}": value for n, value in s.items()},
+    )
 
 
 def with_copies_and_counters(folder):
@@ -91,7 +115,9 @@ def with_copies_and_counters(folder):
         state |= {f"{body}embeddings.position_ids": torch.arange(32)[None]}
         state |= {f"{body}embeddings.token_type_ids": torch.zeros(1, 32, dtype=torch.int64)}
         if "cls.predictions.bias" in state:
-            state |= {"cls.predictions.decoder.weight": state[f"{body}embeddings.word_embeddings.weight"]}
+            state |= {
+                "cls.predictions.decoder.weight": state[f"{body}embeddings.word_embeddings.weight"]
+            }
             state |= {"cls.predictions.decoder.bias": state["cls.predictions.bias"]}
         return state
 
@@ -105,27 +131,50 @@ def in_three_files(folder):
     places = {}
     for number in range(3):
         file = f"model-{number + 1:05d}-of-00003.safetensors"
-        save_file({name: state[name].clone() for name in names[number::3]}, folder / file, {"format": "pt"})
+        save_file(
+            {name: state[name].clone() for name in names[number::3]},
+            folder / file,
+            {"format": "pt"},
+        )
         places |= dict.fromkeys(names[number::3], file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": places})
+    )
 
 
 def of_2019(folder):
-    settings_changed(folder, model_type=..., dtype=..., transformers_version=..., output_past=True, pruned_heads={})
+    settings_changed(
+        folder,
+        model_type=...,
+        dtype=...,
+        transformers_version=...,
+        output_past=True,
+        pruned_heads={},
+    )
 
 
 def with_settings_of_old(folder):
     settings_changed(
-        folder, position_embedding_type="absolute", gradient_checkpointing=False, _name_or_path="/home/me/x",
-        finetuning_task="sst-2", torch_dtype="float32", directionality="bidi", auto_map={"AutoModel": "evil.Evil"},
-    )  # fmt: skip
+        folder,
+        position_embedding_type="absolute",
+        gradient_checkpointing=False,
+        _name_or_path="/home/me/x",
+        finetuning_task="sst-2",
+        torch_dtype="float32",
+        directionality="bidi",
+        auto_map={"AutoModel": "evil.Evil"},
+    )
 
 
 FOLDERS: dict[str, list[Callable]] = {
     "of today": [],
     "of 2019": [with_copies_and_counters, with_gamma_and_beta, of_2019],
     "without prefix, in three files": [without_prefix, in_three_files],
-    "with prefix and settings of old": [with_prefix, with_settings_of_old, with_copies_and_counters],
+    "with prefix and settings of old": [
+        with_prefix,
+        with_settings_of_old,
+        with_copies_and_counters,
+    ],
 }
 
 
@@ -134,8 +183,16 @@ def inputs(kind):
     ids = torch.randint(5, len(TOKENS), (4, 12), generator=g)
     mask = torch.ones(4, 12, dtype=torch.int64)
     mask[1, 7:] = 0
-    found = {"input_ids": ids, "attention_mask": mask, "token_type_ids": (torch.arange(12) > 5).long().expand(4, -1)}
-    return {name: value.reshape(2, 2, 12) for name, value in found.items()} if "Choice" in kind else found
+    found = {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "token_type_ids": (torch.arange(12) > 5).long().expand(4, -1),
+    }
+    return (
+        {name: value.reshape(2, 2, 12) for name, value in found.items()}
+        if "Choice" in kind
+        else found
+    )
 
 
 def numbers(model, kind):
@@ -160,7 +217,9 @@ def test_a_folder_of_theirs_comes_through_with_the_same_numbers(kind, folder, tm
         change(tmp_path / "theirs")
     list(convert(tmp_path / "theirs", tmp_path / "ours"))
     expected = numbers(original, kind)
-    by_class, report = getattr(transformers, kind).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    by_class, report = getattr(transformers, kind).from_pretrained(
+        tmp_path / "ours", output_loading_info=True
+    )
     assert not any(report.values()), report
     found = numbers(by_class, kind)
     assert found.keys() == expected.keys()
@@ -174,11 +233,16 @@ def test_a_folder_of_theirs_comes_through_with_the_same_numbers(kind, folder, tm
     )
     # And back: what they save of it is read again, and gives the same clean folder.
     by_class.save_pretrained(tmp_path / "again")
-    transformers.AutoTokenizer.from_pretrained(tmp_path / "ours").save_pretrained(tmp_path / "again")
+    transformers.AutoTokenizer.from_pretrained(tmp_path / "ours").save_pretrained(
+        tmp_path / "again"
+    )
     list(convert(tmp_path / "again", tmp_path / "back"))
     for name in ("model.safetensors", "vocab.txt"):
         assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "ours" / name).read_bytes()
-    assert load_model(tmp_path / "back").tokenizer.sha256 == load_model(tmp_path / "ours").tokenizer.sha256
+    assert (
+        load_model(tmp_path / "back").tokenizer.sha256
+        == load_model(tmp_path / "ours").tokenizer.sha256
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -199,7 +263,12 @@ def test_converting_twice_changes_no_byte(kind, tmp_path):
     ("kind", "settings", "task", "labels"),
     [
         ("BertForSequenceClassification", {}, "classification", ("bad", "so-so", "good")),
-        ("BertForSequenceClassification", {"problem_type": "multi_label_classification"}, "multilabel", None),
+        (
+            "BertForSequenceClassification",
+            {"problem_type": "multi_label_classification"},
+            "multilabel",
+            None,
+        ),
         ("BertForTokenClassification", {}, "tagging", ("O", "B-x", "I-x", "B-y")),
         ("BertForQuestionAnswering", {}, "qa", ()),
         ("BertForMultipleChoice", {}, "choice", ()),
@@ -239,12 +308,18 @@ def test_what_is_left_out_is_reported(tmp_path):
     (tmp_path / "secret").write_text("secret")
     (folder / "NOTICE").symlink_to(tmp_path / "secret")
     text, fields = said(folder, tmp_path / "ours")
-    left = "left out of the folder: NOTICE, modeling_evil.py, optimizer.pt, pytorch_model.bin, runs/, training_args.bin"
+    left = (
+        "left out of the folder: NOTICE, modeling_evil.py, optimizer.pt, pytorch_model.bin, "
+        "runs/, training_args.bin"
+    )
     assert left in text
     counters = "bert.embeddings.position_ids, bert.embeddings.token_type_ids"
     assert f"left out of the weights, as counters or copies: {counters}\n" in text
     assert left in fields["notes"]
-    assert "left out of config.json: _name_or_path, auto_map, torch_dtype, transformers_version" in text
+    assert (
+        "left out of config.json: _name_or_path, auto_map, torch_dtype, transformers_version"
+        in text
+    )
     assert "model_max_length is 32 now" in text
     assert (tmp_path / "ours" / "README.md").read_text() == "# my card\n"
     assert (tmp_path / "ours" / "LICENSE").read_text() == "MIT"
@@ -255,7 +330,9 @@ def test_what_is_left_out_is_reported(tmp_path):
 
 
 def test_a_setting_of_theirs_alone_is_kept(tmp_path):
-    theirs_of("BertForSequenceClassification", classifier_dropout=0.3).save_pretrained(tmp_path / "theirs")
+    theirs_of("BertForSequenceClassification", classifier_dropout=0.3).save_pretrained(
+        tmp_path / "theirs"
+    )
     write_tokenizer(tmp_path / "theirs")
     list(convert(tmp_path / "theirs", tmp_path / "ours"))
     assert transformers.AutoConfig.from_pretrained(tmp_path / "ours").classifier_dropout == 0.3
@@ -291,9 +368,13 @@ def test_a_folder_of_ours_keeps_its_task(tmp_path, tokenizer):
     torch.manual_seed(0)
     from bertworks.training.task_heads import MultiLabel, TaskModel
 
-    task = TaskConfig(task="multilabel", labels=("x", "y"), max_length=20, threshold=0.25, text=("body",))
+    task = TaskConfig(
+        task="multilabel", labels=("x", "y"), max_length=20, threshold=0.25, text=("body",)
+    )
     state = TaskModel(config, MultiLabel(outputs=2)).state_dict()
-    save_model(tmp_path / "a", state, config, tokenizer, card="mine", head=task_settings(task), task=task)
+    save_model(
+        tmp_path / "a", state, config, tokenizer, card="mine", head=task_settings(task), task=task
+    )
     list(convert(tmp_path / "a", tmp_path / "b"))
     assert contents(tmp_path / "b") == contents(tmp_path / "a")
     assert ModelFolder(tmp_path / "b").task_config == task
@@ -316,7 +397,9 @@ def test_tokens_added_beside_an_old_vocabulary_stay_whole(tmp_path):
     write_tokenizer(tmp_path / "theirs")
     new = {"[E1]": len(TOKENS), "abcab": len(TOKENS) + 1}
     (tmp_path / "theirs" / "added_tokens.json").write_text(json.dumps(new))
-    (tmp_path / "theirs" / "special_tokens_map.json").write_text(json.dumps({"additional_special_tokens": ["[E1]"]}))
+    (tmp_path / "theirs" / "special_tokens_map.json").write_text(
+        json.dumps({"additional_special_tokens": ["[E1]"]})
+    )
     list(convert(tmp_path / "theirs", tmp_path / "ours"))
     ours = load_model(tmp_path / "ours").tokenizer
     assert ours.special_ids >= {new["[E1]"]}
@@ -333,15 +416,20 @@ def test_tokens_added_beside_an_old_vocabulary_stay_whole(tmp_path):
 
 
 def test_added_tokens_of_a_slow_tokenizer_are_matched_as_it_does(tmp_path):
-    """By the rules of transformers 4's BertTokenizer: special ones match as they are, others in lower case."""
+    """By the rules of transformers 4's BertTokenizer: special ones match as they are, others in
+    lower case."""
     model = theirs_of("BertModel")
     model.resize_token_embeddings(len(TOKENS) + 3)
     folder = tmp_path / "theirs"
     model.save_pretrained(folder)
     write_tokenizer(folder)
     first = len(TOKENS)
-    (folder / "added_tokens.json").write_text(json.dumps({"cab9": first + 2, "[E1]": first, "<a=語>": first + 1}))
-    (folder / "special_tokens_map.json").write_text(json.dumps({"additional_special_tokens": ["[E1]"]}))
+    (folder / "added_tokens.json").write_text(
+        json.dumps({"cab9": first + 2, "[E1]": first, "<a=語>": first + 1})
+    )
+    (folder / "special_tokens_map.json").write_text(
+        json.dumps({"additional_special_tokens": ["[E1]"]})
+    )
     ids = {token: number for number, token in enumerate(TOKENS)}
     expected = {
         "A [E1] b": ["a", first, "b"],
@@ -370,14 +458,18 @@ def test_a_cased_model_with_a_vocabulary_alone_keeps_its_case(tmp_path):
     model = theirs_of("BertModel")
     model.save_pretrained(tmp_path / "theirs")
     (tmp_path / "theirs" / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
-    library = transformers.BertTokenizer(vocab=str(tmp_path / "theirs" / "vocab.txt"), do_lower_case=False)
+    library = transformers.BertTokenizer(
+        vocab=str(tmp_path / "theirs" / "vocab.txt"), do_lower_case=False
+    )
     ours = bertworks.load(tmp_path / "theirs", precision="fp32")
     texts = ["A b C", "AB ab ABA", "abc Ça"]
     for text in texts:
         assert ours.tokenizer.encode(text).ids == library(text)["input_ids"], text
         with torch.no_grad():
             hidden = model(**library(text, return_tensors="pt")).last_hidden_state
-        torch.testing.assert_close(torch.from_numpy(ours.embed([text])), hidden.mean(1), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            torch.from_numpy(ours.embed([text])), hidden.mean(1), atol=1e-5, rtol=0
+        )
     assert tokens.index("AB") in ours.tokenizer.encode("AB").ids
 
 
@@ -391,7 +483,14 @@ def test_what_a_published_tokenizer_cuts_and_pads_is_not_passed_on(tmp_path):
     list(convert(tmp_path / "theirs", tmp_path / "ours"))
     content = json.loads((tmp_path / "ours" / "tokenizer.json").read_text())
     assert content["truncation"] is content["padding"] is None
-    assert len(transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")("a b c d e f")["input_ids"]) == 8
+    assert (
+        len(
+            transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")("a b c d e f")[
+                "input_ids"
+            ]
+        )
+        == 8
+    )
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
@@ -403,17 +502,26 @@ def test_two_tokenizer_files_that_contradict_are_read_as_by_transformers(tmp_pat
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(config | {"do_lower_case": lowercase}))
     text, _ = said(folder, tmp_path / "ours")
-    assert f"tokenizer_config.json has do_lower_case {str(lowercase).lower()}, unlike tokenizer.json" in text
+    assert (
+        f"tokenizer_config.json has do_lower_case {str(lowercase).lower()}, unlike tokenizer.json"
+        in text
+    )
     for read in (folder, tmp_path / "ours"):
         ids = transformers.AutoTokenizer.from_pretrained(read)("A b Á")["input_ids"]
-        assert load_model(read).tokenizer.encode("A b Á").ids == ids == [2, 5 if lowercase else 1, 6, ids[3], 3]
+        assert (
+            load_model(read).tokenizer.encode("A b Á").ids
+            == ids
+            == [2, 5 if lowercase else 1, 6, ids[3], 3]
+        )
     assert ids[3] == (5 if lowercase else 1)
 
 
 def test_words_that_another_program_finds_are_refused(tmp_path):
     config = {"tokenizer_class": "BertJapaneseTokenizer", "word_tokenizer_type": "mecab"}
     write_tokenizer(tmp_path, **config)
-    with pytest.raises(BertworksError, match="pre-tokenizer mecab and the model wordpiece are not supported"):
+    with pytest.raises(
+        BertworksError, match="pre-tokenizer mecab and the model wordpiece are not supported"
+    ):
         Tokenizer.load(tmp_path)
     write_tokenizer(tmp_path, **config | {"word_tokenizer_type": "basic"})
     Tokenizer.load(tmp_path)
@@ -432,8 +540,12 @@ def test_an_unnamed_head_is_refused(tmp_path):
     settings_changed(folder, architectures=["BertForQuestionAnswering"])
     with pytest.raises(BertworksError, match=r"classifier, 0 outputs\) does not fit qa with 2"):
         list(convert(folder, tmp_path / "ours"))
-    settings_changed(folder, architectures=["BertForSequenceClassification"], id2label={"0": "a", "1": "b"})
-    with pytest.raises(BertworksError, match=r"classifier, 3 outputs\) does not fit classification with 2"):
+    settings_changed(
+        folder, architectures=["BertForSequenceClassification"], id2label={"0": "a", "1": "b"}
+    )
+    with pytest.raises(
+        BertworksError, match=r"classifier, 3 outputs\) does not fit classification with 2"
+    ):
         list(convert(folder, tmp_path / "ours"))
     settings_changed(folder, id2label=..., label2id=..., num_labels=3)  # as in old files
     list(convert(folder, tmp_path / "ours"))
@@ -468,5 +580,7 @@ def test_the_command(tmp_path, capsys):
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(BertworksError, match=r"empty: this folder holds no model: there is no config\.json"):
+    with pytest.raises(
+        BertworksError, match=r"empty: this folder holds no model: there is no config\.json"
+    ):
         list(convert(tmp_path / "empty", tmp_path / "out"))

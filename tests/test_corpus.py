@@ -1,4 +1,5 @@
-"""Documents from every format and every kind of bad file; the order of files; memory that stays flat."""
+"""Documents from every format and every kind of bad file; the order of files; memory that stays
+flat."""
 
 import bz2
 import gzip
@@ -54,7 +55,8 @@ def lines_of_json(*records: object) -> str:
     return "".join(json.dumps(record) + "\n" for record in records)
 
 
-# --- plain text: what ends a document ---------------------------------------------------------------------------------
+# --- plain text: what ends a document
+# ---------------------------------------------------------------------------------
 
 
 def test_a_sentence_per_line_with_blank_lines_between_documents(tmp_path: Path) -> None:
@@ -75,7 +77,8 @@ def test_blank_lines_between_unwrapped_paragraphs_do_not_end_documents(tmp_path:
 
 def test_blank_lines_between_stanzas_do_not_end_documents(tmp_path: Path) -> None:
     stanza = (
-        "Whiles carried o'er the iron road,\nWe hurry by some fair abode;\nThe garden bright,\nThe yellow wain upon\n"
+        "Whiles carried o'er the iron road,\nWe hurry by some fair abode;\n"
+        "The garden bright,\nThe yellow wain upon\n"
     )
     assert len(texts(write(tmp_path / "a.txt", "\n".join([stanza] * 8)))) == 1
 
@@ -84,14 +87,16 @@ def test_each_book_of_a_folder_is_a_document(tmp_path: Path) -> None:
     for name in "bac":
         write(
             tmp_path / f"{name}.txt",
-            f"Book {name}.\n\n" + "\n\n".join(textwrap.fill(" ".join(SENTENCES), 70) for _ in range(5)),
+            f"Book {name}.\n\n"
+            + "\n\n".join(textwrap.fill(" ".join(SENTENCES), 70) for _ in range(5)),
         )
     documents = texts(tmp_path)
     assert [text.split("\n")[0] for text in documents] == ["Book a.", "Book b.", "Book c."]
     assert all(text.count("\n") == 5 for text in documents)
 
 
-# --- hard-wrapped lines -----------------------------------------------------------------------------------------------
+# --- hard-wrapped lines
+# -----------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=40, deadline=None)
@@ -99,7 +104,8 @@ def test_each_book_of_a_folder_is_a_document(tmp_path: Path) -> None:
 def test_wrapped_paragraphs_come_back_whole(width: int, seed: int) -> None:
     choose = random.Random(seed)
     paragraphs = [
-        " ".join(choose.choice(SENTENCES) for _ in range(choose.randint(3, 9))) for _ in range(choose.randint(4, 9))
+        " ".join(choose.choice(SENTENCES) for _ in range(choose.randint(3, 9)))
+        for _ in range(choose.randint(4, 9))
     ]
     wrapped = "\n\n".join(textwrap.fill(text, width) for text in paragraphs).split("\n")
     assert corpus.margin_of(wrapped) is not None
@@ -109,14 +115,20 @@ def test_wrapped_paragraphs_come_back_whole(width: int, seed: int) -> None:
 def test_headings_verse_lists_and_tables_are_not_glued(tmp_path: Path) -> None:
     prose = [textwrap.fill(" ".join(SENTENCES * 2), 70) for _ in range(6)]
     apart = [
-        "CHAPTER I", "Of the Beginning of Things",  # headings on two lines
-        "Whiles carried o'er the iron road,", "We hurry by some fair abode;",  # verse
-        "* apples, which are red and round and grow on trees in the orchard", "* pears, which are green",
-        "1. the first thing that has to be done before anything else is done", "2. the second",
-        "Chapter 1 ............................................... 12", "Chapter 2 .......... 13",
-    ]  # fmt: skip
+        "CHAPTER I",
+        "Of the Beginning of Things",  # headings on two lines
+        "Whiles carried o'er the iron road,",
+        "We hurry by some fair abode;",  # verse
+        "* apples, which are red and round and grow on trees in the orchard",
+        "* pears, which are green",
+        "1. the first thing that has to be done before anything else is done",
+        "2. the second",
+        "Chapter 1 ............................................... 12",
+        "Chapter 2 .......... 13",
+    ]
     path = write(
-        tmp_path / "a.txt", "\n\n".join(prose) + "\n\n" + "\n".join(apart) + "\n\n" + "\n\n".join(prose) + "\n"
+        tmp_path / "a.txt",
+        "\n\n".join(prose) + "\n\n" + "\n".join(apart) + "\n\n" + "\n\n".join(prose) + "\n",
     )
     lines = texts(path)[0].split("\n")
     assert lines == [" ".join(SENTENCES * 2)] * 6 + apart + [" ".join(SENTENCES * 2)] * 6
@@ -125,33 +137,44 @@ def test_headings_verse_lists_and_tables_are_not_glued(tmp_path: Path) -> None:
 
 def test_paragraphs_without_blank_lines_end_where_a_line_is_short() -> None:
     paragraphs = [" ".join(SENTENCES * 2), " ".join(SENTENCES[1:]), " ".join(SENTENCES)]
-    lines = "\n".join(textwrap.fill(text, 60, initial_indent="  ") for text in paragraphs * 3).split("\n")
+    lines = "\n".join(
+        textwrap.fill(text, 60, initial_indent="  ") for text in paragraphs * 3
+    ).split("\n")
     assert corpus.paragraphs(lines, corpus.margin_of(lines)) == paragraphs * 3
 
 
 def test_hyphens_at_line_ends() -> None:
     lines = [
-        "It was after very much consid-", "eration that he drew his short-", "sword and the other short sword,",
-        "which he had to wear to-day, to-", "day as ever, for a well-known co\u00ad", "operation of that famous Jean-",
-        "Paul with the under-standing, under-", "standing and the whole crowd--", "and we keep understanding it.",
-    ]  # fmt: skip
+        "It was after very much consid-",
+        "eration that he drew his short-",
+        "sword and the other short sword,",
+        "which he had to wear to-day, to-",
+        "day as ever, for a well-known co\u00ad",
+        "operation of that famous Jean-",
+        "Paul with the under-standing, under-",
+        "standing and the whole crowd--",
+        "and we keep understanding it.",
+    ]
     assert corpus.paragraphs(lines, 32) == [
-        "It was after very much consideration that he drew his short-sword and the other short sword, which he had to "
-        "wear to-day, to-day as ever, for a well-known cooperation of that famous Jean-Paul with the under-standing, "
+        "It was after very much consideration that he drew his short-sword and the other short "
+        "sword, which he had to "
+        "wear to-day, to-day as ever, for a well-known cooperation of that famous Jean-Paul with "
+        "the under-standing, "
         "understanding and the whole crowd--and we keep understanding it."
     ]
 
 
 def test_japanese_is_joined_without_a_space_and_korean_with_one() -> None:
     japanese = (
-        "吾輩は猫である名前はまだ無いどこで生れたかとんと見当がつかぬ何でも薄暗いじめじめした所で泣いていた。" * 4
+        "吾輩は猫である名前はまだ無いどこで生れたかとんと見当がつかぬ何でも薄暗いじめじめした所で泣いていた。"
+        * 4
     )
     lines = [japanese[start : start + 30] for start in range(0, len(japanese), 30)]
     assert corpus.paragraphs(lines, corpus.margin_of(lines)) == [japanese]
     korean = (
-        "나는 고양이로소이다 이름은 아직 없다 어디서 태어났는지 도무지 짐작이 가지 않는다 그저 어둡고 축축한 곳에서 "
-        * 4
-    )
+        "나는 고양이로소이다 이름은 아직 없다 어디서 태어났는지 도무지 짐작이 가지 "
+        "않는다 그저 어둡고 축축한 곳에서 "
+    ) * 4
     wrapped = textwrap.fill(korean.strip(), 30).split("\n")
     assert corpus.paragraphs(wrapped, corpus.margin_of(wrapped)) == [korean.strip()]
 
@@ -161,7 +184,11 @@ def test_japanese_is_joined_without_a_space_and_korean_with_one() -> None:
     [
         SENTENCES * 5,
         [" ".join(SENTENCES)] * 8,
-        ["Man Wins Prize In Local Fair For Second Year", "Rain Expected In The North On Sunday Night"] * 10,
+        [
+            "Man Wins Prize In Local Fair For Second Year",
+            "Rain Expected In The North On Sunday Night",
+        ]
+        * 10,
         ["apples", "pears and plums", "figs"] * 10,
     ],
     ids=["sentence per line", "paragraph per line", "headlines", "short lines"],
@@ -170,7 +197,8 @@ def test_unwrapped_lines_are_left_alone(lines: list[str]) -> None:
     assert corpus.margin_of(lines) is None
 
 
-# --- formats ----------------------------------------------------------------------------------------------------------
+# --- formats
+# --------------------------------------------------------------------------------------------------
 
 
 def test_every_format_and_compression_gives_the_same_documents(tmp_path: Path) -> None:
@@ -186,7 +214,9 @@ def test_every_format_and_compression_gives_the_same_documents(tmp_path: Path) -
     table = "id,text\r\n" + "".join(f'{index},"{text}"\r\n' for index, text in enumerate(expected))
     write(tmp_path / "g.csv", table)
     write(tmp_path / "h.tsv", table.replace(",", "\t", 1).replace(',"', '\t"'))
-    wiki = "".join(f'<doc id="{i}" url="u" title="t">\n{text}\n\n</doc>\n' for i, text in enumerate(expected))
+    wiki = "".join(
+        f'<doc id="{i}" url="u" title="t">\n{text}\n\n</doc>\n' for i, text in enumerate(expected)
+    )
     write(tmp_path / "AA" / "wiki_00", wiki)
     write(tmp_path / "AA" / "wiki_01.bz2", bz2.compress(wiki.encode()))
     write(tmp_path / "i.txt", "\n\n".join(expected) + "\n")
@@ -201,11 +231,20 @@ def test_every_format_and_compression_gives_the_same_documents(tmp_path: Path) -
 
 
 def test_documents_say_where_they_begin(tmp_path: Path) -> None:
-    blocks = write(tmp_path / "a.txt", "\n\n" + "\n".join(SENTENCES) + "\n\n\n" + "\n".join(SENTENCES))
+    blocks = write(
+        tmp_path / "a.txt", "\n\n" + "\n".join(SENTENCES) + "\n\n\n" + "\n".join(SENTENCES)
+    )
     records = write(tmp_path / "b.jsonl", "\n" + lines_of_json({"text": "x"}, {"text": "y"}))
     table = write(tmp_path / "c.csv", 'id,text\n1,"one\ntwo\nthree"\n2,four\n')
     found = [document.source for document in CorpusReader([tmp_path])]
-    assert found == [f"{blocks}:3", f"{blocks}:9", f"{records}:2", f"{records}:3", f"{table}:2", f"{table}:5"]
+    assert found == [
+        f"{blocks}:3",
+        f"{blocks}:9",
+        f"{records}:2",
+        f"{records}:3",
+        f"{table}:2",
+        f"{table}:5",
+    ]
 
 
 def test_format_is_known_by_content_without_a_suffix(tmp_path: Path) -> None:
@@ -219,42 +258,65 @@ def test_tsv_without_header_and_with_stray_quotes(tmp_path: Path) -> None:
         'gj04\t1\t\t"Stray quote marks do not swallow the next rows.',
         "gj05\t0\t*\tThe second sentence stands here.",
     ]
-    assert texts(write(tmp_path / "cola.tsv", "\n".join(rows) + "\n")) == [row.split("\t")[3] for row in rows]
+    assert texts(write(tmp_path / "cola.tsv", "\n".join(rows) + "\n")) == [
+        row.split("\t")[3] for row in rows
+    ]
 
 
 def test_wikiextractor_entities_and_a_cut_off_article(tmp_path: Path) -> None:
     path = write(
-        tmp_path / "wiki_00", '<doc id="1" title="A">\nA &amp; B &lt;x&gt;\n</doc>\n<doc id="2" title="B">\nRest\n'
+        tmp_path / "wiki_00",
+        '<doc id="1" title="A">\nA &amp; B &lt;x&gt;\n</doc>\n<doc id="2" title="B">\nRest\n',
     )
     assert texts(path) == ["A & B <x>", "Rest"]
     assert report(path).counts[corpus.MALFORMED].places == [f"{path}:4"]
-    stray = write(tmp_path / "wiki_01", '<doc id="1">\nA\n</doc>\nstray\n<doc id="2">\nB\n</doc>\nrest\n')
+    stray = write(
+        tmp_path / "wiki_01", '<doc id="1">\nA\n</doc>\nstray\n<doc id="2">\nB\n</doc>\nrest\n'
+    )
     assert texts(stray) == ["A", "stray", "B", "rest"]
     assert report(stray).counts[corpus.MALFORMED].places == [f"{stray}:3", f"{stray}:7"]
 
 
-# --- the text column --------------------------------------------------------------------------------------------------
+# --- the text column
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("record", "column"),
     [
-        ({"url": "http://a.b/a-very-long-address-that-is-longer-than-the-text", "Content": "Short."}, "Content"),
+        (
+            {
+                "url": "http://a.b/a-very-long-address-that-is-longer-than-the-text",
+                "Content": "Short.",
+            },
+            "Content",
+        ),
         ({"name": "A title that is quite long", "sentence": "Short.", "text": ""}, "sentence"),
         (
             {"title": "A title that is quite long", "sentence": "Short."},
             "sentence, after title (--text-column sentence: without)",
         ),
-        ({"name": "short", "bemerkung": "The column with the longest values is the text."}, "bemerkung"),
         (
-            {"seite": "https://example.org/a/long/address/of/a/page", "bemerkung": "It was a short visit."},
+            {"name": "short", "bemerkung": "The column with the longest values is the text."},
             "bemerkung",
         ),
-        ({"zeit": "Sat Apr 26 06:46:18 PDT 2009", "bemerkung": "It was a short visit."}, "bemerkung"),
+        (
+            {
+                "seite": "https://example.org/a/long/address/of/a/page",
+                "bemerkung": "It was a short visit.",
+            },
+            "bemerkung",
+        ),
+        (
+            {"zeit": "Sat Apr 26 06:46:18 PDT 2009", "bemerkung": "It was a short visit."},
+            "bemerkung",
+        ),
         ({"id": 5, "paragraphs": ["One paragraph.", "Another."]}, "paragraphs"),
     ],
 )
-def test_the_text_column_is_guessed_and_reported(tmp_path: Path, record: dict[str, object], column: str) -> None:
+def test_the_text_column_is_guessed_and_reported(
+    tmp_path: Path, record: dict[str, object], column: str
+) -> None:
     found = report(write(tmp_path / "a.jsonl", lines_of_json(record)))
     assert found.columns == {column: 1}
     assert f"text column: {column}" in str(found)
@@ -287,12 +349,14 @@ def test_no_text_column_is_an_error_that_names_the_columns(tmp_path: Path, name:
     assert name in str(caught.value)
 
 
-# --- bad bytes, bad lines, bad files ----------------------------------------------------------------------------------
+# --- bad bytes, bad lines, bad files
+# ----------------------------------------------------------------------------------
 
 
 def test_bad_bytes_are_replaced_counted_and_named(tmp_path: Path) -> None:
     path = write(
-        tmp_path / "a.txt", b"good line here.\n" * 3 + b"bad \xff\xfe line.\n" * 9 + "gut: äöü.\n".encode() * 900
+        tmp_path / "a.txt",
+        b"good line here.\n" * 3 + b"bad \xff\xfe line.\n" * 9 + "gut: äöü.\n".encode() * 900,
     )
     found = report(path)
     assert found.counts[text_files.BAD_BYTES].count == 9
@@ -332,7 +396,9 @@ def test_text_in_another_encoding_is_refused_with_its_name(
         lines = ['<doc id="1">', *lines, "</doc>"]
     if kind != "txt" and len(lines) < 5:
         lines += lines[1:2]  # a single bad line among good ones is a stray one
-    path = write(tmp_path / f"a.{kind}".removesuffix(".wiki"), ("\n".join(lines) + "\n").encode(encoding))
+    path = write(
+        tmp_path / f"a.{kind}".removesuffix(".wiki"), ("\n".join(lines) + "\n").encode(encoding)
+    )
     found = refusal(path)
     assert "bytes that are not UTF-8" in found
     assert found.endswith(f"--encoding {inferred}")
@@ -346,9 +412,11 @@ def test_few_bad_lines_are_replaced_and_many_are_an_error(tmp_path: Path) -> Non
     found = report(write(tmp_path / "a.txt", good * 989 + bad * 10))
     assert found.counts[text_files.BAD_BYTES].count == 10
     assert "10 of the first 300 lines" in refusal(write(tmp_path / "b.txt", good * 290 + bad * 10))
-    late = write(tmp_path / "c.txt", good * 200_000 + bad * 5_000 + good * 200_000)  # over several blocks
+    # over several blocks
+    late = write(tmp_path / "c.txt", good * 200_000 + bad * 5_000 + good * 200_000)
     assert "of the first" in refusal(late)
-    path = write(tmp_path / "d.txt", bad * 20 + good * 900_000)  # they are few in the end, and many in no megabyte
+    # they are few in the end, and many in no megabyte
+    path = write(tmp_path / "d.txt", bad * 20 + good * 900_000)
     assert report(path).counts[text_files.BAD_BYTES].count == 20
 
 
@@ -383,7 +451,9 @@ def test_byte_order_marks_line_ends_and_null_characters(tmp_path: Path) -> None:
     broken = write(tmp_path / "broken.txt", "abc def.".encode("utf-16") + b"\x41")
     assert texts(broken)[0].startswith("abc def.")
     assert report(broken).counts[text_files.BAD_BYTES].count == 1
-    half = write(tmp_path / "half.txt", b"\xff\xfe" + "one\ntw\ud800o".encode("utf-16-le", "surrogatepass"))
+    half = write(
+        tmp_path / "half.txt", b"\xff\xfe" + "one\ntw\ud800o".encode("utf-16-le", "surrogatepass")
+    )
     assert texts(half) == ["one\ntw\ufffdo"]
     assert report(half).counts[text_files.BAD_BYTES].places == [f"{half}:2"]
 
@@ -404,7 +474,9 @@ def test_few_malformed_lines_are_named_and_many_are_an_error(tmp_path: Path) -> 
     with pytest.raises(BertworksError, match="malformed") as caught:
         texts(many)
     assert caught.value.where == f"{many}:4"
-    remarks = write(tmp_path / "remarks.jsonl", "\n".join(["# made by hand", "# twice", *[good] * 150]))
+    remarks = write(
+        tmp_path / "remarks.jsonl", "\n".join(["# made by hand", "# twice", *[good] * 150])
+    )
     assert len(texts(remarks)) == 150
     endless = write(tmp_path / "endless.jsonl", "{broken\n" * 1200)
     with pytest.raises(BertworksError, match="1,000 malformed lines"):
@@ -417,7 +489,9 @@ def test_few_malformed_lines_are_named_and_many_are_an_error(tmp_path: Path) -> 
         with pytest.raises(BertworksError) as caught:
             texts(write(tmp_path / name, content))
         assert name in str(caught.value)
-    uneven = write(tmp_path / "uneven.csv", "id,text\n" + "1,fine words\n" * 5 + "1,2,3\n" + "1,2,3,4\n")
+    uneven = write(
+        tmp_path / "uneven.csv", "id,text\n" + "1,fine words\n" * 5 + "1,2,3\n" + "1,2,3,4\n"
+    )
     with pytest.raises(BertworksError, match="3 cells where the first row has 2"):
         texts(uneven)
     quote = write(tmp_path / "quote.csv", 'id,text\n1,"never closed\n' + "2,x\n" * 5)
@@ -492,7 +566,8 @@ def test_flipped_bytes_in_an_archive_never_escape_as_other_errors(tmp_path: Path
 
 
 def test_a_tar_archive_of_unix_v7_is_no_text(tmp_path: Path) -> None:
-    header = bytearray(tarfile.TarInfo("words.txt").tobuf(tarfile.USTAR_FORMAT)[:257] + bytes(255))  # no "ustar"
+    # no "ustar"
+    header = bytearray(tarfile.TarInfo("words.txt").tobuf(tarfile.USTAR_FORMAT)[:257] + bytes(255))
     header[148:156] = b"%06o\0 " % sum(header[:148] + b" " * 8 + header[156:])
     body = b"Words that look like any text. " * 33
     write(tmp_path / "old.txt", bytes(header) + body)
@@ -501,7 +576,9 @@ def test_a_tar_archive_of_unix_v7_is_no_text(tmp_path: Path) -> None:
     write(tmp_path / "other.txt", bytes(header) + body)
     found = report(tmp_path)
     assert found.documents == 2
-    assert "old.txt (a tar archive; `mkdir FOLDER; tar xf FILE" in str(found.counts[corpus.SKIPPED].places)
+    assert "old.txt (a tar archive; `mkdir FOLDER; tar xf FILE" in str(
+        found.counts[corpus.SKIPPED].places
+    )
 
 
 def test_what_is_not_text_is_skipped_and_named(tmp_path: Path) -> None:
@@ -566,7 +643,12 @@ def test_what_is_left_out_of_a_folder_is_counted_with_the_reason(tmp_path: Path)
     for inputs in (tmp_path / "data", f"{tmp_path}/da*"):
         found = report(inputs)
         assert (found.documents, found.counts[corpus.SKIPPED].count) == (1, 4)
-        for place in ("_draft.txt (its name", "_old (its name", "link (a link to a folder", "pipe.txt (a pipe or"):
+        for place in (
+            "_draft.txt (its name",
+            "_old (its name",
+            "link (a link to a folder",
+            "pipe.txt (a pipe or",
+        ):
             assert place in str(found)
     assert report(f"{tmp_path}/data/[gp]*").counts[corpus.SKIPPED].places == [
         f"{tmp_path}/data/pipe.txt (a pipe or a device; name it as an input of its own)"
@@ -577,10 +659,13 @@ def test_a_compressed_parquet_file_is_called_so(tmp_path: Path) -> None:
     write(tmp_path / "good.txt", "Good words.")
     parquet.write_table(pyarrow.table({"text": ["a"]}), tmp_path / "a.parquet")
     write(tmp_path / "b.parquet.gz", gzip.compress((tmp_path / "a.parquet").read_bytes()))
-    assert "b.parquet.gz (a compressed Parquet file; unpack it: `gzip -d FILE`)" in str(report(tmp_path))
+    assert "b.parquet.gz (a compressed Parquet file; unpack it: `gzip -d FILE`)" in str(
+        report(tmp_path)
+    )
 
 
-# --- finding files ----------------------------------------------------------------------------------------------------
+# --- finding files
+# --------------------------------------------------------------------------------------------------
 
 
 def test_order_is_by_relative_path_whatever_is_typed_first(tmp_path: Path) -> None:
@@ -591,7 +676,9 @@ def test_order_is_by_relative_path_whatever_is_typed_first(tmp_path: Path) -> No
     assert texts(*inputs) == expected
     assert texts(*reversed(inputs)) == expected
     assert CorpusReader(inputs).files == [tmp_path / name for name in expected]
-    assert texts(f"{tmp_path}/**/a.txt") == ["x/deep/a.txt", "y/a.txt"] or texts(f"{tmp_path}/**/a.txt") == [
+    assert texts(f"{tmp_path}/**/a.txt") == ["x/deep/a.txt", "y/a.txt"] or texts(
+        f"{tmp_path}/**/a.txt"
+    ) == [
         "y/a.txt",
         "x/deep/a.txt",
     ]
@@ -612,25 +699,36 @@ def test_standard_input_can_be_read_again(tmp_path: Path) -> None:
     script = (
         "from bertworks.text.corpus import CorpusReader\n"
         "reader = CorpusReader(['-'])\n"
-        "print([(d.text, d.source) for d in reader] == [(d.text, d.source) for d in reader], next(iter(reader)))\n"
+        "print([(d.text, d.source) for d in reader] == [(d.text, d.source) for d in reader], "
+        "next(iter(reader)))\n"
         "print(reader.files[0])\n"
     )
     data = gzip.compress(lines_of_json({"text": "from a pipe"}).encode())
-    done = subprocess.run([sys.executable, "-c", script], input=data, capture_output=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], input=data, capture_output=True, check=True
+    )
     said, path = done.stdout.decode().splitlines()
     assert said == "True Document(text='from a pipe', source='<stdin>:1')"
     assert not Path(path).exists()
 
 
-# --- size -------------------------------------------------------------------------------------------------------------
+# --- size
+# --------------------------------------------------------------------------------------------------
 
 
-def test_no_room_for_standard_input_names_the_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room_for_standard_input_names_the_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)); "
     program = "from bertworks.text.corpus import CorpusReader; CorpusReader(['-'])"
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    ran = subprocess.run([sys.executable, "-c", limit + program], input=b"words " * 1000, capture_output=True)
-    assert f"BertworksError: {tmp_path}: the input of a pipe cannot be copied to a file".encode() in ran.stderr
+    ran = subprocess.run(
+        [sys.executable, "-c", limit + program], input=b"words " * 1000, capture_output=True
+    )
+    assert (
+        f"BertworksError: {tmp_path}: the input of a pipe cannot be copied to a file".encode()
+        in ran.stderr
+    )
     assert b"TMPDIR" in ran.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -645,7 +743,10 @@ def test_a_giant_line_of_plain_text_is_cut_and_memory_stays_flat(tmp_path: Path)
                 file.write(b"words without an end " * 50_000)
         tracemalloc.start()
         reader = CorpusReader([path])
-        letters = sum(len(document.text) - document.text.count(" ") - document.text.count("\n") for document in reader)
+        letters = sum(
+            len(document.text) - document.text.count(" ") - document.text.count("\n")
+            for document in reader
+        )
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert letters == megabytes * 50_000 * len("wordswithoutanend")
@@ -666,7 +767,10 @@ def test_a_giant_json_string_becomes_several_documents(tmp_path: Path) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.text(st.characters(exclude_characters="\r\n\0", exclude_categories=["Cs"]), max_size=30), max_size=30),
+    st.lists(
+        st.text(st.characters(exclude_characters="\r\n\0", exclude_categories=["Cs"]), max_size=30),
+        max_size=30,
+    ),
     st.integers(1, 40),
 )
 def test_lines_do_not_depend_on_the_size_of_blocks(
@@ -698,7 +802,9 @@ def test_long_lines_are_divided_and_lose_nothing(
         with text_files.open_lines(path, "a.txt") as reader:
             found = list(reader.lines(longest=longest))
     expected = text.removesuffix("\n").split("\n") if text else []
-    assert ["".join(line for _, line in group) for _, group in groupby(found, lambda line: line[0])] == expected
+    assert [
+        "".join(line for _, line in group) for _, group in groupby(found, lambda line: line[0])
+    ] == expected
     assert all(len(line) <= size + 2 * longest for _, line in found)
 
 
@@ -708,7 +814,9 @@ def test_real_corpora_are_understood(data_folder: Path) -> None:
     assert len(documents) == len(novels.files)
     assert novels.report.wrapped_documents == 8
     # 2.02 million words stand in the files; joining loses none and breaks none.
-    assert sum(len(document.text.split()) for document in documents) == pytest.approx(2.02e6, rel=0.01)
+    assert sum(len(document.text.split()) for document in documents) == pytest.approx(
+        2.02e6, rel=0.01
+    )
     japanese = CorpusReader([data_folder / "text" / "ja-aozora-5m-chars.jsonl.gz"])
     assert sum(1 for _ in japanese) == 359
     assert japanese.report.wrapped_documents == 0

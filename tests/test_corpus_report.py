@@ -37,7 +37,10 @@ def make_documents(count: int, *, sentences: int = 6) -> list[str]:
     """Documents of distinct sentences."""
     chance = random.Random(0)
     return [
-        "\n".join(" ".join(chance.choices(WORDS[:8], k=chance.randint(8, 20))) + "." for _ in range(sentences))
+        "\n".join(
+            " ".join(chance.choices(WORDS[:8], k=chance.randint(8, 20))) + "."
+            for _ in range(sentences)
+        )
         for _ in range(count)
     ]
 
@@ -50,7 +53,8 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
 def rows(shards: Shards) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     """Ids of each sentence, and of each document, with its borders as -1."""
     sentences = [
-        tuple(shards.tokens[a:b].tolist()) for a, b in zip(shards.sentences[:-1], shards.sentences[1:], strict=True)
+        tuple(shards.tokens[a:b].tolist())
+        for a, b in zip(shards.sentences[:-1], shards.sentences[1:], strict=True)
     ]
     documents = [
         tuple(number for ids in sentences[a:b] for number in (*ids, -1))
@@ -80,11 +84,16 @@ def test_figures_are_those_of_brute_force(
     assert next(iter(report.duplicate_sentences.most_repeated.items())) == ("a dog.", 9)
     assert report.duplicate_sentences.most_repeated["the cat sat."] == 6
     assert report.duplicate_sentences.looked_at == 1
-    words = sum(not tokenizer.tokens[number].startswith("##") for ids in sentences for number in ids)
+    words = sum(
+        not tokenizer.tokens[number].startswith("##") for ids in sentences for number in ids
+    )
     assert report.tokens_per_word == pytest.approx(report.tokens / words)
-    assert report.unknown_share == pytest.approx(4 / report.tokens)  # CJK characters are words of their own
+    # CJK characters are words of their own
+    assert report.unknown_share == pytest.approx(4 / report.tokens)
     lengths = Counter(len(ids).bit_length() for ids in sentences)
-    assert list(report.sentence_lengths.values()) == [lengths[i] for i in range(min(lengths), max(lengths) + 1)]
+    assert list(report.sentence_lengths.values()) == [
+        lengths[i] for i in range(min(lengths), max(lengths) + 1)
+    ]
     assert sum(report.document_lengths.values()) == report.documents == len(whole)
     assert report.single_sentence_documents == 9
 
@@ -92,9 +101,17 @@ def test_figures_are_those_of_brute_force(
 def test_bars_are_named_by_their_lengths() -> None:
     counts = corpus_report_module._by_doubling(np.array([1, 2, 3, 4, 7, 8, 511, 512]))
     assert corpus_report_module._named(counts) == {
-        "1": 1, "2-3": 2, "4-7": 2, "8-15": 1, "16-31": 0, "32-63": 0, "64-127": 0, "128-255": 0, "256-511": 1,
+        "1": 1,
+        "2-3": 2,
+        "4-7": 2,
+        "8-15": 1,
+        "16-31": 0,
+        "32-63": 0,
+        "64-127": 0,
+        "128-255": 0,
+        "256-511": 1,
         "512-1023": 1,
-    }  # fmt: skip
+    }
 
 
 def test_hashes_tell_order_length_and_borders_apart() -> None:
@@ -107,7 +124,8 @@ def test_hashes_tell_order_length_and_borders_apart() -> None:
 
 
 def test_a_text_repeated_without_end_takes_no_memory() -> None:
-    """A menu line that is half of the corpus: room for 2,000 hashes, 100,000 rows, 1,000 of them distinct."""
+    """A menu line that is half of the corpus: room for 2,000 hashes, 100,000 rows, 1,000 of them
+    distinct."""
     sample = corpus_report_module._HashSample(most=2000)
     hashes = corpus_report_module._hash_rows(np.arange(1000), np.arange(1001))
     stream = np.concatenate([np.full(50_000, hashes[7]), np.tile(hashes, 50)])
@@ -140,7 +158,9 @@ def warnings_of(report: CorpusStatistics, word: str) -> list[str]:
 
 
 def test_copies_are_warned_of(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    documents = [text + "\nThe cat sat. The dog ran. Home!" for text in make_documents(150, sentences=2)]
+    documents = [
+        text + "\nThe cat sat. The dog ran. Home!" for text in make_documents(150, sentences=2)
+    ]
     report = corpus_report(make_shards(tmp_path, documents + documents[:20], tokenizer))
     assert len(warnings_of(report, "of the documents are copies")) == 1
     assert len(warnings_of(report, "of the sentences are copies")) == 1
@@ -162,7 +182,9 @@ def test_an_uncased_vocabulary_without_lower_casing_is_warned_of(tmp_path: Path)
 
 def test_capitals_that_a_cased_vocabulary_lacks_are_warned_of(tmp_path: Path) -> None:
     cased = make_tokenizer(tmp_path / "cased", [*WORDS, *LETTERS, *"THCDSRA"], lowercase=False)
-    report = corpus_report(make_shards(tmp_path, [text.upper() for text in make_documents(150)], cased))
+    report = corpus_report(
+        make_shards(tmp_path, [text.upper() for text in make_documents(150)], cased)
+    )
     assert len(warnings_of(report, "much of the text is in capitals")) == 1
     (tmp_path / "b").mkdir()
     assert corpus_report(make_shards(tmp_path / "b", make_documents(150), cased)).warnings == []
@@ -175,7 +197,9 @@ def test_a_vocabulary_of_another_language_is_warned_of(tmp_path: Path) -> None:
     assert len(warnings_of(report, "tokens on average")) == 1
 
 
-def test_shapes_that_hurt_next_sentence_prediction_are_warned_of(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_shapes_that_hurt_next_sentence_prediction_are_warned_of(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     report = corpus_report(make_shards(tmp_path, ["\n".join(make_documents(150))], tokenizer))
     assert len(warnings_of(report, "one document")) == 1
     (tmp_path / "b").mkdir()
@@ -183,14 +207,18 @@ def test_shapes_that_hurt_next_sentence_prediction_are_warned_of(tokenizer: Toke
     assert len(warnings_of(report, "single sentence")) == 1
 
 
-def test_endless_sentences_and_small_corpora_are_warned_of(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_endless_sentences_and_small_corpora_are_warned_of(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     report = corpus_report(make_shards(tmp_path, ["the cat " * 400, "the dog " * 300], tokenizer))
     assert len(warnings_of(report, "longer than 512 tokens")) == 1
     assert len(warnings_of(report, "are few for a vocabulary")) == 1
 
 
 def test_it_reads_well_and_is_json(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    shards = make_shards(tmp_path, [*make_documents(150), "日本語", *["The cat sat."] * 99], tokenizer)
+    shards = make_shards(
+        tmp_path, [*make_documents(150), "日本語", *["The cat sat."] * 99], tokenizer
+    )
     report = corpus_report(shards, tokenizer)
     text = str(report)
     for line in (
@@ -210,12 +238,22 @@ def test_it_reads_well_and_is_json(tokenizer: Tokenizer, tmp_path: Path) -> None
 
 
 def test_real_english_is_fine(data_folder: Path, tmp_path: Path) -> None:
-    tokens = (data_folder / "vocab" / "bert-base-uncased-vocab.txt").read_text(encoding="utf-8").split("\n")
-    tokenizer = make_tokenizer(tmp_path / "bert", [token for token in tokens if token and token not in SPECIALS])
-    with gzip.open(data_folder / "text" / "en-wikipedia-8m.jsonl.gz", "rt", encoding="utf-8") as file:
+    tokens = (
+        (data_folder / "vocab" / "bert-base-uncased-vocab.txt")
+        .read_text(encoding="utf-8")
+        .split("\n")
+    )
+    tokenizer = make_tokenizer(
+        tmp_path / "bert", [token for token in tokens if token and token not in SPECIALS]
+    )
+    with gzip.open(
+        data_folder / "text" / "en-wikipedia-8m.jsonl.gz", "rt", encoding="utf-8"
+    ) as file:
         documents = [json.loads(line)["text"] for _, line in zip(range(60), file)]
     report = corpus_report(make_shards(tmp_path, documents, tokenizer))
-    assert [warning for warning in report.warnings if "are few for a vocabulary" not in warning] == []
+    assert [
+        warning for warning in report.warnings if "are few for a vocabulary" not in warning
+    ] == []
     assert 1 < report.tokens_per_word < 1.4
     assert report.unknown_share < 0.002
 

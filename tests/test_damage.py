@@ -1,4 +1,5 @@
-"""Damaged files are found: random damage to shards, indexes, plans and portions never changes a result silently."""
+"""Damaged files are found: random damage to shards, indexes, plans and portions never changes a
+result silently."""
 
 import json
 import random
@@ -48,7 +49,13 @@ def files_of(folder: Path) -> list[Path]:
 
 def places(value: Any) -> list[tuple[Any, Any]]:
     """All containers of a JSON value, with their keys."""
-    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    keys = (
+        list(value)
+        if isinstance(value, dict)
+        else range(len(value))
+        if isinstance(value, list)
+        else ()
+    )
     return [place for key in keys for place in [(value, key), *places(value[key])]]
 
 
@@ -56,7 +63,10 @@ def damage(folder: Path, draw: random.Random) -> str:
     """Change one file at random, or exchange two. Says what it did."""
     files = files_of(folder)
     path = draw.choice(files)
-    content, kind = path.read_bytes(), draw.choice(["flip", "flip", "cut", "append", "exchange", "value", "delete"])
+    content, kind = (
+        path.read_bytes(),
+        draw.choice(["flip", "flip", "cut", "append", "exchange", "value", "delete"]),
+    )
     if kind == "value" and not (path.suffix == ".json" and content):
         kind = "flip"
     if kind == "flip" and content:
@@ -86,8 +96,11 @@ def damage(folder: Path, draw: random.Random) -> str:
     return f"{kind} {path.name}"
 
 
-def check_all(whole: Path, work: Path, read: Callable[[Path], Outcome], count: int, seed: int) -> None:
-    """Damage a copy of a folder `count` times: each time the result is the same, or there is an error or a note."""
+def check_all(
+    whole: Path, work: Path, read: Callable[[Path], Outcome], count: int, seed: int
+) -> None:
+    """Damage a copy of a folder `count` times: each time the result is the same, or there is an
+    error or a note."""
     shutil.copytree(whole, work)
     truth, notes = read(work)
     assert not notes
@@ -142,7 +155,9 @@ def make_old(folder: Path) -> None:
 
 def read_shards(folder: Path) -> Outcome:
     opened = Shards.open(folder)
-    arrays = [np.asarray(row).tolist() for row in (opened.tokens, opened.sentences, opened.documents)]
+    arrays = [
+        np.asarray(row).tolist() for row in (opened.tokens, opened.sentences, opened.documents)
+    ]
     return [*arrays, opened.tokenizer().sha256, asdict(opened.manifest)], list(opened.notes)
 
 
@@ -166,7 +181,11 @@ def test_shards_of_older_versions(count: int, shards: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("count", [150, *MORE])
 def test_an_index(count: int, model: Path, tmp_path: Path) -> None:
     made, source = Index.create(tmp_path / "idx", model, device="cpu"), open_model(model, "cpu")
-    made.add(["good film", "sad dogs", "Anna lives in Oslo"], ids=["a", "b", "c"], fields=[{"n": 1}, {}, {}])
+    made.add(
+        ["good film", "sad dogs", "Anna lives in Oslo"],
+        ids=["a", "b", "c"],
+        fields=[{"n": 1}, {}, {}],
+    )
     made.add(["the men heard music last night", "story of this town"], ids=["d", "e"])
     made.delete(["b"])
 
@@ -188,7 +207,10 @@ def test_an_index(count: int, model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", ["next_sentence", "full_sentences"])
 def test_plans(format: str, count: int, tokenizer: Tokenizer, tmp_path: Path) -> None:
     write_recipe(tmp_path / "r.toml")
-    store, recipe = make_store(), load_recipe(str(tmp_path / "r.toml"), [f"sampling.format={format}"])
+    store, recipe = (
+        make_store(),
+        load_recipe(str(tmp_path / "r.toml"), [f"sampling.format={format}"]),
+    )
 
     def read(folder: Path) -> Outcome:
         notes: list[str] = []
@@ -205,10 +227,14 @@ def test_a_plan_of_other_settings_is_made_again(tokenizer: Tokenizer, tmp_path: 
     for seed, expected in ((1, 0), (1, 0), (2, 1)):
         notes: list[str] = []
         recipe = load_recipe(str(tmp_path / "r.toml"), [f"seed={seed}"])
-        phase_batches(store, every(store), recipe, tokenizer, tmp_path / "plans", 0, 1, notes.append)
+        phase_batches(
+            store, every(store), recipe, tokenizer, tmp_path / "plans", 0, 1, notes.append
+        )
         assert len(notes) == expected
     recipe = load_recipe(str(tmp_path / "r.toml"), ["seed=2"])
-    phase_batches(store, every(store)[1:], recipe, tokenizer, tmp_path / "plans", 0, 1, notes.append)
+    phase_batches(
+        store, every(store)[1:], recipe, tokenizer, tmp_path / "plans", 0, 1, notes.append
+    )
     assert "made again" in notes[1]
 
 
@@ -228,7 +254,9 @@ def run(folder: Path, stop: int) -> Outcome:
         output.write_bytes(b"".join(map(results_in, files)))
 
     job = Portions(output, Bulk(), {}, "", ())
-    events = list(compute_file("embed", reader, job, range(9), compute, write, empty=IssueCounter()))
+    events = list(
+        compute_file("embed", reader, job, range(9), compute, write, empty=IssueCounter())
+    )
     result = output.read_bytes(), events[-1].fields["truncated"]
     output.unlink()
     return result, [event.text for event in events if "damaged" in event.fields]
@@ -251,7 +279,9 @@ def test_portions(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     check_all(portions.rename(tmp_path / "whole"), tmp_path / "work", read, count, seed=5)
 
 
-def test_a_portion_under_the_name_of_another_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_portion_under_the_name_of_another_is_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("bertworks.inference.predict.AT_ONCE", 2)
     (tmp_path / "data.txt").write_text("a\nb\nc\nd\ne\nf\ng\nh\ni\n")
     with pytest.raises(KeyboardInterrupt):
@@ -277,7 +307,9 @@ def test_a_portion_that_changes_later_is_refused(tmp_path: Path) -> None:
     assert "again" in str(caught.value.hint)
 
 
-def test_vectors_of_a_damaged_portion(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_of_a_damaged_portion(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those of all rows are as without damage, and only one portion is computed again."""
     data = tmp_path / "t.txt"
     data.write_text("".join(f"film number {n}\n" for n in range(9)))
@@ -290,11 +322,15 @@ def test_vectors_of_a_damaged_portion(model: Path, tmp_path: Path, monkeypatch: 
     path = min((tmp_path / ".v.npy.portions").glob("0*"))
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     events = list(embed_file(model, data, tmp_path / "v.npy", device="cpu"))
-    assert [event.fields for event in events if {"damaged", "resumed_portions"} & event.fields.keys()] == [
+    assert [
+        event.fields for event in events if {"damaged", "resumed_portions"} & event.fields.keys()
+    ] == [
         {"resumed_portions": 1},
         {"damaged": 1},
     ]
-    np.testing.assert_allclose(np.load(tmp_path / "v.npy"), np.load(tmp_path / "whole.npy"), atol=1e-6)
+    np.testing.assert_allclose(
+        np.load(tmp_path / "v.npy"), np.load(tmp_path / "whole.npy"), atol=1e-6
+    )
 
 
 # --- blocks
@@ -313,16 +349,26 @@ def test_a_block_is_checked_when_it_is_first_read(tmp_path: Path) -> None:
     assert array[800:].tolist() == numbers[800:].tolist()
     assert (array.shape, array.dtype, len(array)) == ((1000,), np.uint16, 1000)
     for read in (
-        lambda: array[500:610], lambda: array[3], lambda: array[::-1], lambda: np.asarray(array),
-        lambda: array == 3, lambda: array.max(), lambda: np.diff(array), lambda: array[[1, 2]],
-    ):  # fmt: skip
+        lambda: array[500:610],
+        lambda: array[3],
+        lambda: array[::-1],
+        lambda: np.asarray(array),
+        lambda: array == 3,
+        lambda: array.max(),
+        lambda: np.diff(array),
+        lambda: array[[1, 2]],
+    ):
         with pytest.raises(BertworksError, match="block 2 of 1 MiB") as caught:
             read()
         assert str(path) in str(caught.value.where)
 
 
-@pytest.mark.parametrize("change", [lambda content: content[:512], lambda content: content + b"x" * 600])
-def test_a_file_with_more_or_fewer_blocks_is_refused(change: Callable[[bytes], bytes], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "change", [lambda content: content[:512], lambda content: content + b"x" * 600]
+)
+def test_a_file_with_more_or_fewer_blocks_is_refused(
+    change: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
     path = tmp_path / "a"
     path.write_bytes(bytes(1000))
     sums = file_sums(path)[1]
@@ -335,9 +381,14 @@ def test_a_file_with_more_or_fewer_blocks_is_refused(change: Callable[[bytes], b
 
 
 def test_older_shards_get_checksums(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    new, identity = (shards / "manifest.json").read_bytes(), Manifest.load(shards / "manifest.json").identity
+    new, identity = (
+        (shards / "manifest.json").read_bytes(),
+        Manifest.load(shards / "manifest.json").identity,
+    )
     make_old(shards)
-    assert sha256(shards / "manifest.json") == identity, "a run that began with the older folder goes on"
+    assert sha256(shards / "manifest.json") == identity, (
+        "a run that began with the older folder goes on"
+    )
 
     def refuse(*arguments: object) -> None:
         raise BertworksError("read-only")
@@ -354,7 +405,9 @@ def test_older_shards_get_checksums(shards: Path, monkeypatch: pytest.MonkeyPatc
     assert Manifest.load(shards / "manifest.json").identity == identity
 
 
-@pytest.mark.parametrize("values", [{"vocab_size": -1}, {"tokens": True}, {"dtype": "O"}, {"files": {}}, {"corpus": 3}])
+@pytest.mark.parametrize(
+    "values", [{"vocab_size": -1}, {"tokens": True}, {"dtype": "O"}, {"files": {}}, {"corpus": 3}]
+)
 def test_an_older_manifest_with_wrong_values(values: dict[str, Any], shards: Path) -> None:
     make_old(shards)
     content = json.loads((shards / "manifest.json").read_text())
@@ -366,14 +419,19 @@ def test_an_older_manifest_with_wrong_values(values: dict[str, Any], shards: Pat
 # --- --verify
 
 
-def test_verify_finds_what_was_not_read(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_finds_what_was_not_read(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "idx"
     Index.create(folder, model, device="cpu").add(["good film", "sad dogs"])
     assert main(["index", "-o", str(folder), "--verify"]) == 0
     assert "every file is as it was written" in capsys.readouterr().err
     (path,) = folder.glob("*.jsonl")
     path.write_bytes(path.read_bytes().replace(b"sad", b"bad"))
-    for command in (["index", "-o", str(folder)], ["search", str(folder), "film", "--ranking", "bm25", "-k", "1"]):
+    for command in (
+        ["index", "-o", str(folder)],
+        ["search", str(folder), "film", "--ranking", "bm25", "-k", "1"],
+    ):
         assert main([*command, "--verify"]) == 1
         found = capsys.readouterr().err
         assert path.name in found
@@ -384,7 +442,9 @@ def test_the_hint_for_damaged_shards_of_a_run(tmp_path: Path) -> None:
     """The folder deleted and the command repeated, the run goes on."""
     corpus = write_tiny_corpus(tmp_path / "c.jsonl", 120)
     recipe = write_recipe(tmp_path / "r.toml", ("num_steps = 40", "num_steps = 8"))
-    make = partial(pretrain, [corpus], tmp_path / "out", recipe=str(recipe), device="cpu", workers=1)
+    make = partial(
+        pretrain, [corpus], tmp_path / "out", recipe=str(recipe), device="cpu", workers=1
+    )
     events = make()
     next(event for event in events if event.kind == "saved" and event.fields["step"] == 5)
     events.close()
@@ -393,19 +453,32 @@ def test_the_hint_for_damaged_shards_of_a_run(tmp_path: Path) -> None:
     path.write_bytes(bytes(byte ^ 1 for byte in whole))
     with pytest.raises(BertworksError, match="CRC-32 differs") as caught:
         list(make())
-    assert "delete this folder within a run and repeat the `bertworks pretrain` command" in str(caught.value.hint)
+    assert "delete this folder within a run and repeat the `bertworks pretrain` command" in str(
+        caught.value.hint
+    )
     shutil.rmtree(path.parent)
     assert list(make())[-1].fields["step"] == 8
     assert path.read_bytes() == whole
 
 
 @pytest.mark.parametrize("verify", [False, True])
-def test_training_on_damaged_shards(verify: bool, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_training_on_damaged_shards(
+    verify: bool, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     content = bytearray((shards / "tokens.bin").read_bytes())
     content[len(content) // 2] ^= 1
     (shards / "tokens.bin").write_bytes(content)
     recipe = write_recipe(tmp_path / "r.toml")
-    command = ["pretrain", str(shards), "-o", str(tmp_path / "out"), "--recipe", str(recipe), "--device", "cpu"]
+    command = [
+        "pretrain",
+        str(shards),
+        "-o",
+        str(tmp_path / "out"),
+        "--recipe",
+        str(recipe),
+        "--device",
+        "cpu",
+    ]
     assert main([*command, *(["--verify"] if verify else [])]) == 1
     found = capsys.readouterr().err
     assert "tokens.bin" in found

@@ -1,4 +1,5 @@
-"""The survey of labelled data: what it counts is there, what it warns of is true, and clean data gives no warning."""
+"""The survey of labelled data: what it counts is there, what it warns of is true, and clean data
+gives no warning."""
 
 import json
 import random
@@ -30,14 +31,24 @@ from bertworks.datasets.schema import Item, Schema, TaskType
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.text_files import IssueCounter
 from bertworks.runs.data_splits import LabelledData
-from bertworks.runs.dataset_report import DatasetReport, Lengths, check_file, count_labels, make_dataset_report
+from bertworks.runs.dataset_report import (
+    DatasetReport,
+    Lengths,
+    check_file,
+    count_labels,
+    make_dataset_report,
+)
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 
 WRITERS = {
-    "classification": (write_reviews, "reviews.csv"), "multilabel": (write_multilabel, "topics.jsonl"),
-    "regression": (write_pairs, "pairs.tsv"), "tagging": (write_conll, "names.conll"),
-    "spans": (write_spans, "spans.json"), "qa": (write_squad, "squad.json"), "choice": (write_choices, "choices.csv"),
-}  # fmt: skip
+    "classification": (write_reviews, "reviews.csv"),
+    "multilabel": (write_multilabel, "topics.jsonl"),
+    "regression": (write_pairs, "pairs.tsv"),
+    "tagging": (write_conll, "names.conll"),
+    "spans": (write_spans, "spans.json"),
+    "qa": (write_squad, "squad.json"),
+    "choice": (write_choices, "choices.csv"),
+}
 T = tokenizer()
 
 
@@ -46,15 +57,24 @@ def item(number: int, label: Any, *texts: str, file: str = "train.csv") -> Item:
 
 
 def looked(
-    train: list[Item], dev: list[Item], task: TaskType = "classification", max_length: int = 64, t: Any = T
+    train: list[Item],
+    dev: list[Item],
+    task: TaskType = "classification",
+    max_length: int = 64,
+    t: Any = T,
 ) -> DatasetReport:
     names: set[str] = set()
     for one in (*train, *dev):
-        names.update([one.label] if isinstance(one.label, str) else one.label if task == "tagging" else ())
+        names.update(
+            [one.label] if isinstance(one.label, str) else one.label if task == "tagging" else ()
+        )
     labels = ("O", "B-person", "I-person") if task == "spans" else tuple(sorted(names))
     reading = Featurizer(t, task, labels, max_length, stride=16)
     data = LabelledData(
-        Schema(task=task, text=("text",), labels=labels), train, dev, ["task: this", "evaluated on rows"]
+        Schema(task=task, text=("text",), labels=labels),
+        train,
+        dev,
+        ["task: this", "evaluated on rows"],
     )
     return make_dataset_report(data, list(reading(train)), list(reading(dev)), t, max_length)
 
@@ -63,10 +83,14 @@ def reviews(count: int, file: str = "train.csv", seed: int = 0) -> list[Item]:
     draw = random.Random(seed)
     rows = ((n, draw.random() < 0.5) for n in range(count))
     return [
-        item(n, "pos" if good else "neg", f"{sentence(draw, draw.choice(GOOD if good else BAD), length=20)} {n}",
-             file=file)
+        item(
+            n,
+            "pos" if good else "neg",
+            f"{sentence(draw, draw.choice(GOOD if good else BAD), length=20)} {n}",
+            file=file,
+        )
         for n, good in rows
-    ]  # fmt: skip
+    ]
 
 
 def warnings_of(found: DatasetReport, word: str) -> list[str]:
@@ -76,7 +100,9 @@ def warnings_of(found: DatasetReport, word: str) -> list[str]:
 @pytest.mark.parametrize("task", WRITERS)
 def test_every_task_is_reported_by_check(task: str, tmp_path: Path) -> None:
     write, name = WRITERS[task]
-    found = check_file(write(tmp_path / name), model=write_model(tmp_path / "model"), validation="split")
+    found = check_file(
+        write(tmp_path / name), model=write_model(tmp_path / "model"), validation="split"
+    )
     assert found.task == task
     assert sum(found.lengths.counts) == found.train + found.dev
     assert found.notes[0].startswith(f"task: {task}")
@@ -86,7 +112,10 @@ def test_every_task_is_reported_by_check(task: str, tmp_path: Path) -> None:
     assert bool(found.targets) == (task == "regression")
     assert bool(found.labels) == (task != "regression")
     values = [line[13:] for line in text.splitlines() if not line.startswith("warning")]
-    assert all(value and line[11:13] == "  " for value, line in zip(values, text.splitlines(), strict=False))
+    assert all(
+        value and line[11:13] == "  "
+        for value, line in zip(values, text.splitlines(), strict=False)
+    )
 
 
 def test_clean_data_has_no_warnings() -> None:
@@ -103,7 +132,9 @@ def test_labels_are_counted_in_train_and_dev() -> None:
     train, dev = reviews(40), reviews(9, "dev.csv", seed=1)
     found = looked(train, dev)
     counted, evaluated = Counter(x.label for x in train), Counter(x.label for x in dev)
-    assert found.labels == {name: (counted[name], evaluated[name]) for name, _ in counted.most_common()}
+    assert found.labels == {
+        name: (counted[name], evaluated[name]) for name, _ in counted.most_common()
+    }
 
 
 @pytest.mark.parametrize(
@@ -119,21 +150,37 @@ def test_labels_are_counted_in_train_and_dev() -> None:
         ("regression", [1.0, 2.0], {}),
     ],
 )
-def test_what_counts_as_a_label(task: TaskType, labels: list[Any], expected: dict[str, int]) -> None:
+def test_what_counts_as_a_label(
+    task: TaskType, labels: list[Any], expected: dict[str, int]
+) -> None:
     tags = tuple(chain(*labels)) if task == "tagging" else ()
-    assert count_labels([item(n, label, "text") for n, label in enumerate(labels)], task, tags) == expected
+    assert (
+        count_labels([item(n, label, "text") for n, label in enumerate(labels)], task, tags)
+        == expected
+    )
 
 
 def test_copies_leaks_and_conflicts_are_reported_with_their_rows() -> None:
-    train = [item(1, "pos", "a good film"), item(2, "neg", "a bad film"), item(3, "pos", " A  GOOD film"),
-             item(4, "pos", "a bad film")]  # fmt: skip
-    dev = [item(1, "neg", "a good film", file="dev.csv"), item(2, "neg", "a poor film", file="dev.csv")]
+    train = [
+        item(1, "pos", "a good film"),
+        item(2, "neg", "a bad film"),
+        item(3, "pos", " A  GOOD film"),
+        item(4, "pos", "a bad film"),
+    ]
+    dev = [
+        item(1, "neg", "a good film", file="dev.csv"),
+        item(2, "neg", "a poor film", file="dev.csv"),
+    ]
     found = looked(train, dev)
-    assert found.copies == IssueCounter(2, ["train.csv:3 = train.csv:1", "train.csv:4 = train.csv:2"])
+    assert found.copies == IssueCounter(
+        2, ["train.csv:3 = train.csv:1", "train.csv:4 = train.csv:2"]
+    )
     assert found.leaked == IssueCounter(1, ["dev.csv:1 = train.csv:1"])
     assert found.conflicts.count == 2
     assert found.conflicts.places[0] == "train.csv:4 and train.csv:2: 'pos' and 'neg'"
-    assert warnings_of(found, "1 rows of dev (50.0%) are in train as well (dev.csv:1 = train.csv:1)")
+    assert warnings_of(
+        found, "1 rows of dev (50.0%) are in train as well (dev.csv:1 = train.csv:1)"
+    )
     assert warnings_of(found, "no model can predict both")
 
 
@@ -144,14 +191,20 @@ def test_copies_within_dev_are_no_leak() -> None:
 
 
 def test_capitals_make_a_difference_where_the_model_sees_them() -> None:
-    train, dev = [item(1, "pos", "Film"), item(2, "neg", "film")], [item(1, "pos", "FILM", file="dev.csv")]
+    train, dev = (
+        [item(1, "pos", "Film"), item(2, "neg", "film")],
+        [item(1, "pos", "FILM", file="dev.csv")],
+    )
     cased = train_vocabulary(["Film film FILM"] * 5, VocabularyConfig(size=40, lowercase=False))[0]
     assert looked(train, dev, t=cased).copies.count == 0
     assert looked(train, dev).leaked.count == looked(train, dev).copies.count == 1
 
 
 def test_a_question_may_have_several_answers() -> None:
-    train = [item(1, ((0, "Anna"),), "who ?", "Anna lives"), item(2, ((5, "lives"),), "who ?", "Anna lives")]
+    train = [
+        item(1, ((0, "Anna"),), "who ?", "Anna lives"),
+        item(2, ((5, "lives"),), "who ?", "Anna lives"),
+    ]
     found = looked(train, train[:1], "qa")
     assert found.copies.count == 1
     assert found.conflicts.count == 0
@@ -180,12 +233,16 @@ def test_the_length_of_choices_is_that_of_the_longest_one(words: int) -> None:
 
 
 def test_the_picture_of_lengths_has_a_bar_for_each_bin() -> None:
-    lengths = Lengths(width=2, counts=[0, 4, 8, 1], median=4, longest=90, max_length=64, too_long=1, windows=False)
+    lengths = Lengths(
+        width=2, counts=[0, 4, 8, 1], median=4, longest=90, max_length=64, too_long=1, windows=False
+    )
     bars, axis, words = lengths.lines()
     assert bars == " ▄█▁"
     assert axis.endswith("6 tokens and more")
     assert "1 (7.7%) have more than 64 and are truncated" in words
-    whole = Lengths(width=2, counts=[0, 4, 8, 1], median=4, longest=7, max_length=64, too_long=0, windows=False)
+    whole = Lengths(
+        width=2, counts=[0, 4, 8, 1], median=4, longest=7, max_length=64, too_long=0, windows=False
+    )
     assert whole.lines()[1].endswith("8 tokens")
 
 
@@ -207,8 +264,12 @@ def test_unknown_words_are_measured_and_named() -> None:
 
 
 def test_marks_that_the_tokenizer_drops_are_reported() -> None:
-    japanese = train_vocabulary(["か が は ば です"] * 5, VocabularyConfig(size=60, strip_accents=True))[0]
-    keeping = train_vocabulary(["か が は ば です"] * 5, VocabularyConfig(size=60, lowercase=False))[0]
+    japanese = train_vocabulary(
+        ["か が は ば です"] * 5, VocabularyConfig(size=60, strip_accents=True)
+    )[0]
+    keeping = train_vocabulary(
+        ["か が は ば です"] * 5, VocabularyConfig(size=60, lowercase=False)
+    )[0]
     train = [item(n, "pos", "か が です") for n in range(3)]
     assert warnings_of(looked(train, train, t=japanese), "reads が as か")
     assert not warnings_of(looked(train, train, t=keeping), "reads")
@@ -219,7 +280,9 @@ def test_vowel_signs_that_the_tokenizer_drops_are_reported() -> None:
     stripping = train_vocabulary([words] * 5, VocabularyConfig(size=60, strip_accents=True))[0]
     keeping = train_vocabulary([words] * 5, VocabularyConfig(size=60))[0]
     train = [item(n, "pos", *words.split()) for n in range(3)]
-    assert warnings_of(looked(train, train, t=stripping), "drops marks that are letters in this language")
+    assert warnings_of(
+        looked(train, train, t=stripping), "drops marks that are letters in this language"
+    )
     assert not warnings_of(looked(train, train, t=keeping), "drops marks")
     english = [item(n, "pos", f"the film was {'good ' * 100}") for n in range(3)]
     rare = [*english, item(9, "pos", "the film \u0939\u0941")]
@@ -232,16 +295,22 @@ def test_labels_that_cannot_be_learned_or_evaluated_are_named() -> None:
 
     train = [item(n, tags("person", "place"), "Anna", "Paris") for n in range(20)]
     train.append(item(99, tags("rare", "place"), "good", "Oslo"))
-    found = looked(train, [item(1, tags("person", "new"), "Clara", "Lima", file="dev.csv")], "tagging")
+    found = looked(
+        train, [item(1, tags("person", "new"), "Clara", "Lima", file="dev.csv")], "tagging"
+    )
     assert warnings_of(found, "labels of dev that are not in train cannot be learned: 'new'")
-    assert warnings_of(found, "fewer than 10 examples in train")[0].endswith("too few to learn well: 'rare'")
+    assert warnings_of(found, "fewer than 10 examples in train")[0].endswith(
+        "too few to learn well: 'rare'"
+    )
     assert warnings_of(found, "not in dev")[0].endswith("'place', 'rare'")
 
 
 def test_imbalance_names_both_ends() -> None:
     train = [item(n, "neg" if n % 10 else "pos", f"film {n}") for n in range(200)]
     found = looked(train, train[:20])
-    assert warnings_of(found, "'neg' is 9 times as frequent as 'pos': always predicting 'neg' is right in 90.0%")
+    assert warnings_of(
+        found, "'neg' is 9 times as frequent as 'pos': always predicting 'neg' is right in 90.0%"
+    )
     even = [item(n, "neg" if n % 2 else "pos", f"film {n}") for n in range(200)]
     assert not warnings_of(looked(even, even[:20]), "times as frequent")
 
@@ -298,13 +367,23 @@ def test_what_is_no_row_is_said_as_it_is(tmp_path: Path) -> None:
         check_file(tmp_path / "r.csv", model=tmp_path / "modle")
 
 
-def test_the_verb_prints_for_people_and_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["check", str(write_reviews(tmp_path / "r.csv")), "--model", str(write_model(tmp_path / "model"))]
+def test_the_verb_prints_for_people_and_for_programs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "check",
+        str(write_reviews(tmp_path / "r.csv")),
+        "--model",
+        str(write_model(tmp_path / "model")),
+    ]
     assert main(words) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith("task         classification")
-    assert f"next: bertworks finetune {words[1]} --model {words[3]} -o MODEL-FOLDER\n" in printed.err
-    assert main([*words, "--text", "text", "--quoting", "quoted"]) == 0  # what was said of the data holds for the next
+    assert (
+        f"next: bertworks finetune {words[1]} --model {words[3]} -o MODEL-FOLDER\n" in printed.err
+    )
+    # what was said of the data holds for the next
+    assert main([*words, "--text", "text", "--quoting", "quoted"]) == 0
     assert f"{words[3]} --text text --quoting quoted -o MODEL-FOLDER\n" in capsys.readouterr().err
     assert main([*words, "--json", "--text", "text"]) == 0
     assert json.loads(capsys.readouterr().out)["labels"].keys() == {"pos", "neg"}

@@ -24,7 +24,9 @@ def collected(monkeypatch) -> list[Path]:
     def write_demo_corpus(folder: Path) -> list[tuple[int, int]]:
         calls.append(folder)
         folder.mkdir(parents=True)
-        lines = [json.dumps({"id": f"{n}", "text": f"Too short.\n{SENTENCE}"}) + "\n" for n in range(9)]
+        lines = [
+            json.dumps({"id": f"{n}", "text": f"Too short.\n{SENTENCE}"}) + "\n" for n in range(9)
+        ]
         (folder / "training.jsonl").write_text("".join(lines))
         (folder / "held-out.jsonl").write_text("".join(lines))
         return [(9, 1234), (9, 56)]
@@ -33,7 +35,9 @@ def collected(monkeypatch) -> list[Path]:
         assert [path.name for path in inputs] == ["training.jsonl"]
         assert budget == "90s"
         output.mkdir(exist_ok=True)
-        (output / "metrics.jsonl").write_text(json.dumps({"step": 0, "evaluation": BEFORE}) + '\n{"step": 1}\n')
+        (output / "metrics.jsonl").write_text(
+            json.dumps({"step": 0, "evaluation": BEFORE}) + '\n{"step": 1}\n'
+        )
         yield Event("done", "the shards are done", {})
         yield Event("note", "training")
         baseline = {"token": "the", "masked_lm_accuracy": 0.06}
@@ -50,7 +54,9 @@ def collected(monkeypatch) -> list[Path]:
             with (folder / f"{part}.csv").open("w", newline="") as file:
                 rows = csv.writer(file)
                 rows.writerow(["text", "library"])
-                rows.writerows([("numbers and arrays", "numpy"), ("graphs and paths", "networkx")] * count)
+                rows.writerows(
+                    [("numbers and arrays", "numpy"), ("graphs and paths", "networkx")] * count
+                )
                 rows.writerows([("arrays of graphs", "numpy")] * (count // 2))
 
     def finetune_events(output, request):

@@ -61,7 +61,8 @@ GOOGLE_STYLE = """Reads a file and returns what is in it.
 
 MARKDOWN = """# A heading that is not a sentence of the text.
 
-The [library](https://example.org/x) reads **all** of the files in a folder. It's `fast` and it does not need the net!
+The [library](https://example.org/x) reads **all** of the files in a folder. It's `fast` and it
+does not need the net!
 
 | The | table | of | the | things |
 ```
@@ -77,7 +78,8 @@ def paragraphs(text: str) -> list[str]:
 
 def test_numpy_docstring_without_names_signatures_and_code():
     assert paragraphs(NUMPY_STYLE) == [
-        "Fit a straight line to the points that are given. The line is the one with the smallest sum of squares, see"
+        "Fit a straight line to the points that are given. The line is the one with the smallest "
+        "sum of squares, see"
         " solve.",
     ]
 
@@ -140,13 +142,23 @@ def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A Python installation with two packages and no prose of its own."""
     library, packages = tmp_path / "lib", tmp_path / "site"
     library.mkdir()
-    many = " ".join(f"Number {number} of the sentences is here so that the text is long." for number in range(9))
+    many = " ".join(
+        f"Number {number} of the sentences is here so that the text is long." for number in range(9)
+    )
     for package in ("alpha", "beta", "test"):
         (packages / package).mkdir(parents=True)
         own = many.replace("Number", f"Part {package}")
-        (packages / package / "__init__.py").write_text(f'"""{own}\n\n{many}\n"""\nraise SystemExit("imported")\n')
-    (packages / "alpha" / "calls.py").write_text(f'add_docstr(f, r"""{many.replace("Number", "Call")}""")\n')
-    monkeypatch.setattr(demo_corpus.sysconfig, "get_path", lambda name: str(library if name == "stdlib" else packages))
+        (packages / package / "__init__.py").write_text(
+            f'"""{own}\n\n{many}\n"""\nraise SystemExit("imported")\n'
+        )
+    (packages / "alpha" / "calls.py").write_text(
+        f'add_docstr(f, r"""{many.replace("Number", "Call")}""")\n'
+    )
+    monkeypatch.setattr(
+        demo_corpus.sysconfig,
+        "get_path",
+        lambda name: str(library if name == "stdlib" else packages),
+    )
     return tmp_path
 
 
@@ -156,7 +168,11 @@ def test_each_sentence_once_and_nothing_imported(installation: Path):
     parts = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
     assert sizes == [(len(rows), sum(len(row["text"].split()) for row in rows)) for rows in parts]
     records = [*parts[0], *parts[1]]
-    assert {record["id"] for record in records} == {"package/alpha", "package/alpha.calls", "package/beta"}
+    assert {record["id"] for record in records} == {
+        "package/alpha",
+        "package/alpha.calls",
+        "package/beta",
+    }
     sentences = [s for record in records for s in re.split(r"(?<=[.]) |\n", record["text"])]
     assert len(sentences) == len(set(sentences)) == 4 * 9
 
@@ -165,7 +181,9 @@ def test_same_installation_same_bytes(installation: Path):
     for name in ("one", "two"):
         write_demo_corpus(installation / name)
     for file in ("training.jsonl", "held-out.jsonl"):
-        assert (installation / "one" / file).read_bytes() == (installation / "two" / file).read_bytes()
+        assert (installation / "one" / file).read_bytes() == (
+            installation / "two" / file
+        ).read_bytes()
 
 
 @pytest.mark.slow
@@ -174,5 +192,10 @@ def test_this_installation_has_hundreds_of_thousands_of_words(tmp_path: Path):
     assert training > 300_000
     assert 0.02 < held_out / training < 0.15
     subprocess.run(
-        [sys.executable, "-c", "import bertworks.demo.corpus, sys; assert 'torch' not in sys.modules"], check=True
+        [
+            sys.executable,
+            "-c",
+            "import bertworks.demo.corpus, sys; assert 'torch' not in sys.modules",
+        ],
+        check=True,
     )

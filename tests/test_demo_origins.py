@@ -1,4 +1,5 @@
-"""Paragraphs and their libraries: what is taken, what is left out, and that nothing leaks from train to dev."""
+"""Paragraphs and their libraries: what is taken, what is left out, and that nothing leaks from
+train to dev."""
 
 import csv
 import json
@@ -10,7 +11,13 @@ from bertworks.demo import corpus as demo_origins
 from bertworks.demo.corpus import MAX_ROWS, write_demo_origins
 from bertworks.errors import BertworksError
 
-LIBRARIES = {"package/alphabet": 400, "package/beta_ray": 200, "python/gamma": 100, "package/small": 2}  # modules
+# modules
+LIBRARIES = {
+    "package/alphabet": 400,
+    "package/beta_ray": 200,
+    "python/gamma": 100,
+    "package/small": 2,
+}
 FILLER = "is what the value of this option decides on when it is set"
 
 
@@ -23,9 +30,14 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     for library, count in LIBRARIES.items():
         for module in range(count):
             name = f"{library}.m{module}"
-            mark = f"{name[8:11]}{module}"  # by which a paragraph is known, and which is no library's name
+            # by which a paragraph is known, and which is no library's name
+            mark = f"{name[8:11]}{module}"
             texts = [f"{mark} {number} {FILLER}." for number in range(3)]
-            texts += [f"Alpha-Bet's {mark} {FILLER}.", f"Electron tools {mark} {FILLER}.", "Too short."]
+            texts += [
+                f"Alpha-Bet's {mark} {FILLER}.",
+                f"Electron tools {mark} {FILLER}.",
+                "Too short.",
+            ]
             records.append({"id": name, "text": "\n".join(texts)})
     paths = [tmp_path / "one.jsonl", tmp_path / "two.jsonl"]
     for path, part in zip(paths, (records[::2], records[1::2]), strict=True):
@@ -49,13 +61,16 @@ def test_libraries_have_the_same_share_and_are_not_named(corpus: list[Path], tmp
         counts = {library: libraries.count(library) for library in libraries}
         assert counts.keys() == {"alphabet", "beta_ray", "python"}, "a small one"
         assert counts["alphabet"] == most
-        assert all("lpha" not in text and "lectron" not in text and len(text.split()) > 2 for text in texts)
+        assert all(
+            "lpha" not in text and "lectron" not in text and len(text.split()) > 2 for text in texts
+        )
 
 
 def test_train_and_dev_are_of_other_modules(corpus: list[Path], tmp_path: Path):
     write_demo_origins(corpus, tmp_path / "out")
     modules = [
-        {(library, text.split()[0]) for text, library in zip(*part, strict=True)} for part in read(tmp_path / "out")
+        {(library, text.split()[0]) for text, library in zip(*part, strict=True)}
+        for part in read(tmp_path / "out")
     ]
     assert not modules[0] & modules[1]
     assert len(modules[1]) > 30
@@ -72,7 +87,9 @@ def test_the_same_corpus_gives_the_same_bytes(corpus: list[Path], tmp_path: Path
 
 
 def test_one_library_is_too_few(corpus: list[Path], tmp_path: Path):
-    lines = [line for path in corpus for line in path.read_text().splitlines() if "alphabet" in line]
+    lines = [
+        line for path in corpus for line in path.read_text().splitlines() if "alphabet" in line
+    ]
     corpus[0].write_text("\n".join(lines) + "\n")
     with pytest.raises(BertworksError, match="only 1 of the installed libraries"):
         write_demo_origins(corpus[:1], tmp_path / "out")

@@ -29,7 +29,8 @@ from bertworks.training.task_heads import Classification, TaskModel
 
 
 def test_detection_is_that_of_transformers(folder: Path):
-    """Probabilities of all tokens; those of a text that is longer than the model are those of its windows."""
+    """Probabilities of all tokens; those of a text that is longer than the model are those of its
+    windows."""
     model = bertworks.load(folder, device="cpu")
     assert model.can == ("embed", "explain", "detect")
     theirs = transformers.ElectraForPreTraining.from_pretrained(folder).eval()
@@ -42,7 +43,9 @@ def test_detection_is_that_of_transformers(folder: Path):
             expected = torch.sigmoid(theirs(**inputs).logits[0])[1:-1]
             assert found["tokens"] == t.convert_ids_to_tokens(inputs["input_ids"][0])[1:-1]
             assert found["probabilities"] == pytest.approx(expected.tolist(), abs=2e-5)
-            assert [text[a:b].lower() for a, b in found["offsets"]] == [x.removeprefix("##") for x in found["tokens"]]
+            assert [text[a:b].lower() for a, b in found["offsets"]] == [
+                x.removeprefix("##") for x in found["tokens"]
+            ]
         (long,) = model.detect([" ".join(texts)])
         ids = t(" ".join(texts))["input_ids"][1:-1]
         assert len(ids) == len(long["tokens"]) > 3 * 62
@@ -75,9 +78,13 @@ def test_what_cannot_be_detected_is_refused(folder: Path):
         model.detect(["a text", " "])
     with pytest.raises(UsageError, match="text 1 is 1: expected a string"):
         model.detect([1])
-    with pytest.raises(BertworksError, match="cannot fill: it has no masked LM head; it can embed, explain, detect"):
+    with pytest.raises(
+        BertworksError, match="cannot fill: it has no masked LM head; it can embed, explain, detect"
+    ):
         model.fill(["a [MASK]"])
-    with pytest.raises(BertworksError, match=r"no lm_head .*\n  hint: its generator has one: use .*generator"):
+    with pytest.raises(
+        BertworksError, match=r"no lm_head .*\n  hint: its generator has one: use .*generator"
+    ):
         list(bertworks.fill(folder, ["a [MASK]"]))
     generator = bertworks.load(folder / "generator", device="cpu")
     assert generator.can == ("embed", "explain", "fill", "score")
@@ -91,7 +98,9 @@ def test_an_explanation_shows_the_probabilities_of_words(folder: Path):
     e, (found,) = model.explain(text), model.detect([text])
     assert e.replaced is not None
     assert e.replaced.max() == pytest.approx(max(found["probabilities"]), abs=2e-5)
-    inside = [p for word, p in zip(e.words, e.replaced, strict=True) if word not in ("[CLS]", "[SEP]")]
+    inside = [
+        p for word, p in zip(e.words, e.replaced, strict=True) if word not in ("[CLS]", "[SEP]")
+    ]
     assert e.answer[0][1] == f"{max(inside):.1%}"
     assert e.gradients is not None
     assert e.gradients.end == pytest.approx(np.log(max(inside) / (1 - max(inside))), abs=1e-4)
@@ -105,19 +114,33 @@ def test_an_explanation_shows_the_probabilities_of_words(folder: Path):
 
 
 def test_the_evaluation_of_a_discriminator(folder: Path, tmp_path: Path):
-    """Its figures against scikit-learn, on the same batches; a discriminator without its generator is refused."""
+    """Its figures against scikit-learn, on the same batches; a discriminator without its generator
+    is refused."""
     held_out = write_corpus(tmp_path / "held-out.jsonl", 30, seed=4)
     figures = bertworks.evaluate_mlm(folder, [held_out], device="cpu", sequence_length=32)
-    network, t = load_with_generator(folder, ModelFolder(folder).config), ModelFolder(folder).tokenizer
-    store = split_long_documents(write_shards(read_text([str(held_out)], None, "auto", None), t, tmp_path / "shards"))
+    network, t = (
+        load_with_generator(folder, ModelFolder(folder).config),
+        ModelFolder(folder).tokenizer,
+    )
+    store = split_long_documents(
+        write_shards(read_text([str(held_out)], None, "auto", None), t, tmp_path / "shards")
+    )
     batches = held_out_batches(
-        store, every(store), t, format="full_sentences", sequence_length=32, sequences=1 << 40, replaces=True
+        store,
+        every(store),
+        t,
+        format="full_sentences",
+        sequence_length=32,
+        sequences=1 << 40,
+        replaces=True,
     )
     scores, labels = [], []
     with torch.no_grad():
         for batch in batches:
             _, ids, replaced = network.eval().replace_tokens(batch)
-            scores += network.replaced_token(network.encoder(ids, batch.layout, batch.token_type_ids)[-1]).tolist()
+            scores += network.replaced_token(
+                network.encoder(ids, batch.layout, batch.token_type_ids)[-1]
+            ).tolist()
             labels += replaced.tolist()
     assert figures["replaced_token_auc"] == pytest.approx(roc_auc_score(labels, scores), abs=1e-6)
     assert figures["replaced_tokens"] == pytest.approx(np.mean(labels))
@@ -135,18 +158,32 @@ def test_the_area_under_the_curve_counts_ties_half():
     for levels in (2, 5, 1000):
         scores, labels = r.integers(levels, size=200).astype(float), r.random(200) < 0.2
         above = scores[labels][:, None] - scores[~labels]
-        assert area_under_curve(scores, labels) == pytest.approx(((above > 0) + (above == 0) / 2).mean(), abs=1e-12)
+        assert area_under_curve(scores, labels) == pytest.approx(
+            ((above > 0) + (above == 0) / 2).mean(), abs=1e-12
+        )
     assert np.isnan(area_under_curve(np.ones(3), np.ones(3, bool)))
 
 
 def test_a_training_continues_with_both_networks(folder: Path, tmp_path: Path):
-    text, recipe = write_corpus(tmp_path / "text.jsonl"), write_recipe(tmp_path / "recipe.toml", *TINY)
-    job = {"recipe": str(recipe), "device": "cpu", "workers": 1, "overrides": ["train.phases.0.num_steps=1"]}
+    text, recipe = (
+        write_corpus(tmp_path / "text.jsonl"),
+        write_recipe(tmp_path / "recipe.toml", *TINY),
+    )
+    job = {
+        "recipe": str(recipe),
+        "device": "cpu",
+        "workers": 1,
+        "overrides": ["train.phases.0.num_steps=1"],
+    }
     events = list(pretrain([text], tmp_path / "more", init=str(folder), **job))
     assert not any("initialized at random" in event.text for event in events)
-    before, after = (read_tensors(f / "generator" / "model.safetensors") for f in (folder, tmp_path / "more"))
+    before, after = (
+        read_tensors(f / "generator" / "model.safetensors") for f in (folder, tmp_path / "more")
+    )
     assert all((before[name] - after[name]).abs().max() < 1e-2 for name in before)
-    events = list(pretrain([text], tmp_path / "half", init=str(folder / "generator"), overwrite=True, **job))
+    events = list(
+        pretrain([text], tmp_path / "half", init=str(folder / "generator"), overwrite=True, **job)
+    )
     assert any("has no generator" in event.text for event in events)
 
 
@@ -172,7 +209,9 @@ def test_a_discriminator_is_fine_tuned(task: str, folder: Path, tmp_path: Path):
         (answer,) = model.predict([texts[0][:60]])
         with torch.no_grad():
             p = read.eval()(**t(texts[0][:60], return_tensors="pt")).logits[0].softmax(-1)
-        assert answer["score"] == pytest.approx(p[read.config.label2id[answer["label"]]].item(), abs=1e-3)
+        assert answer["score"] == pytest.approx(
+            p[read.config.label2id[answer["label"]]].item(), abs=1e-3
+        )
 
 
 def test_the_recipe_of_fine_tuning(folder: Path, tmp_path: Path):
@@ -181,16 +220,26 @@ def test_the_recipe_of_fine_tuning(folder: Path, tmp_path: Path):
     model = TaskModel(PRESETS["electra-small"], Classification(outputs=2))
     optimizer = make_optimizer(model, recipe.optimizer)
     names = {id(p): name for name, p in model.named_parameters()}
-    factors = {names[id(p)]: group["factor"] for group in optimizer.param_groups for p in group["params"]}
+    factors = {
+        names[id(p)]: group["factor"] for group in optimizer.param_groups for p in group["params"]
+    }
     assert factors["classifier.weight"] == factors["pooler.dense.weight"] == 1
     assert factors["encoder.blocks.11.attention.qkv.weight"] == pytest.approx(0.8**2)
     assert factors["encoder.blocks.0.attention.qkv.weight"] == pytest.approx(0.8**13)
     assert factors["encoder.embeddings.token.weight"] == pytest.approx(0.8**14)
     assert factors["encoder.embeddings.projection.weight"] == pytest.approx(0.8**14)
-    assert (recipe.optimizer.learning_rate, recipe.optimizer.weight_decay, recipe.epochs) == (1e-4, 0.01, 3)
+    assert (recipe.optimizer.learning_rate, recipe.optimizer.weight_decay, recipe.epochs) == (
+        1e-4,
+        0.01,
+        3,
+    )
     data = tmp_path / "data.jsonl"
-    rows = [{"text": text[:60], "label": "ab"[n % 2]} for n, text in enumerate(documents(24, seed=2))]
+    rows = [
+        {"text": text[:60], "label": "ab"[n % 2]} for n, text in enumerate(documents(24, seed=2))
+    ]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     output = tmp_path / "out"
-    bertworks.finetune(data, model=folder, output=output, recipe="electra", overrides=["epochs=1"], device="cpu")
+    bertworks.finetune(
+        data, model=folder, output=output, recipe="electra", overrides=["epochs=1"], device="cpu"
+    )
     assert "layer_decay_offset = 1" in (output / "recipe.toml").read_text()

@@ -1,5 +1,6 @@
-"""Where a GPU would compute, without one: tensors of the device "meta" have shapes and no numbers, and a product of one
-with a tensor elsewhere is an error. Not here: numbers; kernels that are called with what they do not take."""
+"""Where a GPU would compute, without one: tensors of the device "meta" have shapes and no numbers,
+and a product of one with a tensor elsewhere is an error. Not here: numbers; kernels that are called
+with what they do not take."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -32,14 +33,23 @@ from bertworks.training.task_heads import (
 )
 
 CONFIG = EncoderConfig(
-    vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=32,
-    hidden_dropout=0.0, attention_dropout=0.0,
-)  # fmt: skip
+    vocab_size=100,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    max_position_embeddings=32,
+    hidden_dropout=0.0,
+    attention_dropout=0.0,
+)
 LENGTHS = (9, 17, 32)
 TOKENS = torch.arange(sum(LENGTHS))
 FIRST = torch.tensor([0, 9, 26])
 LABELS: list[tuple[TaskHead, torch.Tensor, torch.Tensor]] = [
-    (Classification(outputs=3, weights=(1.0, 2.0, 1.0), smoothing=0.1), FIRST, torch.tensor([0, 1, 2])),
+    (
+        Classification(outputs=3, weights=(1.0, 2.0, 1.0), smoothing=0.1),
+        FIRST,
+        torch.tensor([0, 1, 2]),
+    ),
     (Classification(outputs=3, pooled=False), TOKENS, torch.zeros(len(TOKENS), dtype=torch.int64)),
     (MultiLabel(outputs=3), FIRST, torch.zeros(3, 3)),
     (Regression(mean=1960.0, deviation=10.0), FIRST, torch.zeros(3)),
@@ -50,20 +60,29 @@ LABELS: list[tuple[TaskHead, torch.Tensor, torch.Tensor]] = [
 
 def batch() -> Batch:
     draw = np.random.default_rng(0)
-    return collate([
-        Example(draw.integers(100, size=n), np.zeros(n, np.int64), {
-            "masked_lm": Target(np.array([1, 4]), draw.integers(100, size=2)),
-            "next_sentence": Target(np.zeros(1, np.int64), np.array([n % 2])),
-        })
-        for n in LENGTHS
-    ])  # fmt: skip
+    return collate(
+        [
+            Example(
+                draw.integers(100, size=n),
+                np.zeros(n, np.int64),
+                {
+                    "masked_lm": Target(np.array([1, 4]), draw.integers(100, size=2)),
+                    "next_sentence": Target(np.zeros(1, np.int64), np.array([n % 2])),
+                },
+            )
+            for n in LENGTHS
+        ]
+    )
 
 
 @pytest.fixture(autouse=True)
 def meta_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: tensor.device.type == "meta"))
+    monkeypatch.setattr(
+        torch.Tensor, "is_cuda", property(lambda tensor: tensor.device.type == "meta")
+    )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # which does not know this device
+    # which does not know this device
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
 
 
 def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
@@ -91,8 +110,12 @@ def test_pre_training(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize(("task", "requested", "labels"), LABELS, ids=lambda value: type(value).__name__)
-def test_fine_tuning(precision: Precision, task: TaskHead, requested: torch.Tensor, labels: torch.Tensor) -> None:
+@pytest.mark.parametrize(
+    ("task", "requested", "labels"), LABELS, ids=lambda value: type(value).__name__
+)
+def test_fine_tuning(
+    precision: Precision, task: TaskHead, requested: torch.Tensor, labels: torch.Tensor
+) -> None:
     model = on_meta(lambda: TaskModel(CONFIG, task)).train()
     given = replace(batch(), targets={"task": BatchTarget(requested, labels)}).to("meta")
     loss = MixedPrecision(model, precision)(given)["task"].loss
@@ -109,8 +132,13 @@ def test_answers(turn: Callable[..., nn.Module]) -> None:
     with torch.no_grad():
         states = encoder(*read)
         assert {state.device.type for state in states} == {"meta"}
-        assert {state.dtype for state in states} == {torch.bfloat16 if turn is to_bf16_inference else torch.float32}
+        assert {state.dtype for state in states} == {
+            torch.bfloat16 if turn is to_bf16_inference else torch.float32
+        }
         assert encoder(*read, given.layout.first)[-1].shape == (3, 32)
         for kind in ("mean", "max", "last-four"):
             assert pool(states, given.layout, kind).device.type == "meta"
-        assert all(found.device.type == "meta" for found in model.encoder.attention_maps(states, given.layout))
+        assert all(
+            found.device.type == "meta"
+            for found in model.encoder.attention_maps(states, given.layout)
+        )

@@ -1,4 +1,5 @@
-"""Distillation (Sanh et al. 2019): the three losses, the start from the teacher's layers, whole runs."""
+"""Distillation (Sanh et al. 2019): the three losses, the start from the teacher's layers, whole
+runs."""
 
 import shutil
 from collections.abc import Callable
@@ -28,16 +29,30 @@ from bertworks.models.encoder import Encoder
 from bertworks.runs.prepare import make_shards, make_vocabulary, read_text
 from bertworks.runs.pretrain import estimate, pretrain
 from bertworks.training.budget import Measurement, measure_steps
-from bertworks.training.distillation import Teacher, select_layers, student_config, student_layers, student_state
+from bertworks.training.distillation import (
+    Teacher,
+    select_layers,
+    student_config,
+    student_layers,
+    student_state,
+)
 from bertworks.training.loop import train
 from bertworks.training.objectives import PretrainingModel, TeacherStates
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
 from bertworks.training.recipe import ObjectiveKind, load_recipe
-from bertworks.training.task_heads import Classification, MultiLabel, Regression, TaskHead, teacher_loss
+from bertworks.training.task_heads import (
+    Classification,
+    MultiLabel,
+    Regression,
+    TaskHead,
+    teacher_loss,
+)
 
 KINDS: dict[ObjectiveKind, float] = {"masked_lm": 2.0, "distillation": 5.0, "cosine": 1.0}
 TEACHER = replace(SMALL, vocab_size=1000, num_hidden_layers=4)
-OWN = replace(PRESETS["distilbert-base"], num_hidden_layers=2, hidden_dropout=0.0, attention_dropout=0.0)
+OWN = replace(
+    PRESETS["distilbert-base"], num_hidden_layers=2, hidden_dropout=0.0, attention_dropout=0.0
+)
 STUDENT = student_config(OWN, TEACHER)
 
 
@@ -76,7 +91,9 @@ def written_out(model: PretrainingModel, batch: Batch) -> dict[str, torch.Tensor
     logits = model.lm_head(states, model.encoder.embeddings.token.weight)
     other = model.teacher.lm_head(theirs, model.teacher.encoder.embeddings.token.weight)
     target = batch.targets["masked_lm"]
-    divergence = torch.nn.KLDivLoss(reduction="batchmean")(F.log_softmax(logits / 2, -1), F.softmax(other / 2, -1))
+    divergence = torch.nn.KLDivLoss(reduction="batchmean")(
+        F.log_softmax(logits / 2, -1), F.softmax(other / 2, -1)
+    )
     ones = torch.ones(len(states), dtype=states.dtype)
     return {
         "masked_lm": F.cross_entropy(logits[target.positions], target.labels),
@@ -98,10 +115,20 @@ def test_the_losses_and_their_gradients(
     for losses in ({kind: result[kind].loss / counts[kind] for kind in KINDS}, expected):
         model.zero_grad()
         torch.stack([KINDS[kind] * losses[kind] for kind in KINDS]).sum().backward()
-        gradients.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
-    for kind in ("distillation", "cosine", "masked_lm") if dtype == torch.float32 else ("distillation", "cosine"):
-        assert result[kind].loss.item() / counts[kind] == pytest.approx(expected[kind].item(), abs=tolerance), kind
-    assert gradients[0].keys() == gradients[1].keys() == {name for name, _ in model.named_parameters()}
+        gradients.append(
+            {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        )
+    for kind in (
+        ("distillation", "cosine", "masked_lm")
+        if dtype == torch.float32
+        else ("distillation", "cosine")
+    ):
+        assert result[kind].loss.item() / counts[kind] == pytest.approx(
+            expected[kind].item(), abs=tolerance
+        ), kind
+    assert (
+        gradients[0].keys() == gradients[1].keys() == {name for name, _ in model.named_parameters()}
+    )
     for name, gradient in gradients[0].items():
         limit = (1e-4 if dtype == torch.float32 else 1e-9) * gradients[1][name].abs().max()
         assert (gradient - gradients[1][name]).abs().max() <= limit, name
@@ -112,7 +139,9 @@ def test_packed_sequences_have_the_losses_of_single_ones():
     whole = model(batch_of(range(5)))
     single = [model(collate([examples[n]])) for n in range(5)]
     for kind, loss in whole.items():
-        assert loss.loss.item() == pytest.approx(sum(one[kind].loss.item() for one in single), rel=1e-6), kind
+        assert loss.loss.item() == pytest.approx(
+            sum(one[kind].loss.item() for one in single), rel=1e-6
+        ), kind
     assert model(batch_of(range(4)))["cosine"].loss != whole["cosine"].loss
 
 
@@ -137,12 +166,16 @@ def test_the_teacher_is_no_part_of_the_network():
     c = OptimizerConfig(learning_rate=1e-2)
     list(train(model, make_optimizer(model, c), Batches(stream(), 4, 1000), c, 2))
     assert not teacher.encoder.training
-    assert all(torch.equal(value, state[name]) for name, value in teacher.parts.state_dict().items())
+    assert all(
+        torch.equal(value, state[name]) for name, value in teacher.parts.state_dict().items()
+    )
     assert not any(p.requires_grad or p.grad is not None for p in teacher.parts.parameters())
 
 
 def test_a_teacher_in_bf16_is_rounded_once():
-    exact, rounded = (Teacher(TEACHER, make_state(), dtype) for dtype in (torch.float32, torch.bfloat16))
+    exact, rounded = (
+        Teacher(TEACHER, make_state(), dtype) for dtype in (torch.float32, torch.bfloat16)
+    )
     batch = batch_of(range(3))
     one, other = exact(batch), rounded(batch)
     assert isinstance(other, TeacherStates)
@@ -163,10 +196,16 @@ def test_a_student_with_all_layers_is_its_teacher():
     """Without token types, where the teacher's types are all 0; with some layers it is not."""
     state, batch = make_state(), batch_of(range(5))
     zeros = torch.zeros_like(batch.input_ids)
-    expected = Teacher(TEACHER, state, torch.float32).encoder(batch.input_ids, batch.layout, zeros)[-1]
+    expected = Teacher(TEACHER, state, torch.float32).encoder(batch.input_ids, batch.layout, zeros)[
+        -1
+    ]
     for layers, same in ((4, True), (2, False)):
         c = student_config(replace(OWN, num_hidden_layers=layers), TEACHER)
-        assert (c.type_vocab_size, c.family, c.hidden_size) == (0, "distilbert", TEACHER.hidden_size)
+        assert (c.type_vocab_size, c.family, c.hidden_size) == (
+            0,
+            "distilbert",
+            TEACHER.hidden_size,
+        )
         model = PretrainingModel(c, KINDS)
         model.load_state_dict(student_state((TEACHER, state, None), c))
         states = model.eval().encoder(batch.input_ids, batch.layout, None)[-1]
@@ -189,13 +228,19 @@ def test_layers_that_share_a_block(groups: int):
 
 
 def test_rare_tokens_are_masked_more_often():
-    """With counts 1 and 1000 and power -0.7, the rare one of two candidates is drawn 1 / (1 + 1000 ** -0.7) times."""
+    """With counts 1 and 1000 and power -0.7, the rare one of two candidates is drawn 1 / (1 + 1000
+    ** -0.7) times."""
     counts = np.array([0, 1, 1000], np.int64)
     for power, expected in ((-0.7, 1 / (1 + 1000**-0.7)), (0.7, 1000**-0.7 / (1 + 1000**-0.7))):
-        masker = Masker(MaskingConfig(rate=0.4, frequency_power=power), 0, np.ones(3, bool), counts=counts)
+        masker = Masker(
+            MaskingConfig(rate=0.4, frequency_power=power), 0, np.ones(3, bool), counts=counts
+        )
         ids, special = np.array([0, 1, 2]), np.array([True, False, False])
         r = np.random.default_rng(0)
-        rare = [masker(TokenSequence(ids, ids, special, {}), r).target.positions.tolist() == [1] for _ in range(4000)]
+        rare = [
+            masker(TokenSequence(ids, ids, special, {}), r).target.positions.tolist() == [1]
+            for _ in range(4000)
+        ]
         assert np.mean(rare) == pytest.approx(expected, abs=0.02)
     with pytest.raises(ValueError, match=r"frequency_power -0\.7 with unit 'whole_word'"):
         MaskingConfig(frequency_power=-0.7, unit="whole_word")
@@ -206,8 +251,20 @@ def test_the_recipe_is_the_published_one():
     assert r.weights == {"masked_lm": 2, "distillation": 5, "cosine": 1}
     assert r.encoder == replace(PRESETS["distilbert-base"], vocab_size=0)
     o, m = r.optimizer, r.masking
-    assert (o.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay) == (5e-4, 0.9, 0.98, 1e-6, 0.0)
-    assert (o.max_grad_norm, o.warmup, m.rate, m.frequency_power, r.temperature) == (5.0, 0.05, 0.15, -0.7, 2.0)
+    assert (o.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay) == (
+        5e-4,
+        0.9,
+        0.98,
+        1e-6,
+        0.0,
+    )
+    assert (o.max_grad_norm, o.warmup, m.rate, m.frequency_power, r.temperature) == (
+        5.0,
+        0.05,
+        0.15,
+        -0.7,
+        2.0,
+    )
     assert r.train.phases[0].batch_size == 5 * 50
     own = r.encoder.flops_per_token(512, 1.15)
     twelve = replace(r.encoder, num_hidden_layers=12)
@@ -220,14 +277,22 @@ def test_an_estimate_needs_no_teacher(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("bertworks.runs.pretrain.measure_steps", lambda *_: Measurement([1.0], 0))
     assert estimate([corpus], recipe="distilbert").parameters == 66_985_530
     small = ["train.phases.0.batch_size=1", "encoder.hidden_size=48", "encoder.num_hidden_layers=1"]
-    recipe = override(load_recipe("distilbert"), [*small, "encoder.vocab_size=99", "train.precision=fp32"])
+    recipe = override(
+        load_recipe("distilbert"), [*small, "encoder.vocab_size=99", "train.precision=fp32"]
+    )
     monkeypatch.undo()
     assert measure_steps(recipe, torch.device("cpu"), 0.1).step_seconds[0] > 0
 
 
-TINY = ("train.phases.0.num_steps=8", "train.phases.0.batch_size=8", "train.phases.0.sequence_length=32",
-        "train.precision=fp32", "train.evaluate_every=4", "train.save_every=4",
-        "train.held_out_sequences=16")  # fmt: skip
+TINY = (
+    "train.phases.0.num_steps=8",
+    "train.phases.0.batch_size=8",
+    "train.phases.0.sequence_length=32",
+    "train.precision=fp32",
+    "train.evaluate_every=4",
+    "train.save_every=4",
+    "train.held_out_sequences=16",
+)
 SIZE = (*TINY, "encoder.num_hidden_layers=1")
 
 
@@ -236,23 +301,38 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A corpus, a teacher with two layers and a student of it."""
     folder = tmp_path_factory.mktemp("taught")
     corpus = write_corpus(folder / "corpus.jsonl")
-    recipe = write_recipe(folder / "r.toml", ("num_hidden_layers = 1", "num_hidden_layers = 2"),
-                          ("num_steps = 40", "num_steps = 10"))  # fmt: skip
+    recipe = write_recipe(
+        folder / "r.toml",
+        ("num_hidden_layers = 1", "num_hidden_layers = 2"),
+        ("num_steps = 40", "num_steps = 10"),
+    )
     list(pretrain([corpus], folder / "teacher", recipe=str(recipe), device="cpu"))
-    common = {"inputs": [corpus], "recipe": "distilbert", "teacher": str(folder / "teacher"), "device": "cpu"}
+    common = {
+        "inputs": [corpus],
+        "recipe": "distilbert",
+        "teacher": str(folder / "teacher"),
+        "device": "cpu",
+    }
     events = list(pretrain(**common, output=folder / "student", overrides=SIZE))
     return {"folder": folder, "common": common, "events": events}
 
 
 def test_a_whole_run(taught: dict[str, Any]):
     folder, done = taught["folder"], taught["events"][-1]
-    assert {"masked_lm_loss", "distillation_loss", "cosine_loss"} <= done.fields["evaluation"].keys()
+    assert {"masked_lm_loss", "distillation_loss", "cosine_loss"} <= done.fields[
+        "evaluation"
+    ].keys()
     assert "teacher's logits: loss" in done.text
     assert any("layers 0 of the teacher" in event.text for event in taught["events"])
     student, teacher = load_model(folder / "student"), load_model(folder / "teacher")
-    assert (student.config.hidden_size, student.config.family) == (teacher.config.hidden_size, "distilbert")
+    assert (student.config.hidden_size, student.config.family) == (
+        teacher.config.hidden_size,
+        "distilbert",
+    )
     assert student.tokenizer.sha256 == teacher.tokenizer.sha256
-    assert not any("teacher" in name for name in load_file(folder / "student" / "model.safetensors"))
+    assert not any(
+        "teacher" in name for name in load_file(folder / "student" / "model.safetensors")
+    )
     assert "teacher_layers = 2" in (folder / "student" / "recipe.toml").read_text()
     assert bertworks.load(folder / "student").fill(["ba [MASK] da."])
 
@@ -264,7 +344,9 @@ def test_a_stopped_run_resumes_to_the_same_bits(taught: dict[str, Any], tmp_path
             break
     events.close()  # type: ignore[attr-defined]
     list(pretrain(**taught["common"], output=tmp_path / "student", overrides=SIZE))
-    one, other = (load_file(path / "student" / "model.safetensors") for path in (taught["folder"], tmp_path))
+    one, other = (
+        load_file(path / "student" / "model.safetensors") for path in (taught["folder"], tmp_path)
+    )
     assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
@@ -288,12 +370,18 @@ def test_another_teacher_is_refused_in_the_same_folder(taught: dict[str, Any], t
 def test_a_budget_chooses_half_of_the_layers(taught: dict[str, Any]):
     from bertworks.runs.pretrain import _draft, make_request
 
-    request = make_request(taught["common"]["inputs"], recipe="distilbert", teacher=taught["common"]["teacher"],
-                           budget="20s")  # fmt: skip
+    request = make_request(
+        taught["common"]["inputs"],
+        recipe="distilbert",
+        teacher=taught["common"]["teacher"],
+        budget="20s",
+    )
     recipe = _draft(request, torch.device("cpu")).recipe
     assert (recipe.title, recipe.encoder.num_hidden_layers, recipe.initialization) == (
-        "DistilBERT for 20 s", 1, "published",
-    )  # fmt: skip
+        "DistilBERT for 20 s",
+        1,
+        "published",
+    )
     assert recipe.optimizer.learning_rate == 5e-4
     assert recipe.weights == KINDS
 
@@ -308,9 +396,18 @@ def without_head(folder: Path, teacher: Path) -> Path:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"recipe": "bert-tiny"}, "has no objective with a teacher"),
     ({"teacher": None}, "the recipe distilbert learns from a teacher"),
-    ({"overrides": TINY}, "the student has 6 layers, the teacher 2: expected encoder.num_hidden_layers = 1"),
-    ({"overrides": (*SIZE, "encoder.hidden_size=96")}, "encoder.hidden_size is 96, but 32 in the teacher"),
-    ({"overrides": (*SIZE, "encoder.type_vocab_size=3")}, "encoder.type_vocab_size is 3, that of the teacher 2"),
+    (
+        {"overrides": TINY},
+        "the student has 6 layers, the teacher 2: expected encoder.num_hidden_layers = 1",
+    ),
+    (
+        {"overrides": (*SIZE, "encoder.hidden_size=96")},
+        "encoder.hidden_size is 96, but 32 in the teacher",
+    ),
+    (
+        {"overrides": (*SIZE, "encoder.type_vocab_size=3")},
+        "encoder.type_vocab_size is 3, that of the teacher 2",
+    ),
     ({"overrides": (*SIZE, "encoder.direction=right_to_left")}, "the teacher reads bidirectional"),
     ({"tokenizer": "TEACHER"}, "--teacher takes the tokenizer of the model"),
     ({"init": "TEACHER"}, "--teacher takes the tokenizer of the model"),
@@ -319,14 +416,22 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED)
-def test_what_is_refused(changes: dict[str, Any], message: str, taught: dict[str, Any], tmp_path: Path):
+def test_what_is_refused(
+    changes: dict[str, Any], message: str, taught: dict[str, Any], tmp_path: Path
+):
     teacher = taught["folder"] / "teacher"
     make: dict[Any, Callable[[], object]] = {
-        "TEACHER": lambda: str(teacher), "HEADLESS": lambda: str(without_head(tmp_path / "headless", teacher)),
-    }  # fmt: skip
-    given = {name: make[value]() if value in ("TEACHER", "HEADLESS") else value for name, value in changes.items()}
+        "TEACHER": lambda: str(teacher),
+        "HEADLESS": lambda: str(without_head(tmp_path / "headless", teacher)),
+    }
+    given = {
+        name: make[value]() if value in ("TEACHER", "HEADLESS") else value
+        for name, value in changes.items()
+    }
     with pytest.raises(BertworksError, match=message):
-        list(pretrain(**{**taught["common"], "overrides": SIZE, "output": tmp_path / "out", **given}))
+        list(
+            pretrain(**{**taught["common"], "overrides": SIZE, "output": tmp_path / "out", **given})
+        )
     assert not (tmp_path / "out").exists()
 
 
@@ -336,7 +441,11 @@ def test_shards_of_another_tokenizer_are_refused(taught: dict[str, Any], tmp_pat
     shards = tmp_path / "shards"
     list(make_shards(reader, shards, bertworks.Tokenizer.load(tmp_path / "other")))
     with pytest.raises(BertworksError, match="these shards were made with another tokenizer"):
-        list(pretrain(**{**taught["common"], "inputs": [shards]}, output=tmp_path / "out", overrides=SIZE))
+        list(
+            pretrain(
+                **{**taught["common"], "inputs": [shards]}, output=tmp_path / "out", overrides=SIZE
+            )
+        )
 
 
 # Fine-tuning
@@ -344,10 +453,14 @@ def kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return (p * (p / q).log()).sum()
 
 
-@pytest.mark.parametrize("task", [Classification(outputs=3), MultiLabel(outputs=3), Regression(mean=2, deviation=4.0)])
+@pytest.mark.parametrize(
+    "task", [Classification(outputs=3), MultiLabel(outputs=3), Regression(mean=2, deviation=4.0)]
+)
 def test_the_loss_of_a_task_with_a_teacher(task: TaskHead):
     r = torch.Generator().manual_seed(0)
-    logits, theirs = (torch.randn(7, task.outputs, generator=r, dtype=torch.float64) for _ in range(2))
+    logits, theirs = (
+        torch.randn(7, task.outputs, generator=r, dtype=torch.float64) for _ in range(2)
+    )
     x, y = logits / 2, theirs / 2
     if isinstance(task, Classification):
         expected = 4 * kl(y.softmax(-1), x.softmax(-1))
@@ -355,7 +468,9 @@ def test_the_loss_of_a_task_with_a_teacher(task: TaskHead):
         expected = 4 * (kl(y.sigmoid(), x.sigmoid()) + kl(1 - y.sigmoid(), 1 - x.sigmoid()))
     else:
         expected = F.mse_loss(logits / 4, theirs / 4, reduction="sum")
-    assert teacher_loss(task, logits, theirs, 2.0).item() == pytest.approx(expected.item(), abs=1e-10)
+    assert teacher_loss(task, logits, theirs, 2.0).item() == pytest.approx(
+        expected.item(), abs=1e-10
+    )
 
 
 FAST = {"epochs": 1, "method": "full", "validation": "split", "device": "cpu", "progress": False}
@@ -365,19 +480,29 @@ FAST = {"epochs": 1, "method": "full", "validation": "split", "device": "cpu", "
 def tutor(taught: dict[str, Any]) -> tuple[Path, Path]:
     """Labelled data, and a model that was fine-tuned on it."""
     data = write_reviews(taught["folder"] / "reviews.csv")
-    bertworks.finetune(data, model=taught["folder"] / "teacher", output=taught["folder"] / "tutor", **FAST)
+    bertworks.finetune(
+        data, model=taught["folder"] / "teacher", output=taught["folder"] / "tutor", **FAST
+    )
     return data, taught["folder"] / "tutor"
 
 
 def test_a_student_of_a_fine_tuned_teacher(tutor: tuple[Path, Path], tmp_path: Path):
-    """It starts from the layer and the head of the teacher, whose labels are in another order, and learns from both."""
+    """It starts from the layer and the head of the teacher, whose labels are in another order, and
+    learns from both."""
     data, teacher = tutor
     rows = data.read_text().splitlines()
     shuffled = tmp_path / "other.csv"
-    shuffled.write_text("\n".join([rows[0], *sorted(rows[1:], key=lambda row: "neg" in row)]) + "\n")
+    shuffled.write_text(
+        "\n".join([rows[0], *sorted(rows[1:], key=lambda row: "neg" in row)]) + "\n"
+    )
     out = tmp_path / "student"
-    request = bertworks.make_finetune_request(shuffled, model=teacher, layers=1, teacher=teacher, **{
-        name: value for name, value in FAST.items() if name not in ("device", "progress")})  # fmt: skip
+    request = bertworks.make_finetune_request(
+        shuffled,
+        model=teacher,
+        layers=1,
+        teacher=teacher,
+        **{name: value for name, value in FAST.items() if name not in ("device", "progress")},
+    )
     events = list(bertworks.finetune_events(out, request, device="cpu"))
     plan = next(event.text for event in events if event.kind == "plan")
     assert "1 of its layers" in plan
@@ -388,12 +513,14 @@ def test_a_student_of_a_fine_tuned_teacher(tutor: tuple[Path, Path], tmp_path: P
 
 
 def test_a_teacher_of_itself_has_no_loss(tutor: tuple[Path, Path]):
-    """The logits of the teacher are those of the network that it is: the loss at the start is 0, with the labels in the
-    order of the data."""
+    """The logits of the teacher are those of the network that it is: the loss at the start is 0,
+    with the labels in the order of the data."""
     from bertworks.runs.finetune_job import FinetuneJob
 
     data, teacher = tutor
-    request = bertworks.make_finetune_request(data, model=teacher, teacher=teacher, overrides=["dropout=0"])
+    request = bertworks.make_finetune_request(
+        data, model=teacher, teacher=teacher, overrides=["dropout=0"]
+    )
     job = FinetuneJob(request, torch.device("cpu"))
     network, _ = job.begin()
     (batch, *_) = job.batches(Path(), 0, 1, lambda text: None)(0)
@@ -409,7 +536,9 @@ def test_what_a_fine_tuning_refuses(tutor: tuple[Path, Path], tmp_path: Path):
 
     def refused(message: str, **options: Any) -> None:
         with pytest.raises(BertworksError, match=message):
-            bertworks.finetune(**{"data": data, "output": tmp_path / "out", "teacher": teacher, **FAST, **options})
+            bertworks.finetune(
+                **{"data": data, "output": tmp_path / "out", "teacher": teacher, **FAST, **options}
+            )
         assert not (tmp_path / "out").exists()
 
     refused("the method 'cosine' does not use --teacher", method="cosine")

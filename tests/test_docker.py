@@ -1,4 +1,5 @@
-"""The Dockerfile, as far as it can be checked without Docker: its files, packages, versions, options and addresses."""
+"""The Dockerfile, as far as it can be checked without Docker: its files, packages, versions,
+options and addresses."""
 
 import json
 import re
@@ -11,7 +12,9 @@ from bertworks.cli.parser import make_app
 
 ROOT = Path(__file__).parents[1]
 TEXT = re.sub(r"\\\n\s*", "", (ROOT / "Dockerfile").read_text())
-LINES = [line.partition(" ")[::2] for line in TEXT.splitlines() if line and not line.startswith("#")]
+LINES = [
+    line.partition(" ")[::2] for line in TEXT.splitlines() if line and not line.startswith("#")
+]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 GUIDE = (ROOT / "docs" / "guides" / "serve.md").read_text()
 
@@ -25,7 +28,11 @@ def copied() -> list[str]:
 
 
 def test_what_is_copied_exists_and_is_not_ignored():
-    ignored = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
+    ignored = [
+        line
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line and line[0] != "#"
+    ]
     assert ignored[0] == "*", "only what is named enters the image"
     for source in copied():
         assert (ROOT / source).exists(), source
@@ -34,7 +41,12 @@ def test_what_is_copied_exists_and_is_not_ignored():
 
 
 def test_what_the_build_of_the_package_reads_is_copied():
-    needed = {"pyproject.toml", "bertworks", PROJECT["project"]["readme"], *PROJECT["project"]["license-files"]}
+    needed = {
+        "pyproject.toml",
+        "bertworks",
+        PROJECT["project"]["readme"],
+        *PROJECT["project"]["license-files"],
+    }
     assert needed <= set(copied())
 
 
@@ -66,12 +78,15 @@ def test_the_command_parses_and_the_check_uses_its_port():
 def test_the_server_is_not_run_as_root():
     names = [name for name, _ in LINES]
     assert arguments("USER") == ["bertworks"]
-    assert any("useradd" in argument and argument.endswith(" bertworks") for argument in arguments("RUN"))
+    assert any(
+        "useradd" in argument and argument.endswith(" bertworks") for argument in arguments("RUN")
+    )
     assert names.index("USER") < names.index("ENTRYPOINT")
 
 
 def test_the_guide_runs_this_image():
-    """Port, folder and user in the guide are those of the image; the options after its name are those of `serve`."""
+    """Port, folder and user in the guide are those of the image; the options after its name are
+    those of `serve`."""
     section = GUIDE.split("## Run it in Docker")[1].split("\n## ")[0]
     assert ":8080:8080 -e BERTWORKS_API_KEY" in section
     assert ":/model:ro" in section

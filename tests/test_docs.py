@@ -1,4 +1,5 @@
-"""The documentation is true: links resolve, commands parse, samples are read as described, guides are short."""
+"""The documentation is true: links resolve, commands parse, samples are read as described, guides
+are short."""
 
 import ast
 import json
@@ -20,10 +21,16 @@ from bertworks.datasets.schema import items
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 GUIDES = sorted((DOCS / "guides").glob("*.md"))
-WRITTEN = [path for path in sorted(DOCS.rglob("*.md")) if path.name not in ("commands.md", "python.md", "recipes.md")]
+WRITTEN = [
+    path
+    for path in sorted(DOCS.rglob("*.md"))
+    if path.name not in ("commands.md", "python.md", "recipes.md")
+]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + WRITTEN
 LABELLED = (DOCS / "guides" / "labelled-data.md").read_text(encoding="utf-8")
-SAMPLES = re.findall(r"^### ([^\n]+)\n`([\w.]+)`\n```\w+\n(.*?)^```$", LABELLED, re.DOTALL | re.MULTILINE)
+SAMPLES = re.findall(
+    r"^### ([^\n]+)\n`([\w.]+)`\n```\w+\n(.*?)^```$", LABELLED, re.DOTALL | re.MULTILINE
+)
 TASKS = dict(re.findall(r"\(#([\w-]+)\)[^|]*\| `(\w+)` \|", LABELLED))
 
 
@@ -41,7 +48,9 @@ def blocks(page: Path, *languages: str) -> list[str]:
 def anchors(page: Path) -> set[str]:
     """The anchors of the headings of a page, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+    return {
+        re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings
+    }
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=name_of)
@@ -50,11 +59,14 @@ def test_a_guide_has_at_most_120_lines(page: Path):
 
 
 def test_each_client_of_the_table_is_tested():
-    """Each line of the table in serve.md is run by tests/clients, in an environment that has its package."""
+    """Each line of the table in serve.md is run by tests/clients, in an environment that has its
+    package."""
     folder = Path(__file__).parent / "clients"
     table = run_path(str(folder / "guide_table.py"))
     environments = tomllib.loads((folder / "clients.toml").read_text(encoding="utf-8"))
-    packages = [package for environment in environments.values() for package in environment["packages"]]
+    packages = [
+        package for environment in environments.values() for package in environment["packages"]
+    ]
     assert not [package for package in packages if "==" not in package]
     for name in environments:
         assert (folder / f"test_{name.replace('-', '_')}.py").is_file(), name
@@ -67,7 +79,9 @@ def test_each_client_of_the_table_is_tested():
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_resolve(page: Path):
-    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(
+        r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         if "://" not in link:
             file, _, anchor = link.partition("#")
@@ -78,7 +92,11 @@ def test_links_resolve(page: Path):
 
 def test_every_page_is_in_the_list_of_pages():
     index = (DOCS / "README.md").read_text(encoding="utf-8")
-    kinds = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md") if "experiments" not in path.parts}
+    kinds = {
+        path.relative_to(DOCS).as_posix()
+        for path in DOCS.rglob("*.md")
+        if "experiments" not in path.parts
+    }
     assert [page for page in sorted(kinds - {"README.md"}) if f"({page})" not in index] == []
 
 
@@ -87,7 +105,9 @@ def test_commands_parse():
     app = make_app()
     pages = [*GUIDES, ROOT / "README.md"]
     lines = [
-        line.strip().removeprefix("$ ") for p in pages for line in "".join(blocks(p, "", "bash", "text")).splitlines()
+        line.strip().removeprefix("$ ")
+        for p in pages
+        for line in "".join(blocks(p, "", "bash", "text")).splitlines()
     ]
     commands = [line for line in lines if line.startswith("bertworks ")]
     parsed = [app.parse_args(shlex.split(command, comments=True)[1:])[0] for command in commands]
@@ -113,24 +133,48 @@ def test_json_of_the_http_reference_is_json():
 
 
 def test_paths_of_docs_in_the_code_exist():
-    files = [*(ROOT / "bertworks").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tools").rglob("*.py")]
-    paths = {path for file in files for path in re.findall(r"\bdocs/[\w/.-]*\w", file.read_text(encoding="utf-8"))}
+    files = [
+        *(ROOT / "bertworks").rglob("*.py"),
+        *(ROOT / "benchmarks").rglob("*.py"),
+        *(ROOT / "tools").rglob("*.py"),
+    ]
+    paths = {
+        path
+        for file in files
+        for path in re.findall(r"\bdocs/[\w/.-]*\w", file.read_text(encoding="utf-8"))
+    }
     assert paths
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
 
 
-@pytest.mark.parametrize("page", [page for page in WRITTEN if "experiments" not in page.parts], ids=name_of)
+@pytest.mark.parametrize(
+    "page", [page for page in WRITTEN if "experiments" not in page.parts], ids=name_of
+)
 def test_modules_in_the_docs_exist(page: Path):
     paths = re.findall(r"[`| (]((?:\w+/)+\w+\.(?:py|html|js))\b", page.read_text(encoding="utf-8"))
-    assert [path for path in paths if not any((root / path).exists() for root in (ROOT, ROOT / "bertworks"))] == []
+    assert [
+        path
+        for path in paths
+        if not any((root / path).exists() for root in (ROOT, ROOT / "bertworks"))
+    ] == []
 
 
 def test_there_is_a_sample_of_every_task():
-    assert set(TASKS.values()) == {"classification", "multilabel", "regression", "tagging", "spans", "qa", "choice"}
+    assert set(TASKS.values()) == {
+        "classification",
+        "multilabel",
+        "regression",
+        "tagging",
+        "spans",
+        "qa",
+        "choice",
+    }
     assert len(SAMPLES) == len(TASKS)
 
 
-@pytest.mark.parametrize(("heading", "name", "content"), SAMPLES, ids=[sample[0] for sample in SAMPLES])
+@pytest.mark.parametrize(
+    ("heading", "name", "content"), SAMPLES, ids=[sample[0] for sample in SAMPLES]
+)
 def test_samples_have_the_task_of_the_table(heading: str, name: str, content: str, tmp_path: Path):
     (tmp_path / name).write_text(content, encoding="utf-8")
     reader = RowReader(tmp_path / name)

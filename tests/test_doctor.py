@@ -28,14 +28,26 @@ def test_all_checks_in_order(quick, capsys):
     code = main(["doctor", "--json"])
     checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)}
     assert list(checks) == [
-        "versions", "extras", "system", "cores", "memory", "disk", "device", "matmul speed", "chosen", "self-test",
-    ]  # fmt: skip
+        "versions",
+        "extras",
+        "system",
+        "cores",
+        "memory",
+        "disk",
+        "device",
+        "matmul speed",
+        "chosen",
+        "self-test",
+    ]
     assert code == (0 if all(check["good"] for check in checks.values()) else 1)
     assert checks["versions"]["fields"]["torch"] == torch.__version__
     assert checks["matmul speed"]["text"] == "fp32 50 GFLOP/s, bf16 400 GFLOP/s"
     assert "8.0 times as fast" in checks["chosen"]["text"]
     assert checks["self-test"]["good"]  # in bf16
-    assert checks["self-test"]["fields"]["last_loss"] < 0.7 * checks["self-test"]["fields"]["first_loss"]
+    assert (
+        checks["self-test"]["fields"]["last_loss"]
+        < 0.7 * checks["self-test"]["fields"]["first_loss"]
+    )
 
 
 def test_a_failing_self_test_is_reported_with_exit_code_1(quick, monkeypatch, capsys):
@@ -60,7 +72,10 @@ def test_a_model_that_does_not_learn_is_no_success(monkeypatch):
     ("files", "limit"),
     [
         ({"/sys/fs/cgroup/memory.max": "2147483648\n"}, 1 << 31),
-        ({"/sys/fs/cgroup/a/memory.max": "max", "/sys/fs/cgroup/memory.max": "1073741824"}, 1 << 30),
+        (
+            {"/sys/fs/cgroup/a/memory.max": "max", "/sys/fs/cgroup/memory.max": "1073741824"},
+            1 << 30,
+        ),
         ({"/sys/fs/cgroup/a/memory.max": "max"}, None),
         ({"/sys/fs/cgroup/memory/b/memory.limit_in_bytes": "1073741824"}, 1 << 30),
         ({"/sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, None),
@@ -97,10 +112,13 @@ def test_all_extras_are_looked_for():
 
 
 def test_missing_extras_come_with_the_command_to_install_them(monkeypatch):
-    monkeypatch.setattr(diagnostics, "_EXTRAS", {"no-such-package": ("vocab", "unigram vocabularies")})
+    monkeypatch.setattr(
+        diagnostics, "_EXTRAS", {"no-such-package": ("vocab", "unigram vocabularies")}
+    )
     (check,) = diagnostics._extras()
     assert check == Check(
         "extras",
-        'no-such-package is not installed; unigram vocabularies need it: pip install "bertworks[vocab]"',
+        "no-such-package is not installed; unigram vocabularies need it: pip install "
+        '"bertworks[vocab]"',
         fields={"no-such-package": None},
     )

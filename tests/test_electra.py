@@ -27,20 +27,39 @@ from bertworks.models.encoder import LMHead
 from bertworks.runs.pretrain import estimate, pretrain
 from bertworks.text.tokenizer import Template
 from bertworks.training.loop import train
-from bertworks.training.objectives import CHUNK_BYTES, SHARED, PretrainingModel, num_trained, sample_tokens
+from bertworks.training.objectives import (
+    CHUNK_BYTES,
+    SHARED,
+    PretrainingModel,
+    num_trained,
+    sample_tokens,
+)
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
 from bertworks.training.recipe import ObjectiveKind, load_recipe
 
-CONFIG = replace(SMALL, vocab_size=1000, embedding_size=16, family="electra", pooler="first_gelu", pooler_dropout=True)
+CONFIG = replace(
+    SMALL,
+    vocab_size=1000,
+    embedding_size=16,
+    family="electra",
+    pooler="first_gelu",
+    pooler_dropout=True,
+)
 OBJECTIVES: dict[ObjectiveKind, float] = {"masked_lm": 1.0, "replaced_token": 50.0}
 MASKING = MaskingConfig(mask=0.85, random=0.0)
 TINY = [
-    ("[vocabulary]", '[[objectives]]\nkind = "masked_lm"\n[[objectives]]\nkind = "replaced_token"\nweight = 50\n'
-     "[vocabulary]"),
-    ("[optimizer]", 'embedding_size = 16\nfamily = "electra"\npooler = "first_gelu"\npooler_dropout = true\n'
-     '[sampling]\nformat = "full_sentences"\n[masking]\nmask = 0.85\nrandom = 0.0\n[optimizer]'),
+    (
+        "[vocabulary]",
+        '[[objectives]]\nkind = "masked_lm"\n[[objectives]]\nkind = "replaced_token"\nweight = 50\n'
+        "[vocabulary]",
+    ),
+    (
+        "[optimizer]",
+        'embedding_size = 16\nfamily = "electra"\npooler = "first_gelu"\npooler_dropout = true\n'
+        '[sampling]\nformat = "full_sentences"\n[masking]\nmask = 0.85\nrandom = 0.0\n[optimizer]',
+    ),
     ('title = "Tiny"', 'title = "Tiny"\ngenerator_size = 0.5'),
-]  # fmt: skip
+]
 
 
 def make_model(c: EncoderConfig = CONFIG, seed: int = 0, perturb: float = 0.1) -> PretrainingModel:
@@ -52,7 +71,9 @@ def make_model(c: EncoderConfig = CONFIG, seed: int = 0, perturb: float = 0.1) -
 
 
 def stream(**settings) -> ExampleStream:
-    return ExampleStream(Numbers(50), Masker(MASKING, 4, np.ones(1000, bool), replaces=True), **settings)
+    return ExampleStream(
+        Numbers(50), Masker(MASKING, 4, np.ones(1000, bool), replaces=True), **settings
+    )
 
 
 def batch_of(numbers: range) -> Batch:
@@ -61,17 +82,27 @@ def batch_of(numbers: range) -> Batch:
 
 
 def test_the_loss_is_the_binary_cross_entropy_of_all_tokens():
-    """Against BCEWithLogitsLoss over the padded batch, where the tokens that are attended to count: transformers'
-    ElectraForPreTraining."""
+    """Against BCEWithLogitsLoss over the padded batch, where the tokens that are attended to count:
+    transformers' ElectraForPreTraining."""
     model, batch = make_model().double(), batch_of(range(6))
     masked, input_ids, replaced = model.replace_tokens(batch)
     result, counts = model(batch), model.counts(batch)
     states = model.encoder(input_ids, batch.layout, batch.token_type_ids)[-1]
     logits, there = batch.layout.pad(model.replaced_token(states)), batch.layout.present
-    expected = torch.nn.BCEWithLogitsLoss()(logits[there], batch.layout.pad(replaced.double())[there])
-    assert counts == {"masked_lm": len(batch.targets["masked_lm"].labels), "replaced_token": int(there.sum())}
-    assert result["replaced_token"].loss.item() / counts["replaced_token"] == pytest.approx(expected.item(), abs=1e-6)
-    assert result["replaced_token"].correct == ((logits > 0)[there] == batch.layout.pad(replaced.long())[there]).sum()
+    expected = torch.nn.BCEWithLogitsLoss()(
+        logits[there], batch.layout.pad(replaced.double())[there]
+    )
+    assert counts == {
+        "masked_lm": len(batch.targets["masked_lm"].labels),
+        "replaced_token": int(there.sum()),
+    }
+    assert result["replaced_token"].loss.item() / counts["replaced_token"] == pytest.approx(
+        expected.item(), abs=1e-6
+    )
+    assert (
+        result["replaced_token"].correct
+        == ((logits > 0)[there] == batch.layout.pad(replaced.long())[there]).sum()
+    )
     assert result["masked_lm"].loss == masked.loss
 
 
@@ -79,7 +110,9 @@ def test_the_generator_is_a_masked_language_model():
     model, batch = make_model().double(), batch_of(range(6))
     assert model.generator is not None
     logits = model.generator.scores(batch)
-    expected = torch.nn.functional.cross_entropy(logits, batch.targets["masked_lm"].labels, reduction="sum")
+    expected = torch.nn.functional.cross_entropy(
+        logits, batch.targets["masked_lm"].labels, reduction="sum"
+    )
     assert model(batch)["masked_lm"].loss.item() == pytest.approx(expected.item(), rel=1e-6)
 
 
@@ -89,17 +122,22 @@ def test_no_gradient_passes_from_one_loss_to_the_other_network():
     for kind, prefix in own.items():
         model.zero_grad(set_to_none=True)
         model(batch)[kind].loss.backward()
-        reached = {name for name, p in model.named_parameters() if p.grad is not None and p.grad.any()}
+        reached = {
+            name for name, p in model.named_parameters() if p.grad is not None and p.grad.any()
+        }
         shared = {f"encoder.embeddings.{table}.weight" for table in SHARED}
         assert reached > shared
         assert all(name.startswith(prefix) for name in reached - shared), kind
 
 
 def test_samples_have_the_probabilities_of_the_softmax(monkeypatch: pytest.MonkeyPatch):
-    """Tokens that are drawn with uniform numbers: counts against the softmax at temperature 1 (chi-squared), whole and
-    in chunks; the ends of the range of the numbers give tokens that exist."""
+    """Tokens that are drawn with uniform numbers: counts against the softmax at temperature 1
+    (chi-squared), whole and in chunks; the ends of the range of the numbers give tokens that exist.
+    """
     generator = torch.Generator().manual_seed(0)
-    embeddings, bias, row = (torch.randn(*size, generator=generator) for size in ((12, 8), (12,), (1, 8)))
+    embeddings, bias, row = (
+        torch.randn(*size, generator=generator) for size in ((12, 8), (12,), (1, 8))
+    )
     draws = torch.rand(40_000, generator=generator)
     tokens = sample_tokens(row.expand(len(draws), 8), embeddings, bias, draws)
     p = torch.softmax(row.double() @ embeddings.T.double() + bias.double(), -1)[0]
@@ -108,10 +146,15 @@ def test_samples_have_the_probabilities_of_the_softmax(monkeypatch: pytest.Monke
     assert chisquare(counts, np.roll(p.numpy(), 1) * len(draws)).pvalue < 1e-9
     monkeypatch.setattr("bertworks.training.objectives.CHUNK_BYTES", 1000)
     assert CHUNK_BYTES != 1000
-    assert torch.equal(sample_tokens(row.expand(len(draws), 8)[:999], embeddings, bias, draws[:999]), tokens[:999])
+    assert torch.equal(
+        sample_tokens(row.expand(len(draws), 8)[:999], embeddings, bias, draws[:999]), tokens[:999]
+    )
     with monkeypatch.context() as patch:  # rows that fill up a product have no token
         patch.setattr("bertworks.training.objectives.compiles_sizes", lambda _: True)
-        assert torch.equal(sample_tokens(row.expand(len(draws), 8)[:999], embeddings, bias, draws[:999]), tokens[:999])
+        assert torch.equal(
+            sample_tokens(row.expand(len(draws), 8)[:999], embeddings, bias, draws[:999]),
+            tokens[:999],
+        )
     ends = sample_tokens(row.expand(2, 8), embeddings, bias, torch.tensor([0.0, 1 - 2**-24]))
     assert ends.tolist() == [0, 11]
     minus = torch.tensor([-torch.inf] + [0.0] * 11)  # a token of probability 0 is never drawn
@@ -120,8 +163,9 @@ def test_samples_have_the_probabilities_of_the_softmax(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("knows", [False, True])
 def test_the_fraction_of_replaced_tokens(knows: bool):
-    """The masked fraction times (1 - the fraction of samples that are the original), exactly; what is not masked stays.
-    A generator that knows the original replaces nothing, and one that knows nothing nearly everything."""
+    """The masked fraction times (1 - the fraction of samples that are the original), exactly; what
+    is not masked stays. A generator that knows the original replaces nothing, and one that knows
+    nothing nearly everything."""
     model, batch = make_model(perturb=0.0), batch_of(range(50))
     assert isinstance(model.generator, PretrainingModel)
     assert isinstance(model.generator.lm_head, LMHead)
@@ -141,7 +185,8 @@ def test_the_fraction_of_replaced_tokens(knows: bool):
 
 
 def test_masks_are_those_of_electra():
-    """max(1, min(N, round(.15 n))) predicted tokens, 85 % [MASK], 15 % as they are, none at random."""
+    """max(1, min(N, round(.15 n))) predicted tokens, 85 % [MASK], 15 % as they are, none at
+    random."""
     examples = stream()
     shown = kept = 0
     for n in range(2000):
@@ -156,7 +201,12 @@ def test_masks_are_those_of_electra():
         kept += int((inputs == target.labels).sum())
         assert ((inputs == 4) | (inputs == target.labels)).all()
     assert shown / (shown + kept) == pytest.approx(0.85, abs=0.02)
-    assert Masker(MaskingConfig(max_predictions=19), 4, np.ones(9, bool)).budget(512, np.random.default_rng(0)) == 19
+    assert (
+        Masker(MaskingConfig(max_predictions=19), 4, np.ones(9, bool)).budget(
+            512, np.random.default_rng(0)
+        )
+        == 19
+    )
 
 
 def test_numbers_of_the_generator_change_no_mask():
@@ -179,10 +229,14 @@ def trained(steps: int, start: int = 0, state=None, tokens: int = 40):
         model.load_state_dict(state[0])
         optimizer.load_state_dict(state[1])
     taken = (
-        list(train(model, optimizer, Batches(stream(), 13, tokens), c, 4, seed=3, start=start)) if steps == 4 else []
+        list(train(model, optimizer, Batches(stream(), 13, tokens), c, 4, seed=3, start=start))
+        if steps == 4
+        else []
     )
     if steps < 4:
-        for step in train(model, optimizer, Batches(stream(), 13, tokens), c, 4, seed=3, start=start):
+        for step in train(
+            model, optimizer, Batches(stream(), 13, tokens), c, 4, seed=3, start=start
+        ):
             taken.append(step)
             if step.number == steps:
                 break
@@ -198,18 +252,26 @@ def test_a_resumed_training_has_the_same_bits():
 
 
 def test_shared_tables_are_one_parameter():
-    """Also after a load on the meta device, as in a resumed run; the gradient is the sum of both losses' gradients."""
+    """Also after a load on the meta device, as in a resumed run; the gradient is the sum of both
+    losses' gradients."""
     model = make_model()
     names = {name for name, _ in model.named_parameters()}
     assert model.generator is not None
-    own = {n.removeprefix("generator.encoder.embeddings.") for n in names if "generator.encoder.embeddings." in n}
-    assert own == {"norm.weight", "norm.bias"}  # a projection, too, is not shared; this generator needs none
+    own = {
+        n.removeprefix("generator.encoder.embeddings.")
+        for n in names
+        if "generator.encoder.embeddings." in n
+    }
+    # a projection, too, is not shared; this generator needs none
+    assert own == {"norm.weight", "norm.bias"}
     with torch.device("meta"):
         empty = PretrainingModel(CONFIG, OBJECTIVES, generator_size=0.5)
     empty = empty.to_empty(device="cpu")
     for network in (model, empty):
         for table in SHARED:
-            one, other = (getattr(n.encoder.embeddings, table).weight for n in (network, network.generator))
+            one, other = (
+                getattr(n.encoder.embeddings, table).weight for n in (network, network.generator)
+            )
             assert one is other
     batch, gradients = batch_of(range(6)), []
     for kinds in (["masked_lm"], ["replaced_token"], ["masked_lm", "replaced_token"]):
@@ -233,13 +295,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_folder_is_the_discriminator_and_the_generator_is_beside_it(folder: Path):
-    for path, name, share in ((folder, "ElectraForPreTraining", 1), (folder / "generator", "ElectraForMaskedLM", 2)):
+    for path, name, share in (
+        (folder, "ElectraForPreTraining", 1),
+        (folder / "generator", "ElectraForMaskedLM", 2),
+    ):
         settings = json.loads((path / "config.json").read_text())
         assert settings["architectures"] == [name]
         assert settings["hidden_size"] == 32 // share
         read, info = getattr(transformers, name).from_pretrained(path, output_loading_info=True)
         assert not any(info.values()), info
-        assert read.num_parameters() == sum(x.numel() for x in read_tensors(path / "model.safetensors").values())
+        assert read.num_parameters() == sum(
+            x.numel() for x in read_tensors(path / "model.safetensors").values()
+        )
     both = [read_tensors(path / "model.safetensors") for path in (folder, folder / "generator")]
     tables = [name for name in both[0] if "embeddings." in name and "_embeddings.weight" in name]
     assert len(tables) == 3
@@ -265,17 +332,32 @@ def test_figures_are_recorded_and_the_discriminator_learns(folder: Path):
 
 
 def test_the_estimate_counts_the_discriminator(tmp_path: Path):
-    text, recipe = write_corpus(tmp_path / "text.jsonl"), write_recipe(tmp_path / "recipe.toml", *TINY)
+    text, recipe = (
+        write_corpus(tmp_path / "text.jsonl"),
+        write_recipe(tmp_path / "recipe.toml", *TINY),
+    )
     cost = estimate([text], recipe=str(recipe), device="cpu")
-    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64, "vocab_size": 300}
+    sizes = {
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 64,
+        "vocab_size": 300,
+    }
     model = PretrainingModel(replace(CONFIG, **sizes), OBJECTIVES, generator_size=0.5)
     counts = {n: p.numel() for n, p in model.named_parameters()}
     assert cost.trained == sum(counts.values())
-    assert cost.parameters == sum(count for name, count in counts.items() if not name.startswith("generator."))
-    assert f"parameters   {cost.parameters:,}, and {cost.trained - cost.parameters:,} of the generator" in str(cost)
+    assert cost.parameters == sum(
+        count for name, count in counts.items() if not name.startswith("generator.")
+    )
+    assert (
+        f"parameters   {cost.parameters:,}, and {cost.trained - cost.parameters:,} of the generator"
+        in str(cost)
+    )
 
 
-def slow_segments(sentences: list[list[int]], length: int, random: Random, short_rate: float) -> list[list[list[int]]]:
+def slow_segments(
+    sentences: list[list[int]], length: int, random: Random, short_rate: float
+) -> list[list[list[int]]]:
     """The published algorithm, sentence by sentence, for one document."""
     results, chunk = [], []
 
@@ -333,11 +415,18 @@ def test_segments_are_those_of_the_published_algorithm(length: int):
 def test_recipes_are_electra(name: str):
     recipe = load_recipe(name)
     assert recipe.weights == OBJECTIVES
-    assert (recipe.masking.mask, recipe.masking.random, recipe.sampling.format) == (0.85, 0.0, "one_segment")
+    assert (recipe.masking.mask, recipe.masking.random, recipe.sampling.format) == (
+        0.85,
+        0.0,
+        "one_segment",
+    )
     if name == "electra-small":
         c = replace(recipe.encoder, vocab_size=30522)
         assert c == PRESETS[name]
-        assert num_trained(replace(recipe, encoder=c)) == 13_549_057 + 4_620_026 - c.num_table_parameters
+        assert (
+            num_trained(replace(recipe, encoder=c))
+            == 13_549_057 + 4_620_026 - c.num_table_parameters
+        )
         (phase,) = recipe.train.phases
         assert (phase.num_steps, phase.batch_size, phase.sequence_length) == (1_000_000, 128, 128)
         assert (recipe.optimizer.learning_rate, recipe.optimizer.weight_decay) == (5e-4, 0.01)
@@ -345,14 +434,29 @@ def test_recipes_are_electra(name: str):
         assert recipe.optimizer.rate(5_000, 1_000_000) == 2.5e-4
 
 
-@pytest.mark.parametrize(("overrides", "message"), [
-    (["encoder.family=bert", "encoder.pooler=first_tanh", "encoder.pooler_dropout=false", "encoder.embedding_size=0"],
-     r"files of bert have no place for these heads together"),
-    (["objectives=[{kind='masked_lm'}, {kind='next_sentence'}, {kind='replaced_token'}]",
-      "sampling.format=next_sentence"], "next_sentence and replaced_token exclude each other"),
-    (["generator_size=0"], "generator_size is 0"),
-    (["generator_size=1.5"], "a fraction above 0, at most 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            [
+                "encoder.family=bert",
+                "encoder.pooler=first_tanh",
+                "encoder.pooler_dropout=false",
+                "encoder.embedding_size=0",
+            ],
+            r"files of bert have no place for these heads together",
+        ),
+        (
+            [
+                "objectives=[{kind='masked_lm'}, {kind='next_sentence'}, {kind='replaced_token'}]",
+                "sampling.format=next_sentence",
+            ],
+            "next_sentence and replaced_token exclude each other",
+        ),
+        (["generator_size=0"], "generator_size is 0"),
+        (["generator_size=1.5"], "a fraction above 0, at most 1"),
+    ],
+)
 def test_wrong_recipes_are_refused(overrides: list[str], message: str, tmp_path: Path):
     text = write_corpus(tmp_path / "text.jsonl")
     with pytest.raises((BertworksError, UsageError), match=message):
@@ -379,7 +483,8 @@ class Places:
 
 
 def test_a_discriminator_learns_to_find_what_a_generator_replaced():
-    """With a generator that draws any token, four of five replaced tokens are in a wrong place, at least."""
+    """With a generator that draws any token, four of five replaced tokens are in a wrong place, at
+    least."""
     examples = ExampleStream(Places(), Masker(MASKING, 4, np.ones(110, bool), replaces=True))
     c = replace(CONFIG, vocab_size=110, hidden_size=32, num_hidden_layers=1, initializer_range=0.1)
     torch.manual_seed(0)
@@ -389,7 +494,9 @@ def test_a_discriminator_learns_to_find_what_a_generator_replaced():
     held_out = [collate([examples[n] for n in range(5000, 5100)])]
     optimizer = OptimizerConfig(learning_rate=1e-2, warmup=0.1)
     before = ranking_figures(detection_scores(model, held_out))
-    list(train(model, make_optimizer(model, optimizer), Batches(examples, 16, 1000), optimizer, 100))
+    list(
+        train(model, make_optimizer(model, optimizer), Batches(examples, 16, 1000), optimizer, 100)
+    )
     after = ranking_figures(detection_scores(model, held_out))
     assert before["replaced_token_auc"] < 0.6
     assert after["replaced_token_auc"] > 0.85
@@ -399,7 +506,10 @@ def test_a_discriminator_learns_to_find_what_a_generator_replaced():
 
 def test_a_run_that_was_cut_off_ends_with_the_same_bits(folder: Path, tmp_path: Path):
     """Both networks; the tables that they share are one parameter again."""
-    text, recipe = write_corpus(tmp_path / "text.jsonl"), write_recipe(tmp_path / "recipe.toml", *TINY)
+    text, recipe = (
+        write_corpus(tmp_path / "text.jsonl"),
+        write_recipe(tmp_path / "recipe.toml", *TINY),
+    )
     run = {"recipe": str(recipe), "device": "cpu", "workers": 1}
     events = pretrain([text], tmp_path / "model", **run)
     next(event for event in events if event.kind == "step" and event.fields["step"] == 17)
@@ -407,5 +517,7 @@ def test_a_run_that_was_cut_off_ends_with_the_same_bits(folder: Path, tmp_path: 
     resumed = list(pretrain([text], tmp_path / "model", **run))
     assert any(event.text.startswith("resuming after step 15") for event in resumed)
     for part in ("", "generator"):
-        one, other = (read_tensors(path / part / "model.safetensors") for path in (folder, tmp_path / "model"))
+        one, other = (
+            read_tensors(path / part / "model.safetensors") for path in (folder, tmp_path / "model")
+        )
         assert all(torch.equal(value, other[name]) for name, value in one.items())

@@ -1,5 +1,6 @@
-"""Folders of a linear layer on means of hidden states: other programs open the encoder, compute the probabilities with
-the lines of the card, and refuse the folder where they would compute something else."""
+"""Folders of a linear layer on means of hidden states: other programs open the encoder, compute the
+probabilities with the lines of the card, and refuse the folder where they would compute something
+else."""
 
 import json
 from collections.abc import Iterator
@@ -23,8 +24,17 @@ from bertworks.training.task_heads import TaskModel
 
 RECIPES: dict[str, dict[str, Any]] = {**MASKED, "gpt2": {}, "gpt": {}, "bert-ltr": {}}
 LABELS = ("neg", "pos", "none")
-CLASSES = TaskConfig(task="classification", labels=LABELS, text=("text",), label=("label",), vectors="mean")
-TOPICS = TaskConfig(task="multilabel", labels=LABELS, text=("text",), label=("labels",), vectors="mean", threshold=0.5)
+CLASSES = TaskConfig(
+    task="classification", labels=LABELS, text=("text",), label=("label",), vectors="mean"
+)
+TOPICS = TaskConfig(
+    task="multilabel",
+    labels=LABELS,
+    text=("text",),
+    label=("labels",),
+    vectors="mean",
+    threshold=0.5,
+)
 NUMBER = TaskConfig(task="regression", text=("text",), label=("score",), vectors="mean")
 PAIRS = {"text": ("sentence1", "sentence2")}
 KINDS = {
@@ -42,7 +52,8 @@ TOLERANCE = 1e-6
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """transformers reports missing and unexpected weights, which the tests read from its loading info."""
+    """transformers reports missing and unexpected weights, which the tests read from its loading
+    info."""
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     yield
@@ -54,27 +65,45 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_pretrained(tmp_path_factory.mktemp("base") / "model", "bert-tiny")
 
 
-def write_folder(folder: Path, base: Path, d: TaskConfig = CLASSES, *, by_earlier_version: bool = False) -> Path:
-    """A model with a random output layer on the encoder of another model; its temperature is not 1."""
+def write_folder(
+    folder: Path, base: Path, d: TaskConfig = CLASSES, *, by_earlier_version: bool = False
+) -> Path:
+    """A model with a random output layer on the encoder of another model; its temperature is not
+    1."""
     model = load_model(base)
     d = replace(d, max_length=min(32, model.config.max_position_embeddings), temperature=2.5)
     torch.manual_seed(5)
     network = TaskModel(model.config, make_task_head(d))
-    layer = {name: torch.randn_like(p) for name, p in network.named_parameters() if name.startswith("classifier")}
-    state = {name: value for name, value in model.state.items() if name.startswith("encoder.")} | layer
+    layer = {
+        name: torch.randn_like(p)
+        for name, p in network.named_parameters()
+        if name.startswith("classifier")
+    }
+    state = {
+        name: value for name, value in model.state.items() if name.startswith("encoder.")
+    } | layer
     use, head = encoder_use(d, model.config), task_settings(d, model.config)
     if by_earlier_version:
         use = REFUSED
-        head |= {"architectures": ["BertworksRecurrentTagger"], "model_type": own_type(model.config.family)}
-    save_model(folder, state, model.config, model.tokenizer, card=CARD.format(use), head=head, task=d)
+        head |= {
+            "architectures": ["BertworksRecurrentTagger"],
+            "model_type": own_type(model.config.family),
+        }
+    save_model(
+        folder, state, model.config, model.tokenizer, card=CARD.format(use), head=head, task=d
+    )
     return folder
 
 
 def check_card(folder: Path, *texts: str) -> None:
-    """Compare the value of the lines on the card with the prediction. texts: those to read; none: those of the card."""
+    """Compare the value of the lines on the card with the prediction. texts: those to read; none:
+    those of the card."""
     (snippet,) = snippets(folder)
     if texts:
-        snippet, count = snippet.replace('["A text"]', json.dumps(texts)), snippet.count('["A text"]')
+        snippet, count = (
+            snippet.replace('["A text"]', json.dumps(texts)),
+            snippet.count('["A text"]'),
+        )
         snippet = snippet.replace('["A text", "and another"]', json.dumps(texts))
         assert count == (len(texts) == 1)
     elif '"and another"' in snippet:
@@ -84,7 +113,9 @@ def check_card(folder: Path, *texts: str) -> None:
     value, _ = executed(snippet, folder)
     predictor = bw.Predictor(folder, device="cpu", precision="fp32")
     is_number = predictor.description.task == "regression"
-    (answer,) = predictor.predict([texts[0] if len(texts) == 1 else texts], probabilities=not is_number)
+    (answer,) = predictor.predict(
+        [texts[0] if len(texts) == 1 else texts], probabilities=not is_number
+    )
     expected = answer["value"] if is_number else answer["scores"]
     assert value == pytest.approx(expected, abs=TOLERANCE)
     if not is_number:
@@ -100,7 +131,9 @@ def test_transformers_opens_the_encoder_and_no_classifier(recipe: str, tmp_path:
     assert all("pooler" in name for name in report["missing_keys"])
     assert len(report["unexpected_keys"]) == 2
     assert not report["mismatched_keys"]
-    tokens = transformers.AutoTokenizer.from_pretrained(folder)("the film was good", return_tensors="pt")
+    tokens = transformers.AutoTokenizer.from_pretrained(folder)(
+        "the film was good", return_tensors="pt"
+    )
     with torch.no_grad():
         states = encoder.eval()(**tokens).last_hidden_state
         expected = transformers.AutoModel.from_pretrained(base).eval()(**tokens).last_hidden_state
@@ -159,15 +192,17 @@ def test_folders_of_earlier_versions(recipe: str, kind: str, tmp_path: Path) -> 
 
 
 def test_an_earlier_temperature_and_the_new_form(base: Path, tmp_path: Path) -> None:
-    """A folder from before the temperature was in the weights: it is divided once, by `convert`, which writes the form
-    of today, and by `Predictor.save`, which keeps the form."""
+    """A folder from before the temperature was in the weights: it is divided once, by `convert`,
+    which writes the form of today, and by `Predictor.save`, which keeps the form."""
     earlier = write_folder(tmp_path / "earlier", base, by_earlier_version=True)
     d = replace(ModelFolder(earlier).task_config, temperature=4.0, weights_temperature=1.0)
     d.save(earlier)
     list(bw.convert(earlier, tmp_path / "model"))
     bw.Predictor(earlier).save(tmp_path / "copy")
     scores = {
-        name: bw.Predictor(tmp_path / name, device="cpu", precision="fp32").predict(["the end"])[0]["score"]
+        name: bw.Predictor(tmp_path / name, device="cpu", precision="fp32").predict(["the end"])[0][
+            "score"
+        ]
         for name in ("earlier", "model", "copy")
     }
     assert scores == pytest.approx(dict.fromkeys(scores, scores["earlier"]), abs=TOLERANCE)
@@ -179,7 +214,9 @@ def test_an_earlier_temperature_and_the_new_form(base: Path, tmp_path: Path) -> 
     check_card(tmp_path / "model")
 
 
-@pytest.mark.parametrize("recipe", ["bert-tiny", "roberta-small", "distilbert-small", "gpt2", "bert-ltr"])
+@pytest.mark.parametrize(
+    "recipe", ["bert-tiny", "roberta-small", "distilbert-small", "gpt2", "bert-ltr"]
+)
 def test_an_exported_model_has_the_settings_of_the_usual_class(recipe: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     base = write_pretrained(tmp_path / "base", recipe, **RECIPES[recipe])
@@ -195,7 +232,8 @@ def test_an_exported_model_has_the_settings_of_the_usual_class(recipe: str, tmp_
     assert recipe == "bert-ltr" or hasattr(transformers, architecture)
     texts = ["the end", "paris is the capital of france"]
     exact, exported = (
-        bw.Predictor(path, device="cpu", precision="fp32").predict_proba(texts) for path in (folder, tmp_path / "onnx")
+        bw.Predictor(path, device="cpu", precision="fp32").predict_proba(texts)
+        for path in (folder, tmp_path / "onnx")
     )
     assert abs(exact - exported).max() < 1e-5
 
@@ -206,19 +244,32 @@ def test_sentence_transformers_reads_the_means_and_no_scores(base: Path, tmp_pat
     folder = write_folder(tmp_path / "model", base, KINDS["a number by the cosine"])
     with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
         sentence_transformers.CrossEncoder(str(folder), device="cpu")
-    vectors = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(["the end", "of france"])
-    cosine = (vectors[0] @ vectors[1]) / (vectors[0] @ vectors[0] * (vectors[1] @ vectors[1])) ** 0.5
+    vectors = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(
+        ["the end", "of france"]
+    )
+    cosine = (vectors[0] @ vectors[1]) / (
+        vectors[0] @ vectors[0] * (vectors[1] @ vectors[1])
+    ) ** 0.5
     tensors = load_file(folder / "model.safetensors")
     number = float(tensors["classifier.weight"][0, 0, 0] * cosine + tensors["classifier.bias"][0])
-    (answer,) = bw.Predictor(folder, device="cpu", precision="fp32").predict([("the end", "of france")])
+    (answer,) = bw.Predictor(folder, device="cpu", precision="fp32").predict(
+        [("the end", "of france")]
+    )
     assert answer["value"] == pytest.approx(number, abs=1e-5)
 
 
 def test_other_shapes_are_refused(base: Path, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "model", base)
     tensors = load_file(folder / "model.safetensors")
-    for weight in (tensors["classifier.weight"].expand(2, -1, -1), tensors["classifier.weight"][None]):
-        save_file(tensors | {"classifier.weight": weight.contiguous()}, folder / "model.safetensors")
+    for weight in (
+        tensors["classifier.weight"].expand(2, -1, -1),
+        tensors["classifier.weight"][None],
+    ):
+        save_file(
+            tensors | {"classifier.weight": weight.contiguous()}, folder / "model.safetensors"
+        )
         (folder / "weights.json").unlink(missing_ok=True)
-        with pytest.raises(bw.BertworksError, match=r"classifier\.weight is torch\.float32 .* shape \[any, any\]"):
+        with pytest.raises(
+            bw.BertworksError, match=r"classifier\.weight is torch\.float32 .* shape \[any, any\]"
+        ):
             load_model(folder)

@@ -1,4 +1,5 @@
-"""Estimators of scikit-learn: they agree with `bw.finetune` and `bw.Embedder`, and with what scikit-learn expects."""
+"""Estimators of scikit-learn: they agree with `bw.finetune` and `bw.Embedder`, and with what
+scikit-learn expects."""
 
 import gc
 import inspect
@@ -31,10 +32,15 @@ from bertworks.errors import BertworksError
 from bertworks.sklearn import BertClassifier, BertEmbedder, BertRegressor, InputError
 
 GUIDE = Path(__file__).parents[1] / "docs" / "guides" / "scikit-learn.md"
-FAST: dict[str, Any] = {"device": "cpu", "method": "frozen", "validation": "split"}  # a linear head, in 0.3 seconds
+# a linear head, in 0.3 seconds
+FAST: dict[str, Any] = {"device": "cpu", "method": "frozen", "validation": "split"}
 TRAINED: dict[str, Any] = {
-    "device": "cpu", "method": "full", "validation": "split", "epochs": 1, "learning_rate": 2e-3,
-}  # fmt: skip
+    "device": "cpu",
+    "method": "full",
+    "validation": "split",
+    "epochs": 1,
+    "learning_rate": 2e-3,
+}
 NEW = ["a good film", "the sad story of a town", "lovely music", "men and dogs"]
 
 Sample = tuple[list[str], list[str]]
@@ -51,14 +57,19 @@ def short_forecast() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def reviews(tmp_path_factory: pytest.TempPathFactory) -> Sample:
     """Texts, and their classes "neg" and "pos"."""
-    rows = [row.values for row in RowReader(write_reviews(tmp_path_factory.mktemp("reviews") / "d.csv", 60))]
+    rows = [
+        row.values
+        for row in RowReader(write_reviews(tmp_path_factory.mktemp("reviews") / "d.csv", 60))
+    ]
     return [row["text"] for row in rows], [row["label"] for row in rows]
 
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[np.ndarray, np.ndarray]:
     """Pairs of texts [rows, 2], and a number for each."""
-    rows = [row.values for row in RowReader(write_pairs(tmp_path_factory.mktemp("pairs") / "d.tsv", 40))]
+    rows = [
+        row.values for row in RowReader(write_pairs(tmp_path_factory.mktemp("pairs") / "d.tsv", 40))
+    ]
     texts = np.array([[row["sentence1"], row["sentence2"]] for row in rows])
     return texts, np.array([float(row["score"]) for row in rows])
 
@@ -89,9 +100,14 @@ def folder_of(estimator: Any) -> Path:
 def test_a_classifier_is_a_fine_tuned_model(model: Path, reviews: Sample) -> None:
     texts, labels = reviews
     rows = {"text": texts, "label": labels}
-    expected = bw.finetune(rows, text="text", label="label", task="classification", model=model, seed=3, **TRAINED)
+    expected = bw.finetune(
+        rows, text="text", label="label", task="classification", model=model, seed=3, **TRAINED
+    )
     classifier = BertClassifier(model, **TRAINED, seed=3).fit(texts, labels)
-    weights = [Path(predictor.folder) / "model.safetensors" for predictor in (expected, classifier.predictor_)]
+    weights = [
+        Path(predictor.folder) / "model.safetensors"
+        for predictor in (expected, classifier.predictor_)
+    ]
     assert weights[0].read_bytes() == weights[1].read_bytes()
     np.testing.assert_array_equal(classifier.predict_proba(NEW), expected.predict_proba(NEW))
     assert classifier.predict(NEW).tolist() == [answer["label"] for answer in expected.predict(NEW)]
@@ -104,7 +120,10 @@ def test_seeds(model: Path, reviews: Sample) -> None:
     drawn = BertClassifier(random_state=np.random.RandomState(0))
     seeds = [drawn._seed(), drawn._seed()]
     assert seeds[0] != seeds[1]
-    assert seeds == [BertClassifier(random_state=seeds[0])._seed(), BertClassifier(seed=seeds[1])._seed()]
+    assert seeds == [
+        BertClassifier(random_state=seeds[0])._seed(),
+        BertClassifier(seed=seeds[1])._seed(),
+    ]
     assert BertClassifier()._seed() is None
     assert BertClassifier(random_state=np.int64(3))._seed() == BertClassifier(seed=3)._seed() == 3
     with pytest.raises(InputError, match="seed is 1 and random_state is 2"):
@@ -112,14 +131,20 @@ def test_seeds(model: Path, reviews: Sample) -> None:
     BertClassifier(model, **FAST, random_state=2).fit(*reviews)  # the method uses no random numbers
 
 
-def test_a_regressor_of_pairs_is_a_fine_tuned_model(model: Path, pairs: tuple[np.ndarray, np.ndarray]) -> None:
+def test_a_regressor_of_pairs_is_a_fine_tuned_model(
+    model: Path, pairs: tuple[np.ndarray, np.ndarray]
+) -> None:
     texts, numbers = pairs
     rows = {"a": texts[:, 0], "b": texts[:, 1], "score": numbers}
-    expected = bw.finetune(rows, text=["a", "b"], label="score", task="regression", model=model, seed=3, **TRAINED)
+    expected = bw.finetune(
+        rows, text=["a", "b"], label="score", task="regression", model=model, seed=3, **TRAINED
+    )
     regressor = BertRegressor(model, **TRAINED, seed=3).fit(texts, numbers)
     values = regressor.predict(texts)
     assert (values.dtype, values.shape, regressor.n_features_in_) == (np.float64, (40,), 2)
-    assert values.tolist() == [answer["value"] for answer in expected.predict(list(map(tuple, texts.tolist())))]
+    assert values.tolist() == [
+        answer["value"] for answer in expected.predict(list(map(tuple, texts.tolist())))
+    ]
     assert np.abs(values - regressor.predict(texts[:, ::-1])).max() > 1e-4
     residues = ((numbers - values) ** 2).sum() / ((numbers - numbers.mean()) ** 2).sum()
     assert regressor.score(texts, numbers) == pytest.approx(1 - residues)
@@ -127,7 +152,12 @@ def test_a_regressor_of_pairs_is_a_fine_tuned_model(model: Path, pairs: tuple[np
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"pooling": "cls", "normalize": True}, {"max_length": 4, "precision": "fp32"}, {"prompt": "the film was "}],
+    [
+        {},
+        {"pooling": "cls", "normalize": True},
+        {"max_length": 4, "precision": "fp32"},
+        {"prompt": "the film was "},
+    ],
 )
 def test_an_embedder_gives_the_vectors_of_embed(model: Path, options: dict[str, Any]) -> None:
     prompt = options.get("prompt")
@@ -138,7 +168,9 @@ def test_an_embedder_gives_the_vectors_of_embed(model: Path, options: dict[str, 
     np.testing.assert_array_equal(vectors, expected)
     assert vectors.dtype == np.float32
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(embedder)).transform(NEW), expected)
-    assert embedder.get_feature_names_out().tolist() == [f"bertembedder{number}" for number in range(32)]
+    assert embedder.get_feature_names_out().tolist() == [
+        f"bertembedder{number}" for number in range(32)
+    ]
     plain = bw.Embedder(model, device="cpu").embed(NEW)
     assert (np.abs(plain - vectors).max() > 1e-3) == bool(options)
 
@@ -181,22 +213,31 @@ def frame(texts: list[str]) -> Any:
 
 
 FORMS: list[Callable[[list[str]], Any]] = [
-    list, tuple, iter, np.array, series, frame,
+    list,
+    tuple,
+    iter,
+    np.array,
+    series,
+    frame,
     lambda texts: np.array(texts, dtype=object),
     lambda texts: np.array(texts)[:, None],
     lambda texts: [[text] for text in texts],
     pyarrow.array,
     lambda texts: pyarrow.table({"text": texts}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.filterwarnings("ignore:X has feature names, but BertClassifier was fitted without")
-def test_every_form_of_a_sample_is_read_alike(form: Callable[[list[str]], Any], fitted: BertClassifier) -> None:
+def test_every_form_of_a_sample_is_read_alike(
+    form: Callable[[list[str]], Any], fitted: BertClassifier
+) -> None:
     np.testing.assert_array_equal(fitted.predict_proba(form(NEW)), fitted.predict_proba(NEW))
 
 
-def test_every_form_of_pairs_is_read_alike(model: Path, pairs: tuple[np.ndarray, np.ndarray]) -> None:
+def test_every_form_of_pairs_is_read_alike(
+    model: Path, pairs: tuple[np.ndarray, np.ndarray]
+) -> None:
     pandas = pytest.importorskip("pandas")
     texts, numbers = pairs
     table = pandas.DataFrame(texts, columns=["first", "second"])
@@ -212,7 +253,9 @@ def test_every_form_of_pairs_is_read_alike(model: Path, pairs: tuple[np.ndarray,
             classifier.predict(other)
     with (
         pytest.warns(UserWarning, match="X does not have valid feature names"),
-        pytest.raises(InputError, match="X has 1 features, but BertClassifier is expecting 2 features"),
+        pytest.raises(
+            InputError, match="X has 1 features, but BertClassifier is expecting 2 features"
+        ),
     ):
         classifier.predict(texts[:, 0])
 
@@ -243,10 +286,14 @@ def test_classes_are_those_of_the_targets(
     np.testing.assert_array_equal(classifier.classes_[probabilities.argmax(1)], predicted)
     column = expected.index(classes.tolist()[0])
     place = classifier.predictor_.classes_.tolist().index(label)
-    np.testing.assert_array_equal(probabilities[:, column], classifier.predictor_.predict_proba(texts)[:, place])
+    np.testing.assert_array_equal(
+        probabilities[:, column], classifier.predictor_.predict_proba(texts)[:, place]
+    )
 
 
-def test_rows_without_text_are_left_out(model: Path, fitted: BertClassifier, reviews: Sample) -> None:
+def test_rows_without_text_are_left_out(
+    model: Path, fitted: BertClassifier, reviews: Sample
+) -> None:
     texts, labels = reviews
     sample = ["", texts[0], " \n", *texts[1:]]
     targets = ["a class of this row alone", labels[0], "pos", *labels[1:]]
@@ -266,15 +313,23 @@ def test_rows_without_text_are_left_out(model: Path, fitted: BertClassifier, rev
         ([], "the sample has 0 rows"),
         (np.empty((0, 1), dtype=object), "the sample has 0 rows"),
         ([["a", "b", "c"]], "the sample has 3 columns"),
-        (np.empty((2, 0), dtype=object), r"0 feature\(s\) \(shape=\(2, 0\)\) while a minimum of 1 is required"),
+        (
+            np.empty((2, 0), dtype=object),
+            r"0 feature\(s\) \(shape=\(2, 0\)\) while a minimum of 1 is required",
+        ),
         (["a", ["b", "c"]], "row 2 has 2 texts, and the rows before it have 1"),
         (["a", None], r"(?s)text 2 is None: expected a string.*leave missing texts out"),
-        (np.array(["a", np.nan], dtype=object), r"(?s)text 2 is nan: expected a string.*leave missing texts out"),
+        (
+            np.array(["a", np.nan], dtype=object),
+            r"(?s)text 2 is nan: expected a string.*leave missing texts out",
+        ),
         (np.array([[0.5]]), r"(?s)text 1 is .*0\.5.*: expected a string.*reads texts"),
         (csr_array([[1.0]]), r"(?s)sparse input is not supported.*TfidfVectorizer"),
     ],
 )
-def test_what_is_no_sample_of_texts_is_refused(sample: Any, what: str, fitted: BertClassifier) -> None:
+def test_what_is_no_sample_of_texts_is_refused(
+    sample: Any, what: str, fitted: BertClassifier
+) -> None:
     for call in (
         lambda: clone(fitted).fit(sample, ["a", "b"]),
         lambda: fitted.predict(sample),
@@ -327,7 +382,9 @@ def test_other_samples_that_cannot_be_used(fitted: BertClassifier) -> None:
         BertRegressor().fit(["a"], [1.0])
     with pytest.raises(InputError, match="all texts are empty"):
         BertClassifier().fit(["", " "], ["a", "b"])
-    with pytest.raises(InputError, match=r"(?s)2 columns: a vector is made of one text.*ColumnTransformer"):
+    with pytest.raises(
+        InputError, match=r"(?s)2 columns: a vector is made of one text.*ColumnTransformer"
+    ):
         BertEmbedder(fitted.model).fit([("a", "b")])
     for estimator in (BertClassifier(), BertRegressor(), BertEmbedder()):
         with pytest.raises(NotFittedError):
@@ -336,7 +393,9 @@ def test_other_samples_that_cannot_be_used(fitted: BertClassifier) -> None:
         clone(fitted).set_params(method="full", epochs="three").fit(NEW, ["a", "b", "a", "b"])
 
 
-def test_a_column_vector_of_targets_is_read_with_a_warning(fitted: BertClassifier, reviews: Sample) -> None:
+def test_a_column_vector_of_targets_is_read_with_a_warning(
+    fitted: BertClassifier, reviews: Sample
+) -> None:
     texts, labels = reviews
     with pytest.warns(DataConversionWarning, match="column-vector y"):
         classifier = clone(fitted).fit(texts, np.array(labels)[:, None])
@@ -346,7 +405,9 @@ def test_a_column_vector_of_targets_is_read_with_a_warning(fitted: BertClassifie
 # Folders and pickles
 
 
-def test_a_pickle_outlives_the_folder_of_its_model(model: Path, reviews: Sample, temporary_root: Path) -> None:
+def test_a_pickle_outlives_the_folder_of_its_model(
+    model: Path, reviews: Sample, temporary_root: Path
+) -> None:
     classifier = BertClassifier(model, **FAST).fit(*reviews)
     expected = classifier.predict_proba(NEW)
     content = pickle.dumps(classifier)
@@ -361,17 +422,28 @@ def test_a_pickle_outlives_the_folder_of_its_model(model: Path, reviews: Sample,
     assert folder_of(other).parent == temporary_root
     names = {path.name for path in folder_of(other).iterdir()}
     assert {"model.safetensors", "config.json", "task.json", "tokenizer.json"} <= names
-    assert not names & {"README.md", "errors.csv", "report.html"}, "files that no prediction depends on"
+    assert not names & {"README.md", "errors.csv", "report.html"}, (
+        "files that no prediction depends on"
+    )
     assert b"errors.csv" not in content
 
 
-def test_a_pickle_that_names_other_files_is_refused(fitted: BertClassifier, temporary_root: Path) -> None:
+def test_a_pickle_that_names_other_files_is_refused(
+    fitted: BertClassifier, temporary_root: Path
+) -> None:
     state = fitted.__getstate__()
     files = state["predictor_"]
-    paths = ["../config.json", "/etc/passwd", "model-a/../../b.safetensors", "model-a\\b.safetensors"]
+    paths = [
+        "../config.json",
+        "/etc/passwd",
+        "model-a/../../b.safetensors",
+        "model-a\\b.safetensors",
+    ]
     for name in (*paths, "pytorch_model.bin", "README.md"):
         changed = files._replace(contents={**files.contents, name: b""})
-        with pytest.raises(BertworksError, match=r"holds a file '.*', which is none of a model folder"):
+        with pytest.raises(
+            BertworksError, match=r"holds a file '.*', which is none of a model folder"
+        ):
             BertClassifier().__setstate__({**state, "predictor_": changed})
     changed = files._replace(contents={**files.contents, "model.safetensors": b"\0" * 100})
     with pytest.raises(BertworksError, match=r"model\.safetensors"):
@@ -412,20 +484,28 @@ def test_a_model_is_kept_by_save(fitted: BertClassifier, tmp_path: Path) -> None
 
 def test_a_search_over_a_pipeline(model: Path, reviews: Sample) -> None:
     texts, labels = reviews
-    pipeline = Pipeline([("vectors", BertEmbedder(model, device="cpu")), ("classes", LogisticRegression())])
+    pipeline = Pipeline(
+        [("vectors", BertEmbedder(model, device="cpu")), ("classes", LogisticRegression())]
+    )
     grid = {"vectors__pooling": ["mean", "cls"], "classes__C": [0.1, 10.0]}
     search = GridSearchCV(pipeline, grid, cv=3, error_score="raise").fit(texts, labels)
     assert len(search.cv_results_["params"]) == 4
-    vectors = bw.Embedder(model, device="cpu", pooling=search.best_params_["vectors__pooling"]).embed(texts)
+    vectors = bw.Embedder(
+        model, device="cpu", pooling=search.best_params_["vectors__pooling"]
+    ).embed(texts)
     by_hand = LogisticRegression(C=search.best_params_["classes__C"])
-    np.testing.assert_allclose(search.best_score_, cross_val_score(by_hand, vectors, labels, cv=3).mean())
+    np.testing.assert_allclose(
+        search.best_score_, cross_val_score(by_hand, vectors, labels, cv=3).mean()
+    )
     assert search.predict(texts).tolist() == by_hand.fit(vectors, labels).predict(vectors).tolist()
 
 
 def test_a_search_over_a_classifier(model: Path, reviews: Sample) -> None:
     texts, labels = map(np.array, reviews)
     options = {"cv": 2, "error_score": "raise", "scoring": "roc_auc"}
-    search = GridSearchCV(BertClassifier(model, **FAST), {"max_length": [8, 16]}, **options, refit=False)
+    search = GridSearchCV(
+        BertClassifier(model, **FAST), {"max_length": [8, 16]}, **options, refit=False
+    )
     search.fit(texts, labels)
     best = BertClassifier(model, **FAST, **search.best_params_)
     assert search.best_score_ == cross_val_score(best, texts, labels, **options).mean()
@@ -436,10 +516,16 @@ def test_a_search_over_a_classifier(model: Path, reviews: Sample) -> None:
 def test_columns_of_a_table(model: Path, reviews: Sample) -> None:
     pandas = pytest.importorskip("pandas")
     texts, labels = reviews
-    table = pandas.DataFrame({"text": texts, "title": texts[::-1], "genre": ["drama", "comedy"] * 30})
+    table = pandas.DataFrame(
+        {"text": texts, "title": texts[::-1], "genre": ["drama", "comedy"] * 30}
+    )
     embedder = BertEmbedder(model, device="cpu")
     columns = ColumnTransformer(
-        [("text", embedder, "text"), ("title", embedder, ["title"]), ("genre", OneHotEncoder(), ["genre"])],
+        [
+            ("text", embedder, "text"),
+            ("title", embedder, ["title"]),
+            ("genre", OneHotEncoder(), ["genre"]),
+        ],
         sparse_threshold=0,
     )
     vectors = columns.fit_transform(table)
@@ -463,7 +549,9 @@ def test_columns_of_a_table(model: Path, reviews: Sample) -> None:
 
 def test_several_labels_of_a_text(model: Path, reviews: Sample) -> None:
     texts, labels = reviews
-    targets = np.array([[label == "pos", "dogs" in text] for text, label in zip(texts, labels)]).astype(int)
+    targets = np.array(
+        [[label == "pos", "dogs" in text] for text, label in zip(texts, labels)]
+    ).astype(int)
     classifier = MultiOutputClassifier(BertClassifier(model, **FAST)).fit(texts, targets)
     assert classifier.predict(texts).shape == (60, 2)
     assert (classifier.predict(texts) == targets).mean() > 0.7
@@ -471,22 +559,31 @@ def test_several_labels_of_a_text(model: Path, reviews: Sample) -> None:
 
 @pytest.mark.slow
 def test_two_processes(model: Path, reviews: Sample, temporary_root: Path) -> None:
-    """The folder of a model that a worker has trained is deleted with it: its pickle brings the files."""
+    """The folder of a model that a worker has trained is deleted with it: its pickle brings the
+    files."""
     texts, labels = reviews
     classifier = BertClassifier(model, **TRAINED)
-    alone = cross_validate(classifier, texts, labels, cv=2, return_estimator=True, error_score="raise")
-    shared = cross_validate(classifier, texts, labels, cv=2, n_jobs=2, return_estimator=True, error_score="raise")
+    alone = cross_validate(
+        classifier, texts, labels, cv=2, return_estimator=True, error_score="raise"
+    )
+    shared = cross_validate(
+        classifier, texts, labels, cv=2, n_jobs=2, return_estimator=True, error_score="raise"
+    )
     np.testing.assert_allclose(shared["test_score"], alone["test_score"])
     for first, second in zip(alone["estimator"], shared["estimator"], strict=True):
         check_is_fitted(second)
         # The worker has chosen the precision of its machine, which the pickle keeps.
         expected = first.predictor_.in_fp32().predict_proba(NEW)
-        np.testing.assert_allclose(second.predictor_.in_fp32().predict_proba(NEW), expected, atol=1e-5)
+        np.testing.assert_allclose(
+            second.predictor_.in_fp32().predict_proba(NEW), expected, atol=1e-5
+        )
         assert second.predict(NEW).tolist() == first.predict(NEW).tolist()
     pipeline = make_pipeline(BertEmbedder(model, device="cpu"), LogisticRegression())
     scores = cross_val_score(pipeline, texts, labels, cv=3, n_jobs=2, error_score="raise")
     np.testing.assert_allclose(scores, cross_val_score(pipeline, texts, labels, cv=3))
-    search = GridSearchCV(classifier, {"learning_rate": [1e-3, 3e-3]}, cv=2, n_jobs=2, error_score="raise")
+    search = GridSearchCV(
+        classifier, {"learning_rate": [1e-3, 3e-3]}, cv=2, n_jobs=2, error_score="raise"
+    )
     assert search.fit(texts, labels).predict(NEW).shape == (4,)
 
 
@@ -495,11 +592,12 @@ def test_two_processes(model: Path, reviews: Sample, temporary_root: Path) -> No
 # Checks whose samples are numbers: an estimator of bertworks reads texts.
 WITH_NUMBERS = """
 check_dict_unchanged check_dont_overwrite_parameters check_dtype_object check_estimators_dtypes
-check_estimators_fit_returns_self check_estimators_nan_inf check_estimators_overwrite_params check_estimators_pickle
-check_f_contiguous_array_estimator check_fit2d_1feature check_fit2d_1sample check_fit2d_predict1d
-check_fit_check_is_fitted check_fit_idempotent check_fit_score_takes_y check_methods_sample_order_invariance
-check_methods_subset_invariance check_n_features_in check_n_features_in_after_fitting check_pipeline_consistency
-check_positive_only_tag_during_fit check_readonly_memmap_input
+check_estimators_fit_returns_self check_estimators_nan_inf check_estimators_overwrite_params
+check_estimators_pickle check_f_contiguous_array_estimator check_fit2d_1feature check_fit2d_1sample
+check_fit2d_predict1d check_fit_check_is_fitted check_fit_idempotent check_fit_score_takes_y
+check_methods_sample_order_invariance check_methods_subset_invariance check_n_features_in
+check_n_features_in_after_fitting check_pipeline_consistency check_positive_only_tag_during_fit
+check_readonly_memmap_input
 """.split()
 WITH_NUMBERS_OF: dict[type, list[str]] = {
     BertClassifier: """
@@ -510,7 +608,11 @@ WITH_NUMBERS_OF: dict[type, list[str]] = {
         check_regressor_data_not_an_array check_regressors_int check_regressors_no_decision_function
         check_regressors_train check_supervised_y_2d
         """.split(),
-    BertEmbedder: ["check_complex_data", "check_transformer_data_not_an_array", "check_transformer_general"],
+    BertEmbedder: [
+        "check_complex_data",
+        "check_transformer_data_not_an_array",
+        "check_transformer_general",
+    ],
 }
 REASON = "the sample of the check consists of numbers, and the estimator reads texts"
 
@@ -519,24 +621,36 @@ REASON = "the sample of the check consists of numbers, and the estimator reads t
 def test_scikit_learns_checks_without_numbers(kind: type) -> None:
     expected = dict.fromkeys([*WITH_NUMBERS, *WITH_NUMBERS_OF[kind]], REASON)
     results = check_estimator(kind(), expected_failed_checks=expected, on_skip=None)
-    assert {result["check_name"] for result in results if result["status"] == "xfail"} == expected.keys()
+    assert {
+        result["check_name"] for result in results if result["status"] == "xfail"
+    } == expected.keys()
     passed = {result["check_name"] for result in results if result["status"] == "passed"}
-    assert {"check_get_params_invariance", "check_estimator_sparse_array", "check_estimators_unfitted"} <= passed
+    assert {
+        "check_get_params_invariance",
+        "check_estimator_sparse_array",
+        "check_estimators_unfitted",
+    } <= passed
     assert not passed & expected.keys()
 
 
 FLOAT32 = {
-    "check_methods_subset_invariance": "it allows a difference of 1e-7; predictions are computed in float32, in batches"
+    "check_methods_subset_invariance": (
+        "it allows a difference of 1e-7; predictions are computed in float32, in batches"
+    )
 }
 
 
 class OfNumbers:
-    """An estimator that reads numbers: it writes each as a word, so that all checks of scikit-learn can run."""
+    """An estimator that reads numbers: it writes each as a word, so that all checks of scikit-learn
+    can run."""
 
     def _read_sample(self, X: Any, *, fits: bool) -> list[tuple[str, ...]]:
         words = list(dict.fromkeys([*GOOD, *FILLER, *PEOPLE, *PLACES]))
         levels = np.clip(np.floor(validate_data(self, X, reset=fits)), -2, 1).astype(int) + 2
-        rows = [[words[(4 * column + level) % len(words)] for column, level in enumerate(row)] for row in levels]
+        rows = [
+            [words[(4 * column + level) % len(words)] for column, level in enumerate(row)]
+            for row in levels
+        ]
         return [(" ".join(row),) for row in rows]
 
 
@@ -565,7 +679,9 @@ def test_all_checks_of_scikit_learn_on_numbers_as_words(kind: type, model: Path)
     options = {"device": "cpu", "precision": "fp32"} if kind is EmbedderOfNumbers else FAST
     results = check_estimator(kind(model, **options), expected_failed_checks=FLOAT32, on_skip=None)
     # The check of arrays of other libraries needs an environment variable.
-    others = {result["check_name"] for result in results if result["status"] != "passed"} - {"check_array_api_input"}
+    others = {result["check_name"] for result in results if result["status"] != "passed"} - {
+        "check_array_api_input"
+    }
     assert others <= ({*FLOAT32} if kind is not EmbedderOfNumbers else set())
     assert len(results) > 35
 
@@ -573,14 +689,23 @@ def test_all_checks_of_scikit_learn_on_numbers_as_words(kind: type, model: Path)
 # The guide
 
 
-def test_the_code_of_the_guide_runs(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_of_the_guide_runs(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("pandas")
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    blocks = re.findall(
+        r"^```python\n(.*?)^```$", GUIDE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
     assert len(blocks) > 3
     names: dict[str, Any] = {}
     for block in blocks:
-        for words, faster in (("n_jobs=2", "n_jobs=1"), ("cv=3", "cv=2"), ("[32, 64]", "[32]"), ('"full"', '"frozen"')):
+        for words, faster in (
+            ("n_jobs=2", "n_jobs=1"),
+            ("cv=3", "cv=2"),
+            ("[32, 64]", "[32]"),
+            ('"full"', '"frozen"'),
+        ):
             block = block.replace(words, faster)
         exec(block.replace('"minilm"', repr(str(model))), names)
 

@@ -1,4 +1,5 @@
-"""Masked-word figures: as computed with transformers on the same examples, and for texts and models at every edge."""
+"""Masked-word figures: as computed with transformers on the same examples, and for texts and models
+at every edge."""
 
 import math
 from itertools import pairwise
@@ -23,7 +24,15 @@ from bertworks.text.tokenizer import Tokenizer
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     recipe = write_recipe(folder / "r.toml", ("learning_rate = 1e-3", "learning_rate = 1e-2"))
-    list(pretrain([write_corpus(folder / "t.jsonl")], folder / "a", recipe=str(recipe), workers=1, device="cpu"))
+    list(
+        pretrain(
+            [write_corpus(folder / "t.jsonl")],
+            folder / "a",
+            recipe=str(recipe),
+            workers=1,
+            device="cpu",
+        )
+    )
     return folder / "a"
 
 
@@ -33,10 +42,14 @@ def without_pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = write_recipe(folder / "r.toml", ("num_steps = 40", "num_steps = 3"))
     list(
         pretrain(
-            [write_corpus(folder / "t.jsonl")], folder / "a", recipe=str(recipe), workers=1, device="cpu",
+            [write_corpus(folder / "t.jsonl")],
+            folder / "a",
+            recipe=str(recipe),
+            workers=1,
+            device="cpu",
             overrides=["sampling.format=full_sentences"],
         )
-    )  # fmt: skip
+    )
     return folder / "a"
 
 
@@ -61,14 +74,22 @@ def test_the_same_figures_as_transformers(model: Path, tmp_path: Path):
         for number, (begin, end) in enumerate(pairwise(edges)):
             with torch.no_grad():
                 out = theirs(
-                    input_ids=batch.input_ids[None, begin:end], token_type_ids=batch.token_type_ids[None, begin:end]
+                    input_ids=batch.input_ids[None, begin:end],
+                    token_type_ids=batch.token_type_ids[None, begin:end],
                 )
-            mine = (batch.targets["masked_lm"].positions >= begin) & (batch.targets["masked_lm"].positions < end)
+            mine = (batch.targets["masked_lm"].positions >= begin) & (
+                batch.targets["masked_lm"].positions < end
+            )
             scores = out.prediction_logits[0, batch.targets["masked_lm"].positions[mine] - begin]
             labels = batch.targets["masked_lm"].labels[mine]
             losses += torch.nn.functional.cross_entropy(scores, labels, reduction="none").tolist()
             right += (scores.argmax(-1) == labels).tolist()
-            pairs.append(bool(out.seq_relationship_logits[0].argmax() == batch.targets["next_sentence"].labels[number]))
+            pairs.append(
+                bool(
+                    out.seq_relationship_logits[0].argmax()
+                    == batch.targets["next_sentence"].labels[number]
+                )
+            )
     assert ours["masked_lm_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
     assert ours["masked_lm_accuracy"] == pytest.approx(np.mean(right))
     assert ours["masked_lm_perplexity"] == pytest.approx(math.exp(np.mean(losses)), rel=1e-4)
@@ -90,13 +111,19 @@ def test_at_most_so_many_sequences(model: Path, tmp_path: Path):
 def test_a_model_that_reads_less_than_the_default(model: Path, tmp_path: Path):
     """It has 64 positions, and nobody should have to know."""
     text = write_corpus(tmp_path / "t.jsonl", 10)
-    assert evaluate_mlm(model, [text], device="cpu") == evaluate_mlm(model, [text], sequence_length=64, device="cpu")
+    assert evaluate_mlm(model, [text], device="cpu") == evaluate_mlm(
+        model, [text], sequence_length=64, device="cpu"
+    )
 
 
 @pytest.mark.parametrize("length", [-1, 4, 65])
 def test_lengths_that_cannot_be(length: int, model: Path, tmp_path: Path):
-    with pytest.raises(UsageError, match=f"sequence length of {length}: the model reads from 5 to 64"):
-        evaluate_mlm(model, [write_corpus(tmp_path / "t.jsonl", 3)], sequence_length=length, device="cpu")
+    with pytest.raises(
+        UsageError, match=f"sequence length of {length}: the model reads from 5 to 64"
+    ):
+        evaluate_mlm(
+            model, [write_corpus(tmp_path / "t.jsonl", 3)], sequence_length=length, device="cpu"
+        )
 
 
 def test_a_model_without_pairs(without_pairs: Path, tmp_path: Path):
@@ -105,7 +132,9 @@ def test_a_model_without_pairs(without_pairs: Path, tmp_path: Path):
     assert 0 < figures["masked_lm_loss"] < 10
 
 
-@pytest.mark.parametrize("text", ["One.", "One sentence only, and nothing else.", " ".join(documents(1))])
+@pytest.mark.parametrize(
+    "text", ["One.", "One sentence only, and nothing else.", " ".join(documents(1))]
+)
 def test_little_text(text: str, model: Path, tmp_path: Path):
     (tmp_path / "t.txt").write_text(text)
     figures = evaluate_mlm(model, [tmp_path / "t.txt"], device="cpu")

@@ -1,4 +1,5 @@
-"""A fine-tuned model on labelled rows: what the run itself said of the same rows, in every task, and bad rows."""
+"""A fine-tuned model on labelled rows: what the run itself said of the same rows, in every task,
+and bad rows."""
 
 import csv
 import json
@@ -55,10 +56,12 @@ def test_the_figures_are_those_of_the_run(task: str, model: Path, tmp_path: Path
     assert set(found["intervals"]) == set(reported["intervals"]) <= set(found["figures"])
     for name, (low, high) in found["intervals"].items():
         assert -1 <= low <= found["figures"][name] + 1e-9 <= high + 1e-8 <= 1 + 2e-8
-    if task in ("multilabel", "qa"):  # a threshold: the run scores each half of dev with that of the other
+    # a threshold: the run scores each half of dev with that of the other
+    if task in ("multilabel", "qa"):
         return
     assert found["mistakes"] == reported["mistakes"]
-    named = [key for key in reported["figures"] if key != "threshold"]  # a figure of the run, and not of the model
+    # a figure of the run, and not of the model
+    named = [key for key in reported["figures"] if key != "threshold"]
     assert {key: found["figures"][key] for key in named} == pytest.approx(
         {key: reported["figures"][key] for key in named}
     )
@@ -70,7 +73,9 @@ def test_the_figures_are_those_of_the_run(task: str, model: Path, tmp_path: Path
 
 def check_eight_bits(model: Path, data: Path, output: Path) -> None:
     """That they are beside what fp32 says, and say how far from it."""
-    exact, rounded = (evaluate_task(model, data, device="cpu", precision=which) for which in ("fp32", "int8"))
+    exact, rounded = (
+        evaluate_task(model, data, device="cpu", precision=which) for which in ("fp32", "int8")
+    )
     assert rounded["figures_fp32"] == exact["figures"]
     events = predict_file(model, data, output, device="cpu", precision="int8")
     (reported,) = [event.fields for event in events if "compared" in event.fields]
@@ -82,7 +87,13 @@ def check_eight_bits(model: Path, data: Path, output: Path) -> None:
 @pytest.fixture(scope="module")
 def classifier(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("classifier")
-    finetune(write_reviews(folder / "d.csv"), model=model, output=folder / "out", device="cpu", overrides=["epochs=1"])
+    finetune(
+        write_reviews(folder / "d.csv"),
+        model=model,
+        output=folder / "out",
+        device="cpu",
+        overrides=["epochs=1"],
+    )
     return folder / "out"
 
 
@@ -93,7 +104,9 @@ def write_rows(path: Path, *rows: tuple[str, ...]) -> Path:
 
 
 def test_rows_of_one_label_can_be_evaluated(classifier: Path, tmp_path: Path):
-    data = write_rows(tmp_path / "t.csv", ("text", "label"), ("a good film", "pos"), ("a great story", "pos"))
+    data = write_rows(
+        tmp_path / "t.csv", ("text", "label"), ("a good film", "pos"), ("a great story", "pos")
+    )
     found = evaluate_task(classifier, data, device="cpu")
     assert found["rows"] == 2
     assert found["table"]["pos"]["support"] == 2
@@ -114,7 +127,8 @@ def test_labels_that_were_never_trained_are_mistakes(classifier: Path, tmp_path:
     with (tmp_path / "errors.csv").open(newline="") as file:
         assert {"neutral", "negg"} <= {row["gold"] for row in csv.DictReader(file)}
     (tmp_path / "train.csv").write_text("text,label\n" + "a good film,pos\na sad film,neg\n" * 20)
-    with pytest.raises(BertworksError, match=r"t\.csv.*'negg'") as raised:  # in a dev file they are errors
+    # in a dev file they are errors
+    with pytest.raises(BertworksError, match=r"t\.csv.*'negg'") as raised:
         read_data(tmp_path / "train.csv", dev=data)
     assert "did you mean 'neg'?" in str(raised.value)
 
@@ -122,7 +136,11 @@ def test_labels_that_were_never_trained_are_mistakes(classifier: Path, tmp_path:
 UNKNOWN: dict[str, tuple[TaskConfig, list[dict[str, object]]]] = {
     "multilabel": (
         TaskConfig(task="multilabel", labels=("a", "b")),
-        [{"text": "x", "label": ["a", "new"]}, {"text": "y", "label": ["b"]}, {"text": "y", "label": []}],
+        [
+            {"text": "x", "label": ["a", "new"]},
+            {"text": "y", "label": ["b"]},
+            {"text": "y", "label": []},
+        ],
     ),
     "tagging": (
         TaskConfig(task="tagging", labels=("B-PER", "I-PER", "O")),
@@ -130,7 +148,10 @@ UNKNOWN: dict[str, tuple[TaskConfig, list[dict[str, object]]]] = {
     ),
     "spans": (
         TaskConfig(task="spans", labels=("O", "B-PER", "I-PER")),
-        [{"text": "x y", "entities": [{"start": 0, "end": 1, "type": "new"}]}, {"text": "y", "entities": []}],
+        [
+            {"text": "x y", "entities": [{"start": 0, "end": 1, "type": "new"}]},
+            {"text": "y", "entities": []},
+        ],
     ),
 }
 
@@ -145,14 +166,20 @@ def test_every_task_counts_labels_that_were_never_trained(task: str, tmp_path: P
     assert found["table"]["new"]["support"] == 1
     assert found["table"]["new"]["recall"] == 0
     if task == "tagging":
-        (tmp_path / "d.jsonl").write_text(json.dumps({"text": ["x", "y"], "label": ["B-PER", "7"]}) + "\n")
+        (tmp_path / "d.jsonl").write_text(
+            json.dumps({"text": ["x", "y"], "label": ["B-PER", "7"]}) + "\n"
+        )
         with pytest.raises(BertworksError, match="do: 7"):
             evaluate_task(tmp_path / "model", tmp_path / "d.jsonl", device="cpu")
 
 
 def test_rows_without_a_label_are_skipped_and_counted(classifier: Path, tmp_path: Path):
     data = write_rows(
-        tmp_path / "t.csv", ("text", "label"), ("a good film", "pos"), ("so so", ""), ("a sad film", "neg")
+        tmp_path / "t.csv",
+        ("text", "label"),
+        ("a good film", "pos"),
+        ("so so", ""),
+        ("a sad film", "neg"),
     )
     with pytest.raises(BertworksError, match=r"t\.csv:3.*missing") as raised:
         evaluate_task(classifier, data, device="cpu")
@@ -166,13 +193,23 @@ def test_rows_without_a_label_are_skipped_and_counted(classifier: Path, tmp_path
     ("good", "missing", "label"),
     [
         ({"text": "x"}, None, [1.5, 2.5, 3.5, 4.5]),
-        ({"tokens": ["Anna", "lives", "here"]}, None, [["B-PER", "O", "O"], ["O"] * 3, ["O", "B-PER", "O"], ["O"] * 3]),
-        ({"question": "who?", "context": "it is x"}, None, [[{"text": "x", "answer_start": 6}]] * 4),
+        (
+            {"tokens": ["Anna", "lives", "here"]},
+            None,
+            [["B-PER", "O", "O"], ["O"] * 3, ["O", "B-PER", "O"], ["O"] * 3],
+        ),
+        (
+            {"question": "who?", "context": "it is x"},
+            None,
+            [[{"text": "x", "answer_start": 6}]] * 4,
+        ),
         ({"prompt": "p", "choices": ["a", "b"]}, "", [0, 1, 0, 1]),
         ({"text": "x"}, "", ["yes", "no", "no", "yes"]),
     ],
 )
-def test_every_task_skips_rows_without_a_label(good: dict, missing: object, label: list, tmp_path: Path):
+def test_every_task_skips_rows_without_a_label(
+    good: dict, missing: object, label: list, tmp_path: Path
+):
     name = "answers" if "question" in good else "label"
     rows = [{**good, name: label[n % 4] if n % 5 else missing} for n in range(1, 41)]
     for number, row in enumerate(rows):
@@ -190,14 +227,18 @@ def test_errors_of_a_model_that_names_no_columns(tmp_path: Path):
     """As those of transformers: the columns are those of the data."""
     write_head(tmp_path / "model", task="classification", labels=("neg", "pos"))
     (tmp_path / "d.csv").write_text("review,label\na good film,pos\na good film,neg\n")
-    found = evaluate_task(tmp_path / "model", tmp_path / "d.csv", errors=tmp_path / "errors.csv", device="cpu")
+    found = evaluate_task(
+        tmp_path / "model", tmp_path / "d.csv", errors=tmp_path / "errors.csv", device="cpu"
+    )
     with (tmp_path / "errors.csv").open(newline="") as file:
         (row,) = csv.DictReader(file)
     assert (found["mistakes"], row["review"]) == (1, "a good film")
 
 
 def test_a_missing_column_is_named(classifier: Path, tmp_path: Path):
-    data = write_rows(tmp_path / "t.csv", ("text", "stars"), ("a good film", "pos"), ("a sad film", "neg"))
+    data = write_rows(
+        tmp_path / "t.csv", ("text", "stars"), ("a good film", "pos"), ("a sad film", "neg")
+    )
     with pytest.raises(UsageError, match="'label'"):
         evaluate_task(classifier, data, device="cpu")
     assert evaluate_task(classifier, data, label="stars", device="cpu")["rows"] == 2
@@ -205,7 +246,10 @@ def test_a_missing_column_is_named(classifier: Path, tmp_path: Path):
 
 def test_what_a_person_sees(classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     data = write_reviews(tmp_path / "t.csv", 30, seed=9)
-    assert main(["evaluate", "task", str(classifier), str(data), "-o", str(tmp_path / "errors.csv")]) == 0
+    assert (
+        main(["evaluate", "task", str(classifier), str(data), "-o", str(tmp_path / "errors.csv")])
+        == 0
+    )
     shown = capsys.readouterr()
     assert shown.out.startswith("30 rows: accuracy ")
     assert [line.split()[0] for line in shown.out.splitlines()[1:]] == ["neg", "pos"]
@@ -216,6 +260,8 @@ def test_what_a_person_sees(classifier: Path, tmp_path: Path, capsys: pytest.Cap
 
 def test_a_file_of_other_labels_only_is_refused(classifier: Path, tmp_path: Path) -> None:
     (tmp_path / "test.csv").write_text("text,label\na good film,1\na bad film,0\n")
-    with pytest.raises(BertworksError, match="the model knows none of these labels: 0, 1") as caught:
+    with pytest.raises(
+        BertworksError, match="the model knows none of these labels: 0, 1"
+    ) as caught:
         evaluate_task(classifier, tmp_path / "test.csv", label="label", device="cpu")
     assert caught.value.hint == "its labels are: neg, pos"

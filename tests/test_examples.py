@@ -1,4 +1,5 @@
-"""The plans of a run: whole files that any numpy reads, made once, and the same that the sampler would make."""
+"""The plans of a run: whole files that any numpy reads, made once, and the same that the sampler
+would make."""
 
 import io
 from dataclasses import replace
@@ -25,7 +26,14 @@ from bertworks.text.shards import TokenStore
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.recipe import Recipe, load_recipe
 
-TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"token{number}" for number in range(40_000))]
+TOKENS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    *(f"token{number}" for number in range(40_000)),
+]
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +101,9 @@ def store_of(documents: list[list[int]]) -> TokenStore:
     ],
     ids=["book", "books", "endless", "equal", "one"],
 )
-def test_a_small_share_is_held_out_whatever_the_documents_are(documents: list[list[int]], seed: int):
+def test_a_small_share_is_held_out_whatever_the_documents_are(
+    documents: list[list[int]], seed: int
+):
     store = split_long_documents(store_of(documents))
     train, held_out = split_documents(store, seed)
     sizes = np.diff(store.sentences[store.documents])
@@ -113,11 +123,19 @@ def test_each_seed_holds_out_other_documents():
     assert held_out[0] != held_out[1]
 
 
-def test_the_most_frequent_token_is_of_all_the_training_text(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch):
+def test_the_most_frequent_token_is_of_all_the_training_text(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("bertworks.runs.pretrain_job.CHUNK", 16)
     store = store_of([[10] * 4] * 6)
     store.tokens[:] = np.repeat([7, 9, 8, 9, 8, 8], 40)  # of each document; those of 8 are held out
     batch = collate(
-        [Example(np.array([2, 4, 4, 3]), np.zeros(4, int), {"masked_lm": Target(np.array([1, 2]), np.array([9, 7]))})]
+        [
+            Example(
+                np.array([2, 4, 4, 3]),
+                np.zeros(4, int),
+                {"masked_lm": Target(np.array([1, 2]), np.array([9, 7]))},
+            )
+        ]
     )
     assert most_frequent_token(store, np.array([0, 1, 3]), tokenizer, [batch]) == (TOKENS[9], 0.5)

@@ -1,5 +1,5 @@
-"""Explanations: attention as transformers gives it, attributions that add up to what they explain, and a page in which
-text stays text."""
+"""Explanations: attention as transformers gives it, attributions that add up to what they explain,
+and a page in which text stays text."""
 
 import base64
 import hashlib
@@ -37,22 +37,40 @@ from bertworks.models.layout import Layout
 from bertworks.training.task_heads import TaskModel
 
 TEXT = "the film was good in this storytown"
-PARAGRAPHS = re.findall(r">((?:Attention is not|The cosine) .*?)</p>", TEMPLATE.read_text(), re.DOTALL)
+PARAGRAPHS = re.findall(
+    r">((?:Attention is not|The cosine) .*?)</p>", TEMPLATE.read_text(), re.DOTALL
+)
 NOT_ATTRIBUTION, SIMILARITY = (" ".join(paragraph.split()) for paragraph in PARAGRAPHS)
 ATTACK = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&</figure> </script><!--"
-LABELS = {"classification": ("pos", "neg", "even"), "multilabel": ("a", "b"), "tagging": ("O", "B-x", "I-x"),
-          "spans": ("O", "B-x", "I-x")}  # fmt: skip
+LABELS = {
+    "classification": ("pos", "neg", "even"),
+    "multilabel": ("a", "b"),
+    "tagging": ("O", "B-x", "I-x"),
+    "spans": ("O", "B-x", "I-x"),
+}
 INPUTS = {
-    "classification": (TEXT,), "multilabel": (TEXT, "men"), "regression": (TEXT, "men and dogs"), "tagging": (TEXT,),
-    "spans": (TEXT,), "qa": ("where lives Anna ?", "Anna lives in Paris ."), "choice": ("the men", "good", "a dog"),
-}  # fmt: skip
+    "classification": (TEXT,),
+    "multilabel": (TEXT, "men"),
+    "regression": (TEXT, "men and dogs"),
+    "tagging": (TEXT,),
+    "spans": (TEXT,),
+    "qa": ("where lives Anna ?", "Anna lives in Paris ."),
+    "choice": ("the men", "good", "a dog"),
+}
 
 
-def write_task_model(model: Path, folder: Path, task: TaskType, labels: Sequence[str] = (), units: int = 0) -> Path:
+def write_task_model(
+    model: Path, folder: Path, task: TaskType, labels: Sequence[str] = (), units: int = 0
+) -> Path:
     """The tiny BERT with a head drawn at random."""
     config, state, t = load_model(model)
-    d = TaskConfig(task=task, labels=tuple(labels or LABELS.get(task, ())), num_choices=2, max_length=64,
-                        lstm_units=units)  # fmt: skip
+    d = TaskConfig(
+        task=task,
+        labels=tuple(labels or LABELS.get(task, ())),
+        num_choices=2,
+        max_length=64,
+        lstm_units=units,
+    )
     torch.manual_seed(1)
     network = TaskModel(config, make_task_head(d), lstm_units=units)
     network.load_state_dict(
@@ -86,13 +104,17 @@ def test_attention_is_that_of_transformers(model: Path):
     """In a batch of unequal lengths."""
     config, state, _ = load_model(model)
     encoder = Encoder(config)
-    encoder.load_state_dict({n.removeprefix("encoder."): v for n, v in state.items() if n.startswith("encoder.")})
+    encoder.load_state_dict(
+        {n.removeprefix("encoder."): v for n, v in state.items() if n.startswith("encoder.")}
+    )
     lengths = [7, 1, 12]
     rows = [torch.randint(config.vocab_size, (n,)) for n in lengths]
     layout, ids = Layout.of(lengths), torch.cat(rows)
     maps = encoder.eval().attention_maps(encoder(ids, layout), layout)
     oracle = transformers.BertModel.from_pretrained(model, attn_implementation="eager").eval()
-    assert [tuple(one.shape) for one in maps] == [(3, config.num_attention_heads, 12, 12)] * config.num_hidden_layers
+    assert [tuple(one.shape) for one in maps] == [
+        (3, config.num_attention_heads, 12, 12)
+    ] * config.num_hidden_layers
     for number, row in enumerate(rows):
         expected = oracle(row[None], output_attentions=True).attentions
         n = len(row)
@@ -102,7 +124,9 @@ def test_attention_is_that_of_transformers(model: Path):
             assert not ours[number, :, :, n:].any()
 
 
-def test_an_explanation_holds_the_attention_and_the_similarity_of_its_text(reviews: Path, found: Explanation):
+def test_an_explanation_holds_the_attention_and_the_similarity_of_its_text(
+    reviews: Path, found: Explanation
+):
     ids = torch.tensor([tokenizer().encode(TEXT).ids])
     with torch.no_grad():
         expected = theirs(reviews)(ids, output_attentions=True, output_hidden_states=True)
@@ -117,7 +141,9 @@ def test_an_explanation_holds_the_attention_and_the_similarity_of_its_text(revie
 # --- attributions
 
 
-def number_of(network: transformers.BertForSequenceClassification, label: int, **inputs: torch.Tensor) -> torch.Tensor:
+def number_of(
+    network: transformers.BertForSequenceClassification, label: int, **inputs: torch.Tensor
+) -> torch.Tensor:
     return log_odds(network(**inputs).logits, label)
 
 
@@ -156,11 +182,23 @@ def test_occlusion_is_the_fall_without_each_word(reviews: Path, found: Explanati
         for (first, end), fall in zip(found.spans, found.occlusion, strict=True):
             hidden = ids.clone()
             hidden[0, first:end] = baseline_of(ids, t.mask_id)[0, first:end]
-            assert fall == pytest.approx(whole - float(number_of(network, label, input_ids=hidden)), abs=1e-4)
+            assert fall == pytest.approx(
+                whole - float(number_of(network, label, input_ids=hidden)), abs=1e-4
+            )
 
 
 def test_words_are_whole(found: Explanation):
-    assert found.words == ("[CLS]", "the", "film", "was", "good", "in", "this", "storytown", "[SEP]")
+    assert found.words == (
+        "[CLS]",
+        "the",
+        "film",
+        "was",
+        "good",
+        "in",
+        "this",
+        "storytown",
+        "[SEP]",
+    )
     assert found.spans[-2][1] - found.spans[-2][0] > 1
     by_word = found.word_gradients
     assert by_word.sum() == pytest.approx(found.gradients.attributions.sum())
@@ -190,14 +228,22 @@ def test_every_task(task: TaskType, model: Path, tmp_path: Path):
 
 @pytest.mark.parametrize("vectors", ["pair", "cosine"])
 def test_both_texts_of_a_pair_whose_vectors_are_compared(vectors: Any, tmp_path: Path):
-    """The network reads each text alone: no token attends to the other text, and the prediction is about both."""
-    description = {"task": "classification", "labels": ("no", "yes"), "text": ("a", "b"), "vectors": vectors}
+    """The network reads each text alone: no token attends to the other text, and the prediction is
+    about both."""
+    description = {
+        "task": "classification",
+        "labels": ("no", "yes"),
+        "text": ("a", "b"),
+        "vectors": vectors,
+    }
     write_head(tmp_path / "m", **description)
     texts = ("good film", "sad dogs heard")
     e = explain(tmp_path / "m", *texts, target="yes", device="cpu")
     assert e.words == ("[CLS]", "good", "film", "[SEP]", "[CLS]", "sad", "dogs", "heard", "[SEP]")
     masked = [("[MASK] film", texts[1]), ("good [MASK]", texts[1]), (texts[0], "sad [MASK] heard")]
-    probabilities = Predictor(tmp_path / "m", device="cpu", precision="fp32").predict_proba([texts, *masked])
+    probabilities = Predictor(tmp_path / "m", device="cpu", precision="fp32").predict_proba(
+        [texts, *masked]
+    )
     whole, *falls = (math.log(p / (1 - p)) for p in probabilities[:, 1].tolist())
     assert e.occlusion is not None
     expected = [whole - value for value in falls]
@@ -256,7 +302,9 @@ def test_an_encoder_that_lets_no_gradients_through(model: Path, tmp_path: Path):
 def test_a_pretrained_model(model: Path, tmp_path: Path):
     found = explain(model, "the [MASK] was good")
     assert found.answer[0][0] in found.explained
-    assert found.word_gradients[2] == found.occlusion[2] == 0, "the mask itself is in the baseline too"
+    assert found.word_gradients[2] == found.occlusion[2] == 0, (
+        "the mask itself is in the baseline too"
+    )
     assert found.gradients.attributions.any()
     assert "“film”" in explain(model, "the [MASK] was good", target="film").explained
     with pytest.raises(UsageError, match="tokens: expected a single token"):
@@ -283,11 +331,14 @@ def test_an_answer_that_ends_in_an_accent(model: Path, tmp_path: Path):
     assert "the answer “Anna\u0301”" in explain(answering, "who ?", "Anna\u0301").explained
 
 
-@pytest.mark.parametrize("text", ["", " ", "🦊 日本", "\x00 men", "men \ud800", "مرحبا", "men " * 300, ATTACK])
+@pytest.mark.parametrize(
+    "text", ["", " ", "🦊 日本", "\x00 men", "men \ud800", "مرحبا", "men " * 300, ATTACK]
+)
 def test_texts_at_every_edge(text: str, reviews: Path, model: Path, tmp_path: Path):
     for folder in (reviews, model):
         explain(folder, text).save(tmp_path / "why.html")
-        page = Page((tmp_path / "why.html").read_text())  # which refuses what is not closed, or loads anything
+        # which refuses what is not closed, or loads anything
+        page = Page((tmp_path / "why.html").read_text())
         assert "Attention" in page.said
 
 
@@ -326,7 +377,9 @@ class Page(HTMLParser):
 
 
 def test_text_never_becomes_markup(model: Path, tmp_path: Path):
-    folder = write_task_model(model, tmp_path / ATTACK.replace("/", ""), "classification", [ATTACK, "b", "c"])
+    folder = write_task_model(
+        model, tmp_path / ATTACK.replace("/", ""), "classification", [ATTACK, "b", "c"]
+    )
     page = Page(explain(folder, ATTACK, target=ATTACK).html())
     assert page.said.count(ATTACK) >= 3, "the text, the label and the input"
     assert [tag for tag, _ in page.tags].count("script") == 2
@@ -338,7 +391,9 @@ def test_the_page_lets_only_its_own_script_run(found: Explanation):
     assert script.startswith((MAPS / "maps.js").read_text())
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in html
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|fetch\(", script)
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|fetch\(", script
+    )
 
 
 def test_all_labels_have_bars(model: Path, tmp_path: Path):
@@ -347,11 +402,18 @@ def test_all_labels_have_bars(model: Path, tmp_path: Path):
         folder = write_task_model(model, tmp_path / task, task, labels)
         html = explain(folder, TEXT).html()
         scores = Predictor(folder, device="cpu").predict([TEXT], probabilities=True)[0]["scores"]
-        bars = re.findall(r'<li style="--share: ([\d.]+)"><bdi>(.*?)</bdi><span class="figure">(.*?)</span>', html)
+        bars = re.findall(
+            r'<li style="--share: ([\d.]+)"><bdi>(.*?)</bdi><span class="figure">(.*?)</span>', html
+        )
         assert {name: float(share) for share, name, _ in bars} == pytest.approx(scores, abs=6e-4)
-        assert [figure for *_, figure in bars] == [f"{p:.1%}" for p in sorted(scores.values(), reverse=True)]
+        assert [figure for *_, figure in bars] == [
+            f"{p:.1%}" for p in sorted(scores.values(), reverse=True)
+        ]
     for task in ("regression", "tagging"):
-        assert '<ul class="bars">' not in explain(write_task_model(model, tmp_path / task, task), TEXT).html()
+        assert (
+            '<ul class="bars">'
+            not in explain(write_task_model(model, tmp_path / task, task), TEXT).html()
+        )
 
 
 def test_what_is_on_the_page(found: Explanation):
@@ -403,9 +465,20 @@ def test_the_command(reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_in_a_browser(found: Explanation, tmp_path: Path):
     """The script runs under the page's policy and draws every number."""
     found.save(tmp_path / "why.html")
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    drawn = subprocess.run([*command, "--dump-dom", (tmp_path / "why.html").as_uri()], capture_output=True, text=True,
-                           timeout=60, check=True).stdout  # fmt: skip
+    command = [
+        "chromium",
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path / 'profile'}",
+    ]
+    drawn = subprocess.run(
+        [*command, "--dump-dom", (tmp_path / "why.html").as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
     heads, layers, n = found.attention[0].shape[0], len(found.attention), len(found.tokens)
     assert drawn.count("<canvas") == heads * layers
     assert drawn.count("→") >= (1 + heads + 1 + layers) * n
@@ -414,7 +487,8 @@ def test_in_a_browser(found: Explanation, tmp_path: Path):
 
 @pytest.mark.skipif(not shutil.which("chromium"), reason="chromium is not installed")
 def test_with_the_keyboard_alone(found: Explanation, tmp_path: Path):
-    """Every token and every layer is reached, the focus is where the eye is, and the tables follow."""
+    """Every token and every layer is reached, the focus is where the eye is, and the tables
+    follow."""
     playwright = pytest.importorskip("playwright.sync_api")
     found.save(tmp_path / "why.html")
     n = len(found.tokens)
@@ -427,7 +501,9 @@ def test_with_the_keyboard_alone(found: Explanation, tmp_path: Path):
         stops: list[str] = []
         while stops[-1:] != ["Similarity by layer"] and len(stops) < 20:
             page.keyboard.press("Tab")
-            where = "(e => e.closest('[aria-label]')?.ariaLabel ?? e.labels?.[0]?.textContent ?? '')"
+            where = (
+                "(e => e.closest('[aria-label]')?.ariaLabel ?? e.labels?.[0]?.textContent ?? '')"
+            )
             stops.append(page.evaluate(f"{where}(document.activeElement)"))
         looking, alike = "The token that attends", "The token that is compared"
         layers = "Layer " + "".join(str(n + 1) for n in range(len(found.attention)))
@@ -437,10 +513,17 @@ def test_with_the_keyboard_alone(found: Explanation, tmp_path: Path):
             chosen = f"[aria-label='{picker}'] [aria-checked=true]"
             page.focus(chosen)
             seen = []
-            for key, number in (("End", n - 1), ("ArrowRight", 0), ("ArrowLeft", n - 1), ("Home", 0), ("ArrowDown", 1)):
+            for key, number in (
+                ("End", n - 1),
+                ("ArrowRight", 0),
+                ("ArrowLeft", n - 1),
+                ("Home", 0),
+                ("ArrowDown", 1),
+            ):
                 page.keyboard.press(key)
                 assert page.locator(chosen).count() == 1
-                focused = "[...document.activeElement.parentElement.children].indexOf(document.activeElement)"
+                siblings = "[...document.activeElement.parentElement.children]"
+                focused = f"{siblings}.indexOf(document.activeElement)"
                 assert page.evaluate(focused) == number
                 assert page.locator(f"[aria-label='{picker}'] [tabindex='0']").count() == 1
                 seen.append(page.inner_text(f"[aria-label='{table}']"))
@@ -451,7 +534,13 @@ def test_with_the_keyboard_alone(found: Explanation, tmp_path: Path):
         page.keyboard.press("ArrowUp")
         assert page.inner_text(figures) != before
         page.focus("[aria-label='All heads']")
-        for key, layer in (("ArrowDown", "1"), ("ArrowDown", "1"), ("ArrowUp", "0"), ("ArrowUp", "0"), ("x", "0")):
+        for key, layer in (
+            ("ArrowDown", "1"),
+            ("ArrowDown", "1"),
+            ("ArrowUp", "0"),
+            ("ArrowUp", "0"),
+            ("x", "0"),
+        ):
             page.keyboard.press(key)
             assert page.input_value("select") == layer
         assert page.inner_text(figures) != before
@@ -472,8 +561,9 @@ DIRECTIONS = {
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_who_reads_whom(direction: Any, double: bool):
-    """Figure 3 of Devlin et al. 2019: BERT all tokens, GPT those before, after every layer. Embeddings read nothing
-    else. Against the gradients of the embedding matrix, one state at a time."""
+    """Figure 3 of Devlin et al. 2019: BERT all tokens, GPT those before, after every layer.
+    Embeddings read nothing else. Against the gradients of the embedding matrix, one state at a
+    time."""
     torch.manual_seed(0)
     network = Encoder(
         EncoderConfig(
@@ -497,7 +587,9 @@ def test_who_reads_whom(direction: Any, double: bool):
     table, layout = network.embeddings.token, Layout.of([6])
     states = network(torch.from_numpy(ids), layout, torch.from_numpy(example.token_type_ids))
     for i, row in enumerate(DIRECTIONS[direction]):
-        (gradient,) = torch.autograd.grad(states[-1][i].pow(3).sum(), table.weight, retain_graph=True)
+        (gradient,) = torch.autograd.grad(
+            states[-1][i].pow(3).sum(), table.weight, retain_graph=True
+        )
         assert {*ids[row].tolist()} == {*gradient.abs().sum(-1).nonzero()[:, 0].tolist()}
 
 

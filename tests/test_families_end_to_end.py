@@ -1,5 +1,5 @@
-"""RoBERTa, DistilBERT and ALBERT folders of transformers through the commands: fill, embed, finetune, predict, export;
-GPT-2's body."""
+"""RoBERTa, DistilBERT and ALBERT folders of transformers through the commands: fill, embed,
+finetune, predict, export; GPT-2's body."""
 
 import re
 from pathlib import Path
@@ -21,13 +21,20 @@ from bertworks.models.encoder import Encoder
 from bertworks.serve.endpoints import Abilities
 from bertworks.text.tokenizer import Template, Tokenizer
 
-TEXTS = [f"a {good} film with {who}" for good in ("good", "fine", "sad", "bad") for who in ("Anna", "the dogs", "me")]
+TEXTS = [
+    f"a {good} film with {who}"
+    for good in ("good", "fine", "sad", "bad")
+    for who in ("Anna", "the dogs", "me")
+]
 SIZE = {"vocab_size": 300, "max_position_embeddings": 66}
 
 
 def byte_level(special: list[str]) -> tokenizers.Tokenizer:
     t = tokenizers.Tokenizer(models.BPE())
-    t.pre_tokenizer, t.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    t.pre_tokenizer, t.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
@@ -40,13 +47,27 @@ def write_roberta(folder: Path) -> None:
     t = byte_level(["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
     t.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
     transformers.PreTrainedTokenizerFast(
-        tokenizer_object=t, bos_token="<s>", eos_token="</s>", sep_token="</s>", cls_token="<s>", unk_token="<unk>",
-        pad_token="<pad>", mask_token="<mask>", model_max_length=64,
-    ).save_pretrained(folder)  # fmt: skip
+        tokenizer_object=t,
+        bos_token="<s>",
+        eos_token="</s>",
+        sep_token="</s>",
+        cls_token="<s>",
+        unk_token="<unk>",
+        pad_token="<pad>",
+        mask_token="<mask>",
+        model_max_length=64,
+    ).save_pretrained(folder)
     config = transformers.RobertaConfig(
-        hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40, type_vocab_size=1,
-        pad_token_id=1, bos_token_id=0, eos_token_id=2, **SIZE,
-    )  # fmt: skip
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=40,
+        type_vocab_size=1,
+        pad_token_id=1,
+        bos_token_id=0,
+        eos_token_id=2,
+        **SIZE,
+    )
     torch.manual_seed(0)
     transformers.RobertaForMaskedLM(config).save_pretrained(folder)
 
@@ -62,13 +83,24 @@ def write_distilbert(folder: Path) -> None:
         *words,
         *(f"[unused{n}]" for n in range(300 - 5 - len(words))),
     ]
-    t = tokenizers.Tokenizer(models.WordPiece({token: n for n, token in enumerate(tokens)}, unk_token="[UNK]"))
-    t.normalizer, t.pre_tokenizer = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+    t = tokenizers.Tokenizer(
+        models.WordPiece({token: n for n, token in enumerate(tokens)}, unk_token="[UNK]")
+    )
+    t.normalizer, t.pre_tokenizer = (
+        normalizers.BertNormalizer(lowercase=True),
+        pre_tokenizers.BertPreTokenizer(),
+    )
     t.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     transformers.PreTrainedTokenizerFast(
-        tokenizer_object=t, sep_token="[SEP]", cls_token="[CLS]", unk_token="[UNK]", pad_token="[PAD]",
-        mask_token="[MASK]", model_max_length=64, model_input_names=["input_ids", "attention_mask"],
-    ).save_pretrained(folder)  # fmt: skip
+        tokenizer_object=t,
+        sep_token="[SEP]",
+        cls_token="[CLS]",
+        unk_token="[UNK]",
+        pad_token="[PAD]",
+        mask_token="[MASK]",
+        model_max_length=64,
+        model_input_names=["input_ids", "attention_mask"],
+    ).save_pretrained(folder)
     torch.manual_seed(0)
     config = transformers.DistilBertConfig(dim=24, n_layers=2, n_heads=4, hidden_dim=40, **SIZE)
     transformers.DistilBertForMaskedLM(config).save_pretrained(folder)
@@ -78,20 +110,41 @@ def write_albert(folder: Path) -> None:
     special = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
     words = sorted({f"▁{word}" for text in TEXTS for word in text.lower().split()})
     letters = [*map(chr, range(97, 123)), "▁", ".", ","]
-    scores = [(token, 0.0) for token in special] + [(word, -3.0) for word in words] + [(c, -9.0) for c in letters]
-    t = tokenizers.Tokenizer(models.Unigram(scores + [(f"x{n}", -20.0) for n in range(300 - len(scores))], 1))
-    t.normalizer, t.pre_tokenizer, t.decoder = normalizers.Lowercase(), pre_tokenizers.Metaspace(), decoders.Metaspace()
+    scores = (
+        [(token, 0.0) for token in special]
+        + [(word, -3.0) for word in words]
+        + [(c, -9.0) for c in letters]
+    )
+    t = tokenizers.Tokenizer(
+        models.Unigram(scores + [(f"x{n}", -20.0) for n in range(300 - len(scores))], 1)
+    )
+    t.normalizer, t.pre_tokenizer, t.decoder = (
+        normalizers.Lowercase(),
+        pre_tokenizers.Metaspace(),
+        decoders.Metaspace(),
+    )
     t.post_processor = processors.TemplateProcessing(
-        single="[CLS]:0 $A:0 [SEP]:0", pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
         special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
-    )  # fmt: skip
+    )
     transformers.PreTrainedTokenizerFast(
-        tokenizer_object=t, sep_token="[SEP]", cls_token="[CLS]", unk_token="<unk>", pad_token="<pad>",
-        mask_token="[MASK]", model_max_length=64,
-    ).save_pretrained(folder)  # fmt: skip
+        tokenizer_object=t,
+        sep_token="[SEP]",
+        cls_token="[CLS]",
+        unk_token="<unk>",
+        pad_token="<pad>",
+        mask_token="[MASK]",
+        model_max_length=64,
+    ).save_pretrained(folder)
     torch.manual_seed(0)
     config = transformers.AlbertConfig(
-        hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40, embedding_size=12, **SIZE
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=40,
+        embedding_size=12,
+        **SIZE,
     )
     transformers.AlbertForPreTraining(config).save_pretrained(folder)
 
@@ -99,14 +152,18 @@ def write_albert(folder: Path) -> None:
 @pytest.fixture(scope="module", params=["roberta", "distilbert", "albert"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param) / request.param
-    {"roberta": write_roberta, "distilbert": write_distilbert, "albert": write_albert}[request.param](path)
+    {"roberta": write_roberta, "distilbert": write_distilbert, "albert": write_albert}[
+        request.param
+    ](path)
     return path
 
 
 def test_the_template_is_the_tokenizers_own(folder: Path):
     t, theirs = Tokenizer.load(folder), transformers.AutoTokenizer.from_pretrained(folder)
     assert len(theirs) == t.vocab_size > 280
-    expected = Template((0,), (2, 2), (2,)) if folder.name == "roberta" else Template((2,), (3,), (3,))
+    expected = (
+        Template((0,), (2, 2), (2,)) if folder.name == "roberta" else Template((2,), (3,), (3,))
+    )
     assert t.template == expected
     assert t.template.num_special() == 2
     assert t.template.num_special(2) == theirs.num_special_tokens_to_add(pair=True)
@@ -115,7 +172,10 @@ def test_the_template_is_the_tokenizers_own(folder: Path):
 
 
 def test_probes_read_the_states_of_words(folder: Path, tmp_path: Path):
-    source, theirs = open_model(folder, "cpu"), transformers.AutoModel.from_pretrained(folder).eval()
+    source, theirs = (
+        open_model(folder, "cpu"),
+        transformers.AutoModel.from_pretrained(folder).eval(),
+    )
     tokens = transformers.AutoTokenizer.from_pretrained(folder)
     sentences = [(text.split(), "") for text in TEXTS]
     sequences = list(read_words(sentences, source.tokenizer, 64))
@@ -128,12 +188,20 @@ def test_probes_read_the_states_of_words(folder: Path, tmp_path: Path):
         with torch.no_grad():
             states = theirs(**encoded, output_hidden_states=True).hidden_states
         for word in re.finditer(r"\S+", text):
-            own = [n for n, (a, b) in enumerate(offsets) if a < b and a < word.end() and b > word.start()]
+            own = [
+                n
+                for n, (a, b) in enumerate(offsets)
+                if a < b and a < word.end() and b > word.start()
+            ]
             for layer, x in enumerate(states):
                 expected[layer].append(x[0, own].mean(0).numpy())
     for layer in range(3):
-        ours, oracle = np.load(states_file(tmp_path, layer)).astype(np.float32), np.stack(expected[layer])
-        assert np.all(np.abs(ours - oracle) <= 2e-5 + 2**-11 * np.abs(oracle))  # float16 has 11 digits
+        ours, oracle = (
+            np.load(states_file(tmp_path, layer)).astype(np.float32),
+            np.stack(expected[layer]),
+        )
+        # float16 has 11 digits
+        assert np.all(np.abs(ours - oracle) <= 2e-5 + 2**-11 * np.abs(oracle))
     *_, last = evaluate_probe(folder, write_treebank(tmp_path / "ud"), epochs=1, device="cpu")
     assert [row["layer"] for row in last.fields["layers"]] == [0, 1, 2]
 
@@ -153,7 +221,9 @@ def test_masks_are_filled_as_by_transformers(folder: Path):
     best = logits.softmax(-1)[0].topk(5)
     ((fillings,),) = model.fill([text])
     assert [filling["token"] for filling in fillings] == best.indices.tolist()
-    assert [filling["score"] for filling in fillings] == pytest.approx(best.values.tolist(), abs=1e-5)
+    assert [filling["score"] for filling in fillings] == pytest.approx(
+        best.values.tolist(), abs=1e-5
+    )
 
 
 def test_vectors_are_means_of_the_states_of_transformers(folder: Path):
@@ -162,16 +232,25 @@ def test_vectors_are_means_of_the_states_of_transformers(folder: Path):
         transformers.AutoTokenizer.from_pretrained(folder),
     )
     with torch.no_grad():
-        expected = [theirs(**t(text, return_tensors="pt")).last_hidden_state[0].mean(0).numpy() for text in TEXTS]
+        expected = [
+            theirs(**t(text, return_tensors="pt")).last_hidden_state[0].mean(0).numpy()
+            for text in TEXTS
+        ]
     vectors = np.asarray(embed(folder, TEXTS, device="cpu", precision="fp32", normalize=False))
-    np.testing.assert_allclose(vectors, np.stack(expected), atol=1e-3)  # short texts: weights in half precision
+    # short texts: weights in half precision
+    np.testing.assert_allclose(vectors, np.stack(expected), atol=1e-3)
 
 
 @pytest.mark.parametrize("pairs", [False, True])
 def test_a_fine_tuned_model_is_that_of_transformers(folder: Path, pairs: bool, tmp_path: Path):
-    rows = [f"{text},{'with dogs,' if pairs else ''}{'pos' if n % 2 else 'neg'}" for n, text in enumerate(TEXTS * 3)]
+    rows = [
+        f"{text},{'with dogs,' if pairs else ''}{'pos' if n % 2 else 'neg'}"
+        for n, text in enumerate(TEXTS * 3)
+    ]
     data = tmp_path / "data.csv"
-    data.write_text("\n".join(["sentence1,sentence2,label" if pairs else "text,label", *rows]) + "\n")
+    data.write_text(
+        "\n".join(["sentence1,sentence2,label" if pairs else "text,label", *rows]) + "\n"
+    )
     output = tmp_path / "out"
     settings = {"overrides": ["epochs=1", "batch_size=8"], "method": "full"}
     model = finetune(data, model=folder, output=output, device="cpu", **settings)
@@ -186,8 +265,12 @@ def test_a_fine_tuned_model_is_that_of_transformers(folder: Path, pairs: bool, t
     names = {"roberta": "Roberta", "distilbert": "DistilBert", "albert": "Albert"}
     assert type(theirs).__name__ == f"{names[folder.name]}ForSequenceClassification"
     figures = evaluate_task(output, data, device="cpu", precision="fp32")["figures"]
-    predicted = model.predict([tuple(row.split(",")[:2]) if pairs else row.split(",")[0] for row in rows])
-    right = [one["label"] == row.rsplit(",", 1)[1] for one, row in zip(predicted, rows, strict=True)]
+    predicted = model.predict(
+        [tuple(row.split(",")[:2]) if pairs else row.split(",")[0] for row in rows]
+    )
+    right = [
+        one["label"] == row.rsplit(",", 1)[1] for one, row in zip(predicted, rows, strict=True)
+    ]
     assert figures["accuracy"] == pytest.approx(sum(right) / len(right))
     *_, done = export(output, tmp_path / "onnx")
     assert done.fields["largest_difference"] < 1e-4
@@ -197,7 +280,8 @@ def test_masked_lm_is_evaluated_and_served(folder: Path, tmp_path: Path):
     held_out = tmp_path / "held-out.txt"
     held_out.write_text("\n\n".join(f"{a}. {b}." for a in TEXTS for b in TEXTS))
     figures = evaluate_mlm(folder, [held_out], device="cpu")
-    assert 4 < figures["masked_lm_loss"] < 8, figures  # a network that has learned nothing: log 300 is 5.7
+    # a network that has learned nothing: log 300 is 5.7
+    assert 4 < figures["masked_lm_loss"] < 8, figures
     assert ("sentence_order_accuracy" in figures) == (folder.name == "albert")
     assert "next_sentence_accuracy" not in figures
     abilities = Abilities(folder, device="cpu", precision="fp32")
@@ -209,7 +293,10 @@ def test_masked_lm_is_evaluated_and_served(folder: Path, tmp_path: Path):
 def test_gpt2_is_a_body_and_refuses_masks(tmp_path: Path):
     t = byte_level(["<|endoftext|>"])
     transformers.PreTrainedTokenizerFast(
-        tokenizer_object=t, bos_token="<|endoftext|>", eos_token="<|endoftext|>", unk_token="<|endoftext|>"
+        tokenizer_object=t,
+        bos_token="<|endoftext|>",
+        eos_token="<|endoftext|>",
+        unk_token="<|endoftext|>",
     ).save_pretrained(tmp_path)
     config = transformers.GPT2Config(vocab_size=300, n_embd=24, n_layer=2, n_head=4, n_positions=64)
     theirs = transformers.GPT2LMHeadModel(config).eval()

@@ -1,4 +1,5 @@
-"""LSTMs over an encoder, frozen (the feature-based approach) or trained with it; from the tensors to the folder."""
+"""LSTMs over an encoder, frozen (the feature-based approach) or trained with it; from the tensors
+to the folder."""
 
 import json
 from dataclasses import replace
@@ -9,7 +10,16 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from fine import PEOPLE, tokenizer, write_choices, write_conll, write_pairs, write_reviews, write_spans, write_squad
+from fine import (
+    PEOPLE,
+    tokenizer,
+    write_choices,
+    write_conll,
+    write_pairs,
+    write_reviews,
+    write_spans,
+    write_squad,
+)
 from served import Local
 
 from bertworks.batching.batch import Batch, collate
@@ -37,10 +47,22 @@ from bertworks.training.optimization import make_optimizer
 from bertworks.training.recipe import FeatureLayers, load_finetune_recipe
 from bertworks.training.task_heads import Classification, TaskModel
 
-CONFIG = EncoderConfig(vocab_size=90, hidden_size=16, num_hidden_layers=5, num_attention_heads=2,
-                       max_position_embeddings=40, initializer_range=0.2)  # fmt: skip
+CONFIG = EncoderConfig(
+    vocab_size=90,
+    hidden_size=16,
+    num_hidden_layers=5,
+    num_attention_heads=2,
+    max_position_embeddings=40,
+    initializer_range=0.2,
+)
 LENGTHS = [7, 19, 3, 12, 1]
-FAST = ("lstm_units=24", "optimizer.learning_rate=1e-2", "batch_size=8", "epochs=8", "precision=fp32")
+FAST = (
+    "lstm_units=24",
+    "optimizer.learning_rate=1e-2",
+    "batch_size=8",
+    "epochs=8",
+    "precision=fp32",
+)
 
 
 def examples(seed: int = 0) -> list[list[Example]]:
@@ -69,7 +91,8 @@ def model(units: int = 8, config: EncoderConfig = CONFIG) -> TaskModel:
     return TaskModel(config, Classification(outputs=3, pooled=False), lstm_units=units)
 
 
-# --- the network ------------------------------------------------------------------------------------------------------
+# --- the network
+# --------------------------------------------------------------------------------------------------
 
 
 def test_packed_is_one_by_one_and_no_padding_is_read() -> None:
@@ -88,7 +111,11 @@ def test_features_are_the_last_four_layers_without_dropout() -> None:
     batch = batch_of(examples())
     found = task_heads.FrozenFeatures(encoder)(batch)
     assert encoder.training
-    assert found.shape == (sum(LENGTHS), task_heads.features_size(CONFIG, "concat-last-four")) == (42, 64)
+    assert (
+        found.shape
+        == (sum(LENGTHS), task_heads.features_size(CONFIG, "concat-last-four"))
+        == (42, 64)
+    )
     encoder.eval()
     states = encoder(batch.input_ids, batch.layout, batch.token_type_ids)
     torch.testing.assert_close(found, torch.cat([states[n] for n in (2, 3, 4, 5)], -1))
@@ -103,10 +130,14 @@ def test_what_is_remembered_is_what_would_be_computed(monkeypatch: pytest.Monkey
     assert asking.remember(units)
     computed = []
     compute = asking.encoder.forward
-    monkeypatch.setattr(asking.encoder, "forward", lambda *x: computed.append(len(x[0])) or compute(*x))
+    monkeypatch.setattr(
+        asking.encoder, "forward", lambda *x: computed.append(len(x[0])) or compute(*x)
+    )
     for order in ([0, 1, 2, 3, 4], [3, 1], [2]):
         found = asking(batch_of([units[n] for n in order]))
-        torch.testing.assert_close(found, torch.cat([alone[n] for n in order]), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            found, torch.cat([alone[n] for n in order]), rtol=1e-4, atol=1e-5
+        )
     assert computed == [sum(LENGTHS)]  # once
     mixed = asking(batch_of([units[0], strangers[1]]))
     torch.testing.assert_close(mixed[: LENGTHS[0]], alone[0], rtol=1e-4, atol=1e-5)
@@ -119,7 +150,16 @@ def test_only_what_is_above_the_encoder_is_learned(precision: str) -> None:
     network, units = model(), examples()
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
     c = replace(load_finetune_recipe("feature_based").optimizer, warmup=0.0, learning_rate=1e-2)
-    steps = list(train(network, make_optimizer(network, c), lambda _: [batch_of(units)], c, 30, precision=precision))
+    steps = list(
+        train(
+            network,
+            make_optimizer(network, c),
+            lambda _: [batch_of(units)],
+            c,
+            30,
+            precision=precision,
+        )
+    )
     assert steps[-1].read()["task"].loss < 0.5 * steps[0].read()["task"].loss
     for name, p in network.named_parameters():
         assert torch.equal(p, before[name]) == name.startswith("encoder."), name
@@ -140,23 +180,34 @@ ROWS = {  # of table 7: what is read of hidden states [layers + 1, T, hidden]
 
 @pytest.mark.parametrize("layers", ROWS)
 def test_layers_are_those_of_transformers(layers: str | int) -> None:
-    """Hidden states of transformers, put together by hand. What is cached is what the LSTM reads."""
+    """Hidden states of transformers, put together by hand. What is cached is what the LSTM
+    reads."""
     torch.manual_seed(0)
-    theirs = transformers.BertModel(transformers.BertConfig(
-        vocab_size=90, hidden_size=16, num_hidden_layers=5, num_attention_heads=2, intermediate_size=64,
-        max_position_embeddings=40,
-    )).eval()  # fmt: skip
+    theirs = transformers.BertModel(
+        transformers.BertConfig(
+            vocab_size=90,
+            hidden_size=16,
+            num_hidden_layers=5,
+            num_attention_heads=2,
+            intermediate_size=64,
+            max_position_embeddings=40,
+        )
+    ).eval()
     for p in theirs.parameters():
         p.data.add_(torch.randn_like(p), alpha=0.1)
     state = from_huggingface(theirs.state_dict(), CONFIG)
     encoder = Encoder(CONFIG).eval()
-    encoder.load_state_dict({n.removeprefix("encoder."): p for n, p in state.items() if n.startswith("encoder.")})
+    encoder.load_state_dict(
+        {n.removeprefix("encoder."): p for n, p in state.items() if n.startswith("encoder.")}
+    )
     features, units = task_heads.FrozenFeatures(encoder, layers), examples()
     assert features.remember(units)
     found, expected = features(batch_of(units)), []
     for (one,) in units:
         with torch.no_grad():
-            states = theirs(torch.tensor(one.input_ids)[None], output_hidden_states=True).hidden_states
+            states = theirs(
+                torch.tensor(one.input_ids)[None], output_hidden_states=True
+            ).hidden_states
         expected.append(ROWS[layers](torch.cat(states).double().numpy()))
     assert found.shape[1] == task_heads.features_size(CONFIG, layers)
     assert np.abs(found.numpy() - np.concatenate(expected)).max() <= 2e-5
@@ -164,7 +215,8 @@ def test_layers_are_those_of_transformers(layers: str | int) -> None:
 
 
 def test_a_mix_and_its_gradients_by_hand() -> None:
-    """y = g sum p_j h_j with p = softmax(s): dy/ds_j = g p_j (h_j - sum p_k h_k), dy/dg = sum p_j h_j."""
+    """y = g sum p_j h_j with p = softmax(s): dy/ds_j = g p_j (h_j - sum p_k h_k), dy/dg = sum p_j
+    h_j."""
     draw = np.random.default_rng(0)
     h, s, g, up = draw.normal(size=(6, 7, 5)), draw.normal(size=6), 1.7, draw.normal(size=(7, 5))
     mix = task_heads.ScalarMix(6)
@@ -178,7 +230,9 @@ def test_a_mix_and_its_gradients_by_hand() -> None:
     mixed = mix(joined)
     np.testing.assert_allclose(mixed.detach(), g * mean, atol=2e-5)
     (mixed * torch.tensor(up)).sum().backward()
-    np.testing.assert_allclose(mix.weights.grad, g * p * ((h - mean) * up).sum((1, 2)), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        mix.weights.grad, g * p * ((h - mean) * up).sum((1, 2)), rtol=1e-4, atol=1e-4
+    )
     np.testing.assert_allclose(mix.scale.grad, [(mean * up).sum()], rtol=1e-4, atol=1e-5)
     wanted = np.concatenate([g * weight * up for weight in p], -1)
     np.testing.assert_allclose(joined.grad, wanted, rtol=1e-4, atol=1e-5)
@@ -192,7 +246,16 @@ def test_a_trained_encoder_learns_with_its_lstm(layers: FeatureLayers, precision
     network = TaskModel(CONFIG, task, lstm_units=8, lstm_encoder="trained", feature_layers=layers)
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
     c = replace(load_finetune_recipe("bilstm").optimizer, warmup=0.0, learning_rate=1e-2)
-    steps = list(train(network, make_optimizer(network, c), lambda _: [batch_of(units)], c, 60, precision=precision))
+    steps = list(
+        train(
+            network,
+            make_optimizer(network, c),
+            lambda _: [batch_of(units)],
+            c,
+            60,
+            precision=precision,
+        )
+    )
     assert steps[-1].read()["task"].loss < 0.7 * steps[0].read()["task"].loss
     assert not [name for name, p in network.named_parameters() if torch.equal(p, before[name])]
 
@@ -209,22 +272,35 @@ def test_a_text_is_classified_at_its_first_token_of_the_lstm(pooled: bool) -> No
     rows = network.encoder(batch.input_ids, batch.layout, batch.token_type_ids)[-1].split(LENGTHS)
     assert network.recurrent is not None
     read = [network.recurrent.lstm(row[None])[0][0] for row in rows]
-    chosen = torch.stack([row[0] for row in read]) if pooled else torch.cat(read)[batch.target.positions]
+    chosen = (
+        torch.stack([row[0] for row in read]) if pooled else torch.cat(read)[batch.target.positions]
+    )
     expected = network.get_submodule("classifier")(chosen)
     torch.testing.assert_close(network.logits(batch), expected, rtol=1e-5, atol=1e-6)
     network.logits(batch).square().sum().backward()
-    assert all(p.grad is not None and p.grad.any() for n, p in network.encoder.named_parameters() if "bias" not in n)
+    assert all(
+        p.grad is not None and p.grad.any()
+        for n, p in network.encoder.named_parameters()
+        if "bias" not in n
+    )
 
 
-# --- a whole fine-tuning ----------------------------------------------------------------------------------------------
+# --- a whole fine-tuning
+# ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pre-trained model, with dropout."""
     t = tokenizer()
-    config = EncoderConfig(vocab_size=t.vocab_size, hidden_size=32, num_hidden_layers=4, num_attention_heads=2,
-                           max_position_embeddings=64, initializer_range=0.1)  # fmt: skip
+    config = EncoderConfig(
+        vocab_size=t.vocab_size,
+        hidden_size=32,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.1,
+    )
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("model") / "tiny"
     save_model(folder, PretrainingModel(config).state_dict(), config, t, card="tiny")
@@ -232,9 +308,16 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(
-    data: Path, output: Path, start: Path, *, overrides: tuple[str, ...] = FAST, recipe: str = "feature_based"
+    data: Path,
+    output: Path,
+    start: Path,
+    *,
+    overrides: tuple[str, ...] = FAST,
+    recipe: str = "feature_based",
 ) -> Event:
-    request = make_finetune_request(data, model=start, recipe=recipe, overrides=overrides, validation="split")
+    request = make_finetune_request(
+        data, model=start, recipe=recipe, overrides=overrides, validation="split"
+    )
     *_, last = finetune_events(output, request, device="cpu")
     return last
 
@@ -250,7 +333,11 @@ def test_it_learns_is_saved_and_says_the_same_again(start: Path, tmp_path: Path)
     assert frozen
     assert all(torch.equal(ours[name], theirs[name]) for name in frozen)
     predictor = Predictor(tmp_path / "out", device="cpu")
-    sentences = [["the", "film", PEOPLE[0], "was", "in", "this", "town"], ["Oslo"], ["dogs"] * 150 + ["Lima"]]
+    sentences = [
+        ["the", "film", PEOPLE[0], "was", "in", "this", "town"],
+        ["Oslo"],
+        ["dogs"] * 150 + ["Lima"],
+    ]
     answers = predictor.predict(sentences)
     assert answers[0]["tags"] == ["O", "O", "B-person", "O", "O", "O", "O"]
     assert [len(answer["tags"]) for answer in answers] == [7, 1, 151]
@@ -268,7 +355,8 @@ def test_answers_in_bf16_leave_the_frozen_encoder_as_it_is(
     monkeypatch.setattr(packed_linear, "cpu_supports_bf16", lambda: False)
     sentences = [["the", "film", PEOPLE[0], "was", "in", "Oslo"]]
     exact, rounded = (
-        Predictor(tmp_path / "out", device="cpu", precision=name).predict(sentences)[0] for name in ("fp32", "bf16")
+        Predictor(tmp_path / "out", device="cpu", precision=name).predict(sentences)[0]
+        for name in ("fp32", "bf16")
     )
     assert rounded["tags"] == exact["tags"] == ["O", "O", "B-person", "O", "O", "B-place"]
 
@@ -284,7 +372,9 @@ def test_a_stopped_run_goes_on_to_the_same_bits(start: Path, tmp_path: Path) -> 
             if event.kind == "step" and event.fields["step"] % limit == 0:
                 break
     *_, _ = finetune_events(tmp_path / "parts", request, device="cpu")
-    assert (tmp_path / "whole/model.safetensors").read_bytes() == (tmp_path / "parts/model.safetensors").read_bytes()
+    assert (tmp_path / "whole/model.safetensors").read_bytes() == (
+        tmp_path / "parts/model.safetensors"
+    ).read_bytes()
 
 
 def test_what_does_not_fit_in_memory_is_computed_and_said(
@@ -298,7 +388,9 @@ def test_what_does_not_fit_in_memory_is_computed_and_said(
     )
     events = list(finetune_events(tmp_path / "asked", request, device="cpu"))
     assert any("do not fit in memory" in event.text for event in events)
-    assert events[-1].fields["evaluation"]["loss"] == pytest.approx(known.fields["evaluation"]["loss"], rel=1e-3)
+    assert events[-1].fields["evaluation"]["loss"] == pytest.approx(
+        known.fields["evaluation"]["loss"], rel=1e-3
+    )
 
 
 def test_transformers_refuses_the_folder_and_we_go_on_with_it(start: Path, tmp_path: Path) -> None:
@@ -310,7 +402,13 @@ def test_transformers_refuses_the_folder_and_we_go_on_with_it(start: Path, tmp_p
         transformers.AutoModelForTokenClassification.from_pretrained(tmp_path / "out")
     run(data, tmp_path / "more", tmp_path / "out", overrides=(*FAST, "epochs=1"))
     with pytest.raises(BertworksError, match="24 LSTM units, the recipe has 0"):
-        run(data, tmp_path / "plain", tmp_path / "out", overrides=("epochs=1", "precision=fp32"), recipe="stable")
+        run(
+            data,
+            tmp_path / "plain",
+            tmp_path / "out",
+            overrides=("epochs=1", "precision=fp32"),
+            recipe="stable",
+        )
     assert not (tmp_path / "plain").exists()
     request = make_finetune_request(
         data, model=tmp_path / "out", overrides=("epochs=1", "precision=fp32"), new_head=True
@@ -320,29 +418,48 @@ def test_transformers_refuses_the_folder_and_we_go_on_with_it(start: Path, tmp_p
     assert done.kind == "done"
 
 
-JOINT = ("lstm_units=24", "optimizer.learning_rate=3e-3", "batch_size=8", "epochs=2", "precision=fp32")
+JOINT = (
+    "lstm_units=24",
+    "optimizer.learning_rate=3e-3",
+    "batch_size=8",
+    "epochs=2",
+    "precision=fp32",
+)
 
 
-@pytest.mark.parametrize(("write", "text"), [
-    (write_reviews, "this film was good"), (write_pairs, ("this film", "that film")),
-    (write_conll, ["the", "film", PEOPLE[0]]), (write_squad, ("who lives in Oslo ?", "Anna lives in Oslo .")),
-    (write_choices, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("write", "text"),
+    [
+        (write_reviews, "this film was good"),
+        (write_pairs, ("this film", "that film")),
+        (write_conll, ["the", "film", PEOPLE[0]]),
+        (write_squad, ("who lives in Oslo ?", "Anna lives in Oslo .")),
+        (write_choices, None),
+    ],
+)
 def test_an_lstm_on_a_trained_encoder(write: Any, text: Any, start: Path, tmp_path: Path) -> None:
     data = write(tmp_path / ("data.json" if write is write_squad else "data.csv"), 40)
     run(data, tmp_path / "out", start, overrides=JOINT, recipe="bilstm")
     ours, theirs = load_model(tmp_path / "out").state, load_model(start).state
-    assert not any(torch.equal(ours[n], theirs[n]) for n in ours if n.startswith("encoder.") and n.endswith("v.weight"))
+    assert not any(
+        torch.equal(ours[n], theirs[n])
+        for n in ours
+        if n.startswith("encoder.") and n.endswith("v.weight")
+    )
     assert not any(name.startswith("pooler") for name in ours)
     task = ModelFolder(tmp_path / "out").task_config
     text = text or ("a film", *["is good", "is bad"] * 2)[: task.num_choices + 1]
     assert (task.lstm_units, task.lstm_encoder, task.feature_layers) == (24, "trained", "last")
     list(convert(tmp_path / "out", tmp_path / "again"))
-    exact, again = (Predictor(tmp_path / n, device="cpu", precision="fp32").predict([text]) for n in ("out", "again"))
+    exact, again = (
+        Predictor(tmp_path / n, device="cpu", precision="fp32").predict([text])
+        for n in ("out", "again")
+    )
     assert exact == again
     for precision in ("int8", "bf16"):
         assert (
-            Predictor(tmp_path / "out", device="cpu", precision=precision).predict([text])[0].keys() == exact[0].keys()
+            Predictor(tmp_path / "out", device="cpu", precision=precision).predict([text])[0].keys()
+            == exact[0].keys()
         )
     with pytest.raises(BertworksError, match="the head of this model is an LSTM"):
         list(export(tmp_path / "out", tmp_path / "onnx"))
@@ -363,9 +480,13 @@ def test_a_mix_is_saved_and_read_again(start: Path, tmp_path: Path) -> None:
     assert state["mix.weights"].shape == (5,)
     assert state["mix.weights"].any()
     list(convert(tmp_path / "out", tmp_path / "again"))
-    exact, again = (Predictor(tmp_path / n, device="cpu").predict([["in", "Oslo"]]) for n in ("out", "again"))
+    exact, again = (
+        Predictor(tmp_path / n, device="cpu").predict([["in", "Oslo"]]) for n in ("out", "again")
+    )
     assert exact == again
-    with pytest.raises(BertworksError, match="LSTM reads feature_layers 'mix', the recipe has 'concat-last-four'"):
+    with pytest.raises(
+        BertworksError, match="LSTM reads feature_layers 'mix', the recipe has 'concat-last-four'"
+    ):
         run(data, tmp_path / "more", tmp_path / "out")
     task = json.loads((tmp_path / "out/task.json").read_text())
     (tmp_path / "out/task.json").write_text(json.dumps(task | {"feature_layers": "last"}))
@@ -386,7 +507,9 @@ def test_a_mix_is_saved_and_read_again(start: Path, tmp_path: Path) -> None:
 def test_a_folder_says_which_layers_are_read(layers: str, start: Path, tmp_path: Path) -> None:
     data = write_conll(tmp_path / "names.conll", 40)
     run(data, tmp_path / "out", start, overrides=(*FAST, "epochs=1", f"feature_layers={layers}"))
-    assert ModelFolder(tmp_path / "out").task_config.feature_layers == (1 if layers == "1" else layers)
+    assert ModelFolder(tmp_path / "out").task_config.feature_layers == (
+        1 if layers == "1" else layers
+    )
     task = json.loads((tmp_path / "out/task.json").read_text())
     found = []
     for name in (task["feature_layers"], "last"):
@@ -395,16 +518,27 @@ def test_a_folder_says_which_layers_are_read(layers: str, start: Path, tmp_path:
         assert isinstance(network, TaskModel)
         batch = batch_of(examples())
         states = network.encoder(batch.input_ids, batch.layout, batch.token_type_ids)
-        features = {"embeddings": states[0], "1": states[1], "sum-last-four": sum(states[1:])}[layers]
+        features = {"embeddings": states[0], "1": states[1], "sum-last-four": sum(states[1:])}[
+            layers
+        ]
         assert network.recurrent is not None
-        read = network.recurrent(features if name != "last" else states[-1], batch.layout)[batch.target.positions]
+        read = network.recurrent(features if name != "last" else states[-1], batch.layout)[
+            batch.target.positions
+        ]
         found.append(network.logits(batch))
-        torch.testing.assert_close(found[-1], network.get_submodule("classifier")(read), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            found[-1], network.get_submodule("classifier")(read), rtol=1e-5, atol=1e-6
+        )
     assert not torch.allclose(*found)
 
 
 def test_a_task_of_before_has_four_frozen_layers(start: Path, tmp_path: Path) -> None:
-    run(write_conll(tmp_path / "names.conll", 40), tmp_path / "out", start, overrides=(*FAST, "epochs=1"))
+    run(
+        write_conll(tmp_path / "names.conll", 40),
+        tmp_path / "out",
+        start,
+        overrides=(*FAST, "epochs=1"),
+    )
     answers = Predictor(tmp_path / "out", device="cpu").predict([["Oslo"]])
     task = json.loads((tmp_path / "out/task.json").read_text())
     assert (task.pop("lstm_encoder"), task.pop("feature_layers")) == ("frozen", "concat-last-four")
@@ -415,16 +549,29 @@ def test_a_task_of_before_has_four_frozen_layers(start: Path, tmp_path: Path) ->
     assert predictor.network.features is not None
 
 
-@pytest.mark.parametrize(("recipe", "settings", "message"), [
-    ("stable", ["feature_layers=last"], "feature_layers 'last' without lstm_units"),
-    ("stable", ["lstm_encoder=trained"], "lstm_encoder 'trained' without lstm_units"),
-    ("bilstm", ["feature_layers=embeddings"], "with feature_layers 'embeddings': layers that are not read"),
-    ("bilstm", ["feature_layers=2"], "with feature_layers 2: layers that are not read"),
-    ("feature_based", ["feature_layers=first"], "feature_layers: 'first' is none of 'embeddings', 'second-to-last'"),
-    ("feature_based", ["feature_layers=1.5"], "feature_layers: 1.5 is none of"),
-    ("feature_based", ["feature_layers=true"], "feature_layers: True is none of"),
-])  # fmt: skip
-def test_settings_without_meaning_are_refused(recipe: str, settings: list[str], message: str) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "settings", "message"),
+    [
+        ("stable", ["feature_layers=last"], "feature_layers 'last' without lstm_units"),
+        ("stable", ["lstm_encoder=trained"], "lstm_encoder 'trained' without lstm_units"),
+        (
+            "bilstm",
+            ["feature_layers=embeddings"],
+            "with feature_layers 'embeddings': layers that are not read",
+        ),
+        ("bilstm", ["feature_layers=2"], "with feature_layers 2: layers that are not read"),
+        (
+            "feature_based",
+            ["feature_layers=first"],
+            "feature_layers: 'first' is none of 'embeddings', 'second-to-last'",
+        ),
+        ("feature_based", ["feature_layers=1.5"], "feature_layers: 1.5 is none of"),
+        ("feature_based", ["feature_layers=true"], "feature_layers: True is none of"),
+    ],
+)
+def test_settings_without_meaning_are_refused(
+    recipe: str, settings: list[str], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         load_finetune_recipe(recipe, settings)
 
@@ -432,23 +579,35 @@ def test_settings_without_meaning_are_refused(recipe: str, settings: list[str], 
 @pytest.mark.parametrize("number", [5, -1])
 def test_a_layer_that_is_not_there(number: int, start: Path, tmp_path: Path) -> None:
     data = write_conll(tmp_path / "names.conll", 40)
-    with pytest.raises(UsageError, match=f"feature_layers is {number}, and the model has the layers 0 .* to 4"):
+    with pytest.raises(
+        UsageError, match=f"feature_layers is {number}, and the model has the layers 0 .* to 4"
+    ):
         run(data, tmp_path / "out", start, overrides=(*FAST, f"feature_layers={number}"))
     assert not (tmp_path / "out").exists()
 
 
 def test_a_damaged_folder_and_another_task_are_refused(start: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="lstm_units is for tagging, spans, and the data is for classification"):
+    with pytest.raises(
+        UsageError, match="lstm_units is for tagging, spans, and the data is for classification"
+    ):
         run(write_reviews(tmp_path / "reviews.csv"), tmp_path / "out", start)
     assert not (tmp_path / "out").exists()
-    run(write_conll(tmp_path / "names.conll", 40), tmp_path / "out", start, overrides=(*FAST, "epochs=1"))
+    run(
+        write_conll(tmp_path / "names.conll", 40),
+        tmp_path / "out",
+        start,
+        overrides=(*FAST, "epochs=1"),
+    )
     task = json.loads((tmp_path / "out/task.json").read_text())
     (tmp_path / "out/task.json").write_text(json.dumps(task | {"lstm_units": 12}))
-    with pytest.raises(BertworksError, match=r"recurrent\.lstm\.\w+ is \[96, 128\], but the task needs \[48, 128\]"):
+    with pytest.raises(
+        BertworksError, match=r"recurrent\.lstm\.\w+ is \[96, 128\], but the task needs \[48, 128\]"
+    ):
         Predictor(tmp_path / "out")
     (tmp_path / "out/task.json").write_text(json.dumps(task))
     weights = tmp_path / "out/model.safetensors"
-    tensors = {name: tensor.clone() for name, tensor in read_tensors(weights).items()}  # the file is mapped
+    # the file is mapped
+    tensors = {name: tensor.clone() for name, tensor in read_tensors(weights).items()}
     del tensors["recurrent.lstm.bias_hh_l1"]
     write_tensors(weights, tensors, {"format": "pt"})
     for record in ("weights.json", "result.json"):

@@ -1,4 +1,5 @@
-"""Each command reads each file of a model folder once. Weights are exempt: they are mapped, and hashed for resuming."""
+"""Each command reads each file of a model folder once. Weights are exempt: they are mapped, and
+hashed for resuming."""
 
 import sys
 from collections import Counter
@@ -52,9 +53,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     transformers = write_head(folder / "transformers", "classification")
     (transformers / "task.json").unlink()  # its task is then read from config.json
     return {
-        "data": folder / "reviews.csv", "base": base, "vectors": folder / "vectors", "transformers": transformers,
+        "data": folder / "reviews.csv",
+        "base": base,
+        "vectors": folder / "vectors",
+        "transformers": transformers,
         "task": write_head(folder / "task", "classification"),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Trained for a moment: enough for answers that differ from place to place."""
     folder = tmp_path_factory.mktemp("model")
     recipe = write_recipe(folder / "r.toml", ("learning_rate = 1e-3", "learning_rate = 1e-2"))
-    list(pretrain([write_corpus(folder / "t.jsonl")], folder / "a", recipe=str(recipe), workers=1, device="cpu"))
+    list(
+        pretrain(
+            [write_corpus(folder / "t.jsonl")],
+            folder / "a",
+            recipe=str(recipe),
+            workers=1,
+            device="cpu",
+        )
+    )
     return folder / "a"
 
 
@@ -41,7 +49,9 @@ WORDS = SENTENCE.split()
 
 
 @pytest.mark.parametrize("place", range(len(WORDS)))
-def test_the_same_answers_as_transformers(place: int, model: Path, theirs: transformers.FillMaskPipeline):
+def test_the_same_answers_as_transformers(
+    place: int, model: Path, theirs: transformers.FillMaskPipeline
+):
     text = " ".join([*WORDS[:place], "[MASK]", *WORDS[place + 1 :]])
     (ours,) = Filler(model)(text)
     expected = theirs(text)
@@ -55,7 +65,9 @@ def test_several_masks(model: Path, theirs: transformers.FillMaskPipeline):
     text = f"[MASK] {' '.join(WORDS[1:3])} [MASK] [MASK] {WORDS[4]} [MASK]"
     ours = Filler(model)(text, 7)
     expected = theirs(text, top_k=7)
-    assert [[a["token"] for a in answers] for answers in ours] == [[a["token"] for a in one] for one in expected]
+    assert [[a["token"] for a in answers] for answers in ours] == [
+        [a["token"] for a in one] for one in expected
+    ]
     assert ours[1][0]["sequence"].count("[MASK]") == 3
 
 
@@ -85,9 +97,13 @@ def test_a_text_longer_than_the_model_reads(model: Path):
 def top(filler: Filler, ids: list[int], place: int, k: int) -> list[int]:
     """By transformers' network, with everything written out."""
     network = transformers.BertConfig(
-        vocab_size=filler.tokenizer.vocab_size, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=128, max_position_embeddings=64,
-    )  # fmt: skip
+        vocab_size=filler.tokenizer.vocab_size,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=128,
+        max_position_embeddings=64,
+    )
     model = transformers.BertForPreTraining(network)
     theirs = to_huggingface(filler.model.state_dict(), filler.model.encoder.config)
     assert not model.load_state_dict(theirs, strict=False).unexpected_keys
@@ -99,12 +115,16 @@ def top(filler: Filler, ids: list[int], place: int, k: int) -> list[int]:
 
 def test_tokens_of_bytes_are_shown_as_text(tmp_path: Path):
     made, _ = train_vocabulary(documents(), VocabularyConfig(size=400, algorithm="bpe"))
-    config = EncoderConfig(vocab_size=made.vocab_size, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
+    config = EncoderConfig(
+        vocab_size=made.vocab_size, hidden_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
     torch.manual_seed(0)
     save_model(tmp_path / "m", PretrainingModel(config).state_dict(), config, made, card="tiny")
     theirs = transformers.pipeline("fill-mask", model=str(tmp_path / "m"), device="cpu")
     (ours,) = Filler(tmp_path / "m")("ba [MASK] da.", 20)
-    assert [one["token_str"] for one in ours] == [one["token_str"] for one in theirs("ba [MASK] da.", top_k=20)]
+    assert [one["token_str"] for one in ours] == [
+        one["token_str"] for one in theirs("ba [MASK] da.", top_k=20)
+    ]
     assert any(made.tokens[one["token"]] != one["token_str"] for one in ours)
 
 
@@ -116,9 +136,12 @@ def test_as_many_answers_as_there_are_tokens(model: Path):
 
 
 def test_only_words_that_the_tokenizer_knows(tmp_path: Path):
-    """Of a model whose table of words has more rows, as many have whose number of rows suits a machine."""
+    """Of a model whose table of words has more rows, as many have whose number of rows suits a
+    machine."""
     t = tokenizer()
-    config = EncoderConfig(vocab_size=t.vocab_size + 9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
+    config = EncoderConfig(
+        vocab_size=t.vocab_size + 9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1
+    )
     state = PretrainingModel(config).state_dict()
     state["lm_head.bias"][-9:] = 5.0
     save_model(tmp_path, state, config, t, card="tiny")
@@ -156,7 +179,9 @@ def test_any_script(text: str, model: Path):
     (answers,) = Filler(model)(text)
     assert len(answers) == 5
     json.dumps(answers)
-    assert [a["text"] for a in answers] == [text.replace("[MASK]", a["token_str"].removeprefix("##")) for a in answers]
+    assert [a["text"] for a in answers] == [
+        text.replace("[MASK]", a["token_str"].removeprefix("##")) for a in answers
+    ]
 
 
 def test_the_text_is_shown_as_it_was_given(model: Path):
@@ -173,7 +198,9 @@ def test_the_text_is_shown_as_it_was_given(model: Path):
 
 def test_a_mask_that_takes_the_space_before_it(model: Path, tmp_path: Path):
     """As in vocabularies that write the space into the token."""
-    shutil.copytree(model, tmp_path / "model", ignore=shutil.ignore_patterns("checkpoints", "shards"))
+    shutil.copytree(
+        model, tmp_path / "model", ignore=shutil.ignore_patterns("checkpoints", "shards")
+    )
     file = tmp_path / "model" / "tokenizer.json"
     content = json.loads(file.read_text())
     (mask,) = (token for token in content["added_tokens"] if token["content"] == "[MASK]")

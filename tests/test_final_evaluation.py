@@ -1,5 +1,5 @@
-"""The examination at the end of a fine-tuning: its figures are those of the model in the folder, its files agree with
-one another and with the answers."""
+"""The examination at the end of a fine-tuning: its figures are those of the model in the folder,
+its files agree with one another and with the answers."""
 
 import csv
 import json
@@ -39,17 +39,22 @@ from bertworks.runs.run_folder import create_run_folder
 
 CPU = torch.device("cpu")
 WRITERS: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "classification": (write_reviews, "reviews.csv"), "multilabel": (write_multilabel, "topics.jsonl"),
-    "regression": (write_pairs, "pairs.tsv"), "tagging": (write_conll, "names.conll"),
-    "spans": (write_spans, "spans.json"), "qa": (write_squad, "squad.json"), "choice": (write_choices, "choices.csv"),
-}  # fmt: skip
+    "classification": (write_reviews, "reviews.csv"),
+    "multilabel": (write_multilabel, "topics.jsonl"),
+    "regression": (write_pairs, "pairs.tsv"),
+    "tagging": (write_conll, "names.conll"),
+    "spans": (write_spans, "spans.json"),
+    "qa": (write_squad, "squad.json"),
+    "choice": (write_choices, "choices.csv"),
+}
 
 
 def begun(task: str, model: Path, folder: Path) -> tuple[Path, FinetuneJob]:
     """A run folder as it is before the first step: the model has a head that nobody trained."""
     write, name = WRITERS[task]
     output = folder / "run"
-    split = {"method": "full", "validation": "split"}  # then `evaluate` has the same rows and thresholds
+    # then `evaluate` has the same rows and thresholds
+    split = {"method": "full", "validation": "split"}
     request = make_finetune_request(
         write(folder / name), model=model, overrides=["epochs=1", "precision=fp32"], **split
     )
@@ -95,13 +100,16 @@ def read(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("task", WRITERS)
-def test_every_task_is_examined_and_all_files_agree(task: str, done: Callable[[str], Examined]) -> None:
+def test_every_task_is_examined_and_all_files_agree(
+    task: str, done: Callable[[str], Examined]
+) -> None:
     output, work, figures, text = done(task)
     # The model as anybody else finds it in the folder answers so, and no otherwise.
     predictor = Predictor(output, device="cpu")
     answers = [answer for _, answer in predictor.answers(work.data.dev)]
     expected = compute_metrics(predictor.description, work.data.dev, answers)
-    if task == "qa":  # the threshold of each half is that of the other, and the stored one is the best of all rows
+    # the threshold of each half is that of the other, and the stored one is the best of all rows
+    if task == "qa":
         assert figures["f1"] <= expected["f1"] + 1e-9
         expected |= {name: figures[name] for name in figures}
     for name in set(figures) - {"threshold"}:
@@ -111,12 +119,19 @@ def test_every_task_is_examined_and_all_files_agree(task: str, done: Callable[[s
     assert result["rows"] == len(work.data.dev)
     errors = list(RowReader(output / "errors.csv"))
     assert len(errors) == result["mistakes"] > 0
-    assert all(Path(row.values["where"].partition(":")[0]).name == WRITERS[task][1] for row in errors)
+    assert all(
+        Path(row.values["where"].partition(":")[0]).name == WRITERS[task][1] for row in errors
+    )
     card = (output / "README.md").read_text()
     assert f"{work.data_report.train:,} rows in train" in card
     page = (output / "report.html").read_text()
     assert "mistake" in page
-    for expected_text in (str(output), "report.html", "errors.csv", f"next: bertworks predict {output} new.csv"):
+    for expected_text in (
+        str(output),
+        "report.html",
+        "errors.csv",
+        f"next: bertworks predict {output} new.csv",
+    ):
         assert expected_text in text
 
 
@@ -132,7 +147,9 @@ def test_tables_of_classes_add_up(done: Callable[[str], Examined]) -> None:
     assert "taken for" in text
     rows = list(csv.DictReader((output / "errors.csv").read_text().splitlines()))
     assert all(row["gold"] != row["predicted"] for row in rows)
-    assert [float(row["gold_score"]) for row in rows] == sorted(float(row["gold_score"]) for row in rows)
+    assert [float(row["gold_score"]) for row in rows] == sorted(
+        float(row["gold_score"]) for row in rows
+    )
 
 
 def test_without_a_result_there_is_a_report(model: Path, tmp_path: Path) -> None:
@@ -165,23 +182,36 @@ def test_the_best_threshold_is_stored_in_the_model(done: Callable[[str], Examine
         other = Predictor(output, device="cpu", threshold=threshold)
         answers = [answer for _, answer in other.answers(work.data.dev)]
         f1 = compute_metrics(other.description, work.data.dev, answers)["f1"]
-        assert f1 == pytest.approx(figures["best_f1"]) if threshold is None else f1 <= figures["best_f1"] + 1e-9
+        assert (
+            f1 == pytest.approx(figures["best_f1"])
+            if threshold is None
+            else f1 <= figures["best_f1"] + 1e-9
+        )
     table = read(output / "result.json")["table"]
-    assert table["with an answer"]["support"] + table["without an answer"]["support"] == len(work.data.dev)
+    assert table["with an answer"]["support"] + table["without an answer"]["support"] == len(
+        work.data.dev
+    )
 
 
 def test_tables_of_questions_add_up(done: Callable[[str], Examined]) -> None:
     output, work, figures, _ = done("qa")
     table, rows = read(output / "result.json")["table"], len(work.data.dev)
-    for kinds in (("with an answer", "without an answer"), ("context in one piece", "context in several pieces")):
+    for kinds in (
+        ("with an answer", "without an answer"),
+        ("context in one piece", "context in several pieces"),
+    ):
         there = [table[kind] for kind in kinds if kind in table]
         assert sum(row["support"] for row in there) == rows
         for name in ("exact", "f1"):
-            assert sum(row[name] * row["support"] for row in there) / rows == pytest.approx(figures[name])
+            assert sum(row[name] * row["support"] for row in there) / rows == pytest.approx(
+                figures[name]
+            )
 
 
 def test_contexts_in_several_pieces_have_their_own_figures() -> None:
-    items = [Item(("who ?", "Anna lives in Oslo . " * times), ((0, "Anna"),), "q") for times in (1, 20)]
+    items = [
+        Item(("who ?", "Anna lives in Oslo . " * times), ((0, "Anna"),), "q") for times in (1, 20)
+    ]
     dev = list(Featurizer(tokenizer(), "qa", (), 24, stride=8)(items))
     found = task_metrics.table(TaskConfig(task="qa"), dev, [{"answer": "Anna"}, {"answer": "Oslo"}])
     assert found == {
@@ -222,19 +252,27 @@ def test_a_model_that_had_better_not_answer_does_not() -> None:
 
 def test_questions_that_all_have_answers_need_no_threshold(model: Path, tmp_path: Path) -> None:
     write_squad(tmp_path / "squad.json", impossible=False)
-    request = make_finetune_request(tmp_path / "squad.json", model=model, overrides=["precision=fp32"])
+    request = make_finetune_request(
+        tmp_path / "squad.json", model=model, overrides=["precision=fp32"]
+    )
     assert FinetuneJob(request, CPU).description.threshold is None
 
 
-def test_columns_of_the_data_that_are_called_as_ours_are_distinguished(model: Path, tmp_path: Path) -> None:
+def test_columns_of_the_data_that_are_called_as_ours_are_distinguished(
+    model: Path, tmp_path: Path
+) -> None:
     _, work = begun("classification", model, tmp_path)
     wrong = [task_metrics.Mistake("a.csv:1", ("x", "y"), "pos", "neg", 0.5, 0.5)]
     write_errors(tmp_path / "e.csv", replace(work.description, text=("gold", "where")), wrong)
-    assert (tmp_path / "e.csv").read_text().splitlines()[0] == "where,gold (text),where (text),gold,predicted,score"
+    assert (tmp_path / "e.csv").read_text().splitlines()[
+        0
+    ] == "where,gold (text),where (text),gold,predicted,score"
 
 
 @pytest.mark.parametrize("task", WRITERS)
-def test_the_card_names_no_folder_and_has_the_figures(task: str, model: Path, done: Callable[[str], Examined]) -> None:
+def test_the_card_names_no_folder_and_has_the_figures(
+    task: str, model: Path, done: Callable[[str], Examined]
+) -> None:
     output, _, figures, _ = done(task)
     card = (output / "README.md").read_text()
     assert str(output.parent) not in card
@@ -243,8 +281,11 @@ def test_the_card_names_no_folder_and_has_the_figures(task: str, model: Path, do
     lines = dict(line.split(": ", 1) for line in front.splitlines())
     assert lines["library_name"] == "transformers"
     assert lines["pipeline_tag"] in {
-        "text-classification", "token-classification", "question-answering", "multiple-choice",
-    }  # fmt: skip
+        "text-classification",
+        "token-classification",
+        "question-answering",
+        "multiple-choice",
+    }
     assert "base_model" not in lines, "a folder is no model of the hub"
     assert lines["metrics"].startswith("[")
     shown = {
@@ -266,8 +307,13 @@ def test_the_card_names_the_dev_file_without_its_folder(model: Path, tmp_path: P
 
 def test_the_card_names_the_model_of_the_hub(model: Path, tmp_path: Path) -> None:
     output, work = begun("classification", model, tmp_path)
-    for name, base in (("minilm", "sentence-transformers/all-MiniLM-L6-v2"), ("some/bert", "some/bert")):
-        card = task_card(output, work.description, work.recipe, name, work.data_report, {"accuracy": 0.5})
+    for name, base in (
+        ("minilm", "sentence-transformers/all-MiniLM-L6-v2"),
+        ("some/bert", "some/bert"),
+    ):
+        card = task_card(
+            output, work.description, work.recipe, name, work.data_report, {"accuracy": 0.5}
+        )
         assert f"base_model: {base}\n" in card
 
 

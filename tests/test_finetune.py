@@ -54,11 +54,15 @@ from bertworks.training.task_heads import Classification, TaskModel
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=6", "select=best", "patience=0", "precision=fp32")
 # The other methods and cross-validation: test_methods.py.
-make_finetune_request = partial(finetune_module.make_finetune_request, method="full", validation="split")
+make_finetune_request = partial(
+    finetune_module.make_finetune_request, method="full", validation="split"
+)
 finetune = partial(finetune_module.finetune, method="full", validation="split")
 
 
-def run(data: Path, output: Path, model: Path, *, overrides: tuple[str, ...] = FAST, **options: Any) -> Event:
+def run(
+    data: Path, output: Path, model: Path, *, overrides: tuple[str, ...] = FAST, **options: Any
+) -> Event:
     request = make_finetune_request(data, model=model, overrides=overrides, **options)
     *_, last = finetune_events(output, request, device="cpu")
     assert last.kind == "done"
@@ -81,14 +85,17 @@ Trained = Callable[[str], tuple[Path, Event]]
 
 @pytest.fixture(scope="module")
 def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """Of each task one fine-tuning, beside its data: its folder, to be looked at and not to be changed, and its end."""
+    """Of each task one fine-tuning, beside its data: its folder, to be looked at and not to be
+    changed, and its end."""
 
     @cache
     def trained(task: str) -> tuple[Path, Event]:
         write, name, _, _ = TASKS[task]
         folder = tmp_path_factory.mktemp(task)
         epochs = "epochs=16" if task in ("qa", "regression", "choice") else "epochs=8"
-        return folder / "out", run(write(folder / name), folder / "out", model, overrides=(*FAST, epochs))
+        return folder / "out", run(
+            write(folder / name), folder / "out", model, overrides=(*FAST, epochs)
+        )
 
     return trained
 
@@ -99,7 +106,9 @@ def classifier(trained: Trained) -> Path:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_every_task_is_guessed_learned_and_predicted(task: str, trained: Trained, tmp_path: Path) -> None:
+def test_every_task_is_guessed_learned_and_predicted(
+    task: str, trained: Trained, tmp_path: Path
+) -> None:
     _, name, metric, least = TASKS[task]
     folder, done = trained(task)
     assert ModelFolder(folder).task_config.task == task
@@ -107,9 +116,18 @@ def test_every_task_is_guessed_learned_and_predicted(task: str, trained: Trained
     assert done.fields["score"] >= least, done.fields["figures"]
     figures = json.loads((folder / "result.json").read_text())["figures"]
     assert figures[metric] == done.fields["score"]
-    for file in ("report.html", "errors.csv", "README.md", "config.json", "model.safetensors", "tokenizer.json"):
+    for file in (
+        "report.html",
+        "errors.csv",
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ):
         assert (folder / file).stat().st_size > 0, file
-    *_, reported = predict_file(folder, folder.with_name(name), tmp_path / "scored.jsonl", device="cpu")
+    *_, reported = predict_file(
+        folder, folder.with_name(name), tmp_path / "scored.jsonl", device="cpu"
+    )
     rows = (tmp_path / "scored.jsonl").read_text().splitlines()
     assert reported.fields["rows"] == len(rows)
     assert all("truncated_tokens" in json.loads(row) for row in rows)
@@ -118,7 +136,9 @@ def test_every_task_is_guessed_learned_and_predicted(task: str, trained: Trained
 def test_transformers_opens_the_folder_and_says_the_same(classifier: Path) -> None:
     texts = ["a great film", "the music was awful", "happy dogs and men in this town"]
     ours = Predictor(classifier, device="cpu").predict(texts, probabilities=True)
-    theirs = transformers.pipeline("text-classification", model=str(classifier), top_k=None, device="cpu")(texts)
+    theirs = transformers.pipeline(
+        "text-classification", model=str(classifier), top_k=None, device="cpu"
+    )(texts)
     for one, other in zip(ours, theirs, strict=True):
         expected = {row["label"]: row["score"] for row in other}
         assert one["scores"] == pytest.approx(expected, abs=1e-5)
@@ -127,14 +147,18 @@ def test_transformers_opens_the_folder_and_says_the_same(classifier: Path) -> No
 
 def test_a_stopped_run_goes_on_to_the_same_bits(model: Path, tmp_path: Path) -> None:
     data = write_reviews(tmp_path / "reviews.csv")
-    request = make_finetune_request(data, model=model, overrides=(*FAST, "epochs=2", "save_every=7"))
+    request = make_finetune_request(
+        data, model=model, overrides=(*FAST, "epochs=2", "save_every=7")
+    )
     *_, whole = finetune_events(tmp_path / "whole", request, device="cpu")
     for limit in (5, 9, 16):  # of 24 steps
         for event in finetune_events(tmp_path / "parts", request, device="cpu"):
             if event.kind == "step" and event.fields["step"] % limit == 0:
                 break
     *_, last = finetune_events(tmp_path / "parts", request, device="cpu")
-    assert (tmp_path / "whole/model.safetensors").read_bytes() == (tmp_path / "parts/model.safetensors").read_bytes()
+    assert (tmp_path / "whole/model.safetensors").read_bytes() == (
+        tmp_path / "parts/model.safetensors"
+    ).read_bytes()
     assert last.fields["figures"] == whole.fields["figures"]
     *_, again = finetune_events(tmp_path / "parts", request, device="cpu")
     assert again.fields == last.fields
@@ -144,7 +168,9 @@ def test_the_best_state_is_kept_not_the_last(model: Path, tmp_path: Path) -> Non
     data = write_reviews(tmp_path / "reviews.csv", 60)
     done = run(data, tmp_path / "out", model, overrides=(*FAST, "epochs=12", "patience=2"))
     lines = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
-    scores = {line["step"]: line["evaluation"]["accuracy"] for line in lines if "evaluation" in line}
+    scores = {
+        line["step"]: line["evaluation"]["accuracy"] for line in lines if "evaluation" in line
+    }
     assert done.fields["figures"]["accuracy"] == max(scores.values())
     assert done.fields["best"]["accuracy"] == max(scores.values())
 
@@ -160,7 +186,12 @@ def test_the_folder_holds_the_best_state_where_later_ones_are_worse(
 
     monkeypatch.setattr(FinetuneJob, "evaluate", watched)
     monkeypatch.setattr(FinetuneJob, "is_better", lambda *_: False)  # than the first
-    run(write_reviews(tmp_path / "reviews.csv", 40), tmp_path / "out", model, overrides=(*FAST, "epochs=3"))
+    run(
+        write_reviews(tmp_path / "reviews.csv", 40),
+        tmp_path / "out",
+        model,
+        overrides=(*FAST, "epochs=3"),
+    )
     kept = load_model(tmp_path / "out").state["classifier.weight"]
     assert [torch.equal(kept, one) for one in seen] == [True, False, False]
 
@@ -172,15 +203,30 @@ def test_training_ends_early_when_nothing_gets_better(model: Path, tmp_path: Pat
     assert done.fields["step"] < 20 * 4
 
 
-def test_other_labels_and_tasks_are_refused_and_a_new_head_is_not(classifier: Path, tmp_path: Path) -> None:
-    text = write_reviews(tmp_path / "reviews.csv").read_text().replace(",pos,", ",good,").replace(",neg,", ",bad,")
+def test_other_labels_and_tasks_are_refused_and_a_new_head_is_not(
+    classifier: Path, tmp_path: Path
+) -> None:
+    text = (
+        write_reviews(tmp_path / "reviews.csv")
+        .read_text()
+        .replace(",pos,", ",good,")
+        .replace(",neg,", ",bad,")
+    )
     (tmp_path / "other.csv").write_text(text)
-    with pytest.raises(BertworksError, match=r"labels are not those of the data(.|\n)*neg, pos(.|\n)*bad, good"):
+    with pytest.raises(
+        BertworksError, match=r"labels are not those of the data(.|\n)*neg, pos(.|\n)*bad, good"
+    ):
         run(tmp_path / "other.csv", tmp_path / "second", classifier)
     assert not (tmp_path / "second").exists()
     with pytest.raises(BertworksError, match="fine-tuned for classification"):
         run(write_conll(tmp_path / "names.conll"), tmp_path / "second", classifier)
-    run(tmp_path / "other.csv", tmp_path / "second", classifier, overrides=(*FAST, "epochs=1"), new_head=True)
+    run(
+        tmp_path / "other.csv",
+        tmp_path / "second",
+        classifier,
+        overrides=(*FAST, "epochs=1"),
+        new_head=True,
+    )
     assert ModelFolder(tmp_path / "second").task_config.labels == ("bad", "good")
 
 
@@ -200,8 +246,13 @@ def test_a_head_goes_on_by_the_names_of_its_labels(classifier: Path, tmp_path: P
 
 def test_seeds_and_sweeps_tell_mean_and_interval(model: Path, tmp_path: Path) -> None:
     data = write_reviews(tmp_path / "reviews.csv")
-    with pytest.raises(UsageError, match=r"optimizer\.learning_rate is in the sweep, and is set by another option"):
-        plan_trials(make_finetune_request(data, model=model, overrides=FAST), sweep=["optimizer.learning_rate=1,2"])
+    with pytest.raises(
+        UsageError, match=r"optimizer\.learning_rate is in the sweep, and is set by another option"
+    ):
+        plan_trials(
+            make_finetune_request(data, model=model, overrides=FAST),
+            sweep=["optimizer.learning_rate=1,2"],
+        )
     request = make_finetune_request(data, model=model, overrides=FAST[1:])
     trials = plan_trials(request, seeds=2, sweep=["optimizer.learning_rate=1e-9,2e-3"])
     *_, done = run_trials(tmp_path / "out", trials, device="cpu")
@@ -212,7 +263,8 @@ def test_seeds_and_sweeps_tell_mean_and_interval(model: Path, tmp_path: Path) ->
         assert setting["mean"] == pytest.approx(np.mean(setting["scores"]))
         assert setting["deviation"] == pytest.approx(np.std(setting["scores"], ddof=1))
         low, high = setting["interval"]
-        rows = [wilson_interval(score * 20, 20) for score in setting["scores"]]  # of the 20 rows of dev
+        # of the 20 rows of dev
+        rows = [wilson_interval(score * 20, 20) for score in setting["scores"]]
         assert 0 <= low <= setting["mean"] <= high <= 1
         assert high - low > 0.5 * min(one.high - one.low for one in rows)
     for name in ("README.md", "report.html"):
@@ -228,13 +280,28 @@ def finished(folder: Path, score: float) -> Event:
     folder.mkdir(parents=True)
     (folder / "README.md").write_text(folder.name)
     (folder / "result.json").write_text(json.dumps({"resamples": [score] * SAMPLES}))
-    one = {"method": "x", "score": score, "interval": [0, 1], "difference": 0.0, "difference_interval": [0, 0]}
+    one = {
+        "method": "x",
+        "score": score,
+        "interval": [0, 1],
+        "difference": 0.0,
+        "difference_interval": [0, 0],
+    }
     compared = {"metric": "accuracy", "methods": [one, one], "best": 0, "verdict": ""}
-    fields = {"metric": "accuracy", "score": score, "figures": {}, "seconds": 1.0, "rows": 20, "baselines": compared}
+    fields = {
+        "metric": "accuracy",
+        "score": score,
+        "figures": {},
+        "seconds": 1.0,
+        "rows": 20,
+        "baselines": compared,
+    }
     return Event("done", "", fields)
 
 
-def test_the_best_of_several_stands_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_of_several_stands_in_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scores = iter([0.25, 0.75, 0.5])
 
     def fake_events(output: Path, *_: Any, **__: Any) -> Iterator[Event]:
@@ -246,11 +313,21 @@ def test_the_best_of_several_stands_in_the_folder(tmp_path: Path, monkeypatch: p
     trials = plan_trials(request, sweep=["epochs=1,2,3,2"])
     assert [trial.setting for trial in trials] == ["epochs=1", "epochs=2", "epochs=3"]
     *_, done = run_trials(tmp_path / "out", trials, device="cpu")
-    assert (tmp_path / "out/README.md").read_text() == trials[1].folder == done.fields["best"]["folder"]
-    assert [line.partition(":")[0] for line in done.text.splitlines()[:3]] == ["epochs=2", "epochs=3", "epochs=1"]
+    assert (
+        (tmp_path / "out/README.md").read_text()
+        == trials[1].folder
+        == done.fields["best"]["folder"]
+    )
+    assert [line.partition(":")[0] for line in done.text.splitlines()[:3]] == [
+        "epochs=2",
+        "epochs=3",
+        "epochs=1",
+    ]
 
 
-def test_the_best_setting_has_the_best_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_setting_has_the_best_mean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The best single run may be of a setting that is worse on average."""
     scores = iter([0.9, 0.1, 0.6, 0.7])
 
@@ -260,16 +337,21 @@ def test_the_best_setting_has_the_best_mean(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr("bertworks.runs.trials.finetune_events", fake_events)
     request = make_finetune_request(write_reviews(tmp_path / "reviews.csv"), model="minilm")
-    *_, done = run_trials(tmp_path / "out", plan_trials(request, seeds=2, sweep=["epochs=1,2"]), device="cpu")
+    *_, done = run_trials(
+        tmp_path / "out", plan_trials(request, seeds=2, sweep=["epochs=1,2"]), device="cpu"
+    )
     assert (done.fields["best"]["setting"], done.fields["best"]["score"]) == ("epochs=2", 0.7)
 
 
 def test_folds_evaluate_every_row_once(model: Path, tmp_path: Path) -> None:
     data = write_reviews(tmp_path / "reviews.csv", 60)
-    request = make_finetune_request(data, model=model, overrides=(*FAST, "epochs=1"), group="reviewer")
+    request = make_finetune_request(
+        data, model=model, overrides=(*FAST, "epochs=1"), group="reviewer"
+    )
     *_, done = run_trials(tmp_path / "out", plan_trials(request, folds=3), device="cpu")
     counts = [
-        json.loads((tmp_path / "out" / t["folder"] / "data.json").read_text())["dev"] for t in done.fields["trials"]
+        json.loads((tmp_path / "out" / t["folder"] / "data.json").read_text())["dev"]
+        for t in done.fields["trials"]
     ]
     assert sum(count["rows"] if isinstance(count, dict) else count for count in counts) == 60
 
@@ -282,8 +364,12 @@ def test_folds_need_parts_to_divide(model: Path, tmp_path: Path) -> None:
     request = make_finetune_request(folder, model=model, overrides=FAST)
     with pytest.raises(UsageError, match="there is a dev file"):
         list(run_trials(tmp_path / "out", plan_trials(request, folds=3), device="cpu"))
-    request = make_finetune_request(folder / "train.csv", model=model, overrides=FAST, group="reviewer")
-    with pytest.raises(UsageError, match="8 folds need at least 8 rows, or groups of rows: there are 7"):
+    request = make_finetune_request(
+        folder / "train.csv", model=model, overrides=FAST, group="reviewer"
+    )
+    with pytest.raises(
+        UsageError, match="8 folds need at least 8 rows, or groups of rows: there are 7"
+    ):
         list(run_trials(tmp_path / "out", plan_trials(request, folds=8), device="cpu"))
     assert not (tmp_path / "out").exists()
 
@@ -313,14 +399,17 @@ def test_several_trainings_leave_other_folders_alone(model: Path, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("labels", "often", "aside"),
-    [(8, 10, 8 + 1), (60, 10, 20 + 1), (300, 100, 100 + 10)],  # all of them; 20; as many as a tenth of all
+    # all of them; 20; as many as a tenth of all
+    [(8, 10, 8 + 1), (60, 10, 20 + 1), (300, 100, 100 + 10)],
 )
 def test_a_row_of_each_rare_label_is_set_aside_until_they_are_as_many_as_a_share(
     labels: int, often: int, aside: int
 ) -> None:
     given = [f"rare {n % labels}" for n in range(3 * labels)] + ["often"] * often
     found = [Item((f"a film {n}",), label, str(n)) for n, label in enumerate(given)]
-    train, dev = divide(found, Schema(task="classification", text=("text",), label=("label",)), range(len(found)))
+    train, dev = divide(
+        found, Schema(task="classification", text=("text",), label=("label",)), range(len(found))
+    )
     assert sorted(train + dev, key=lambda item: int(item.where)) == found
     assert len(dev) == aside
     assert max(Counter(item.label for item in dev if item.label != "often").values()) == 1
@@ -358,7 +447,9 @@ def test_a_label_of_one_row_is_learned_and_not_evaluated(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("whole", "documents"), [(True, 8), (False, 8), (False, 20)])
-def test_documents_stay_whole_where_they_are_context_or_many(whole: bool, documents: int, tmp_path: Path) -> None:
+def test_documents_stay_whole_where_they_are_context_or_many(
+    whole: bool, documents: int, tmp_path: Path
+) -> None:
     sentences = "".join(f"Anna{n} B-x\nlives O\n\n" for n in range(5))
     (tmp_path / "d.conll").write_text(f"-DOCSTART- O\n\n{sentences}" * documents)
     found = read_data(tmp_path / "d.conll", whole_documents=whole)
@@ -368,16 +459,21 @@ def test_documents_stay_whole_where_they_are_context_or_many(whole: bool, docume
         assert "kept together: sentences of a document, 20 documents" in found.notes
     assert train.isdisjoint(dev) == whole
     note = f"sentences of {len(train & dev)} documents are in train and in dev"
-    assert any(line.startswith(note) and "--group document" in line for line in found.notes) != whole
+    assert (
+        any(line.startswith(note) and "--group document" in line for line in found.notes) != whole
+    )
     (tmp_path / "dev.conll").write_text(f"-DOCSTART- O\n\n{sentences}")
-    apart = read_data(tmp_path / "d.conll", dev=tmp_path / "dev.conll")  # a document 1 is in both, and is not the same
+    # a document 1 is in both, and is not the same
+    apart = read_data(tmp_path / "d.conll", dev=tmp_path / "dev.conll")
     assert not any("in train and in dev" in line for line in apart.notes)
 
 
 @pytest.mark.parametrize("fold", [None, (0, 5), (3, 5)])
 def test_copies_are_on_one_side(fold: tuple[int, int] | None, tmp_path: Path) -> None:
     forms = ["Ein Café {}", "ein  cafe\u0301 {}", " EIN CAFÉ {}"]
-    rows = [f"{form.format(n)},{'ab'[n % 3 == 0]}" for n in range(100) for form in forms[: 1 + n % 3]]
+    rows = [
+        f"{form.format(n)},{'ab'[n % 3 == 0]}" for n in range(100) for form in forms[: 1 + n % 3]
+    ]
     (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows]) + "\n")
     found = read_data(tmp_path / "d.csv", fold=fold)
     train, dev = ({item.texts[0].split()[-1] for item in part} for part in (found.train, found.dev))
@@ -401,7 +497,10 @@ def test_a_text_that_fills_the_file_is_divided_with_a_warning(tmp_path: Path) ->
 
 
 def test_sentences_of_many_documents_do_not_join_these(tmp_path: Path) -> None:
-    parts = [f"-DOCSTART- O\n\nResults O\n\nAnna{n} B-x\nlives O\n\nin O\nOslo{n} O\n\n" for n in range(40)]
+    parts = [
+        f"-DOCSTART- O\n\nResults O\n\nAnna{n} B-x\nlives O\n\nin O\nOslo{n} O\n\n"
+        for n in range(40)
+    ]
     (tmp_path / "d.conll").write_text("".join(parts))
     found = read_data(tmp_path / "d.conll")
     train, dev = ({item.document for item in part} for part in (found.train, found.dev))
@@ -411,7 +510,9 @@ def test_sentences_of_many_documents_do_not_join_these(tmp_path: Path) -> None:
 
 def test_rows_that_are_all_the_same_context_cannot_be_divided(tmp_path: Path) -> None:
     answer = [{"text": "Anna", "answer_start": 0}]
-    rows = [{"question": f"who {n} ?", "context": "Anna lives", "answers": answer} for n in range(20)]
+    rows = [
+        {"question": f"who {n} ?", "context": "Anna lives", "answers": answer} for n in range(20)
+    ]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(BertworksError, match="all 20 rows are of one context or group"):
         read_data(tmp_path / "d.jsonl")
@@ -428,32 +529,54 @@ def test_labels_of_rows_without_text_are_none(tmp_path: Path) -> None:
 
 
 def test_answers_at_a_wrong_position_are_left_out_of_train(tmp_path: Path) -> None:
-    rows = [{"context": f"Anna lives in house {n} .", "question": "who lives there ?",
-             "answers": [{"text": "Anna", "answer_start": n % 2}]} for n in range(40)]  # fmt: skip
+    rows = [
+        {
+            "context": f"Anna lives in house {n} .",
+            "question": "who lives there ?",
+            "answers": [{"text": "Anna", "answer_start": n % 2}],
+        }
+        for n in range(40)
+    ]
     (tmp_path / "q.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     found = read_data(tmp_path / "q.jsonl")
     assert {item.label for item in found.train} == {((0, "Anna"),)}
-    note = next(note for note in found.notes if "answers are not at their position in the context" in note)
+    note = next(
+        note for note in found.notes if "answers are not at their position in the context" in note
+    )
     assert int(note.split()[0]) + len(found.train) + len(found.dev) == 40
 
 
 def test_spans_that_overlap_are_counted(tmp_path: Path) -> None:
     spans = [{"start": 0, "end": 10, "type": "p"}, {"start": 5, "end": 8, "type": "q"}]
-    rows = [{"text": "Anna Boris of Oslo", "entities": spans if n < 20 else spans[:1]} for n in range(30)]
+    rows = [
+        {"text": "Anna Boris of Oslo", "entities": spans if n < 20 else spans[:1]}
+        for n in range(30)
+    ]
     (tmp_path / "s.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     data = read_data(tmp_path / "s.jsonl")
-    assert any("texts have overlapping spans" in note and "s.jsonl:1," in note for note in data.notes)
+    assert any(
+        "texts have overlapping spans" in note and "s.jsonl:1," in note for note in data.notes
+    )
 
 
 @pytest.mark.parametrize(
-    ("names", "dev"), [(("train.csv", "devices.csv"), None), (("train-00.csv", "dev2.csv"), "dev2.csv"),
-                       (("training.csv", "validation.csv"), "validation.csv"), (("traindata.csv",), None)],
-)  # fmt: skip
+    ("names", "dev"),
+    [
+        (("train.csv", "devices.csv"), None),
+        (("train-00.csv", "dev2.csv"), "dev2.csv"),
+        (("training.csv", "validation.csv"), "validation.csv"),
+        (("traindata.csv",), None),
+    ],
+)
 def test_a_dev_file_is_called_so(names: tuple[str, ...], dev: str | None, tmp_path: Path) -> None:
     for name in names:
         write_reviews(tmp_path / name, 40)
     notes = read_data(tmp_path).notes
-    assert any(dev in note for note in notes) if dev else any("a random split" in note for note in notes)
+    assert (
+        any(dev in note for note in notes)
+        if dev
+        else any("a random split" in note for note in notes)
+    )
 
 
 def test_hidden_files_of_a_folder_are_no_data(tmp_path: Path) -> None:
@@ -464,15 +587,22 @@ def test_hidden_files_of_a_folder_are_no_data(tmp_path: Path) -> None:
 
 def test_questions_need_no_names(model: Path, tmp_path: Path) -> None:
     whole = json.loads(write_squad(tmp_path / "squad.json", impossible=False).read_text())
-    rows = [{"context": paragraph["context"], "question": one["question"], "answers": one["answers"]}
-            for paragraph in whole["data"][0]["paragraphs"] for one in paragraph["qas"]]  # fmt: skip
+    rows = [
+        {"context": paragraph["context"], "question": one["question"], "answers": one["answers"]}
+        for paragraph in whole["data"][0]["paragraphs"]
+        for one in paragraph["qas"]
+    ]
     (tmp_path / "q.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     done = run(tmp_path / "q.jsonl", tmp_path / "out", model, overrides=(*FAST, "epochs=1"))
     assert done.fields["metric"] == "f1"
 
 
-@pytest.mark.parametrize(("task", "metric"), [("multilabel", "f1"), ("spans", "accuracy"), ("qa", "accuracy")])
-def test_metrics_that_a_task_does_not_have_are_refused(task: str, metric: str, model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("task", "metric"), [("multilabel", "f1"), ("spans", "accuracy"), ("qa", "accuracy")]
+)
+def test_metrics_that_a_task_does_not_have_are_refused(
+    task: str, metric: str, model: Path, tmp_path: Path
+) -> None:
     write, name, _, _ = TASKS[task]
     with pytest.raises(UsageError, match=f"'{metric}' is not a metric of {task}"):
         run(write(tmp_path / name), tmp_path / "out", model, metric=metric)
@@ -490,7 +620,12 @@ def test_each_setting_changes_what_is_learned(model: Path, tmp_path: Path) -> No
     data, found = tmp_path / "d.csv", set[bytes]()
     rows = [f"a film {n},{'rare' if n % 5 == 0 else 'usual'}" for n in range(60)]
     data.write_text("\n".join(["text,label", *rows]) + "\n")
-    settings = ((), ("class_weights=balanced",), ("label_smoothing=0.1",), ("optimizer.layer_decay=0.5",))
+    settings = (
+        (),
+        ("class_weights=balanced",),
+        ("label_smoothing=0.1",),
+        ("optimizer.layer_decay=0.5",),
+    )
     for number, setting in enumerate(settings):
         run(data, tmp_path / str(number), model, overrides=(*FAST, "epochs=1", *setting))
         found.add((tmp_path / str(number) / "model.safetensors").read_bytes())
@@ -515,7 +650,8 @@ def test_rare_labels_weigh_as_in_scikit_learn(model: Path, tmp_path: Path) -> No
 
 def test_a_label_that_never_occurs_weighs_one() -> None:
     units = [
-        [Example(np.array([1]), np.zeros(1, int), {"task": Target(np.array([0]), np.array([n]))})] for n in (0, 0, 0, 2)
+        [Example(np.array([1]), np.zeros(1, int), {"task": Target(np.array([0]), np.array([n]))})]
+        for n in (0, 0, 0, 2)
     ]
     assert balanced_weights(units, 3) == (pytest.approx(4 / 9), 1.0, pytest.approx(4 / 3))
 
@@ -542,15 +678,27 @@ def test_patience_counts_looks_at_dev(model: Path, tmp_path: Path) -> None:
     data = write_reviews(tmp_path / "r.csv", 200)
     work = work_for(data, model, "evaluations=3", "patience=2")
     assert (work.num_steps, work.evaluate_every) == (6 * 12, 4)
-    assert [work.enough(evaluated, best=4) for evaluated in (4, 8, 12, 16)] == [False, False, True, True]
+    assert [work.enough(evaluated, best=4) for evaluated in (4, 8, 12, 16)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
     assert not work_for(data, model, "patience=0").enough(72, best=4)
 
 
 def test_python_gives_a_model_that_predicts_and_is_saved(model: Path, tmp_path: Path) -> None:
-    found = finetune(write_reviews(tmp_path / "reviews.csv"), model=model, overrides=FAST, device="cpu")
-    assert [one["label"] for one in found.predict(["a lovely film", "a nasty film"])] == ["pos", "neg"]
+    found = finetune(
+        write_reviews(tmp_path / "reviews.csv"), model=model, overrides=FAST, device="cpu"
+    )
+    assert [one["label"] for one in found.predict(["a lovely film", "a nasty film"])] == [
+        "pos",
+        "neg",
+    ]
     found.save(tmp_path / "kept")
-    assert Predictor(tmp_path / "kept", device="cpu").predict(["a lovely film"])[0]["label"] == "pos"
+    assert (
+        Predictor(tmp_path / "kept", device="cpu").predict(["a lovely film"])[0]["label"] == "pos"
+    )
     with pytest.raises(UsageError, match="not empty"):
         found.save(tmp_path / "kept")
 
@@ -573,13 +721,17 @@ def test_answers_have_what_was_requested(classifier: Path, trained: Trained) -> 
 
 def test_a_file_keeps_its_columns_order_and_rows(classifier: Path, tmp_path: Path) -> None:
     data = write_reviews(tmp_path / "reviews.csv", 300)
-    *_, done = predict_file(classifier, data, tmp_path / "scored.csv", probabilities=True, device="cpu")
+    *_, done = predict_file(
+        classifier, data, tmp_path / "scored.csv", probabilities=True, device="cpu"
+    )
     with (tmp_path / "scored.csv").open() as scored, data.open() as requested:
         given, rows = list(csv.DictReader(scored)), list(csv.DictReader(requested))
     assert len(given) == len(rows) == done.fields["rows"]
     for row, before in zip(given, rows, strict=True):
         assert {name: row[name] for name in before} == before
-    alone = Predictor(classifier, device="cpu").predict([row["text"] for row in rows[:20]], probabilities=True)
+    alone = Predictor(classifier, device="cpu").predict(
+        [row["text"] for row in rows[:20]], probabilities=True
+    )
     for row, one in zip(given, alone, strict=False):
         assert row["predicted_label"] == one["label"]
         assert json.loads(row["predicted_scores"]) == pytest.approx(one["scores"], abs=1e-5)
@@ -588,7 +740,11 @@ def test_a_file_keeps_its_columns_order_and_rows(classifier: Path, tmp_path: Pat
 def test_columns_come_back_as_they_were(trained: Trained, tmp_path: Path) -> None:
     rows = [{"label": [[0, 4, "person"]], "text": "Anna was in this town", "n": 1}]
     (tmp_path / "doccano.jsonl").write_text(json.dumps(rows[0]) + "\n")
-    list(predict_file(trained("spans")[0], tmp_path / "doccano.jsonl", tmp_path / "out.jsonl", device="cpu"))
+    list(
+        predict_file(
+            trained("spans")[0], tmp_path / "doccano.jsonl", tmp_path / "out.jsonl", device="cpu"
+        )
+    )
     reported = json.loads((tmp_path / "out.jsonl").read_text())
     assert {name: reported[name] for name in rows[0]} == rows[0]
     assert set(reported) == {*rows[0], "predicted_entities", "truncated_tokens"}
@@ -614,17 +770,31 @@ def test_pairs_and_single_texts_are_not_taken_for_one_another(
     with pytest.raises(UsageError, match="expected a string"):
         Predictor(classifier, device="cpu").predict([("one", "two")])
     with pytest.raises(UsageError, match="the model reads two texts"):
-        list(predict_file(pairs, write_reviews(tmp_path / "r.csv", 10), tmp_path / "out.csv", device="cpu"))
+        list(
+            predict_file(
+                pairs, write_reviews(tmp_path / "r.csv", 10), tmp_path / "out.csv", device="cpu"
+            )
+        )
     choices = write_choices(tmp_path / "c.csv", 5)
-    more = choices.read_text().replace("ending2,label", "ending2,ending3,label").replace(",0\n", ",x,0\n")
+    more = (
+        choices.read_text()
+        .replace("ending2,label", "ending2,ending3,label")
+        .replace(",0\n", ",x,0\n")
+    )
     (tmp_path / "four.csv").write_text(more.replace(",1\n", ",x,1\n").replace(",2\n", ",x,2\n"))
     options = {"text": ("startphrase", "ending0", "ending1", "ending2", "ending3"), "device": "cpu"}
     with pytest.raises(BertworksError, match="choices, but the model was trained with 3"):
-        list(predict_file(trained("choice")[0], tmp_path / "four.csv", tmp_path / "out.csv", **options))
+        list(
+            predict_file(
+                trained("choice")[0], tmp_path / "four.csv", tmp_path / "out.csv", **options
+            )
+        )
 
 
 @pytest.mark.parametrize("setting", ["dropout=1.0", "dropout=-0.5", "optimizer.beta2=1.0"])
-def test_settings_that_make_no_sense_are_refused_before_anything(setting: str, model: Path, tmp_path: Path) -> None:
+def test_settings_that_make_no_sense_are_refused_before_anything(
+    setting: str, model: Path, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match="expected a number from 0 to below 1"):
         run(write_reviews(tmp_path / "r.csv", 40), tmp_path / "out", model, overrides=(setting,))
     assert not (tmp_path / "out").exists()
@@ -635,13 +805,21 @@ def test_choices_are_counted_as_in_training(model: Path, tmp_path: Path) -> None
     rows = list(csv.DictReader(write_choices(tmp_path / "c.csv", 60).read_text().splitlines()))
     from_one = [row | {"label": str(int(row["label"]) + 1)} for row in rows]
     write_rows(tmp_path / "one.csv", list(rows[0]), from_one)
-    write_rows(tmp_path / "dev.csv", list(rows[0]), [row for row in from_one if row["label"] != "3"])
+    write_rows(
+        tmp_path / "dev.csv", list(rows[0]), [row for row in from_one if row["label"] != "3"]
+    )
     run(tmp_path / "one.csv", tmp_path / "out", model, overrides=(*FAST, "epochs=2"))
     answers = Predictor(tmp_path / "out", device="cpu").predict(
-        [(row["startphrase"], *(row[f"ending{n}"] for n in range(3))) for row in rows if row["label"] != "2"]
+        [
+            (row["startphrase"], *(row[f"ending{n}"] for n in range(3)))
+            for row in rows
+            if row["label"] != "2"
+        ]
     )
-    right = [answer["choice"] == int(row["label"]) for answer, row in
-             zip(answers, (row for row in rows if row["label"] != "2"), strict=True)]  # fmt: skip
+    right = [
+        answer["choice"] == int(row["label"])
+        for answer, row in zip(answers, (row for row in rows if row["label"] != "2"), strict=True)
+    ]
     reported = evaluate_task(tmp_path / "out", tmp_path / "dev.csv", device="cpu")
     assert reported["figures"]["accuracy"] == pytest.approx(sum(right) / len(right))
     list(predict_file(tmp_path / "out", tmp_path / "dev.csv", tmp_path / "told.csv", device="cpu"))
@@ -650,7 +828,10 @@ def test_choices_are_counted_as_in_training(model: Path, tmp_path: Path) -> None
 
 
 def test_rows_with_more_or_fewer_choices_are_refused(model: Path, tmp_path: Path) -> None:
-    rows = [{"question": f"who is number {n} ?", "choices": ["Anna", "Boris"], "label": n % 2} for n in range(40)]
+    rows = [
+        {"question": f"who is number {n} ?", "choices": ["Anna", "Boris"], "label": n % 2}
+        for n in range(40)
+    ]
     rows[6]["choices"] = ["Anna", "Boris", "Clara"]
     (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     with pytest.raises(BertworksError, match=r"c.jsonl:7: 3 choices, where most rows have 2"):
@@ -659,13 +840,17 @@ def test_rows_with_more_or_fewer_choices_are_refused(model: Path, tmp_path: Path
 
 def test_long_texts_are_cut_and_it_is_said(classifier: Path, tmp_path: Path) -> None:
     (tmp_path / "long.csv").write_text("text\n" + "good " * 100 + "\ngood\n")
-    *_, done = predict_file(classifier, tmp_path / "long.csv", tmp_path / "scored.csv", device="cpu")
+    *_, done = predict_file(
+        classifier, tmp_path / "long.csv", tmp_path / "scored.csv", device="cpu"
+    )
     with (tmp_path / "scored.csv").open() as file:
         assert [int(row["truncated_tokens"]) for row in csv.DictReader(file)] == [38, 0]
     assert "cut" in done.text
 
 
-def test_a_stopped_prediction_goes_on(classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_prediction_goes_on(
+    classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = write_reviews(tmp_path / "reviews.csv", 300)
     *_, _ = predict_file(classifier, data, tmp_path / "whole.csv", device="cpu")
     for module in ("predict", "predictor"):
@@ -675,7 +860,11 @@ def test_a_stopped_prediction_goes_on(classifier: Path, tmp_path: Path, monkeypa
             break
     assert not (tmp_path / "parts.csv").exists()
     events = list(predict_file(classifier, data, tmp_path / "parts.csv", device="cpu"))
-    assert 1 <= next(e for e in events if "resumed_portions" in e.fields).fields["resumed_portions"] < 6
+    assert (
+        1
+        <= next(e for e in events if "resumed_portions" in e.fields).fields["resumed_portions"]
+        < 6
+    )
     assert (tmp_path / "parts.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
     assert not list(tmp_path.glob(".*portions"))
 
@@ -694,9 +883,14 @@ def test_a_stopped_prediction_of_other_weights_begins_anew(
     index = {"weight_map": dict.fromkeys(state, part.name)}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     monkeypatch.setattr("bertworks.inference.predict.AT_ONCE", 50)
-    next(e for e in predict_file(folder, data, tmp_path / "a.csv", device="cpu") if e.kind == "stage")
+    next(
+        e for e in predict_file(folder, data, tmp_path / "a.csv", device="cpu") if e.kind == "stage"
+    )
     write_tensors(part, {name: tensor * 0.5 for name, tensor in state.items()}, {})
-    assert not any("resumed_portions" in e.fields for e in predict_file(folder, data, tmp_path / "a.csv", device="cpu"))
+    assert not any(
+        "resumed_portions" in e.fields
+        for e in predict_file(folder, data, tmp_path / "a.csv", device="cpu")
+    )
 
 
 def test_tags_cover_every_word_of_a_sentence_longer_than_the_model(trained: Trained) -> None:
@@ -706,10 +900,23 @@ def test_tags_cover_every_word_of_a_sentence_longer_than_the_model(trained: Trai
     assert answer["tags"][120] == "B-person"
 
 
-def test_answers_and_entities_stand_where_they_say(trained: Trained, model: Path, tmp_path: Path) -> None:
-    run(write_squad(tmp_path / "squad.json", impossible=False), tmp_path / "qa", model, overrides=(*FAST, "epochs=2"))
-    context = "the story of men and dogs in this town . " * 6 + "Clara lives in Kyoto . " + "with some music . " * 10
-    (answer,) = Predictor(tmp_path / "qa", device="cpu").predict([("where lives Clara ?", context)], top_k=3)
+def test_answers_and_entities_stand_where_they_say(
+    trained: Trained, model: Path, tmp_path: Path
+) -> None:
+    run(
+        write_squad(tmp_path / "squad.json", impossible=False),
+        tmp_path / "qa",
+        model,
+        overrides=(*FAST, "epochs=2"),
+    )
+    context = (
+        "the story of men and dogs in this town . " * 6
+        + "Clara lives in Kyoto . "
+        + "with some music . " * 10
+    )
+    (answer,) = Predictor(tmp_path / "qa", device="cpu").predict(
+        [("where lives Clara ?", context)], top_k=3
+    )
     assert context[answer["start"] : answer["end"]] == answer["answer"]
     assert answer["n_best"][0]["text"] == answer["answer"]
     (found,) = Predictor(trained("spans")[0], device="cpu").predict(["the music,  Boris, and dogs"])
@@ -717,12 +924,16 @@ def test_answers_and_entities_stand_where_they_say(trained: Trained, model: Path
     assert found["entities"][0]["start"] == 12
 
 
-def test_what_is_no_fine_tuned_model_is_refused(classifier: Path, model: Path, tmp_path: Path) -> None:
+def test_what_is_no_fine_tuned_model_is_refused(
+    classifier: Path, model: Path, tmp_path: Path
+) -> None:
     with pytest.raises(BertworksError, match="not fine-tuned"):
         Predictor(model)
     (tmp_path / "other.csv").write_text("words,label\ngood film,pos\nbad film,neg\n")
     with pytest.raises(UsageError, match=r"other.csv.*'text'.*words, label"):
-        list(predict_file(classifier, tmp_path / "other.csv", tmp_path / "scored.csv", text=["text"]))
+        list(
+            predict_file(classifier, tmp_path / "other.csv", tmp_path / "scored.csv", text=["text"])
+        )
     assert not (tmp_path / "scored.csv").exists()
 
 
@@ -730,11 +941,19 @@ def test_rows_without_text_have_no_answer_and_are_named(model: Path, tmp_path: P
     data = write_reviews(tmp_path / "reviews.csv")
     data.write_text(data.read_text() + ",pos,3\n")
     request = make_finetune_request(data, model=model, overrides=(*FAST, "epochs=1"))
-    plan = next(event for event in finetune_events(tmp_path / "out", request, device="cpu") if event.kind == "plan")
+    plan = next(
+        event
+        for event in finetune_events(tmp_path / "out", request, device="cpu")
+        if event.kind == "plan"
+    )
     assert "reviews.csv:202" in plan.text
     list(finetune_events(tmp_path / "out", request, device="cpu"))
     (tmp_path / "empty.csv").write_text('text\ngood film\n""\nbad film\n')
-    events = list(predict_file(tmp_path / "out", tmp_path / "empty.csv", tmp_path / "scored.csv", device="cpu"))
+    events = list(
+        predict_file(
+            tmp_path / "out", tmp_path / "empty.csv", tmp_path / "scored.csv", device="cpu"
+        )
+    )
     assert any("empty.csv:3" in event.text for event in events)
     with (tmp_path / "scored.csv").open() as file:
         given = [row["predicted_label"] for row in csv.DictReader(file)]
@@ -761,7 +980,9 @@ def test_tags_that_are_no_entities_are_evaluated_by_the_word(model: Path, tmp_pa
 
 
 @pytest.mark.parametrize("metric", [None, "macro_f1"])
-def test_the_report_of_such_tags_has_their_figure(metric: str | None, model: Path, tmp_path: Path) -> None:
+def test_the_report_of_such_tags_has_their_figure(
+    metric: str | None, model: Path, tmp_path: Path
+) -> None:
     data = tmp_path / "words.conll"
     data.write_text("the\tDET\nfilm\tNOUN\n\nmen\tNOUN\nheard\tVERB\n\n" * 20)
     run(data, tmp_path / "out", model, overrides=(*FAST, "epochs=2"), metric=metric)
@@ -771,16 +992,32 @@ def test_the_report_of_such_tags_has_their_figure(metric: str | None, model: Pat
 
 def test_large_numbers_are_distinguished_in_bf16(model: Path, tmp_path: Path) -> None:
     """Years: in bf16 they would be 1944, 1952, 1960, ..."""
-    lines = ["text,year", *(f"a film {word} {n},{year + n % 3}" for n in range(80)
-                            for word, year in (("good", 1990), ("bad", 1950)))]  # fmt: skip
+    lines = [
+        "text,year",
+        *(
+            f"a film {word} {n},{year + n % 3}"
+            for n in range(80)
+            for word, year in (("good", 1990), ("bad", 1950))
+        ),
+    ]
     (tmp_path / "years.csv").write_text("\n".join(lines) + "\n")
     options = {"task": "regression", "label": "year", "precision": "bf16"}
-    last = run(tmp_path / "years.csv", tmp_path / "out", model,
-               overrides=("optimizer.learning_rate=2e-3", "epochs=6", "patience=0"), **options)  # fmt: skip
+    last = run(
+        tmp_path / "years.csv",
+        tmp_path / "out",
+        model,
+        overrides=("optimizer.learning_rate=2e-3", "epochs=6", "patience=0"),
+        **options,
+    )
     assert last.fields["figures"]["pearson"] > 0.99
     texts = [f"a {name} {word}" for name in ("film", "story", "town") for word in ("good", "bad")]
     exact, rounded = (
-        [answer["value"] for answer in Predictor(tmp_path / "out", device="cpu", precision=precision).predict(texts)]
+        [
+            answer["value"]
+            for answer in Predictor(tmp_path / "out", device="cpu", precision=precision).predict(
+                texts
+            )
+        ]
         for precision in ("fp32", "bf16")
     )
     assert rounded == pytest.approx(exact, abs=1)
@@ -792,7 +1029,10 @@ def test_a_stop_while_the_network_computes_can_be_gone_on_from(
     precision: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In bf16 the network holds rounded copies of its parameters then."""
-    data, overrides = write_reviews(tmp_path / "d.csv", 60), ("optimizer.learning_rate=2e-3", "epochs=2", "patience=0")
+    data, overrides = (
+        write_reviews(tmp_path / "d.csv", 60),
+        ("optimizer.learning_rate=2e-3", "epochs=2", "patience=0"),
+    )
     request = make_finetune_request(data, model=model, overrides=overrides, precision=precision)
     *_, whole = finetune_events(tmp_path / "whole", request, device="cpu")
 
@@ -824,8 +1064,11 @@ def test_the_seed_is_the_recipes_unless_another_is_named(model: Path, tmp_path: 
     data, own = write_reviews(tmp_path / "d.csv"), tmp_path / "own.toml"
     own.write_text(dump_recipe(load_finetune_recipe("stable")).replace("seed = 0", "seed = 9"))
     cases: list[tuple[dict[str, Any], int]] = [
-        ({}, 0), ({"overrides": ["seed=5"]}, 5), ({"recipe": str(own)}, 9), ({"recipe": str(own), "seed": 2}, 2),
-    ]  # fmt: skip
+        ({}, 0),
+        ({"overrides": ["seed=5"]}, 5),
+        ({"recipe": str(own)}, 9),
+        ({"recipe": str(own), "seed": 2}, 2),
+    ]
     for options, seed in cases:
         request = make_finetune_request(data, model=model, **options)
         assert FinetuneJob(request, torch.device("cpu")).recipe.seed == seed
@@ -837,7 +1080,13 @@ def test_the_seed_is_the_recipes_unless_another_is_named(model: Path, tmp_path: 
 
 def test_a_precision_of_inference_is_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="precision: 'int8' is none of 'auto', 'fp32', 'bf16'"):
-        run(write_reviews(tmp_path / "d.csv"), tmp_path / "out", model, overrides=(), precision="int8")
+        run(
+            write_reviews(tmp_path / "d.csv"),
+            tmp_path / "out",
+            model,
+            overrides=(),
+            precision="int8",
+        )
     assert not (tmp_path / "out").exists()
 
 
@@ -852,8 +1101,11 @@ def test_a_folder_with_the_name_of_a_recipe_changes_nothing(
     assert request.content() == before
 
 
-def test_nothing_of_dev_is_computed_twice(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the first step, and of the best state once more at the end; unless a stop lies between."""
+def test_nothing_of_dev_is_computed_twice(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first step, and of the best state once more at the end; unless a stop lies
+    between."""
     requested: list[int] = []
 
     def counted(module: str, name: str) -> None:
@@ -869,7 +1121,9 @@ def test_nothing_of_dev_is_computed_twice(model: Path, tmp_path: Path, monkeypat
     data, overrides = write_squad(tmp_path / "squad.json"), (*FAST, "epochs=2")
     run(data, tmp_path / "out", model, overrides=overrides)
     assert requested == [12, 12]
-    metrics = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    metrics = [
+        json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [line["step"] for line in metrics if "evaluation" in line] == [7, 14]
 
     request = make_finetune_request(data, model=model, overrides=overrides)
@@ -879,15 +1133,21 @@ def test_nothing_of_dev_is_computed_twice(model: Path, tmp_path: Path, monkeypat
     requested.clear()
     *_, last = finetune_events(tmp_path / "stopped", request, device="cpu")
     assert requested == [12]
-    kept, again = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("out", "stopped"))
+    kept, again = (
+        json.loads((tmp_path / name / "result.json").read_text()) for name in ("out", "stopped")
+    )
     assert kept == again
     assert last.fields["figures"]["threshold"] == kept["figures"]["threshold"]
 
 
-def test_the_forecast_counts_every_token(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_forecast_counts_every_token(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     timed: list[int] = []
 
-    def time_step(network: Any, optimizer: Any, precision: str, batch: Any, seconds: float) -> tuple[float, float]:
+    def time_step(
+        network: Any, optimizer: Any, precision: str, batch: Any, seconds: float
+    ) -> tuple[float, float]:
         timed.append(len(batch.input_ids))
         return 0.003 * len(batch.input_ids), 0.5
 
@@ -901,9 +1161,12 @@ def test_the_forecast_counts_every_token(model: Path, tmp_path: Path, monkeypatc
     requested = sum(len(one.input_ids) for encoded in work.dev for one in encoded.unit)
     steps = 3 * -(-len(work.groups) // 16)
     trained = 0.003 * (3 * learned + 3 * requested / 3) + 0.5 * steps
-    frozen = 0.001 * learned  # `auto` compares with the linear head, whose features are computed once
+    # `auto` compares with the linear head, whose features are computed once
+    frozen = 0.001 * learned
     simple = 0.001 * (learned + requested)  # the simple methods encode each text once
-    assert plan.fields["estimated_seconds"] == pytest.approx(trained + simple + frozen * ("frozen" in plan.text))
+    assert plan.fields["estimated_seconds"] == pytest.approx(
+        trained + simple + frozen * ("frozen" in plan.text)
+    )
     assert f"about {duration(plan.fields['estimated_seconds'])} on this machine" in plan.text
     # As many as are in a step, short and long ones.
     assert timed[0] == pytest.approx(16 * learned / len(work.groups), rel=0.05)
@@ -911,7 +1174,15 @@ def test_the_forecast_counts_every_token(model: Path, tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize(
     ("count", "epochs"),
-    [(10, 100), (100, 58), (500, 20), (16 * 100, 10), (16 * 142 + 1, 7), (16 * 400, 3), (16 * 2000, 3)],
+    [
+        (10, 100),
+        (100, 58),
+        (500, 20),
+        (16 * 100, 10),
+        (16 * 142 + 1, 7),
+        (16 * 400, 3),
+        (16 * 2000, 3),
+    ],
 )
 def test_few_rows_are_seen_often_and_many_three_times(count: int, epochs: int) -> None:
     recipe, c = load_finetune_recipe("stable", ["cloze_steps=0"]), EncoderConfig(vocab_size=100)
@@ -919,13 +1190,20 @@ def test_few_rows_are_seen_often_and_many_three_times(count: int, epochs: int) -
     assert resolve_recipe(replace(recipe, epochs=2), count, c).epochs == 2
 
 
-@pytest.mark.parametrize(("count", "labels", "epochs"), [(5000, 12, 4), (5000, 67, 9), (500, 67, 20), (50_000, 67, 3)])
+@pytest.mark.parametrize(
+    ("count", "labels", "epochs"), [(5000, 12, 4), (5000, 67, 9), (500, 67, 20), (50_000, 67, 3)]
+)
 def test_many_labels_need_more_steps(count: int, labels: int, epochs: int) -> None:
-    assert resolve_recipe(load_finetune_recipe("stable"), count, EncoderConfig(), labels).epochs == epochs
+    assert (
+        resolve_recipe(load_finetune_recipe("stable"), count, EncoderConfig(), labels).epochs
+        == epochs
+    )
 
 
 @pytest.mark.parametrize(("longest", "length"), [(64, 64), (512, 512), (1024, 512)])
-def test_texts_are_read_up_to_512_tokens_unless_more_are_requested(longest: int, length: int) -> None:
+def test_texts_are_read_up_to_512_tokens_unless_more_are_requested(
+    longest: int, length: int
+) -> None:
     stable = load_finetune_recipe("stable")
     assert default_max_length(stable, longest) == length
     assert default_max_length(replace(stable, max_length=longest), longest) == longest
@@ -936,7 +1214,8 @@ def test_texts_are_read_up_to_512_tokens_unless_more_are_requested(longest: int,
 def test_the_rate_suits_the_network_unless_it_is_named(model: Path, tmp_path: Path) -> None:
     data = write_reviews(tmp_path / "reviews.csv", 40)
     run(data, tmp_path / "a", model, overrides=("epochs=1",))
-    assert "\nlearning_rate = 0.0012\n" in (tmp_path / "a" / "recipe.toml").read_text()  # 5e-5 * 768 / 32
+    # 5e-5 * 768 / 32
+    assert "\nlearning_rate = 0.0012\n" in (tmp_path / "a" / "recipe.toml").read_text()
     run(data, tmp_path / "b", model, overrides=("epochs=1", "optimizer.learning_rate=3e-4"))
     assert "\nlearning_rate = 0.0003\n" in (tmp_path / "b" / "recipe.toml").read_text()
     for hidden_size, rate in ((768, 5e-5), (384, 1e-4)):

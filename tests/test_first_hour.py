@@ -1,4 +1,5 @@
-"""What people type in their first hour: plain options, texts instead of files, names that are nearly right, Ctrl-C."""
+"""What people type in their first hour: plain options, texts instead of files, names that are
+nearly right, Ctrl-C."""
 
 import inspect
 import json
@@ -39,7 +40,9 @@ COMMANDS = {
     name: value
     for module in (training, inference, models, evaluation)
     for name, value in vars(module).items()
-    if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+    if inspect.isfunction(value)
+    and value.__module__ == module.__name__
+    and not name.startswith("_")
 }
 
 
@@ -50,20 +53,26 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def classifier() -> Path:
-    return write_head(Path("classifier"), task="classification", text=("text",), labels=("neg", "pos"))
+    return write_head(
+        Path("classifier"), task="classification", text=("text",), labels=("neg", "pos")
+    )
 
 
 # Help
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_help_ends_with_two_examples_that_can_be_typed(name: str, capsys: pytest.CaptureFixture[str]):
+def test_every_help_ends_with_two_examples_that_can_be_typed(
+    name: str, capsys: pytest.CaptureFixture[str]
+):
     words = ["evaluate"] * (COMMANDS[name].__module__ == evaluation.__name__) + [name.rstrip("_")]
     assert main([*words, "--help"]) == 0
     examples = capsys.readouterr().out.split("Examples:\n")[1].strip().splitlines()
     assert len(examples) == 2
     for example in examples:
-        typed = [STDIN if word == "-" else word for word in shlex.split(example.partition(" < ")[0])]
+        typed = [
+            STDIN if word == "-" else word for word in shlex.split(example.partition(" < ")[0])
+        ]
         assert typed[: len(words) + 1] == ["bertworks", *words]
         command, *_ = make_app().parse_args(typed[1:], print_error=False, exit_on_error=False)
         assert inspect.unwrap(command) is COMMANDS[name]
@@ -71,7 +80,11 @@ def test_every_help_ends_with_two_examples_that_can_be_typed(name: str, capsys: 
 
 
 def test_every_command_is_in_one_group(capsys: pytest.CaptureFixture[str]):
-    names = [name.rstrip("_") for name, value in COMMANDS.items() if value.__module__ != evaluation.__name__]
+    names = [
+        name.rstrip("_")
+        for name, value in COMMANDS.items()
+        if value.__module__ != evaluation.__name__
+    ]
     grouped = [name for members in parser.GROUPS.values() for name in members]
     assert Counter(grouped) == Counter([*names, "evaluate"])
     assert main(["--help"]) == 0
@@ -87,7 +100,11 @@ def test_every_command_is_in_one_group(capsys: pytest.CaptureFixture[str]):
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The requests of fine-tunings, which do not start."""
     found: list[Any] = []
-    monkeypatch.setattr(bw, "finetune_events", lambda _, request, **__: [found.append(request), Event("done", "")][1:])
+    monkeypatch.setattr(
+        bw,
+        "finetune_events",
+        lambda _, request, **__: [found.append(request), Event("done", "")][1:],
+    )
     return found
 
 
@@ -102,19 +119,26 @@ def test_plain_options_are_fields_of_the_recipe(requests: list[Any]):
 
 
 def test_method_and_validation_arrive(requests: list[Any]):
-    assert main(["finetune", "a.csv", "-o", "out", "--method", "frozen", "--validation", "folds"]) == 0
+    assert (
+        main(["finetune", "a.csv", "-o", "out", "--method", "frozen", "--validation", "folds"]) == 0
+    )
     assert (requests[0].method, requests[0].validation) == ("frozen", "folds")
 
 
 @pytest.mark.parametrize(
     ("option", "setting"),
     [
-        ("--epochs=2", "epochs=3"), ("--learning-rate=1e-5", "optimizer.learning_rate=1e-4"),
-        ("--batch-size=8", "batch_size=8"), ("--max-length=64", "max_length=65"), ("--seed=1", "seed=2"),
+        ("--epochs=2", "epochs=3"),
+        ("--learning-rate=1e-5", "optimizer.learning_rate=1e-4"),
+        ("--batch-size=8", "batch_size=8"),
+        ("--max-length=64", "max_length=65"),
+        ("--seed=1", "seed=2"),
         ("--precision=fp32", "precision=bf16"),
     ],
-)  # fmt: skip
-def test_an_option_and_a_setting_of_one_field_contradict(option: str, setting: str, capsys, requests: list[Any]):
+)
+def test_an_option_and_a_setting_of_one_field_contradict(
+    option: str, setting: str, capsys, requests: list[Any]
+):
     assert main(["finetune", "a.csv", "-o", "out", option, "--set", setting]) == 2
     assert f"{setting.split('=')[0]} is set twice" in capsys.readouterr().err
     assert main(["finetune", "a.csv", "-o", "out", "--set", setting]) == 0
@@ -127,10 +151,27 @@ def test_a_sweep_of_a_field_that_has_a_value_is_refused(capsys, requests: list[A
 
 def test_the_learning_rate_of_a_pre_training(monkeypatch: pytest.MonkeyPatch):
     found: list[Any] = []
-    monkeypatch.setattr(bw, "pretrain", lambda *_, **options: [found.append(options), Event("done", "")][1:])
-    assert main(["pretrain", "a.txt", "-o", "out", "--learning-rate", "1e-3", "--set", "seed=1"]) == 0
+    monkeypatch.setattr(
+        bw, "pretrain", lambda *_, **options: [found.append(options), Event("done", "")][1:]
+    )
+    assert (
+        main(["pretrain", "a.txt", "-o", "out", "--learning-rate", "1e-3", "--set", "seed=1"]) == 0
+    )
     assert list(found[0]["overrides"]) == ["seed=1", "optimizer.learning_rate=0.001"]
-    assert main(["pretrain", "a.txt", "-o", "out", "--learning-rate=1", "--set", "optimizer.learning_rate=1"]) == 2
+    assert (
+        main(
+            [
+                "pretrain",
+                "a.txt",
+                "-o",
+                "out",
+                "--learning-rate=1",
+                "--set",
+                "optimizer.learning_rate=1",
+            ]
+        )
+        == 2
+    )
 
 
 def test_values_that_are_not_given_set_nothing():
@@ -145,7 +186,9 @@ def test_values_that_are_not_given_set_nothing():
 def test_a_field_in_another_table_is_suggested(kind: type, data: st.DataObject):
     paths = list(field_paths(kind))
     counts = Counter(path.rpartition(".")[2] for path in paths)
-    path = data.draw(st.sampled_from([path for path in paths if counts[path.rpartition(".")[2]] == 1]))
+    path = data.draw(
+        st.sampled_from([path for path in paths if counts[path.rpartition(".")[2]] == 1])
+    )
     table = data.draw(st.sampled_from(["", "train.", "optimiser.", "nothing.like_it."]))
     assert near_field(kind, table + path.rpartition(".")[2]) == path
 
@@ -153,12 +196,16 @@ def test_a_field_in_another_table_is_suggested(kind: type, data: st.DataObject):
 @pytest.mark.parametrize(
     ("setting", "meant"),
     [
-        ("learning_rate=1e-4", "optimizer.learning_rate"), ("lr=1e-4", "optimizer.learning_rate"),
-        ("optimiser.learning_rate=1", "optimizer.learning_rate"), ("optimizer.epochs=3", "epochs"),
-        ("num_train_epochs=3", "epochs"), ("per_device_train_batch_size=8", "batch_size"),
-        ("warmup_ratio=0.1", "optimizer.warmup"), ("optimizer.lerning_rate=1", "optimizer.learning_rate"),
+        ("learning_rate=1e-4", "optimizer.learning_rate"),
+        ("lr=1e-4", "optimizer.learning_rate"),
+        ("optimiser.learning_rate=1", "optimizer.learning_rate"),
+        ("optimizer.epochs=3", "epochs"),
+        ("num_train_epochs=3", "epochs"),
+        ("per_device_train_batch_size=8", "batch_size"),
+        ("warmup_ratio=0.1", "optimizer.warmup"),
+        ("optimizer.lerning_rate=1", "optimizer.learning_rate"),
     ],
-)  # fmt: skip
+)
 def test_a_setting_that_is_nearly_right(setting: str, meant: str):
     with pytest.raises(UsageError) as error:
         load_finetune_recipe("stable", [setting])
@@ -166,17 +213,28 @@ def test_a_setting_that_is_nearly_right(setting: str, meant: str):
     load_finetune_recipe("stable", [f"{meant}=1"])
 
 
-def test_the_model_is_an_option_of_every_command_that_begins_with_it(monkeypatch: pytest.MonkeyPatch):
+def test_the_model_is_an_option_of_every_command_that_begins_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
     with_model = [
-        name for name, value in COMMANDS.items() if next(iter(inspect.signature(value).parameters)) == "model"
+        name
+        for name, value in COMMANDS.items()
+        if next(iter(inspect.signature(value).parameters)) == "model"
     ]
     own = {name for name in with_model if COMMANDS[name].__module__ != evaluation.__name__}
     assert {*parser.MODEL_FIRST} == {*own, "evaluate"}
     of_evaluation = {name for name in COMMANDS if COMMANDS[name].__module__ == evaluation.__name__}
     assert of_evaluation - {"ablation"} <= {*with_model}  # that one trains its models
     found: list[Any] = []
-    monkeypatch.setattr(bw, "fill", lambda *words, **options: found.append((*map(_plain, words), options)) or [])
-    for words in ("m a b -k 2", "--model m a b --top-k 2", "a --model=m b --top-k 2", "a --top-k=2 b --model m"):
+    monkeypatch.setattr(
+        bw, "fill", lambda *words, **options: found.append((*map(_plain, words), options)) or []
+    )
+    for words in (
+        "m a b -k 2",
+        "--model m a b --top-k 2",
+        "a --model=m b --top-k 2",
+        "a --top-k=2 b --model m",
+    ):
         assert main(["fill", *words.split()]) == 0
     assert found == [("m", ["a", "b"], {"k": 2})] * 4
 
@@ -187,18 +245,27 @@ def _plain(value: Any) -> Any:
 
 def test_the_model_of_an_evaluation(monkeypatch: pytest.MonkeyPatch):
     found: list[Any] = []
-    monkeypatch.setattr(bw, "evaluate_blimp", lambda *words, **_: [found.append(words), Event("done", "")][1:])
-    assert main(["evaluate", "blimp", "--data", "d", "--model", "m"]) == main(["evaluate", "blimp", "m", "--data", "d"])
+    monkeypatch.setattr(
+        bw, "evaluate_blimp", lambda *words, **_: [found.append(words), Event("done", "")][1:]
+    )
+    assert main(["evaluate", "blimp", "--data", "d", "--model", "m"]) == main(
+        ["evaluate", "blimp", "m", "--data", "d"]
+    )
     assert found == [("m", Path("d"))] * 2
 
 
 @pytest.mark.parametrize(
     ("name", "family"),
     [
-        ("t5-small", "t5"), ("gpt_neo", "gpt-neo"), ("xlnet-base-cased", "xlnet"), ("Llama-2-7b", "llama"),
-        ("xlm-roberta-base", "xlm-roberta"), ("electra-small", "electra"), ("opt-125m", "opt"),
+        ("t5-small", "t5"),
+        ("gpt_neo", "gpt-neo"),
+        ("xlnet-base-cased", "xlnet"),
+        ("Llama-2-7b", "llama"),
+        ("xlm-roberta-base", "xlm-roberta"),
+        ("electra-small", "electra"),
+        ("opt-125m", "opt"),
     ],
-)  # fmt: skip
+)
 def test_a_name_of_another_family(name: str, family: str):
     with pytest.raises(BertworksError, match=f"the family {family} is not supported yet"):
         resolve_model(name)
@@ -216,9 +283,12 @@ def test_other_names_are_of_no_family(name: str):
 
 @pytest.mark.parametrize(
     ("name", "whole"),
-    [("roberta-base", "FacebookAI/roberta-base"), ("gpt2", "openai-community/gpt2"),
-     ("distilbert-base-uncased", "distilbert/distilbert-base-uncased")],
-)  # fmt: skip
+    [
+        ("roberta-base", "FacebookAI/roberta-base"),
+        ("gpt2", "openai-community/gpt2"),
+        ("distilbert-base-uncased", "distilbert/distilbert-base-uncased"),
+    ],
+)
 def test_a_name_without_its_owner(name: str, whole: str):
     with pytest.raises(BertworksError) as error:
         resolve_model(name)
@@ -244,14 +314,20 @@ def test_words_that_are_files_and_words_that_are_texts():
         Path(name).write_text("text\na\n")
         assert file_or_texts([name], []) == name
     assert file_or_texts(["-"], []) == "-"
-    for texts in (["A good film."], ["What is this?", "It is a town."], ["good and/or bad"], ["x " * 5000]):
+    for texts in (
+        ["A good film."],
+        ["What is this?", "It is a town."],
+        ["good and/or bad"],
+        ["x " * 5000],
+    ):
         assert file_or_texts(texts, []) == texts
     assert file_or_texts([], ["a.csv"]) == ["a.csv"]
     assert file_or_texts(["a b"], ["c"]) == ["a b", "c"]
 
 
 @pytest.mark.parametrize(
-    "word", ["missing", "b.csv", "my rows.tsv", "./in here", "rows.jsonl.gz", "~/some text", "Great!"]
+    "word",
+    ["missing", "b.csv", "my rows.tsv", "./in here", "rows.jsonl.gz", "~/some text", "Great!"],
 )
 def test_what_may_be_a_missing_file_is_no_text(word: str):
     with pytest.raises(UsageError, match="no such file") as error:
@@ -271,22 +347,34 @@ def predictions(*words: object, capsys: pytest.CaptureFixture[str]) -> list[dict
     return list(map(json.loads, capsys.readouterr().out.splitlines()))
 
 
-def test_texts_are_predicted_as_rows_of_a_file(classifier: Path, capsys: pytest.CaptureFixture[str]):
+def test_texts_are_predicted_as_rows_of_a_file(
+    classifier: Path, capsys: pytest.CaptureFixture[str]
+):
     texts = ["a good film", "a bad film, of the town", "one"]
     Path("a.jsonl").write_text("".join(f"{json.dumps({'text': text})}\n" for text in texts))
     expected = predictions(classifier, "a.jsonl", "--probabilities", capsys=capsys)
-    assert predictions(classifier, *texts[:2], "-t", "one", "--probabilities", capsys=capsys) == expected
+    assert (
+        predictions(classifier, *texts[:2], "-t", "one", "--probabilities", capsys=capsys)
+        == expected
+    )
     assert [row["text"] for row in expected] == texts
 
 
 def test_pairs_and_questions_are_two_texts(capsys: pytest.CaptureFixture[str]):
-    pairs = write_head(Path("pairs"), task="classification", text=("first", "second"), labels=("no", "yes"))
+    pairs = write_head(
+        Path("pairs"), task="classification", text=("first", "second"), labels=("no", "yes")
+    )
     rows = predictions(pairs, "the old house", "a town", "the river", "-t", "dogs", capsys=capsys)
-    assert [(row["first"], row["second"]) for row in rows] == [("the old house", "a town"), ("the river", "dogs")][:2]
+    assert [(row["first"], row["second"]) for row in rows] == [
+        ("the old house", "a town"),
+        ("the river", "dogs"),
+    ][:2]
     assert main(["predict", str(pairs), "one text", "two texts", "three texts"]) == 2
     assert "reads rows of first and second, and 3 texts are given" in capsys.readouterr().err
     questions = write_head(Path("questions"), task="qa")
-    (row,) = predictions(questions, "who built it ?", "the dogs of the town built it", capsys=capsys)
+    (row,) = predictions(
+        questions, "who built it ?", "the dogs of the town built it", capsys=capsys
+    )
     (expected,) = bw.load(questions).predict([("who built it ?", "the dogs of the town built it")])
     assert row["predicted_answer"] == expected["answer"]
 
@@ -294,11 +382,15 @@ def test_pairs_and_questions_are_two_texts(capsys: pytest.CaptureFixture[str]):
 def test_texts_are_embedded(classifier: Path):
     texts = ["a good film", "the old house"]
     assert main(["embed", str(classifier), *texts, "-o", "v.npy", "--device", "cpu"]) == 0
-    np.testing.assert_allclose(np.load("v.npy"), bw.embed(classifier, texts, device="cpu"), atol=1e-6)
+    np.testing.assert_allclose(
+        np.load("v.npy"), bw.embed(classifier, texts, device="cpu"), atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("command", ["explain", "score", "fill"])
-def test_the_name_of_a_file_is_no_text(command: str, model: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_name_of_a_file_is_no_text(
+    command: str, model: Path, capsys: pytest.CaptureFixture[str]
+):
     Path("old").write_text("a file")
     for name in ("rows.csv", "old"):
         assert main([command, str(model), name]) == 2
@@ -311,28 +403,38 @@ def test_the_name_of_a_file_is_no_text(command: str, model: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("words", "output"),
     [
-        (["predict", "MODEL", "rows.csv", "-o"], "a.csv"), (["embed", "MODEL", "rows.csv", "-o"], "a.npy"),
-        (["explain", "MODEL", "a text", "-o"], "a.html"), (["evaluate", "task", "MODEL", "rows.csv", "-o"], "a.csv"),
+        (["predict", "MODEL", "rows.csv", "-o"], "a.csv"),
+        (["embed", "MODEL", "rows.csv", "-o"], "a.npy"),
+        (["explain", "MODEL", "a text", "-o"], "a.html"),
+        (["evaluate", "task", "MODEL", "rows.csv", "-o"], "a.csv"),
         (["evaluate", "blimp", "MODEL", "--data", "pairs.jsonl", "-o"], "a.json"),
         (["evaluate", "squad", "MODEL", "--data", "squad.json", "-o"], "a.json"),
         (["vocab", "text.txt", "--size", "50", "--workers", "1", "-o"], "tokenizer.json"),
     ],
-)  # fmt: skip
-def test_no_file_is_replaced_without_overwrite(words: list[str], output: str, capsys: pytest.CaptureFixture[str]):
+)
+def test_no_file_is_replaced_without_overwrite(
+    words: list[str], output: str, capsys: pytest.CaptureFixture[str]
+):
     Path("rows.csv").write_text("text,label\na good film,pos\na bad film,neg\n")
-    Path("text.txt").write_text("the old house stands by the river and the dogs know who built it\n" * 20)
+    Path("text.txt").write_text(
+        "the old house stands by the river and the dogs know who built it\n" * 20
+    )
     pair = {"sentence_good": "the dogs know", "sentence_bad": "the dogs knows", "UID": "agreement"}
     Path("pairs.jsonl").write_text(json.dumps(pair) + "\n")
     question = {"id": "1", "question": "who ?", "answers": [{"text": "dogs", "answer_start": 4}]}
     paragraphs = [{"context": "the dogs know", "qas": [question]}]
-    Path("squad.json").write_text(json.dumps({"version": "1.1", "data": [{"title": "t", "paragraphs": paragraphs}]}))
+    Path("squad.json").write_text(
+        json.dumps({"version": "1.1", "data": [{"title": "t", "paragraphs": paragraphs}]})
+    )
     if "squad" in words:
         made = write_head(Path("m"), task="qa")
     elif "blimp" in words:
         made = write_model(Path("m"))
     else:
         made = write_head(Path("m"), task="classification", text=("text",), labels=("neg", "pos"))
-    words = [str(made) if word == "MODEL" else word for word in words] + ["." if "vocab" in words else output]
+    words = [str(made) if word == "MODEL" else word for word in words] + [
+        "." if "vocab" in words else output
+    ]
     if "vocab" in words:
         words[-1] = "out"
         output = f"out/{output}"
@@ -355,15 +457,18 @@ def test_no_file_is_replaced_without_overwrite(words: list[str], output: str, ca
         (["pretrain", "a.txt", "-o", "out", "--budget", "3m"], True),
         (["prepare", "a.txt", "--tokenizer", "t", "-o", "out"], True),
         (["predict", "m", "a.csv", "--output=out.csv", "--threads", "1"], True),
-        (["evaluate", "glue", "--data", "d", "-o", "out"], True), (["evaluate", "mlm", "m", "a.txt", "-o", "a"], True),
+        (["evaluate", "glue", "--data", "d", "-o", "out"], True),
+        (["evaluate", "mlm", "m", "a.txt", "-o", "a"], True),
         (["evaluate", "ablation", "table6", "a.txt", "-o", "out"], True),
         (["vocab", "a.txt", "-o", "out", "--on=local"], True),
         (["demo"], True),
-        (["predict", "m", "a.csv"], False), (["predict", "m", "-", "-o", "out.csv"], False),
-        (["pretrain", "a.txt", "-o", "out", "--estimate"], False), (["vocab", "a.txt", "-o", "out"], False),
+        (["predict", "m", "a.csv"], False),
+        (["predict", "m", "-", "-o", "out.csv"], False),
+        (["pretrain", "a.txt", "-o", "out", "--estimate"], False),
+        (["vocab", "a.txt", "-o", "out"], False),
         (["fill", "m", "a [MASK]"], False),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
 def test_an_interrupted_command_says_how_to_go_on(
     words: list[str], goes_on: bool, error: BaseException, code: int, capsys, monkeypatch
@@ -387,21 +492,40 @@ def test_an_interrupted_command_says_how_to_go_on(
 @pytest.mark.parametrize("command", ["finetune", pytest.param("predict", marks=pytest.mark.slow)])
 def test_sigterm_ends_a_command_as_ctrl_c_does(command: str, model: Path, tmp_path: Path):
     write_reviews(tmp_path / "a.csv", 400)
-    words = ["finetune", "a.csv", "-o", "out", "--model", str(model), "--method", "full", "--epochs", "5000"]
+    words = [
+        "finetune",
+        "a.csv",
+        "-o",
+        "out",
+        "--model",
+        str(model),
+        "--method",
+        "full",
+        "--epochs",
+        "5000",
+    ]
     if command == "predict":
-        bw.finetune(tmp_path / "a.csv", model=model, method="frozen", output=tmp_path / "m", device="cpu")
+        bw.finetune(
+            tmp_path / "a.csv", model=model, method="frozen", output=tmp_path / "m", device="cpu"
+        )
         with (tmp_path / "b.csv").open("w") as file:
             file.write("text\n" + "a very good film with some music\n" * 300_000)
         words = ["predict", "m", "b.csv", "-o", "scored.csv"]
     program = [sys.executable, "-c", "from bertworks.cli.main import run; run()", *words]
-    with subprocess.Popen(program, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
+    with subprocess.Popen(
+        program, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=os.environ
+    ) as process:
         assert process.stderr
         lines = iter(process.stderr.readline, "")
         next(line for line in lines if re.search(r"step +\d|predicted|\d+ rows", line))
         process.send_signal(signal.SIGTERM)
         answer = process.stderr.read()
     assert process.returncode == 143
-    assert "interrupted; what was done is saved. The same command goes on:\n  bertworks " + shlex.join(words) in answer
+    assert (
+        "interrupted; what was done is saved. The same command goes on:\n  bertworks "
+        + shlex.join(words)
+        in answer
+    )
     assert "Traceback" not in answer
 
 
@@ -432,13 +556,17 @@ def test_documents_without_titles_are_as_before():
     path = Path("text.txt")
     path.write_text(f"{BODY}\n" * 20)
     assert documents(path) == [BODY.strip()] * 20
-    path.write_text(f"A sentence.\n\n{BODY}\n" * 20)  # the original BERT's input, with short documents
+    # the original BERT's input, with short documents
+    path.write_text(f"A sentence.\n\n{BODY}\n" * 20)
     assert len(documents(path)) == 40
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 def test_the_title_of_a_row_comes_before_its_text(kind: str):
-    rows = [{"id": str(n), "Title": title, "body": BODY.replace("\n", " ").strip()} for n, title in enumerate(TITLES)]
+    rows = [
+        {"id": str(n), "Title": title, "body": BODY.replace("\n", " ").strip()}
+        for n, title in enumerate(TITLES)
+    ]
     path = Path(f"news.{kind}")
     if kind == "parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
@@ -452,9 +580,11 @@ def test_the_title_of_a_row_comes_before_its_text(kind: str):
 
 def test_odd_titles(tmp_path: Path):
     rows = [
-        {"title": None, "text": "A text of some length."}, {"title": 1984, "text": "Another text of some length."},
-        {"title": "Twice", "text": "Twice\nA text that begins with its title."}, {"title": "Alone", "text": ""},
-    ]  # fmt: skip
+        {"title": None, "text": "A text of some length."},
+        {"title": 1984, "text": "Another text of some length."},
+        {"title": "Twice", "text": "Twice\nA text that begins with its title."},
+        {"title": "Alone", "text": ""},
+    ]
     path = tmp_path / "a.jsonl"
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     assert documents(path) == [row["text"] for row in rows[:3]]

@@ -1,4 +1,5 @@
-"""Continuations of causal networks, against transformers: the same tokens, the same probabilities."""
+"""Continuations of causal networks, against transformers: the same tokens, the same
+probabilities."""
 
 import json
 from dataclasses import replace
@@ -14,7 +15,12 @@ import bertworks as bw
 from bertworks.cli.main import main
 from bertworks.inference.causal_lm import CausalModel
 from bertworks.inference.engine import open_model
-from bertworks.inference.generation import SamplingOptions, next_token_probabilities, random_numbers, sampled
+from bertworks.inference.generation import (
+    SamplingOptions,
+    next_token_probabilities,
+    random_numbers,
+    sampled,
+)
 from bertworks.models.cache import KeyValueCache
 from bertworks.models.encoder import Encoder
 from bertworks.models.layout import Layout
@@ -37,7 +43,8 @@ def model(folder: Path) -> CausalModel:
 
 
 @pytest.mark.parametrize(
-    ("seed", "sizes"), [(0, {}), (1, {"n_embd": 32, "n_layer": 2, "n_head": 2}), (2, {"n_inner": 40})]
+    ("seed", "sizes"),
+    [(0, {}), (1, {"n_embd": 32, "n_layer": 2, "n_head": 2}), (2, {"n_inner": 40})],
 )
 def test_greedy_tokens_are_those_of_transformers(seed: int, sizes: dict[str, int], tmp_path: Path):
     network = write_gpt2(tmp_path, seed, **sizes)
@@ -45,7 +52,9 @@ def test_greedy_tokens_are_those_of_transformers(seed: int, sizes: dict[str, int
     expected = []
     for text in TEXTS:
         ids = tokenizer(text, return_tensors="pt")["input_ids"]
-        expected.append(network.generate(ids, max_new_tokens=64, do_sample=False)[0, ids.shape[1] :].tolist())
+        expected.append(
+            network.generate(ids, max_new_tokens=64, do_sample=False)[0, ids.shape[1] :].tolist()
+        )
     together = list(bw.generate(tmp_path, TEXTS, max_tokens=64, **EXACT))
     for text, ids, result in zip(TEXTS, expected, together, strict=True):
         ends = END_ID in ids
@@ -67,7 +76,9 @@ def test_gpt_and_its_converted_folder(tmp_path: Path):
     for text, result in zip(TEXTS, results, strict=True):
         inputs = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
         for model in (network, theirs):
-            made = model.generate(**inputs, max_new_tokens=64, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+            made = model.generate(**inputs, max_new_tokens=64, do_sample=False)[
+                0, inputs["input_ids"].shape[1] :
+            ]
             assert result["ids"] == [number for number in made.tolist() if number != END_ID]
 
 
@@ -101,7 +112,9 @@ def test_cached_is_uncached(dtype: torch.dtype, folder: Path):
         encoder(prompts, Layout.of(lengths), cache=cache)
 
 
-def exact_probabilities(logits: np.ndarray, temperature: float, top_k: int | None, top_p: float | None) -> np.ndarray:
+def exact_probabilities(
+    logits: np.ndarray, temperature: float, top_k: int | None, top_p: float | None
+) -> np.ndarray:
     """[V] -> [V], by the definitions, in float64."""
     p = np.exp(logits / temperature - (logits / temperature).max())
     order = np.argsort(-p)
@@ -114,16 +127,27 @@ def exact_probabilities(logits: np.ndarray, temperature: float, top_k: int | Non
     return p / p.sum()
 
 
-FILTERS = [(1.0, None, None), (0.7, 5, None), (1.3, None, 0.8), (0.9, 20, 0.6), (2.0, 9999, 1.0), (1.0, 1, 0.5)]
+FILTERS = [
+    (1.0, None, None),
+    (0.7, 5, None),
+    (1.3, None, 0.8),
+    (0.9, 20, 0.6),
+    (2.0, 9999, 1.0),
+    (1.0, 1, 0.5),
+]
 
 
 @pytest.mark.parametrize("size", [50, 3000])
 @pytest.mark.parametrize(("temperature", "top_k", "top_p"), FILTERS)
-def test_probabilities_are_exact(temperature: float, top_k: int | None, top_p: float | None, size: int):
+def test_probabilities_are_exact(
+    temperature: float, top_k: int | None, top_p: float | None, size: int
+):
     logits = torch.randn(4, size, generator=torch.Generator().manual_seed(size)) * 1.5
     p, tokens = next_token_probabilities(logits, temperature, top_k, top_p)
     ours = p if tokens is None else torch.zeros(4, size, dtype=torch.float64).scatter(1, tokens, p)
-    expected = [exact_probabilities(row, temperature, top_k, top_p) for row in logits.double().numpy()]
+    expected = [
+        exact_probabilities(row, temperature, top_k, top_p) for row in logits.double().numpy()
+    ]
     np.testing.assert_allclose(ours, np.stack(expected), atol=1e-6, rtol=1e-5)
     processors = [transformers.TemperatureLogitsWarper(temperature)]
     processors += [transformers.TopKLogitsWarper(top_k)] if top_k else []
@@ -133,11 +157,13 @@ def test_probabilities_are_exact(temperature: float, top_k: int | None, top_p: f
 
 
 def test_what_is_drawn_has_these_probabilities():
-    """Numbers that fill the interval evenly: every token has its probability up to one of them. One of probability 0 is
-    never drawn, also not by the largest number below 1."""
+    """Numbers that fill the interval evenly: every token has its probability up to one of them. One
+    of probability 0 is never drawn, also not by the largest number below 1."""
     p = torch.tensor([0.0, 0.5, 0.0, 0.125, 0.375, 0.0], dtype=torch.float64)
     count = 8000
-    numbers = torch.cat([(torch.arange(count) + 0.5).double() / count, torch.tensor([0.0, 1 - 2**-53])])
+    numbers = torch.cat(
+        [(torch.arange(count) + 0.5).double() / count, torch.tensor([0.0, 1 - 2**-53])]
+    )
     drawn = sampled(p.expand(len(numbers), -1), numbers)
     assert torch.bincount(drawn[:-2], minlength=6).tolist() == (p * count).long().tolist()
     assert drawn[-2:].tolist() == [1, 4]
@@ -147,12 +173,23 @@ def test_first_tokens_are_drawn_from_the_softmax(folder: Path, model: CausalMode
     """Of many equal prompts, each with its own random numbers."""
     network = transformers.GPT2LMHeadModel.from_pretrained(folder).eval()
     count = 3000
-    for options in ({"temperature": 1.0}, {"temperature": 1.0, "top_k": 5}, {"temperature": 0.8, "top_p": 0.5}):
-        drawn = [one["ids"] for one in bw.generate(folder, ["the dog"] * count, max_tokens=1, **options, **EXACT)]
+    for options in (
+        {"temperature": 1.0},
+        {"temperature": 1.0, "top_k": 5},
+        {"temperature": 0.8, "top_p": 0.5},
+    ):
+        drawn = [
+            one["ids"]
+            for one in bw.generate(folder, ["the dog"] * count, max_tokens=1, **options, **EXACT)
+        ]
         found = np.bincount([ids[0] if ids else END_ID for ids in drawn], minlength=257) / count
         with torch.no_grad():
-            logits = network(torch.tensor([model.prompt("the dog", 1)])).logits[0, -1].double().numpy()
-        p = exact_probabilities(logits, options["temperature"], options.get("top_k"), options.get("top_p"))
+            logits = (
+                network(torch.tensor([model.prompt("the dog", 1)])).logits[0, -1].double().numpy()
+            )
+        p = exact_probabilities(
+            logits, options["temperature"], options.get("top_k"), options.get("top_p")
+        )
         assert not found[p == 0].any()
         assert np.all(np.abs(found - p) <= 5 * np.sqrt(p * (1 - p) / count) + 1 / count)
 
@@ -184,7 +221,11 @@ def test_many_texts_are_continued_in_several_batches(folder: Path, monkeypatch: 
 def test_a_continuation_ends_at_a_stop_string(folder: Path):
     (free,) = bw.generate(folder, ["the dog"], max_tokens=60, temperature=1.0, seed=5, **EXACT)
     text = free["continuation"]
-    stop = next(text[n : n + 2] for n in range(4, 50) if text[n : n + 2].isascii() and text[n : n + 2].isprintable())
+    stop = next(
+        text[n : n + 2]
+        for n in range(4, 50)
+        if text[n : n + 2].isascii() and text[n : n + 2].isprintable()
+    )
     options = {"max_tokens": 60, "temperature": 1.0, "seed": 5, **EXACT}
     one, other = bw.generate(folder, ["the dog", "a"], stop=["never found", stop], **options)
     assert one["continuation"] == text[: text.index(stop)]
@@ -195,12 +236,17 @@ def test_a_continuation_ends_at_a_stop_string(folder: Path):
 
 
 def test_the_end_token_of_the_model_ends_a_text(folder: Path, tmp_path: Path):
-    """Of generation_config.json, which comes first; of config.json, also several; without both, of the tokenizer."""
+    """Of generation_config.json, which comes first; of config.json, also several; without both, of
+    the tokenizer."""
     (free,) = bw.generate(folder, ["the dog"], max_tokens=30, temperature=1.0, **EXACT)
     end = free["ids"][10]
     expected = free["ids"][: free["ids"].index(end)]
     places = [("config.json", end), ("config.json", [300, end]), ("tokenizer_config.json", None)]
-    for place, value in [*places, ("generation_config.json", end), ("generation_config.json", [256, 300, end])]:
+    for place, value in [
+        *places,
+        ("generation_config.json", end),
+        ("generation_config.json", [256, 300, end]),
+    ]:
         write_gpt2(tmp_path)
         if place == "generation_config.json":
             (tmp_path / place).write_text(json.dumps({"eos_token_id": value}))
@@ -213,8 +259,12 @@ def test_the_end_token_of_the_model_ends_a_text(folder: Path, tmp_path: Path):
         if value is None:
             del settings["eos_token_id"]
             named = json.loads((tmp_path / place).read_text())
-            named["eos_token"] = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
-            named["eos_token"] = next(token for token, number in named["eos_token"].items() if number == end)
+            named["eos_token"] = json.loads((tmp_path / "tokenizer.json").read_text())["model"][
+                "vocab"
+            ]
+            named["eos_token"] = next(
+                token for token, number in named["eos_token"].items() if number == end
+            )
             (tmp_path / place).write_text(json.dumps(named))
         (tmp_path / "config.json").write_text(json.dumps(settings))
         (one,) = bw.generate(tmp_path, ["the dog"], max_tokens=30, temperature=1.0, **EXACT)
@@ -222,17 +272,24 @@ def test_the_end_token_of_the_model_ends_a_text(folder: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.75])
-def test_a_finished_text_never_runs_out_of_positions(kept: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_finished_text_never_runs_out_of_positions(
+    kept: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """It stays in the cache for a while, and is longer than the others."""
     texts, options = ["x" * 90, "short", "a text"], {"max_tokens": 40, "temperature": 1.0, **EXACT}
     write_gpt2(tmp_path)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": []}')
     free = list(bw.generate(tmp_path, texts, **options))
-    end = next(number for number in free[0]["ids"][:5] if number not in free[1]["ids"] + free[2]["ids"])
+    end = next(
+        number for number in free[0]["ids"][:5] if number not in free[1]["ids"] + free[2]["ids"]
+    )
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
     monkeypatch.setattr("bertworks.inference.generation._KEPT", kept)
     first, *others = bw.generate(tmp_path, texts, **options)
-    assert (first["ids"], first["finish_reason"]) == (free[0]["ids"][: free[0]["ids"].index(end)], "end_token")
+    assert (first["ids"], first["finish_reason"]) == (
+        free[0]["ids"][: free[0]["ids"].index(end)],
+        "end_token",
+    )
     assert others == free[1:]
     assert [len(one["ids"]) for one in others] == [40, 40]
 
@@ -241,28 +298,59 @@ def test_a_context_is_never_cropped(folder: Path, capsys: pytest.CaptureFixture[
     texts = ["x" * 95, "y" * 99, "short"]
     results = list(bw.generate(folder, texts, max_tokens=12, temperature=1.0, **EXACT))
     assert [(len(one["ids"]), one["finish_reason"]) for one in results] == [
-        (5, "context"), (1, "context"), (12, "max_tokens"),
-    ]  # fmt: skip
-    assert main(["generate", str(folder), texts[0], texts[2], "--max-tokens", "12", "--temperature", "1"]) == 0
+        (5, "context"),
+        (1, "context"),
+        (12, "max_tokens"),
+    ]
+    assert (
+        main(
+            [
+                "generate",
+                str(folder),
+                texts[0],
+                texts[2],
+                "--max-tokens",
+                "12",
+                "--temperature",
+                "1",
+            ]
+        )
+        == 0
+    )
     output = capsys.readouterr()
-    assert output.err.startswith("text 1 ends here: with its continuation it has as many tokens as the model reads")
+    assert output.err.startswith(
+        "text 1 ends here: with its continuation it has as many tokens as the model reads"
+    )
     assert main(["generate", str(folder), "x" * 100]) == 1
-    assert "text 1 has 100 tokens: the model reads 100, with those that it adds" in capsys.readouterr().err
+    assert (
+        "text 1 has 100 tokens: the model reads 100, with those that it adds"
+        in capsys.readouterr().err
+    )
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"max_tokens": 0}, "max_tokens is 0"), ({"temperature": -1.0}, "temperature is -1"),
-    ({"temperature": float("nan")}, "temperature is nan"), ({"top_k": 0}, "top_k is 0"),
-    ({"temperature": 1.0, "top_p": 0.0}, r"top_p is 0\.0"), ({"top_p": 0.5}, "top_k and top_p change nothing"),
-    ({"seed": -1}, "seed is -1"), ({"stop": ("",)}, "a stop string is empty"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"temperature": -1.0}, "temperature is -1"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"top_k": 0}, "top_k is 0"),
+        ({"temperature": 1.0, "top_p": 0.0}, r"top_p is 0\.0"),
+        ({"top_p": 0.5}, "top_k and top_p change nothing"),
+        ({"seed": -1}, "seed is -1"),
+        ({"stop": ("",)}, "a stop string is empty"),
+    ],
+)
 def test_options_outside_their_range_are_refused(options: dict, message: str):
     with pytest.raises(bw.UsageError, match=message):
         replace(SamplingOptions(), **options)
 
 
 def test_texts_that_cannot_be_continued(folder: Path):
-    for texts, message in ((["fine", ""], "text 2 has no tokens"), ([3], "text 1 is 3: expected a string")):
+    for texts, message in (
+        (["fine", ""], "text 2 has no tokens"),
+        ([3], "text 1 is 3: expected a string"),
+    ):
         with pytest.raises(bw.BertworksError, match=message):
             list(bw.generate(folder, texts, **EXACT))
     with pytest.raises(bw.UsageError, match="one text"):
@@ -271,14 +359,20 @@ def test_texts_that_cannot_be_continued(folder: Path):
 
 
 def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    command, options = ["generate", str(folder)], ["--max-tokens", "8", "--device", "cpu", "--precision", "fp32"]
+    command, options = (
+        ["generate", str(folder)],
+        ["--max-tokens", "8", "--device", "cpu", "--precision", "fp32"],
+    )
     expected = list(bw.generate(folder, TEXTS[:2], max_tokens=8, **EXACT))
     assert main([*command, *TEXTS[:2], *options, "--json"]) == 0
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == expected
     assert main([*command, *TEXTS[:2], *options]) == 0
     wholes = [one["text"] + one["continuation"] for one in expected]
     assert capsys.readouterr().out == "\n\n".join(wholes) + "\n"
-    for name, content in (("p.txt", "\n".join(TEXTS[:2])), ("p.csv", f"id,prompt\n1,{TEXTS[0]}\n2,{TEXTS[1]}\n3,\n")):
+    for name, content in (
+        ("p.txt", "\n".join(TEXTS[:2])),
+        ("p.csv", f"id,prompt\n1,{TEXTS[0]}\n2,{TEXTS[1]}\n3,\n"),
+    ):
         (tmp_path / name).write_text(content + "\n")
         names = ["--text", "prompt"] if name == "p.csv" else []
         assert main([*command, str(tmp_path / name), *options, "--json", *names]) == 0
@@ -296,7 +390,9 @@ def test_abilities_of_a_loaded_model(folder: Path):
     assert loaded.generate(TEXTS, **options) == list(bw.generate(folder, TEXTS, **options, **EXACT))
     with pytest.raises(bw.UsageError, match="expected a list of stop strings, not one stop string"):
         loaded.generate(TEXTS, stop="zzz")
-    with pytest.raises(bw.BertworksError, match=r"cannot fill: it reads from left to right.*\n  hint: use generate"):
+    with pytest.raises(
+        bw.BertworksError, match=r"cannot fill: it reads from left to right.*\n  hint: use generate"
+    ):
         loaded.fill(["a"])
 
 

@@ -1,4 +1,5 @@
-"""generation_config.json: end tokens and sampling are those of transformers; every field of its class has its place."""
+"""generation_config.json: end tokens and sampling are those of transformers; every field of its
+class has its place."""
 
 import json
 from pathlib import Path
@@ -36,7 +37,12 @@ def folder(tmp_path: Path) -> Path:
 def test_every_field_of_transformers_has_its_place() -> None:
     fields = {*vars(transformers.GenerationConfig())}
     fields |= {*transformers.GenerationConfig().to_dict()}
-    listed = [*TABLE["end_tokens"], *TABLE["sampling"], *TABLE["not_computed"], *TABLE["without_effect"]]
+    listed = [
+        *TABLE["end_tokens"],
+        *TABLE["sampling"],
+        *TABLE["not_computed"],
+        *TABLE["without_effect"],
+    ]
     assert len({*listed}) == len(listed)
     assert fields - {*listed} == set()
     assert all(TABLE["without_effect"].values())
@@ -55,7 +61,9 @@ def test_what_is_not_computed_is_printed_and_refused_by_name(
 ) -> None:
     write(folder, **{name: 3})
     assert f"has {name} 3: not used" in read_generation_config(folder).notes("options")[0]
-    with pytest.raises(BertworksError, match=f"the model samples with {name} 3, which bertworks does not compute"):
+    with pytest.raises(
+        BertworksError, match=f"the model samples with {name} 3, which bertworks does not compute"
+    ):
         read_generation_config(folder).require_computed()
     if name == "repetition_penalty":
         with pytest.raises(BertworksError, match=name):
@@ -74,13 +82,21 @@ def test_what_is_not_computed_is_printed_and_refused_by_name(
         {},
     ],
 )
-def test_the_sampling_of_the_model_is_that_of_transformers(values: dict[str, Any], folder: Path) -> None:
-    """The probabilities from which transformers draws the next token, by its own processors of logits."""
+def test_the_sampling_of_the_model_is_that_of_transformers(
+    values: dict[str, Any], folder: Path
+) -> None:
+    """The probabilities from which transformers draws the next token, by its own processors of
+    logits."""
     write(folder, eos_token_id=END_ID, **values)
     network = transformers.GPT2LMHeadModel.from_pretrained(folder)
     ids = torch.tensor([[7, 31, 12, 9]])
     output = network.generate(
-        ids, max_new_tokens=1, output_scores=True, output_logits=True, return_dict_in_generate=True, pad_token_id=0
+        ids,
+        max_new_tokens=1,
+        output_scores=True,
+        output_logits=True,
+        return_dict_in_generate=True,
+        pad_token_id=0,
     )
     options = SamplingOptions(sampling="model").of_model(read_generation_config(folder))
     if options.temperature == 0:
@@ -88,25 +104,44 @@ def test_the_sampling_of_the_model_is_that_of_transformers(values: dict[str, Any
         assert (options.top_k, options.top_p) == (None, None)
         return
     expected = output.scores[0].double().softmax(-1)[0]
-    p, tokens = next_token_probabilities(output.logits[0], options.temperature, options.top_k, options.top_p)
+    p, tokens = next_token_probabilities(
+        output.logits[0], options.temperature, options.top_k, options.top_p
+    )
     probabilities = torch.zeros_like(expected)
     probabilities[torch.arange(len(p[0])) if tokens is None else tokens[0]] = p[0]
     assert (probabilities - expected).abs().max() <= 1e-6
 
 
-def test_the_command_prints_the_sampling_of_the_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_sampling_of_the_model(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(folder, do_sample=True, temperature=0.7, top_p=0.9)
-    command = ["generate", str(folder), "the dog", "--max-tokens", "5", "--device", "cpu", "--precision", "fp32"]
+    command = [
+        "generate",
+        str(folder),
+        "the dog",
+        "--max-tokens",
+        "5",
+        "--device",
+        "cpu",
+        "--precision",
+        "fp32",
+    ]
     greedy = next(bw.generate(folder, ["the dog"], max_tokens=5, **EXACT))
     assert main([*command, "--json"]) == 0
     output = capsys.readouterr()
-    assert "has do_sample true, temperature 0.7, top_p 0.9: not used without --sampling model" in output.err
+    assert (
+        "has do_sample true, temperature 0.7, top_p 0.9: not used without --sampling model"
+        in output.err
+    )
     assert json.loads(output.out) == greedy
     assert main([*command, "--json", "--sampling", "model", "--seed", "3"]) == 0
     output = capsys.readouterr()
     assert "sampling of the model: temperature 0.7, top_k 50, top_p 0.9" in output.err
     options: dict[str, Any] = {"temperature": 0.7, "top_k": 50, "top_p": 0.9, "seed": 3}
-    assert json.loads(output.out) == next(bw.generate(folder, ["the dog"], max_tokens=5, **options, **EXACT))
+    assert json.loads(output.out) == next(
+        bw.generate(folder, ["the dog"], max_tokens=5, **options, **EXACT)
+    )
     assert main([*command, "--sampling", "model", "--temperature", "1"]) == 2
     assert "temperature, top_k and top_p are those of the model" in capsys.readouterr().err
     write(folder, eos_token_id=END_ID)

@@ -30,9 +30,13 @@ def write_glue(folder: Path, count: int = 80) -> Path:
         sts = folder / "STS-B" / f"{split}.tsv"
         sts.parent.mkdir(exist_ok=True)
         sts.write_text(pairs.read_text())
-    (folder / "SST-2" / "test.tsv").write_text("index\tsentence\n0\ta good film\n1\t\n2\ta bad film\n")
+    (folder / "SST-2" / "test.tsv").write_text(
+        "index\tsentence\n0\ta good film\n1\t\n2\ta bad film\n"
+    )
     (folder / "RTE").mkdir()
-    (folder / "RTE" / "dev.tsv").write_text("index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n")
+    (folder / "RTE" / "dev.tsv").write_text(
+        "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n"
+    )
     for name in ("reviews.csv", "pairs.tsv"):
         (folder / name).unlink()
     return folder
@@ -40,7 +44,9 @@ def write_glue(folder: Path, count: int = 80) -> Path:
 
 def test_the_table_names_what_it_is_of(model: Path, tmp_path: Path) -> None:
     data = write_glue(tmp_path / "glue")
-    events = list(evaluate_glue(data, tmp_path / "out", model=model, seeds=2, overrides=FAST, device="cpu"))
+    events = list(
+        evaluate_glue(data, tmp_path / "out", model=model, seeds=2, overrides=FAST, device="cpu")
+    )
     assert any("RTE: no train file" in event.text for event in events)
     reported = json.loads((tmp_path / "out/glue.json").read_text())
     assert set(reported["columns"]) == {"SST-2", "STS-B"}
@@ -54,12 +60,17 @@ def test_the_table_names_what_it_is_of(model: Path, tmp_path: Path) -> None:
     assert "BERT-Base (Devlin et al. 2019, table 1) | test |" in text
     lines = (tmp_path / "out/submission/SST-2.tsv").read_text().splitlines()
     assert lines[0] == "index\tprediction"
-    assert [line.split("\t")[0] for line in lines[1:]] == ["0", "1", "2"]  # also the one without text
-    *_, again = evaluate_glue(data, tmp_path / "out", model=model, seeds=2, overrides=FAST, device="cpu")
+    # also the one without text
+    assert [line.split("\t")[0] for line in lines[1:]] == ["0", "1", "2"]
+    *_, again = evaluate_glue(
+        data, tmp_path / "out", model=model, seeds=2, overrides=FAST, device="cpu"
+    )
     assert again.text == events[-1].text
 
 
-def test_plain_options_arrive_in_every_task(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_options_arrive_in_every_task(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data, requests = write_glue(tmp_path / "glue"), []
 
     def stop(request: Any, **options: Any) -> Any:
@@ -67,10 +78,40 @@ def test_plain_options_arrive_in_every_task(model: Path, tmp_path: Path, monkeyp
         raise BertworksError("enough")
 
     monkeypatch.setattr("bertworks.evaluation.glue.plan_trials", stop)
-    words = ["--epochs", "2", "--learning-rate", "3e-4", "--batch-size", "8", "--max-length", "64", "--seed", "5"]
-    assert main(["evaluate", "glue", str(model), "--data", str(data), "-o", str(tmp_path / "out"), *words]) == 1
+    words = [
+        "--epochs",
+        "2",
+        "--learning-rate",
+        "3e-4",
+        "--batch-size",
+        "8",
+        "--max-length",
+        "64",
+        "--seed",
+        "5",
+    ]
+    assert (
+        main(
+            [
+                "evaluate",
+                "glue",
+                str(model),
+                "--data",
+                str(data),
+                "-o",
+                str(tmp_path / "out"),
+                *words,
+            ]
+        )
+        == 1
+    )
     recipe = load_finetune_recipe("stable", requests[0].overrides)
-    assert (recipe.epochs, recipe.optimizer.learning_rate, recipe.batch_size, recipe.max_length) == (2, 3e-4, 8, 64)
+    assert (
+        recipe.epochs,
+        recipe.optimizer.learning_rate,
+        recipe.batch_size,
+        recipe.max_length,
+    ) == (2, 3e-4, 8, 64)
     assert (requests[0].seed, requests[0].model) == (5, str(model))
 
 
@@ -80,15 +121,30 @@ def test_rows_without_text_are_left_out_and_said(model: Path, tmp_path: Path) ->
     with (data / "SST-2" / "train.tsv").open("a") as file:
         file.write("\t1\n")
     events = list(
-        evaluate_glue(data, tmp_path / "out", model=model, tasks=["SST-2"], overrides=(*FAST, "epochs=1"), device="cpu")
+        evaluate_glue(
+            data,
+            tmp_path / "out",
+            model=model,
+            tasks=["SST-2"],
+            overrides=(*FAST, "epochs=1"),
+            device="cpu",
+        )
     )
     assert any("rows without text are left out: 1" in event.text for event in events)
     assert events[-1].kind == "done"
 
 
 def test_samples_and_other_dev_sets_are_named() -> None:
-    rows = {"QQP": {"split": "heldout", "sampled": True, "train": "train-sample.jsonl.gz", "metrics": ["f1"],
-                    "seeds": [{"f1": 0.8}], "interval": [0.75, 0.85]}}  # fmt: skip
+    rows = {
+        "QQP": {
+            "split": "heldout",
+            "sampled": True,
+            "train": "train-sample.jsonl.gz",
+            "metrics": ["f1"],
+            "seeds": [{"f1": 0.8}],
+            "interval": [0.75, 0.85],
+        }
+    }
     text = table(rows, "tiny", "stable", 1)
     assert "Trained on a sample of the official training set: QQP (train-sample.jsonl.gz)" in text
     assert "Not measured on the official dev set as it is: QQP on heldout" in text

@@ -1,5 +1,6 @@
-"""What a GPU computes in another way than a CPU. `--device cuda` runs these tests on a GPU; on a CPU they look at the
-parts that need none. Shapes and types of all that is computed on a GPU: test_devices."""
+"""What a GPU computes in another way than a CPU. `--device cuda` runs these tests on a GPU; on a
+CPU they look at the parts that need none. Shapes and types of all that is computed on a GPU:
+test_devices."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -87,14 +88,21 @@ def test_an_error_in_the_thread_is_that_of_the_step_that_needs_the_batches() -> 
 # Precision
 
 
-def test_copies_by_one_kernel_have_the_bits_and_gradients_of_single_ones(device: torch.device) -> None:
+def test_copies_by_one_kernel_have_the_bits_and_gradients_of_single_ones(
+    device: torch.device,
+) -> None:
     torch.manual_seed(0)
     values = [torch.randn(shape, device=device) for shape in ((7, 5), (5,), (3, 2))]
     results = []
-    for copies in (partial(loop._Rounded.apply, torch.bfloat16), lambda *x: [t.bfloat16() for t in x]):
+    for copies in (
+        partial(loop._Rounded.apply, torch.bfloat16),
+        lambda *x: [t.bfloat16() for t in x],
+    ):
         parameters = [v.clone().requires_grad_() for v in values]
         first, second, _ = copies(*parameters)
-        (first.t() @ torch.ones(7, 1, dtype=first.dtype, device=device) * second[:, None]).square().sum().backward()
+        (
+            first.t() @ torch.ones(7, 1, dtype=first.dtype, device=device) * second[:, None]
+        ).square().sum().backward()
         results.append((first, second, [p.grad for p in parameters]))
     (first, second, grads), (single, other, expected) = results
     assert torch.equal(first, single)
@@ -160,7 +168,10 @@ def test_packed_attention_is_padded_attention(device: torch.device, causal: bool
     qkv = torch.randn(124, 3, 4, 32, device=device, dtype=torch.bfloat16)
     grad = torch.randn(124, 4, 32, device=device, dtype=torch.bfloat16)
     results = []
-    for compute in (attention.attention_packed, lambda x, y: attention.attention_padded(x, [y], 0.0)):
+    for compute in (
+        attention.attention_packed,
+        lambda x, y: attention.attention_padded(x, [y], 0.0),
+    ):
         x = qkv.clone().requires_grad_()
         y = compute(x, layout)
         y.backward(grad)
@@ -194,17 +205,25 @@ def test_the_loss_needs_no_softmax_in_place_and_may_have_tokens_of_probability_0
     for is_gpu in (True, False):
         monkeypatch.setattr(Tensor, "is_cuda", property(lambda _, is_gpu=is_gpu: is_gpu))
         inputs = [t.clone().requires_grad_() for t in (x, table, bias)[: 2 + has_bias]]
-        value = vocabulary_cross_entropy(inputs[0], inputs[1], inputs[2] if has_bias else None, labels)
+        value = vocabulary_cross_entropy(
+            inputs[0], inputs[1], inputs[2] if has_bias else None, labels
+        )
         value.loss.backward()
         results.append([value.loss.detach(), value.correct, *(t.grad for t in inputs)])
     for got, expected in zip(*results, strict=True):
-        assert torch.equal(got, expected) if words == 40 else torch.allclose(got, expected, rtol=1e-5, atol=1e-6)
+        assert (
+            torch.equal(got, expected)
+            if words == 40
+            else torch.allclose(got, expected, rtol=1e-5, atol=1e-6)
+        )
 
 
 def test_the_loss_of_spans_has_a_fixed_order(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = collate(make_examples(3))
     labels = torch.tensor([1, 3, 0, 0, 2, 4])
-    batch = replace(batch, targets={"task": BatchTarget(torch.arange(len(batch.input_ids)), labels)})
+    batch = replace(
+        batch, targets={"task": BatchTarget(torch.arange(len(batch.input_ids)), labels)}
+    )
     logits, losses = torch.randn(len(batch.input_ids), 2), []
     for is_gpu in (True, False):
         monkeypatch.setattr(Tensor, "is_cuda", property(lambda _, is_gpu=is_gpu: is_gpu))
@@ -229,9 +248,15 @@ def test_a_gpu_keeps_more_logits_in_memory(monkeypatch: pytest.MonkeyPatch) -> N
     assert sizes == [5, 5, 10]
 
 
-def test_samples_by_sums_of_whole_numbers_are_those_of_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_by_sums_of_whole_numbers_are_those_of_probabilities(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     r = torch.Generator().manual_seed(0)
-    x, table, draws = torch.randn(500, 6, generator=r), torch.randn(40, 6, generator=r), torch.rand(500, generator=r)
+    x, table, draws = (
+        torch.randn(500, 6, generator=r),
+        torch.randn(40, 6, generator=r),
+        torch.rand(500, generator=r),
+    )
     expected = sample_tokens(x, table, None, draws)
     monkeypatch.setattr(Tensor, "is_cuda", property(lambda _: True))
     got = sample_tokens(x, table, None, draws)
@@ -242,7 +267,9 @@ def test_samples_by_sums_of_whole_numbers_are_those_of_probabilities(monkeypatch
 # Settings of the device
 
 
-def test_the_order_of_sums_is_fixed_on_a_gpu_unless_it_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_order_of_sums_is_fixed_on_a_gpu_unless_it_is_switched_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def state() -> tuple[bool, bool]:
         settings: Any = torch.utils.deterministic
         return torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
@@ -275,7 +302,9 @@ def test_micro_batches_are_as_large_as_the_gpu_allows(gpu_memory: Callable[[floa
     assert machine.micro_tokens(8192, large, "bf16", CUDA) == 1024
 
 
-def test_batches_of_inference_are_as_large_as_the_gpu_allows(gpu_memory: Callable[[float], None]) -> None:
+def test_batches_of_inference_are_as_large_as_the_gpu_allows(
+    gpu_memory: Callable[[float], None],
+) -> None:
     gpu_memory(80)
     assert engine.batch_tokens(torch.device("cpu")) == 4096
     assert engine.batch_tokens(CUDA) == 65536
@@ -283,12 +312,20 @@ def test_batches_of_inference_are_as_large_as_the_gpu_allows(gpu_memory: Callabl
     assert 4096 < engine.batch_tokens(CUDA) < 16384
 
 
-def test_one_of_several_gpus_is_named(capfd: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+def test_one_of_several_gpus_is_named(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, model: Path
+) -> None:
     if torch.cuda.device_count() > 1:
         pytest.skip("there is a second GPU")
     main = pytest.importorskip("bertworks.cli.main").main
-    assert main(["embed", str(model), "-t", "a", "-o", str(tmp_path / "v.npy"), "--device", "cuda:1"]) == 2
-    assert f"there is no cuda:1: the number of GPUs is {torch.cuda.device_count()}" in capfd.readouterr().err
+    assert (
+        main(["embed", str(model), "-t", "a", "-o", str(tmp_path / "v.npy"), "--device", "cuda:1"])
+        == 2
+    )
+    assert (
+        f"there is no cuda:1: the number of GPUs is {torch.cuda.device_count()}"
+        in capfd.readouterr().err
+    )
     with pytest.raises(UsageError, match="the device 'gpu' is not known"):
         machine.choose_device("gpu")
 
@@ -317,7 +354,10 @@ def like_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TrainingRun]
 
 def trained(folder: Path, device: torch.device, stop: int = 0) -> list[Any]:
     """The events of a tiny training. stop: after this step."""
-    inputs, recipe = write_corpus(folder.parent / "text.jsonl"), write_recipe(folder.parent / "recipe.toml")
+    inputs, recipe = (
+        write_corpus(folder.parent / "text.jsonl"),
+        write_recipe(folder.parent / "recipe.toml"),
+    )
     events = []
     for event in pretrain([inputs], folder, recipe=str(recipe), device=str(device), workers=1):
         events.append(event)
@@ -349,7 +389,10 @@ def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bits(
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_run(
-    tmp_path: Path, device: torch.device, like_on_a_gpu: list[TrainingRun], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    device: torch.device,
+    like_on_a_gpu: list[TrainingRun],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fails(folder: Path, step: int, *_: Any, **__: Any) -> Path:
         raise BertworksError("the disk is full", where=str(folder))
@@ -362,5 +405,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(
 def test_two_trainings_have_equal_bits(device: torch.device) -> None:
     config = replace(SMALL, hidden_dropout=0.1, attention_dropout=0.1)
     with machine.fixed_order(device):
-        one, two = (run([6], precision="bf16", model=make_model(config).to(device))[0] for _ in range(2))
+        one, two = (
+            run([6], precision="bf16", model=make_model(config).to(device))[0] for _ in range(2)
+        )
     assert all(torch.equal(p, q) for p, q in zip(one.parameters(), two.parameters(), strict=True))

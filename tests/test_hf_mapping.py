@@ -33,7 +33,11 @@ HEADS = {"lm_head", "pooler", "next_sentence"}
 def our_state(heads=HEADS):
     torch.manual_seed(0)
     state = PretrainingModel(CONFIG).state_dict()
-    return {name: torch.randn_like(value) for name, value in state.items() if name.split(".")[0] in heads | {"encoder"}}
+    return {
+        name: torch.randn_like(value)
+        for name, value in state.items()
+        if name.split(".")[0] in heads | {"encoder"}
+    }
 
 
 def their_state(heads=HEADS):
@@ -41,7 +45,9 @@ def their_state(heads=HEADS):
 
 
 def same(first, second):
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name]) for name in first
+    )
 
 
 # --- names and shapes
@@ -63,7 +69,10 @@ def test_there_and_back_is_where_we_were(heads):
 
 def test_their_names_are_theirs():
     ours = {"encoder", "pooler", "lm_head", "next_sentence"}
-    assert set(their_state(set())) >= {"embeddings.LayerNorm.bias", "encoder.layer.1.attention.self.key.weight"}
+    assert set(their_state(set())) >= {
+        "embeddings.LayerNorm.bias",
+        "encoder.layer.1.attention.self.key.weight",
+    }
     theirs = their_state(ours)
     assert "bert.embeddings.word_embeddings.weight" in theirs
     assert "bert.encoder.layer.0.output.dense.bias" in theirs
@@ -74,7 +83,10 @@ def test_their_names_are_theirs():
 def test_query_key_and_value_are_distinguished():
     theirs = their_state()
     packed = from_huggingface(theirs, CONFIG)["encoder.blocks.1.attention.qkv.weight"]
-    parts = [theirs[f"bert.encoder.layer.1.attention.self.{part}.weight"] for part in ("query", "key", "value")]
+    parts = [
+        theirs[f"bert.encoder.layer.1.attention.self.{part}.weight"]
+        for part in ("query", "key", "value")
+    ]
     assert torch.equal(packed, torch.cat(parts))
 
 
@@ -83,7 +95,10 @@ def without_prefix(state):
 
 
 def with_old_norms(state):
-    for today, old in (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")):
+    for today, old in (
+        ("LayerNorm.weight", "LayerNorm.gamma"),
+        ("LayerNorm.bias", "LayerNorm.beta"),
+    ):
         state = {name.replace(today, old): value for name, value in state.items()}
     return state
 
@@ -101,7 +116,9 @@ def with_the_copy_only(state):
     return {name: value for name, value in state.items() if name != "cls.predictions.bias"}
 
 
-@pytest.mark.parametrize("change", [without_prefix, with_old_norms, with_copies, with_the_copy_only])
+@pytest.mark.parametrize(
+    "change", [without_prefix, with_old_norms, with_copies, with_the_copy_only]
+)
 def test_older_files_are_read(change):
     assert same(from_huggingface(change(their_state()), CONFIG), our_state())
 
@@ -122,7 +139,9 @@ def test_heads_of_fine_tuned_models_are_read_and_named(head, shape, part):
 def test_the_class_fits_the_parts():
     assert architecture_of(our_state()) == "BertForPreTraining"
     assert architecture_of(our_state({"lm_head"})) == "BertForMaskedLM"
-    assert architecture_of(our_state({"pooler", "next_sentence"})) == "BertForNextSentencePrediction"
+    assert (
+        architecture_of(our_state({"pooler", "next_sentence"})) == "BertForNextSentencePrediction"
+    )
     assert architecture_of(our_state({"pooler"})) == "BertModel"
     with pytest.raises(KeyError):
         architecture_of([*our_state(), "classifier.weight"])
@@ -132,7 +151,9 @@ def test_the_class_fits_the_parts():
 def test_a_missing_parameter_is_named(name):
     state = their_state()
     del state[name]
-    with pytest.raises(BertworksError, match=rf"^file: incomplete: {name.removeprefix('bert.')} missing"):
+    with pytest.raises(
+        BertworksError, match=rf"^file: incomplete: {name.removeprefix('bert.')} missing"
+    ):
         from_huggingface(state, CONFIG, where="file")
 
 
@@ -168,7 +189,9 @@ def test_an_unknown_name_is_an_error_not_a_loss(name):
 
 def test_many_unknown_names_are_counted():
     with pytest.raises(BertworksError, match="and 92 more"):
-        from_huggingface(their_state() | {f"stranger{n}": torch.zeros(1) for n in range(100)}, CONFIG)
+        from_huggingface(
+            their_state() | {f"stranger{n}": torch.zeros(1) for n in range(100)}, CONFIG
+        )
 
 
 @pytest.mark.parametrize("name", list(their_state()))
@@ -176,9 +199,14 @@ def test_a_wrong_shape_or_kind_is_named(name):
     state = their_state()
     value = state[name]
     for wrong in (
-        torch.cat([value, value[:1]]), value[:-1], value[None], value.flatten()[0], value.to(torch.int64),
-        value.new_empty(0), value.to(torch.complex64),
-    ):  # fmt: skip
+        torch.cat([value, value[:1]]),
+        value[:-1],
+        value[None],
+        value.flatten()[0],
+        value.to(torch.int64),
+        value.new_empty(0),
+        value.to(torch.complex64),
+    ):
         with pytest.raises(BertworksError, match=name.removeprefix("bert.")):
             from_huggingface(state | {name: wrong}, CONFIG)
 
@@ -211,13 +239,20 @@ def test_a_copy_that_is_none_is_refused(copy, kind):
 @pytest.mark.parametrize("size", BERT_SIZES)
 def test_a_configuration_comes_back(size, activation):
     config = replace(
-        BERT_SIZES[size], hidden_act=activation, hidden_dropout=0.0, type_vocab_size=3, layer_norm_eps=1e-5
+        BERT_SIZES[size],
+        hidden_act=activation,
+        hidden_dropout=0.0,
+        type_vocab_size=3,
+        layer_norm_eps=1e-5,
     )
     written = config_to_huggingface(config, architectures=["BertForPreTraining"], pad_token_id=7)
     read = config_from_huggingface(json.loads(json.dumps(written)))
     assert read == replace(config, intermediate_size=config.ffn_size)
     assert written["pad_token_id"] == 7
-    assert written["hidden_act"] == {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}[activation]
+    assert (
+        written["hidden_act"]
+        == {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}[activation]
+    )
 
 
 def test_every_field_is_written_with_its_type():
@@ -225,22 +260,46 @@ def test_every_field_is_written_with_its_type():
     assert list(written) == sorted(written)
     kinds = {name: type(value) for name, value in written.items()}
     assert kinds == {
-        "add_cross_attention": bool, "architectures": list, "attention_probs_dropout_prob": float,
-        "bos_token_id": type(None), "classifier_dropout": type(None), "dtype": str, "eos_token_id": type(None),
-        "hidden_act": str, "hidden_dropout_prob": float, "hidden_size": int, "initializer_range": float,
-        "intermediate_size": int, "is_decoder": bool, "layer_norm_eps": float, "max_position_embeddings": int,
-        "model_type": str, "num_attention_heads": int, "num_hidden_layers": int, "pad_token_id": int,
-        "tie_word_embeddings": bool, "type_vocab_size": int, "use_cache": bool, "vocab_size": int,
-    }  # fmt: skip
+        "add_cross_attention": bool,
+        "architectures": list,
+        "attention_probs_dropout_prob": float,
+        "bos_token_id": type(None),
+        "classifier_dropout": type(None),
+        "dtype": str,
+        "eos_token_id": type(None),
+        "hidden_act": str,
+        "hidden_dropout_prob": float,
+        "hidden_size": int,
+        "initializer_range": float,
+        "intermediate_size": int,
+        "is_decoder": bool,
+        "layer_norm_eps": float,
+        "max_position_embeddings": int,
+        "model_type": str,
+        "num_attention_heads": int,
+        "num_hidden_layers": int,
+        "pad_token_id": int,
+        "tie_word_embeddings": bool,
+        "type_vocab_size": int,
+        "use_cache": bool,
+        "vocab_size": int,
+    }
 
 
 def test_what_a_file_does_not_say_is_bert_base():
-    assert config_from_huggingface({"model_type": "bert"}) == EncoderConfig(vocab_size=30522, intermediate_size=3072)
+    assert config_from_huggingface({"model_type": "bert"}) == EncoderConfig(
+        vocab_size=30522, intermediate_size=3072
+    )
 
 
 def test_unknown_keys_are_ignored_and_whole_numbers_may_be_rates():
     read = config_from_huggingface(
-        {"model_type": "bert", "_name_or_path": "x", "auto_map": {"AutoModel": "evil.Evil"}, "hidden_dropout_prob": 0}
+        {
+            "model_type": "bert",
+            "_name_or_path": "x",
+            "auto_map": {"AutoModel": "evil.Evil"},
+            "hidden_dropout_prob": 0,
+        }
     )
     assert read.hidden_dropout == 0.0
     assert type(read.hidden_dropout) is float
@@ -262,20 +321,49 @@ def test_the_two_gelus_are_distinguished(theirs, ours):
 
 
 ABSURD = [
-    ("num_hidden_layers", 10**9), ("num_hidden_layers", 10**4000), ("num_hidden_layers", -1), ("num_hidden_layers", 0),
-    ("hidden_size", 770), ("hidden_size", 768.0), ("hidden_size", "768"), ("hidden_size", None), ("hidden_size", True),
-    ("hidden_size", 12 * 10**8), ("vocab_size", 10**12), ("vocab_size", 0), ("num_attention_heads", 7),
-    ("num_attention_heads", 0), ("intermediate_size", [3072]), ("intermediate_size", 10**10),
-    ("max_position_embeddings", 2**40), ("type_vocab_size", -2), ("hidden_dropout_prob", 1.0),
-    ("hidden_dropout_prob", -0.1), ("hidden_dropout_prob", "0.1"), ("hidden_dropout_prob", math.nan),
-    ("attention_probs_dropout_prob", math.inf), ("attention_probs_dropout_prob", True), ("layer_norm_eps", -1e-12),
-    ("layer_norm_eps", math.nan), ("layer_norm_eps", {}), ("initializer_range", 1e9), ("hidden_act", "swish"),
-    ("hidden_act", 3), ("hidden_act", ["gelu"]), ("hidden_act", "x" * 10**6), ("is_decoder", 3),
-    ("position_embedding_type", "relative_key"), ("model_type", "xlnet"), ("model_type", None), ("model_type", 1),
-]  # fmt: skip
+    ("num_hidden_layers", 10**9),
+    ("num_hidden_layers", 10**4000),
+    ("num_hidden_layers", -1),
+    ("num_hidden_layers", 0),
+    ("hidden_size", 770),
+    ("hidden_size", 768.0),
+    ("hidden_size", "768"),
+    ("hidden_size", None),
+    ("hidden_size", True),
+    ("hidden_size", 12 * 10**8),
+    ("vocab_size", 10**12),
+    ("vocab_size", 0),
+    ("num_attention_heads", 7),
+    ("num_attention_heads", 0),
+    ("intermediate_size", [3072]),
+    ("intermediate_size", 10**10),
+    ("max_position_embeddings", 2**40),
+    ("type_vocab_size", -2),
+    ("hidden_dropout_prob", 1.0),
+    ("hidden_dropout_prob", -0.1),
+    ("hidden_dropout_prob", "0.1"),
+    ("hidden_dropout_prob", math.nan),
+    ("attention_probs_dropout_prob", math.inf),
+    ("attention_probs_dropout_prob", True),
+    ("layer_norm_eps", -1e-12),
+    ("layer_norm_eps", math.nan),
+    ("layer_norm_eps", {}),
+    ("initializer_range", 1e9),
+    ("hidden_act", "swish"),
+    ("hidden_act", 3),
+    ("hidden_act", ["gelu"]),
+    ("hidden_act", "x" * 10**6),
+    ("is_decoder", 3),
+    ("position_embedding_type", "relative_key"),
+    ("model_type", "xlnet"),
+    ("model_type", None),
+    ("model_type", 1),
+]
 
 
-@pytest.mark.parametrize(("name", "value"), ABSURD, ids=[f"{name}-{number}" for number, (name, _) in enumerate(ABSURD)])
+@pytest.mark.parametrize(
+    ("name", "value"), ABSURD, ids=[f"{name}-{number}" for number, (name, _) in enumerate(ABSURD)]
+)
 def test_an_absurd_configuration_is_refused(name, value):
     with pytest.raises(BertworksError) as raised:
         config_from_huggingface({"model_type": "bert", name: value}, where="folder/config.json")
@@ -287,7 +375,14 @@ def test_an_absurd_configuration_is_refused(name, value):
 
 def test_a_configuration_of_2019_is_known_by_its_class():
     assert config_from_huggingface({"architectures": ["BertForMaskedLM"]}).num_hidden_layers == 12
-    for named in (["RobertaForMaskedLM"], ["BertModel", "GPT2Model"], [], "BertModel", None, [None]):
+    for named in (
+        ["RobertaForMaskedLM"],
+        ["BertModel", "GPT2Model"],
+        [],
+        "BertModel",
+        None,
+        [None],
+    ):
         with pytest.raises(BertworksError, match="there is no model_type"):
             config_from_huggingface({"architectures": named})
 

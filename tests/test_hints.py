@@ -1,7 +1,7 @@
 """Every command and every option that a message advises is typed here, and gives the right result.
 
-A test is marked with the templates (see tests/hints.py) of the messages that it has seen and followed. A new message
-needs a test, or a reason below.
+A test is marked with the templates (see tests/hints.py) of the messages that it has seen and
+followed. A new message needs a test, or a reason below.
 """
 
 import csv
@@ -68,10 +68,15 @@ NOT_ADVICE = "no advice: a heading, a help text, or what an option means"
 NOT_TYPED = {  # why a template is not tested here
     "pip install --no-deps --force-reinstall {}": NETWORK,
     "pip install --no-deps {}; or {}": NETWORK,
-    "if you trust it, name it: {} --model {}": "test_index: the model that a stranger's index names",
-    "bertworks convert {} -o ANOTHER-FOLDER --accept-changes": "test_weights_record: what transformers saved",
-    "if you trust its {}: bertworks convert {} -o FOLDER --trust-pickle, and name that folder":
-        "test_pickled_weights: a name on the hub",
+    "if you trust it, name it: {} --model {}": (
+        "test_index: the model that a stranger's index names"
+    ),
+    "bertworks convert {} -o ANOTHER-FOLDER --accept-changes": (
+        "test_weights_record: what transformers saved"
+    ),
+    (
+        "if you trust its {}: bertworks convert {} -o FOLDER --trust-pickle, and name that folder"
+    ): "test_pickled_weights: a name on the hub",
     "bertworks convert . -o {} --language {}": "test_model_cards: a model of several languages",
     "bertworks search {} QUERY": "test_index: the model that a stranger's index names",
     "agree on the model's page, then `hf auth login`": NETWORK,
@@ -79,58 +84,108 @@ NOT_TYPED = {  # why a template is not tested here
     "hf auth login (or set HF_TOKEN), with a token with write access": NETWORK,
     "hf auth login with a token with write access": NETWORK,
     "leave --precision out: GPUs use bf16": GPU,
-    "bertworks convert {} -o {} --language {}, and name that one": "test_languages: the language of texts",
+    "bertworks convert {} -o {} --language {}, and name that one": (
+        "test_languages: the language of texts"
+    ),
     "bertworks convert {} -o {} --language {}": "test_languages: the language of texts",
     "give --language once per input, such as en, in their order": "test_languages: every run of it",
     "give --language for each input, one that the model has": "test_languages: more training",
-    "--recipe xlm-tlm and --parallel belong together, and xlm-mlm without": "test_languages: estimates",
+    "--recipe xlm-tlm and --parallel belong together, and xlm-mlm without": (
+        "test_languages: estimates"
+    ),
     "--recipe xlm-mlm": "test_languages: an estimate of each recipe",
     "--set sampling.format=stream": "test_languages: every run of it has this format",
-    "--budget {}s is the shortest; and --overwrite": "only a machine that is too slow says so; test_pretrain has one",
-    "run the same command again: it resumes after the finished parts; fewer --workers need less memory":
-        "test_shards: a killed worker, and the command again",
-    "run the same command again: portions that are made are kept; fewer --workers need less memory":
-        "test_bulk: portions that end their processes, and the command again",
+    "--budget {}s is the shortest; and --overwrite": (
+        "only a machine that is too slow says so; test_pretrain has one"
+    ),
+    (
+        "run the same command again: it resumes after the finished parts; fewer --workers need "
+        "less "
+        "memory"
+    ): "test_shards: a killed worker, and the command again",
+    (
+        "run the same command again: portions that are made are kept; fewer --workers need less "
+        "memory"
+    ): "test_bulk: portions that end their processes, and the command again",
     "write to a folder that all machines share: -o SHARED/FILE": "only a second machine says so",
-    "start the cluster again, then the same command: finished portions are kept; or --on local":
-        "test_bulk: killed processes of Ray, and the command again",
-    "send no ids of tokens; LangChain: check_embedding_ctx_length=False; or start the server with --token-ids":
-        "test_token_ids: a server without and with the option",
+    (
+        "start the cluster again, then the same command: finished portions are kept; or --on local"
+    ): "test_bulk: killed processes of Ray, and the command again",
+    (
+        "send no ids of tokens; LangChain: check_embedding_ctx_length=False; or start the server "
+        "with "
+        "--token-ids"
+    ): "test_token_ids: a server without and with the option",
     "--on ray": NOT_ADVICE,
     "--estimate=sizes": "test_pretrain: an estimate without a measurement",
-    "make the folder writable, or choose another with -o": "test_checkpoint: a checkpoint that cannot be written",
-    "make tokenizer.json: `python -c {}`": "test_tokenizer_folders runs the command of a refused family",
-    "left out of their own ranking, as in BEIR (--keep-identical keeps them)": "test_retrieval runs both ways",
+    "make the folder writable, or choose another with -o": (
+        "test_checkpoint: a checkpoint that cannot be written"
+    ),
+    "make tokenizer.json: `python -c {}`": (
+        "test_tokenizer_folders runs the command of a refused family"
+    ),
+    "left out of their own ranking, as in BEIR (--keep-identical keeps them)": (
+        "test_retrieval runs both ways"
+    ),
     "report this, with the versions that `bertworks doctor` shows": "test_doctor: the command",
-    "use another output folder, or --overwrite": "only a program that was changed says so: the recipe is the same",
+    "use another output folder, or --overwrite": (
+        "only a program that was changed says so: the recipe is the same"
+    ),
     "--threads {}: expected a number from 1, or auto": NOT_ADVICE,
     "bertworks serve {}": NOT_ADVICE,
     "The task of a joint fine-tuning: finetune --joint.": NOT_ADVICE,
     "xlm(-roberta)?": NOT_ADVICE,
-    "The tokenizer is in this folder. `bertworks predict` reads the folder if the model has the head of a task.":
-        "test_export predicts with an exported folder",
-    **dict.fromkeys(("--budget {}m{}", " or --method frozen"), "test_methods: a budget too short for an epoch"),
+    (
+        "The tokenizer is in this folder. `bertworks predict` reads the folder if the model has "
+        "the "
+        "head of a task."
+    ): "test_export predicts with an exported folder",
+    **dict.fromkeys(
+        ("--budget {}m{}", " or --method frozen"), "test_methods: a budget too short for an epoch"
+    ),
     "give --budget or --epochs, not both": "test_methods: a budget and epochs contradict",
     **dict.fromkeys(("--method {}", "another --model"), "test_baselines: what can help"),
-    **dict.fromkeys((
-        "-o ANOTHER-FOLDER, or delete the folder first: each restart would overwrite what is done",
-        "leave --processes out: an estimate needs one process",
-        "leave --processes out: several trainings need one process", "bertworks slurm pretrain SHARDS -o MODEL",
-        "--nodes 2, or --nodes 1:2 if one may be lost or come later", "--rendezvous node1:29500",
-        "on each machine: --nodes 2 --rendezvous node1:29500", "give their number on each machine: --processes 1",
-        "--nodes, --rendezvous and --restarts are for several processes",
-        "--rendezvous with a name that each machine knows, or an IP address",
-    ), "test_launch: what is refused"),
+    **dict.fromkeys(
+        (
+            "-o ANOTHER-FOLDER, or delete the folder first: each restart would overwrite what is "
+            "done",
+            "leave --processes out: an estimate needs one process",
+            "leave --processes out: several trainings need one process",
+            "bertworks slurm pretrain SHARDS -o MODEL",
+            "--nodes 2, or --nodes 1:2 if one may be lost or come later",
+            "--rendezvous node1:29500",
+            "on each machine: --nodes 2 --rendezvous node1:29500",
+            "give their number on each machine: --processes 1",
+            "--nodes, --rendezvous and --restarts are for several processes",
+            "--rendezvous with a name that each machine knows, or an IP address",
+        ),
+        "test_launch: what is refused",
+    ),
     "--device cuda: each process takes one of the GPUs": GPU,
-    "start the same command on each of them, or name fewer: --nodes 1:2": "test_lost_processes starts such machines",
-    "-o FOLDER on a disk that all machines share; the data must be at the same path on each of them":
-        "test_lost_processes: machines with and without",
+    "start the same command on each of them, or name fewer: --nodes 1:2": (
+        "test_lost_processes starts such machines"
+    ),
+    (
+        "-o FOLDER on a disk that all machines share; the data must be at the same path on each of "
+        "them"
+    ): "test_lost_processes: machines with and without",
     "--set {}": "a part of a message, which test_a_setting_that_a_method_does_not_use has",
-    "bertworks evaluate task MODEL-FOLDER test.csv\nbertworks evaluate mlm MODEL-FOLDER held-out.txt":
-        "test_first_hour: examples in the help",
-}  # fmt: skip
+    (
+        "bertworks evaluate task MODEL-FOLDER test.csv\n"
+        "bertworks evaluate mlm MODEL-FOLDER held-out.txt"
+    ): "test_first_hour: examples in the help",
+}
 
-FAST = ("--set", "epochs=1", "--set", "batch_size=8", "--set", "optimizer.learning_rate=2e-3", "--device", "cpu")
+FAST = (
+    "--set",
+    "epochs=1",
+    "--set",
+    "batch_size=8",
+    "--set",
+    "optimizer.learning_rate=2e-3",
+    "--device",
+    "cpu",
+)
 
 
 NOT_TYPED |= {
@@ -182,11 +237,16 @@ def shell(
 
 def test_every_advice_is_followed_by_a_test() -> None:
     """Of the whole code: what a person is to type is typed here, or there is a reason why not."""
-    missing = {text: file for text, file in templates().items() if text not in TESTED and text not in NOT_TYPED}
+    missing = {
+        text: file
+        for text, file in templates().items()
+        if text not in TESTED and text not in NOT_TYPED
+    }
     assert missing == {}
     stale = sorted((set(TESTED) | set(NOT_TYPED)) - set(templates()))
     assert stale == [], "no longer in the code"
-    here = {text for text, names in TESTED.items() if {*names} & {*globals()}}  # others may type them as well
+    # others may type them as well
+    here = {text for text, names in TESTED.items() if {*names} & {*globals()}}
     assert sorted(here & set(NOT_TYPED)) == []
 
 
@@ -202,20 +262,30 @@ def test_every_command_has_its_verb_and_options(capsys: pytest.CaptureFixture[st
             if (verb in VERBS.split("|") or "`bertworks" in template) and template not in NOT_TYPED:
                 seen.add(verb)
                 for option in re.findall(r"(?<!\S)--?[a-z][\w-]*", rest):
-                    assert re.search(rf"(?<!\S){option}(?![\w-])", help_of(verb)), f"{verb} has no {option}"
+                    assert re.search(rf"(?<!\S){option}(?![\w-])", help_of(verb)), (
+                        f"{verb} has no {option}"
+                    )
     assert len(seen) > 6
 
 
 # Raw text: vocab, prepare, pretrain
 
 
-SENTENCE = "the old house stands by the river and the dogs of the town know who built it in the year of the flood"
+SENTENCE = (
+    "the old house stands by the river and the dogs of the town know who built it in the "
+    "year of the flood"
+)
 
 
 def write_text(path: Path, documents: int = 12) -> Path:
     words = SENTENCE.split()
-    lines = [" ".join([*words[n % 7 :], *words[: n % 5]]).capitalize() + "." for n in range(documents * 4)]
-    path.write_text("\n\n".join("\n".join(lines[n : n + 4]) for n in range(0, len(lines), 4)) + "\n")
+    lines = [
+        " ".join([*words[n % 7 :], *words[: n % 5]]).capitalize() + "."
+        for n in range(documents * 4)
+    ]
+    path.write_text(
+        "\n\n".join("\n".join(lines[n : n + 4]) for n in range(0, len(lines), 4)) + "\n"
+    )
     return path
 
 
@@ -251,14 +321,17 @@ def test_no_tokenizer(shell: Shell, text: Path) -> None:
 
 
 @says(
-    "--on local, --on ray or --on ray://HEAD:10001", "--on, --part and --join exclude each other",
-    "--part {}: there is no such part", "of 40 parts, --part 0/40 is the first and --part 39/40 the last",
+    "--on local, --on ray or --on ray://HEAD:10001",
+    "--on, --part and --join exclude each other",
+    "--part {}: there is no such part",
+    "of 40 parts, --part 0/40 is the first and --part 39/40 the last",
     "first each --part, then --join alone",
     "{}: part {} is complete; after all parts: the same command with --join",
-    "run the parts that did not finish again; or make the portions here: --on local instead of --join",
+    "run the parts that did not finish again; or make the portions here: --on local instead of "
+    "--join",
     "use the same version, settings and kind of machine for all; or begin anew: rm -r {}",
     "start it there: ray start --head; set RAY_AUTH_TOKEN to its token; or --on local",
-)  # fmt: skip
+)
 def test_large_jobs(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertworks.text.file_groups._GROUP", 1)
     Path("corpus").mkdir()
@@ -275,7 +348,10 @@ def test_large_jobs(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -
     shell.shows(answer, "first each --part, then --join alone")
     answer = shell.works(*job, "--part", "0/2")
     shell.shows(answer, "{}: part {} is complete; after all parts: the same command with --join")
-    one = "run the parts that did not finish again; or make the portions here: --on local instead of --join"
+    one = (
+        "run the parts that did not finish again; or make the portions here: --on local instead "
+        "of --join"
+    )
     shell.shows(shell.fails(*job, "--join"), one)
     shell.works(*job, "--part", "1/2")
     shell.works(*job, "--join")
@@ -286,12 +362,16 @@ def test_large_jobs(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -
     shutil.rmtree(shlex.split(advice.rpartition("begin anew: ")[2])[2])
     shell.works(*other)
     if importlib.util.find_spec("ray"):
-        head = shell.fails("prepare", "corpus", "--tokenizer", "words", "-o", "far", "--on", "ray://127.0.0.1:9")
+        head = shell.fails(
+            "prepare", "corpus", "--tokenizer", "words", "-o", "far", "--on", "ray://127.0.0.1:9"
+        )
         shell.shows(
             head,
             "start it there: ray start --head; set RAY_AUTH_TOKEN to its token; or --on local",
         )
-    shell.works("prepare", "corpus", "--tokenizer", "words", "-o", "far", "--on", "local", "--workers", "1")
+    shell.works(
+        "prepare", "corpus", "--tokenizer", "words", "-o", "far", "--on", "local", "--workers", "1"
+    )
     assert shards_of("far") == shards_of("out")
 
 
@@ -309,7 +389,9 @@ def test_a_vocabulary_with_the_line_ends_of_windows(shell: Shell, tokenizer: Pat
 @says("give --algorithm bpe --cased; or --special-tokens bert")
 def test_special_tokens_of_roberta(shell: Shell, text: Path) -> None:
     roberta = ("vocab", text, "--size", "400", "--special-tokens", "roberta")
-    shell.shows(shell.fails(*roberta, "-o", "out"), "give --algorithm bpe --cased; or --special-tokens bert")
+    shell.shows(
+        shell.fails(*roberta, "-o", "out"), "give --algorithm bpe --cased; or --special-tokens bert"
+    )
     shell.works(*roberta, "--algorithm", "bpe", "--cased", "-o", "roberta")
     shell.works(*roberta[:-1], "bert", "-o", "bert")
     pieces = [bertworks.Tokenizer.load(Path(name)).tokens[0] for name in ("roberta", "bert")]
@@ -318,16 +400,31 @@ def test_special_tokens_of_roberta(shell: Shell, text: Path) -> None:
 
 @says("-o FOLDER", "--data FOLDER names the folder")
 def test_an_ablation(shell: Shell, text: Path) -> None:
-    tiny = ["hidden_size=16", "num_attention_heads=2", "num_hidden_layers=1", "max_position_embeddings=64"]
+    tiny = [
+        "hidden_size=16",
+        "num_attention_heads=2",
+        "num_hidden_layers=1",
+        "max_position_embeddings=64",
+    ]
     overrides = [f"encoder.{word}" for word in tiny] + [
         "train.phases=[{num_steps=2, batch_size=4, sequence_length=32}]"
     ]
-    lines = ["title = 'T'", "source = 'S'", "[vocabulary]", "size = 200", "[pretrain]", "recipe = 'bert-mini'"]
+    lines = [
+        "title = 'T'",
+        "source = 'S'",
+        "[vocabulary]",
+        "size = 200",
+        "[pretrain]",
+        "recipe = 'bert-mini'",
+    ]
     lines += [f"overrides = {json.dumps(overrides)}"]
     for arm in ("a", "b"):
         lines += ["[[arms]]", f"name = '{arm}'", "pretrain = {overrides = []}"]
     lines += ["[[measures]]", "name = 'reviews'", "title = 'Reviews'", "kind = 'finetuning'"]
-    lines += ["options = {data = '{data}/r.csv', method = 'full', overrides = ['epochs=1', 'max_length=32']}"]
+    lines += [
+        "options = {data = '{data}/r.csv', method = 'full', overrides = ['epochs=1', "
+        "'max_length=32']}"
+    ]
     Path("mine.toml").write_text("\n".join(lines))
     Path("labelled data").mkdir()
     write_reviews(Path("labelled data/r.csv"), 60)
@@ -384,7 +481,9 @@ def test_an_archive(shell: Shell, text: Path, name: str) -> None:
     with tarfile.open(name, "w:gz" if name.endswith(".gz") else "w") as archive:
         archive.add(text)
     answer = shell.fails("vocab", name, "-o", "out", "--size", "200")
-    advice = shell.shows(answer, "`mkdir FOLDER; tar xf FILE -C FOLDER` unpacks it; then name the folder")
+    advice = shell.shows(
+        answer, "`mkdir FOLDER; tar xf FILE -C FOLDER` unpacks it; then name the folder"
+    )
     shell.types(advice, FOLDER="un packed", FILE=name)
     shell.works("vocab", "un packed", "-o", "out", "--size", "200", "--workers", "1")
     shell.works("vocab", text, "-o", "direct", "--size", "200", "--workers", "1")
@@ -395,9 +494,13 @@ def test_an_archive(shell: Shell, text: Path, name: str) -> None:
 @pytest.mark.skipif(not shutil.which("jq"), reason="jq is not installed")
 def test_one_json_array(shell: Shell, text: Path) -> None:
     documents = text.read_text().split("\n\n")
-    Path("array.json").write_text(json.dumps([{"text": document} for document in documents], indent=1))
+    Path("array.json").write_text(
+        json.dumps([{"text": document} for document in documents], indent=1)
+    )
     answer = shell.fails("vocab", "array.json", "-o", "out")
-    advice = shell.shows(answer, "one JSON array, not JSON lines; `jq -c '.[]' FILE > FILE.jsonl` makes them")
+    advice = shell.shows(
+        answer, "one JSON array, not JSON lines; `jq -c '.[]' FILE > FILE.jsonl` makes them"
+    )
     shell.types(advice, FILE="array.json")
     answer = shell.works("vocab", "array.json.jsonl", "-o", "out", "--size", "200")
     assert f"{len(documents)} documents" in answer
@@ -426,11 +529,21 @@ def test_malformed_lines(shell: Shell) -> None:
     assert shell.types(advice) == "{not json\n"
 
 
-IN_ENCODINGS = {"cp1252": "café", "cp932": "日本", "euc-kr": "한국", "gb18030": "中国", "utf-16-le": "日本"}
+IN_ENCODINGS = {
+    "cp1252": "café",
+    "cp932": "日本",
+    "euc-kr": "한국",
+    "gb18030": "中国",
+    "utf-16-le": "日本",
+}
 NO_LANGUAGE = b"a \xa0 \x81 \xd7 \xac b"
 
 
-@says("--encoding {}", "name the encoding: --encoding {}, ...", "name one that Python knows: --encoding {}, utf-16-le")
+@says(
+    "--encoding {}",
+    "name the encoding: --encoding {}, ...",
+    "name one that Python knows: --encoding {}, utf-16-le",
+)
 def test_raw_text_of_another_encoding(shell: Shell) -> None:
     """The encoding that is advised gives the vocabulary of the same text in UTF-8."""
     sentence = "日本語の文章は川のそばの古い家について語る。"
@@ -451,7 +564,10 @@ def test_raw_text_of_another_encoding(shell: Shell) -> None:
 
     Path("odd.txt").write_bytes(b"%s\n" % NO_LANGUAGE * 100)
     answer = shell.fails(*vocab("odd.txt"))
-    named = re.findall(r"[\w-]+", shell.shows(answer, "name the encoding: --encoding {}, ...").split("--encoding ")[1])
+    named = re.findall(
+        r"[\w-]+",
+        shell.shows(answer, "name the encoding: --encoding {}, ...").split("--encoding ")[1],
+    )
     answer = shell.fails(*vocab("old.txt", "--encoding", "utf-9"))
     advice = shell.shows(answer, "name one that Python knows: --encoding {}, utf-16-le")
     assert named == re.findall(r"[\w-]+", advice.split("--encoding ")[1])[:-1]
@@ -467,24 +583,30 @@ def test_raw_text_of_another_encoding(shell: Shell) -> None:
 def pdf(text: str) -> bytes:
     """A file of one page with a line of text."""
     content = f"BT /F 12 Tf 72 720 Td ({text}) Tj ET".encode()
-    parts = [b"<< /Type /Catalog /Pages 2 0 R >>", b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
-             b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 5 0 R"
-             b" /Resources << /Font << /F 4 0 R >> >> >>",
-             b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
-             b"<< /Length %d >>\nstream\n%s\nendstream" % (len(content), content)]  # fmt: skip
+    parts = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 5 0 R"
+        b" /Resources << /Font << /F 4 0 R >> >> >>",
+        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+        b"<< /Length %d >>\nstream\n%s\nendstream" % (len(content), content),
+    ]
     made, places = b"%PDF-1.4\n", []
     for number, part in enumerate(parts, 1):
         places.append(len(made))
         made += b"%d 0 obj\n%s\nendobj\n" % (number, part)
     table = b"".join(b"%010d 00000 n \n" % place for place in places)
-    end = b"xref\n0 6\n0000000000 65535 f \n%strailer\n<< /Size 6 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n"
+    end = b"xref\n0 6\n0000000000 65535 f \n%strailer\n"
+    end += b"<< /Size 6 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n"
     return made + end % (table, len(made))
 
 
 @says("`pdftotext FILE` makes text of it")
 def test_a_pdf(shell: Shell) -> None:
     Path("my paper.pdf").write_bytes(pdf(SENTENCE))
-    advice = shell.shows(shell.fails("vocab", "my paper.pdf", "-o", "out"), "`pdftotext FILE` makes text of it")
+    advice = shell.shows(
+        shell.fails("vocab", "my paper.pdf", "-o", "out"), "`pdftotext FILE` makes text of it"
+    )
     if shutil.which("pdftotext"):  # else only the message is tested
         shell.types(advice, FILE="my paper.pdf")
         assert SENTENCE in Path("my paper.txt").read_text()
@@ -511,7 +633,9 @@ def compressed(suffix: str) -> bytes:
     return {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}[suffix](content)
 
 
-@says("fetch it again (`{} {}` checks it), or leave it out", "gzip -t", "zstd -t", "xz -t", "bzip2 -t")
+@says(
+    "fetch it again (`{} {}` checks it), or leave it out", "gzip -t", "zstd -t", "xz -t", "bzip2 -t"
+)
 def test_a_damaged_file(shell: Shell) -> None:
     for suffix, program in ((".gz", "gzip"), (".zst", "zstd"), (".xz", "xz"), (".bz2", "bzip2")):
         name = f"it's cut.txt{suffix}"
@@ -527,7 +651,8 @@ def test_a_damaged_file(shell: Shell) -> None:
 
 
 DAMAGED_SHARDS = (
-    "copy the folder again; or make it again: repeat the `bertworks prepare` command with --overwrite, or delete this "
+    "copy the folder again; or make it again: repeat the `bertworks prepare` command with "
+    "--overwrite, or delete this "
     "folder within a run and repeat the `bertworks pretrain` command"
 )
 
@@ -547,12 +672,18 @@ def test_shards(shell: Shell, text: Path, tokenizer: Path) -> None:
         return str(error.value.hint)
 
     Path("my shards").mkdir()
-    advice = shell.shows(opening("my shards"), "make them: bertworks prepare TEXT --tokenizer TOKENIZER -o {}")
+    advice = shell.shows(
+        opening("my shards"), "make them: bertworks prepare TEXT --tokenizer TOKENIZER -o {}"
+    )
     shell.types(advice, "--workers", 1, TEXT=text, TOKENIZER=tokenizer)
     assert shards_of("my shards") == 12
     words = [text, "--tokenizer", tokenizer, "--workers", 1]
     whole = Path("my shards/tokens.bin").read_bytes()
-    for name, damage in (("manifest.json", b"{"), ("sentences.npy", b"damaged"), ("tokens.bin", whole[::-1])):
+    for name, damage in (
+        ("manifest.json", b"{"),
+        ("sentences.npy", b"damaged"),
+        ("tokens.bin", whole[::-1]),
+    ):
         (Path("my shards") / name).write_bytes(damage)
         advice = shell.shows(opening("my shards"), DAMAGED_SHARDS)
         again, option = re.search(r"(`bertworks prepare` command) with (--\w+)", advice).groups()  # type: ignore[union-attr]
@@ -589,7 +720,9 @@ def test_shards(shell: Shell, text: Path, tokenizer: Path) -> None:
 def test_damaged_shards_of_a_run(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = [text, *short(), "-o", "run"]
     with monkeypatch.context() as patch:
-        patch.setattr(PretrainingModel, "forward", lambda *_: (_ for _ in ()).throw(BertworksError("stopped")))
+        patch.setattr(
+            PretrainingModel, "forward", lambda *_: (_ for _ in ()).throw(BertworksError("stopped"))
+        )
         shell.fails("pretrain", *words)
     whole = Path("run/shards/tokens.bin").read_bytes()
     Path("run/shards/tokens.bin").write_bytes(whole[::-1])
@@ -600,13 +733,18 @@ def test_damaged_shards_of_a_run(shell: Shell, text: Path, monkeypatch: pytest.M
     assert bertworks.load("run").fill(["the old [MASK]"])[0]
 
 
-@says("`bertworks pretrain {} -o MODEL`", "{} trains on it; `bertworks prepare TEXT TEXT ...` joins corpora")
+@says(
+    "`bertworks pretrain {} -o MODEL`",
+    "{} trains on it; `bertworks prepare TEXT TEXT ...` joins corpora",
+)
 def test_shards_are_no_text(shell: Shell, text: Path, tokenizer: Path) -> None:
     options = ["--tokenizer", tokenizer, "--workers", "1"]
     shell.works("prepare", text, *options, "-o", "my shards")
     answer = shell.fails("prepare", "my shards", *options, "-o", "out")
     shell.types(shell.shows(answer, "`bertworks pretrain {} -o MODEL`"), *short(), MODEL="model")
-    assert len(bertworks.load("model").tokenizer.tokens) == len(bertworks.Tokenizer.load(tokenizer).tokens)
+    assert len(bertworks.load("model").tokenizer.tokens) == len(
+        bertworks.Tokenizer.load(tokenizer).tokens
+    )
     shell.shows(answer, "{} trains on it; `bertworks prepare TEXT TEXT ...` joins corpora")
     other = write_text(Path("other.txt"), 8)
     command = re.search(r"`(bertworks prepare.*?)`", answer)
@@ -616,11 +754,18 @@ def test_shards_are_no_text(shell: Shell, text: Path, tokenizer: Path) -> None:
     assert shards_of("joined") == 20
 
 
-@says("name the text; `bertworks pretrain TEXT --init {}` continues from this model", "move it: `mv {} FOLDER`")
-def test_a_model_or_a_tokenizer_is_no_text(shell: Shell, text: Path, tokenizer: Path, model: Path) -> None:
+@says(
+    "name the text; `bertworks pretrain TEXT --init {}` continues from this model",
+    "move it: `mv {} FOLDER`",
+)
+def test_a_model_or_a_tokenizer_is_no_text(
+    shell: Shell, text: Path, tokenizer: Path, model: Path
+) -> None:
     shutil.copytree(model, "a model")
     answer = shell.fails("prepare", "a model", "--tokenizer", tokenizer, "-o", "out")
-    advice = shell.shows(answer, "name the text; `bertworks pretrain TEXT --init {}` continues from this model")
+    advice = shell.shows(
+        answer, "name the text; `bertworks pretrain TEXT --init {}` continues from this model"
+    )
     shell.types(advice, "-o", "continued", *short(), TEXT=text)
     assert bertworks.load("continued").config == bertworks.load("a model").config
     corpus = Path("corpus")
@@ -638,7 +783,9 @@ def test_a_model_or_a_tokenizer_is_no_text(shell: Shell, text: Path, tokenizer: 
 
 @pytest.fixture
 def classifier(shell: Shell) -> Path:
-    return write_head(Path("my classifier"), task="classification", text=("text",), labels=("neg", "pos"))
+    return write_head(
+        Path("my classifier"), task="classification", text=("text",), labels=("neg", "pos")
+    )
 
 
 def table(name: str, *rows: tuple[Any, ...]) -> Path:
@@ -656,11 +803,16 @@ def about(folder: str | Path) -> dict[str, Any]:
     return dict(json.loads((Path(folder) / "task.json").read_text()))
 
 
-@says("next: bertworks finetune {} -o MODEL-FOLDER", "next: bertworks predict {} new.csv -o scored.csv",
-      "bertworks predict . new.csv -o scored.csv")  # fmt: skip
+@says(
+    "next: bertworks finetune {} -o MODEL-FOLDER",
+    "next: bertworks predict {} new.csv -o scored.csv",
+    "bertworks predict . new.csv -o scored.csv",
+)
 def test_what_comes_next(shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_reviews(Path("my reviews.csv"), 60)
-    answer = shell.works("check", "my reviews.csv", "--model", model, "--text", "text", "--group", "reviewer")
+    answer = shell.works(
+        "check", "my reviews.csv", "--model", model, "--text", "text", "--group", "reviewer"
+    )
     advice = shell.shows(answer, "next: bertworks finetune {} -o MODEL-FOLDER")
     answer = shell.types(advice, *FAST, MODEL_FOLDER="it's a model")
     assert about("it's a model")["labels"] == ["neg", "pos"]
@@ -681,20 +833,34 @@ def test_a_model_without_a_task(shell: Shell, model: Path) -> None:
     shutil.copytree(model, "my model")
     data = write_reviews(Path("my reviews.csv"), 40)
     answer = shell.fails("predict", "my model", data)
-    advice = shell.shows(answer, "fine-tune it: bertworks finetune DATA --model {} -o ANOTHER-FOLDER")
+    advice = shell.shows(
+        answer, "fine-tune it: bertworks finetune DATA --model {} -o ANOTHER-FOLDER"
+    )
     shell.types(advice, *FAST, DATA=data, ANOTHER_FOLDER="an other")
     assert len(shell.works("predict", "an other", data, "-o", "out.csv")) > 0
     assert len(answers("out.csv")) == 40
 
 
-@says("--joint trains one encoder with a head for each", "--mix is for --joint", "--mix 1", "leave out --joint",
-      "--epochs 5", "--set {}=0", "leave out --task", "--task {}",
-      "bertworks predict . new.csv --task {}\n")  # fmt: skip
-def test_one_encoder_for_several_tasks(shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@says(
+    "--joint trains one encoder with a head for each",
+    "--mix is for --joint",
+    "--mix 1",
+    "leave out --joint",
+    "--epochs 5",
+    "--set {}=0",
+    "leave out --task",
+    "--task {}",
+    "bertworks predict . new.csv --task {}\n",
+)
+def test_one_encoder_for_several_tasks(
+    shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("good.csv", "new.csv", "sad.csv"):
         write_reviews(Path(name), 40)
     words: list[object] = ["finetune", "good.csv", "sad.csv", "--model", model, *FAST, "-o", "out"]
-    advice = shell.shows(shell.fails(*words), "--joint trains one encoder with a head for each").split()[0]
+    advice = shell.shows(
+        shell.fails(*words), "--joint trains one encoder with a head for each"
+    ).split()[0]
     shell.shows(shell.fails(*words, "--mix", "2"), "--mix is for --joint")
     mix = shell.shows(shell.fails(*words, advice, "--mix", "-1"), "--mix 1").split()
     answer = shell.fails("finetune", "good.csv", *words[3:], "--joint")
@@ -732,10 +898,15 @@ def test_a_head_with_other_labels(shell: Shell, classifier: Path) -> None:
     assert about("new")["labels"] == ["gut", "schlecht"]
 
 
-@says("name the one with the {} with --{}", "did you mean {option} {}?", "name one of them with {option}",
-      "name them: --text QUESTION --text CONTEXT", "name others: --text, --task",
-      "name another column with --label, or another task with --task",
-      "name them: --text PROMPT --text CHOICE1 --text CHOICE2")  # fmt: skip
+@says(
+    "name the one with the {} with --{}",
+    "did you mean {option} {}?",
+    "name one of them with {option}",
+    "name them: --text QUESTION --text CONTEXT",
+    "name others: --text, --task",
+    "name another column with --label, or another task with --task",
+    "name them: --text PROMPT --text CHOICE1 --text CHOICE2",
+)
 def test_columns(shell: Shell, model: Path) -> None:
     def check(*words: object) -> list[object]:
         return ["check", *words, "--model", model]
@@ -743,27 +914,41 @@ def test_columns(shell: Shell, model: Path) -> None:
     texts = [f"a {word} film of the town {n}" for n, word in enumerate(["good", "bad"] * 20)]
     data = table("a.csv", ("my text", "the mood"), *((text, text.split()[1]) for text in texts))
     answer = shell.fails(*check(data, "--text", "my texd"))
-    option = shell.shows(answer, "did you mean {option} {}?").removeprefix("did you mean ").removesuffix("?")
+    option = (
+        shell.shows(answer, "did you mean {option} {}?")
+        .removeprefix("did you mean ")
+        .removesuffix("?")
+    )
     assert "'my text'" in shell.works(*check(data, *shlex.split(option)))
     answer = shell.fails(*check(data, "--label", "zzzzzz"))
     shell.shows(answer, "name one of them with {option}")
     assert "classification" in shell.works(*check(data, "--label", "the mood"))
 
-    data = table("b.csv", ("text", "since"), *((text, f"20{17 + n % 2}-01-01") for n, text in enumerate(texts)))
+    data = table(
+        "b.csv",
+        ("text", "since"),
+        *((text, f"20{17 + n % 2}-01-01") for n, text in enumerate(texts)),
+    )
     answer = shell.fails(*check(data))  # dates are inferred to be no classes
     option = shell.shows(answer, "name the one with the {} with --{}").split(" with ")[-1]
     assert "'since', 2 different values: 2017-01-01" in shell.works(*check(data, option, "since"))
 
-    data = table("c.csv", ("first", "second", "third", "label"), *((t, t, t, t.split()[1]) for t in texts))
+    data = table(
+        "c.csv", ("first", "second", "third", "label"), *((t, t, t, t.split()[1]) for t in texts)
+    )
     answer = shell.fails(*check(data, "--text", "first", "--text", "second", "--text", "third"))
     shell.shows(answer, "name others: --text, --task")
     shell.works(*check(data, "--text", "first", "--text", "second"))
 
-    data = table("d.csv", ("text", "label"), *((text, f"label {n}") for n, text in enumerate(texts * 10)))
+    data = table(
+        "d.csv", ("text", "label"), *((text, f"label {n}") for n, text in enumerate(texts * 10))
+    )
     answer = shell.fails(*check(data))
     shell.shows(answer, "name another column with --label, or another task with --task")
     data = table(
-        "d.csv", ("text", "label", "mood"), *((t, f"label {n}", t.split()[1]) for n, t in enumerate(texts * 10))
+        "d.csv",
+        ("text", "label", "mood"),
+        *((t, f"label {n}", t.split()[1]) for n, t in enumerate(texts * 10)),
     )
     assert "'mood', 2 different values: bad" in shell.works(*check(data, "--label", "mood"))
 
@@ -773,9 +958,15 @@ def test_columns(shell: Shell, model: Path) -> None:
     assert "question" in shell.works(*check(squad, "--text", "question", "--text", "context"))
 
     data = write_choices(Path("choices.csv"), 40)
-    answer = shell.fails(*check(data, "--task", "choice", "--text", "startphrase", "--label", "label"))
+    answer = shell.fails(
+        *check(data, "--task", "choice", "--text", "startphrase", "--label", "label")
+    )
     shell.shows(answer, "name them: --text PROMPT --text CHOICE1 --text CHOICE2")
-    named = [word for name in ("startphrase", "ending0", "ending1", "ending2") for word in ("--text", name)]
+    named = [
+        word
+        for name in ("startphrase", "ending0", "ending1", "ending2")
+        for word in ("--text", name)
+    ]
     assert "choice" in shell.works(*check(data, "--task", "choice", *named, "--label", "label"))
 
 
@@ -786,10 +977,15 @@ def test_no_column_looks_like_text(shell: Shell) -> None:
     option = shell.shows(answer, "name the one that holds the text with {option}").split()[-1]
     rows = [("a", "b"), *((n, SENTENCE) for n in range(50))]
     shell.works("vocab", table("n.csv", *rows), "-o", "out", "--size", "100", option, "b")
-    assert "river" in " ".join(bertworks.Tokenizer.load(Path("out")).tokens) or Path("out/tokenizer.json").exists()
+    assert (
+        "river" in " ".join(bertworks.Tokenizer.load(Path("out")).tokens)
+        or Path("out/tokenizer.json").exists()
+    )
 
 
-def reviews(name: str = "a.csv", *, header: tuple[str, ...] = ("text", "label"), **more: Any) -> Path:
+def reviews(
+    name: str = "a.csv", *, header: tuple[str, ...] = ("text", "label"), **more: Any
+) -> Path:
     """Rows of a text and a mood. more: for each other column, its value in row n."""
     rows = [
         (f"a {mood} film of the town {n}", mood, *(make(n) for make in more.values()))
@@ -804,8 +1000,11 @@ def learned(answer: str) -> dict[str, str]:
     return dict(reversed([(name, rest) for name, rest in lines]))
 
 
-@says("--encoding {}, or convert the file with iconv", "name its encoding: --encoding {}, ...; or repair the line",
-      "it may be text in {}: --encoding {}")  # fmt: skip
+@says(
+    "--encoding {}, or convert the file with iconv",
+    "name its encoding: --encoding {}, ...; or repair the line",
+    "it may be text in {}: --encoding {}",
+)
 def test_rows_of_another_encoding(shell: Shell, classifier: Path) -> None:
     texts = ["un bon film – café", "la fin était très drôle"]
 
@@ -830,16 +1029,25 @@ def test_rows_of_another_encoding(shell: Shell, classifier: Path) -> None:
     Path("odd.csv").write_bytes(b"text\nrepaired\n")
     assert predicted("odd.csv", []) == ["repaired"]
 
-    Path("wide.csv").write_bytes("\n".join(["text", *texts * 20, ""]).encode("utf-16-le"))  # without a mark
-    option = re.search(r"--.*", shell.shows(shell.fails("predict", classifier, "wide.csv"),
-                                            "it may be text in {}: --encoding {}"))  # fmt: skip
+    # without a mark
+    Path("wide.csv").write_bytes("\n".join(["text", *texts * 20, ""]).encode("utf-16-le"))
+    option = re.search(
+        r"--.*",
+        shell.shows(
+            shell.fails("predict", classifier, "wide.csv"), "it may be text in {}: --encoding {}"
+        ),
+    )
     assert option is not None
     assert predicted("wide.csv", option[0].split()) == texts * 20
 
 
 @says("--header if so, else --no-header")
 def test_a_first_row_in_doubt(shell: Shell, model: Path) -> None:
-    data = table("a.csv", ("Sad dogs", "The town"), *((f"{n} good films", f"no. {n} of men") for n in range(40)))
+    data = table(
+        "a.csv",
+        ("Sad dogs", "The town"),
+        *((f"{n} good films", f"no. {n} of men") for n in range(40)),
+    )
     words = ["embed", model, data, "-o", "v.npy", "--overwrite"]
     answer = shell.fails(*words)
     yes, no = re.findall(r"--[\w-]+", shell.shows(answer, "--header if so, else --no-header"))
@@ -850,8 +1058,12 @@ def test_a_first_row_in_doubt(shell: Shell, model: Path) -> None:
     np.testing.assert_allclose(np.load("v.npy")[1:], with_header, atol=1e-5)
 
 
-@says("--columns word=1,tag=2, counted from 1", "--columns {} names no columns", "--columns word=2,tag=4, from 1",
-      "--columns word=2,tag=4 names those of a CoNLL file, and --text that of a table")  # fmt: skip
+@says(
+    "--columns word=1,tag=2, counted from 1",
+    "--columns {} names no columns",
+    "--columns word=2,tag=4, from 1",
+    "--columns word=2,tag=4 names those of a CoNLL file, and --text that of a table",
+)
 def test_columns_of_conll(shell: Shell, model: Path) -> None:
     tagged = [("the", "O"), ("film", "B-work"), ("was", "O"), ("good", "O")]
     block = "".join(f"{word}\t{tag}\n" for word, tag in tagged)
@@ -876,7 +1088,9 @@ def test_columns_of_conll(shell: Shell, model: Path) -> None:
     option = shell.shows(answer, "--columns word=2,tag=4, from 1").split(", ")[0]
     assert rows("four.conll", option) == [tagged] * 12
     answer = shell.fails(*check("four.conll", "--columns", "word=1,tag=4"))
-    advice = shell.shows(answer, "--columns word=2,tag=4 names those of a CoNLL file, and --text that of a table")
+    advice = shell.shows(
+        answer, "--columns word=2,tag=4 names those of a CoNLL file, and --text that of a table"
+    )
     assert rows("four.conll", advice.split(" names")[0]) == [tagged] * 12
 
     tokens, tags = zip(*tagged, strict=True)
@@ -894,7 +1108,9 @@ def test_one_word_per_row(shell: Shell, model: Path) -> None:
     rows = [(f"Sentence: {n}" if not m else "", *words[m]) for n in range(12) for m in range(4)]
     data = table("ner.csv", ("Sentence #", "Word", "Tag"), *rows)
     answer = shell.fails("check", data, "--model", model)
-    options = shlex.split(shell.shows(answer, "--sentence-column {} --text {} --label {}").split("; or")[0])
+    options = shlex.split(
+        shell.shows(answer, "--sentence-column {} --text {} --label {}").split("; or")[0]
+    )
     assert options[:2] == ["--sentence-column", "Sentence #"]
     found = learned(shell.works("check", data, "--model", model, *options))
     assert found["rows"].startswith("12 in train")
@@ -905,19 +1121,25 @@ def test_one_word_per_row(shell: Shell, model: Path) -> None:
 def test_a_file_with_several_parts(shell: Shell, classifier: Path) -> None:
     rows = {"text": ["good films", "bad dogs", "good men"]}
     parts = {"test": rows, "validation": {"text": ["one film"]}}
-    Path("all.json").write_text(json.dumps({name: [{"text": t} for t in part["text"]] for name, part in parts.items()}))
+    Path("all.json").write_text(
+        json.dumps({name: [{"text": t} for t in part["text"]] for name, part in parts.items()})
+    )
     answer = shell.fails("predict", classifier, "all.json")
     option = shell.shows(answer, "--split {}").split()
     shell.works("predict", classifier, "all.json", *option, "-o", "out.csv")
     assert [row["text"] for row in answers("out.csv")] == parts[option[1]]["text"]
 
 
-@says("write one file for each part: bertworks finetune TRAIN --dev DEV; --label COLUMN uses all rows")
+@says(
+    "write one file for each part: bertworks finetune TRAIN --dev DEV; --label COLUMN uses all rows"
+)
 def test_a_column_that_divides_the_rows(shell: Shell, model: Path) -> None:
     data = reviews(subset=lambda n: "test" if n % 4 == 0 else "train")
     answer = shell.fails("finetune", data, "--model", model, *FAST, "-o", "all")
     advice = shell.shows(
-        answer, "write one file for each part: bertworks finetune TRAIN --dev DEV; --label COLUMN uses all rows"
+        answer,
+        "write one file for each part: bertworks finetune TRAIN --dev DEV; --label COLUMN uses "
+        "all rows",
     )
     parts: dict[str, list[tuple[str, ...]]] = {"train": [], "test": []}
     for row in answers(data):
@@ -925,19 +1147,28 @@ def test_a_column_that_divides_the_rows(shell: Shell, model: Path) -> None:
     for name, rows in parts.items():
         table(f"{name}.csv", ("text", "label"), *rows)
     command = advice.split("part: ")[1].split(";")[0]
-    shell.types(command, "--model", model, *FAST, "-o", "divided", TRAIN="train.csv", DEV="test.csv")
+    shell.types(
+        command, "--model", model, *FAST, "-o", "divided", TRAIN="train.csv", DEV="test.csv"
+    )
     assert about("divided")["labels"] == ["bad", "good"]
     option = re.findall(r"--label COLUMN", advice)[0].replace("COLUMN", "label").split()
     found = learned(shell.works("check", data, "--model", model, *option))
     assert found["rows"].startswith("40 in train")
 
 
-@says('write answers as in SQuAD, or spans as {"start": 0, "end": 5, "type": "person"}; or --label COLUMN')
+@says(
+    'write answers as in SQuAD, or spans as {"start": 0, "end": 5, "type": "person"}; or --label '
+    "COLUMN"
+)
 def test_places_that_are_no_labels(shell: Shell, model: Path) -> None:
-    data = table("a.csv", ("text", "start"), *((f"a good film of the town {n}", n % 7) for n in range(40)))
+    data = table(
+        "a.csv", ("text", "start"), *((f"a good film of the town {n}", n % 7) for n in range(40))
+    )
     answer = shell.fails("check", data, "--model", model)
     advice = shell.shows(
-        answer, 'write answers as in SQuAD, or spans as {"start": 0, "end": 5, "type": "person"}; or --label COLUMN'
+        answer,
+        'write answers as in SQuAD, or spans as {"start": 0, "end": 5, "type": "person"}; or '
+        "--label COLUMN",
     )
     span = json.loads(re.search(r"\{.*\}", advice)[0])  # type: ignore[index]
     rows = [{"text": f"Anna, of the town {n}", "entities": [span]} for n in range(12)]
@@ -946,18 +1177,28 @@ def test_places_that_are_no_labels(shell: Shell, model: Path) -> None:
     found = learned(shell.works("check", write_squad(Path("q.json"), 30), "--model", model))
     assert found["task"].startswith("qa")
     option = re.findall(r"--label COLUMN", advice)[0].replace("COLUMN", "start").split()
-    assert "'start', 7 different values" in learned(shell.works("check", data, "--model", model, *option))["label"]
+    assert (
+        "'start', 7 different values"
+        in learned(shell.works("check", data, "--model", model, *option))["label"]
+    )
 
 
 def flags(name: str = "flags.csv", *, extra: bool = False) -> Path:
     """Texts with a column of 0 and 1 for each label."""
-    rows = [(f"a film {n} of the town", n % 2, int(n % 3 == 0), *["x", "y"][n % 2 : n % 2 + extra]) for n in range(40)]
+    rows = [
+        (f"a film {n} of the town", n % 2, int(n % 3 == 0), *["x", "y"][n % 2 : n % 2 + extra])
+        for n in range(40)
+    ]
     return table(name, ("text", "rude", "loud", *["mood"][:extra]), *rows)
 
 
-@says("--label {}, or another; several columns of 0 and 1: --label {} --label ...",
-      "--label NAME names one; --label-separator and --label-names are for --task multilabel",
-      "leave {} out, or name other columns with --label", "--label {}", "--text {}")  # fmt: skip
+@says(
+    "--label {}, or another; several columns of 0 and 1: --label {} --label ...",
+    "--label NAME names one; --label-separator and --label-names are for --task multilabel",
+    "leave {} out, or name other columns with --label",
+    "--label {}",
+    "--text {}",
+)
 def test_several_columns(shell: Shell, model: Path) -> None:
     data = flags(extra=True)
 
@@ -965,7 +1206,9 @@ def test_several_columns(shell: Shell, model: Path) -> None:
         return ["check", data, "--model", model, *words]
 
     answer = shell.fails(*check())
-    advice = shell.shows(answer, "--label {}, or another; several columns of 0 and 1: --label {} --label ...")
+    advice = shell.shows(
+        answer, "--label {}, or another; several columns of 0 and 1: --label {} --label ..."
+    )
     one = advice.split(", or")[0].split()
     found = learned(shell.works(*check(*one)))
     assert found["task"].startswith("classification")
@@ -977,15 +1220,25 @@ def test_several_columns(shell: Shell, model: Path) -> None:
 
     answer = shell.fails(*check(*several, "--task", "classification"))
     advice = shell.shows(
-        answer, "--label NAME names one; --label-separator and --label-names are for --task multilabel"
+        answer,
+        "--label NAME names one; --label-separator and --label-names are for --task multilabel",
     )
     option = re.findall(r"--label NAME", advice)[0].replace("NAME", "loud").split()
-    assert learned(shell.works(*check(*option, "--task", "classification")))["label"].startswith("'loud'")
+    assert learned(shell.works(*check(*option, "--task", "classification")))["label"].startswith(
+        "'loud'"
+    )
     option = re.findall(r"--task \w+", advice)[0].split()
     shell.works(*check(*several, *option))
     separator, names = re.findall(r"--label-\w+", advice)
-    data = table("b.csv", ("text", "kind"), *((f"a film {n} of the town", ["a+b", "a", "b"][n % 3]) for n in range(30)))
-    assert re.search(r"\ba, b\b", learned(shell.works(*check("--label", "kind", separator, "+", *option)))["label"])
+    data = table(
+        "b.csv",
+        ("text", "kind"),
+        *((f"a film {n} of the town", ["a+b", "a", "b"][n % 3]) for n in range(30)),
+    )
+    assert re.search(
+        r"\ba, b\b",
+        learned(shell.works(*check("--label", "kind", separator, "+", *option)))["label"],
+    )
     data = Path("c.jsonl")
     lists = [{"text": f"a film {n} of the town", "kind": [n % 2, 1 - n % 2]} for n in range(30)]
     data.write_text("".join(json.dumps(row) + "\n" for row in lists))
@@ -999,7 +1252,13 @@ def test_several_columns(shell: Shell, model: Path) -> None:
     found = learned(shell.works(*check(option, "rude", option, "loud")))
     assert "always" not in found["label"]
 
-    write_head(Path("heads"), task="multilabel", text=("text",), label=("rude", "loud"), labels=("rude", "loud"))
+    write_head(
+        Path("heads"),
+        task="multilabel",
+        text=("text",),
+        label=("rude", "loud"),
+        labels=("rude", "loud"),
+    )
     words = ["evaluate", "task", "heads", data]
     answer = shell.fails(*words, "--label", "rude", "--label", "always")
     options = re.search(r"hint: (.*)", answer)
@@ -1009,7 +1268,11 @@ def test_several_columns(shell: Shell, model: Path) -> None:
 
     moods = ["good", "bad"] * 20
     texts = [f"the {mood} film of the old town by the river {n}" for n, mood in enumerate(moods)]
-    data = table("e.csv", ("my first", "my second", "label"), *zip(texts, map(str.upper, texts), moods, strict=True))
+    data = table(
+        "e.csv",
+        ("my first", "my second", "label"),
+        *zip(texts, map(str.upper, texts), moods, strict=True),
+    )
     answer = shell.fails(*check())
     shell.shows(answer, "--text {}")
     one_text, two_texts = re.search(r"hint: (.*), or (.*)", answer).groups()  # type: ignore[union-attr]
@@ -1025,15 +1288,24 @@ def test_labels_that_are_named_0_and_1(shell: Shell, model: Path) -> None:
     words = ["check", "a.jsonl", "--model", model, "--task", "multilabel"]
     answer = shell.fails(*words)
     advice = shell.shows(
-        answer, "lists: --label-names A,B,C; columns: --label A --label B; one label: --task classification"
+        answer,
+        "lists: --label-names A,B,C; columns: --label A --label B; one label: --task "
+        "classification",
     )
     rows = [row | {"label": [n % 2, int(n % 5 == 0), n % 3 % 2]} for n, row in enumerate(rows)]
     Path("a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     option = re.findall(r"--label-names \S+(?=;)", advice)[0].split()
     assert "A, B, C" in learned(shell.works(*words, *option))["label"]
     data = flags()
-    columns = re.findall(r"--label A --label B", advice)[0].replace("A", "rude").replace("B", "loud").split()
-    assert learned(shell.works("check", data, "--model", model, *columns))["task"].startswith("multilabel")
+    columns = (
+        re.findall(r"--label A --label B", advice)[0]
+        .replace("A", "rude")
+        .replace("B", "loud")
+        .split()
+    )
+    assert learned(shell.works("check", data, "--model", model, *columns))["task"].startswith(
+        "multilabel"
+    )
     one = re.findall(r"--task \w+", advice)[0].split()
     found = learned(shell.works("check", data, "--model", model, "--label", "rude", *one))
     assert found["task"].startswith("classification")
@@ -1060,7 +1332,9 @@ def test_few_rows_have_a_text(shell: Shell, model: Path) -> None:
     rows = [(text, f"b{n}", ["pos", "neg"][n % 2]) for n, text in enumerate(texts)]
     data = table("a.csv", ("text", "body", "label"), *rows)
     answer = shell.fails("check", data, "--model", model)
-    advice = shell.shows(answer, "name another column with --text, or leave the other rows out: --text {}")
+    advice = shell.shows(
+        answer, "name another column with --text, or leave the other rows out: --text {}"
+    )
     other, same = re.findall(r"--text(?: \w+)?", advice)
     assert "'body'" in learned(shell.works("check", data, "--model", model, other, "body"))["text"]
     found = learned(shell.works("check", data, "--model", model, *same.split()))
@@ -1081,8 +1355,10 @@ def test_texts_that_are_dates(shell: Shell, model: Path) -> None:
 
 @says("--max-row-bytes {}", "--max-row-bytes {}m")
 def test_a_large_row(shell: Shell, classifier: Path) -> None:
-    for size, given, template in ((3000, ["--max-row-bytes", "2k"], "--max-row-bytes {}"),
-                                  (5 << 18, ["--max-row-bytes", "1m"], "--max-row-bytes {}m")):  # fmt: skip
+    for size, given, template in (
+        (3000, ["--max-row-bytes", "2k"], "--max-row-bytes {}"),
+        (5 << 18, ["--max-row-bytes", "1m"], "--max-row-bytes {}m"),
+    ):
         data = table("a.csv", ("text",), ("a good film",), ("a film " + "x" * size,))
         words = ["predict", classifier, data, "-o", "out.csv", "--overwrite"]
         answer = shell.fails(*words, *given)
@@ -1097,11 +1373,16 @@ def test_texts_that_are_formulas(shell: Shell, classifier: Path) -> None:
     option = shell.shows(answer, "--guard-formulas writes ' before them").split()[0]
     assert answers("out.csv")[0]["text"] == answers(data)[0]["text"]
     assert option not in shell.works("predict", classifier, data, "-o", "safe.csv", option)
-    assert [row["text"] for row in answers("safe.csv")] == ['\'=HYPERLINK("http://a.example")', "a good film"]
+    assert [row["text"] for row in answers("safe.csv")] == [
+        '\'=HYPERLINK("http://a.example")',
+        "a good film",
+    ]
 
 
 @says("-o FILE")
-def test_standard_output_that_is_closed(shell: Shell, classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_output_that_is_closed(
+    shell: Shell, classifier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ["predict", str(classifier), str(reviews())]
     monkeypatch.setattr(sys, "stdout", None)  # as after >&-
     assert main(words) == 1
@@ -1115,9 +1396,12 @@ def test_a_short_key(shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("BERTWORKS_API_KEY", "short")
     answer = shell.fails("serve", model, "--host", "0.0.0.0", "--port", "0")
     command = shell.shows(
-        answer, 'export BERTWORKS_API_KEY="$(python3 -c "import secrets; print(secrets.token_urlsafe())")"'
+        answer,
+        'export BERTWORKS_API_KEY="$(python3 -c "import secrets; print(secrets.token_urlsafe())")"',
     )
-    shown = subprocess.run(f'{command}; printf %s "$BERTWORKS_API_KEY"', shell=True, capture_output=True, text=True)
+    shown = subprocess.run(
+        f'{command}; printf %s "$BERTWORKS_API_KEY"', shell=True, capture_output=True, text=True
+    )
     assert len(shown.stdout) >= 32
     monkeypatch.setenv("BERTWORKS_API_KEY", shown.stdout)
     started = []
@@ -1131,14 +1415,20 @@ def test_rows_that_end_in_carriage_returns(shell: Shell, classifier: Path) -> No
     rows = ["text,mood", *(f'"a good film, {n}",good' for n in range(5))]
     Path("old.csv").write_bytes("\r".join(rows).encode())
     answer = shell.fails("predict", classifier, "old.csv")
-    shell.types(shell.shows(answer, "convert the file: `tr '\\r' '\\n' < OLD > NEW`"), OLD="old.csv", NEW="new.csv")
+    shell.types(
+        shell.shows(answer, "convert the file: `tr '\\r' '\\n' < OLD > NEW`"),
+        OLD="old.csv",
+        NEW="new.csv",
+    )
     shell.works("predict", classifier, "new.csv", "-o", "out.csv")
     assert [row["text"] for row in answers("out.csv")] == [f"a good film, {n}" for n in range(5)]
 
 
 @says("write one name there; or is it --task multilabel?")
 def test_a_list_where_a_label_is_expected(shell: Shell, model: Path) -> None:
-    rows = [{"text": f"a film {n}", "label": "good"} for n in range(30)] + [{"text": "two", "label": ["good", "bad"]}]
+    rows = [{"text": f"a film {n}", "label": "good"} for n in range(30)] + [
+        {"text": "two", "label": ["good", "bad"]}
+    ]
     rows += [{"text": f"a film {n}", "label": "bad"} for n in range(30)]
     Path("d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     answer = shell.fails("check", "d.jsonl", "--model", model, "--task", "classification")
@@ -1163,8 +1453,12 @@ def test_outputs_in_the_way(shell: Shell, classifier: Path) -> None:
 
 @says("name another file, or --text COLUMN")
 def test_no_row_has_a_text(shell: Shell) -> None:
-    classifier = write_head(Path("c"), task="classification", text=("text",), label=("label",), labels=("neg", "pos"))
-    data = table("d.csv", ("text", "body", "label"), *(("", f"a film {n}", "pos") for n in range(5)))
+    classifier = write_head(
+        Path("c"), task="classification", text=("text",), label=("label",), labels=("neg", "pos")
+    )
+    data = table(
+        "d.csv", ("text", "body", "label"), *(("", f"a film {n}", "pos") for n in range(5))
+    )
     answer = shell.fails("evaluate", "task", classifier, data)
     shell.shows(answer, "name another file, or --text COLUMN")
     assert "5 rows" in shell.works("evaluate", "task", classifier, data, "--text", "body")
@@ -1172,7 +1466,9 @@ def test_no_row_has_a_text(shell: Shell) -> None:
 
 @says("{}; or skip all rows without a label: --skip-unlabelled")
 def test_rows_without_a_label(shell: Shell, model: Path) -> None:
-    data = table("d.csv", ("text", "label"), *((f"a film {n}", ("pos", "neg", "")[n % 3]) for n in range(60)))
+    data = table(
+        "d.csv", ("text", "label"), *((f"a film {n}", ("pos", "neg", "")[n % 3]) for n in range(60))
+    )
     answer = shell.fails("check", data, "--model", model)
     advice = shell.shows(answer, "{}; or skip all rows without a label: --skip-unlabelled")
     answer = shell.works("check", data, "--model", model, advice.split()[-1])
@@ -1181,7 +1477,8 @@ def test_rows_without_a_label(shell: Shell, model: Path) -> None:
 
 
 @says(
-    "labels that differ only in case, width or spaces are different classes: {}; if they are one: --join-labels",
+    "labels that differ only in case, width or spaces are different classes: {}; if they are one: "
+    "--join-labels",
     "--join-labels reads it so; ",
 )
 def test_labels_in_two_spellings(shell: Shell, model: Path) -> None:
@@ -1189,19 +1486,27 @@ def test_labels_in_two_spellings(shell: Shell, model: Path) -> None:
     data = table("d.csv", ("text", "label"), *rows)
     answer = shell.works("check", data, "--model", model)
     warning = (
-        "labels that differ only in case, width or spaces are different classes: {}; if they are one: --join-labels"
+        "labels that differ only in case, width or spaces are different classes: {}; if "
+        "they are one: --join-labels"
     )
     shell.shows(answer, warning)
-    assert "2 different values: neg, pos" in shell.works("check", data, "--model", model, "--join-labels")
+    assert "2 different values: neg, pos" in shell.works(
+        "check", data, "--model", model, "--join-labels"
+    )
     train = table("t.csv", ("text", "label"), *((text, label.lower()) for text, label in rows))
     answer = shell.fails("check", train, "--dev", data, "--model", model)
     shell.shows(answer, "--join-labels reads it so; ")
-    assert "60 rows" in shell.works("check", train, "--dev", data, "--model", model, "--join-labels")
+    assert "60 rows" in shell.works(
+        "check", train, "--dev", data, "--model", model, "--join-labels"
+    )
 
 
 @says("--text {}, or another")
 def test_two_columns_of_names_and_no_text(shell: Shell, model: Path) -> None:
-    rows = [(f"Anna{chr(97 + n % 26)}", f"Boris{chr(97 + n // 3)}{chr(97 + n % 26)}", "xy"[n % 2]) for n in range(60)]
+    rows = [
+        (f"Anna{chr(97 + n % 26)}", f"Boris{chr(97 + n // 3)}{chr(97 + n % 26)}", "xy"[n % 2])
+        for n in range(60)
+    ]
     data = table("d.csv", ("given", "other", "label"), *rows)
     answer = shell.fails("check", data, "--model", model)
     shell.shows(answer, "--text {}, or another")
@@ -1212,13 +1517,20 @@ def test_two_columns_of_names_and_no_text(shell: Shell, model: Path) -> None:
 def test_codes_with_leading_zeros(shell: Shell, model: Path) -> None:
     data = table("d.csv", ("text", "label"), *((f"a film {n}", f"{n:04}") for n in range(60)))
     answer = shell.fails("check", data, "--model", model)
-    shell.shows(answer, "if they are numbers: --task regression; else name another column with --label")
-    assert "numbers from 0 to 59" in shell.works("check", data, "--model", model, "--task", "regression")
+    shell.shows(
+        answer, "if they are numbers: --task regression; else name another column with --label"
+    )
+    assert "numbers from 0 to 59" in shell.works(
+        "check", data, "--model", model, "--task", "regression"
+    )
 
 
 @says("; or leave such rows out: --skip-unlabelled")
 def test_rows_without_the_field_of_the_label(shell: Shell, model: Path) -> None:
-    rows = [{"text": f"a film {n}"} | ({"label": ("pos", "neg")[n % 2]} if n % 3 else {}) for n in range(60)]
+    rows = [
+        {"text": f"a film {n}"} | ({"label": ("pos", "neg")[n % 2]} if n % 3 else {})
+        for n in range(60)
+    ]
     Path("d.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     answer = shell.fails("check", "d.jsonl", "--model", model)
     shell.shows(answer, "; or leave such rows out: --skip-unlabelled")
@@ -1229,26 +1541,39 @@ def test_rows_without_the_field_of_the_label(shell: Shell, model: Path) -> None:
 @says("--text {}")
 def test_a_model_of_pairs(shell: Shell) -> None:
     pairs = write_head(Path("pairs"), task="regression", text=("a", "b"))
-    data = table("d.csv", ("text", "title", "body"), *((f"text {n}", f"title {n}", f"body {n}") for n in range(5)))
+    data = table(
+        "d.csv",
+        ("text", "title", "body"),
+        *((f"text {n}", f"title {n}", f"body {n}") for n in range(5)),
+    )
     answer = shell.fails("predict", pairs, data, "--text", "text")
     shell.shows(answer, "--text {}")
     command = re.search(r"(--text FIRST) (--text SECOND)", answer)
     assert command is not None
     shell.works("predict", pairs, data, *"--text title --text body".split(), "-o", "out.csv")
-    expected = bertworks.Predictor(pairs, device="cpu").predict([(f"title {n}", f"body {n}") for n in range(5)])
+    expected = bertworks.Predictor(pairs, device="cpu").predict(
+        [(f"title {n}", f"body {n}") for n in range(5)]
+    )
     found = [float(row["predicted_value"]) for row in answers("out.csv")]
     np.testing.assert_allclose(found, [row["value"] for row in expected], atol=1e-4)
 
 
-SMALLER = "--sample 3000 reads fewer sentences, --layers 0,1 keeps fewer layers; TMPDIR names another disk"
+SMALLER = (
+    "--sample 3000 reads fewer sentences, --layers 0,1 keeps fewer layers; TMPDIR names "
+    "another disk"
+)
 
 
 @says(SMALLER)
-def test_a_disk_too_small_for_hidden_states(shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_too_small_for_hidden_states(
+    shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_treebank(Path("ud"))
     words, free = ["evaluate", "probe", model, "ud", "--epochs", "1", "--rank", "2"], {"big": 10**9}
     monkeypatch.setattr(
-        shutil, "disk_usage", lambda path: SimpleNamespace(free=free.get(Path(path).parent.name, 70_000))
+        shutil,
+        "disk_usage",
+        lambda path: SimpleNamespace(free=free.get(Path(path).parent.name, 70_000)),
     )
     advice = shell.shows(shell.fails(*words), SMALLER)
     sample, layers = (re.search(rf"{option} \S+", advice) for option in ("--sample", "--layers"))
@@ -1263,15 +1588,25 @@ def test_a_disk_too_small_for_hidden_states(shell: Shell, model: Path, monkeypat
     assert list(Path("big").iterdir()) == []
 
 
-@says("fine-tune one: bertworks finetune TRAIN.json --dev DEV.json -o FOLDER", "give --predictions or --model")
+@says(
+    "fine-tune one: bertworks finetune TRAIN.json --dev DEV.json -o FOLDER",
+    "give --predictions or --model",
+)
 def test_a_classifier_answers_no_questions(shell: Shell, classifier: Path, model: Path) -> None:
     train, dev = write_squad(Path("t.json"), 30), write_squad(Path("d.json"), 12)
     shell.shows(shell.fails("evaluate", "squad", "--data", dev), "give --predictions or --model")
     answer = shell.fails("evaluate", "squad", "--data", dev, "--model", classifier)
-    advice = shell.shows(answer, "fine-tune one: bertworks finetune TRAIN.json --dev DEV.json -o FOLDER")
+    advice = shell.shows(
+        answer, "fine-tune one: bertworks finetune TRAIN.json --dev DEV.json -o FOLDER"
+    )
     command = advice.replace("TRAIN.json", str(train)).replace("DEV.json", str(dev))
     shell.types(command, "--model", model, *FAST, FOLDER="qa model")
-    assert _json(shell.works("evaluate", "squad", "--data", dev, "--model", "qa model", "--json"))["total"] == 12
+    assert (
+        _json(shell.works("evaluate", "squad", "--data", dev, "--model", "qa model", "--json"))[
+            "total"
+        ]
+        == 12
+    )
     Path("answers.json").write_text(json.dumps({f"q{n}": "" for n in range(12)}))
     shell.works("evaluate", "squad", "--data", dev, "--predictions", "answers.json")
 
@@ -1292,7 +1627,9 @@ def _json(answer: str) -> dict[str, Any]:
         ("choice", 1, "left"),
     ],
 )
-def test_labels_as_the_message_writes_them(task: str, label: Any, wrong: Any, shell: Shell, model: Path) -> None:
+def test_labels_as_the_message_writes_them(
+    task: str, label: Any, wrong: Any, shell: Shell, model: Path
+) -> None:
     """A label of another form is refused, and the form in the message is read."""
     special: dict[str, dict[str, Any]] = {
         "qa": {"question": "what ?", "context": "a film in 1968 it is 1968"},
@@ -1300,10 +1637,14 @@ def test_labels_as_the_message_writes_them(task: str, label: Any, wrong: Any, sh
         "choice": {"prompt": "a", "choice1": "good film", "choice2": "bad film"},
     }
     texts = special.get(task, {"text": "a film of men"})
-    named = [word for name in texts for word in ("--text", name)] + (["--label", "label"] if task != "spans" else [])
+    named = [word for name in texts for word in ("--text", name)] + (
+        ["--label", "label"] if task != "spans" else []
+    )
 
     def check(last: Any) -> list[object]:
-        rows = [{**texts, "label": label if n % 2 or task != "regression" else 2.5} for n in range(40)]
+        rows = [
+            {**texts, "label": label if n % 2 or task != "regression" else 2.5} for n in range(40)
+        ]
         rows[0] |= {"choice": {"label": 0}, "multilabel": {"label": ["bad"]}}.get(task, {})
         rows.append({**texts, "label": last})
         for n, row in enumerate(rows):
@@ -1320,12 +1661,25 @@ def test_labels_as_the_message_writes_them(task: str, label: Any, wrong: Any, sh
         assert len(_json(shell.works(*check(meant), "--json"))) > 3
 
 
-@says('bertworks generate {} "a text"', 'bertworks fill {} "a text with {}"', "add --temperature 1, or leave them out",
-      "generate([text])[0]", "generate(model, [text])", "leave --text out", "leave --within-word out")  # fmt: skip
+@says(
+    'bertworks generate {} "a text"',
+    'bertworks fill {} "a text with {}"',
+    "add --temperature 1, or leave them out",
+    "generate([text])[0]",
+    "generate(model, [text])",
+    "leave --text out",
+    "leave --within-word out",
+)
 def test_models_of_the_other_direction(shell: Shell, model: Path) -> None:
     write_gpt2(Path("gpt 2"))
-    shell.types(shell.shows(shell.fails("fill", "gpt 2", "a [MASK]"), 'bertworks generate {} "a text"'))
-    shell.types(shell.shows(shell.fails("generate", str(model), "a text"), 'bertworks fill {} "a text with {}"'))
+    shell.types(
+        shell.shows(shell.fails("fill", "gpt 2", "a [MASK]"), 'bertworks generate {} "a text"')
+    )
+    shell.types(
+        shell.shows(
+            shell.fails("generate", str(model), "a text"), 'bertworks fill {} "a text with {}"'
+        )
+    )
     words = ["generate", "gpt 2", "a text", "--top-k", "3"]
     shell.shows(shell.fails(*words), "add --temperature 1, or leave them out")
     shell.works(*words, "--temperature", "1")
@@ -1335,21 +1689,27 @@ def test_models_of_the_other_direction(shell: Shell, model: Path) -> None:
     shell.works("score", "gpt 2", "a text")
     loaded, text = bertworks.load("gpt 2"), "a text"
     for template, owner, arguments in (
-        ("generate([text])[0]", loaded, (text,)), ("generate(model, [text])", bertworks, ("gpt 2", text)),
-    ):  # fmt: skip
+        ("generate([text])[0]", loaded, (text,)),
+        ("generate(model, [text])", bertworks, ("gpt 2", text)),
+    ):
         with pytest.raises(BertworksError) as error:
             list(owner.generate(*arguments))
         call = shell.shows(error.value.hint, template)
         assert eval(f"list(owner.{call})", {"owner": owner, "text": text, "model": "gpt 2"})
 
 
-@says("{} of the model has {}: not used without --sampling model", "leave --sampling out, or the others",
-      "leave --sampling out, and choose --temperature, --top-k and --top-p")  # fmt: skip
+@says(
+    "{} of the model has {}: not used without --sampling model",
+    "leave --sampling out, or the others",
+    "leave --sampling out, and choose --temperature, --top-k and --top-p",
+)
 def test_the_sampling_of_a_model(shell: Shell) -> None:
     write_gpt2(Path("gpt 2"))
     file, words = Path("gpt 2/generation_config.json"), ["generate", "gpt 2", "a text"]
     file.write_text('{"do_sample": true, "top_k": 3}')
-    note = shell.shows(shell.works(*words), "{} of the model has {}: not used without --sampling model")
+    note = shell.shows(
+        shell.works(*words), "{} of the model has {}: not used without --sampling model"
+    )
     option = note.split()[-2:]
     shell.works(*words, *option)
     answer = shell.fails(*words, *option, "--temperature", "1")
@@ -1361,29 +1721,51 @@ def test_the_sampling_of_a_model(shell: Shell) -> None:
     shell.works(*words, "--temperature", "1", "--top-k", "40", "--top-p", "0.9")
 
 
-@says("fine-tune it: bertworks.finetune(DATA, model=...)", "fill([text])[0]", "score([text])[0]",
-      "embed([text])[0]", "predict([text])[0]", "embed(model, [text])[0]", "fill(model, [text])",
-      "score(model, [text])",
-      "add([text])", "add([text], [id])", "delete([id])")  # fmt: skip
+@says(
+    "fine-tune it: bertworks.finetune(DATA, model=...)",
+    "fill([text])[0]",
+    "score([text])[0]",
+    "embed([text])[0]",
+    "predict([text])[0]",
+    "embed(model, [text])[0]",
+    "fill(model, [text])",
+    "score(model, [text])",
+    "add([text])",
+    "add([text], [id])",
+    "delete([id])",
+)
 def test_advice_for_python(shell: Shell, model: Path, classifier: Path) -> None:
     """What a program is to call instead: one text is no list."""
     loaded, text = bertworks.load(model), "the [MASK] film"
     with pytest.raises(BertworksError) as error:
         loaded.predict([text])
     advice = shell.shows(error.value, "fine-tune it: bertworks.finetune(DATA, model=...)")
-    call = advice.removeprefix("fine-tune it: ").replace("DATA", "data").replace("...", "model, overrides=FAST[1:6:2]")
-    made = eval(call, {"bertworks": bertworks, "data": write_reviews(Path("r.csv"), 40), "model": model, "FAST": FAST})
+    call = (
+        advice.removeprefix("fine-tune it: ")
+        .replace("DATA", "data")
+        .replace("...", "model, overrides=FAST[1:6:2]")
+    )
+    made = eval(
+        call,
+        {
+            "bertworks": bertworks,
+            "data": write_reviews(Path("r.csv"), 40),
+            "model": model,
+            "FAST": FAST,
+        },
+    )
     assert made.predict(["a good film"])[0]["label"] in ("neg", "pos")
 
     index = bertworks.Index.create("index", model, device="cpu")
     index.add(["a film"], ["1"])
     owners: list[tuple[str, Any, str]] = [
-        ("embed([text])[0]", loaded, "embed"), ("fill([text])[0]", loaded, "fill"),
+        ("embed([text])[0]", loaded, "embed"),
+        ("fill([text])[0]", loaded, "fill"),
         ("score([text])[0]", loaded, "score"),
         ("embed([text])[0]", Embedder(model, device="cpu"), "embed"),
         ("predict([text])[0]", bertworks.Predictor(classifier, device="cpu"), "predict"),
         ("add([text])", index, "add"),
-    ]  # fmt: skip
+    ]
     for template, owner, method in owners:
         with pytest.raises(BertworksError) as error:
             getattr(owner, method)(text)
@@ -1393,11 +1775,18 @@ def test_advice_for_python(shell: Shell, model: Path, classifier: Path) -> None:
     assert len(index) == 2
     with pytest.raises(BertworksError) as error:
         index.add(["b"], "1")
-    assert eval(f"index.{shell.shows(error.value.hint, 'add([text], [id])')}", {"index": index, "text": "b", "id": "1"})
+    assert eval(
+        f"index.{shell.shows(error.value.hint, 'add([text], [id])')}",
+        {"index": index, "text": "b", "id": "1"},
+    )
     predictor = bertworks.Predictor(classifier, device="cpu")
     with pytest.raises(BertworksError) as error:
         predictor.score(["a good film"], "pos")
-    names = {"predictor": predictor, "text": "a good film", "label": predictor.predict(["a good film"])[0]["label"]}
+    names = {
+        "predictor": predictor,
+        "text": "a good film",
+        "label": predictor.predict(["a good film"])[0]["label"],
+    }
     assert eval(f"predictor.{error.value.hint}", names) == 1.0
     for name in ("fill", "score"):
         with pytest.raises(BertworksError) as error:
@@ -1406,7 +1795,10 @@ def test_advice_for_python(shell: Shell, model: Path, classifier: Path) -> None:
         assert len(list(eval(call, {"bertworks": bertworks, "model": model, "text": text}))) == 1
     with pytest.raises(BertworksError) as error:
         index.delete("1")
-    assert eval(f"index.{shell.shows(error.value.hint, 'delete([id])')}", {"index": index, "id": "1"}) == 1
+    assert (
+        eval(f"index.{shell.shows(error.value.hint, 'delete([id])')}", {"index": index, "id": "1"})
+        == 1
+    )
     with pytest.raises(BertworksError) as error:
         bertworks.embed(model, text)
     call = f"bertworks.{shell.shows(error.value.hint, 'embed(model, [text])[0]')}"
@@ -1420,7 +1812,15 @@ def test_advice_for_python(shell: Shell, model: Path, classifier: Path) -> None:
 @pytest.fixture
 def training(shell: Shell, model: Path) -> list[object]:
     """A fine-tuning that takes a moment, without its output."""
-    return ["finetune", write_reviews(Path("r.csv"), 40), "--model", model, "--method", "full", *FAST]
+    return [
+        "finetune",
+        write_reviews(Path("r.csv"), 40),
+        "--model",
+        model,
+        "--method",
+        "full",
+        *FAST,
+    ]
 
 
 def seed_of(folder: str) -> int | None:
@@ -1432,9 +1832,12 @@ def weights(folder: str) -> bytes:
 
 
 @pytest.mark.slow
-@says("-o ANOTHER-FOLDER keeps both; --overwrite deletes the present run", "-o ANOTHER-FOLDER, or empty this one",
-      "-o ANOTHER-FOLDER; or --overwrite, which deletes the run that is there",
-      "wait for it, stop it, or choose another folder with -o")  # fmt: skip
+@says(
+    "-o ANOTHER-FOLDER keeps both; --overwrite deletes the present run",
+    "-o ANOTHER-FOLDER, or empty this one",
+    "-o ANOTHER-FOLDER; or --overwrite, which deletes the run that is there",
+    "wait for it, stop it, or choose another folder with -o",
+)
 def test_run_folders(shell: Shell, training: list[object]) -> None:
     shell.works(*training, "-o", "run")
     before = weights("run")
@@ -1467,21 +1870,34 @@ def test_run_folders(shell: Shell, training: list[object]) -> None:
 
 
 @says('bertworks generate {} "This is the"', 'bertworks generate {} "{}"')
-def test_a_new_model_continues_texts(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = ("hidden_size=16", "num_hidden_layers=1", "num_attention_heads=2", "max_position_embeddings=64")
+def test_a_new_model_continues_texts(
+    shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = (
+        "hidden_size=16",
+        "num_hidden_layers=1",
+        "num_attention_heads=2",
+        "max_position_embeddings=64",
+    )
     phases = "train.phases=[{num_steps=2,batch_size=2,sequence_length=32}]"
     sets = [word for size in sizes for word in ("--set", f"encoder.{size}")]
     sets += ["--set", phases, "--set", "vocabulary.size=400", "--set", "train.held_out_sequences=4"]
-    answer = shell.works("pretrain", text, "--recipe", "gpt2", "--device", "cpu", "-o", "a new gpt", *sets)
+    answer = shell.works(
+        "pretrain", text, "--recipe", "gpt2", "--device", "cpu", "-o", "a new gpt", *sets
+    )
     assert "This is the" in shell.types(shell.shows(answer, 'bertworks generate {} "This is the"'))
     monkeypatch.chdir("a new gpt")
-    assert "France is" in shell.types(shell.shows(Path("README.md").read_text(), 'bertworks generate {} "{}"'))
+    assert "France is" in shell.types(
+        shell.shows(Path("README.md").read_text(), 'bertworks generate {} "{}"')
+    )
 
 
-@says("put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again",
-      "put the old one back; or start another run: --recipe COPY.toml -o ANOTHER-FOLDER",
-      'bertworks fill {} "{}"',
-      'bertworks fill {} "This is the {}."')  # fmt: skip
+@says(
+    "put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again",
+    "put the old one back; or start another run: --recipe COPY.toml -o ANOTHER-FOLDER",
+    'bertworks fill {} "{}"',
+    'bertworks fill {} "This is the {}."',
+)
 def test_the_files_of_a_run(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["pretrain", text, *short()]
     answer = shell.works(*words, "-o", "a run")
@@ -1490,16 +1906,23 @@ def test_the_files_of_a_run(shell: Shell, text: Path, monkeypatch: pytest.Monkey
     before, recipe = weights("a run"), Path("a run/recipe.toml").read_text()
     Path("a run/recipe.toml").write_text(recipe.replace("num_steps = 3", "num_steps = 4"))
     answer = shell.fails(*words, "-o", "a run")
-    shell.shows(answer, "put the old one back; or start another run: --recipe COPY.toml -o ANOTHER-FOLDER")
+    shell.shows(
+        answer, "put the old one back; or start another run: --recipe COPY.toml -o ANOTHER-FOLDER"
+    )
     Path("a run/recipe.toml").rename("COPY.toml")
-    assert "4 steps" in shell.works("pretrain", text, "--device", "cpu", "--recipe", "COPY.toml", "-o", "longer")
+    assert "4 steps" in shell.works(
+        "pretrain", text, "--device", "cpu", "--recipe", "COPY.toml", "-o", "longer"
+    )
     Path("a run/recipe.toml").write_text(recipe)
     shell.works(*words, "-o", "a run")
     assert weights("a run") == before
 
     shutil.rmtree("a run/checkpoints")
     answer = shell.fails(*words, "-o", "a run")
-    shell.shows(answer, "put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again")
+    shell.shows(
+        answer,
+        "put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again",
+    )
     shell.works(*words, "-o", "another")
     assert weights("a run") == weights("another") == before
     shell.works(*words, "-o", "a run", "--overwrite")
@@ -1510,8 +1933,12 @@ def test_the_files_of_a_run(shell: Shell, text: Path, monkeypatch: pytest.Monkey
     assert answer.count("%") == 5
 
 
-@says("-o ANOTHER-FOLDER", "-o A-FOLDER-ELSEWHERE", "choose another folder with -o",
-      "free space on that disk and make the folder writable, or choose another folder with -o")  # fmt: skip
+@says(
+    "-o ANOTHER-FOLDER",
+    "-o A-FOLDER-ELSEWHERE",
+    "choose another folder with -o",
+    "free space on that disk and make the folder writable, or choose another folder with -o",
+)
 def test_output_folders(shell: Shell, tokenizer: Path, training: list[object]) -> None:
     Path("corpus").mkdir()
     write_text(Path("corpus/t.txt"))
@@ -1524,27 +1951,46 @@ def test_output_folders(shell: Shell, tokenizer: Path, training: list[object]) -
     assert shards_of("else where") == 12
     assert [path.name for path in Path("corpus").iterdir()] == ["t.txt"]
     answer = shell.fails(*training, "-o", "/proc/nothing")
-    shell.shows(answer, "free space on that disk and make the folder writable, or choose another folder with -o")
+    shell.shows(
+        answer,
+        "free space on that disk and make the folder writable, or choose another folder with -o",
+    )
     shell.works(*training, "-o", "run")
 
 
 @pytest.mark.slow
-@says("leave torchrun out; or type one command for each: --seed 1 -o FOLDER-1",
-      "use --seeds: it gives mean and interval")  # fmt: skip
-def test_several_trainings(shell: Shell, training: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+@says(
+    "leave torchrun out; or type one command for each: --seed 1 -o FOLDER-1",
+    "use --seeds: it gives mean and interval",
+)
+def test_several_trainings(
+    shell: Shell, training: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     answer = shell.fails(*training, "--seeds", "2", "-o", "out")
-    advice = shell.shows(answer, "leave torchrun out; or type one command for each: --seed 1 -o FOLDER-1")
+    advice = shell.shows(
+        answer, "leave torchrun out; or type one command for each: --seed 1 -o FOLDER-1"
+    )
     monkeypatch.delenv("WORLD_SIZE")
     shell.works(*training, *advice.split(": ")[1].split())
     assert seed_of("FOLDER-1") == 1
-    shell.shows(shell.fails(*training, "--sweep", "seed=1,2", "-o", "out"), "use --seeds: it gives mean and interval")
-    assert re.search(r"accuracy [\d.]+% \([\d.]+ to [\d.]+%\)", shell.works(*training, "--seeds", "2", "-o", "out"))
+    shell.shows(
+        shell.fails(*training, "--sweep", "seed=1,2", "-o", "out"),
+        "use --seeds: it gives mean and interval",
+    )
+    assert re.search(
+        r"accuracy [\d.]+% \([\d.]+ to [\d.]+%\)",
+        shell.works(*training, "--seeds", "2", "-o", "out"),
+    )
 
 
 @pytest.mark.slow
-@says("name the other file alone: bertworks finetune {} --folds {} ...", "--dev FILE",
-      "name the files: bertworks finetune TRAIN-FILE --dev DEV-FILE ...", "--folds {}, or fewer")  # fmt: skip
+@says(
+    "name the other file alone: bertworks finetune {} --folds {} ...",
+    "--dev FILE",
+    "name the files: bertworks finetune TRAIN-FILE --dev DEV-FILE ...",
+    "--folds {}, or fewer",
+)
 def test_train_and_dev(shell: Shell, model: Path) -> None:
     options = ["--model", str(model), *FAST]
     folder = Path("it's data")
@@ -1562,8 +2008,12 @@ def test_train_and_dev(shell: Shell, model: Path) -> None:
     (folder / "train2.csv").rename(folder / "train-2.csv")
     answer = shell.fails("finetune", folder, *options, "-o", "out")
     advice = shell.shows(answer, "name the files: bertworks finetune TRAIN-FILE --dev DEV-FILE ...")
-    shell.types(advice, rest=shlex.join([*options, "-o", "named"]), TRAIN_FILE=folder / "train-2.csv",
-                DEV_FILE=folder / "dev.csv")  # fmt: skip
+    shell.types(
+        advice,
+        rest=shlex.join([*options, "-o", "named"]),
+        TRAIN_FILE=folder / "train-2.csv",
+        DEV_FILE=folder / "dev.csv",
+    )
     assert about("named")["labels"] == ["neg", "pos"]
 
     more = table("more.csv", ("text", "score"), ("a good film", 2.5), ("a bad film", 0.5))
@@ -1571,56 +2021,101 @@ def test_train_and_dev(shell: Shell, model: Path) -> None:
     advice = shell.shows(answer, "--folds {}, or fewer").removesuffix(", or fewer")
     shell.works("finetune", more, *options, *advice.split(), "-o", "fewer")
 
-    one = table("one.csv", ("text", "author", "score"), *((f"a film {n}", "me", n) for n in range(5)))
+    one = table(
+        "one.csv", ("text", "author", "score"), *((f"a film {n}", "me", n) for n in range(5))
+    )
     words = ["finetune", one, *options, "--label", "score", "--text", "text", "--group", "author"]
     shell.shows(shell.fails(*words, "--folds", 3, "-o", "out"), "--dev FILE")
     shell.shows(shell.fails(*words, "-o", "out"), "--dev FILE")
-    shell.works(*words, "--dev", table("dev.csv", ("text", "author", "score"), ("a film", "me", 1)), "-o", "with dev")
+    shell.works(
+        *words,
+        "--dev",
+        table("dev.csv", ("text", "author", "score"), ("a film", "me", 1)),
+        "-o",
+        "with dev",
+    )
 
 
 @pytest.mark.slow
-@says("separate documents by -DOCSTART- lines, or name their column: --group COLUMN; or leave it out",
-      "--group {} keeps each document on one side")  # fmt: skip
+@says(
+    "separate documents by -DOCSTART- lines, or name their column: --group COLUMN; or leave it out",
+    "--group {} keeps each document on one side",
+)
 def test_documents(shell: Shell, model: Path) -> None:
     data = write_conll(Path("it's tagged.conll"), 40)
     words = ["--model", str(model), *FAST]
     context = ["--set", "document_context=true"]
     answer = shell.fails("finetune", data, *words, *context, "-o", "out")
-    shell.shows(answer, "separate documents by -DOCSTART- lines, or name their column: --group COLUMN; or leave it out")
+    shell.shows(
+        answer,
+        "separate documents by -DOCSTART- lines, or name their column: --group COLUMN; or leave "
+        "it out",
+    )
     shell.works("finetune", data, *words, "-o", "left out")
     sentences = data.read_text().strip().split("\n\n")
-    parts = ["\n\n".join(["-DOCSTART-\tO", *sentences[n : n + 5]]) for n in range(0, len(sentences), 5)]
+    parts = [
+        "\n\n".join(["-DOCSTART-\tO", *sentences[n : n + 5]]) for n in range(0, len(sentences), 5)
+    ]
     data.write_text("\n\n".join(parts) + "\n")
     shell.works("finetune", data, *words, *context, "-o", "with documents")
     answer = shell.works("finetune", data, *words, "-o", "split")
-    option = re.search(r"--group \S+", shell.shows(answer, "--group {} keeps each document on one side"))
+    option = re.search(
+        r"--group \S+", shell.shows(answer, "--group {} keeps each document on one side")
+    )
     assert option is not None
     answer = shell.works("finetune", data, *words, "-o", "grouped", *shlex.split(option[0]))
     assert "documents are in train and in dev" not in answer
 
 
-@says("{} is {} times as frequent as {}: always predicting {} is right in {}; look at macro F1, and try "
-      "--set class_weights=balanced",
-      "the model's vocabulary does not fit these texts ({} tokens per word, {} unknown): name a model for their "
-      "language with --model")  # fmt: skip
+@says(
+    "{} is {} times as frequent as {}: always predicting {} is right in {}; look at macro F1, and "
+    "try "
+    "--set class_weights=balanced",
+    "the model's vocabulary does not fit these texts ({} tokens per word, {} unknown): name a "
+    "model for their "
+    "language with --model",
+)
 def test_warnings_about_data(shell: Shell, model: Path) -> None:
-    rows = [("text", "label"), *((f"ein Zug fährt {n}", "ja" if n % 9 else "nein") for n in range(90))]
+    rows = [
+        ("text", "label"),
+        *((f"ein Zug fährt {n}", "ja" if n % 9 else "nein") for n in range(90)),
+    ]
     data = table("d.csv", *rows)
     answer = shell.works("check", data, "--model", model)
     text = next(template for template in templates() if template.endswith("class_weights=balanced"))
     advice = shell.shows(answer, text)
-    shell.works("finetune", data, "--model", model, *FAST, *advice.split(" try ")[1].split(), "-o", "balanced")
+    shell.works(
+        "finetune",
+        data,
+        "--model",
+        model,
+        *FAST,
+        *advice.split(" try ")[1].split(),
+        "-o",
+        "balanced",
+    )
     assert 'class_weights = "balanced"' in Path("balanced/recipe.toml").read_text()
-    text = next(template for template in templates() if template.startswith("the model's vocabulary does not fit"))
+    text = next(
+        template
+        for template in templates()
+        if template.startswith("the model's vocabulary does not fit")
+    )
     shell.shows(answer, text)
     write_german(Path("german"), [row[0] for row in rows])
     assert "does not fit these texts" not in shell.works("check", data, "--model", "german")
 
 
-@says("the model reads {} as {}: it drops marks that are letters in this language; name a model for it with --model")
+@says(
+    "the model reads {} as {}: it drops marks that are letters in this language; name a model for "
+    "it with --model"
+)
 def test_a_model_that_drops_vowel_signs(shell: Shell) -> None:
     sentence = "\u0939\u093f\u0928\u094d\u0926\u0940 \u0906\u091c"
-    data = table("d.csv", ("text", "label"), *((f"{sentence} {n}", "ja" if n % 2 else "nein") for n in range(90)))
+    data = table(
+        "d.csv",
+        ("text", "label"),
+        *((f"{sentence} {n}", "ja" if n % 2 else "nein") for n in range(90)),
+    )
     texts = [f"{sentence} {' '.join(map(str, range(90)))}"]
     write_german(Path("stripping"), texts, strip_accents=True)
     text = next(template for template in templates() if "drops marks that are letters" in template)
@@ -1629,13 +2124,23 @@ def test_a_model_that_drops_vowel_signs(shell: Shell) -> None:
     assert "drops marks" not in shell.works("check", data, "--model", "keeping")
 
 
-@says("{}: words that are too long, or have characters that the vocabulary lacks; --algorithm bpe has no unknown "
-      "tokens")  # fmt: skip
+@says(
+    "{}: words that are too long, or have characters that the vocabulary lacks; --algorithm bpe "
+    "has no unknown "
+    "tokens"
+)
 def test_a_vocabulary_that_lacks_words(shell: Shell) -> None:
     Path("t.txt").write_text("\n\n".join([f"the cat sat on {'abc' * 40}"] * 40))
     answer = shell.works("vocab", "t.txt", "-o", "words", "--size", "300")
-    shell.shows(answer, next(template for template in templates() if template.endswith("bpe has no unknown tokens")))
-    assert "[UNK]:" not in shell.works("vocab", "t.txt", "-o", "bytes", "--size", "300", "--algorithm", "bpe")
+    shell.shows(
+        answer,
+        next(
+            template for template in templates() if template.endswith("bpe has no unknown tokens")
+        ),
+    )
+    assert "[UNK]:" not in shell.works(
+        "vocab", "t.txt", "-o", "bytes", "--size", "300", "--algorithm", "bpe"
+    )
 
 
 def write_german(folder: Path, texts: list[Any], strip_accents: bool | None = None) -> None:
@@ -1643,7 +2148,11 @@ def write_german(folder: Path, texts: list[Any], strip_accents: bool | None = No
     settings = bertworks.VocabularyConfig(size=300, strip_accents=strip_accents)
     t, _ = train_vocabulary([" ".join(map(str, texts))] * 5, settings)
     config = EncoderConfig(
-        vocab_size=t.vocab_size, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=64
+        vocab_size=t.vocab_size,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=64,
     )
     torch.manual_seed(0)
     save_model(folder, PretrainingModel(config).state_dict(), config, t, card="tiny")
@@ -1658,23 +2167,42 @@ def copy_of(model: Path, name: str) -> Path:
 
 @says("name it: --teacher MODEL", "--recipe distilbert")
 def test_a_teacher(shell: Shell, text: Path, model: Path) -> None:
-    words = ["pretrain", text, "-o", "out", "--device", "cpu", "--set", "encoder.num_hidden_layers=1"]
-    words += [word for size in ("num_steps=2", "batch_size=8", "sequence_length=32")
-              for word in ("--set", f"train.phases.0.{size}")]  # fmt: skip
-    shell.shows(shell.fails(*words, "--recipe", "bert-tiny", "--teacher", model), "--recipe distilbert")
+    words = [
+        "pretrain",
+        text,
+        "-o",
+        "out",
+        "--device",
+        "cpu",
+        "--set",
+        "encoder.num_hidden_layers=1",
+    ]
+    words += [
+        word
+        for size in ("num_steps=2", "batch_size=8", "sequence_length=32")
+        for word in ("--set", f"train.phases.0.{size}")
+    ]
+    shell.shows(
+        shell.fails(*words, "--recipe", "bert-tiny", "--teacher", model), "--recipe distilbert"
+    )
     shell.shows(shell.fails(*words, "--recipe", "distilbert"), "name it: --teacher MODEL")
     shell.works(*words, "--recipe", "distilbert", "--teacher", model)
     assert (Path("out") / "model.safetensors").exists()
 
 
-FINETUNED_TEACHER = "fine-tune a teacher from the same model: bertworks finetune DATA --method full -o TEACHER"
+FINETUNED_TEACHER = (
+    "fine-tune a teacher from the same model: bertworks finetune DATA --method full -o TEACHER"
+)
 
 
 @says(
-    "leave out --teacher", "leave out --teacher; or --method full", FINETUNED_TEACHER,
+    "leave out --teacher",
+    "leave out --teacher; or --method full",
+    FINETUNED_TEACHER,
     "--layers {}: expected a number from 1 to {}, the layers of the model",
-    "--teacher is not available for {}: expected {}", "the method {} does not use --teacher",
-)  # fmt: skip
+    "--teacher is not available for {}: expected {}",
+    "the method {} does not use --teacher",
+)
 def test_a_teacher_of_a_task(shell: Shell, model: Path) -> None:
     write_reviews(Path("DATA.csv"))
     write_choices(Path("choices.csv"))
@@ -1707,15 +2235,21 @@ def test_a_teacher_of_a_task(shell: Shell, model: Path) -> None:
 )
 def test_two_tokenizers(shell: Shell, text: Path, tokenizer: Path, model: Path) -> None:
     copy_of(model, "my model")
-    answer = shell.fails("pretrain", text, "--tokenizer", tokenizer, "--init", "my model", "-o", "out")
+    answer = shell.fails(
+        "pretrain", text, "--tokenizer", tokenizer, "--init", "my model", "-o", "out"
+    )
     shell.shows(answer, "--{} takes the tokenizer of the model")
-    assert shell.shows(answer, "give --{} or --{}, not both") == "give --tokenizer or --init, not both"
+    assert (
+        shell.shows(answer, "give --{} or --{}, not both") == "give --tokenizer or --init, not both"
+    )
     shell.works("pretrain", text, "--tokenizer", tokenizer, *short(), "-o", "new")
     assert bertworks.load("new").tokenizer.sha256 == bertworks.Tokenizer.load(tokenizer).sha256
     shell.works("prepare", text, "--tokenizer", tokenizer, "--workers", 1, "-o", "my shards")
     options = ["--recipe", "bare.toml", "--device", "cpu"]
     recipe = Path("tiny.toml").read_text()
-    Path("bare.toml").write_text(re.sub(r"\[vocabulary\].*?\[optimizer\]", "[optimizer]", recipe, flags=re.DOTALL))
+    Path("bare.toml").write_text(
+        re.sub(r"\[vocabulary\].*?\[optimizer\]", "[optimizer]", recipe, flags=re.DOTALL)
+    )
     answer = shell.fails("pretrain", "my shards", "--init", "my model", *options, "-o", "out")
     advice = shell.shows(answer, "make new ones: bertworks prepare TEXT --tokenizer {} -o OTHER")
     command = re.search(r"bertworks prepare TEXT .* -o OTHER", answer)
@@ -1723,7 +2257,9 @@ def test_two_tokenizers(shell: Shell, text: Path, tokenizer: Path, model: Path) 
     assert command[0] in advice or advice in answer
     shell.types(command[0], "--workers", 1, TEXT=text, OTHER="other shards")
     shell.works("pretrain", "other shards", "--init", "my model", *options, "-o", "continued")
-    assert bertworks.load("continued").tokenizer.sha256 == bertworks.load("my model").tokenizer.sha256
+    assert (
+        bertworks.load("continued").tokenizer.sha256 == bertworks.load("my model").tokenizer.sha256
+    )
 
 
 EXTEND = "--extend-vocabulary {} takes all of them (0: leave it out); and --overwrite"
@@ -1748,8 +2284,13 @@ def test_new_words(shell: Shell, text: Path, tokenizer: Path, model: Path) -> No
     words = ["pretrain", "domain.txt", "--recipe", "bare.toml", "--device", "cpu", "-o", "out"]
     for options in (["--extend-vocabulary", 3], ["--extend-vocabulary", 0, "--init", "my model"]):
         answer = shell.fails(*words, *options)
-        shell.shows(answer, "--extend-vocabulary {} adds words to the vocabulary of a model: one word or more")
-        advice = shell.shows(answer, "give a model and a number: --init MODEL --extend-vocabulary 1000")
+        shell.shows(
+            answer,
+            "--extend-vocabulary {} adds words to the vocabulary of a model: one word or more",
+        )
+        advice = shell.shows(
+            answer, "give a model and a number: --init MODEL --extend-vocabulary 1000"
+        )
     options = advice.partition(": ")[2].replace("MODEL", "'my model'")
     answer = shell.fails(*words, *shlex.split(options))  # too many
     advice = shell.shows(answer, EXTEND).split()[:2]
@@ -1768,9 +2309,19 @@ def test_new_words(shell: Shell, text: Path, tokenizer: Path, model: Path) -> No
     write_gpt2(Path("gpt2"))
     words[1] = text
     answer = shell.fails(
-        *words, "--init", "gpt2", "--extend-vocabulary", 1, "--overwrite", "--set", "sampling.format=stream"
+        *words,
+        "--init",
+        "gpt2",
+        "--extend-vocabulary",
+        1,
+        "--overwrite",
+        "--set",
+        "sampling.format=stream",
     )
-    shell.shows(answer, "leave --extend-vocabulary out: --init alone continues with the vocabulary of the model")
+    shell.shows(
+        answer,
+        "leave --extend-vocabulary out: --init alone continues with the vocabulary of the model",
+    )
     options = ["--init", "gpt2", "--overwrite", "--set", "sampling.format=stream"]
     shell.works(*words, *options)
 
@@ -1792,39 +2343,64 @@ def test_networks_without_a_file_format(shell: Shell, text: Path, tokenizer: Pat
     content = {name: n for n, name in enumerate([*names, *letters])}
     (folder / "vocab.json").write_text(json.dumps(content))
     (folder / "merges.txt").write_text("#version: 0.2\n")
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "RobertaTokenizer"}))
-    shell.works(*words, "-o", "roberta", *family, "--set", "sampling.format=full_sentences", "--tokenizer", folder)
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "RobertaTokenizer"})
+    )
+    shell.works(
+        *words,
+        "-o",
+        "roberta",
+        *family,
+        "--set",
+        "sampling.format=full_sentences",
+        "--tokenizer",
+        folder,
+    )
     assert json.loads(Path("roberta/config.json").read_text())["model_type"] == "roberta"
 
 
-@says("make one with `bertworks pretrain`", "make one with `bertworks pretrain`, or type {}",
-      "use a folder that `bertworks pretrain` made, or one saved as BertForPreTraining",
-      "bertworks convert {} -o ANOTHER-FOLDER, and name that one")  # fmt: skip
+@says(
+    "make one with `bertworks pretrain`",
+    "make one with `bertworks pretrain`, or type {}",
+    "use a folder that `bertworks pretrain` made, or one saved as BertForPreTraining",
+    "bertworks convert {} -o ANOTHER-FOLDER, and name that one",
+)
 def test_folders_of_models(shell: Shell, model: Path, classifier: Path, text: Path) -> None:
     advice = shell.shows(
-        shell.fails("embed", "nothing", text, "-o", "v.npy"), "make one with `bertworks pretrain`, or type {}"
+        shell.fails("embed", "nothing", text, "-o", "v.npy"),
+        "make one with `bertworks pretrain`, or type {}",
     )
     if packaged_minilm():
         shell.works("embed", advice.split()[-1], text, "-o", "v.npy", "--precision", "fp32")
         assert np.load("v.npy").shape[1] == 384
-    shell.shows(shell.fails("push", "nothing", "me/x", "--dry-run"), "make one with `bertworks pretrain`")
+    shell.shows(
+        shell.fails("push", "nothing", "me/x", "--dry-run"), "make one with `bertworks pretrain`"
+    )
     shell.works("pretrain", text, *short(), "-o", "pretrained")
     shell.works("push", "pretrained", "me/x", "--dry-run")
     answer = shell.fails("fill", classifier, "the [MASK]")
-    shell.shows(answer, "use a folder that `bertworks pretrain` made, or one saved as BertForPreTraining")
+    shell.shows(
+        answer, "use a folder that `bertworks pretrain` made, or one saved as BertForPreTraining"
+    )
     shell.works("fill", "pretrained", "the [MASK]")
 
     old = Path("old folder")  # as the first versions of sentence-transformers wrote it
     Embedder(model, pooling="cls", device="cpu").save(old)
     (old / "0_BERT").mkdir()
     for path in [*old.iterdir()]:
-        if path.is_file() and path.name not in ("modules.json", "config_sentence_transformers.json", "README.md"):
+        if path.is_file() and path.name not in (
+            "modules.json",
+            "config_sentence_transformers.json",
+            "README.md",
+        ):
             path.rename(old / "0_BERT" / path.name)
     modules = json.loads((old / "modules.json").read_text())
     (old / "modules.json").write_text(json.dumps([modules[0] | {"path": "0_BERT"}, *modules[1:]]))
     answer = shell.fails("push", old, "me/x", "--dry-run")
-    command = re.search(r"bertworks convert .* -o ANOTHER-FOLDER", shell.shows(
-        answer, "bertworks convert {} -o ANOTHER-FOLDER, and name that one"))  # fmt: skip
+    command = re.search(
+        r"bertworks convert .* -o ANOTHER-FOLDER",
+        shell.shows(answer, "bertworks convert {} -o ANOTHER-FOLDER, and name that one"),
+    )
     assert command is not None
     shell.types(command[0], ANOTHER_FOLDER="flat")
     assert "model.safetensors" in shell.works("push", "flat", "me/x", "--dry-run")
@@ -1833,14 +2409,18 @@ def test_folders_of_models(shell: Shell, model: Path, classifier: Path, text: Pa
     np.testing.assert_allclose(np.load("flat.npy"), np.load("old folder.npy"), atol=1e-5)
 
 
-@says("if you trust where it comes from: bertworks convert {} -o ANOTHER-FOLDER --trust-pickle",
-      "leave --trust-pickle out")  # fmt: skip
+@says(
+    "if you trust where it comes from: bertworks convert {} -o ANOTHER-FOLDER --trust-pickle",
+    "leave --trust-pickle out",
+)
 def test_a_pickle(shell: Shell, model: Path, text: Path, tmp_path: Path) -> None:
     weights = load_file(model / "model.safetensors")
     copy_of(model, "it's old")
     Path("it's old/model.safetensors").unlink()
     torch.save(weights, "it's old/pytorch_model.bin")
-    template = "if you trust where it comes from: bertworks convert {} -o ANOTHER-FOLDER --trust-pickle"
+    template = (
+        "if you trust where it comes from: bertworks convert {} -o ANOTHER-FOLDER --trust-pickle"
+    )
     reviews = write_reviews(tmp_path / "reviews.csv", 20)
     for command in (
         ("fill", "it's old", "the [MASK]"),
@@ -1862,18 +2442,28 @@ def test_a_pickle(shell: Shell, model: Path, text: Path, tmp_path: Path) -> None
     shell.shows(answer, "leave --trust-pickle out")
 
 
-@says("bertworks convert {} -o ANOTHER-FOLDER", "unset HF_HUB_OFFLINE; or --dry-run",
-      "connect to the network and run the same command again; or --dry-run")  # fmt: skip
+@says(
+    "bertworks convert {} -o ANOTHER-FOLDER",
+    "unset HF_HUB_OFFLINE; or --dry-run",
+    "connect to the network and run the same command again; or --dry-run",
+)
 def test_uploads(shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, damage in (("no card", lambda path: path.unlink()), ("a link", link)):
         folder = copy_of(model, name)
         damage(folder / "README.md")
         answer = shell.fails("push", folder, "me/x", "--dry-run")
-        shell.types(shell.shows(answer, "bertworks convert {} -o ANOTHER-FOLDER"), ANOTHER_FOLDER=f"{name} again")
+        shell.types(
+            shell.shows(answer, "bertworks convert {} -o ANOTHER-FOLDER"),
+            ANOTHER_FOLDER=f"{name} again",
+        )
         assert "README.md" in shell.works("push", f"{name} again", "me/x", "--dry-run")
     monkeypatch.setenv("HF_TOKEN", "hf_" + "x" * 20)
-    answers = {"unset HF_HUB_OFFLINE; or --dry-run": huggingface_hub.errors.OfflineModeIsEnabled("offline"),
-               "connect to the network and run the same command again; or --dry-run": OSError("no route")}  # fmt: skip
+    answers = {
+        "unset HF_HUB_OFFLINE; or --dry-run": huggingface_hub.errors.OfflineModeIsEnabled(
+            "offline"
+        ),
+        "connect to the network and run the same command again; or --dry-run": OSError("no route"),
+    }
     for template, error in answers.items():
 
         def refused(*_: object, e: Exception = error, **__: object) -> None:
@@ -1889,11 +2479,15 @@ def link(path: Path) -> None:
     path.symlink_to(Path("elsewhere.md").resolve())
 
 
-@says("gelu is the approximation by tanh, as Google's code computes it (hidden_act gelu_new); Hugging Face's "
-      "conversions say gelu, the exact function, which differs in the third decimal: --gelu exact",
-      "--leave-out {}", "{option} FILE",
-      "as the name {} says (--cased or --uncased decides)",
-      "give bert_model.ckpt where there is a bert_model.ckpt.index; other models: bertworks convert")  # fmt: skip
+@says(
+    "gelu is the approximation by tanh, as Google's code computes it (hidden_act gelu_new); "
+    "Hugging Face's "
+    "conversions say gelu, the exact function, which differs in the third decimal: --gelu exact",
+    "--leave-out {}",
+    "{option} FILE",
+    "as the name {} says (--cased or --uncased decides)",
+    "give bert_model.ckpt where there is a bert_model.ckpt.index; other models: bertworks convert",
+)
 def test_checkpoints_of_tensorflow(shell: Shell, model: Path) -> None:
     from test_tensorflow import numbers, written
 
@@ -1906,7 +2500,9 @@ def test_checkpoints_of_tensorflow(shell: Shell, model: Path) -> None:
     answer = shell.works("import", prefix, "-o", "out", *option)
     assert json.loads(Path("out/config.json").read_text())["hidden_act"] == "gelu_new"
     text = next(template for template in templates() if "--gelu exact" in template)
-    shell.works("import", prefix, "-o", "exact", *option, *shell.shows(answer, text).split(": ")[-1].split())
+    shell.works(
+        "import", prefix, "-o", "exact", *option, *shell.shows(answer, text).split(": ")[-1].split()
+    )
     assert json.loads(Path("exact/config.json").read_text())["hidden_act"] == "gelu"
     shell.shows(answer, "as the name {} says (--cased or --uncased decides)")
     for name in ("cased", "uncased"):
@@ -1918,23 +2514,44 @@ def test_checkpoints_of_tensorflow(shell: Shell, model: Path) -> None:
         shell.shows(answer, "{option} FILE")
         words = re.search(r"--\w+ FILE", answer)
         assert words is not None
-        shell.works("import", prefix, "-o", f"with {moved}", *option, *words[0].replace("FILE", moved).split())
+        shell.works(
+            "import",
+            prefix,
+            "-o",
+            f"with {moved}",
+            *option,
+            *words[0].replace("FILE", moved).split(),
+        )
         Path(moved).rename(prefix.parent / name)
         assert weights(f"with {moved}") == weights("out")
     answer = shell.fails("import", model, "-o", "out2")
-    shell.shows(answer, "give bert_model.ckpt where there is a bert_model.ckpt.index; other models: bertworks convert")
+    shell.shows(
+        answer,
+        "give bert_model.ckpt where there is a bert_model.ckpt.index; other models: bertworks "
+        "convert",
+    )
     shell.works("convert", model, "-o", "out2")
     assert bertworks.load("out2").config == bertworks.load(model).config
 
 
-@says("name a file of documents, or give --delete, --compact, --approximate or --verify",
-      "bertworks index DOCUMENTS -o {}", "write one, or name another with --id",
-      "bertworks index -o {} --approximate", "pip install {}")  # fmt: skip
+@says(
+    "name a file of documents, or give --delete, --compact, --approximate or --verify",
+    "bertworks index DOCUMENTS -o {}",
+    "write one, or name another with --id",
+    "bertworks index -o {} --approximate",
+    "pip install {}",
+)
 def test_indexes(shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["good films of the town", "bad dogs", "men heard music"]
-    data = table("docs.csv", ("id", "name", "text"), *((n or "", f"n{n}", text) for n, text in enumerate(texts)))
-    shell.shows(shell.fails("index", "-o", "it's new"),
-                "name a file of documents, or give --delete, --compact, --approximate or --verify")  # fmt: skip
+    data = table(
+        "docs.csv",
+        ("id", "name", "text"),
+        *((n or "", f"n{n}", text) for n, text in enumerate(texts)),
+    )
+    shell.shows(
+        shell.fails("index", "-o", "it's new"),
+        "name a file of documents, or give --delete, --compact, --approximate or --verify",
+    )
     Path("it's new").mkdir()
     answer = shell.fails("search", "it's new", "dogs")
     advice = shell.shows(answer, "bertworks index DOCUMENTS -o {}")
@@ -1962,14 +2579,18 @@ def test_damaged_indexes(shell: Shell, model: Path) -> None:
     (vectors,) = Path("it's new").glob("*.safetensors")
     vectors.write_bytes(vectors.read_bytes()[:-64] + bytes(64))
     answer = shell.fails("index", "-o", "it's new", "--verify")
-    advice = shell.shows(answer, "make the index again: delete its folder and repeat the `bertworks index` command")
+    advice = shell.shows(
+        answer, "make the index again: delete its folder and repeat the `bertworks index` command"
+    )
     shutil.rmtree("it's new")
     shell.types(advice, *words)
     assert shell.works("search", "it's new", "a good film", "--ranking", "bm25") == found
 
 
 @says("bertworks index -o {} --compact stems them again", "; --text {} leaves the title out")
-def test_titles_and_stems_of_an_index(shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_titles_and_stems_of_an_index(
+    shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = table(
         "docs.csv",
         ("headline", "the text"),
@@ -1979,7 +2600,9 @@ def test_titles_and_stems_of_an_index(shell: Shell, model: Path, monkeypatch: py
     words = ["index", data, "--model", model, "-o"]
     answer = shell.works(*words, "it's new", "--language", "english")
     advice = (
-        shell.shows(answer, "; --text {} leaves the title out").removeprefix("; ").removesuffix(" leaves the title out")
+        shell.shows(answer, "; --text {} leaves the title out")
+        .removeprefix("; ")
+        .removesuffix(" leaves the title out")
     )
     shell.works(*words, "other", *shlex.split(advice))
     search = ["search", "it's new", "dog", "--ranking", "bm25"]
@@ -1994,18 +2617,34 @@ def test_titles_and_stems_of_an_index(shell: Shell, model: Path, monkeypatch: py
     assert shell.works(*search) == found
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("faiss"), reason="faiss, an extra, is not installed")
+@pytest.mark.skipif(
+    not importlib.util.find_spec("faiss"), reason="faiss, an extra, is not installed"
+)
 @says("bertworks index -o {} --approximate")
 def test_the_graph_of_an_index(shell: Shell, model: Path) -> None:
-    shell.works("index", write_reviews(Path("r.csv"), 200), "-o", "it's new", "--model", model, "--text", "text")
+    shell.works(
+        "index",
+        write_reviews(Path("r.csv"), 200),
+        "-o",
+        "it's new",
+        "--model",
+        model,
+        "--text",
+        "text",
+    )
     answer = shell.fails("search", "it's new", "a good film", "--approximate")
     shell.types(shell.shows(answer, "bertworks index -o {} --approximate"))
     assert len(shell.works("search", "it's new", "a good film", "--approximate").splitlines()) == 10
 
 
-@says("--learn-from a file with more texts, or --whitening center", "leave --precision out",
-      "; --precision int8 is available for inference")  # fmt: skip
-def test_vectors(shell: Shell, model: Path, classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@says(
+    "--learn-from a file with more texts, or --whitening center",
+    "leave --precision out",
+    "; --precision int8 is available for inference",
+)
+def test_vectors(
+    shell: Shell, model: Path, classifier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     few, many = write_reviews(Path("few.csv"), 10), write_reviews(Path("many.csv"), 200, seed=1)
     words = ["embed", model, few, "--text", "text", "-o", "v.npy", "--overwrite"]
     answer = shell.fails(*words, "--whitening", "whiten")
@@ -2033,46 +2672,72 @@ def test_vectors(shell: Shell, model: Path, classifier: Path, monkeypatch: pytes
     assert answers("p.csv") == exact
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("onnxruntime"), reason="onnxruntime, an extra, is not installed")
-@says("export the model with that output; for vectors: bertworks export MODEL --encoder -o FOLDER",
-      "export it again with --encoder, or load what it was made of")  # fmt: skip
+@pytest.mark.skipif(
+    not importlib.util.find_spec("onnxruntime"), reason="onnxruntime, an extra, is not installed"
+)
+@says(
+    "export the model with that output; for vectors: bertworks export MODEL --encoder -o FOLDER",
+    "export it again with --encoder, or load what it was made of",
+)
 def test_exported_models(shell: Shell, classifier: Path) -> None:
     data = write_reviews(Path("r.csv"), 5)
     shell.works("export", classifier, "-o", "an export")
     answer = shell.fails("embed", "an export", data, "--text", "text", "-o", "v.npy")
     advice = shell.shows(
-        answer, "export the model with that output; for vectors: bertworks export MODEL --encoder -o FOLDER"
+        answer,
+        "export the model with that output; for vectors: bertworks export MODEL --encoder -o "
+        "FOLDER",
     )
     shell.types(advice, MODEL=classifier, FOLDER="for vectors")
     for model in ("for vectors", classifier):
-        shell.works("embed", model, data, "--text", "text", "-o", f"{model}.npy", "--precision", "fp32")
+        shell.works(
+            "embed", model, data, "--text", "text", "-o", f"{model}.npy", "--precision", "fp32"
+        )
     np.testing.assert_allclose(np.load("for vectors.npy"), np.load("my classifier.npy"), atol=1e-4)
     with pytest.raises(BertworksError) as error:
         bertworks.load("an export").embed(["a film"])
     shell.shows(error.value, "export it again with --encoder, or load what it was made of")
-    (found,), (expected,) = (bertworks.load(m, precision="fp32").embed(["a film"]) for m in ("for vectors", classifier))
+    (found,), (expected,) = (
+        bertworks.load(m, precision="fp32").embed(["a film"]) for m in ("for vectors", classifier)
+    )
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not importlib.util.find_spec("onnxruntime"), reason="onnxruntime, an extra, is not installed")
-@says("export a model that was fine-tuned with another recipe; or only the hidden states: --encoder")
+@pytest.mark.skipif(
+    not importlib.util.find_spec("onnxruntime"), reason="onnxruntime, an extra, is not installed"
+)
+@says(
+    "export a model that was fine-tuned with another recipe; or only the hidden states: --encoder"
+)
 def test_a_head_that_is_not_exported(shell: Shell, model: Path) -> None:
     data = write_conll(Path("t.conll"), 20)
     shell.works("finetune", data, "--model", model, *FAST, "--set", "lstm_units=8", "-o", "lstm")
     answer = shell.fails("export", "lstm", "-o", "out")
-    shell.shows(answer, "export a model that was fine-tuned with another recipe; or only the hidden states: --encoder")
+    shell.shows(
+        answer,
+        "export a model that was fine-tuned with another recipe; or only the hidden states: "
+        "--encoder",
+    )
     shell.works("export", "lstm", "-o", "out", "--encoder")
-    (found,), (expected,) = (bertworks.load(m, precision="fp32").embed(["the film"]) for m in ("out", "lstm"))
+    (found,), (expected,) = (
+        bertworks.load(m, precision="fp32").embed(["the film"]) for m in ("out", "lstm")
+    )
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-@says("--threads 1, or --threads auto", "{}{} --help", "--model MODEL",
-      "  this is a bug in bertworks: please report it with the output of\n  bertworks --debug {}")  # fmt: skip
+@says(
+    "--threads 1, or --threads auto",
+    "{}{} --help",
+    "--model MODEL",
+    "  this is a bug in bertworks: please report it with the output of\n  bertworks --debug {}",
+)
 def test_the_command_line(shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["fill", model, "the [MASK]"]
     monkeypatch.setattr("bertworks.training.device.THREADS.training_adapts", False)
-    for option in shell.shows(shell.fails(*words, "--threads", "0"), "--threads 1, or --threads auto").split(", or "):
+    for option in shell.shows(
+        shell.fails(*words, "--threads", "0"), "--threads 1, or --threads auto"
+    ).split(", or "):
         monkeypatch.setenv("BERTWORKS_THREADS", "")
         shell.works(*words, *re.search(r"--threads \w+", option)[0].split())  # type: ignore[index]
     answer = shell.fails(*words, "--tpo-k", "3")
@@ -2088,7 +2753,10 @@ def test_the_command_line(shell: Shell, model: Path, monkeypatch: pytest.MonkeyP
     copy_of(model, "it's mine")
     assert main(["fill", "it's mine", "the [MASK]"]) == 1
     answer = shell._capsys.readouterr().err
-    shell.shows(answer, "  this is a bug in bertworks: please report it with the output of\n  bertworks --debug {}")
+    shell.shows(
+        answer,
+        "  this is a bug in bertworks: please report it with the output of\n  bertworks --debug {}",
+    )
     command = answer.split("the output of\n")[1].strip()
     assert main(shlex.split(command)[1:]) == 1
     answer = shell._capsys.readouterr().err
@@ -2100,14 +2768,34 @@ def test_the_command_line(shell: Shell, model: Path, monkeypatch: pytest.MonkeyP
 @says("{option} VALUE", "--set {}=VALUE")
 def test_options_of_other_programs(shell: Shell, model: Path) -> None:
     data = write_reviews(Path("r.csv"), 40)
-    words = ["finetune", data, "--model", model, "--method", "full", "--validation", "split", "--device", "cpu"]
+    words = [
+        "finetune",
+        data,
+        "--model",
+        model,
+        "--method",
+        "full",
+        "--validation",
+        "split",
+        "--device",
+        "cpu",
+    ]
     answer = shell.fails(*words, "--lr", "1e-3", "--epochs", "1", "-o", "out")
-    rate = shell.shows(answer, "{option} VALUE").partition("hint: ")[2].replace("VALUE", "1e-3").split()
+    rate = (
+        shell.shows(answer, "{option} VALUE")
+        .partition("hint: ")[2]
+        .replace("VALUE", "1e-3")
+        .split()
+    )
     answer = shell.fails(*words, *rate, "--warmup", "0.5", "--epochs", "1", "-o", "out")
     warmup = shell.shows(answer, "--set {}=VALUE").replace("VALUE", "0.5").split()
     shell.works(*words, *rate, *warmup, "--epochs", "1", "-o", "out")
     recipe = tomllib.loads(Path("out/recipe.toml").read_text())
-    assert (recipe["epochs"], recipe["optimizer"]["learning_rate"], recipe["optimizer"]["warmup"]) == (1, 1e-3, 0.5)
+    assert (
+        recipe["epochs"],
+        recipe["optimizer"]["learning_rate"],
+        recipe["optimizer"]["warmup"],
+    ) == (1, 1e-3, 0.5)
 
 
 @says("-o ANOTHER-FILE keeps it; --overwrite replaces it")
@@ -2116,7 +2804,8 @@ def test_an_output_that_exists(shell: Shell, classifier: Path) -> None:
     words = ["predict", classifier, data, "-o", "mine.csv"]
     Path("mine.csv").write_text("mine")
     options = re.findall(
-        r"--?[\w-]+", shell.shows(shell.fails(*words), "-o ANOTHER-FILE keeps it; --overwrite replaces it")
+        r"--?[\w-]+",
+        shell.shows(shell.fails(*words), "-o ANOTHER-FILE keeps it; --overwrite replaces it"),
     )
     assert Path("mine.csv").read_text() == "mine"
     shell.works(*words[:3], options[0], "another.csv")
@@ -2131,7 +2820,9 @@ def test_a_text_that_could_be_a_file(shell: Shell, classifier: Path) -> None:
     option = shlex.split(shell.shows(answer, "if this is a text: -t {}").partition(": ")[2])
     assert "Wonderful,neg" in shell.works("predict", classifier, *option).replace("pos", "neg")
     answer = shell.fails("predict", classifier)
-    option = shlex.split(shell.shows(answer, 'name a file; or give a text: -t "A text"').partition("text: ")[2])
+    option = shlex.split(
+        shell.shows(answer, 'name a file; or give a text: -t "A text"').partition("text: ")[2]
+    )
     assert "A text,neg" in shell.works("predict", classifier, *option).replace("pos", "neg")
 
 
@@ -2140,10 +2831,17 @@ def test_titles_of_a_table(shell: Shell) -> None:
     table("a.csv", ("title", "body"), *((f"The town {n}", SENTENCE) for n in range(12)))
     words = ["vocab", "a.csv", "--size", "100", "--workers", "1", "-o"]
     answer = shell.works(*words, "with")
-    assert f"12 documents, {12 * len(SENTENCE) + sum(len(f'The town {n} ') for n in range(12)):,} characters" in answer
-    option = re.search(r"--text-column \w+", shell.shows(answer, "{}, after {} (--text-column {}: without)"))
+    assert (
+        f"12 documents, {12 * len(SENTENCE) + sum(len(f'The town {n} ') for n in range(12)):,} "
+        "characters"
+    ) in answer
+    option = re.search(
+        r"--text-column \w+", shell.shows(answer, "{}, after {} (--text-column {}: without)")
+    )
     assert option is not None
-    assert f"12 documents, {12 * len(SENTENCE):,} characters" in shell.works(*words, "without", *option[0].split())
+    assert f"12 documents, {12 * len(SENTENCE):,} characters" in shell.works(
+        *words, "without", *option[0].split()
+    )
 
 
 @says("--port 0")
@@ -2156,22 +2854,29 @@ def test_a_port_that_is_taken(shell: Shell, model: Path) -> None:
             assert listening.getsockname()[1] not in (0, taken.getsockname()[1])
 
 
-@says("leave --device out: `bertworks doctor` lists the devices; under torchrun, at most {} processes")
+@says(
+    "leave --device out: `bertworks doctor` lists the devices; under torchrun, at most {} processes"
+)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_no_gpu(shell: Shell, model: Path) -> None:
     data = write_reviews(Path("r.csv"), 5)
     words = ["embed", model, data, "--text", "text", "-o", "v.npy"]
     answer = shell.fails(*words, "--device", "cuda")
     shell.shows(
-        answer, "leave --device out: `bertworks doctor` lists the devices; under torchrun, at most {} processes"
+        answer,
+        "leave --device out: `bertworks doctor` lists the devices; under torchrun, at most {} "
+        "processes",
     )
     shell.works(*words)
     assert np.load("v.npy").shape == (5, 32)
 
 
-@says('try:     bertworks fill {} "The result is a [MASK]."', "         bertworks predict {} {} --top-k 3",
-      "         bertworks pretrain YOUR-TEXT -o YOUR-MODEL --budget 1h",
-      "         bertworks finetune YOUR-TABLE.csv -o YOUR-CLASSIFIER")  # fmt: skip
+@says(
+    'try:     bertworks fill {} "The result is a [MASK]."',
+    "         bertworks predict {} {} --top-k 3",
+    "         bertworks pretrain YOUR-TEXT -o YOUR-MODEL --budget 1h",
+    "         bertworks finetune YOUR-TABLE.csv -o YOUR-CLASSIFIER",
+)
 def test_after_the_demo(
     shell: Shell, model: Path, text: Path, classifier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -2181,7 +2886,12 @@ def test_after_the_demo(
     (demo / "origins").mkdir()
     write_reviews(demo / "origins/dev.csv", 6)
     lines = "\n".join(_next_steps(demo))
-    assert shell.types(shell.shows(lines, 'try:     bertworks fill {} "The result is a [MASK]."')).count("%") == 5
+    assert (
+        shell.types(
+            shell.shows(lines, 'try:     bertworks fill {} "The result is a [MASK]."')
+        ).count("%")
+        == 5
+    )
     shell.shows(lines, "         bertworks predict {} {} --top-k 3")
     command = re.search(r"bertworks predict .*", lines)
     assert command is not None
@@ -2200,15 +2910,24 @@ def test_after_the_demo(
     assert made[0][1]["budget"] == "1h"
     data = write_reviews(Path("r.csv"), 40)
     advice = shell.shows(lines, "         bertworks finetune YOUR-TABLE.csv -o YOUR-CLASSIFIER")
-    shell.types(advice.replace("YOUR-TABLE.csv", str(data)), "--model", model, *FAST, YOUR_CLASSIFIER="mine")
+    shell.types(
+        advice.replace("YOUR-TABLE.csv", str(data)), "--model", model, *FAST, YOUR_CLASSIFIER="mine"
+    )
     assert about("mine")["labels"] == ["neg", "pos"]
 
 
-@says("{} of the tokens are [UNK]{}: the vocabulary does not fit this text; train one on it with `bertworks vocab`",
-      "a word takes {} tokens on average: the vocabulary is of another language or field, or too small; train one with "
-      "`bertworks vocab`")  # fmt: skip
+@says(
+    "{} of the tokens are [UNK]{}: the vocabulary does not fit this text; train one on it with "
+    "`bertworks vocab`",
+    "a word takes {} tokens on average: the vocabulary is of another language or field, or too "
+    "small; train one with "
+    "`bertworks vocab`",
+)
 def test_warnings_about_a_vocabulary(shell: Shell, tokenizer: Path, text: Path) -> None:
-    lines = [f"das große Haus überquert täglich zwölf Brücken {word}." for word in ("süß", "schön", "grün", "größer")]
+    lines = [
+        f"das große Haus überquert täglich zwölf Brücken {word}."
+        for word in ("süß", "schön", "grün", "größer")
+    ]
     Path("german.txt").write_text("\n\n".join(lines * 20))
     backwards = " ".join(word[::-1] for word in SENTENCE.split())
     Path("backwards.txt").write_text("\n\n".join([f"{backwards}. {backwards}."] * 20))
@@ -2216,10 +2935,14 @@ def test_warnings_about_a_vocabulary(shell: Shell, tokenizer: Path, text: Path) 
         ("german.txt", "on it with `bertworks vocab`"),
         ("backwards.txt", "train one with `bertworks vocab`"),
     ):
-        answer = shell.works("prepare", name, "--tokenizer", tokenizer, "--workers", 1, "-o", f"shards of {name}")
+        answer = shell.works(
+            "prepare", name, "--tokenizer", tokenizer, "--workers", 1, "-o", f"shards of {name}"
+        )
         shell.shows(answer, next(template for template in templates() if template.endswith(end)))
     shell.works("vocab", "german.txt", "-o", "german", "--size", "300")
-    answer = shell.works("prepare", "german.txt", "--tokenizer", "german", "--workers", 1, "-o", "shards 2")
+    answer = shell.works(
+        "prepare", "german.txt", "--tokenizer", "german", "--workers", 1, "-o", "shards 2"
+    )
     assert "bertworks vocab" not in answer
 
 
@@ -2237,7 +2960,9 @@ def test_a_budget_that_is_too_short(shell: Shell) -> None:
     with pytest.raises(BertworksError) as error:
         fitted(recipe, 0.2)
     advice = shell.shows(
-        error.value, "--budget {}m; or a smaller recipe; or smaller batches: --set train.phases.{}.batch_size={}"
+        error.value,
+        "--budget {}m; or a smaller recipe; or smaller batches: --set "
+        "train.phases.{}.batch_size={}",
     )
     minutes = int(re.search(r"--budget (\d+)m", advice)[1])  # type: ignore[index]
     assert all(phase.num_steps >= 1 for phase in fitted(recipe, minutes).train.phases)
@@ -2255,30 +2980,78 @@ def test_a_budget_that_is_too_short(shell: Shell) -> None:
 
 
 @says("--set encoder.lm_head_act={}", "--set encoder.choice_dropout={}")
-def test_an_activation_and_a_dropout_of_heads_that_roberta_does_not_have(shell: Shell, text: Path) -> None:
-    settings: dict[str, object] = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+def test_an_activation_and_a_dropout_of_heads_that_roberta_does_not_have(
+    shell: Shell, text: Path
+) -> None:
+    settings: dict[str, object] = {
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+    }
     settings |= {"hidden_act": "relu", "sequence_dropout": 0.25, "token_dropout": "true"}
     fields = [f"encoder.{name}={value}" for name, value in settings.items()]
     phases = "train.phases=[{num_steps=2,batch_size=2,sequence_length=32}]"
     fields += [phases, "train.held_out_sequences=4", "vocabulary.size=300"]
     sets = [word for field in fields for word in ("--set", field)]
-    words = ["pretrain", text, "--recipe", "roberta-small", "--device", "cpu", "--workers", "1", *sets, "-o", "out"]
+    words = [
+        "pretrain",
+        text,
+        "--recipe",
+        "roberta-small",
+        "--device",
+        "cpu",
+        "--workers",
+        "1",
+        *sets,
+        "-o",
+        "out",
+    ]
     dropout = shell.shows(shell.fails(*words), "--set encoder.choice_dropout={}").split()[-2:]
     option = shell.shows(shell.fails(*words, *dropout), "--set encoder.lm_head_act={}").split()[-2:]
     shell.works(*words, *dropout, *option)
     config = json.loads(Path("out/config.json").read_text())
-    assert (config["model_type"], config["hidden_act"], config["classifier_dropout"]) == ("roberta", "relu", 0.25)
+    assert (config["model_type"], config["hidden_act"], config["classifier_dropout"]) == (
+        "roberta",
+        "relu",
+        0.25,
+    )
     assert bertworks.load("out").config.lm_head_activation == "gelu"
 
 
-@says("--set encoder.embedding_size={}", "--set sampling.format={}, and no [[objectives]] in the recipe")
-def test_networks_and_heads_that_albert_has_no_place_for(shell: Shell, text: Path, tokenizer: Path) -> None:
-    settings = {"hidden_size": 16, "num_attention_heads": 2, "embedding_size": 16, "num_hidden_layers": 2}
+@says(
+    "--set encoder.embedding_size={}",
+    "--set sampling.format={}, and no [[objectives]] in the recipe",
+)
+def test_networks_and_heads_that_albert_has_no_place_for(
+    shell: Shell, text: Path, tokenizer: Path
+) -> None:
+    settings = {
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "embedding_size": 16,
+        "num_hidden_layers": 2,
+    }
     fields = [f"encoder.{name}={value}" for name, value in settings.items()]
     phases = "train.phases=[{num_steps=2,batch_size=2,sequence_length=32}]"
-    sets = [word for field in [*fields, phases, "train.held_out_sequences=4"] for word in ("--set", field)]
-    words = ["pretrain", text, "--tokenizer", tokenizer, "--recipe", "albert-small", "--device", "cpu", *sets]
-    option = shell.shows(shell.fails(*words, "-o", "out"), "--set encoder.embedding_size={}").split()[-2:]
+    sets = [
+        word
+        for field in [*fields, phases, "train.held_out_sequences=4"]
+        for word in ("--set", field)
+    ]
+    words = [
+        "pretrain",
+        text,
+        "--tokenizer",
+        tokenizer,
+        "--recipe",
+        "albert-small",
+        "--device",
+        "cpu",
+        *sets,
+    ]
+    option = shell.shows(
+        shell.fails(*words, "-o", "out"), "--set encoder.embedding_size={}"
+    ).split()[-2:]
     other = ["--set", "sampling.format=next_sentence"]
     answer = shell.fails(*words, *option, *other, "-o", "out")
     advice = shell.shows(answer, "--set sampling.format={}, and no [[objectives]] in the recipe")
@@ -2286,7 +3059,9 @@ def test_networks_and_heads_that_albert_has_no_place_for(shell: Shell, text: Pat
     assert found is not None
     assert "sentence order" in shell.works(*words, *option, *other, *found[0].split(), "-o", "out")
     assert bertworks.load("out").config.embedding_size == 8
-    assert json.loads(Path("out/config.json").read_text())["architectures"] == ["AlbertForPreTraining"]
+    assert json.loads(Path("out/config.json").read_text())["architectures"] == [
+        "AlbertForPreTraining"
+    ]
 
 
 @says("time         not measured: --estimate speed computes a few steps on this machine")
@@ -2294,7 +3069,9 @@ def test_an_estimate_with_the_speed(shell: Shell, text: Path) -> None:
     recipe = write_recipe(Path("recipe.toml").absolute())
     words = ["pretrain", text, "--recipe", recipe, "--device", "cpu"]
     answer = shell.works(*words, "--estimate")
-    shell.shows(answer, "time         not measured: --estimate speed computes a few steps on this machine")
+    shell.shows(
+        answer, "time         not measured: --estimate speed computes a few steps on this machine"
+    )
     assert "per second on this machine" in shell.works(*words, "--estimate", "speed")
 
 
@@ -2307,8 +3084,13 @@ def test_pretrain_needs_an_output_or_estimates(shell: Shell, text: Path) -> None
     assert sorted(Path().rglob("*")) == before
 
 
-@says("{}. Use --budget {}m, for {} steps{}", "; or --recipe {}: a smaller model is then chosen for the time")
-def test_a_budget_that_teaches_nothing(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@says(
+    "{}. Use --budget {}m, for {} steps{}",
+    "; or --recipe {}: a smaller model is then chosen for the time",
+)
+def test_a_budget_that_teaches_nothing(
+    shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def measured(recipe: Any, *_: object) -> Measurement:
         """On a machine where a step takes as long as the model is large."""
         seconds = 1e-6 * recipe.encoder.num_parameters()
@@ -2318,7 +3100,11 @@ def test_a_budget_that_teaches_nothing(shell: Shell, text: Path, monkeypatch: py
     monkeypatch.setattr("bertworks.runs.pretrain.measure_matmul", lambda *_: 1e10)
     words = ["pretrain", text, "-o", "out", "--estimate=speed"]
     smaller = "; or --recipe {}: a smaller model is then chosen for the time"
-    titles = {"bert-base": "BERT-tiny", "albert-base": "ALBERT-tiny", "electra-small": "ELECTRA-tiny"}
+    titles = {
+        "bert-base": "BERT-tiny",
+        "albert-base": "ALBERT-tiny",
+        "electra-small": "ELECTRA-tiny",
+    }
     for recipe, title in titles.items():
         answer = shell.works(*words, "--recipe", recipe, "--budget", "20m")
         advice = shell.shows(answer, "{}. Use --budget {}m, for {} steps{}")
@@ -2332,17 +3118,31 @@ def test_a_budget_that_teaches_nothing(shell: Shell, text: Path, monkeypatch: py
 
 @says('bertworks generate {} "This is the"')
 def test_a_new_model_that_reads_from_left_to_right(shell: Shell, text: Path) -> None:
-    sizes = ("encoder.hidden_size=32", "encoder.num_hidden_layers=1", "encoder.num_attention_heads=2",
-             "vocabulary.size=400", "train.held_out_sequences=8", "train.phases.0.num_steps=2",
-             "train.phases.0.batch_size=4", "train.phases.0.sequence_length=32")  # fmt: skip
+    sizes = (
+        "encoder.hidden_size=32",
+        "encoder.num_hidden_layers=1",
+        "encoder.num_attention_heads=2",
+        "vocabulary.size=400",
+        "train.held_out_sequences=8",
+        "train.phases.0.num_steps=2",
+        "train.phases.0.batch_size=4",
+        "train.phases.0.sequence_length=32",
+    )
     options = [word for size in sizes for word in ("--set", size)]
-    answer = shell.works("pretrain", text, "-o", "a run", "--recipe", "gpt2", *options, "--device", "cpu")
+    answer = shell.works(
+        "pretrain", text, "-o", "a run", "--recipe", "gpt2", *options, "--device", "cpu"
+    )
     assert "This is the" in shell.types(shell.shows(answer, 'bertworks generate {} "This is the"'))
 
 
-@says('bertworks explain {} "The chef ate the idea."', "detect([text])[0]",
-      "bertworks finetune DATA.csv --model . --recipe electra -o CLASSIFIER")  # fmt: skip
-def test_advice_of_a_discriminator(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@says(
+    'bertworks explain {} "The chef ate the idea."',
+    "detect([text])[0]",
+    "bertworks finetune DATA.csv --model . --recipe electra -o CLASSIFIER",
+)
+def test_advice_of_a_discriminator(
+    shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = write_recipe(Path("electra.toml"), *TINY, ("num_steps = 40", "num_steps = 2"))
     answer = shell.works("pretrain", text, "-o", "a run", "--recipe", recipe, "--device", "cpu")
     advice = shell.shows(answer, 'bertworks explain {} "The chef ate the idea."')
@@ -2350,7 +3150,10 @@ def test_advice_of_a_discriminator(shell: Shell, text: Path, monkeypatch: pytest
     loaded = bertworks.load("a run", device="cpu")
     with pytest.raises(BertworksError) as error:
         loaded.detect("a film")
-    found = eval(f"loaded.{shell.shows(error.value.hint, 'detect([text])[0]')}", {"loaded": loaded, "text": "a film"})
+    found = eval(
+        f"loaded.{shell.shows(error.value.hint, 'detect([text])[0]')}",
+        {"loaded": loaded, "text": "a film"},
+    )
     assert found["text"] == "a film"
     write_reviews(Path("a run/DATA.csv"), 40)
     monkeypatch.chdir("a run")
@@ -2373,14 +3176,21 @@ def test_packages_that_are_missing(shell: Shell, monkeypatch: pytest.MonkeyPatch
     checks = list(_extras())
     assert len(checks) == len(_EXTRAS)
     for check, name in zip(checks, _EXTRAS, strict=True):
-        advice = shell.shows(check.text, '{} is not installed; {} need it: pip install "bertworks[{}]"')
-        assert any(requirement.startswith(name) for requirement in extras()[re.search(r"\[(\w+)\]", advice)[1]])  # type: ignore[index]
+        advice = shell.shows(
+            check.text, '{} is not installed; {} need it: pip install "bertworks[{}]"'
+        )
+        assert any(
+            requirement.startswith(name)
+            for requirement in extras()[re.search(r"\[(\w+)\]", advice)[1]]
+        )  # type: ignore[index]
     code = "\n".join(path.read_text() for path in (ROOT / "bertworks").rglob("*.py"))
     assert set(re.findall(r"bertworks\[(\w+)\]", code)) <= set(extras())
 
 
 @says("use a lower rate in a new folder: -o OTHER --set optimizer.learning_rate={}")
-def test_a_loss_that_is_not_finite(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_that_is_not_finite(
+    shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     forward = PretrainingModel.forward
 
     def damaged(self: PretrainingModel, batch: Any) -> Any:
@@ -2394,7 +3204,9 @@ def test_a_loss_that_is_not_finite(shell: Shell, text: Path, monkeypatch: pytest
     with monkeypatch.context() as patch:
         patch.setattr(PretrainingModel, "forward", damaged)
         answer = shell.fails(*words, "-o", "out")
-    shell.shows(answer, "use a lower rate in a new folder: -o OTHER --set optimizer.learning_rate={}")
+    shell.shows(
+        answer, "use a lower rate in a new folder: -o OTHER --set optimizer.learning_rate={}"
+    )
     options = re.search(r"-o OTHER --set optimizer.learning_rate=(\S+)", answer)
     assert options is not None
     shell.works(*words, *options[0].split())
@@ -2409,14 +3221,21 @@ def test_a_method_that_is_not_for_the_task(shell: Shell, model: Path) -> None:
     rows = [(f"a {label} film {n}", label) for n in range(12) for label in ("good", "bad")]
     data = table("answers.csv", ("text", "label"), *rows)
     command = ("finetune", data, "--model", model, *FAST)
-    advice = shell.shows(shell.fails(*command, "--method", "cosine", "-o", "out"), "use --method {}")
+    advice = shell.shows(
+        shell.fails(*command, "--method", "cosine", "-o", "out"), "use --method {}"
+    )
     for method in advice.removeprefix("use --method ").split(" or "):
-        shell.works(*command[: None if method == "full" else -len(FAST)], "--method", method, "-o", method)
+        shell.works(
+            *command[: None if method == "full" else -len(FAST)], "--method", method, "-o", method
+        )
         assert about(method)["labels"] == ["bad", "good"]
 
 
-@says("--model minilm, or another model that reads in both directions", "--set lm_weight=0",
-      "subtract {} from all of them, or use --model minilm")  # fmt: skip
+@says(
+    "--model minilm, or another model that reads in both directions",
+    "--set lm_weight=0",
+    "subtract {} from all of them, or use --model minilm",
+)
 def test_tasks_of_models_that_read_from_left_to_right(shell: Shell, model: Path) -> None:
     write_gpt2(Path("gpt"))
     data = write_conll(Path("data.conll"), 40)
@@ -2425,17 +3244,37 @@ def test_tasks_of_models_that_read_from_left_to_right(shell: Shell, model: Path)
     shell.shows(shell.fails(*command, "gpt"), advice)
     shell.works(*command, model)
     reviews = write_reviews(Path("reviews.csv"), 40)
-    command = ("finetune", reviews, "--model", model, "--recipe", "gpt", "-o", "out", *FAST, "--method", "full")
+    command = (
+        "finetune",
+        reviews,
+        "--model",
+        model,
+        "--recipe",
+        "gpt",
+        "-o",
+        "out",
+        *FAST,
+        "--method",
+        "full",
+    )
     shell.works(*command, *shlex.split(shell.shows(shell.fails(*command), "--set lm_weight=0")))
     for name, mean in ("far", 1990), ("near", 0):
-        table(f"{name}.csv", ("text", "score"), *((f"a film {n % 9}", str(mean + n % 9)) for n in range(40)))
+        table(
+            f"{name}.csv",
+            ("text", "score"),
+            *((f"a film {n % 9}", str(mean + n % 9)) for n in range(40)),
+        )
     command = ("--model", "gpt", "-o", "years", *FAST, "--method", "full", "--task", "regression")
     advice = shell.fails("finetune", "far.csv", *command)
-    assert "subtract 1994" in shell.shows(advice, "subtract {} from all of them, or use --model minilm")
+    assert "subtract 1994" in shell.shows(
+        advice, "subtract {} from all of them, or use --model minilm"
+    )
     shell.works("finetune", "near.csv", *command)
 
 
-@says("--positive {}", "{}, {}; --positive {} reports that of the other label", "leave out --positive")
+@says(
+    "--positive {}", "{}, {}; --positive {} reports that of the other label", "leave out --positive"
+)
 def test_the_class_whose_f1_is_reported(shell: Shell, model: Path) -> None:
     rows = [(f"a film {n}", "junk mail" if n % 5 == 0 else "ham") for n in range(20)]
     data = table("mail.csv", ("text", "label"), *rows)
@@ -2447,7 +3286,9 @@ def test_the_class_whose_f1_is_reported(shell: Shell, model: Path) -> None:
     refused = shell.fails("check", data, "--model", model, "--positive", "spam")
     options = shlex.split(shell.shows(refused, "--positive {}").split(" or ")[1])
     assert "F1 of        'junk mail'" in shell.works("check", data, "--model", model, *options)
-    three = table("three.csv", ("text", "label"), *((f"a film {n}", "abc"[n % 3]) for n in range(12)))
+    three = table(
+        "three.csv", ("text", "label"), *((f"a film {n}", "abc"[n % 3]) for n in range(12))
+    )
     answer = shell.fails("check", three, "--model", model, "--positive", "a")
     shell.shows(answer, "leave out --positive")
     shell.works("check", three, "--model", model)
@@ -2466,8 +3307,13 @@ def test_absurdly_many_trainings(shell: Shell, model: Path) -> None:
 def test_absurdly_many_trainings_of_an_evaluation(shell: Shell) -> None:
     Path("text.txt").write_text("A sentence.\n" * 40)
     command = ("evaluate", "ablation", "nsp-sop", "text.txt", "-o", "output")
-    shell.shows(shell.fails(*command, "--seeds", "1000000000000"), "choose a smaller number of --seeds")
-    shell.shows(shell.fails(*command, "--steps", "1000000000000"), "choose a smaller number of --steps or --scale")
+    shell.shows(
+        shell.fails(*command, "--seeds", "1000000000000"), "choose a smaller number of --seeds"
+    )
+    shell.shows(
+        shell.fails(*command, "--steps", "1000000000000"),
+        "choose a smaller number of --steps or --scale",
+    )
 
 
 @says("--positive {}", "leave out --positive")
@@ -2479,7 +3325,9 @@ def test_the_class_whose_f1_is_reported_by_an_evaluation(shell: Shell) -> None:
     refused = shell.fails("evaluate", "task", "two", data, "--positive", "spam")
     options = shlex.split(shell.shows(refused, "--positive {}").split(" or ")[1])
     assert "F1 of 'junk mail'" in shell.works("evaluate", "task", "two", data, *options)
-    write_head(Path("three"), task="classification", labels=("ham", "junk mail", "spam"), text=("text",))
+    write_head(
+        Path("three"), task="classification", labels=("ham", "junk mail", "spam"), text=("text",)
+    )
     answer = shell.fails("evaluate", "task", "three", data, "--positive", "ham")
     shell.shows(answer, "leave out --positive")
     shell.works("evaluate", "task", "three", data)
@@ -2491,12 +3339,21 @@ def test_advice_at_the_end_of_a_training(shell: Shell, model: Path) -> None:
     rows = [(f"{SENTENCE} {n}", "rare" if n % 9 == 0 else "often") for n in range(45)]
     data = table("d.csv", ("text", "label"), *rows)
     command = ("finetune", data, "--model", model, "--device", "cpu", "--method", "frozen")
-    answer = shell.works(*command, "--max-length", "16", "-o", "short").partition("what can help: ")[2]
+    answer = shell.works(*command, "--max-length", "16", "-o", "short").partition(
+        "what can help: "
+    )[2]
     shell.shows(answer, "--max-length {}")
     length = re.match(r"--max-length \d+", answer)
     assert length is not None
-    options = [*shlex.split(length[0]), *shlex.split(shell.shows(answer, "--set class_weights=balanced"))]
-    answer = shell.works(*command, *options, "-o", "long").partition("what can help: ")[2].splitlines()[0]
+    options = [
+        *shlex.split(length[0]),
+        *shlex.split(shell.shows(answer, "--set class_weights=balanced")),
+    ]
+    answer = (
+        shell.works(*command, *options, "-o", "long")
+        .partition("what can help: ")[2]
+        .splitlines()[0]
+    )
     assert "more rows" in answer
     assert "--max-length" not in answer
     assert "class_weights" not in answer
@@ -2506,14 +3363,45 @@ def test_advice_at_the_end_of_a_training(shell: Shell, model: Path) -> None:
 def test_a_setting_that_a_method_does_not_use(shell: Shell, model: Path) -> None:
     rows = [(f"a {label} film {n}", label) for n in range(12) for label in ("good", "bad")]
     data = table("answers.csv", ("text", "label"), *rows)
-    command = ("finetune", data, "--model", model, "--method", "frozen", "--device", "cpu", "-o", "out")
-    many = ("--epochs", "3", "--learning-rate", "1e-3", "--batch-size", "4", "--seed", "2", "--set", "dropout=0.2")
-    for words in (many, ("--seeds", "3"), ("--sweep", "batch_size=4,8"), ("--set", "optimizer.warmup=0.2")):
+    command = (
+        "finetune",
+        data,
+        "--model",
+        model,
+        "--method",
+        "frozen",
+        "--device",
+        "cpu",
+        "-o",
+        "out",
+    )
+    many = (
+        "--epochs",
+        "3",
+        "--learning-rate",
+        "1e-3",
+        "--batch-size",
+        "4",
+        "--seed",
+        "2",
+        "--set",
+        "dropout=0.2",
+    )
+    for words in (
+        many,
+        ("--seeds", "3"),
+        ("--sweep", "batch_size=4,8"),
+        ("--set", "optimizer.warmup=0.2"),
+    ):
         advice = shell.shows(shell.fails(*command, *words), "leave out {}; or --method full")
-        options = [word for word in words if word.startswith("--") and word not in ("--set", "--sweep")]
+        options = [
+            word for word in words if word.startswith("--") and word not in ("--set", "--sweep")
+        ]
         assert all(option in advice for option in options)
         assert not Path("out").exists()
-    assert "--set dropout" in shell.shows(shell.fails(*command, *many), "leave out {}; or --method full")
+    assert "--set dropout" in shell.shows(
+        shell.fails(*command, *many), "leave out {}; or --method full"
+    )
     shell.works(*command, "--max-length", "32", "--set", "class_weights=balanced")
     assert about("out")["max_length"] == 32
 
@@ -2522,7 +3410,9 @@ def test_a_setting_that_a_method_does_not_use(shell: Shell, model: Path) -> None
 def test_a_method_without_an_lstm(shell: Shell, model: Path) -> None:
     Path("names.conll").write_text("the O\nfilm B-work\n\n" * 12)
     command = ("finetune", "names.conll", "--model", model, "--method", "frozen")
-    shell.shows(shell.fails(*command, "--recipe", "feature_based", "-o", "out"), "leave --recipe out")
+    shell.shows(
+        shell.fails(*command, "--recipe", "feature_based", "-o", "out"), "leave --recipe out"
+    )
     shell.works(*command, "-o", "out")
     assert about("out")["task"] == "tagging"
 
@@ -2530,8 +3420,20 @@ def test_a_method_without_an_lstm(shell: Shell, model: Path) -> None:
 @says("--set feature_layers=last")
 def test_a_layer_that_a_model_does_not_have(shell: Shell, model: Path) -> None:
     Path("names.conll").write_text("the O\nfilm B-work\n\n" * 12)
-    command = ("finetune", "names.conll", "--model", model, *FAST, "--recipe", "feature_based", "--set", "lstm_units=8")
-    advice = shell.shows(shell.fails(*command, "--set", "feature_layers=9", "-o", "out"), "--set feature_layers=last")
+    command = (
+        "finetune",
+        "names.conll",
+        "--model",
+        model,
+        *FAST,
+        "--recipe",
+        "feature_based",
+        "--set",
+        "lstm_units=8",
+    )
+    advice = shell.shows(
+        shell.fails(*command, "--set", "feature_layers=9", "-o", "out"), "--set feature_layers=last"
+    )
     shell.works(*command, *advice.split(), "-o", "out")
     assert about("out")["feature_layers"] == "last"
 
@@ -2540,7 +3442,20 @@ def test_a_layer_that_a_model_does_not_have(shell: Shell, model: Path) -> None:
 def test_an_export_of_two_vectors(shell: Shell, model: Path) -> None:
     rows = [(f"a good film {n}", "a film" if n % 2 else "a town", n % 2) for n in range(24)]
     data = table("pairs.csv", ("sentence1", "sentence2", "label"), *rows)
-    shell.works("finetune", data, "--model", model, "--method", "frozen", "--task", "classification", "-o", "pairs")
-    advice = shell.shows(shell.fails("export", "pairs", "-o", "out"), "export only the hidden states: --encoder")
+    shell.works(
+        "finetune",
+        data,
+        "--model",
+        model,
+        "--method",
+        "frozen",
+        "--task",
+        "classification",
+        "-o",
+        "pairs",
+    )
+    advice = shell.shows(
+        shell.fails("export", "pairs", "-o", "out"), "export only the hidden states: --encoder"
+    )
     shell.works("export", "pairs", "-o", "out", *re.findall("--encoder", advice))
     assert (Path("out") / "model.onnx").exists()

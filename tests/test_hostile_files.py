@@ -1,6 +1,7 @@
-"""Files that lie, lead elsewhere or are far too much: each ends in an error of ours, in little memory and soon.
-Weights, configurations and pickles are in test_model_folder, vocabularies in test_tokenizer, checkpoints in
-test_tensorflow; here is what these leave: links and pipes, sizes, and the files of tasks, vectors, exports and indexes.
+"""Files that lie, lead elsewhere or are far too much: each ends in an error of ours, in little
+memory and soon. Weights, configurations and pickles are in test_model_folder, vocabularies in
+test_tokenizer, checkpoints in test_tensorflow; here is what these leave: links and pipes, sizes,
+and the files of tasks, vectors, exports and indexes.
 
 All cases run in one process (this file, run as a program), which watches its own memory: `main`.
 """
@@ -32,7 +33,9 @@ HANG = 60  # seconds after which a case counts as hanging: many times what any n
 def changed(name: str, **changes: Any) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         content = json.loads((folder / name).read_text())
-        (folder / name).write_text(json.dumps({k: v for k, v in (content | changes).items() if v is not ...}))
+        (folder / name).write_text(
+            json.dumps({k: v for k, v in (content | changes).items() if v is not ...})
+        )
 
     return change
 
@@ -106,7 +109,9 @@ class Bomb:
         return os.mkdir, ("exploded",)
 
 
-def onnx_of(*nodes: tuple[str, list[str], list[str], dict[str, Any]], **constants: Any) -> Callable[[Path], None]:
+def onnx_of(
+    *nodes: tuple[str, list[str], list[str], dict[str, Any]], **constants: Any
+) -> Callable[[Path], None]:
     """A graph with a BERT's inputs and outputs, and something else in it."""
 
     def write(folder: Path) -> None:
@@ -115,13 +120,20 @@ def onnx_of(*nodes: tuple[str, list[str], list[str], dict[str, Any]], **constant
         from onnx import TensorProto, helper
 
         values = helper.make_tensor_value_info
-        made = [helper.make_node(kind, inputs, outputs, **settings) for kind, inputs, outputs, settings in nodes]
-        tensors = [onnx.numpy_helper.from_array(np.array(value), name) for name, value in constants.items()]
+        made = [
+            helper.make_node(kind, inputs, outputs, **settings)
+            for kind, inputs, outputs, settings in nodes
+        ]
+        tensors = [
+            onnx.numpy_helper.from_array(np.array(value), name) for name, value in constants.items()
+        ]
         graph = helper.make_graph(
-            made, "g",
+            made,
+            "g",
             [values("input_ids", TensorProto.INT64, ["batch", "length"])],
-            [values("logits", TensorProto.FLOAT, ["batch", 2])], tensors,
-        )  # fmt: skip
+            [values("logits", TensorProto.FLOAT, ["batch", 2])],
+            tensors,
+        )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
         (folder / "model.onnx").write_bytes(model.SerializeToString())
 
@@ -135,53 +147,93 @@ def endless(folder: Path) -> None:
 
     values = helper.make_tensor_value_info
     body = helper.make_graph(
-        [helper.make_node("Identity", ["go"], ["again"]), helper.make_node("Identity", ["x"], ["y"])], "body",
-        [values("n", TensorProto.INT64, []), values("go", TensorProto.BOOL, []),
-         values("x", TensorProto.FLOAT, [1, 2])],
+        [
+            helper.make_node("Identity", ["go"], ["again"]),
+            helper.make_node("Identity", ["x"], ["y"]),
+        ],
+        "body",
+        [
+            values("n", TensorProto.INT64, []),
+            values("go", TensorProto.BOOL, []),
+            values("x", TensorProto.FLOAT, [1, 2]),
+        ],
         [values("again", TensorProto.BOOL, []), values("y", TensorProto.FLOAT, [1, 2])],
-    )  # fmt: skip
+    )
     graph = helper.make_graph(
-        [helper.make_node("Loop", ["", "true", "start"], ["logits"], body=body)], "g",
+        [helper.make_node("Loop", ["", "true", "start"], ["logits"], body=body)],
+        "g",
         [values("input_ids", TensorProto.INT64, ["batch", "length"])],
         [values("logits", TensorProto.FLOAT, ["batch", 2])],
-        [helper.make_tensor("true", TensorProto.BOOL, [], [True]),
-         helper.make_tensor("start", TensorProto.FLOAT, [1, 2], [0, 0])],
-    )  # fmt: skip
+        [
+            helper.make_tensor("true", TensorProto.BOOL, [], [True]),
+            helper.make_tensor("start", TensorProto.FLOAT, [1, 2], [0, 0]),
+        ],
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
     (folder / "model.onnx").write_bytes(model.SerializeToString())
     del onnx
 
 
 MODEL: dict[str, Callable[[Path], None]] = {
-    **{f"{name} is a pipe": linked(name, "a pipe") for name in ("config.json", "model.safetensors", "tokenizer.json")},
-    **{f"{name} is endless": linked(name, "/dev/zero")
-       for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")},
+    **{
+        f"{name} is a pipe": linked(name, "a pipe")
+        for name in ("config.json", "model.safetensors", "tokenizer.json")
+    },
+    **{
+        f"{name} is endless": linked(name, "/dev/zero")
+        for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+    },
     "config.json is a folder of secrets": linked("config.json", "/etc"),
     "config.json is another's file": linked("config.json", "/etc/passwd"),
     "config.json of many lists": written("config.json", lambda: b"[" + b"[]," * 5_000_000 + b"[]]"),
     "config.json of many names": written(
-        "config.json", lambda: ("{" + ",".join(f'"{n:x}":1' for n in range(1_400_000)) + "}").encode()
+        "config.json",
+        lambda: ("{" + ",".join(f'"{n:x}":1' for n in range(1_400_000)) + "}").encode(),
     ),
     "config.json of many layers": changed("config.json", num_hidden_layers=10**9),
     "config.json of the largest sizes": changed(
-        "config.json", num_hidden_layers=1024, hidden_size=65536, vocab_size=4_000_000, intermediate_size=524_288
+        "config.json",
+        num_hidden_layers=1024,
+        hidden_size=65536,
+        vocab_size=4_000_000,
+        intermediate_size=524_288,
     ),
-    "tokenizer.json of many lists": written("tokenizer.json", lambda: b'{"a":[' + b"[]," * 5_000_000 + b"[]]}"),
+    "tokenizer.json of many lists": written(
+        "tokenizer.json", lambda: b'{"a":[' + b"[]," * 5_000_000 + b"[]]}"
+    ),
     "tokenizer.json of many names": written(
-        "tokenizer.json", lambda: ("{" + ",".join(f'"{n:x}":1' for n in range(1_500_000)) + "}").encode()
+        "tokenizer.json",
+        lambda: ("{" + ",".join(f'"{n:x}":1' for n in range(1_500_000)) + "}").encode(),
     ),
-    "tokenizer.json of 200 MB": written("tokenizer.json", lambda: b'{"a": "' + b"x" * 200_000_000 + b'"}'),
+    "tokenizer.json of 200 MB": written(
+        "tokenizer.json", lambda: b'{"a": "' + b"x" * 200_000_000 + b'"}'
+    ),
     "tokenizer.json with a word twice": many_words,
     "tokenizer.json that is a pickle": written("tokenizer.json", pickle.dumps(Bomb())),
-    "tokenizer.json with many added tokens": tokenizer_json(added_tokens=[
-        {"id": n, "content": f"[{n}]", "single_word": False, "lstrip": True, "rstrip": True, "normalized": True,
-         "special": False} for n in range(80_000)
-    ]),
+    "tokenizer.json with many added tokens": tokenizer_json(
+        added_tokens=[
+            {
+                "id": n,
+                "content": f"[{n}]",
+                "single_word": False,
+                "lstrip": True,
+                "rstrip": True,
+                "normalized": True,
+                "special": False,
+            }
+            for n in range(80_000)
+        ]
+    ),
     "tokenizer.json with a wrong pattern": tokenizer_json(
-        pre_tokenizer={"type": "Split", "pattern": {"Regex": "(" * 50_000}, "behavior": "Isolated", "invert": False}
+        pre_tokenizer={
+            "type": "Split",
+            "pattern": {"Regex": "(" * 50_000},
+            "behavior": "Isolated",
+            "invert": False,
+        }
     ),
     "tokenizer.json of nothing": tokenizer_json(model={"type": "WordPiece", "vocab": {}}),
-}  # fmt: skip
+}
 
 
 def replace(content: str, **pattern: str) -> dict[str, Any]:
@@ -204,16 +256,22 @@ def template(
         return {name: {"id": content, "type_id": kind}}
 
     special = {"[CLS]": {"id": "[CLS]", "ids": list(ids), "tokens": ["[CLS]"] * len(ids)}}
-    return tokenizer_json(post_processor={
-        "type": "TemplateProcessing", "single": [*map(piece, single.split())], "pair": [*map(piece, pair.split())],
-        "special_tokens": special,
-    })  # fmt: skip
+    return tokenizer_json(
+        post_processor={
+            "type": "TemplateProcessing",
+            "single": [*map(piece, single.split())],
+            "pair": [*map(piece, pair.split())],
+            "special_tokens": special,
+        }
+    )
 
 
 def charsmap(*units: int, texts: bytes = b"a\0") -> Callable[[Path], None]:
     """A tokenizer with a table of SentencePiece: a trie of these units, and replacements."""
     table = struct.pack("<I", 4 * len(units)) + struct.pack(f"<{len(units)}I", *units) + texts
-    return tokenizer_json(normalizer={"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()})
+    return tokenizer_json(
+        normalizer={"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
+    )
 
 
 def with_model(**changes: Any) -> Callable[[Path], None]:
@@ -229,7 +287,10 @@ def with_model(**changes: Any) -> Callable[[Path], None]:
     return change
 
 
-UNIGRAM = [["<unk>", 0.0], *([f"{n}" + "x" * 500 + f"{n}" + "y" * 500, -1.0] for n in range(28_000))]
+UNIGRAM = [
+    ["<unk>", 0.0],
+    *([f"{n}" + "x" * 500 + f"{n}" + "y" * 500, -1.0] for n in range(28_000)),
+]
 TOKENIZER: dict[str, Callable[[Path], None]] = {
     "a special token of a far id": template("C $A", ids=[1_000_000_000]),
     "a special token of another's id": template("C $A", ids=[3]),
@@ -240,19 +301,41 @@ TOKENIZER: dict[str, Callable[[Path], None]] = {
     "a template in another order": template(pair="$B $A"),
     "a type that the model lacks": template(kind=7),
     "ids of BERT that are others": tokenizer_json(
-        post_processor={"type": "BertProcessing", "sep": ["[SEP]", 9], "cls": ["[CLS]", 2]}),
+        post_processor={"type": "BertProcessing", "sep": ["[SEP]", 9], "cls": ["[CLS]", 2]}
+    ),
     "a text 4,096 times as long": tokenizer_json(
-        normalizer={"type": "Sequence", "normalizers": [replace("aa", String="a")] * 12}),
+        normalizer={"type": "Sequence", "normalizers": [replace("aa", String="a")] * 12}
+    ),
     "a text without end": tokenizer_json(
-        normalizer={"type": "Sequence", "normalizers": [replace("aa", String="a")] * 40}),
+        normalizer={"type": "Sequence", "normalizers": [replace("aa", String="a")] * 40}
+    ),
     "replacements between characters": tokenizer_json(normalizer=replace("b" * 1000, Regex="")),
     "replacements of nothing": tokenizer_json(normalizer=replace("b" * 1000, String="")),
-    "a million characters in front": tokenizer_json(normalizer={"type": "Prepend", "prepend": "a" * 1_000_000}),
-    "replacements within others": tokenizer_json(normalizer={"type": "Sequence", "normalizers": [
-        {"type": "Sequence", "normalizers": [replace("aaaa", String="a")] * 3}] * 3}),
-    **{f"the pattern {pattern}": split(pattern) for pattern in (
-        "(a+)+$", "(a|a)*b", "(?:a{1,9}){1,9}b", "(?<x>a\\g<x>|b)", r"(a)\1*", "a{1,9}+b", "a{100000}", "a*a*a*b",
-        "(?:a*|b)(?:c*|a)(?:a*|d)x", "(?>a+)+b")},
+    "a million characters in front": tokenizer_json(
+        normalizer={"type": "Prepend", "prepend": "a" * 1_000_000}
+    ),
+    "replacements within others": tokenizer_json(
+        normalizer={
+            "type": "Sequence",
+            "normalizers": [{"type": "Sequence", "normalizers": [replace("aaaa", String="a")] * 3}]
+            * 3,
+        }
+    ),
+    **{
+        f"the pattern {pattern}": split(pattern)
+        for pattern in (
+            "(a+)+$",
+            "(a|a)*b",
+            "(?:a{1,9}){1,9}b",
+            "(?<x>a\\g<x>|b)",
+            r"(a)\1*",
+            "a{1,9}+b",
+            "a{100000}",
+            "a*a*a*b",
+            "(?:a*|b)(?:c*|a)(?:a*|d)x",
+            "(?>a+)+b",
+        )
+    },
     "a long pattern": split("x" * 2000),
     "a table that leads elsewhere": charsmap(*[0xFFFFFFFF] * 256),
     "a table that is cut": charsmap(0),
@@ -262,25 +345,66 @@ TOKENIZER: dict[str, Callable[[Path], None]] = {
     "no unknown token": with_model(unk_token="[NOPE]"),
     "pieces of 28 MB": lambda folder: with_model(type="Unigram", unk_id=0, vocab=UNIGRAM)(folder),
     "merges without the prefix": with_model(
-        type="BPE", vocab={"a": 0, "b": 1, "ab": 2}, merges=["a b"], continuing_subword_prefix="##", unk_token=None),
+        type="BPE",
+        vocab={"a": 0, "b": 1, "ab": 2},
+        merges=["a b"],
+        continuing_subword_prefix="##",
+        unk_token=None,
+    ),
     "words of length 0": tokenizer_json(pre_tokenizer={"type": "FixedLength", "length": 0}),
-    "an id far away": tokenizer_json(added_tokens=[{
-        "id": 10**9, "content": "far", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-        "special": True}]),
-    "special tokens of other ids": tokenizer_json(added_tokens=[{
-        "id": 3, "content": "[PAD]", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-        "special": True}]),
-    "an added token of two million characters": tokenizer_json(added_tokens=[{
-        "id": 10**3, "content": "x" * 2_000_000, "single_word": False, "lstrip": False, "rstrip": False,
-        "normalized": False, "special": True}]),
-}  # fmt: skip
+    "an id far away": tokenizer_json(
+        added_tokens=[
+            {
+                "id": 10**9,
+                "content": "far",
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+        ]
+    ),
+    "special tokens of other ids": tokenizer_json(
+        added_tokens=[
+            {
+                "id": 3,
+                "content": "[PAD]",
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+        ]
+    ),
+    "an added token of two million characters": tokenizer_json(
+        added_tokens=[
+            {
+                "id": 10**3,
+                "content": "x" * 2_000_000,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+        ]
+    ),
+}
 VOCABULARY: dict[str, Callable[[Path], None]] = {
     "vocab.txt is endless": linked("vocab.txt", "/dev/zero"),
     "vocab.txt of one line": written("vocab.txt", lambda: b"x" * 200_000_000),
-    "vocab.txt of many lines": written("vocab.txt", lambda: b"".join(b"%x\n" % n for n in range(3_000_000))),
+    "vocab.txt of many lines": written(
+        "vocab.txt", lambda: b"".join(b"%x\n" % n for n in range(3_000_000))
+    ),
     "vocab.txt that is a pickle": written("vocab.txt", pickle.dumps(Bomb())),
-    "added tokens that are none": written("special_tokens_map.json", '{"additional_special_tokens": 5}'),
-    "added tokens that are lists": written("special_tokens_map.json", '{"additional_special_tokens": [["a"]]}'),
+    "added tokens that are none": written(
+        "special_tokens_map.json", '{"additional_special_tokens": 5}'
+    ),
+    "added tokens that are lists": written(
+        "special_tokens_map.json", '{"additional_special_tokens": [["a"]]}'
+    ),
     "added tokens by any id": written("added_tokens.json", '{"a": [1]}'),
 }
 TASK: dict[str, Callable[[Path], None]] = {
@@ -303,21 +427,34 @@ THEIR_TASK: dict[str, Callable[[Path], None]] = {  # a folder without task.json
     "labels by any number": changed("config.json", id2label={"-1": "a"}),
     "labels of one name": changed("config.json", id2label={"0": "a", "1": "a"}),
     "labels that are lists": changed("config.json", id2label=[["a"]]),
-    "a million labels": changed("config.json", id2label={str(n): str(n) for n in range(10**6)}, label2id=...),
+    "a million labels": changed(
+        "config.json", id2label={str(n): str(n) for n in range(10**6)}, label2id=...
+    ),
 }
 VECTORS: dict[str, Callable[[Path], None]] = {
     "modules.json is endless": linked("modules.json", "/dev/zero"),
     "a module above": written(
-        "modules.json", '[{"type": "x.Transformer", "path": "../other"}, {"type": "x.Pooling", "path": "1_Pooling"}]'),
+        "modules.json",
+        '[{"type": "x.Transformer", "path": "../other"}, {"type": "x.Pooling", "path": '
+        '"1_Pooling"}]',
+    ),
     "a module at the root": written(
-        "modules.json", '[{"type": "x.Transformer", "path": "/etc"}, {"type": "x.Pooling", "path": "1_Pooling"}]'),
+        "modules.json",
+        '[{"type": "x.Transformer", "path": "/etc"}, {"type": "x.Pooling", "path": "1_Pooling"}]',
+    ),
     "a module of theirs": written("modules.json", '[{"type": "evil.Program", "path": ""}]'),
     "modules that are numbers": written("modules.json", "[1, 2]"),
-    "pooling that is a list of lists": written("1_Pooling/config.json", '{"pooling_mode": [["mean"]]}'),
-    "prompts that are numbers": written("config_sentence_transformers.json", '{"prompts": {"a": 1}}'),
-    "a default prompt that is a list": written("config_sentence_transformers.json", '{"default_prompt_name": ["a"]}'),
+    "pooling that is a list of lists": written(
+        "1_Pooling/config.json", '{"pooling_mode": [["mean"]]}'
+    ),
+    "prompts that are numbers": written(
+        "config_sentence_transformers.json", '{"prompts": {"a": 1}}'
+    ),
+    "a default prompt that is a list": written(
+        "config_sentence_transformers.json", '{"default_prompt_name": ["a"]}'
+    ),
     "a length below all": written("sentence_bert_config.json", '{"max_seq_length": -5}'),
-}  # fmt: skip
+}
 EXPORTED: dict[str, Callable[[Path], None]] = {
     "an export that is a pickle": written("model.onnx", pickle.dumps(Bomb())),
     "an export that is an archive": written("model.onnx", b"PK\x03\x04" + bytes(1000)),
@@ -325,16 +462,22 @@ EXPORTED: dict[str, Callable[[Path], None]] = {
     "an export of zeros": written("model.onnx", bytes(10_000)),
     "an export is endless": linked("model.onnx", "/dev/zero"),
     "a graph that lies about its output": onnx_of(
-        ("Cast", ["input_ids"], ["a"], {"to": 1}), ("Slice", ["a", "zero", "one", "one"], ["logits"], {}),
-        zero=[0], one=[1],
+        ("Cast", ["input_ids"], ["a"], {"to": 1}),
+        ("Slice", ["a", "zero", "one", "one"], ["logits"], {}),
+        zero=[0],
+        one=[1],
     ),
-    "a graph of a terabyte": onnx_of(("ConstantOfShape", ["shape"], ["logits"], {}), shape=[500_000, 500_000]),
+    "a graph of a terabyte": onnx_of(
+        ("ConstantOfShape", ["shape"], ["logits"], {}), shape=[500_000, 500_000]
+    ),
     "a graph that grows": onnx_of(
-        ("Cast", ["input_ids"], ["a"], {"to": 1}), ("Tile", ["a", "times"], ["logits"], {}), times=[1, 10**10]
+        ("Cast", ["input_ids"], ["a"], {"to": 1}),
+        ("Tile", ["a", "times"], ["logits"], {}),
+        times=[1, 10**10],
     ),
     "a graph without end": endless,
     "a graph of unknown nodes": onnx_of(("Sorcery", ["input_ids"], ["logits"], {})),
-}  # fmt: skip
+}
 INDEX: dict[str, Callable[[Path], None]] = {
     "an index is endless": linked("index.json", "/dev/zero"),
     "a segment above": segments_named("../segment-000001"),
@@ -353,9 +496,15 @@ INDEX: dict[str, Callable[[Path], None]] = {
     "rows are endless": linked("segment-000001.jsonl", "/dev/zero"),
 }
 CASES = {
-    "model": MODEL, "tokenizer": TOKENIZER, "vocabulary": VOCABULARY, "task": TASK, "their task": THEIR_TASK,
-    "vectors": VECTORS, "exported": EXPORTED, "index": INDEX,
-}  # fmt: skip
+    "model": MODEL,
+    "tokenizer": TOKENIZER,
+    "vocabulary": VOCABULARY,
+    "task": TASK,
+    "their task": THEIR_TASK,
+    "vectors": VECTORS,
+    "exported": EXPORTED,
+    "index": INDEX,
+}
 
 
 def good_folder(kind: str, folder: Path) -> tuple[Path, Callable[[Path], object]]:
@@ -420,7 +569,9 @@ def main(kinds: Sequence[str], cases: Sequence[str] = ()) -> None:
             good, act = good_folder(kind, Path(at) / "good")
             act(good)  # libraries are loaded, and threads begun
             # For what would take everything:
-            resource.setrlimit(resource.RLIMIT_AS, (memory("VmSize") + 4096 << 20, resource.RLIM_INFINITY))
+            resource.setrlimit(
+                resource.RLIMIT_AS, (memory("VmSize") + 4096 << 20, resource.RLIM_INFINITY)
+            )
             for case in cases or CASES[kind]:
                 folder = shutil.copytree(good, Path(at) / "hostile", symlinks=True)
                 CASES[kind][case](folder)
@@ -435,7 +586,12 @@ def main(kinds: Sequence[str], cases: Sequence[str] = ()) -> None:
                     except BaseException as error:
                         outcome, words = type(error).__name__, str(error)[:500]
                 seconds, megabytes = round(time.process_time() - start, 3), memory("VmHWM") - before
-                found = {"outcome": outcome, "megabytes": megabytes, "seconds": seconds, "words": words}
+                found = {
+                    "outcome": outcome,
+                    "megabytes": megabytes,
+                    "seconds": seconds,
+                    "words": words,
+                }
                 print(json.dumps({"case": f"{kind}: {case}", **found}), flush=True)
                 shutil.rmtree(folder)
 
@@ -448,14 +604,20 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     pytest.importorskip("onnxruntime")
     paths = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parent)])
     ran = subprocess.run(
-        [sys.executable, __file__], capture_output=True, text=True, check=False,
-        cwd=tmp_path_factory.mktemp("hostile"), env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        [sys.executable, __file__],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path_factory.mktemp("hostile"),
+        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+    )
     lines = [json.loads(line) for line in ran.stdout.splitlines()]
     return {line["case"]: line for line in lines} | {"stderr": ran.stderr}
 
 
-@pytest.mark.parametrize("case", [f"{kind}: {case}" for kind, cases in CASES.items() for case in cases])
+@pytest.mark.parametrize(
+    "case", [f"{kind}: {case}" for kind, cases in CASES.items() for case in cases]
+)
 def test_it_ends_in_an_error_of_ours(case: str, found: dict[str, Any]):
     assert case in found, f"the process ended here, or before: {found['stderr'][-1000:]}"
     assert found[case]["outcome"] == "BertworksError", found[case]
@@ -465,12 +627,13 @@ def test_it_ends_in_an_error_of_ours(case: str, found: dict[str, Any]):
     assert "panicked" not in found["stderr"]  # a message of a library, which no one understands
 
 
-# --- random damage ----------------------------------------------------------------------------------------------------
+# --- random damage
+# --------------------------------------------------------------------------------------------------
 
 
 def damage(content: bytes, draw: random.Random) -> bytes:
-    """The content with one random change: a bit, a byte, a digit, a part left out, doubled or filled with zeros, or the
-    end cut off."""
+    """The content with one random change: a bit, a byte, a digit, a part left out, doubled or
+    filled with zeros, or the end cut off."""
     at, length = draw.randrange(len(content)), draw.choice((1, 2, 10, 100))
     head, part, tail = content[:at], content[at : at + length], content[at + length :]
     digits = [place for place, byte in enumerate(content) if 48 <= byte < 58]
@@ -481,7 +644,11 @@ def damage(content: bytes, draw: random.Random) -> bytes:
             return head + draw.randbytes(1) + content[at + 1 :]
         case 2 if digits:
             at = draw.choice(digits)
-            return content[:at] + str(draw.randrange(10)).encode() * draw.choice((1, 1, 9)) + content[at + 1 :]
+            return (
+                content[:at]
+                + str(draw.randrange(10)).encode() * draw.choice((1, 1, 9))
+                + content[at + 1 :]
+            )
         case 3:
             return head + tail
         case 4:
@@ -493,7 +660,8 @@ def damage(content: bytes, draw: random.Random) -> bytes:
 
 
 def damages(folder: Path, names: Sequence[str], count: int) -> Iterator[tuple[str, bool]]:
-    """Damages files of a folder, one after the other; yields the file, and whether it was cut; then it is as before."""
+    """Damages files of a folder, one after the other; yields the file, and whether it was cut; then
+    it is as before."""
     draw = random.Random(28)
     for number in range(count):
         path = folder / names[number % len(names)]
@@ -505,9 +673,11 @@ def damages(folder: Path, names: Sequence[str], count: int) -> Iterator[tuple[st
             path.write_bytes(content)
 
 
-def test_damaged_models_are_refused_or_read_as_they_are(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
-    """Settings without a hash may change their value. No weights are taken for others, no cut file for a whole one, and
-    every error is one of ours."""
+def test_damaged_models_are_refused_or_read_as_they_are(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    """Settings without a hash may change their value. No weights are taken for others, no cut file
+    for a whole one, and every error is one of ours."""
     import torch
     from fine import write_model
     from test_export import write_head
@@ -524,7 +694,13 @@ def test_damaged_models_are_refused_or_read_as_they_are(tmp_path: Path, capfd: p
     for name in (*whole, pooling):
         shutil.copy(tmp_path / "vectors" / name, folder / name)
     weights = ModelFolder(folder).load().state
-    settings = ("config.json", "task.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+    settings = (
+        "config.json",
+        "task.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+    )
     refused = Counter[bool]()
     for name, is_cut in damages(folder, (*settings, *whole, pooling), 270):
         try:
@@ -534,7 +710,8 @@ def test_damaged_models_are_refused_or_read_as_they_are(tmp_path: Path, capfd: p
             model = opened.load()
             assert all(torch.equal(value, weights[key]) for key, value in model.state.items()), name
             model.tokenizer.encode("a good film", "two", max_length=16)
-            assert not is_cut or (folder / name).read_bytes().strip()[-1:] == b"}", name  # all but the last line end
+            # all but the last line end
+            assert not is_cut or (folder / name).read_bytes().strip()[-1:] == b"}", name
             refused[False] += 1
         except BertworksError:
             refused[True] += 1
@@ -570,8 +747,8 @@ def test_damaged_headers_of_weights_are_no_other_weights(tmp_path: Path):
 
 
 def test_a_damaged_checkpoint_is_never_taken(tmp_path: Path):
-    """Every byte of a checkpoint is under a hash: what is not as it was written is renamed, and the one before is
-    taken."""
+    """Every byte of a checkpoint is under a hash: what is not as it was written is renamed, and the
+    one before is taken."""
     import torch
 
     from bertworks.checkpoints.training_state import latest_checkpoint, save_checkpoint
@@ -610,8 +787,11 @@ def test_damaged_recipes_are_errors_of_the_user(tmp_path: Path):
 
 
 ENCODED = {
-    "utf-8-sig": "", "utf-16": "not a text in UTF-8", "utf-16-le": "not TOML", "utf-32": "not a text in UTF-8",
-}  # fmt: skip
+    "utf-8-sig": "",
+    "utf-16": "not a text in UTF-8",
+    "utf-16-le": "not TOML",
+    "utf-32": "not a text in UTF-8",
+}
 
 
 @pytest.mark.parametrize("encoding", ENCODED)
@@ -632,10 +812,13 @@ def test_recipes_of_other_encodings(encoding: str, tmp_path: Path):
 
 
 HOSTILE_RECIPES = {
-    "lists in lists": b"epochs = " + b"[" * 7000, "tables in tables": b"[" + b"a." * 3000 + b"a]",
-    "keys in keys": b"a." * 3000 + b"a = 1", "a number of many digits": b"epochs = " + b"9" * 9000,
-    "many fields": b"\n".join(b"k%d=1" % n for n in range(1500)), "a large file": b"#" * 100_000,
-}  # fmt: skip
+    "lists in lists": b"epochs = " + b"[" * 7000,
+    "tables in tables": b"[" + b"a." * 3000 + b"a]",
+    "keys in keys": b"a." * 3000 + b"a = 1",
+    "a number of many digits": b"epochs = " + b"9" * 9000,
+    "many fields": b"\n".join(b"k%d=1" % n for n in range(1500)),
+    "a large file": b"#" * 100_000,
+}
 
 
 @pytest.mark.parametrize("kind", HOSTILE_RECIPES)
@@ -665,11 +848,16 @@ size 90868376
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        ("model", "model.safetensors"), ("model", "tokenizer.json"), ("model", "config.json"), ("model", "vocab.txt"),
-        ("task", "task.json"), ("exported", "model.onnx"), ("index", "index.json"),
+        ("model", "model.safetensors"),
+        ("model", "tokenizer.json"),
+        ("model", "config.json"),
+        ("model", "vocab.txt"),
+        ("task", "task.json"),
+        ("exported", "model.onnx"),
+        ("index", "index.json"),
         ("index", "segment-000001.safetensors"),
     ],
-)  # fmt: skip
+)
 def test_a_pointer_of_git_lfs_is_called_so(kind: str, name: str, tmp_path: Path):
     from bertworks.errors import BertworksError
 
@@ -687,7 +875,9 @@ def test_a_pointer_of_git_lfs_is_called_so(kind: str, name: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["d.csv", "d.parquet", "d.jsonl", "d.txt.gz"])
-def test_data_that_are_a_pointer_of_git_lfs(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_data_that_are_a_pointer_of_git_lfs(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     from bertworks.cli.main import main
     from bertworks.datasets.reader import RowReader
     from bertworks.errors import BertworksError

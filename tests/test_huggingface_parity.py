@@ -1,4 +1,5 @@
-"""Our BERT is Hugging Face's: the same weights give the same states, losses and gradients, and folders go both ways."""
+"""Our BERT is Hugging Face's: the same weights give the same states, losses and gradients, and
+folders go both ways."""
 
 from dataclasses import replace
 
@@ -7,7 +8,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bertworks.batching.batch import Batch, BatchTarget
-from bertworks.checkpoints.hf_mapping import component_names, config_from_huggingface, from_huggingface
+from bertworks.checkpoints.hf_mapping import (
+    component_names,
+    config_from_huggingface,
+    from_huggingface,
+)
 from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import Encoder
@@ -18,20 +23,33 @@ from bertworks.training.objectives import PretrainingModel
 transformers = pytest.importorskip("transformers")
 
 TINY = EncoderConfig(
-    vocab_size=90, hidden_size=128, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=128,
-    hidden_dropout=0.0, attention_dropout=0.0,
-)  # fmt: skip
+    vocab_size=90,
+    hidden_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    max_position_embeddings=128,
+    hidden_dropout=0.0,
+    attention_dropout=0.0,
+)
 CONFIGS = {
     "tiny, head size 64": TINY,
-    "mini": replace(TINY, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, vocab_size=500),
+    "mini": replace(
+        TINY, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, vocab_size=500
+    ),
     "small heads, odd sizes": replace(
-        TINY, vocab_size=91, hidden_size=36, num_attention_heads=3, intermediate_size=50, num_hidden_layers=3,
-        type_vocab_size=4, layer_norm_eps=1e-5,
+        TINY,
+        vocab_size=91,
+        hidden_size=36,
+        num_attention_heads=3,
+        intermediate_size=50,
+        num_hidden_layers=3,
+        type_vocab_size=4,
+        layer_norm_eps=1e-5,
     ),
     "tanh gelu": replace(TINY, hidden_size=48, num_attention_heads=4, hidden_act="gelu_tanh"),
     "relu": replace(TINY, hidden_size=48, num_attention_heads=4, hidden_act="relu"),
     "one deep head": replace(TINY, hidden_size=64, num_attention_heads=1, num_hidden_layers=6),
-}  # fmt: skip
+}
 LENGTHS = {
     "one": [23],
     "uniform": [16, 16, 16],
@@ -44,11 +62,18 @@ LENGTHS = {
 def foreign_config(c):
     activation = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}[c.hidden_act]
     return transformers.BertConfig(
-        vocab_size=c.vocab_size, hidden_size=c.hidden_size, num_hidden_layers=c.num_hidden_layers,
-        num_attention_heads=c.num_attention_heads, intermediate_size=c.ffn_size, hidden_act=activation,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, max_position_embeddings=c.max_position_embeddings,
-        type_vocab_size=c.type_vocab_size, layer_norm_eps=c.layer_norm_eps,
-    )  # fmt: skip
+        vocab_size=c.vocab_size,
+        hidden_size=c.hidden_size,
+        num_hidden_layers=c.num_hidden_layers,
+        num_attention_heads=c.num_attention_heads,
+        intermediate_size=c.ffn_size,
+        hidden_act=activation,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        max_position_embeddings=c.max_position_embeddings,
+        type_vocab_size=c.type_vocab_size,
+        layer_norm_eps=c.layer_norm_eps,
+    )
 
 
 def perturbed(model, seed=0):
@@ -94,7 +119,10 @@ def both_batches(lengths, config, seed=2):
         "labels": layout.pad(flat).masked_fill(~present, -100),
         "next_sentence_label": pairs,
     }
-    targets = {"masked_lm": BatchTarget(requested, labels), "next_sentence": BatchTarget(layout.first.long(), pairs)}
+    targets = {
+        "masked_lm": BatchTarget(requested, labels),
+        "next_sentence": BatchTarget(layout.first.long(), pairs),
+    }
     return Batch(ids, layout, types, targets), padded
 
 
@@ -124,7 +152,9 @@ def test_the_loss_and_the_scores_are_the_same(pair, lengths):
         expected = theirs(**padded)
         loss, scores = total_loss(ours, packed), ours.scores(packed)
     torch.testing.assert_close(loss, expected.loss, rtol=1e-6, atol=0)
-    requested = packed.layout.unpad(expected.prediction_logits)[packed.targets["masked_lm"].positions]
+    requested = packed.layout.unpad(expected.prediction_logits)[
+        packed.targets["masked_lm"].positions
+    ]
     torch.testing.assert_close(scores, requested, atol=2e-5, rtol=1e-5)
 
 
@@ -146,7 +176,15 @@ def test_the_gradient_of_every_parameter_is_the_same(pair, lengths):
 # --- folders
 
 
-TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz.,!?", *(f"##{c}" for c in "abcde")]
+TOKENS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    *"abcdefghijklmnopqrstuvwxyz.,!?",
+    *(f"##{c}" for c in "abcde"),
+]
 TEXTS = ["abc bad cafe.", "A Bad [MASK], é!", "", "zzz aeb, unknownword", "x" * 120]
 
 
@@ -162,9 +200,13 @@ def tokenizer(tmp_path_factory):
 def saved(request, tmp_path_factory, tokenizer):
     """A folder of ours and the model that is in it."""
     config = replace(
-        TINY, vocab_size=len(TOKENS), hidden_size=48, num_attention_heads=4, hidden_act=request.param,
+        TINY,
+        vocab_size=len(TOKENS),
+        hidden_size=48,
+        num_attention_heads=4,
+        hidden_act=request.param,
         max_position_embeddings=64,
-    )  # fmt: skip
+    )
     torch.manual_seed(1)
     ours = perturbed(PretrainingModel(config), seed=1)
     folder = tmp_path_factory.mktemp("saved")
@@ -173,7 +215,8 @@ def saved(request, tmp_path_factory, tokenizer):
 
 
 def opened(kind, folder):
-    """A model of theirs from our folder; nothing in it may be missing, unexpected or of another shape."""
+    """A model of theirs from our folder; nothing in it may be missing, unexpected or of another
+    shape."""
     model, report = kind.from_pretrained(folder, output_loading_info=True)
     troubles = {name: found for name, found in report.items() if found}
     return model.eval(), troubles
@@ -198,7 +241,9 @@ def test_our_folder_opens_as_body_and_as_masked_lm(saved):
     folder, ours, config = saved
     packed, padded = both_batches([9, 30, 2], config)
     inputs = {
-        name: value for name, value in padded.items() if name in ("input_ids", "token_type_ids", "attention_mask")
+        name: value
+        for name, value in padded.items()
+        if name in ("input_ids", "token_type_ids", "attention_mask")
     }
     body, troubles = opened(transformers.AutoModel, folder)
     assert set(troubles) <= {"unexpected_keys"}
@@ -209,7 +254,9 @@ def test_our_folder_opens_as_body_and_as_masked_lm(saved):
         found = body(**inputs)
         scores = packed.layout.unpad(masked(**inputs).logits)[packed.targets["masked_lm"].positions]
         pooled = ours.pooler(states[packed.layout.first])
-        torch.testing.assert_close(packed.layout.unpad(found.last_hidden_state), states, atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            packed.layout.unpad(found.last_hidden_state), states, atol=1e-5, rtol=0
+        )
         torch.testing.assert_close(found.pooler_output, pooled, atol=1e-5, rtol=0)
         torch.testing.assert_close(scores, ours.scores(packed), atol=2e-5, rtol=1e-5)
 
@@ -244,7 +291,10 @@ def test_through_their_hands_and_back_nothing_changes(saved, tmp_path, tokenizer
     expected = ours.state_dict()
     assert model.state.keys() == expected.keys()
     assert all(torch.equal(model.state[name], value) for name, value in expected.items())
-    assert load_file(tmp_path / "theirs" / "model.safetensors").keys() == load_file(folder / "model.safetensors").keys()
+    assert (
+        load_file(tmp_path / "theirs" / "model.safetensors").keys()
+        == load_file(folder / "model.safetensors").keys()
+    )
     save_model(tmp_path / "again", model.state, model.config, model.tokenizer, card="# test\n")
     for name in ("model.safetensors", "config.json"):
         assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
@@ -286,10 +336,14 @@ def test_the_body_of_every_model_of_theirs_is_read(kind, parts, tmp_path, tokeni
     model = load_model(tmp_path)
     assert component_names(model.state) == parts
     encoder = Encoder(model.config).eval()
-    encoder.load_state_dict({n.removeprefix("encoder."): v for n, v in model.state.items() if n.startswith("encoder.")})
+    encoder.load_state_dict(
+        {n.removeprefix("encoder."): v for n, v in model.state.items() if n.startswith("encoder.")}
+    )
     packed, padded = both_batches([9, 30, 2], config)
     inputs = {
-        name: value for name, value in padded.items() if name in ("input_ids", "token_type_ids", "attention_mask")
+        name: value
+        for name, value in padded.items()
+        if name in ("input_ids", "token_type_ids", "attention_mask")
     }
     with torch.no_grad():
         body = theirs if kind == "BertModel" else theirs.bert
@@ -299,13 +353,18 @@ def test_the_body_of_every_model_of_theirs_is_read(kind, parts, tmp_path, tokeni
 
 
 def answers(state, parts, states, layout):
-    """Logits from what was read, computed here with nothing but matrices: of sequences, or of tokens."""
+    """Logits from what was read, computed here with nothing but matrices: of sequences, or of
+    tokens."""
     if "span" in parts:
         return torch.nn.functional.linear(states, state["span.weight"], state["span.bias"])
     if "pooler" not in parts:
-        return torch.nn.functional.linear(states, state["classifier.weight"], state["classifier.bias"])
+        return torch.nn.functional.linear(
+            states, state["classifier.weight"], state["classifier.bias"]
+        )
     first = states[layout.cu_seqlens[:-1].long()]
-    pooled = torch.nn.functional.linear(first, state["pooler.dense.weight"], state["pooler.dense.bias"]).tanh()
+    pooled = torch.nn.functional.linear(
+        first, state["pooler.dense.weight"], state["pooler.dense.bias"]
+    ).tanh()
     return torch.nn.functional.linear(pooled, state["classifier.weight"], state["classifier.bias"])
 
 
@@ -320,7 +379,9 @@ def answers(state, parts, states, layout):
         ("BertForMultipleChoice", 1),
     ],
 )
-def test_the_head_of_every_fine_tuned_model_of_theirs_is_read(kind, num_labels, tmp_path, tokenizer):
+def test_the_head_of_every_fine_tuned_model_of_theirs_is_read(
+    kind, num_labels, tmp_path, tokenizer
+):
     config = replace(TINY, vocab_size=len(TOKENS), hidden_size=48, num_attention_heads=4)
     foreign = foreign_config(config)
     foreign.num_labels = num_labels
@@ -334,9 +395,12 @@ def test_the_head_of_every_fine_tuned_model_of_theirs_is_read(kind, num_labels, 
     names = "input_ids", "token_type_ids", "attention_mask"
     inputs = {name: padded[name] for name in names}
     if kind == "BertForMultipleChoice":
-        inputs = {name: value.view(2, 2, -1) for name, value in inputs.items()}  # two questions with two choices each
+        # two questions with two choices each
+        inputs = {name: value.view(2, 2, -1) for name, value in inputs.items()}
     encoder = Encoder(config).eval()
-    encoder.load_state_dict({n.removeprefix("encoder."): v for n, v in state.items() if n.startswith("encoder.")})
+    encoder.load_state_dict(
+        {n.removeprefix("encoder."): v for n, v in state.items() if n.startswith("encoder.")}
+    )
     with torch.no_grad():
         found = theirs(**inputs)
         states = encoder(packed.input_ids, packed.layout, packed.token_type_ids)[-1]
@@ -354,9 +418,16 @@ def test_the_head_of_every_fine_tuned_model_of_theirs_is_read(kind, num_labels, 
 def test_a_pooler_that_old_versions_saved_beside_a_head_does_no_harm(kind, tmp_path, tokenizer):
     config = replace(TINY, vocab_size=len(TOKENS), hidden_size=48, num_attention_heads=4)
     theirs = getattr(transformers, kind)(foreign_config(config))
-    old = {f"bert.pooler.dense.{end}": torch.ones([48, 48][: 2 - (end == "bias")]) for end in ("weight", "bias")}
+    old = {
+        f"bert.pooler.dense.{end}": torch.ones([48, 48][: 2 - (end == "bias")])
+        for end in ("weight", "bias")
+    }
     theirs.save_pretrained(tmp_path)
     tokenizer.save(tmp_path)
-    save_file(load_file(tmp_path / "model.safetensors") | old, tmp_path / "model.safetensors", {"format": "pt"})
+    save_file(
+        load_file(tmp_path / "model.safetensors") | old,
+        tmp_path / "model.safetensors",
+        {"format": "pt"},
+    )
     head = {"BertForTokenClassification": "classifier", "BertForQuestionAnswering": "span"}[kind]
     assert component_names(load_model(tmp_path, needs={head}).state) == {"encoder", "pooler", head}

@@ -1,4 +1,5 @@
-"""An index: what is found, added and deleted; what a killed process leaves; that vectors of two models never meet."""
+"""An index: what is found, added and deleted; what a killed process leaves; that vectors of two
+models never meet."""
 
 import json
 import random
@@ -30,7 +31,13 @@ from bertworks.retrieval.store import MANIFEST, writing
 from bertworks.serve.endpoints import Abilities
 from bertworks.training.task_heads import TaskModel
 
-TEXTS = ["good film", "sad dogs", "Anna lives in Oslo", "the men heard music last night", "story of this town"]
+TEXTS = [
+    "good film",
+    "sad dogs",
+    "Anna lives in Oslo",
+    "the men heard music last night",
+    "story of this town",
+]
 
 
 @pytest.fixture
@@ -50,7 +57,9 @@ def test_a_model_made_for_another_similarity(meant: str, model: Path, tmp_path: 
     path = tmp_path / "own/config_sentence_transformers.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"similarity_fn_name": meant}))
     (tmp_path / "docs.txt").write_text("\n".join(TEXTS) + "\n")
-    make = partial(index_file, tmp_path / "docs.txt", tmp_path / "idx", model=tmp_path / "own", device="cpu")
+    make = partial(
+        index_file, tmp_path / "docs.txt", tmp_path / "idx", model=tmp_path / "own", device="cpu"
+    )
     if meant == "words":
         with pytest.raises(BertworksError, match="similarity_fn_name is 'words'"):
             list(make())
@@ -60,11 +69,15 @@ def test_a_model_made_for_another_similarity(meant: str, model: Path, tmp_path: 
 
 
 def test_dense_is_the_cosine(index: Index, model: Path):
-    vectors = bertworks.embed(model, ["old dogs", *TEXTS], normalize=True, device="cpu").astype(np.float64)
+    vectors = bertworks.embed(model, ["old dogs", *TEXTS], normalize=True, device="cpu").astype(
+        np.float64
+    )
     cosines = vectors[1:] @ vectors[0]
     hits = index.search("old dogs", 3, ranking="dense")
     assert [hit["id"] for hit in hits] == ["abcde"[n] for n in np.argsort(-cosines)[:3]]
-    assert [hit["score"] for hit in hits] == pytest.approx(sorted(cosines, reverse=True)[:3], abs=1e-6)
+    assert [hit["score"] for hit in hits] == pytest.approx(
+        sorted(cosines, reverse=True)[:3], abs=1e-6
+    )
     place = "abcde".index(hits[0]["id"])
     assert (hits[0]["text"], hits[0]["fields"]) == (TEXTS[place], {"n": place})
 
@@ -98,16 +111,26 @@ def test_many_segments_are_as_one(model: Path, tmp_path: Path, monkeypatch: pyte
         for query in (texts[0], FILLER[3], "good men"):
             first, second = (found.search(query, 50, ranking=ranking) for found in (one, many))
             assert [hit["id"] for hit in first] == [hit["id"] for hit in second]
-            assert [hit["score"] for hit in first] == pytest.approx([hit["score"] for hit in second], abs=1e-5)
+            assert [hit["score"] for hit in first] == pytest.approx(
+                [hit["score"] for hit in second], abs=1e-5
+            )
     before = many.search("good men", 50)
     many.compact()
     assert len(list((tmp_path / "many").glob("segment-*"))) == 2
     assert [hit["id"] for hit in many.search("good men", 50)] == [hit["id"] for hit in before]
-    assert texts[0] not in (tmp_path / "many" / next(iter(many.manifest.segments))).with_suffix(".jsonl").read_text()
+    assert (
+        texts[0]
+        not in (tmp_path / "many" / next(iter(many.manifest.segments)))
+        .with_suffix(".jsonl")
+        .read_text()
+    )
 
 
-def test_approximate_search_walks_a_graph(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Of so few documents it finds the same as exact search; what is added later, and deleted, counts at once."""
+def test_approximate_search_walks_a_graph(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Of so few documents it finds the same as exact search; what is added later, and deleted,
+    counts at once."""
     pytest.importorskip("faiss", reason="faiss, an extra, is not installed")
     draw = random.Random(0)
     texts = [sentence(draw) for _ in range(300)]
@@ -126,7 +149,9 @@ def test_approximate_search_walks_a_graph(model: Path, tmp_path: Path, capsys: p
             exact = index.search("good men", 20, ranking=ranking)
             found = index.search("good men", 20, ranking=ranking, approximate=True)
             assert [hit["id"] for hit in found] == [hit["id"] for hit in exact]
-            assert [hit["score"] for hit in found] == pytest.approx([hit["score"] for hit in exact], abs=1e-6)
+            assert [hit["score"] for hit in found] == pytest.approx(
+                [hit["score"] for hit in exact], abs=1e-6
+            )
 
     index = Index(tmp_path / "idx", device="cpu")
     compare(index)
@@ -173,9 +198,13 @@ def test_an_open_index_outlives_a_compaction(index: Index):
 def test_half_a_character(index: Index):
     index.add(["music \ud83d"], ids=["\ud83d"])
     assert index.search("music", 2, ranking="bm25")[0] == {
-        "id": "\ud83d", "score": pytest.approx(1.2, abs=1), "cosine": None, "title": "", "text": "music \ud83d",
+        "id": "\ud83d",
+        "score": pytest.approx(1.2, abs=1),
+        "cosine": None,
+        "title": "",
+        "text": "music \ud83d",
         "fields": {},
-    }  # fmt: skip
+    }
     assert index.delete(["\ud83d"]) == 1
 
 
@@ -197,10 +226,14 @@ def test_the_same_id_takes_the_place(index: Index):
 
 def test_wrong_calls(index: Index, model: Path, tmp_path: Path):
     for call in (
-        lambda: index.add("text"), lambda: index.add(["a", " "]), lambda: index.add(["a"], ids=["1", "2"]),
-        lambda: index.delete("a"), lambda: index.search("a", 0), lambda: Index.create(index.folder, model),
+        lambda: index.add("text"),
+        lambda: index.add(["a", " "]),
+        lambda: index.add(["a"], ids=["1", "2"]),
+        lambda: index.delete("a"),
+        lambda: index.search("a", 0),
+        lambda: Index.create(index.folder, model),
         lambda: index.add([None]),
-    ):  # fmt: skip
+    ):
         with pytest.raises(UsageError):
             call()
     with pytest.raises(BertworksError, match="no index here"):
@@ -224,7 +257,9 @@ def test_vectors_of_two_models_never_meet(index: Index, model: Path, tmp_path: P
     ):
         with pytest.raises(BertworksError, match="made by another model"):
             call()
-    assert [hit["id"] for hit in Index(index.folder, model=other).search("dogs", ranking="bm25")] == ["b"]
+    assert [
+        hit["id"] for hit in Index(index.folder, model=other).search("dogs", ranking="bm25")
+    ] == ["b"]
     moved = shutil.copytree(model, tmp_path / "moved")
     assert ids(Index(index.folder, model=moved, device="cpu")) == ids(index)
 
@@ -235,14 +270,21 @@ GOOD = {"format": 2, "model": "", "fingerprint": {}, "dimension": 32}
 @pytest.mark.parametrize(
     "damage",
     [
-        {}, {"format": 1}, {"format": 2}, {**GOOD, "model": 3}, {**GOOD, "segments": {"../a": ""}},
-        {**GOOD, "segments": {"a": ""}}, {**GOOD, "fingerprint": {"max_length": {}}},
+        {},
+        {"format": 1},
+        {"format": 2},
+        {**GOOD, "model": 3},
+        {**GOOD, "segments": {"../a": ""}},
+        {**GOOD, "segments": {"a": ""}},
+        {**GOOD, "fingerprint": {"max_length": {}}},
     ],
-)  # fmt: skip
+)
 def test_damaged_ones_are_said_to_be_so(damage: dict, index: Index):
     """Also those with the sha256 of their content."""
     (index.folder / MANIFEST).write_text(json.dumps(damage | {"sha256": json_sha256(damage)}))
-    with pytest.raises(BertworksError, match="another version" if damage.get("format") != 2 else "is damaged"):
+    with pytest.raises(
+        BertworksError, match="another version" if damage.get("format") != 2 else "is damaged"
+    ):
         Index(index.folder)
     (index.folder / MANIFEST).write_text(json.dumps(GOOD | {"sha256": json_sha256(GOOD)}))
     assert len(Index(index.folder)) == 0
@@ -287,7 +329,8 @@ for k in range(1, 8):
 
 
 def test_a_killed_writer_leaves_the_index_whole(index: Index, model: Path, tmp_path: Path):
-    """Before each rename in turn: of two files of a segment, the manifest, the manifest, two files, the manifest."""
+    """Before each rename in turn: of two files of a segment, the manifest, the manifest, two files,
+    the manifest."""
     for k in range(1, 8):
         shutil.copytree(index.folder, tmp_path / "killed" / str(k))
     command = [sys.executable, "-c", KILLED, str(tmp_path / "killed"), str(model)]
@@ -296,11 +339,17 @@ def test_a_killed_writer_leaves_the_index_whole(index: Index, model: Path, tmp_p
     for k, there in enumerate(["abcde"] * 3 + ["abcdef"] + ["bcdef"] * 3, 1):
         found = Index(tmp_path / "killed" / str(k), device="cpu")
         assert set(ids(found)) == set(there)
-        assert [hit["id"] for hit in found.search("happy", ranking="bm25")] == (["b"] if "f" in there else [])
+        assert [hit["id"] for hit in found.search("happy", ranking="bm25")] == (
+            ["b"] if "f" in there else []
+        )
         found.add(["new"], ids=["n"])
         assert len(found) == len(there) + 1
         names = {path.name for path in found.folder.iterdir()} - {".lock", MANIFEST}
-        assert names == {f"{name}.{kind}" for name in found.manifest.segments for kind in ("jsonl", "safetensors")}
+        assert names == {
+            f"{name}.{kind}"
+            for name in found.manifest.segments
+            for kind in ("jsonl", "safetensors")
+        }
 
 
 # --- files
@@ -308,7 +357,8 @@ def test_a_killed_writer_leaves_the_index_whole(index: Index, model: Path, tmp_p
 
 def write_documents(path: Path, *extra: dict) -> Path:
     rows = [
-        {"id": name, "text": text, "year": 1900 + n} for n, (name, text) in enumerate(zip("abcde", TEXTS, strict=True))
+        {"id": name, "text": text, "year": 1900 + n}
+        for n, (name, text) in enumerate(zip("abcde", TEXTS, strict=True))
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *extra]))
     return path
@@ -320,7 +370,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_files(model: Path, tmp_path: Path, small: None):
-    documents, folder = write_documents(tmp_path / "d.jsonl", {"id": "x", "text": " "}), tmp_path / "idx"
+    documents, folder = (
+        write_documents(tmp_path / "d.jsonl", {"id": "x", "text": " "}),
+        tmp_path / "idx",
+    )
     *_, last = index_file(documents, folder, model=model, device="cpu")
     assert last.fields == {"index": str(folder), "documents": 5, "replaced": 0, "truncated": 0}
     assert Index(folder, device="cpu").search("sad dogs", 1)[0]["fields"] == {"year": 1901}
@@ -338,7 +391,9 @@ def test_files(model: Path, tmp_path: Path, small: None):
         list(index_file(documents, folder, pooling="cls", device="cpu"))
 
 
-def test_files_are_read_again_where_their_documents_may_be_gone(model: Path, tmp_path: Path, small: None):
+def test_files_are_read_again_where_their_documents_may_be_gone(
+    model: Path, tmp_path: Path, small: None
+):
     first, folder = write_documents(tmp_path / "a.jsonl"), tmp_path / "idx"
     other = tmp_path / "b.jsonl"
     other.write_text(json.dumps({"id": "b", "text": "happy music"}) + "\n")
@@ -365,15 +420,23 @@ def test_files_are_read_again_where_their_documents_may_be_gone(model: Path, tmp
     assert "already" not in add(quoted, read=ReadOptions(quoting="quoted"))
 
 
-def test_a_file_is_read_again_where_another_hand_replaced_its_documents(model: Path, tmp_path: Path):
-    list(index_file(write_documents(tmp_path / "a.jsonl"), tmp_path / "idx", model=model, device="cpu"))
+def test_a_file_is_read_again_where_another_hand_replaced_its_documents(
+    model: Path, tmp_path: Path
+):
+    list(
+        index_file(
+            write_documents(tmp_path / "a.jsonl"), tmp_path / "idx", model=model, device="cpu"
+        )
+    )
     Index(tmp_path / "idx", device="cpu").add(["happy music"], ids=["b"])
     *_, last = index_file(tmp_path / "a.jsonl", tmp_path / "idx", device="cpu")
     assert "already" not in last.text
     assert Index(tmp_path / "idx", device="cpu").search("sad dogs", 1)[0]["id"] == "b"
 
 
-def test_a_file_that_is_killed_has_reported_what_it_replaced(model: Path, tmp_path: Path, small: None):
+def test_a_file_that_is_killed_has_reported_what_it_replaced(
+    model: Path, tmp_path: Path, small: None
+):
     folder, other = tmp_path / "idx", write_documents(tmp_path / "b.jsonl")
     list(index_file(write_documents(tmp_path / "a.jsonl"), folder, model=model, device="cpu"))
     killed = index_file(other, folder, device="cpu")
@@ -383,7 +446,9 @@ def test_a_file_that_is_killed_has_reported_what_it_replaced(model: Path, tmp_pa
     assert "already" not in last.text
 
 
-def test_an_index_that_was_made_anew_for_another_model_takes_no_vectors_of_the_first(model: Path, tmp_path: Path):
+def test_an_index_that_was_made_anew_for_another_model_takes_no_vectors_of_the_first(
+    model: Path, tmp_path: Path
+):
     first = Index.create(tmp_path / "idx", model, device="cpu")
     assert first.embedder.dimension == 32
     Index.create(tmp_path / "idx", model, pooling="cls", device="cpu")  # nothing was in it
@@ -392,9 +457,17 @@ def test_an_index_that_was_made_anew_for_another_model_takes_no_vectors_of_the_f
     assert len(Index(tmp_path / "idx", device="cpu")) == 0
 
 
-def test_a_first_file_that_was_killed_goes_on(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_first_file_that_was_killed_goes_on(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """When its segment was on disk, and not yet in the manifest."""
-    make = partial(index_file, write_documents(tmp_path / "d.jsonl"), tmp_path / "idx", model=model, device="cpu")
+    make = partial(
+        index_file,
+        write_documents(tmp_path / "d.jsonl"),
+        tmp_path / "idx",
+        model=model,
+        device="cpu",
+    )
     with monkeypatch.context() as patched:
         patched.setattr("bertworks.retrieval.store.Documents.commit", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -416,7 +489,11 @@ def test_numbers_are_not_used_again(model: Path, tmp_path: Path):
 
 def test_an_emptied_index_stays_what_it_is(model: Path, tmp_path: Path):
     folder = tmp_path / "idx"
-    list(index_file(write_documents(tmp_path / "a.jsonl"), folder, model=model, pooling="cls", device="cpu"))
+    list(
+        index_file(
+            write_documents(tmp_path / "a.jsonl"), folder, model=model, pooling="cls", device="cpu"
+        )
+    )
     index = Index(folder, device="cpu")
     index.delete(list("abcde"))
     index.compact()
@@ -467,7 +544,11 @@ def test_bad_rows_leave_nothing_half_done(model: Path, tmp_path: Path):
     with pytest.raises(BertworksError, match=r"d\.csv:3: the row has no 'id'"):
         list(index_file(tmp_path / "d.csv", tmp_path / "idx", model=model, device="cpu"))
     *_, last = index_file(
-        write_documents(tmp_path / "d.jsonl"), tmp_path / "idx", model=model, pooling="cls", device="cpu"
+        write_documents(tmp_path / "d.jsonl"),
+        tmp_path / "idx",
+        model=model,
+        pooling="cls",
+        device="cpu",
     )
     assert last.fields["documents"] == 5
 
@@ -504,8 +585,12 @@ def write_pair_model(model: Path, folder: Path, description: TaskConfig) -> Path
     return folder
 
 
-@pytest.mark.parametrize(("task", "labels"), [("regression", ()), ("classification", ("no", "yes"))])
-def test_a_second_model_orders_anew(task: str, labels: tuple[str, ...], index: Index, model: Path, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("task", "labels"), [("regression", ()), ("classification", ("no", "yes"))]
+)
+def test_a_second_model_orders_anew(
+    task: str, labels: tuple[str, ...], index: Index, model: Path, tmp_path: Path
+):
     pair_model = write_pair_model(model, tmp_path / "pairs", TaskConfig(task=task, labels=labels))
     hits = index.search("sad dogs", 4, rerank=pair_model)
     answers = bertworks.Predictor(pair_model, device="cpu").predict(
@@ -528,13 +613,19 @@ def test_a_second_model_of_another_kind(model: Path, tmp_path: Path):
 def test_queries_and_documents_have_prompts_of_their_own(model: Path, tmp_path: Path):
     Embedder(model, device="cpu").save(tmp_path / "own")
     path = tmp_path / "own/config_sentence_transformers.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"prompts": {"query": "sad ", "document": "good "}}))
+    path.write_text(
+        json.dumps(
+            json.loads(path.read_text()) | {"prompts": {"query": "sad ", "document": "good "}}
+        )
+    )
     index = Index.create(tmp_path / "idx", tmp_path / "own", device="cpu")
     index.add(TEXTS, ids=list("abcde"))
     plain = Embedder(model, device="cpu")
     query, *documents = normalized(plain.embed(["sad dogs", *(f"good {text}" for text in TEXTS)]))
     found = {hit["id"]: hit["score"] for hit in index.search("dogs", ranking="dense")}
-    assert [found[name] for name in "abcde"] == pytest.approx([float(query @ one) for one in documents], abs=1e-6)
+    assert [found[name] for name in "abcde"] == pytest.approx(
+        [float(query @ one) for one in documents], abs=1e-6
+    )
 
 
 def test_a_file_whose_documents_were_deleted_is_read_again(model: Path, tmp_path: Path):
@@ -565,9 +656,17 @@ def test_approximate_search_after_the_nearest_were_deleted(model: Path, tmp_path
 
 
 STRANGE_NAMES = [
-    "s3://bucket/model", "gs://bucket/model", "hf://datasets/a/b", "memory://b/model", "S3://bucket/model",
-    "s3:/bucket/model", "https://example.com/model", "file:///etc", "owner/name", "bert-base-uncased",
-]  # fmt: skip
+    "s3://bucket/model",
+    "gs://bucket/model",
+    "hf://datasets/a/b",
+    "memory://b/model",
+    "S3://bucket/model",
+    "s3:/bucket/model",
+    "https://example.com/model",
+    "file:///etc",
+    "owner/name",
+    "bert-base-uncased",
+]
 
 
 @pytest.mark.parametrize("name", STRANGE_NAMES)
@@ -593,12 +692,21 @@ def test_the_model_that_a_strangers_index_names_is_not_fetched(
         lambda: Index(index.folder, device="cpu").search("a"),
         lambda: Index(index.folder, device="cpu").add(["a"]),
         lambda: list(index_file(tmp_path / "d.txt", index.folder, device="cpu")),
-        lambda: list(index_file(tmp_path / "d.txt", index.folder, device="cpu", bulk=Bulk(workers=2))),
-        lambda: Abilities(write_head(tmp_path / "head", task="classification", labels=("a", "b"), text=("a", "b")),
-                          index=index.folder, device="cpu"),
-    ]  # fmt: skip
+        lambda: list(
+            index_file(tmp_path / "d.txt", index.folder, device="cpu", bulk=Bulk(workers=2))
+        ),
+        lambda: Abilities(
+            write_head(
+                tmp_path / "head", task="classification", labels=("a", "b"), text=("a", "b")
+            ),
+            index=index.folder,
+            device="cpu",
+        ),
+    ]
     if is_empty:
-        calls.append(lambda: list(index_file(tmp_path / "d.txt", index.folder, pooling="cls", device="cpu")))
+        calls.append(
+            lambda: list(index_file(tmp_path / "d.txt", index.folder, pooling="cls", device="cpu"))
+        )
     for call in calls:
         with pytest.raises(BertworksError, match="a name in a file is not downloaded") as raised:
             call()
@@ -607,5 +715,6 @@ def test_the_model_that_a_strangers_index_names_is_not_fetched(
         assert raised.value.hint == (
             f"if you trust it, name it: bertworks search {index.folder} QUERY --model {identity}"
         )
-    hits = Index(index.folder, model=model, device="cpu").search("sad dogs")  # the command of the message
+    # the command of the message
+    hits = Index(index.folder, model=model, device="cpu").search("sad dogs")
     assert len(hits) == (0 if is_empty else len(TEXTS))

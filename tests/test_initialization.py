@@ -1,4 +1,5 @@
-"""The first layer begins by looking at the neighbours, at any size; nothing else of the network changes."""
+"""The first layer begins by looking at the neighbours, at any size; nothing else of the network
+changes."""
 
 from dataclasses import replace
 
@@ -14,20 +15,31 @@ def attention_of_the_first_layer(encoder: Encoder, length: int) -> torch.Tensor:
     """[heads, length, length]."""
     ids, layout = torch.randint(5, encoder.config.vocab_size, (length,)), Layout.of([length])
     attention = encoder.blocks[0].attention
-    q, k, _ = attention.qkv(encoder.embeddings(ids, layout)).view(length, 3, attention.num_heads, -1).unbind(1)
+    q, k, _ = (
+        attention.qkv(encoder.embeddings(ids, layout))
+        .view(length, 3, attention.num_heads, -1)
+        .unbind(1)
+    )
     return (torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5).softmax(-1)
 
 
 @pytest.mark.parametrize(
     ("size", "deviation", "width"),
     [
-        ("tiny", 0.06, 0), ("mini", 0.04, 0), ("small", 0.02, 0), ("base", 0.02, 0),
-        ("tiny", 0.06, 64), ("mini", 0.04, 128), ("base", 0.02, 128),
+        ("tiny", 0.06, 0),
+        ("mini", 0.04, 0),
+        ("small", 0.02, 0),
+        ("base", 0.02, 0),
+        ("tiny", 0.06, 64),
+        ("mini", 0.04, 128),
+        ("base", 0.02, 128),
     ],
-)  # fmt: skip
+)
 def test_heads_look_where_they_should(size, deviation, width):
     torch.manual_seed(0)
-    config = replace(BERT_SIZES[size], vocab_size=500, num_hidden_layers=1, initializer_range=deviation)
+    config = replace(
+        BERT_SIZES[size], vocab_size=500, num_hidden_layers=1, initializer_range=deviation
+    )
     config = replace(config, embedding_size=width)
     encoder = Encoder(config).eval()
     init_local_attention(encoder)

@@ -1,8 +1,8 @@
-"""Several fine-tunings in one folder, killed after any file that they write: the same command ends as one that nothing
-stopped.
+"""Several fine-tunings in one folder, killed after any file that they write: the same command ends
+as one that nothing stopped.
 
-The state after a kill is that of the disk in front of the next change of the file system. It is copied there, and each
-copy is resumed.
+The state after a kill is that of the disk in front of the next change of the file system. It is
+copied there, and each copy is resumed.
 """
 
 import json
@@ -38,8 +38,12 @@ def write_command(folder: Path) -> None:
 
 
 def trials_of(folder: Path, kind: str) -> list[Trial]:
-    options: dict[str, Any] = {"validation": "split", "method": "full"} if kind != "folds" else {"method": "full"}
-    request = make_finetune_request(folder / "reviews.csv", model=folder / "model", overrides=FAST, **options)
+    options: dict[str, Any] = (
+        {"validation": "split", "method": "full"} if kind != "folds" else {"method": "full"}
+    )
+    request = make_finetune_request(
+        folder / "reviews.csv", model=folder / "model", overrides=FAST, **options
+    )
     return plan_trials(request, **KINDS[kind])
 
 
@@ -48,12 +52,14 @@ def run(output: Path, command: Path, kind: str, **options: Any) -> None:
     assert last_event.kind == "done"
 
 
-# --- snapshots --------------------------------------------------------------------------------------------------------
+# --- snapshots
+# --------------------------------------------------------------------------------------------------
 
 
 @cache
 def hook_of_changes() -> list[Callable[[], None]]:
-    """Functions that are called in front of every change of the file system. An audit hook cannot be removed."""
+    """Functions that are called in front of every change of the file system. An audit hook cannot
+    be removed."""
     functions: list[Callable[[], None]] = []
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -76,7 +82,9 @@ def hook_of_changes() -> list[Callable[[], None]]:
 
 def files_of(folder: Path) -> dict[str, Path]:
     """The files of a run, without locks and unfinished ones."""
-    paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    paths = {
+        path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()
+    }
     return {name: path for name, path in sorted(paths.items()) if "/." not in f"/{name}"}
 
 
@@ -88,7 +96,10 @@ def snapshots(output: Path, folder: Path) -> Iterator[list[Path]]:
 
     def copy() -> None:
         nonlocal last
-        states = {name: (path.stat().st_size, path.stat().st_mtime_ns) for name, path in files_of(output).items()}
+        states = {
+            name: (path.stat().st_size, path.stat().st_mtime_ns)
+            for name, path in files_of(output).items()
+        }
         if states != last:
             last = states
             copies.append(folder / f"{len(copies):03}")
@@ -111,20 +122,31 @@ def without_times(value: Any) -> Any:
 
 
 def assert_same(output: Path, whole_folder: Path) -> None:
-    """Both folders have the same files, and the same content of all that does not tell times or places."""
+    """Both folders have the same files, and the same content of all that does not tell times or
+    places."""
     files = files_of(output)
     expected_files = files_of(whole_folder)
     assert files.keys() == expected_files.keys()
     for name, path in files.items():
         suffixes = Path(name).suffix
-        if suffixes in (".safetensors", ".csv", ".toml") or Path(name).name in ("task.json", "config.json"):
+        if suffixes in (".safetensors", ".csv", ".toml") or Path(name).name in (
+            "task.json",
+            "config.json",
+        ):
             assert path.read_bytes() == expected_files[name].read_bytes(), name
         elif Path(name).name in ("trials.json", "result.json", "run.json", "data.json"):
             content = json.loads(path.read_text())
             expected_content = json.loads(expected_files[name].read_text())
             assert without_times(content) == without_times(expected_content), name
-    cards = [(folder / "README.md").read_text().partition("## Quality")[2] for folder in (output, whole_folder)]
-    assert cards[0].count("This model is the best of") == cards[1].count("This model is the best of") == 1
+    cards = [
+        (folder / "README.md").read_text().partition("## Quality")[2]
+        for folder in (output, whole_folder)
+    ]
+    assert (
+        cards[0].count("This model is the best of")
+        == cards[1].count("This model is the best of")
+        == 1
+    )
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +156,9 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def resume_all(command: Path, kind: str, folder: Path, choose: Callable[[list[Path]], list[Path]]) -> None:
+def resume_all(
+    command: Path, kind: str, folder: Path, choose: Callable[[list[Path]], list[Path]]
+) -> None:
     with snapshots(folder / "whole", folder / "copies") as copies:
         run(folder / "whole", command, kind)
     assert len(copies) > 25
@@ -144,13 +168,16 @@ def resume_all(command: Path, kind: str, folder: Path, choose: Callable[[list[Pa
 
 
 def test_several_trainings_resume_after_the_first_files(command: Path, tmp_path: Path) -> None:
-    """`finetune --seeds 2`, killed before the first event, could never be resumed: "holds no run: seed-0"."""
+    """`finetune --seeds 2`, killed before the first event, could never be resumed: "holds no run:
+    seed-0"."""
     resume_all(command, "seeds", tmp_path, lambda copies: [copies[0], copies[len(copies) // 2]])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_several_trainings_resume_after_every_file(kind: str, command: Path, tmp_path: Path) -> None:
+def test_several_trainings_resume_after_every_file(
+    kind: str, command: Path, tmp_path: Path
+) -> None:
     resume_all(command, kind, tmp_path, lambda copies: copies)
 
 
@@ -161,11 +188,16 @@ def test_the_request_is_the_first_file(command: Path, tmp_path: Path) -> None:
         while next(events).kind != "step":
             pass
         events.close()
-    assert [[*files_of(copy)] for copy in copies[:2]] == [["run.json"], ["run.json", "seed-0/run.json"]]
+    assert [[*files_of(copy)] for copy in copies[:2]] == [
+        ["run.json"],
+        ["run.json", "seed-0/run.json"],
+    ]
 
 
 def test_a_refused_request_writes_nothing(command: Path, tmp_path: Path) -> None:
-    request = make_finetune_request(command / "reviews.csv", model=command / "model", text="none", overrides=FAST)
+    request = make_finetune_request(
+        command / "reviews.csv", model=command / "model", text="none", overrides=FAST
+    )
     with pytest.raises(UsageError, match="none"):
         list(run_trials(tmp_path / "out", plan_trials(request, seeds=2), device="cpu"))
     assert not (tmp_path / "out").exists()
@@ -181,8 +213,11 @@ def test_two_processes_do_not_write_to_one_folder(command: Path, tmp_path: Path)
     run(tmp_path / "out", command, "seeds")
 
 
-def test_an_interrupted_overwriting_resumes_without_the_option(command: Path, tmp_path: Path) -> None:
-    """The former trainings are deleted before the new request is written: no one of them counts as a new one."""
+def test_an_interrupted_overwriting_resumes_without_the_option(
+    command: Path, tmp_path: Path
+) -> None:
+    """The former trainings are deleted before the new request is written: no one of them counts as
+    a new one."""
     request = make_finetune_request(
         command / "reviews.csv",
         model=command / "model",
@@ -195,12 +230,16 @@ def test_an_interrupted_overwriting_resumes_without_the_option(command: Path, tm
     (tmp_path / "out/seed-1/notes.txt").write_text("of the user")
     (tmp_path / "out/mine.txt").write_text("of the user")
     with snapshots(tmp_path / "out", tmp_path / "copies") as copies:
-        events = run_trials(tmp_path / "out", trials_of(command, "seeds"), device="cpu", overwrite=True)
+        events = run_trials(
+            tmp_path / "out", trials_of(command, "seeds"), device="cpu", overwrite=True
+        )
         while next(events).kind != "step":
             pass
         events.close()
     request_of_second = (copies[-1] / "seed-1/run.json").read_text()
-    cleared = [copy for copy in copies if (copy / "seed-1/run.json").read_text() == request_of_second]
+    cleared = [
+        copy for copy in copies if (copy / "seed-1/run.json").read_text() == request_of_second
+    ]
     assert 0 < len(cleared) < len(copies)
     assert all([*files_of(copy / "seed-1")] == ["notes.txt", "run.json"] for copy in cleared)
     run(cleared[0], command, "seeds")
@@ -209,5 +248,6 @@ def test_an_interrupted_overwriting_resumes_without_the_option(command: Path, tm
         assert path.read_text() == "of the user"
         path.unlink()
     assert_same(cleared[0], tmp_path / "whole")
-    with pytest.raises(UsageError, match="a run with other settings"):  # seed-0 is cleared, seed-1 is not
+    # seed-0 is cleared, seed-1 is not
+    with pytest.raises(UsageError, match="a run with other settings"):
         run(copies[copies.index(cleared[0]) - 1], command, "seeds")

@@ -1,4 +1,5 @@
-"""Signals in a training: what is computed ends at once, what changes or saves something is completed."""
+"""Signals in a training: what is computed ends at once, what changes or saves something is
+completed."""
 
 import os
 import signal
@@ -9,7 +10,9 @@ import pytest
 from bertworks.runs.processes import GracefulShutdown, terminable
 
 
-@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
+)
 def test_a_computation_ends_at_once_and_the_exit_status_names_the_signal(
     number: int, error: type[BaseException]
 ) -> None:

@@ -31,7 +31,9 @@ from bertworks.runs.trials import interval_of_trials, summary, table
 
 
 def mean_of(values: np.ndarray) -> RowSums:
-    return RowSums(np.stack([values, np.ones_like(values)], 1), lambda sums: sums[:, 0] / sums[:, 1])
+    return RowSums(
+        np.stack([values, np.ones_like(values)], 1), lambda sums: sums[:, 0] / sums[:, 1]
+    )
 
 
 def bootstrapped(metric: RowSums, *arguments: Any, **options: Any) -> Interval:
@@ -64,7 +66,9 @@ def test_rows_of_a_group_are_drawn_together() -> None:
 def test_a_paired_difference_does_not_see_what_is_common() -> None:
     rng = np.random.default_rng(3)
     common = rng.normal(0, 10, 200)
-    difference, interval = paired_difference(mean_of(common + 0.5 + rng.normal(0, 0.1, 200)), mean_of(common))
+    difference, interval = paired_difference(
+        mean_of(common + 0.5 + rng.normal(0, 0.1, 200)), mean_of(common)
+    )
     assert difference == pytest.approx(0.5, abs=0.03)
     assert 0 < interval.low < 0.5 < interval.high
     assert interval.high - interval.low < 0.05
@@ -92,15 +96,31 @@ def some_rows(task: str, rng: np.random.Generator) -> tuple[TaskConfig, list[Ite
                 case "tagging":
                     sides.append(rng.choice(d.labels, 5).tolist())
                 case "spans":
-                    sides.append([(n, n + 2, str(rng.choice(["x", "y"]))) for n in range(4) if rng.random() < 0.5])
+                    sides.append(
+                        [
+                            (n, n + 2, str(rng.choice(["x", "y"])))
+                            for n in range(4)
+                            if rng.random() < 0.5
+                        ]
+                    )
                 case "choice":
                     sides.append(int(rng.integers(0, 4)))
                 case "qa":
                     sides.append(
-                        [(0, str(text)) for text in rng.choice(["a red cat", "a cat", "dog"], rng.integers(0, 3))]
+                        [
+                            (0, str(text))
+                            for text in rng.choice(
+                                ["a red cat", "a cat", "dog"], rng.integers(0, 3)
+                            )
+                        ]
                     )
         gold, given = sides if rng.random() < 0.6 else (sides[0], sides[0])
-        key = {"multilabel": "labels", "regression": "value", "tagging": "tags", "choice": "choice"}.get(task, "label")
+        key = {
+            "multilabel": "labels",
+            "regression": "value",
+            "tagging": "tags",
+            "choice": "choice",
+        }.get(task, "label")
         answer = {key: given}
         if task == "spans":
             answer = {"entities": [{"start": a, "end": b, "type": c} for a, b, c in given]}
@@ -111,7 +131,9 @@ def some_rows(task: str, rng: np.random.Generator) -> tuple[TaskConfig, list[Ite
     return d, items, answers
 
 
-@pytest.mark.parametrize(("task", "metric"), [(task, metric) for task, names in METRICS.items() for metric in names])
+@pytest.mark.parametrize(
+    ("task", "metric"), [(task, metric) for task, names in METRICS.items() for metric in names]
+)
 def test_sums_over_rows_give_each_metric(task: str, metric: str) -> None:
     d, items, answers = some_rows(task, np.random.default_rng(4))
     sums = row_sums(d, items, answers)[metric]
@@ -119,7 +141,9 @@ def test_sums_over_rows_give_each_metric(task: str, metric: str) -> None:
         return
     drawn = np.random.default_rng(5).integers(0, 40, 40)
     expected = compute_metrics(d, [items[n] for n in drawn], [answers[n] for n in drawn])[metric]
-    assert sums.score(np.bincount(drawn, minlength=40)[None] @ sums.rows)[0] == pytest.approx(expected, abs=1e-12)
+    assert sums.score(np.bincount(drawn, minlength=40)[None] @ sums.rows)[0] == pytest.approx(
+        expected, abs=1e-12
+    )
 
 
 def test_the_interval_of_a_mean_covers_the_truth_over_rows_and_seeds() -> None:
@@ -127,7 +151,10 @@ def test_the_interval_of_a_mean_covers_the_truth_over_rows_and_seeds() -> None:
     rng, inside, alone, rows_alone = np.random.default_rng(5), 0, 0, 0
     for _ in range(100):
         hard = rng.normal(0, 1, 60)
-        seeds = [(hard + rng.normal(0.8 + rng.normal(0, 0.1), 0.5, 60) > 0).astype(np.float64) for _ in range(8)]
+        seeds = [
+            (hard + rng.normal(0.8 + rng.normal(0, 0.1), 0.5, 60) > 0).astype(np.float64)
+            for _ in range(8)
+        ]
         scores, samples = [float(s.mean()) for s in seeds], [resampled(mean_of(s)) for s in seeds]
         truth = norm.cdf(0.8 / np.sqrt(1 + 0.25 + 0.01))
         low, high = interval_of_mean(scores, samples)
@@ -156,7 +183,9 @@ def test_trials_stay_within_their_bounds() -> None:
         f"all: accuracy 93.3% ({100 * low:.1f} to 100.0%), deviation 5.8%; 90.0%, "
     )
     perfect = [trial | {"score": 1.0} for trial in trials]
-    assert interval_of_trials(perfect, [np.ones(1000)] * 3) == pytest.approx(wilson_interval(10, 10))
+    assert interval_of_trials(perfect, [np.ones(1000)] * 3) == pytest.approx(
+        wilson_interval(10, 10)
+    )
     folds = [{**trial, "seed": 0} for trial in perfect]  # all rows of three folds
     assert interval_of_trials(folds, [np.ones(1000)] * 3) == pytest.approx(wilson_interval(30, 30))
 
@@ -189,19 +218,26 @@ def test_independent_fractions_have_the_interval_of_wilson() -> None:
 def test_correlations_are_no_shares() -> None:
     assert bounded(Interval(-1.2, 0.9), 0.5, 10, "pearson") == (-1, 0.9)
     assert bounded(Interval(-1.2, 0.9), 0.5, 10, "f1") == (0, 0.9)
-    assert bounded(Interval(1, 1), 1.0, 5, "pearson").low == pytest.approx(2 * wilson_interval(5, 5).low - 1)
-    text = format_metrics({"pearson": 0.5, "accuracy": 0.5}, {"pearson": (0.4, 0.6), "accuracy": (0.4, 0.6)})
+    assert bounded(Interval(1, 1), 1.0, 5, "pearson").low == pytest.approx(
+        2 * wilson_interval(5, 5).low - 1
+    )
+    text = format_metrics(
+        {"pearson": 0.5, "accuracy": 0.5}, {"pearson": (0.4, 0.6), "accuracy": (0.4, 0.6)}
+    )
     assert text == "accuracy 50.0% (40.0 to 60.0%), Pearson 0.500 (0.400 to 0.600)"
 
 
-def classified(gold: list[str], predicted: list[str]) -> tuple[TaskConfig, list[Item], list[dict[str, str]]]:
+def classified(
+    gold: list[str], predicted: list[str]
+) -> tuple[TaskConfig, list[Item], list[dict[str, str]]]:
     d = TaskConfig(task="classification", labels=tuple(sorted({*gold, *predicted})))
     items = [Item(("a text",), label, f"row {number}") for number, label in enumerate(gold, 1)]
     return d, items, [{"label": label} for label in predicted]
 
 
 def test_macro_f1_of_a_resample_is_over_all_labels_of_the_rows() -> None:
-    """Equal to scikit-learn's with `labels` and `zero_division=0`, also where a resample lacks a label."""
+    """Equal to scikit-learn's with `labels` and `zero_division=0`, also where a resample lacks a
+    label."""
     rng = np.random.default_rng(6)
     gold = [str(label) for label in rng.choice(["a", "b", "c", "d"], 30, p=[0.6, 0.3, 0.05, 0.05])]
     predicted = [label if rng.random() < 0.5 else "a" for label in gold]
@@ -220,7 +256,8 @@ def test_macro_f1_of_a_resample_is_over_all_labels_of_the_rows() -> None:
 
 
 def test_a_label_that_is_never_found_gives_no_resample_a_perfect_macro_f1() -> None:
-    """One row of 300 has a label that the model never predicts: macro F1 is 49.9 %, and never 100 %."""
+    """One row of 300 has a label that the model never predicts: macro F1 is 49.9 %, and never 100
+    %."""
     d, items, answers = classified(["often"] * 299 + ["rare"], ["often"] * 300)
     sums = row_sums(d, items, answers)["macro_f1"]
     low, high = interval_of(d, items, sums, "macro_f1")

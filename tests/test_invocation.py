@@ -1,4 +1,5 @@
-"""The main path of a server, `POST /` and `/invocations`: each request is answered as on the path of its own."""
+"""The main path of a server, `POST /` and `/invocations`: each request is answered as on the path
+of its own."""
 
 import html
 import re
@@ -73,14 +74,28 @@ def test_what_the_model_lacks_is_refused_by_the_name_of_its_path(servers: dict[s
 
 
 def test_a_wrong_request_is_checked_as_on_the_path_of_the_model(servers: dict[str, Local]):
-    for model, path in (("masked", "/embed"), ("classes", "/predict"), ("tags", "/ner"), ("questions", "/qa")):
-        for body in ([], {}, {"inputs": []}, {"inputs": {"a": "b"}}, {"inputs": 3}, {"inputs": [[]]}):
+    for model, path in (
+        ("masked", "/embed"),
+        ("classes", "/predict"),
+        ("tags", "/ner"),
+        ("questions", "/qa"),
+    ):
+        for body in (
+            [],
+            {},
+            {"inputs": []},
+            {"inputs": {"a": "b"}},
+            {"inputs": 3},
+            {"inputs": [[]]},
+        ):
             expected = servers[model].post(path, body)
             answer = servers[model].post("/", body)
             assert expected.status_code == 422
             assert (answer.status_code, answer.json()) == (422, expected.json())
     assert (
-        servers["masked"].send("POST", "/", content=b"{", headers={"content-type": "application/json"}).status_code
+        servers["masked"]
+        .send("POST", "/", content=b"{", headers={"content-type": "application/json"})
+        .status_code
         == 400
     )
     assert servers["masked"].send("POST", "/", content=b"{}").status_code == 415
@@ -125,7 +140,9 @@ def test_every_post_needs_the_token(path: str, tmp_path: Path):
         assert local.send("HEAD", "/").status_code == 200
 
 
-def test_without_a_token_pages_of_other_sites_are_refused_on_the_main_path(servers: dict[str, Local]):
+def test_without_a_token_pages_of_other_sites_are_refused_on_the_main_path(
+    servers: dict[str, Local],
+):
     body = {"json": {"inputs": "good film"}}
     for headers in ({"origin": "https://other.example"}, {"host": "other.example"}):
         for path in ("/", "//", "/invocations"):

@@ -1,4 +1,5 @@
-"""One encoder with the heads of several tasks: steps, their order, Adamax, the folders of the tasks, refusals."""
+"""One encoder with the heads of several tasks: steps, their order, Adamax, the folders of the
+tasks, refusals."""
 
 import copy
 import gc
@@ -46,18 +47,31 @@ def named(task: str, seed: int = 0) -> Batch:
 def test_adamax_is_that_of_torch(decay: float, corrects: bool) -> None:
     model = models("classification")["classification"]
     other = copy.deepcopy(model)
-    c = OptimizerConfig(optimizer="adamax", weight_decay=decay, eps=1e-3, bias_correction=corrects, max_grad_norm=0.5)
+    c = OptimizerConfig(
+        optimizer="adamax",
+        weight_decay=decay,
+        eps=1e-3,
+        bias_correction=corrects,
+        max_grad_norm=0.5,
+    )
     ours = make_optimizer(model, c)
     assert isinstance(ours, Adamax)
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in other.parameters() if (p.ndim > 1) == matrix], "weight_decay": decay * matrix}
+        {
+            "params": [p for p in other.parameters() if (p.ndim > 1) == matrix],
+            "weight_decay": decay * matrix,
+        }
         for matrix in (True, False)
     ]
     theirs = torch.optim.Adamax(groups, lr=1e-2, betas=(c.beta1, c.beta2), eps=c.eps)
     if not corrects:
         for p in other.parameters():
             step = torch.tensor(1e7)
-            theirs.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_inf": torch.zeros_like(p)}
+            theirs.state[p] = {
+                "step": step,
+                "exp_avg": torch.zeros_like(p),
+                "exp_inf": torch.zeros_like(p),
+            }
     for seed in range(5):
         for one in (model, other):
             one.zero_grad()
@@ -66,7 +80,9 @@ def test_adamax_is_that_of_torch(decay: float, corrects: bool) -> None:
             before = [p.clone() for p in model.parameters()]
             assert update(ours, 1e-2, torch.tensor(torch.inf), 0.5) == 1
             assert all(map(torch.equal, before, model.parameters()))
-        norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+        norm = torch.nn.utils.get_total_norm(
+            [p.grad for p in model.parameters() if p.grad is not None]
+        )
         update(ours, 1e-2, norm, 0.5)
         torch.nn.utils.clip_grad_norm_(other.parameters(), 0.5)
         theirs.step()
@@ -80,8 +96,26 @@ def test_a_step_of_one_task_is_the_step_of_this_task(precision: Any) -> None:
     c = OptimizerConfig(optimizer="adamax", learning_rate=1e-3, schedule="constant", warmup=0.0)
     alone, other = models("regression")["regression"], models("regression")
     joint = JointModel(other)
-    one = [*train(alone, make_optimizer(alone, c), lambda n: [batch_of("regression", n)], c, 3, precision=precision)]
-    two = [*train(joint, make_optimizer(joint, c), lambda n: [named("regression", n)], c, 3, precision=precision)]
+    one = [
+        *train(
+            alone,
+            make_optimizer(alone, c),
+            lambda n: [batch_of("regression", n)],
+            c,
+            3,
+            precision=precision,
+        )
+    ]
+    two = [
+        *train(
+            joint,
+            make_optimizer(joint, c),
+            lambda n: [named("regression", n)],
+            c,
+            3,
+            precision=precision,
+        )
+    ]
     assert [step.read() for step in one] == [step.read() for step in two]
     assert all(map(torch.equal, alone.parameters(), other["regression"].parameters()))
 
@@ -109,11 +143,23 @@ def test_two_tasks_give_the_encoder_the_sum_of_their_gradients(precision: Any) -
     seen: dict[str, torch.Tensor] = {}
 
     def keep() -> None:
-        seen.update({name: p.grad.clone() for name, p in joint.named_parameters() if p.grad is not None})
+        seen.update(
+            {name: p.grad.clone() for name, p in joint.named_parameters() if p.grad is not None}
+        )
 
     batches = [named(task) for task in tasks[:2]]
     c = OptimizerConfig(max_grad_norm=0.0)
-    next(train(joint, make_optimizer(joint, c), lambda _: batches, c, 1, precision=precision, before_update=keep))
+    next(
+        train(
+            joint,
+            make_optimizer(joint, c),
+            lambda _: batches,
+            c,
+            1,
+            precision=precision,
+            before_update=keep,
+        )
+    )
     assert seen.keys() == {name for name, _ in joint.named_parameters()}
     limit = 1e-4 if precision == "fp32" else 0.1
     for name, gradient in seen.items():
@@ -122,7 +168,9 @@ def test_two_tasks_give_the_encoder_the_sum_of_their_gradients(precision: Any) -
         else:
             assert expected[name].any(), name
             # The bias of keys has no gradient but rounding.
-            assert (gradient - expected[name]).norm() <= limit * expected[name].norm().clamp_min(1e-3), name
+            assert (gradient - expected[name]).norm() <= limit * expected[name].norm().clamp_min(
+                1e-3
+            ), name
 
 
 @pytest.mark.parametrize("mix", [0.0, 0.5, 1.0, 9.0])
@@ -132,7 +180,9 @@ def test_an_epoch_has_each_batch_once_in_an_order_of_its_own(mix: float) -> None
     assert (first, others) == (8, {0.0: 16, 0.5: 4, 1.0: 8, 9.0: 16}[mix])
     count, orders, drawn = first + others, [], []
     for epoch in range(3):
-        steps = [joint_step(n, sizes, mix, seed=4) for n in range(epoch * count, (epoch + 1) * count)]
+        steps = [
+            joint_step(n, sizes, mix, seed=4) for n in range(epoch * count, (epoch + 1) * count)
+        ]
         assert len(set(steps)) == count
         for task, number in steps:
             assert epoch * sizes[task] <= number < (epoch + 1) * sizes[task]
@@ -149,8 +199,12 @@ def test_an_epoch_has_each_batch_once_in_an_order_of_its_own(mix: float) -> None
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("data")
-    paths = [write_conll(folder / "people.conll"), write_reviews(folder / "reviews.csv"),
-             write_pairs(folder / "pairs.tsv"), write_multilabel(folder / "topics.jsonl")]  # fmt: skip
+    paths = [
+        write_conll(folder / "people.conll"),
+        write_reviews(folder / "reviews.csv"),
+        write_pairs(folder / "pairs.tsv"),
+        write_multilabel(folder / "topics.jsonl"),
+    ]
     return list(map(str, paths))
 
 
@@ -163,7 +217,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def joint(data: list[str], model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("joint") / "out"
     overrides = (*SETTINGS, "epochs=8", "select=best", "optimizer.optimizer=adamw")
-    *_, done = joint_events(folder, make_joint_request(data, model=model, overrides=overrides), device="cpu")
+    *_, done = joint_events(
+        folder, make_joint_request(data, model=model, overrides=overrides), device="cpu"
+    )
     figures = done.fields["figures"]
     assert figures["people"]["f1"] > 0.9
     assert figures["pairs"]["spearman"] > 0.5
@@ -179,9 +235,13 @@ def test_each_task_is_a_folder_with_one_file_of_the_encoder(joint: Path) -> None
         assert f"tasks/{name}" in (joint / "report.html").read_text()
     texts = ["a great film", "the music was awful"]
     ours = bw.load(joint, task="reviews").predict(texts, probabilities=True)
-    theirs = transformers.pipeline("text-classification", model=str(tasks["reviews"]), top_k=None, device="cpu")(texts)
+    theirs = transformers.pipeline(
+        "text-classification", model=str(tasks["reviews"]), top_k=None, device="cpu"
+    )(texts)
     for one, other in zip(ours, theirs, strict=True):
-        assert one["scores"] == pytest.approx({row["label"]: row["score"] for row in other}, abs=1e-5)
+        assert one["scores"] == pytest.approx(
+            {row["label"]: row["score"] for row in other}, abs=1e-5
+        )
     tokens = transformers.AutoModelForTokenClassification.from_pretrained(tasks["people"])
     state = tokens.state_dict()
     loaded = ModelFolder(tasks["people"]).weights
@@ -190,7 +250,9 @@ def test_each_task_is_a_folder_with_one_file_of_the_encoder(joint: Path) -> None
     assert bw.load(tasks["people"]).predict([["Anna", "lives", "in", "Paris"]])[0]["tags"]
 
 
-def test_a_stopped_run_has_the_bits_of_a_whole_one(data: list[str], model: Path, tmp_path: Path) -> None:
+def test_a_stopped_run_has_the_bits_of_a_whole_one(
+    data: list[str], model: Path, tmp_path: Path
+) -> None:
     request = make_joint_request(data[:3], model=model, overrides=SETTINGS, mix=1.5)
     *_, whole = joint_events(tmp_path / "whole", request, device="cpu")
     for limit in (5, 9, 16):
@@ -217,33 +279,58 @@ def test_two_processes_are_one(data: list[str], model: Path, tmp_path: Path) -> 
     request = make_joint_request(data[:3], model=model, overrides=(*SETTINGS, "batch_size=7"))
     *_, one = joint_events(tmp_path / "one", request, device="cpu")
     for name in ("people", "reviews", "pairs"):
-        ours, theirs = (ModelFolder(tmp_path / run / "tasks" / name).weights for run in ("two", "one"))
+        ours, theirs = (
+            ModelFolder(tmp_path / run / "tasks" / name).weights for run in ("two", "one")
+        )
         for key, tensor in theirs.items():
-            assert (ours[key] - tensor).abs().max() <= 2e-3 * tensor.abs().max().clamp_min(0.1), (name, key)
+            assert (ours[key] - tensor).abs().max() <= 2e-3 * tensor.abs().max().clamp_min(0.1), (
+                name,
+                key,
+            )
     fields = json.loads((tmp_path / "two/finished.json").read_text())["fields"]
     assert fields["step"] == one.fields["step"]
     expected = one.fields["figures"]["pairs"]["spearman"]
     assert fields["figures"]["pairs"]["spearman"] == pytest.approx(expected, abs=1e-2)
 
 
-def test_a_task_goes_on_alone_with_its_head_or_with_a_new_one(joint: Path, data: list[str], tmp_path: Path) -> None:
+def test_a_task_goes_on_alone_with_its_head_or_with_a_new_one(
+    joint: Path, data: list[str], tmp_path: Path
+) -> None:
     other = tmp_path / "films.csv"
     other.write_text(Path(data[1]).read_text())
-    request: dict[str, Any] = {"model": joint, "method": "full", "validation": "split", "overrides": ("epochs=1",)}
+    request: dict[str, Any] = {
+        "model": joint,
+        "method": "full",
+        "validation": "split",
+        "overrides": ("epochs=1",),
+    }
     for file, head in ((data[1], True), (str(other), False)):
-        events = list(bw.finetune_events(tmp_path / Path(file).stem, bw.make_finetune_request(file, **request)))
+        events = list(
+            bw.finetune_events(
+                tmp_path / Path(file).stem, bw.make_finetune_request(file, **request)
+            )
+        )
         (note,) = (event.text for event in events if event.text.startswith("starts from"))
-        assert note.startswith(f"starts from the encoder{' and the head' * head} in {joint / 'tasks'}")
+        assert note.startswith(
+            f"starts from the encoder{' and the head' * head} in {joint / 'tasks'}"
+        )
         assert joint_tasks(tmp_path / Path(file).stem) == {}
     wrong = tmp_path / "people.csv"
     wrong.write_text(Path(data[1]).read_text())
     with pytest.raises(BertworksError, match="fine-tuned for tagging"):
-        list(bw.finetune_events(tmp_path / "wrong", bw.make_finetune_request(str(wrong), **request)))
+        list(
+            bw.finetune_events(tmp_path / "wrong", bw.make_finetune_request(str(wrong), **request))
+        )
 
 
 def test_models_in_memory_by_name(model: Path) -> None:
-    rows = [{"text": text, "label": label} for text, label in (("a good film", "yes"), ("a bad film", "no"))] * 20
-    found = finetune_joint({"a": rows, "b": rows}, model=model, overrides=("epochs=1", "precision=fp32"), device="cpu")
+    rows = [
+        {"text": text, "label": label}
+        for text, label in (("a good film", "yes"), ("a bad film", "no"))
+    ] * 20
+    found = finetune_joint(
+        {"a": rows, "b": rows}, model=model, overrides=("epochs=1", "precision=fp32"), device="cpu"
+    )
     assert [*found] == ["a", "b"]
     assert found["b"].predict(["a good film"])[0]["label"] in ("yes", "no")
     folder = found["b"].folder
@@ -255,8 +342,12 @@ def test_models_in_memory_by_name(model: Path) -> None:
     assert not folder.exists()
 
 
-def test_a_model_of_several_tasks_needs_the_name_of_one(joint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(BertworksError, match="several tasks: pairs, people, reviews, topics") as refusal:
+def test_a_model_of_several_tasks_needs_the_name_of_one(
+    joint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(
+        BertworksError, match="several tasks: pairs, people, reviews, topics"
+    ) as refusal:
         resolve_model(joint)
     assert refusal.value.hint == f"name the folder of one: {joint / 'tasks/pairs'}"
     with pytest.raises(BertworksError, match="no task 'x': the model has pairs, people"):
@@ -269,24 +360,48 @@ def test_a_model_of_several_tasks_needs_the_name_of_one(joint: Path, capsys: pyt
 
 
 def test_requests_without_meaning_are_refused(data: list[str], model: Path, tmp_path: Path) -> None:
-    def refused(message: str, *paths: str, error: type[BertworksError] = UsageError, **options: Any) -> None:
+    def refused(
+        message: str, *paths: str, error: type[BertworksError] = UsageError, **options: Any
+    ) -> None:
         with pytest.raises(error, match=message):
             list(joint_events(tmp_path / "out", make_joint_request(paths, **options), device="cpu"))
         assert not (tmp_path / "out").exists()
 
     two = data[:2]
     given: dict[str, Any] = {
-        "text": ("text",), "label": "x", "dev": "dev.csv", "task": "qa", "budget": "5m", "folds": 3, "seeds": 2,
-        "sweep": ["paper"], "method": "frozen", "validation": "folds", "group": "g", "metric": "f1",
-    }  # fmt: skip
+        "text": ("text",),
+        "label": "x",
+        "dev": "dev.csv",
+        "task": "qa",
+        "budget": "5m",
+        "folds": 3,
+        "seeds": 2,
+        "sweep": ["paper"],
+        "method": "frozen",
+        "validation": "folds",
+        "group": "g",
+        "metric": "f1",
+    }
     for name, value in given.items():
         refused(f"--{name} is for one data set", *two, **{name: value})
     refused("two or more data sets", two[0])
     refused("two data sets have the name 'people'", two[0], two[0])
     refused("mix is -1", *two, mix=-1)
-    refused("task none: there is no such file", two[0], str(tmp_path / "none.csv"), error=BertworksError, model=model)
+    refused(
+        "task none: there is no such file",
+        two[0],
+        str(tmp_path / "none.csv"),
+        error=BertworksError,
+        model=model,
+    )
     refused("recipe stable has no number of epochs", *two, recipe="stable", model=model)
-    refused("lstm_units is for one task", *two, recipe="feature_based", model=model, overrides=("epochs=1",))
+    refused(
+        "lstm_units is for one task",
+        *two,
+        recipe="feature_based",
+        model=model,
+        overrides=("epochs=1",),
+    )
     refused("cloze_steps is for one task", *two, model=model, overrides=("cloze_steps=3",))
     refused("lm_weight is for one task", *two, model=model, overrides=("lm_weight=0.5",))
     refused("--teacher is for one data set", *two, model=model, teacher=model)

@@ -1,4 +1,5 @@
-"""Pre-training on several languages and on translations: the sequences, the draws, a resumed run, figures, refusals."""
+"""Pre-training on several languages and on translations: the sequences, the draws, a resumed run,
+figures, refusals."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -34,11 +35,17 @@ from bertworks.training.recipe import load_recipe
 
 XLM = [
     ("size = 300", 'size = 300\nalgorithm = "bpe"\nlowercase = false\nspecial_tokens = "xlm"'),
-    ("[encoder]", "[encoder]\nfamily = \"xlm\"\ntype_vocab_size = 0\nlm_head = \"bias\"\npooler = \"first\"\n"
-     "sequence_dropout = 0.1"),
-    ("[optimizer]", '[sampling]\nformat = "stream"\nlanguage_power = 0.7\nparallel_rate = 0.5\n\n[optimizer]'),
+    (
+        "[encoder]",
+        '[encoder]\nfamily = "xlm"\ntype_vocab_size = 0\nlm_head = "bias"\npooler = "first"\n'
+        "sequence_dropout = 0.1",
+    ),
+    (
+        "[optimizer]",
+        '[sampling]\nformat = "stream"\nlanguage_power = 0.7\nparallel_rate = 0.5\n\n[optimizer]',
+    ),
     ("num_steps = 40", "num_steps = 14"),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +57,12 @@ def request_of_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         lines = [" ".join(text.split()[:2]) for text in documents(60, 2)]
         (folder / f"pairs.{name}").write_text("".join(f"{line} {name}\n" for line in lines))
     return {
-        "inputs": [str(folder / "en.txt"), str(folder / "de.txt")], "languages": ["en", "de"], "workers": 1,
+        "inputs": [str(folder / "en.txt"), str(folder / "de.txt")],
+        "languages": ["en", "de"],
+        "workers": 1,
         "parallel": [str(folder / "pairs.de"), str(folder / "pairs.en")],
         "recipe": str(write_recipe(folder / "recipe.toml", *XLM)),
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +73,9 @@ def run(request_of_run: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 
 
 def job_of(run: Path) -> PretrainJob:
-    texts = [Text(tuple(n.split("-")), Shards.open(run / "shards" / n)) for n in ("en", "de", "de-en")]
+    texts = [
+        Text(tuple(n.split("-")), Shards.open(run / "shards" / n)) for n in ("en", "de", "de-en")
+    ]
     return PretrainJob(load_recipe(str(run / "recipe.toml")), texts[0].shards, texts=texts)
 
 
@@ -83,7 +94,26 @@ def test_a_translation_written_out_by_hand():
     batch = in_languages(batch, [3, 1])
     assert batch.token_type_ids is not None
     assert batch.token_type_ids.tolist() == [3, 3, 3, 3, 1, 1, 1, 1, 1, 3, 3, 3, 1, 1, 1, 1, 1, 1]
-    assert batch.layout.position_ids.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2, 3, 4, 5]
+    assert batch.layout.position_ids.tolist() == [
+        0,
+        1,
+        2,
+        3,
+        0,
+        1,
+        2,
+        3,
+        4,
+        0,
+        1,
+        2,
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
     # A pair that is longer than a sequence is left out.
     short = make_sampler(store, SamplingConfig(format="parallel"), 8, END, 0)
     with pytest.raises(BertworksError, match="too short for a single sequence"):
@@ -93,9 +123,13 @@ def test_a_translation_written_out_by_hand():
 def test_packed_equals_alone_with_positions_that_restart():
     torch.manual_seed(0)
     c = EncoderConfig(
-        vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, type_vocab_size=3,
+        vocab_size=50,
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        type_vocab_size=3,
         languages=("a", "b", "c"),
-    )  # fmt: skip
+    )
     encoder = Encoder(c).eval()
     lengths, firsts = [9, 4, 30, 12], [4, 2, 17, 3]
     parts = []
@@ -103,15 +137,21 @@ def test_packed_equals_alone_with_positions_that_restart():
         types = (np.arange(n) >= first).astype(np.int64)
         parts.append(Example(np.random.default_rng(n).integers(5, 50, n), types, {}))
     together = in_languages(collate(parts), [2, 0])
-    states = encoder(together.input_ids, together.layout, together.token_type_ids)[-1].split(lengths)
+    states = encoder(together.input_ids, together.layout, together.token_type_ids)[-1].split(
+        lengths
+    )
     for part, packed in zip(parts, states, strict=True):
         one = in_languages(collate([part]), [2, 0])
-        assert (encoder(one.input_ids, one.layout, one.token_type_ids)[-1] - packed).abs().max() < 2e-6
+        assert (
+            encoder(one.input_ids, one.layout, one.token_type_ids)[-1] - packed
+        ).abs().max() < 2e-6
         plain = encoder(one.input_ids, Layout.of([len(part.input_ids)]), one.token_type_ids)[-1]
         assert (plain - packed).abs().max() > 1e-2  # the positions count
 
 
-def test_texts_are_drawn_by_their_tokens_to_a_power_and_every_second_step_is_of_translations(run: Path):
+def test_texts_are_drawn_by_their_tokens_to_a_power_and_every_second_step_is_of_translations(
+    run: Path,
+):
     job = job_of(run)
     steps = [job.text_of(n) for n in range(4000)]
     assert all((text == 2) == (n % 2 == 1) for n, text in enumerate(steps))
@@ -143,7 +183,9 @@ def test_batches_have_the_language_of_their_text(run: Path, tmp_path: Path):
     assert seen == {0, 1, 2}
 
 
-def test_a_run_that_is_resumed_equals_one_that_is_not(run: Path, request_of_run: dict[str, Any], tmp_path: Path):
+def test_a_run_that_is_resumed_equals_one_that_is_not(
+    run: Path, request_of_run: dict[str, Any], tmp_path: Path
+):
     events = bw.pretrain(output=tmp_path / "m", **request_of_run)
     for event in events:
         if event.kind == "step" and event.fields["step"] >= 7:
@@ -155,8 +197,12 @@ def test_a_run_that_is_resumed_equals_one_that_is_not(run: Path, request_of_run:
     assert metrics(tmp_path / "m") == metrics(run)
 
 
-def test_two_processes_get_the_numbers_of_one(run: Path, request_of_run: dict[str, Any], tmp_path: Path):
-    plain = [f"encoder.{name}_dropout=0" for name in ("hidden", "attention", "sequence")] + ["train.precision=fp32"]
+def test_two_processes_get_the_numbers_of_one(
+    run: Path, request_of_run: dict[str, Any], tmp_path: Path
+):
+    plain = [f"encoder.{name}_dropout=0" for name in ("hidden", "attention", "sequence")] + [
+        "train.precision=fp32"
+    ]
     arguments = request_of_run | {"overrides": plain}
     list(bw.pretrain(output=tmp_path / "one", **arguments))
     finish(torchrun({"arguments": arguments | {"output": str(tmp_path / "two")}}))
@@ -164,11 +210,15 @@ def test_two_processes_get_the_numbers_of_one(run: Path, request_of_run: dict[st
     assert [row.keys() for row in two] == [row.keys() for row in one]
     for row, other in zip(one, two, strict=True):
         names = [name for name in row if name == "tokens" or "loss" in name]
-        assert [other[name] for name in names] == pytest.approx([row[name] for name in names], rel=1e-3)
+        assert [other[name] for name in names] == pytest.approx(
+            [row[name] for name in names], rel=1e-3
+        )
 
 
 def test_a_server_of_a_language(run: Path, tmp_path: Path):
-    with pytest.raises(UsageError, match="the model has the languages en, de: which one are the texts in") as refusal:
+    with pytest.raises(
+        UsageError, match="the model has the languages en, de: which one are the texts in"
+    ) as refusal:
         Abilities(run, device="cpu")
     assert "--language en" in str(refusal.value.hint)
     texts = documents(2, 3)
@@ -190,7 +240,9 @@ def test_figures_of_each_language_and_of_translations(run: Path):
 def test_the_language_of_texts(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     c = load_model(run).config
     assert (c.languages, c.language) == (("en", "de"), "")
-    with pytest.raises(UsageError, match="the model has the languages en, de: which one are the texts in"):
+    with pytest.raises(
+        UsageError, match="the model has the languages en, de: which one are the texts in"
+    ):
         bw.embed(run, ["text"])
     with pytest.raises(UsageError, match="the model has the languages"):
         bw.evaluate_mlm(run, [run.parent / "none.txt"])
@@ -217,13 +269,19 @@ def test_retrieval_of_translations(run: Path, tmp_path: Path):
         bw.evaluate_pairs(run, [tmp_path / "pairs.tsv"], languages=["de"])
 
 
-@pytest.mark.parametrize(("files", "message"), [
-    ({"a": "x\ny\n", "b": "x\n"}, r"b:2: .*a has 2 lines, .*b has 1: expected as many"),
-    ({"a": "x\n\n", "b": "x\ny\n"}, "a:2: no text on one side of a translation"),
-    ({"a": "x\ty\nz\n"}, "a:2: 1 columns: expected two, separated by a tab"),
-    ({"a": "x\ty\n \tz\n"}, "a:2: no text on one side of a translation"),
-    ({"a": "x\n", "b": "x\n", "c": "x\n"}, "3 files of translations: expected a table of two columns, or two files"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"a": "x\ny\n", "b": "x\n"}, r"b:2: .*a has 2 lines, .*b has 1: expected as many"),
+        ({"a": "x\n\n", "b": "x\ny\n"}, "a:2: no text on one side of a translation"),
+        ({"a": "x\ty\nz\n"}, "a:2: 1 columns: expected two, separated by a tab"),
+        ({"a": "x\ty\n \tz\n"}, "a:2: no text on one side of a translation"),
+        (
+            {"a": "x\n", "b": "x\n", "c": "x\n"},
+            "3 files of translations: expected a table of two columns, or two files",
+        ),
+    ],
+)
 def test_translations_that_do_not_fit(files: dict[str, str], message: str, tmp_path: Path):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
@@ -234,16 +292,27 @@ def test_translations_that_do_not_fit(files: dict[str, str], message: str, tmp_p
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"languages": ["en"]}, "2 inputs and the languages en: expected a name for each input"),
-    ({"languages": ()}, "2 inputs and the languages none: expected a name for each input"),
-    ({"recipe": "bert-tiny", "parallel": ()}, "models of the family bert have no table of languages"),
-    ({"parallel": ()}, "sampling.parallel_rate is 0.5, and there are 0 files of translations"),
-    ({"recipe": "xlm-mlm"}, "sampling.parallel_rate is 0.0, and there are 2 files of translations"),
-    ({"overrides": ["sampling.format=next_sentence", "encoder.type_vocab_size=2"]},
-     "sampling.format is 'next_sentence': it is not for text of several languages"),
-    ({"languages": ["fr", "it"]}, "which of the languages fr, it are the two sides"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"languages": ["en"]}, "2 inputs and the languages en: expected a name for each input"),
+        ({"languages": ()}, "2 inputs and the languages none: expected a name for each input"),
+        (
+            {"recipe": "bert-tiny", "parallel": ()},
+            "models of the family bert have no table of languages",
+        ),
+        ({"parallel": ()}, "sampling.parallel_rate is 0.5, and there are 0 files of translations"),
+        (
+            {"recipe": "xlm-mlm"},
+            "sampling.parallel_rate is 0.0, and there are 2 files of translations",
+        ),
+        (
+            {"overrides": ["sampling.format=next_sentence", "encoder.type_vocab_size=2"]},
+            "sampling.format is 'next_sentence': it is not for text of several languages",
+        ),
+        ({"languages": ["fr", "it"]}, "which of the languages fr, it are the two sides"),
+    ],
+)
 def test_requests_that_are_refused(
     changes: dict[str, Any], message: str, request_of_run: dict[str, Any], tmp_path: Path
 ):
@@ -256,7 +325,9 @@ def test_requests_that_are_refused(
         list(islice(bw.pretrain(output=tmp_path / "m", **request_of_run | changes), 1))
 
 
-def test_shards_and_rows_have_no_languages(run: Path, request_of_run: dict[str, Any], tmp_path: Path):
+def test_shards_and_rows_have_no_languages(
+    run: Path, request_of_run: dict[str, Any], tmp_path: Path
+):
     for inputs in ([str(run / "shards" / "en")] * 2, ["-", "-"]):
         with pytest.raises(UsageError, match="languages are for files and folders of text"):
             list(bw.pretrain(output=tmp_path / "m", **request_of_run | {"inputs": inputs}))
@@ -275,18 +346,31 @@ def test_an_estimate_of_each_recipe(name: str, request_of_run: dict[str, Any]):
     small = ["encoder.num_hidden_layers=1", "encoder.hidden_size=64", "vocabulary.size=1000"]
     cost = bw.estimate(**request, overrides=small, budget="60s")
     c = EncoderConfig(
-        vocab_size=1000, num_hidden_layers=1, hidden_size=64, num_attention_heads=4, type_vocab_size=2, lm_head="bias"
+        vocab_size=1000,
+        num_hidden_layers=1,
+        hidden_size=64,
+        num_attention_heads=4,
+        type_vocab_size=2,
+        lm_head="bias",
     )
     assert cost.parameters == c.num_parameters("lm_head")
 
 
-def test_more_training_of_a_model_on_some_of_its_languages(run: Path, request_of_run: dict[str, Any], tmp_path: Path):
-    given = request_of_run | {"init": str(run), "inputs": request_of_run["inputs"][1:], "languages": ["de"]}
+def test_more_training_of_a_model_on_some_of_its_languages(
+    run: Path, request_of_run: dict[str, Any], tmp_path: Path
+):
+    given = request_of_run | {
+        "init": str(run),
+        "inputs": request_of_run["inputs"][1:],
+        "languages": ["de"],
+    }
     given["parallel"] = ()
     given["overrides"] = ["sampling.parallel_rate=0", "train.phases.0.num_steps=2"]
     with pytest.raises(UsageError, match="the model has the languages en, de, the text has fr"):
         list(bw.pretrain(output=tmp_path / "m", **given | {"languages": ["fr"]}))
-    with pytest.raises(UsageError, match="the model has the languages en, de, the text has no names of any"):
+    with pytest.raises(
+        UsageError, match="the model has the languages en, de, the text has no names of any"
+    ):
         list(bw.pretrain(output=tmp_path / "m", **given | {"languages": ()}))
     list(bw.pretrain(output=tmp_path / "m", **given))
     assert load_model(tmp_path / "m").config == load_model(run).config

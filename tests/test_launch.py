@@ -1,4 +1,5 @@
-"""Training over processes: signs of life, what is refused, scripts for clusters. test_lost_processes has the kills."""
+"""Training over processes: signs of life, what is refused, scripts for clusters.
+test_lost_processes has the kills."""
 
 import os
 import re
@@ -34,7 +35,9 @@ CLUSTER = ROOT / "docs" / "cluster.md"
 
 def in_threads(count: int, work: Any) -> list[Any]:
     results: list[Any] = [None] * count
-    threads = [threading.Thread(target=lambda n=n: results.__setitem__(n, work(n))) for n in range(count)]
+    threads = [
+        threading.Thread(target=lambda n=n: results.__setitem__(n, work(n))) for n in range(count)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -71,8 +74,9 @@ def test_a_silent_process_is_named(heartbeat: Any) -> None:
     now = time.monotonic()
     heartbeat._heard = {0: now, 1: now - SILENT - 1, 2: now - SILENT + 1}
     assert heartbeat.problem(now) == (
-        [1], "rank 1 (process 101 on node1) of this training sent no sign of life for 45 s",
-    )  # fmt: skip
+        [1],
+        "rank 1 (process 101 on node1) of this training sent no sign of life for 45 s",
+    )
     heartbeat._heard = dict.fromkeys(range(3), now - SILENT - 1)
     blamed, what = heartbeat.problem(now)
     assert blamed == []
@@ -89,7 +93,11 @@ def test_a_step_has_a_limit_by_the_steps_before_it(heartbeat: Any) -> None:
     heartbeat._moved = now - 201
     heartbeat._heard = dict.fromkeys(range(3), now)
     for moves, blamed, what in [
-        ((9, 7, 9), [1], "rank 1 (process 101 on node1) of this training did not finish a step for 200 s"),
+        (
+            (9, 7, 9),
+            [1],
+            "rank 1 (process 101 on node1) of this training did not finish a step for 200 s",
+        ),
         ((9, 9, 9), [], "a process of this training did not finish a step for 200 s"),
         ((8, 9, 9), [], ""),  # the first one evaluates or saves
     ]:
@@ -110,7 +118,9 @@ def test_processes_hear_each_other_and_count_steps() -> None:
         time.sleep(0.1)
     for heart in hearts:
         heart.stop()
-    assert {text.split(" on ")[0] for heart in hearts for text in heart._where.values()} == {f"process {os.getpid()}"}
+    assert {text.split(" on ")[0] for heart in hearts for text in heart._where.values()} == {
+        f"process {os.getpid()}"
+    }
     assert (hearts[1]._own_moves, len(hearts[1]._seconds)) == (2, 1)
 
 
@@ -122,16 +132,37 @@ def test_several_processes_are_not_for_one_gpu(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_options_of_the_group_are_taken_out() -> None:
-    words = ["pretrain", "a", "--processes", "2", "--nodes=2", "-o", "--rendezvous", "n:1", "--restarts", "3", "b"]
+    words = [
+        "pretrain",
+        "a",
+        "--processes",
+        "2",
+        "--nodes=2",
+        "-o",
+        "--rendezvous",
+        "n:1",
+        "--restarts",
+        "3",
+        "b",
+    ]
     assert launch.without(words) == ["pretrain", "a", "-o", "b"]
 
 
 @pytest.mark.parametrize(
     ("codes", "left"),
-    [({0: -9}, 9), ({0: 75}, 9), ({0: 143, 1: -9}, 9), ({0: -15, 1: 75}, 9), ({0: 1}, 0), ({0: 2, 1: 75}, 0),
-     ({0: 143, 1: 143}, 0)],
-)  # fmt: skip
-def test_only_lost_processes_start_again(codes: dict[int, int], left: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    [
+        ({0: -9}, 9),
+        ({0: 75}, 9),
+        ({0: 143, 1: -9}, 9),
+        ({0: -15, 1: 75}, 9),
+        ({0: 1}, 0),
+        ({0: 2, 1: 75}, 0),
+        ({0: 143, 1: 143}, 0),
+    ],
+)
+def test_only_lost_processes_start_again(
+    codes: dict[int, int], left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     failures = {rank: SimpleNamespace(exitcode=code) for rank, code in codes.items()}
     result = SimpleNamespace(is_failed=lambda: True, failures=failures)
     monkeypatch.setattr(LocalElasticAgent, "_monitor_workers", lambda *_: result)
@@ -145,22 +176,40 @@ def test_only_lost_processes_start_again(codes: dict[int, int], left: int, monke
 
 
 def test_what_went_wrong_between_machines_is_explained() -> None:
-    for error, what in [(RendezvousTimeoutError(), "too few machines"), (RendezvousClosedError(), "has ended")]:
+    for error, what in [
+        (RendezvousTimeoutError(), "too few machines"),
+        (RendezvousClosedError(), "has ended"),
+    ]:
         with pytest.raises(BertworksError, match=what), launch._explain("node1:29500"):
             raise error
 
 
 @says("--rendezvous with a name that each machine knows, or an IP address")
 def test_the_first_machine_may_be_late_or_unknown(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch  # noqa: F811
-) -> None:  # fmt: skip
+    shell: Shell,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(launch, "_Agent", lambda *_, **__: pytest.fail("started"))
-    words = ["pretrain", "text.txt", "-o", "out", "--processes", "1", "--nodes", "2", "--rendezvous"]
+    words = [
+        "pretrain",
+        "text.txt",
+        "-o",
+        "out",
+        "--processes",
+        "1",
+        "--nodes",
+        "2",
+        "--rendezvous",
+    ]
     answer = shell.fails(*words, "nowhere.invalid:29500")
     shell.shows(answer, "--rendezvous with a name that each machine knows, or an IP address")
     monkeypatch.setattr(launch, "ANSWER", 1)
     refused = "192.0.2.1:29500"  # of no machine (RFC 5737)
-    monkeypatch.setattr(socket, "create_connection", lambda *_, **__: (_ for _ in ()).throw(ConnectionRefusedError()))
+    monkeypatch.setattr(
+        socket,
+        "create_connection",
+        lambda *_, **__: (_ for _ in ()).throw(ConnectionRefusedError()),
+    )
     answer = shell.fails(*words, refused)
     assert "hint: start the same command on that machine" in answer
     assert f"no process of the training answers at {refused}" in answer
@@ -174,21 +223,31 @@ def test_the_first_machine_may_be_late_or_unknown(
     assert said == []
 
 
-@says("-o ANOTHER-FOLDER, or delete the folder first: each restart would overwrite what is done",
-      "leave --processes out: an estimate needs one process",
-      "--nodes 2, or --nodes 1:2 if one may be lost or come later",
-      "--rendezvous node1:29500", "on each machine: --nodes 2 --rendezvous node1:29500",
-      "--nodes, --rendezvous and --restarts are for several processes",
-      "give their number on each machine: --processes 1")  # fmt: skip
+@says(
+    "-o ANOTHER-FOLDER, or delete the folder first: each restart would overwrite what is done",
+    "leave --processes out: an estimate needs one process",
+    "--nodes 2, or --nodes 1:2 if one may be lost or come later",
+    "--rendezvous node1:29500",
+    "on each machine: --nodes 2 --rendezvous node1:29500",
+    "--nodes, --rendezvous and --restarts are for several processes",
+    "give their number on each machine: --processes 1",
+)
 def test_what_makes_no_sense_is_refused_before_a_process_starts(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch  # noqa: F811
-) -> None:  # fmt: skip
+    shell: Shell,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     launched = list[Any]()
-    monkeypatch.setattr(launch, "_Agent", lambda spec, *_, **__: launched.append(spec) or pytest.fail("started"))
+    monkeypatch.setattr(
+        launch, "_Agent", lambda spec, *_, **__: launched.append(spec) or pytest.fail("started")
+    )
     words = ["pretrain", "text.txt", "-o", "out"]
     two = [*words, "--processes", "2"]
     for more, template in [
-        (["--overwrite"], "-o ANOTHER-FOLDER, or delete the folder first: each restart would overwrite what is done"),
+        (
+            ["--overwrite"],
+            "-o ANOTHER-FOLDER, or delete the folder first: each restart would overwrite what is "
+            "done",
+        ),
         (["--estimate"], "leave --processes out: an estimate needs one process"),
         (["--nodes", "2:1"], "--nodes 2, or --nodes 1:2 if one may be lost or come later"),
         (["--nodes", "2", "--rendezvous", "node1"], "--rendezvous node1:29500"),
@@ -199,7 +258,9 @@ def test_what_makes_no_sense_is_refused_before_a_process_starts(
     answer = shell.fails(*words, "--nodes", "2")
     shell.shows(answer, "--nodes, --rendezvous and --restarts are for several processes")
     shell.shows(answer, "give their number on each machine: --processes 1")
-    assert "write the text into a file" in shell.fails("pretrain", "-", "-o", "out", "--processes", "2")
+    assert "write the text into a file" in shell.fails(
+        "pretrain", "-", "-o", "out", "--processes", "2"
+    )
     with pytest.raises(UsageError):
         launch.launch(["pretrain"], 1, nodes="0")
     assert launch._limits("1:2", "node1:29500") == (1, 2)
@@ -207,14 +268,23 @@ def test_what_makes_no_sense_is_refused_before_a_process_starts(
     assert not launched
 
 
-@says("leave --processes out: several trainings need one process", "bertworks slurm pretrain SHARDS -o MODEL")
+@says(
+    "leave --processes out: several trainings need one process",
+    "bertworks slurm pretrain SHARDS -o MODEL",
+)
 def test_several_trainings_and_other_jobs_are_refused(shell: Shell) -> None:  # noqa: F811
     words = ["finetune", "data.csv", "-o", "out", "--processes", "2"]
     for more in (["--seeds", "2"], ["--folds", "3"], ["--sweep=paper"]):
-        shell.shows(shell.fails(*words, *more), "leave --processes out: several trainings need one process")
-    advice = shell.shows(shell.fails("slurm", "embed", "x"), "bertworks slurm pretrain SHARDS -o MODEL")
+        shell.shows(
+            shell.fails(*words, *more), "leave --processes out: several trainings need one process"
+        )
+    advice = shell.shows(
+        shell.fails("slurm", "embed", "x"), "bertworks slurm pretrain SHARDS -o MODEL"
+    )
     assert "srun bertworks pretrain SHARDS" in shell.types(advice)
-    assert "Did you mean --recipe" in shell.fails("slurm", "pretrain", "x", "-o", "y", "--recpe", "z")
+    assert "Did you mean --recipe" in shell.fails(
+        "slurm", "pretrain", "x", "-o", "y", "--recpe", "z"
+    )
     assert "is not a budget" in shell.fails("slurm", "pretrain", "x", "-o", "y", "--time", "soon")
 
 
@@ -237,12 +307,15 @@ def test_a_batch_script(nodes: str, shell: Shell) -> None:  # noqa: F811
 
 
 def test_the_page_on_clusters_is_right(shell: Shell) -> None:  # noqa: F811
-    """Scripts are linted, manifests are validated, commands are parsed, and what is printed is what is shown."""
+    """Scripts are linted, manifests are validated, commands are parsed, and what is printed is what
+    is shown."""
     assert CLUSTER.read_text().count("\n") <= 120
     scripts, manifests = blocks(CLUSTER, "bash"), "\n---\n".join(blocks(CLUSTER, "yaml"))
     for script in scripts:
         lint(script)
-    printed = next(line for line in CLUSTER.read_text().splitlines() if line.startswith("bertworks slurm"))
+    printed = next(
+        line for line in CLUSTER.read_text().splitlines() if line.startswith("bertworks slurm")
+    )
     assert shell.works(*shlex.split(printed.split(" > ")[0])[1:]) == scripts[0]
     kinds = []
     for manifest in yaml.safe_load_all(manifests):
@@ -251,7 +324,12 @@ def test_the_page_on_clusters_is_right(shell: Shell) -> None:  # noqa: F811
             spec = manifest["spec"].pop("rayClusterSpec")
             assert set(manifest["spec"]) == {"entrypoint", "shutdownAfterJobFinishes"}
             for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
-                pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, **group["template"]}
+                pod = {
+                    "apiVersion": "v1",
+                    "kind": "Pod",
+                    "metadata": {"name": "a"},
+                    **group["template"],
+                }
                 kubernetes_validate.validate(pod, "1.31", strict=True)
         else:
             kubernetes_validate.validate(manifest, "1.31", strict=True)
@@ -265,7 +343,9 @@ def test_the_page_on_clusters_is_right(shell: Shell) -> None:  # noqa: F811
 def test_commands_of_the_page_on_clusters_parse(shell: Shell) -> None:  # noqa: F811
     app, text = (
         make_app(),
-        CLUSTER.read_text().replace("\\\n", "").replace("$((20000 + SLURM_JOB_ID % 20000))", "29500"),
+        CLUSTER.read_text()
+        .replace("\\\n", "")
+        .replace("$((20000 + SLURM_JOB_ID % 20000))", "29500"),
     )
     commands = re.findall(r"(?<!slurm )bertworks ((?:pretrain|embed|prepare) [^`'\n]+)", text)
     commands = [command.replace('"', "").split("]")[0] for command in commands]

@@ -1,4 +1,5 @@
-"""Only a line feed ends a line where lines are aligned with those of another file, or with the rows of an output."""
+"""Only a line feed ends a line where lines are aligned with those of another file, or with the rows
+of an output."""
 
 import io
 import json
@@ -25,7 +26,8 @@ SENTENCES = [
     "Our team lost the final match.",
     "Tomatoes need a lot of sun.",
 ]
-# Everything that `str.splitlines` or a text file in Python's universal mode takes for the end of a line.
+# Everything that `str.splitlines` or a text file in Python's universal mode takes for the end of a
+# line.
 INSIDE = ["\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"]
 
 
@@ -43,7 +45,8 @@ def with_stray(lines: list[str], index: int, stray: str) -> list[str]:
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("stray", INSIDE)
 def test_translations_stay_in_step(stray: str, end: str, tmp_path: Path) -> None:
-    """OpenNMT-py#2262 and #399: all translations between two stray carriage returns were shifted by a line."""
+    """OpenNMT-py#2262 and #399: all translations between two stray carriage returns were shifted by
+    a line."""
     first = write_lines(tmp_path / "a", with_stray(SENTENCES, 1, stray), end)
     second = write_lines(tmp_path / "b", with_stray(SENTENCES, 6, stray), end)
     translations = read_translations([first, second])
@@ -51,9 +54,13 @@ def test_translations_stay_in_step(stray: str, end: str, tmp_path: Path) -> None
     for place in (0, 2, 3, 4, 5, 7):
         assert translations.pairs[place] == (SENTENCES[place], SENTENCES[place])
     assert translations.pairs[1][0] == with_stray(SENTENCES, 1, stray)[1]
-    counter = next(counter for name, counter in translations.issues.items() if "inside lines" in name)
+    counter = next(
+        counter for name, counter in translations.issues.items() if "inside lines" in name
+    )
     assert (counter.count, counter.places) == (2, [f"{first}:2", f"{second}:7"])
-    table = write_lines(tmp_path / "c", [f"{line}\t{line}" for line in with_stray(SENTENCES, 1, stray)], end)
+    table = write_lines(
+        tmp_path / "c", [f"{line}\t{line}" for line in with_stray(SENTENCES, 1, stray)], end
+    )
     assert read_translations([table]).pairs[2:] == [(line, line) for line in SENTENCES[2:]]
 
 
@@ -61,24 +68,40 @@ def test_the_nearest_translations_of_files_with_stray_carriage_returns(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["the", "film", "was", "good", "in", "this", "town", "men"]
-    texts = [" ".join(words[: 3 + n] * 2) for n in range(6)] + ["men heard dogs", "a good good film"]
-    files = [write_lines(tmp_path / name, with_stray(texts, line, "\r")) for name, line in (("a", 1), ("b", 6))]
+    texts = [" ".join(words[: 3 + n] * 2) for n in range(6)] + [
+        "men heard dogs",
+        "a good good film",
+    ]
+    files = [
+        write_lines(tmp_path / name, with_stray(texts, line, "\r"))
+        for name, line in (("a", 1), ("b", 6))
+    ]
     result = bw.evaluate_pairs(model, files)
     assert (result["pairs"], result["forward"]) == (8, 1.0)
     assert main(["evaluate", "pairs", str(model), *map(str, files)]) == 0
     printed = capsys.readouterr()
     assert "8 pairs" in printed.out
-    assert f"carriage returns inside lines (they end no line): 2 ({files[0]}:2, {files[1]}:7)" in printed.err
+    assert (
+        f"carriage returns inside lines (they end no line): 2 ({files[0]}:2, {files[1]}:7)"
+        in printed.err
+    )
 
 
 def test_what_is_printed_about_translations(tmp_path: Path) -> None:
-    first = write_lines(tmp_path / "a", [*SENTENCES, "Nine words are in this one and one is left.", "same", "ok"])
+    first = write_lines(
+        tmp_path / "a", [*SENTENCES, "Nine words are in this one and one is left.", "same", "ok"]
+    )
     second = write_lines(tmp_path / "b", [*(line * 2 for line in SENTENCES), "x", "same", "o"])
     translations = read_translations([first, second])
-    assert (translations.num_identical, translations.num_far, translations.usual_ratio) == (1, 1, 2.0)
+    assert (translations.num_identical, translations.num_far, translations.usual_ratio) == (
+        1,
+        1,
+        2.0,
+    )
     first_note, *examples, length_note, identical_note = translations.notes()
     assert first_note == (
-        f"translations: 11 pairs, lines 1 to 11 of {first} and {second}; 9.1% are the same on both sides; "
+        f"translations: 11 pairs, lines 1 to 11 of {first} and {second}; 9.1% are the same on "
+        "both sides; "
         "the second side has 2.00 times the characters of the first (median)"
     )
     assert examples[0] == f"example  {SENTENCES[0]!r} -> {SENTENCES[0] * 2!r:.61}'"
@@ -100,23 +123,36 @@ def test_translations_with_lengths_that_do_not_fit(tmp_path: Path) -> None:
     assert any(note.startswith("warning: the lengths") for note in read_translations(files).notes())
     files[1] = write_lines(tmp_path / "b", [f"{line}!" for line in [short_line, long_line] * 20])
     assert not any(note.startswith("warning") for note in read_translations(files).notes())
-    assert any(note.startswith("warning: many") for note in read_translations([files[0], files[0]]).notes())
+    assert any(
+        note.startswith("warning: many") for note in read_translations([files[0], files[0]]).notes()
+    )
 
 
 def test_empty_sides_are_counted_and_named(tmp_path: Path) -> None:
-    files = [write_lines(tmp_path / "a", ["x", "", "x", "x"]), write_lines(tmp_path / "b", ["y", "y", "y", " \r"])]
-    message = rf"a:2: no text on one side of a translation, in 2 places: 2 \({files[0]}:2, {files[1]}:4\)"
+    files = [
+        write_lines(tmp_path / "a", ["x", "", "x", "x"]),
+        write_lines(tmp_path / "b", ["y", "y", "y", " \r"]),
+    ]
+    message = (
+        rf"a:2: no text on one side of a translation, in 2 places: 2 \({files[0]}:2, {files[1]}:4\)"
+    )
     with pytest.raises(BertworksError, match=message):
         read_translations(files)
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.tsv", "a.csv", "a.conll"])
 def test_files_with_carriage_returns_only_are_refused(name: str, tmp_path: Path) -> None:
-    rows = ["Anna\tB-person", "lives\tO", "here\tO"] if name == "a.conll" else ["text\tlabel", "one\ta", "two\tb"]
+    rows = (
+        ["Anna\tB-person", "lives\tO", "here\tO"]
+        if name == "a.conll"
+        else ["text\tlabel", "one\ta", "two\tb"]
+    )
     path = write_lines(tmp_path / name, rows if name != "a.txt" else SENTENCES, "\r")
     readers = [lambda: list(RowReader(path)), lambda: read_translations([path])]
     for read in readers:
-        with pytest.raises(BertworksError, match="the lines end in carriage returns alone") as error:
+        with pytest.raises(
+            BertworksError, match="the lines end in carriage returns alone"
+        ) as error:
             read()
         assert error.value.where == f"{path}:1"
         assert error.value.hint == "convert the file: `tr '\\r' '\\n' < OLD > NEW`"
@@ -169,12 +205,19 @@ def test_numbers_of_lines_count_line_feeds_as_other_programs_do(tmp_path: Path) 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.tsv"])
 def test_records_of_raw_text_are_not_broken(name: str, end: str, tmp_path: Path) -> None:
-    """A carriage return is white space in JSON, and part of a cell; a file may have nothing else at its line ends."""
+    """A carriage return is white space in JSON, and part of a cell; a file may have nothing else at
+    its line ends."""
     stray = "" if end == "\r" else "\r"
     records = {
         "a.jsonl": [f'{{"text":{stray} "{line}"}}' for line in SENTENCES],
-        "a.csv": ["id,text", *(f'{n},"{line}"' for n, line in enumerate(with_stray(SENTENCES, 1, stray)))],
-        "a.tsv": ["id\ttext", *(f"{n}\t{line}" for n, line in enumerate(with_stray(SENTENCES, 1, stray)))],
+        "a.csv": [
+            "id,text",
+            *(f'{n},"{line}"' for n, line in enumerate(with_stray(SENTENCES, 1, stray))),
+        ],
+        "a.tsv": [
+            "id\ttext",
+            *(f"{n}\t{line}" for n, line in enumerate(with_stray(SENTENCES, 1, stray))),
+        ],
     }
     path = write_lines(tmp_path / name, records[name], end)
     reader = CorpusReader([path])
@@ -188,7 +231,9 @@ def test_records_of_raw_text_are_not_broken(name: str, end: str, tmp_path: Path)
 
 def test_a_carriage_return_inside_a_cell(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.csv", ["text,label", '"one, two",a', "thr\ree,b", "four,a"])
-    with pytest.raises(BertworksError, match=r"a carriage return inside a cell without quotes: 'thr\\ree,b'") as error:
+    with pytest.raises(
+        BertworksError, match=r"a carriage return inside a cell without quotes: 'thr\\ree,b'"
+    ) as error:
         list(RowReader(path))
     assert error.value.where == f"{path}:3"
     write_lines(path, ["text,label", '"one, two",a', '"thr\ree",b', "four,a"])

@@ -1,4 +1,5 @@
-"""Long texts are encoded in parts: the tokens are those of the whole text, and memory stays bounded."""
+"""Long texts are encoded in parts: the tokens are those of the whole text, and memory stays
+bounded."""
 
 import json
 import re
@@ -21,7 +22,8 @@ TEXT = (
     "\u0e01\u0e33 ab/cd+ef ŒÆ \U0001d400x"
 )
 CHARACTERS = (
-    "ab cd  é e\u0301\u0345\u0d4e\u0e33\uff9e 12 .,;/+'`-_[]<> \n\t\r\x0b\u00a0\u3000\u200d\x00\ufffd"
+    "ab cd  é e\u0301\u0345\u0d4e\u0e33\uff9e 12 .,;/+'`-_[]<> \n"
+    "\t\r\x0b\u00a0\u3000\u200d\x00\ufffd"
     "東京中のはがカ。、한국αςΣ \U0001d400\U0001f600"
 )
 WORDS = [
@@ -57,13 +59,22 @@ def byte_level(prefix):
     merges = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("Ġ", "c"), ("a", "b")]
     forms = ["<unk>", *alphabet, *("".join(pair) for pair in merges)]
     trim = processors.ByteLevel(add_prefix_space=prefix, trim_offsets=True, use_regex=True)
-    model = models.BPE({form: number for number, form in enumerate(forms)}, merges, unk_token="<unk>")
+    model = models.BPE(
+        {form: number for number, form in enumerate(forms)}, merges, unk_token="<unk>"
+    )
     return library(model, None, pre_tokenizers.ByteLevel(add_prefix_space=prefix), trim)
 
 
 def unigram(normalizer, pre_tokenizer):
     letters = sorted(set(CHARACTERS + TEXT) - set(" \n\t"))
-    pieces = [("<unk>", 0.0), ("▁", -3.0), ("▁the", -2.0), ("▁c", -4.0), ("東京", -3.0), *((x, -6.0) for x in letters)]
+    pieces = [
+        ("<unk>", 0.0),
+        ("▁", -3.0),
+        ("▁the", -2.0),
+        ("▁c", -4.0),
+        ("東京", -3.0),
+        *((x, -6.0) for x in letters),
+    ]
     return library(models.Unigram(pieces, 0, False), normalizer, pre_tokenizer)
 
 
@@ -79,7 +90,12 @@ def metaspace(scheme):
 
 white_space = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), metaspace("always")])
 albert = normalizers.Sequence(
-    [normalizers.Replace("``", '"'), normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()]
+    [
+        normalizers.Replace("``", '"'),
+        normalizers.NFKD(),
+        normalizers.StripAccents(),
+        normalizers.Lowercase(),
+    ]
 )
 KINDS = {
     "wordpiece": lambda: trained("wordpiece"),
@@ -97,7 +113,10 @@ KINDS = {
 
 @pytest.fixture(scope="module", params=KINDS)
 def tokenizer(request):
-    return Tokenizer(KINDS[request.param](), special_tokens={"mask_token": "<mask>"} if " " in request.param else None)
+    return Tokenizer(
+        KINDS[request.param](),
+        special_tokens={"mask_token": "<mask>"} if " " in request.param else None,
+    )
 
 
 def answers(tokenizer, texts, most):
@@ -151,9 +170,23 @@ def test_chinese_without_spaces_is_cut():
 @pytest.mark.parametrize(
     "change",
     [
-        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "a b"}, "behavior": "Isolated", "invert": False}},
+        {
+            "pre_tokenizer": {
+                "type": "Split",
+                "pattern": {"Regex": "a b"},
+                "behavior": "Isolated",
+                "invert": False,
+            }
+        },
         {"pre_tokenizer": None},
-        {"pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": False}},
+        {
+            "pre_tokenizer": {
+                "type": "Metaspace",
+                "replacement": "▁",
+                "prepend_scheme": "always",
+                "split": False,
+            }
+        },
         {"normalizer": {"type": "Replace", "pattern": {"String": "a b"}, "content": "c"}},
         {"normalizer": {"type": "Prepend", "prepend": "▁"}},
         {"added_tokens": [{"content": "a b", "lstrip": False, "rstrip": False}]},
@@ -166,10 +199,26 @@ def test_other_tokenizers_read_a_text_as_a_whole(change):
     assert cut_points(tokenizer | change) is None
 
 
-# --- texts without white space ----------------------------------------------------------------------------------------
+# --- texts without white space
+# ----------------------------------------------------------------------------------------
 
 units = st.sampled_from(
-    ["ACGT", "a", "abc", "the", "'ll", "-", "é", "e\u0301", "中国", "東", "\U0001f600", "12", "_", "[MASK]"]
+    [
+        "ACGT",
+        "a",
+        "abc",
+        "the",
+        "'ll",
+        "-",
+        "é",
+        "e\u0301",
+        "中国",
+        "東",
+        "\U0001f600",
+        "12",
+        "_",
+        "[MASK]",
+    ]
 )
 parts_without_spaces = st.one_of(
     st.tuples(units, st.integers(1, 400)).map(lambda pair: pair[0] * pair[1]),
@@ -203,7 +252,9 @@ def test_no_long_part_is_read_at_once(kind, text, monkeypatch):
     tokenizer, longest = Tokenizer(KINDS[kind]()), []
     run = Tokenizer._run
     monkeypatch.setattr(
-        Tokenizer, "_run", lambda self, encode, texts: longest.extend(map(len, texts)) or run(self, encode, texts)
+        Tokenizer,
+        "_run",
+        lambda self, encode, texts: longest.extend(map(len, texts)) or run(self, encode, texts),
     )
     tokenizer.encode(text, max_length=512)
     [(ids, offsets)] = tokenizer.arrays([text])
@@ -244,7 +295,8 @@ def test_of_a_long_word_the_ends_are_read():
 
 
 @pytest.mark.parametrize(
-    "change", [{"pre_tokenizer": {"type": "WhitespaceSplit"}}, {"added_tokens": [{"content": "ACGT"}]}]
+    "change",
+    [{"pre_tokenizer": {"type": "WhitespaceSplit"}}, {"added_tokens": [{"content": "ACGT"}]}],
 )
 def test_what_may_have_tokens_is_not_left_out(change):
     tokenizer = json.loads(KINDS["wordpiece"]())
@@ -270,12 +322,16 @@ def test_a_long_text_has_the_key_of_its_words(text, lowercase):
 @pytest.mark.slow
 @pytest.mark.no_cover
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
-@pytest.mark.parametrize("text", ["ACGTTGCA" * 2_000_000, "the cat sat " * 1_300_000, "中国東京" * 1_300_000])
+@pytest.mark.parametrize(
+    "text", ["ACGTTGCA" * 2_000_000, "the cat sat " * 1_300_000, "中国東京" * 1_300_000]
+)
 def test_a_text_of_16_mb_takes_little_memory(kind, text, tmp_path):
     code = (
         "import sys, pathlib; from bertworks.text.tokenizer import Tokenizer\n"
-        "def memory(name): return next(int(x.split()[1]) for x in open('/proc/self/status') if x.startswith(name))\n"
-        "tokenizer, text = Tokenizer(pathlib.Path(sys.argv[1]).read_text()), pathlib.Path(sys.argv[2]).read_text()\n"
+        "def memory(name): return next(int(x.split()[1]) for x in open('/proc/self/status') if "
+        "x.startswith(name))\n"
+        "tokenizer, text = Tokenizer(pathlib.Path(sys.argv[1]).read_text()), "
+        "pathlib.Path(sys.argv[2]).read_text()\n"
         "tokenizer.encode('the'); before = memory('VmRSS')\n"
         "tokenizer.encode(text, max_length=512); print((memory('VmHWM') - before) / 1024)"
     )

@@ -1,6 +1,7 @@
 """Processes of a training that are killed, halted, added or without the folder of the others.
 
-`BERTWORKS_KILLS=300 pytest -m slow tests/test_lost_processes.py -k killed` repeats the kills as often.
+`BERTWORKS_KILLS=300 pytest -m slow tests/test_lost_processes.py -k killed` repeats the kills as
+often.
 """
 
 import json
@@ -28,14 +29,20 @@ SLOWER = ("learning_rate = 1e-3", "learning_rate = 1e-4")  # rounding errors gro
 
 @contextmanager
 def training(folder: Path, *words: object, seconds: float = 0) -> Iterator[subprocess.Popen[str]]:
-    """A pre-training by the command line, into `folder`; a step takes these seconds more. What is left is killed."""
+    """A pre-training by the command line, into `folder`; a step takes these seconds more. What is
+    left is killed."""
     command = ["pretrain", "-o", str(folder), "--workers", "1", "--device", "cpu", *map(str, words)]
     log = (folder.parent / f"{folder.name}-{time.monotonic_ns()}.log").open("w")
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     process = subprocess.Popen(
-        [sys.executable, "-m", "slow_training", *command], stdout=log, stderr=log, text=True, start_new_session=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "SECONDS_PER_STEP": str(seconds), "PYTHONPATH": paths},
-    )  # fmt: skip
+        [sys.executable, "-m", "slow_training", *command],
+        stdout=log,
+        stderr=log,
+        text=True,
+        start_new_session=True,
+        env=os.environ
+        | {"OMP_NUM_THREADS": "1", "SECONDS_PER_STEP": str(seconds), "PYTHONPATH": paths},
+    )
     vars(process)["log"] = Path(log.name)
     try:
         yield process
@@ -55,7 +62,10 @@ def kill_all(process: subprocess.Popen[str]) -> None:
 def workers(process: subprocess.Popen[str]) -> list[int]:
     """The processes that it started."""
     with suppress(OSError):
-        return [int(n) for n in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+        return [
+            int(n)
+            for n in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        ]
     return []
 
 
@@ -99,14 +109,21 @@ def answers(port: int) -> bool:
 def same_losses(folder: Path, other: Path) -> float:
     """The largest relative difference. All steps are there once, with the same tokens."""
     ours, theirs = lines(folder), lines(other)
-    assert [(x["step"], x.get("tokens")) for x in ours] == [(x["step"], x.get("tokens")) for x in theirs]
-    return max(abs(x["loss"] / y["loss"] - 1) for x, y in zip(ours, theirs, strict=True) if "loss" in x)
+    assert [(x["step"], x.get("tokens")) for x in ours] == [
+        (x["step"], x.get("tokens")) for x in theirs
+    ]
+    return max(
+        abs(x["loss"] / y["loss"] - 1) for x, y in zip(ours, theirs, strict=True) if "loss" in x
+    )
 
 
 @pytest.mark.slow
 def test_killed_processes_change_no_bit(tmp_path: Path) -> None:
     steps = 60 * (KILLS + 1)
-    text, recipe = write_corpus(tmp_path / "t.jsonl"), write_recipe(tmp_path / "r.toml", ("= 40", f"= {steps}"))
+    text, recipe = (
+        write_corpus(tmp_path / "t.jsonl"),
+        write_recipe(tmp_path / "r.toml", ("= 40", f"= {steps}")),
+    )
     words = [text, "--recipe", recipe, "--processes", "2", "--restarts", KILLS]
     with training(tmp_path / "whole", *words) as whole:
         finish(whole)
@@ -126,14 +143,25 @@ def test_killed_processes_change_no_bit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_machines_that_are_lost_and_come_change_no_loss(tmp_path: Path) -> None:
-    """Two agents with a process each; the second one is killed, and another one comes, again and again."""
+    """Two agents with a process each; the second one is killed, and another one comes, again and
+    again."""
     steps = 200 * (KILLS + 1)
     text, recipe = write_corpus(tmp_path / "t.jsonl"), tmp_path / "r.toml"
     write_recipe(recipe, ("= 40", f"= {steps}"), STILL, SLOWER)
     with training(tmp_path / "one", text, "--recipe", recipe) as one:
         finish(one)
     folder, port = tmp_path / "a", free_port()
-    words = [text, "--recipe", recipe, "--processes", "1", "--nodes", "1:2", "--rendezvous", f"localhost:{port}"]
+    words = [
+        text,
+        "--recipe",
+        recipe,
+        "--processes",
+        "1",
+        "--nodes",
+        "1:2",
+        "--rendezvous",
+        f"localhost:{port}",
+    ]
     sizes = list[int]()
     with training(folder, *words, "--restarts", 10 * KILLS, seconds=0.1) as first:
         wait_for(lambda: answers(port))  # it is the one where all meet, which is not killed
@@ -156,7 +184,10 @@ def test_machines_that_are_lost_and_come_change_no_loss(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("halted", [0, 1])
 def test_a_halted_process_is_named_and_all_start_again(halted: int, tmp_path: Path) -> None:
-    text, recipe = write_corpus(tmp_path / "t.jsonl"), write_recipe(tmp_path / "r.toml", ("= 40", "= 120"))
+    text, recipe = (
+        write_corpus(tmp_path / "t.jsonl"),
+        write_recipe(tmp_path / "r.toml", ("= 40", "= 120")),
+    )
     words = [text, "--recipe", recipe, "--processes", "2"]
     with training(tmp_path / "whole", *words) as whole:
         finish(whole)
@@ -170,7 +201,9 @@ def test_a_halted_process_is_named_and_all_start_again(halted: int, tmp_path: Pa
         finish(process)
     assert "sent no sign of life for 45 s" in log_of(process)
     assert lines(tmp_path / "a") == lines(tmp_path / "whole")
-    assert sha256(tmp_path / "a" / "model.safetensors") == sha256(tmp_path / "whole" / "model.safetensors")
+    assert sha256(tmp_path / "a" / "model.safetensors") == sha256(
+        tmp_path / "whole" / "model.safetensors"
+    )
 
 
 def rank_of(process: int) -> int:
@@ -181,9 +214,22 @@ def rank_of(process: int) -> int:
 @pytest.mark.slow
 def test_machines_without_a_common_folder_are_refused_before_the_first_step(tmp_path: Path) -> None:
     text, recipe = write_corpus(tmp_path / "t.jsonl"), write_recipe(tmp_path / "r.toml")
-    words = [text, "--recipe", recipe, "--processes", "1", "--nodes", "2", "--rendezvous", f"localhost:{free_port()}"]
+    words = [
+        text,
+        "--recipe",
+        recipe,
+        "--processes",
+        "1",
+        "--nodes",
+        "2",
+        "--rendezvous",
+        f"localhost:{free_port()}",
+    ]
     (tmp_path / "other").mkdir()
-    with training(tmp_path / "a", *words) as first, training(tmp_path / "other" / "a", *words) as second:
+    with (
+        training(tmp_path / "a", *words) as first,
+        training(tmp_path / "other" / "a", *words) as second,
+    ):
         assert first.wait(200) != 0
         assert second.wait(200) != 0
     for process in (first, second):

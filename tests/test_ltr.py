@@ -1,4 +1,5 @@
-"""BERT that reads from left to right: pre-trained, fine-tuned, against transformers. See also test_families."""
+"""BERT that reads from left to right: pre-trained, fine-tuned, against transformers. See also
+test_families."""
 
 import json
 from itertools import pairwise
@@ -30,9 +31,16 @@ from bertworks.training.objectives import PretrainingModel
 from bertworks.training.recipe import load_recipe
 from bertworks.training.task_heads import Classification, TaskModel
 
-SIZES = ("encoder.hidden_size=32", "encoder.num_hidden_layers=2", "encoder.num_attention_heads=2",
-         "vocabulary.size=400", "train.held_out_sequences=16", "train.precision=fp32", "optimizer.learning_rate=1e-3",
-         *(f"train.phases.{n}.{field}" for n in (0, 1) for field in ("num_steps=4", "batch_size=8")))  # fmt: skip
+SIZES = (
+    "encoder.hidden_size=32",
+    "encoder.num_hidden_layers=2",
+    "encoder.num_attention_heads=2",
+    "vocabulary.size=400",
+    "train.held_out_sequences=16",
+    "train.precision=fp32",
+    "optimizer.learning_rate=1e-3",
+    *(f"train.phases.{n}.{field}" for n in (0, 1) for field in ("num_steps=4", "batch_size=8")),
+)
 FAST = ["epochs=2", "precision=fp32", "optimizer.learning_rate=1e-3"]
 SENTENCES = [["the", "film", PEOPLE[0], "was", "in", "this", "town"], ["Oslo"]]
 
@@ -42,12 +50,19 @@ def ltr(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A network of random weights, every one perturbed."""
     t = tokenizer()
     c = EncoderConfig(
-        vocab_size=t.vocab_size, hidden_size=32, num_hidden_layers=3, num_attention_heads=2,
-        max_position_embeddings=64, direction="left_to_right", pooler="last",
-    )  # fmt: skip
+        vocab_size=t.vocab_size,
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        direction="left_to_right",
+        pooler="last",
+    )
     torch.manual_seed(0)
     network = PretrainingModel(c, {"causal_lm": 1.0})
-    state = {name: p.detach() + 0.15 * torch.randn_like(p) for name, p in network.named_parameters()}
+    state = {
+        name: p.detach() + 0.15 * torch.randn_like(p) for name, p in network.named_parameters()
+    }
     folder = tmp_path_factory.mktemp("model") / "ltr"
     save_model(folder, state, c, t, card="ltr")
     return folder
@@ -71,12 +86,18 @@ def test_from_text_it_is_the_decoder_of_transformers(tmp_path: Path) -> None:
                 row = batch.input_ids[None, a:b]
                 total += float(theirs(row, labels=row).loss) * (b - a - 1)
                 count += b - a - 1
-    assert events[-1].fields["evaluation"]["causal_lm_loss"] == pytest.approx(total / count, abs=2e-5)
+    assert events[-1].fields["evaluation"]["causal_lm_loss"] == pytest.approx(
+        total / count, abs=2e-5
+    )
 
 
 def test_recipe_is_that_of_bert_base() -> None:
     recipe, base = load_recipe("bert-ltr"), load_recipe("bert-base")
-    assert (recipe.train, recipe.optimizer, recipe.vocabulary) == (base.train, base.optimizer, base.vocabulary)
+    assert (recipe.train, recipe.optimizer, recipe.vocabulary) == (
+        base.train,
+        base.optimizer,
+        base.vocabulary,
+    )
     ours, theirs = vars(recipe.encoder), vars(base.encoder)
     assert {name for name in ours if ours[name] != theirs[name]} == {"direction", "pooler"}
 
@@ -86,11 +107,19 @@ def test_next_sentences_have_no_place_in_its_files(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match="next_sentence: files of bert have no place for these heads together"
     ) as error:
-        list(pretrain(text, tmp_path / "out", recipe="bert-ltr", overrides=[*SIZES, "sampling.format=next_sentence"]))
+        list(
+            pretrain(
+                text,
+                tmp_path / "out",
+                recipe="bert-ltr",
+                overrides=[*SIZES, "sampling.format=next_sentence"],
+            )
+        )
     assert "sampling.format=full_sentences" in str(error.value.hint)
     assert not (tmp_path / "out").exists()
-    config = transformers.BertConfig(vocab_size=90, hidden_size=24, num_hidden_layers=1, num_attention_heads=2,
-                                     is_decoder=True)  # fmt: skip
+    config = transformers.BertConfig(
+        vocab_size=90, hidden_size=24, num_hidden_layers=1, num_attention_heads=2, is_decoder=True
+    )
     state = transformers.BertForPreTraining(config).state_dict()
     with pytest.raises(BertworksError, match=r"cls\.seq_relationship\.bias.*no place for this"):
         from_huggingface(state, config_from_huggingface(config.to_dict()))
@@ -134,19 +163,30 @@ def test_a_pooler_of_transformers_is_kept_and_not_used(ltr: Path, tmp_path: Path
     theirs.save_pretrained(tmp_path / "theirs")
     load_model(ltr).tokenizer.save(tmp_path / "theirs", has_types=True)
     list(convert(str(tmp_path / "theirs"), tmp_path / "ours"))
-    read, found = transformers.BertModel.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    read, found = transformers.BertModel.from_pretrained(
+        tmp_path / "ours", output_loading_info=True
+    )
     assert not any(found.values())
     assert read.config.is_decoder
     assert all(torch.equal(p, theirs.state_dict()[name]) for name, p in read.state_dict().items())
 
 
 def test_whole_texts_are_read_at_their_last_token() -> None:
-    c = EncoderConfig(vocab_size=90, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-                      max_position_embeddings=32, direction="left_to_right", pooler="last")  # fmt: skip
+    c = EncoderConfig(
+        vocab_size=90,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+        direction="left_to_right",
+        pooler="last",
+    )
     network, lengths = TaskModel(c, Classification(outputs=3)).eval(), [5, 9, 2]
     ids, layout = torch.randint(5, 90, (16,)), Layout.of(lengths)
     first = layout.first.long()
-    batch = Batch(ids, layout, torch.zeros_like(ids), {"task": BatchTarget(first, torch.tensor([0, 1, 2]))})
+    batch = Batch(
+        ids, layout, torch.zeros_like(ids), {"task": BatchTarget(first, torch.tensor([0, 1, 2]))}
+    )
     states = network.encoder(ids, layout, batch.token_type_ids)[-1]
     expected = network.get_submodule("classifier")(states[[4, 13, 15]])
     torch.testing.assert_close(network.logits(batch), expected, rtol=1e-5, atol=1e-6)
@@ -155,7 +195,9 @@ def test_whole_texts_are_read_at_their_last_token() -> None:
 @pytest.mark.parametrize("write", [write_reviews, write_pairs, write_choices])
 def test_fine_tuned_for_texts_it_is_a_network_of_its_own(write, ltr: Path, tmp_path: Path) -> None:
     data = write(tmp_path / "data.csv", 40)
-    bertworks.finetune(data, output=tmp_path / "out", model=ltr, method="full", overrides=FAST, device="cpu")
+    bertworks.finetune(
+        data, output=tmp_path / "out", model=ltr, method="full", overrides=FAST, device="cpu"
+    )
     folder = ModelFolder(tmp_path / "out")
     assert folder.config.direction == "left_to_right"
     assert folder.settings["model_type"] == "bertworks"
@@ -175,23 +217,38 @@ def test_fine_tuned_for_texts_it_is_a_network_of_its_own(write, ltr: Path, tmp_p
     list(export(tmp_path / "out", tmp_path / "onnx"))
     exported = Predictor(tmp_path / "onnx", device="cpu").predict([example[d.task]])
     for name, value in exact[0].items():
-        assert exported[0][name] == (pytest.approx(value, abs=1e-4) if isinstance(value, float) else value)
+        assert exported[0][name] == (
+            pytest.approx(value, abs=1e-4) if isinstance(value, float) else value
+        )
 
 
-def test_tags_depend_on_what_is_before_and_are_those_of_transformers(ltr: Path, tmp_path: Path) -> None:
+def test_tags_depend_on_what_is_before_and_are_those_of_transformers(
+    ltr: Path, tmp_path: Path
+) -> None:
     data = write_conll(tmp_path / "names.conll", 60)
-    bertworks.finetune(data, output=tmp_path / "out", model=ltr, method="full", overrides=FAST, device="cpu")
-    theirs, found = transformers.BertForTokenClassification.from_pretrained(tmp_path / "out", output_loading_info=True)
+    bertworks.finetune(
+        data, output=tmp_path / "out", model=ltr, method="full", overrides=FAST, device="cpu"
+    )
+    theirs, found = transformers.BertForTokenClassification.from_pretrained(
+        tmp_path / "out", output_loading_info=True
+    )
     assert not any(found.values())
     assert theirs.config.is_decoder
     model = load_model(tmp_path / "out")
-    network = TaskModel(model.config, make_task_head(ModelFolder(tmp_path / "out").task_config)).eval()
+    network = TaskModel(
+        model.config, make_task_head(ModelFolder(tmp_path / "out").task_config)
+    ).eval()
     network.load_state_dict(model.state)
-    one, other = (torch.tensor(model.tokenizer.encode(text).ids) for text in ("the film in Oslo", "the film in dogs"))
+    one, other = (
+        torch.tensor(model.tokenizer.encode(text).ids)
+        for text in ("the film in Oslo", "the film in dogs")
+    )
     logits = []
     for ids in (one, other):
         every = torch.arange(len(ids))
-        batch = Batch(ids, Layout.of([len(ids)]), torch.zeros_like(ids), {"task": BatchTarget(every, every)})
+        batch = Batch(
+            ids, Layout.of([len(ids)]), torch.zeros_like(ids), {"task": BatchTarget(every, every)}
+        )
         logits.append(network.logits(batch).detach())
         with torch.no_grad():
             assert (theirs(ids[None]).logits[0] - logits[-1]).abs().max() <= 2e-5
@@ -201,16 +258,24 @@ def test_tags_depend_on_what_is_before_and_are_those_of_transformers(ltr: Path, 
     assert [len(answer["tags"]) for answer in answers] == [7, 1]
 
 
-def test_a_classifier_of_transformers_reads_the_first_token_and_is_refused(ltr: Path, tmp_path: Path) -> None:
+def test_a_classifier_of_transformers_reads_the_first_token_and_is_refused(
+    ltr: Path, tmp_path: Path
+) -> None:
     theirs = transformers.BertForSequenceClassification.from_pretrained(ltr, num_labels=3)
     theirs.save_pretrained(tmp_path)
     load_model(ltr).tokenizer.save(tmp_path, has_types=True)
-    with pytest.raises(BertworksError, match="reads the first token of a text, which from left to right has read noth"):
+    with pytest.raises(
+        BertworksError,
+        match="reads the first token of a text, which from left to right has read noth",
+    ):
         Predictor(tmp_path, device="cpu")
 
 
 def test_settings_of_heads() -> None:
     ltr = EncoderConfig(direction="left_to_right", pooler="last")
     assert "model_type" not in task_settings(TaskConfig(task="classification", labels=("a", "b")))
-    assert task_settings(TaskConfig(task="classification", labels=("a", "b")), ltr)["model_type"] == "bertworks"
+    assert (
+        task_settings(TaskConfig(task="classification", labels=("a", "b")), ltr)["model_type"]
+        == "bertworks"
+    )
     assert "model_type" not in task_settings(TaskConfig(task="qa"), ltr)

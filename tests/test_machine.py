@@ -55,17 +55,27 @@ print(device.memory_in_use() - before)
 """
 
 
-@pytest.mark.skipif(not GLIBC or not torch.backends.mkldnn.is_available(), reason="oneDNN's kernels are in its heap")
+@pytest.mark.skipif(
+    not GLIBC or not torch.backends.mkldnn.is_available(), reason="oneDNN's kernels are in its heap"
+)
 def test_few_kernels_are_kept_unless_the_user_says_otherwise() -> None:
     def growth(**settings: str) -> int:
-        environment = {name: value for name, value in os.environ.items() if name not in device.KERNEL_CACHES}
+        environment = {
+            name: value for name, value in os.environ.items() if name not in device.KERNEL_CACHES
+        }
         command = [sys.executable, "-c", GROWTH_BY_KERNELS]
         done = subprocess.run(
-            command, capture_output=True, text=True, check=True, cwd=HERE.parent, env=environment | settings
+            command,
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=HERE.parent,
+            env=environment | settings,
         )
         return int(done.stdout)
 
-    settings_of_user = dict.fromkeys(device.KERNEL_CACHES, "1024")  # oneDNN's and PyTorch's usual ones
+    # oneDNN's and PyTorch's usual ones
+    settings_of_user = dict.fromkeys(device.KERNEL_CACHES, "1024")
     assert growth() < growth(**settings_of_user) / 2
 
 
@@ -115,13 +125,18 @@ def test_a_thread_steps_back_and_those_that_it_starts_but_no_other():
 
 
 @pytest.mark.parametrize(("instructions", "chosen"), [(False, "fp32"), (True, "bf16")])
-def test_bf16_is_measured_where_the_processor_has_it(instructions: bool, chosen: str, monkeypatch: pytest.MonkeyPatch):
-    """Elsewhere it would be emulated, and to measure that takes a tenth of the time until the first answer."""
+def test_bf16_is_measured_where_the_processor_has_it(
+    instructions: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Elsewhere it would be emulated, and to measure that takes a tenth of the time until the first
+    answer."""
     requested = []
     monkeypatch.setattr(device, "cpu_supports_bf16", lambda: True)
     monkeypatch.setattr(device, "_has_bfloat16", lambda: instructions)
     monkeypatch.setattr(
-        device, "measure_matmul", lambda dtype, *_: requested.append(dtype) or {torch.bfloat16: 2e12}.get(dtype, 1e11)
+        device,
+        "measure_matmul",
+        lambda dtype, *_: requested.append(dtype) or {torch.bfloat16: 2e12}.get(dtype, 1e11),
     )
     assert device.best_precision.__wrapped__("cpu") == chosen
     assert len(requested) == 2 * instructions
@@ -129,9 +144,13 @@ def test_bf16_is_measured_where_the_processor_has_it(instructions: bool, chosen:
 
 @pytest.mark.parametrize(
     ("processor", "avx512", "amx", "there"),
-    [("x86_64", False, False, False), ("AMD64", True, False, True), ("x86_64", False, True, True),
-     ("aarch64", False, False, True)],
-)  # fmt: skip
+    [
+        ("x86_64", False, False, False),
+        ("AMD64", True, False, True),
+        ("x86_64", False, True, True),
+        ("aarch64", False, False, True),
+    ],
+)
 def test_who_has_instructions_for_bf16(
     processor: str, avx512: bool, amx: bool, there: bool, monkeypatch: pytest.MonkeyPatch
 ):

@@ -1,4 +1,5 @@
-"""The tools that measure the structure: tokens, names, the walk of the request, traced routes; and their table."""
+"""The tools that measure the structure: tokens, names, the walk of the request, traced routes; and
+their table."""
 
 import io
 import json
@@ -56,12 +57,17 @@ def test_tokens_and_lines_of_code(text: str, tokens: int, code_lines: int, tmp_p
     assert (module.tokens, module.code_lines) == (tokens, code_lines)
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="the tokenizer of Python 3.11 is what others are compared with")
+@pytest.mark.skipif(
+    sys.version_info >= (3, 12),
+    reason="the tokenizer of Python 3.11 is what others are compared with",
+)
 def test_tokens_are_those_of_the_tokenizer() -> None:
     path = ROOT / "bertworks" / "text" / "corpus.py"
     text = path.read_text()
     kinds = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
-    tokens = sum(token.type in kinds for token in tokenize.generate_tokens(io.StringIO(text).readline))
+    tokens = sum(
+        token.type in kinds for token in tokenize.generate_tokens(io.StringIO(text).readline)
+    )
     docstrings = len(size.docstring_places(text))
     assert docstrings > 20
     assert size.size_of_module(path).tokens == tokens - docstrings
@@ -76,10 +82,20 @@ def test_sizes_of_packages_add_up() -> None:
 
 
 def test_lines_of_other_files(tmp_path: Path) -> None:
-    files = {"a.toml": "x = 1\n\ny = 2\n", "page.html": "<p>\n", "template.html": "{% if x %}\n{{ x }}\n{% endif %}\n"}
+    files = {
+        "a.toml": "x = 1\n\ny = 2\n",
+        "page.html": "<p>\n",
+        "template.html": "{% if x %}\n{{ x }}\n{% endif %}\n",
+    }
     for name, text in (files | {"a.js": "f()", "a.css": "", "a.md": "text\n"}).items():
         (tmp_path / name).write_text(text)
-    assert size.lines_of_other_files(tmp_path) == {"TOML": 3, "Jinja": 3, "HTML": 1, "JS": 1, "CSS": 0}
+    assert size.lines_of_other_files(tmp_path) == {
+        "TOML": 3,
+        "Jinja": 3,
+        "HTML": 1,
+        "JS": 1,
+        "CSS": 0,
+    }
 
 
 # Names
@@ -346,7 +362,8 @@ def test_a_trace_counts_modules_calls_and_opens(tmp_path: Path) -> None:
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
-    # read, lines, read_again, pause; the path by three functions and as the source of the copy, and the copy
+    # read, lines, read_again, pause; the path by three functions and as the source of the copy, and
+    # the copy
     assert lines[0] == "other reader 4 4 5"
     assert lines[1] == "0 0 1"
     assert lines[2:4] == ["a", "b"]
@@ -360,7 +377,11 @@ def table_of_measures() -> list[list[str]]:
     """The cells of the table on the page, without its second line."""
     page = (ROOT / "docs" / "architecture.md").read_text()
     lines = page.split("\n## Measures\n")[1].split("\n## ")[0].splitlines()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in lines
+        if line.startswith("|")
+    ]
     return [rows[0], *rows[2:]]
 
 
@@ -383,7 +404,9 @@ def test_the_page_has_a_figure_for_each_measure(static_rows: list[routes.Measure
 
 
 def test_what_is_printed(
-    static_rows: list[routes.Measurement], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    static_rows: list[routes.Measurement],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(routes, "static_measurements", lambda: static_rows)
     monkeypatch.setattr(sys, "argv", ["routes.py", "--static"])
@@ -392,15 +415,24 @@ def test_what_is_printed(
     assert capsys.readouterr().out.splitlines() == ["| measure | now |", "|---|---|", *rows]
     monkeypatch.setattr(sys, "argv", ["routes.py", "--static", "--json"])
     routes.main()
-    assert json.loads(capsys.readouterr().out) == {"now": {row.name: row.value for row in static_rows}}
+    assert json.loads(capsys.readouterr().out) == {
+        "now": {row.name: row.value for row in static_rows}
+    }
 
 
 def test_the_counts_of_the_package_are_plausible(static_rows: list[routes.Measurement]) -> None:
     """A tool that reads nothing counts nothing."""
     figures = {row.name: row.value for row in static_rows}
     assert figures["request of a fine-tuning: modules"] > 3
-    assert figures["request of a fine-tuning: times handed on"] > figures["request of a fine-tuning: climbs"]
-    assert figures["Python tokens of the package"] > figures["Python lines of code of the package"] > 10_000
+    assert (
+        figures["request of a fine-tuning: times handed on"]
+        > figures["request of a fine-tuning: climbs"]
+    )
+    assert (
+        figures["Python tokens of the package"]
+        > figures["Python lines of code of the package"]
+        > 10_000
+    )
     assert all(figures[f"lines of {kind}"] > 0 for kind in size.OTHER_KINDS)
 
 
@@ -411,10 +443,15 @@ def test_all_routes_are_traced() -> None:
     assert result.returncode == 0, result.stderr
     content = json.loads(result.stdout)
     figures, modules = content["now"], content["modules"]
-    assert list(figures)[: len(routes.route_measurement_names())] == routes.route_measurement_names()
+    assert (
+        list(figures)[: len(routes.route_measurement_names())] == routes.route_measurement_names()
+    )
     for route in routes.ROUTES:
         if not route.counts_opens_alone:
-            counts = [figures[f"{route.name}: {quantity}"] for quantity in ("modules", "functions", "calls")]
+            counts = [
+                figures[f"{route.name}: {quantity}"]
+                for quantity in ("modules", "functions", "calls")
+            ]
             assert 0 < counts[0] < counts[1] < counts[2]
             assert len(modules[route.name]) == counts[0]
         if route.data:

@@ -1,4 +1,5 @@
-"""Large rows and compressed files that are larger than they look: bounded memory, and an error that says the limit."""
+"""Large rows and compressed files that are larger than they look: bounded memory, and an error that
+says the limit."""
 
 import gzip
 import json
@@ -43,7 +44,14 @@ LARGE = "ä" * 60  # 120 bytes
 @pytest.mark.parametrize(
     ("name", "content", "line"),
     [
-        ("a.jsonl", json.dumps({"text": "a"}) + "\n" + json.dumps({"text": LARGE}, ensure_ascii=False) + "\n", 2),
+        (
+            "a.jsonl",
+            json.dumps({"text": "a"})
+            + "\n"
+            + json.dumps({"text": LARGE}, ensure_ascii=False)
+            + "\n",
+            2,
+        ),
         ("a.json", json.dumps([{"text": "a"}, {"text": LARGE}]), 2),
         ("a.csv", f"text,label\na,b\n{LARGE},b\n", 3),
         ("a.tsv", f"text\tlabel\na\tb\n{LARGE}\tb\n", 3),
@@ -65,14 +73,22 @@ def test_a_large_row_needs_the_option(tmp_path: Path, name: str, content: str, l
 def test_a_sentence_of_many_rows_needs_the_option(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "sentence,word,tag\n1,a,O\n" + "2,b,O\n" * 20)
     options = ReadOptions(max_row_bytes="100", sentence_column="sentence")
-    assert "a.csv:3: a row has more than 100 bytes: all its words have one 'sentence'" in error(path, options)
-    assert [len(row.values["word"]) for row in RowReader(path, replace(options, max_row_bytes="2k"))] == [1, 20]
+    assert "a.csv:3: a row has more than 100 bytes: all its words have one 'sentence'" in error(
+        path, options
+    )
+    assert [
+        len(row.values["word"]) for row in RowReader(path, replace(options, max_row_bytes="2k"))
+    ] == [1, 20]
 
 
-def test_a_text_alone_in_parquet_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_alone_in_parquet_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a.parquet"
     parquet.write_table(pyarrow.table({"text": [random.Random(0).randbytes(2 * MB).hex()]}), path)
-    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", lambda *_, **__: pytest.fail("it was read"))
+    monkeypatch.setattr(
+        parquet.ParquetFile, "iter_batches", lambda *_, **__: pytest.fail("it was read")
+    )
     assert "a.parquet: a row has more than 100 bytes" in error(path)
 
 
@@ -84,7 +100,10 @@ def test_a_large_row_of_parquet_needs_the_option(tmp_path: Path) -> None:
 
 
 def test_rows_of_many_sizes_are_complete(tmp_path: Path) -> None:
-    texts = ["a" * size for size in (99, 100, 101, text_files.BLOCK_SIZE - 1, text_files.BLOCK_SIZE, 3 * MB, 5)]
+    texts = [
+        "a" * size
+        for size in (99, 100, 101, text_files.BLOCK_SIZE - 1, text_files.BLOCK_SIZE, 3 * MB, 5)
+    ]
     path = write(tmp_path / "a.txt", "\n".join(texts))
     assert [row.values["text"] for row in RowReader(path)] == texts
     exact = write(tmp_path / "b.txt", "a\n" + "b" * 100)
@@ -93,7 +112,9 @@ def test_rows_of_many_sizes_are_complete(tmp_path: Path) -> None:
 
 
 def test_a_quoted_cell_that_ends_nowhere_is_still_named(tmp_path: Path) -> None:
-    assert "quote mark is opened here and never closed" in error(write(tmp_path / "a.csv", 'a,b\n1,"2\n3,4\n'))
+    assert "quote mark is opened here and never closed" in error(
+        write(tmp_path / "a.csv", 'a,b\n1,"2\n3,4\n')
+    )
 
 
 def test_one_json_value_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,12 +157,17 @@ jobs = {
     "answer": lambda data: list(bw.predict_file(model, data, output + ".jsonl")),
     "check": lambda data: bw.check_file(data, model=model, text=["text"], label="label"),
     "read as": lambda data: bw.check_file(data, model=model),
-    "learn": lambda data: bw.finetune(data, dev=small, model=model, method="full", epochs=1, batch_size=16),
-    "evaluate": lambda data: bw.finetune(train, dev=data, model=model, output=output, overwrite=True, epochs=1),
+    "learn": lambda data: bw.finetune(
+        data, dev=small, model=model, method="full", epochs=1, batch_size=16
+    ),
+    "evaluate": lambda data: bw.finetune(
+        train, dev=data, model=model, output=output, overwrite=True, epochs=1
+    ),
     "read": lambda data: [None for row in RowReader(data)],
     "corpus": lambda data: [None for document in bw.CorpusReader([data])],
 }
-small, train = (str(Path(data).with_name(f"{part}-{Path(data).name}")) for part in ("small", "train"))
+small = str(Path(data).with_name(f"small-{Path(data).name}"))
+train = str(Path(data).with_name(f"train-{Path(data).name}"))
 if job not in ("read", "corpus"):
     jobs[job](small)
 before, found = memory(), ""  # after the imports and a first use
@@ -156,7 +182,9 @@ print(memory() - before, found)
 def growth(job: str, data: Path, model: Path | str = "") -> tuple[int, str]:
     """The MB that a job needs more for this file than for a small one, and its error."""
     arguments = [str(model), str(data), str(data.with_name(f"out-{job}")), job]
-    result = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stderr
     number, found = result.stdout.split(" ", 1)
     return int(number), found.strip()
@@ -170,20 +198,34 @@ def write_rows(path: Path, texts: list[str]) -> Path:
 
 def write_long(folder: Path, task: str, size: int) -> Path:
     """Rows of a task, of several windows each. The fifth has so many bytes."""
-    words, count = "the film was a story of men and dogs in this town, with music that they heard. ", 24
+    words, count = (
+        "the film was a story of men and dogs in this town, with music that they heard. ",
+        24,
+    )
     path = folder / f"{task}-{size}.{'conll' if task == 'tagging' else 'json'}"
-    texts = [f"Anna lives in Paris and saw {number} films " + words * (max(4000, size * (number == 4)) // len(words))
-             for number in range(count)]  # fmt: skip
+    texts = [
+        f"Anna lives in Paris and saw {number} films "
+        + words * (max(4000, size * (number == 4)) // len(words))
+        for number in range(count)
+    ]
     if task == "tagging":
-        lines = [[f"{word}\t{'B-person' if word == 'Anna' else 'O'}\n" for word in text.split()] for text in texts]
+        lines = [
+            [f"{word}\t{'B-person' if word == 'Anna' else 'O'}\n" for word in text.split()]
+            for text in texts
+        ]
         lines[4] = lines[4][: len(lines[4]) // 2]  # each word has a tag and a line
         path.write_text("\n".join(map("".join, lines)))
     elif task == "spans":
         spans = [{"start": 0, "end": 4, "type": "person"}]
         path.write_text(json.dumps([{"text": text, "entities": spans} for text in texts]))
     else:
-        requested = {"question": "where lives Anna ?", "answers": [{"text": "Paris", "answer_start": 14}]}
-        parts = [{"context": text, "qas": [{"id": str(n), **requested}]} for n, text in enumerate(texts)]
+        requested = {
+            "question": "where lives Anna ?",
+            "answers": [{"text": "Paris", "answer_start": 14}],
+        }
+        parts = [
+            {"context": text, "qas": [{"id": str(n), **requested}]} for n, text in enumerate(texts)
+        ]
         path.write_text(json.dumps({"data": [{"title": "t", "paragraphs": parts}]}))
     return path
 
@@ -196,7 +238,16 @@ def test_a_row_that_is_read_in_windows(tmp_path: Path, job: str, size: int, task
     path = write_long(tmp_path, task, size * MB - 5000)
     small = write_long(tmp_path, task, 0).rename(tmp_path / f"small-{path.name}")
     if job == "answer":
-        arguments = ["--model", str(model), "--epochs", "1", "--method", "full", "-o", str(tmp_path / "fitted")]
+        arguments = [
+            "--model",
+            str(model),
+            "--epochs",
+            "1",
+            "--method",
+            "full",
+            "-o",
+            str(tmp_path / "fitted"),
+        ]
         assert main(["finetune", str(small), "--dev", str(small), *arguments]) == 0
         model = tmp_path / "fitted"
     used, found = growth(job, path, model)
@@ -207,12 +258,23 @@ def test_a_row_that_is_read_in_windows(tmp_path: Path, job: str, size: int, task
 @pytest.mark.slow
 def test_a_dev_row_with_many_entities(tmp_path: Path) -> None:
     """All simple methods answer it, and each of its mistakes has a line in errors.csv."""
-    tags, rng, size = {"Anna": "B-person", "Paris": "B-place", "saw": "O", "films": "O", "in": "O"}, random.Random(0), 2
-    for name, first, count in (("train-", 12, 200), ("small-", 1000, 30), ("", size * MB // 16, 30)):
+    tags, rng, size = (
+        {"Anna": "B-person", "Paris": "B-place", "saw": "O", "films": "O", "in": "O"},
+        random.Random(0),
+        2,
+    )
+    for name, first, count in (
+        ("train-", 12, 200),
+        ("small-", 1000, 30),
+        ("", size * MB // 16, 30),
+    ):
         rows = [rng.choices([*tags], k=first if number == 0 else 12) for number in range(count)]
         lines = [json.dumps({"tokens": row, "tags": [tags[word] for word in row]}) for row in rows]
         write(tmp_path / f"{name}rows.jsonl", "\n".join(lines))
-    path, model = tmp_path / "rows.jsonl", fine.write_model(tmp_path / "model", length=512, hidden_size=16)
+    path, model = (
+        tmp_path / "rows.jsonl",
+        fine.write_model(tmp_path / "model", length=512, hidden_size=16),
+    )
     used, found = growth("evaluate", path, model)
     assert not found
     assert used < 4 * path.stat().st_size / MB + 200
@@ -235,9 +297,12 @@ def test_rows_of_a_megabyte(tmp_path: Path, job: str, text: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("job", "suffix", "most"), [("read", "jsonl", 200), ("read", "json", 1600), ("corpus", "jsonl", 1600)]
+    ("job", "suffix", "most"),
+    [("read", "jsonl", 200), ("read", "json", 1600), ("corpus", "jsonl", 1600)],
 )
-def test_a_line_that_decompresses_without_end(tmp_path: Path, job: str, suffix: str, most: int) -> None:
+def test_a_line_that_decompresses_without_end(
+    tmp_path: Path, job: str, suffix: str, most: int
+) -> None:
     path = tmp_path / f"bomb.{suffix}.gz"
     with gzip.open(path, "wb", compresslevel=1) as file:
         file.write(b'{"text": "')
@@ -253,20 +318,29 @@ def write_classifier(folder: Path) -> Path:
     """A classifier with random weights."""
     tokenizer = fine.tokenizer()
     config = transformers.BertConfig(
-        vocab_size=tokenizer.vocab_size, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=64, max_position_embeddings=64, id2label={0: "a", 1: "b"}, label2id={"a": 0, "b": 1},
-    )  # fmt: skip
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        id2label={0: "a", 1: "b"},
+        label2id={"a": 0, "b": 1},
+    )
     transformers.BertForSequenceClassification(config).save_pretrained(folder)
     tokenizer.save(folder)
     return folder
 
 
-# --- little that becomes much -----------------------------------------------------------------------------------------
+# --- little that becomes much
+# -----------------------------------------------------------------------------------------
 
 
 def write_dictionary(path: Path, text: str, rows: int, *, typed: bool) -> Path:
     """One text in all rows, stored once; typed: the file says so to Arrow."""
-    column = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * rows, pyarrow.int32()), pyarrow.array([text]))
+    column = pyarrow.DictionaryArray.from_arrays(
+        pyarrow.array([0] * rows, pyarrow.int32()), pyarrow.array([text])
+    )
     table = pyarrow.table({"text": column, "label": ["a", "b"] * (rows // 2)})
     parquet.write_table(table, path, store_schema=typed, dictionary_pagesize_limit=1 << 30)
     return path
@@ -293,7 +367,9 @@ def test_a_text_that_is_stored_once_is_read_in_small_parts(
 @pytest.mark.slow
 @pytest.mark.parametrize("job", ["read", "corpus"])
 def test_a_file_of_a_kilobyte_with_gigabytes_of_text(job: str, tmp_path: Path) -> None:
-    used, found = growth(job, write_dictionary(tmp_path / "a.parquet", "good film " * (MB // 2), 400, typed=False))
+    used, found = growth(
+        job, write_dictionary(tmp_path / "a.parquet", "good film " * (MB // 2), 400, typed=False)
+    )
     assert not found
     assert used < 4 * 5 + 200
 
@@ -302,11 +378,20 @@ def test_a_file_of_a_kilobyte_with_gigabytes_of_text(job: str, tmp_path: Path) -
     ("name", "before", "content"),
     [
         ("a.json", "", '{"text": ' + "[" * 200_000 + "]" * 200_000 + "}"),
-        ("a.jsonl", '{"text": "a"}\n', '{"text": ' + '{"a":' * 100_000 + "1" + "}" * 100_000 + "}\n"),
+        (
+            "a.jsonl",
+            '{"text": "a"}\n',
+            '{"text": ' + '{"a":' * 100_000 + "1" + "}" * 100_000 + "}\n",
+        ),
         ("a.json", "", "[" * 300_000),
         ("a.jsonl.gz", '{"text": "a"}\n', '{"text": ' + "[" * 200_000 + "]" * 200_000 + "}\n"),
     ],
 )
-def test_lists_within_lists_without_end(name: str, before: str, content: str, tmp_path: Path) -> None:
+def test_lists_within_lists_without_end(
+    name: str, before: str, content: str, tmp_path: Path
+) -> None:
     found = error(write(tmp_path / name, before + content), ReadOptions())
-    assert f"{name}:{2 if before else 1}: this JSON has too many lists or objects within others" in found
+    assert (
+        f"{name}:{2 if before else 1}: this JSON has too many lists or objects within others"
+        in found
+    )

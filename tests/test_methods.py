@@ -1,4 +1,5 @@
-"""Methods of fine-tuning: a linear head on frozen vectors, pairs by their cosine, and the choice between methods."""
+"""Methods of fine-tuning: a linear head on frozen vectors, pairs by their cosine, and the choice
+between methods."""
 
 import inspect
 import json
@@ -52,10 +53,16 @@ def logistic(x: np.ndarray, labels: list[str]) -> Callable[[np.ndarray], np.ndar
 
 
 def vectors_of(model: Path, texts: list[str]) -> np.ndarray:
-    return Embedder(model, pooling="mean", normalize=False, device="cpu", precision="fp32").embed(texts).astype(float)
+    return (
+        Embedder(model, pooling="mean", normalize=False, device="cpu", precision="fp32")
+        .embed(texts)
+        .astype(float)
+    )
 
 
-def test_a_frozen_classifier_is_logistic_regression_on_mean_vectors(model: Path, tmp_path: Path) -> None:
+def test_a_frozen_classifier_is_logistic_regression_on_mean_vectors(
+    model: Path, tmp_path: Path
+) -> None:
     data = write_reviews(tmp_path / "reviews.csv")
     done, _ = run(data, tmp_path / "out", model, method="frozen")
     assert done.fields["method"] == "frozen"
@@ -63,14 +70,20 @@ def test_a_frozen_classifier_is_logistic_regression_on_mean_vectors(model: Path,
     texts, labels = [item.texts[0] for item in rows], [item.label for item in rows]
     new = [*texts[:7], "the film was good", "a bad plot"]
     expected = logistic(vectors_of(model, texts), labels)(vectors_of(model, new))
-    answers = Predictor(tmp_path / "out", device="cpu", precision="fp32").predict(new, probabilities=True)
-    found = np.array([[answer["scores"][name] for name in sorted(set(labels))] for answer in answers])
+    answers = Predictor(tmp_path / "out", device="cpu", precision="fp32").predict(
+        new, probabilities=True
+    )
+    found = np.array(
+        [[answer["scores"][name] for name in sorted(set(labels))] for answer in answers]
+    )
     temperature = ModelFolder(tmp_path / "out").task_config.weights_temperature
     assert temperature != 1
     assert found == pytest.approx(softmax(np.log(expected) / temperature), abs=2e-4)
 
 
-def test_pairs_have_the_difference_product_and_cosine_of_their_vectors(model: Path, tmp_path: Path) -> None:
+def test_pairs_have_the_difference_product_and_cosine_of_their_vectors(
+    model: Path, tmp_path: Path
+) -> None:
     data = write_pairs(tmp_path / "pairs.tsv")
     run(data, tmp_path / "out", model, method="frozen")
     rows = read_data(data, validation="folds").train
@@ -78,12 +91,20 @@ def test_pairs_have_the_difference_product_and_cosine_of_their_vectors(model: Pa
     u, v = (side / np.linalg.norm(side, axis=1, keepdims=True) for side in sides)
     x = np.concatenate([abs(u - v), u * v, (u * v).sum(1, keepdims=True)], 1)
     scaler = StandardScaler().fit(x)
-    fitted = RidgeCV(alphas=np.logspace(-1, 5, 25)).fit(scaler.transform(x), [item.label for item in rows])
-    answers = Predictor(tmp_path / "out", device="cpu", precision="fp32").predict([item.texts for item in rows[:20]])
-    assert [a["value"] for a in answers] == pytest.approx(fitted.predict(scaler.transform(x[:20])), abs=1e-3)
+    fitted = RidgeCV(alphas=np.logspace(-1, 5, 25)).fit(
+        scaler.transform(x), [item.label for item in rows]
+    )
+    answers = Predictor(tmp_path / "out", device="cpu", precision="fp32").predict(
+        [item.texts for item in rows[:20]]
+    )
+    assert [a["value"] for a in answers] == pytest.approx(
+        fitted.predict(scaler.transform(x[:20])), abs=1e-3
+    )
 
 
-def test_a_validated_row_is_predicted_by_a_head_that_did_not_see_it(model: Path, tmp_path: Path) -> None:
+def test_a_validated_row_is_predicted_by_a_head_that_did_not_see_it(
+    model: Path, tmp_path: Path
+) -> None:
     data = write_reviews(tmp_path / "reviews.csv")
     request = make_finetune_request(data, model=model, overrides=FAST[2:], method="frozen")
     job = FinetuneJob(request, torch.device("cpu"))
@@ -91,7 +112,10 @@ def test_a_validated_row_is_predicted_by_a_head_that_did_not_see_it(model: Path,
     assert len(job.data.parts) == PARTS
     assert sorted(n for part in job.data.parts for n in part) == list(range(len(job.train)))
     rows = job.data.train
-    x, labels = vectors_of(model, [item.texts[0] for item in rows]), np.array([item.label for item in rows])
+    x, labels = (
+        vectors_of(model, [item.texts[0] for item in rows]),
+        np.array([item.label for item in rows]),
+    )
     assert [len(one) for one in logits] == [len(part) for part in job.data.parts[:EVALUATED]]
     for part, outputs in zip(job.data.parts, logits):
         others = [n for n in range(len(rows)) if n not in set(part)]
@@ -100,8 +124,12 @@ def test_a_validated_row_is_predicted_by_a_head_that_did_not_see_it(model: Path,
     assert sum(map(len, logits)) == len(job.dev)
 
 
-@pytest.mark.parametrize(("write", "name"), [(write_multilabel, "topics.jsonl"), (write_conll, "names.conll")])
-def test_frozen_heads_of_other_tasks_learn(write: Any, name: str, model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("write", "name"), [(write_multilabel, "topics.jsonl"), (write_conll, "names.conll")]
+)
+def test_frozen_heads_of_other_tasks_learn(
+    write: Any, name: str, model: Path, tmp_path: Path
+) -> None:
     done, _ = run(write(tmp_path / name), tmp_path / "out", model, method="frozen")
     assert done.fields["score"] > 0.5
     assert ModelFolder(tmp_path / "out").task_config.task in ("multilabel", "tagging")
@@ -117,7 +145,9 @@ def test_linear_heads_of_labels_without_rows() -> None:
     assert ((several(x) > 0) == np.stack([labels > 0, np.ones(50, bool)], 1)).mean() > 0.95
     numbers = fit_linear_head(Regression(), x, x[:, 1] * 2 - 1)
     assert numbers(x)[:, 0] == pytest.approx(x[:, 1] * 2 - 1, abs=0.05)
-    assert fit_linear_head(Regression(), x, np.full(50, 2.5))(x)[:, 0] == pytest.approx(np.full(50, 2.5))
+    assert fit_linear_head(Regression(), x, np.full(50, 2.5))(x)[:, 0] == pytest.approx(
+        np.full(50, 2.5)
+    )
 
 
 def test_cosine_starts_from_the_cosine_and_is_trained(model: Path, tmp_path: Path) -> None:
@@ -134,13 +164,17 @@ def test_cosine_starts_from_the_cosine_and_is_trained(model: Path, tmp_path: Pat
     assert done.fields["score"] > start["spearman"] + 0.1
 
 
-def test_auto_takes_the_method_that_is_best_on_unseen_rows_and_resumes(model: Path, tmp_path: Path) -> None:
+def test_auto_takes_the_method_that_is_best_on_unseen_rows_and_resumes(
+    model: Path, tmp_path: Path
+) -> None:
     data = write_pairs(tmp_path / "pairs.tsv")
     whole, events = run(data, tmp_path / "out", model)
     note = next(event for event in events if event.text.startswith("method: "))
     assert set(note.fields["methods"]) == {"full", "frozen", "cosine"}
     assert (
-        note.fields["method"] == max(note.fields["methods"], key=note.fields["methods"].get) == whole.fields["method"]
+        note.fields["method"]
+        == max(note.fields["methods"], key=note.fields["methods"].get)
+        == whole.fields["method"]
     )
     assert "by models of the other rows (3 folds)" in (tmp_path / "out" / "README.md").read_text()
     assert not (tmp_path / "out" / "folds").exists()
@@ -163,14 +197,22 @@ def test_a_reported_score_did_not_choose_its_method(model: Path, tmp_path: Path)
     """The rows of a part have the predictions of the method that is best on the other parts."""
     data = write_reviews(tmp_path / "reviews.csv")
     job = FinetuneJob(make_finetune_request(data, model=model, overrides=FAST), torch.device("cpu"))
-    gold = [job.description.labels.index(job.train[n].item.label) for part in job.data.parts[:EVALUATED] for n in part]
+    gold = [
+        job.description.labels.index(job.train[n].item.label)
+        for part in job.data.parts[:EVALUATED]
+        for n in part
+    ]
     first = len(job.data.parts[0])
 
     def logits(right: Callable[[int], bool]) -> list[list[np.ndarray]]:
-        rows = [np.eye(2, dtype=np.float32)[[label if right(n) else 1 - label]] for n, label in enumerate(gold)]
+        rows = [
+            np.eye(2, dtype=np.float32)[[label if right(n) else 1 - label]]
+            for n, label in enumerate(gold)
+        ]
         return [rows[:first], rows[first:]]
 
-    made = {"full": logits(lambda n: n < first), "frozen": logits(lambda n: n >= first)}  # each is right on one part
+    # each is right on one part
+    made = {"full": logits(lambda n: n < first), "frozen": logits(lambda n: n >= first)}
     with pytest.MonkeyPatch.context() as patch:
 
         def validate(one: FinetuneJob, folder: Path) -> Any:
@@ -189,13 +231,21 @@ def test_a_reported_score_did_not_choose_its_method(model: Path, tmp_path: Path)
 
 def test_methods_that_do_not_apply(model: Path, tmp_path: Path) -> None:
     reviews, squad = write_reviews(tmp_path / "reviews.csv"), write_squad(tmp_path / "squad.json")
-    with pytest.raises(UsageError, match="the method 'cosine' is not for classification of single texts"):
+    with pytest.raises(
+        UsageError, match="the method 'cosine' is not for classification of single texts"
+    ):
         run(reviews, tmp_path / "out", model, method="cosine")
     with pytest.raises(UsageError, match="the method 'frozen' is not for qa") as caught:
         run(squad, tmp_path / "out", model, method="frozen")
     assert caught.value.hint == "use --method full"
     with pytest.raises(UsageError, match="has no LSTM"):
-        run(write_conll(tmp_path / "names.conll"), tmp_path / "out", model, method="frozen", recipe="feature_based")
+        run(
+            write_conll(tmp_path / "names.conll"),
+            tmp_path / "out",
+            model,
+            method="frozen",
+            recipe="feature_based",
+        )
     assert not (tmp_path / "out").exists()
 
 
@@ -212,7 +262,9 @@ def test_export_of_a_frozen_model(model: Path, tmp_path: Path) -> None:
 
 def test_rows_of_one_group_are_trained_beside_a_dev_file(model: Path, tmp_path: Path) -> None:
     """They cannot be divided, so that no methods are compared; alone they cannot be evaluated."""
-    (tmp_path / "one.csv").write_text("text,author,label\n" + "a film,me,pos\nthe town,me,neg\n" * 4)
+    (tmp_path / "one.csv").write_text(
+        "text,author,label\n" + "a film,me,pos\nthe town,me,neg\n" * 4
+    )
     dev = write_reviews(tmp_path / "dev.csv", 20)
     request = {"group": "author", "text": ["text"], "label": "label"}
     done, events = run(tmp_path / "one.csv", tmp_path / "out", model, dev=dev, **request)
@@ -223,11 +275,19 @@ def test_rows_of_one_group_are_trained_beside_a_dev_file(model: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(("gain", "method"), [(0.1, "full"), (0.6, "frozen")])
-def test_another_method_must_be_clearly_better(gain: float, method: str, model: Path, tmp_path: Path) -> None:
+def test_another_method_must_be_clearly_better(
+    gain: float, method: str, model: Path, tmp_path: Path
+) -> None:
     """Few rows must not choose by chance; the note gives the scores and the reason."""
-    job = FinetuneJob(make_finetune_request(write_reviews(tmp_path / "reviews.csv"), model=model), torch.device("cpu"))
-    gold = [job.description.labels.index(one.item.label) for part in job.data.parts[:EVALUATED] for one in
-            (job.train[n] for n in part)]  # fmt: skip
+    job = FinetuneJob(
+        make_finetune_request(write_reviews(tmp_path / "reviews.csv"), model=model),
+        torch.device("cpu"),
+    )
+    gold = [
+        job.description.labels.index(one.item.label)
+        for part in job.data.parts[:EVALUATED]
+        for one in (job.train[n] for n in part)
+    ]
     right = {"full": 0.4, "frozen": 0.4 + gain}
 
     def validate(one: FinetuneJob, folder: Path) -> Any:
@@ -242,7 +302,9 @@ def test_another_method_must_be_clearly_better(gain: float, method: str, model: 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bertworks.runs.validation._validate", validate)
-        (note,) = [event for event in choose_method(job, tmp_path) if event.text.startswith("method: ")]
+        (note,) = [
+            event for event in choose_method(job, tmp_path) if event.text.startswith("method: ")
+        ]
     assert note.fields["method"] == method
     assert note.fields["methods"]["frozen"] > note.fields["methods"]["full"]
     assert ("must be clearly better than full" in note.text) == (method == "full")
@@ -254,31 +316,55 @@ def test_trainings_from_a_fitted_head_are_shorter_and_gentler(model: Path, tmp_p
     job = FinetuneJob(make_finetune_request(data, model=model), cpu)
     cosine = job.variant("cosine")
     assert (job.recipe.epochs, cosine.recipe.epochs) == (31, 10)
-    assert cosine.recipe.optimizer.learning_rate == pytest.approx(0.3 * job.recipe.optimizer.learning_rate)
+    assert cosine.recipe.optimizer.learning_rate == pytest.approx(
+        0.3 * job.recipe.optimizer.learning_rate
+    )
     direct = FinetuneJob(make_finetune_request(data, model=model, method="cosine"), cpu)
     assert direct.recipe == cosine.recipe
     assert FinetuneJob(direct.request, cpu, direct.recipe).recipe == direct.recipe
     assert FinetuneJob(job.request, cpu, job.recipe).variant("cosine").recipe == cosine.recipe
-    named = FinetuneJob(make_finetune_request(data, model=model, epochs=30, learning_rate=1e-3), cpu).variant("cosine")
+    named = FinetuneJob(
+        make_finetune_request(data, model=model, epochs=30, learning_rate=1e-3), cpu
+    ).variant("cosine")
     assert (named.recipe.epochs, named.recipe.optimizer.learning_rate) == (30, 1e-3)
 
 
-def test_a_new_classifier_starts_with_weights_of_the_deviation_of_the_recipe(model: Path, tmp_path: Path) -> None:
+def test_a_new_classifier_starts_with_weights_of_the_deviation_of_the_recipe(
+    model: Path, tmp_path: Path
+) -> None:
     """Of texts, not of numbers, and not in the recipe of the paper."""
-    reviews, pairs, cpu = write_reviews(tmp_path / "a.csv"), write_pairs(tmp_path / "b.tsv"), torch.device("cpu")
+    reviews, pairs, cpu = (
+        write_reviews(tmp_path / "a.csv"),
+        write_pairs(tmp_path / "b.tsv"),
+        torch.device("cpu"),
+    )
     stds = []
-    for data, recipe in ((reviews, "paper"), (reviews, "stable"), (pairs, "paper"), (pairs, "stable")):
-        job = FinetuneJob(make_finetune_request(data, model=model, recipe=recipe, method="full"), cpu)
+    for data, recipe in (
+        (reviews, "paper"),
+        (reviews, "stable"),
+        (pairs, "paper"),
+        (pairs, "stable"),
+    ):
+        job = FinetuneJob(
+            make_finetune_request(data, model=model, recipe=recipe, method="full"), cpu
+        )
         stds.append(job.begin()[0].get_parameter("classifier.weight").std().item())
     ratio = 6 / 32**0.5 / job.model.config.initializer_range
     assert stds[1] / stds[0] == pytest.approx(ratio, rel=1e-5)
     assert stds[2] == stds[3]
 
 
-def test_a_budget_limits_the_epochs(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_limits_the_epochs(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those of the recipe, if there is time for them; a resumed run keeps its epochs."""
-    data, request = write_reviews(tmp_path / "reviews.csv"), {"model": model, "method": "full", "validation": "split"}
-    monkeypatch.setattr("bertworks.runs.finetune.forecast", lambda job, *_: Forecast(10.0 * job.recipe.epochs, 0.0))
+    data, request = (
+        write_reviews(tmp_path / "reviews.csv"),
+        {"model": model, "method": "full", "validation": "split"},
+    )
+    monkeypatch.setattr(
+        "bertworks.runs.finetune.forecast", lambda job, *_: Forecast(10.0 * job.recipe.epochs, 0.0)
+    )
 
     def epochs(output: str) -> int:
         requested = make_finetune_request(data, budget="1m", **request)
@@ -288,25 +374,41 @@ def test_a_budget_limits_the_epochs(model: Path, tmp_path: Path, monkeypatch: py
 
     fitted = epochs("a")
     assert fitted in (3, 4, 5)
-    monkeypatch.setattr("bertworks.runs.finetune.forecast", lambda job, *_: Forecast(99.0 * job.recipe.epochs, 0.0))
+    monkeypatch.setattr(
+        "bertworks.runs.finetune.forecast", lambda job, *_: Forecast(99.0 * job.recipe.epochs, 0.0)
+    )
     assert epochs("a") == fitted
-    monkeypatch.setattr("bertworks.runs.finetune.forecast", lambda job, *_: Forecast(0.01 * job.recipe.epochs, 0.0))
+    monkeypatch.setattr(
+        "bertworks.runs.finetune.forecast", lambda job, *_: Forecast(0.01 * job.recipe.epochs, 0.0)
+    )
     plenty = make_finetune_request(data, budget="1m", epochs=None, **request)
-    planned = next(e for e in finetune_events(tmp_path / "b", plenty, device="cpu") if e.kind == "plan")
+    planned = next(
+        e for e in finetune_events(tmp_path / "b", plenty, device="cpu") if e.kind == "plan"
+    )
     default = FinetuneJob(make_finetune_request(data, **request), torch.device("cpu")).recipe.epochs
     assert planned.fields["recipe"]["epochs"] == default > fitted
 
 
-def test_a_budget_too_short_for_an_epoch(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_too_short_for_an_epoch(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = write_reviews(tmp_path / "reviews.csv")
-    monkeypatch.setattr("bertworks.runs.finetune.forecast", lambda job, *_: Forecast(100.0 * job.recipe.epochs, 0.0))
-    request = make_finetune_request(data, model=model, method="full", validation="split", budget="1m")
+    monkeypatch.setattr(
+        "bertworks.runs.finetune.forecast", lambda job, *_: Forecast(100.0 * job.recipe.epochs, 0.0)
+    )
+    request = make_finetune_request(
+        data, model=model, method="full", validation="split", budget="1m"
+    )
     with pytest.raises(UsageError, match="a budget of 60 s is too short") as caught:
         list(finetune_events(tmp_path / "out", request, device="cpu"))
     assert caught.value.hint == "--budget 3m or --method frozen"
     assert not (tmp_path / "out").exists()
-    longer = make_finetune_request(data, model=model, method="full", validation="split", budget="3m")
-    assert any(event.kind == "plan" for event in finetune_events(tmp_path / "longer", longer, device="cpu"))
+    longer = make_finetune_request(
+        data, model=model, method="full", validation="split", budget="3m"
+    )
+    assert any(
+        event.kind == "plan" for event in finetune_events(tmp_path / "longer", longer, device="cpu")
+    )
     frozen = make_finetune_request(data, model=model, method="frozen", budget="1m")
     *_, done = finetune_events(tmp_path / "frozen", frozen, device="cpu")
     assert done.fields["method"] == "frozen"
@@ -337,7 +439,9 @@ def test_figures_of_a_cross_validation_say_so(model: Path, tmp_path: Path) -> No
 
 def test_trials_compute_their_baselines_once(model: Path, tmp_path: Path) -> None:
     data = write_reviews(tmp_path / "reviews.csv", 40)
-    request = make_finetune_request(data, model=model, overrides=["epochs=1"], method="full", validation="split")
+    request = make_finetune_request(
+        data, model=model, overrides=["epochs=1"], method="full", validation="split"
+    )
     calls = []
 
     def counted(*values: Any, **options: Any) -> Any:
@@ -346,10 +450,16 @@ def test_trials_compute_their_baselines_once(model: Path, tmp_path: Path) -> Non
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bertworks.runs.finetune.baseline_answers", counted)
-        *_, done = run_trials(tmp_path / "out", plan_trials(request, seeds=2, sweep=["max_length=16,32"]), device="cpu")
+        *_, done = run_trials(
+            tmp_path / "out",
+            plan_trials(request, seeds=2, sweep=["max_length=16,32"]),
+            device="cpu",
+        )
         assert len(calls) == 2  # texts are cut in two ways
-        methods = [{one["method"]: one["score"] for one in trial["baselines"]["methods"][1:]}
-                   for trial in done.fields["trials"]]  # fmt: skip
+        methods = [
+            {one["method"]: one["score"] for one in trial["baselines"]["methods"][1:]}
+            for trial in done.fields["trials"]
+        ]
         assert methods[0] == methods[1]
         assert methods[2] == methods[3]
         parts = plan_trials(make_finetune_request(data, model=model, method="frozen"), folds=3)
@@ -361,7 +471,10 @@ def test_trials_compute_their_baselines_once(model: Path, tmp_path: Path) -> Non
 
 
 def pairs_of(left: list[str], right: list[str]) -> list[dict[str, Any]]:
-    return [{"sentence1": a, "sentence2": b, "score": (n % 9) / 3} for n, (a, b) in enumerate(zip(left, right))]
+    return [
+        {"sentence1": a, "sentence2": b, "score": (n % 9) / 3}
+        for n, (a, b) in enumerate(zip(left, right))
+    ]
 
 
 def texts_on_both_sides(data: Any) -> set[str]:
@@ -391,23 +504,40 @@ def test_pairs_that_share_a_text_stay_together(seed: int, premises: int, each: i
 
 
 def test_pairs_with_the_same_few_hypotheses_are_kept_by_the_other_text() -> None:
-    rows = pairs_of([f"premise {n // 3}" for n in range(90)], [f"it is about {n % 3}" for n in range(90)])
+    rows = pairs_of(
+        [f"premise {n // 3}" for n in range(90)], [f"it is about {n % 3}" for n in range(90)]
+    )
     data = read_data(rows, validation="split")
     assert "kept together: rows with a text in common, 30 groups" in data.notes
     assert texts_on_both_sides(data) == {"it is about 0", "it is about 1", "it is about 2"}
 
 
 def test_pairs_in_groups_too_large_are_divided_and_said() -> None:
-    rows = pairs_of([f"premise {n % 3}" for n in range(90)], [f"hypothesis {n % 5}" for n in range(90)])
+    rows = pairs_of(
+        [f"premise {n % 3}" for n in range(90)], [f"hypothesis {n % 5}" for n in range(90)]
+    )
     data = read_data(rows, validation="split")
-    assert "rows in train and in dev have texts in common: scores on new texts may be lower" in data.notes
+    assert (
+        "rows in train and in dev have texts in common: scores on new texts may be lower"
+        in data.notes
+    )
     assert data.dev
-    alone = read_data(pairs_of([f"a {n}" for n in range(60)], [f"b {n}" for n in range(60)]), validation="split")
+    alone = read_data(
+        pairs_of([f"a {n}" for n in range(60)], [f"b {n}" for n in range(60)]), validation="split"
+    )
     assert not [note for note in alone.notes if "in common" in note]
 
 
-def test_the_report_of_a_linear_head_has_its_figures_and_no_steps(model: Path, tmp_path: Path) -> None:
-    done, _ = run(write_reviews(tmp_path / "reviews.csv"), tmp_path / "out", model, method="frozen", overrides=())
+def test_the_report_of_a_linear_head_has_its_figures_and_no_steps(
+    model: Path, tmp_path: Path
+) -> None:
+    done, _ = run(
+        write_reviews(tmp_path / "reviews.csv"),
+        tmp_path / "out",
+        model,
+        method="frozen",
+        overrides=(),
+    )
     page = (tmp_path / "out" / "report.html").read_text()
     assert "steps" not in page.partition("<details>")[0]
     assert "Nothing has been measured" not in page
@@ -415,5 +545,12 @@ def test_the_report_of_a_linear_head_has_its_figures_and_no_steps(model: Path, t
 
 
 def test_trials_are_always_compared_with_simple_methods() -> None:
-    """The report of several trainings shows the comparisons; without them it ended in a KeyError."""
-    assert {*inspect.signature(run_trials).parameters} == {"output", "trials", "device", "overwrite", "data"}
+    """The report of several trainings shows the comparisons; without them it ended in a
+    KeyError."""
+    assert {*inspect.signature(run_trials).parameters} == {
+        "output",
+        "trials",
+        "device",
+        "overwrite",
+        "data",
+    }

@@ -1,4 +1,5 @@
-"""Single mistakes: none is lost, none is invented, each stands in its place, and the tables add up."""
+"""Single mistakes: none is lost, none is invented, each stands in its place, and the tables add
+up."""
 
 import tracemalloc
 from typing import Any
@@ -13,7 +14,15 @@ from sklearn.metrics import confusion_matrix
 from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.inference import task_metrics
-from bertworks.inference.task_metrics import NOTHING, confusion, counted, frequent, mistakes, paired, row_sums
+from bertworks.inference.task_metrics import (
+    NOTHING,
+    confusion,
+    counted,
+    frequent,
+    mistakes,
+    paired,
+    row_sums,
+)
 
 LABELS = ("a", "b", "c")
 TAGS = ("O", "B-x", "I-x", "B-y", "I-y")
@@ -24,7 +33,10 @@ def describe(task: TaskType, **fields: Any) -> TaskConfig:
 
 
 def items_of(labels: list[Any], *texts: str) -> list[Item]:
-    return [Item(texts or (f"text {n}",), label, f"a.csv:{n + 1}", f"q{n}") for n, label in enumerate(labels)]
+    return [
+        Item(texts or (f"text {n}",), label, f"a.csv:{n + 1}", f"q{n}")
+        for n, label in enumerate(labels)
+    ]
 
 
 def labelled(given: str, p: float, right: str) -> dict[str, Any]:
@@ -49,7 +61,9 @@ def test_of_labels_every_wrong_row_is_a_mistake_and_the_table_is_that_of_the_sco
     assert sorted(one.where for one in found) == sorted(f"a.csv:{n + 1}" for n in wrong)
     names, counts = confusion(d, items, answers).values()
     assert names == list(LABELS)
-    expected = confusion_matrix([gold for gold, _ in pairs], [answer for _, answer in pairs], labels=LABELS)
+    expected = confusion_matrix(
+        [gold for gold, _ in pairs], [answer for _, answer in pairs], labels=LABELS
+    )
     np.testing.assert_array_equal(counts, expected)
 
 
@@ -74,7 +88,10 @@ def test_of_several_labels_the_one_most_wrong_gives_the_kind() -> None:
         {"labels": [], "scores": {"a": 0.1, "b": 0.1, "c": 0.05}},
     ]
     found = mistakes(describe("multilabel", labels=LABELS), items, answers)
-    assert [(one.where, one.kind) for one in found] == [("a.csv:1", "'c' given wrongly"), ("a.csv:3", "'c' missed")]
+    assert [(one.where, one.kind) for one in found] == [
+        ("a.csv:1", "'c' given wrongly"),
+        ("a.csv:3", "'c' missed"),
+    ]
     assert found[0].gold == '["a", "b"]'
     assert confusion(describe("multilabel", labels=LABELS), items, answers) == {}
 
@@ -86,20 +103,35 @@ def test_a_missed_label_is_the_worse_the_less_likely_it_was_held() -> None:
         {"labels": ["b"], "scores": {"a": 0.05, "b": 0.6, "c": 0.1}},
     ]
     found = mistakes(describe("multilabel", labels=LABELS), items, answers)
-    assert [(one.where, one.kind) for one in found] == [("a.csv:2", "'a' missed"), ("a.csv:1", "'b' given wrongly")]
+    assert [(one.where, one.kind) for one in found] == [
+        ("a.csv:2", "'a' missed"),
+        ("a.csv:1", "'b' given wrongly"),
+    ]
     assert found[0].score == pytest.approx(0.95)
 
 
 def test_numbers_are_all_there_the_farthest_first() -> None:
-    found = mistakes(describe("regression"), items_of([1.0, 2.0, 3.0]), [{"value": x} for x in (1.5, 0.0, 3.0)])
-    assert [(one.where, one.score) for one in found] == [("a.csv:2", -2.0), ("a.csv:1", 0.5), ("a.csv:3", 0.0)]
+    found = mistakes(
+        describe("regression"), items_of([1.0, 2.0, 3.0]), [{"value": x} for x in (1.5, 0.0, 3.0)]
+    )
+    assert [(one.where, one.score) for one in found] == [
+        ("a.csv:2", -2.0),
+        ("a.csv:1", 0.5),
+        ("a.csv:3", 0.0),
+    ]
     assert frequent(found) == ""
 
 
 def test_choices_are_shown_as_texts() -> None:
     d = describe("choice", num_choices=3)
-    items = [Item(("prompt", "one", "two", "three"), 2, "a.csv:1"), Item(("prompt", "x", "y", "z"), 0, "a.csv:2")]
-    answers = [{"choice": 0, "score": 0.6, "scores": [0.6, 0.3, 0.1]}, {"choice": 0, "score": 1, "scores": [1, 0, 0]}]
+    items = [
+        Item(("prompt", "one", "two", "three"), 2, "a.csv:1"),
+        Item(("prompt", "x", "y", "z"), 0, "a.csv:2"),
+    ]
+    answers = [
+        {"choice": 0, "score": 0.6, "scores": [0.6, 0.3, 0.1]},
+        {"choice": 0, "score": 1, "scores": [1, 0, 0]},
+    ]
     (one,) = mistakes(d, items, answers)
     assert (one.texts, one.gold, one.predicted) == (("prompt",), "three", "one")
     names, counts = confusion(d, items, answers).values()
@@ -119,15 +151,27 @@ def test_choices_are_shown_as_texts() -> None:
         ([], "", None, 1.0),
     ],
 )
-def test_answers_are_wrong_in_five_ways(golds: list[str], answer: str, kind: str | None, f1: float) -> None:
-    requested = Item(("who ?", "a context"), tuple((0, gold) for gold in golds), "q.json: question 1", "1")
+def test_answers_are_wrong_in_five_ways(
+    golds: list[str], answer: str, kind: str | None, f1: float
+) -> None:
+    requested = Item(
+        ("who ?", "a context"), tuple((0, gold) for gold in golds), "q.json: question 1", "1"
+    )
     found = mistakes(describe("qa"), [requested], [{"answer": answer, "score": 0.5}])
-    assert [(one.kind, one.figures["f1"], one.texts) for one in found] == ([(kind, f1, ("who ?",))] if kind else [])
+    assert [(one.kind, one.figures["f1"], one.texts) for one in found] == (
+        [(kind, f1, ("who ?",))] if kind else []
+    )
 
 
 def test_of_answers_equally_wrong_the_surer_one_comes_first() -> None:
-    requested = [Item(("who ?", "a context"), ((0, "Paris"),), f"q.json: question {n}") for n in range(3)]
-    answers = [{"answer": "Oslo", "score": 0.2}, {"answer": "Lima", "score": 0.9}, {"answer": "in Paris", "score": 0.9}]
+    requested = [
+        Item(("who ?", "a context"), ((0, "Paris"),), f"q.json: question {n}") for n in range(3)
+    ]
+    answers = [
+        {"answer": "Oslo", "score": 0.2},
+        {"answer": "Lima", "score": 0.9},
+        {"answer": "in Paris", "score": 0.9},
+    ]
     found = mistakes(describe("qa"), requested, answers)
     assert [one.where[-1] for one in found] == ["1", "2", "0"]
 
@@ -151,8 +195,15 @@ def test_every_entity_is_in_one_pair(gold: list[Any], answered: list[Any]) -> No
 
 
 @settings(deadline=None)  # the first call imports what counts
-@given(some.lists(some.lists(some.tuples(some.sampled_from(TAGS), some.sampled_from(TAGS)), min_size=1), min_size=1))
-def test_the_table_of_entities_has_the_sums_of_the_scores(sentences: list[list[tuple[str, str]]]) -> None:
+@given(
+    some.lists(
+        some.lists(some.tuples(some.sampled_from(TAGS), some.sampled_from(TAGS)), min_size=1),
+        min_size=1,
+    )
+)
+def test_the_table_of_entities_has_the_sums_of_the_scores(
+    sentences: list[list[tuple[str, str]]],
+) -> None:
     golds, answered = ([[pair[n] for pair in one] for one in sentences] for n in (0, 1))
     d = describe("tagging", labels=TAGS)
     items = [Item(("word",) * len(tags), tuple(tags), f"a:{n}") for n, tags in enumerate(golds)]
@@ -174,14 +225,20 @@ def test_entities_are_wrong_in_four_ways() -> None:
     given = ["B-x", "O", "O", "B-x", "O", "O", "B-y"]
     found = mistakes(describe("tagging", labels=TAGS), [Item(words, gold, "a:1")], [tagged(given)])
     assert {(one.gold, one.predicted, one.kind) for one in found} == {
-        ("x: Anna Lee", "x: Anna", "borders of 'x' wrong"), ("y: Oslo", "x: Oslo", "'y' taken for 'x'"),
-        ("y: Rome", NOTHING, "'y' missed"), (NOTHING, "y: today", "'y' predicted where there is no entity"),
-    }  # fmt: skip
+        ("x: Anna Lee", "x: Anna", "borders of 'x' wrong"),
+        ("y: Oslo", "x: Oslo", "'y' taken for 'x'"),
+        ("y: Rome", NOTHING, "'y' missed"),
+        (NOTHING, "y: today", "'y' predicted where there is no entity"),
+    }
 
 
 def test_an_entity_is_as_sure_as_its_words_on_average() -> None:
     answer = {"tags": ["B-x", "I-x", "O"], "scores": [0.9, 0.5, 0.1]}
-    (one,) = mistakes(describe("tagging", labels=TAGS), [Item(("Anna", "Lee", "saw"), ("O",) * 3, "a:1")], [answer])
+    (one,) = mistakes(
+        describe("tagging", labels=TAGS),
+        [Item(("Anna", "Lee", "saw"), ("O",) * 3, "a:1")],
+        [answer],
+    )
     assert one.score == pytest.approx(0.7)
 
 
@@ -190,8 +247,9 @@ def test_spans_are_shown_by_their_characters() -> None:
     answer = {"entities": [{"start": 0, "end": 4, "type": "y", "text": "Anna", "score": 0.8}]}
     found = mistakes(describe("spans", labels=TAGS), [requested], [answer])
     assert [(one.gold, one.predicted, one.score) for one in found] == [
-        ("x: Anna", "y: Anna", 0.8), ("y: Oslo", NOTHING, None),
-    ]  # fmt: skip
+        ("x: Anna", "y: Anna", 0.8),
+        ("y: Oslo", NOTHING, None),
+    ]
 
 
 def test_counts_in_words() -> None:
@@ -201,8 +259,12 @@ def test_counts_in_words() -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(
-    some.lists(some.lists(some.tuples(some.integers(0, 4), some.integers(0, 4)), max_size=20), min_size=1),
-    some.sampled_from([(TAGS, False), (("NOUN", "O", "VERB", "X", "Y"), False), (("O", "x", "y", "z", "v"), True)]),
+    some.lists(
+        some.lists(some.tuples(some.integers(0, 4), some.integers(0, 4)), max_size=20), min_size=1
+    ),
+    some.sampled_from(
+        [(TAGS, False), (("NOUN", "O", "VERB", "X", "Y"), False), (("O", "x", "y", "z", "v"), True)]
+    ),
 )
 def test_a_row_in_parts_has_the_same_figures(
     rows: list[list[tuple[int, int]]], tags: tuple[tuple[str, ...], bool]
@@ -220,7 +282,9 @@ def test_a_row_in_parts_has_the_same_figures(
         assert figures() == whole
 
 
-def long_row(words: int, gold: str, answer: str) -> tuple[TaskConfig, list[Item], list[dict[str, Any]]]:
+def long_row(
+    words: int, gold: str, answer: str
+) -> tuple[TaskConfig, list[Item], list[dict[str, Any]]]:
     """A word in two is an entity, by the gold tags and by the answer."""
     tags = [[tag, "O"] * (words // 2) for tag in (gold, answer)]
     item = Item(("word",) * words, tuple(tags[0]), "a:1")
@@ -239,7 +303,8 @@ def test_the_entities_of_a_long_row_take_little_memory() -> None:
 
 
 def test_each_mistake_of_a_long_row_shows_the_words_around_it() -> None:
-    """The whole text in each would be 10 GB, and pairs found by comparing all with all would take minutes."""
+    """The whole text in each would be 10 GB, and pairs found by comparing all with all would take
+    minutes."""
     d, items, answers = long_row(40_000, "B-x", "B-y")
     found = mistakes(d, items, answers)
     assert len(found) == 20_000

@@ -1,5 +1,5 @@
-"""Every command and every Python snippet that a model card can print is executed here, in the folder of its model, and
-gives the answers of the model."""
+"""Every command and every Python snippet that a model card can print is executed here, in the
+folder of its model, and gives the answers of the model."""
 
 import ast
 import json
@@ -86,10 +86,16 @@ def write_pretrained(folder: Path, recipe: str, **changes: Any) -> Path:
     texts = [*documents(60), *["The capital of France is Paris."] * 30]
     t, _ = train_vocabulary(texts, replace(r.vocabulary, size=400))
     c = replace(r.encoder, vocab_size=t.vocab_size, **changes)
-    network = PretrainingModel(c, {kind: w for kind, w in r.weights.items() if kind != "replaced_token"})
+    network = PretrainingModel(
+        c, {kind: w for kind, w in r.weights.items() if kind != "replaced_token"}
+    )
     torch.manual_seed(0)
-    state = {name: p.detach() + 0.15 * torch.randn_like(p) for name, p in network.named_parameters()}
-    save_model(folder, state, c, t, card=card_of(folder, c, t, is_causal=r.token_objective == "causal_lm"))
+    state = {
+        name: p.detach() + 0.15 * torch.randn_like(p) for name, p in network.named_parameters()
+    }
+    save_model(
+        folder, state, c, t, card=card_of(folder, c, t, is_causal=r.token_objective == "causal_lm")
+    )
     return folder
 
 
@@ -120,7 +126,9 @@ MASKED = {
 
 
 @pytest.mark.parametrize("recipe", MASKED)
-def test_the_card_of_a_masked_language_model(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_card_of_a_masked_language_model(
+    recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     folder = write_pretrained(tmp_path / "m", recipe, **MASKED[recipe])
     (snippet,) = snippets(folder)
     (command,) = commands(folder)
@@ -153,12 +161,15 @@ def test_the_card_of_a_masked_language_model_of_several_languages(language: str,
     other_language = next(name for name in LANGUAGES if name != (language or "en"))
     list(bw.convert(folder, tmp_path / "other", language=other_language))
     assert tokens != [
-        model.tokenizer.tokens[filling["token"]] for filling in bw.load(tmp_path / "other").fill([prompt])[0][0]
+        model.tokenizer.tokens[filling["token"]]
+        for filling in bw.load(tmp_path / "other").fill([prompt])[0][0]
     ]
     if not language:  # the card of a converted folder has the number of its language, too
         (snippet,) = snippets(converted)
         _, names = executed(snippet, converted)
-        expected = names["model"](names["inputs"]["input_ids"], langs=torch.zeros_like(names["inputs"]["input_ids"]))
+        expected = names["model"](
+            names["inputs"]["input_ids"], langs=torch.zeros_like(names["inputs"]["input_ids"])
+        )
         torch.testing.assert_close(names["outputs"].logits, expected.logits)
         (snippet,) = snippets(tmp_path / "other")
         assert 'inputs["input_ids"], 1)  # "de"' in snippet
@@ -188,7 +199,11 @@ def test_the_card_of_a_discriminator(tmp_path: Path):
     from tiny import write_corpus, write_recipe
 
     recipe = write_recipe(tmp_path / "r.toml", *TINY, ("num_steps = 40", "num_steps = 2"))
-    list(bw.pretrain(write_corpus(tmp_path / "t.jsonl", 30), tmp_path / "m", recipe=str(recipe), device="cpu"))
+    list(
+        bw.pretrain(
+            write_corpus(tmp_path / "t.jsonl", 30), tmp_path / "m", recipe=str(recipe), device="cpu"
+        )
+    )
     (snippet,) = snippets(tmp_path / "m")
     (command,) = commands(tmp_path / "m")
     value, _ = executed(snippet, tmp_path / "m")
@@ -220,10 +235,14 @@ def write_xlm(folder: Path) -> Path:
     """A model of two languages, for one of them."""
     r = load_recipe("xlm-small", tuple(f"encoder.{size}" for size in SIZES))
     base = Tokenizer.load(write_model(folder.with_name("words")))
-    c = replace(r.encoder, vocab_size=base.vocab_size, type_vocab_size=2, languages=LANGUAGES, language="de")
+    c = replace(
+        r.encoder, vocab_size=base.vocab_size, type_vocab_size=2, languages=LANGUAGES, language="de"
+    )
     torch.manual_seed(0)
     network = PretrainingModel(c, {"masked_lm": 1.0})
-    state = {name: p.detach() + 0.15 * torch.randn_like(p) for name, p in network.named_parameters()}
+    state = {
+        name: p.detach() + 0.15 * torch.randn_like(p) for name, p in network.named_parameters()
+    }
     save_model(folder, state, c, base, card="")
     return folder
 
@@ -235,16 +254,29 @@ def finetuned(folder: Path, task: str, base: Path) -> Path:
         lines = data.read_text().splitlines()
         rows = [line.rsplit("\t", 1) for line in lines[1:]]
         data.write_text(
-            "\n".join([lines[0], *(f"{texts}\t{'high' if float(n) > 2.5 else 'low'}" for texts, n in rows)])
+            "\n".join(
+                [
+                    lines[0],
+                    *(f"{texts}\t{'high' if float(n) > 2.5 else 'low'}" for texts, n in rows),
+                ]
+            )
         )
     if task == "regression":
         data.write_text(re.sub(r"^[^\t]*\t", "", data.read_text(), flags=re.MULTILINE))
-    options = {"epochs": 2, "learning_rate": 3e-3, "method": "full", "validation": "split", "device": "cpu"}
+    options = {
+        "epochs": 2,
+        "learning_rate": 3e-3,
+        "method": "full",
+        "validation": "split",
+        "device": "cpu",
+    }
     bw.finetune(data, model=base, output=folder / "out", **options)
     return folder / "out"
 
 
-def compare(task: str, value: Any, predictor: bw.Predictor, snippet: str, in_a_language: bool) -> None:
+def compare(
+    task: str, value: Any, predictor: bw.Predictor, snippet: str, in_a_language: bool
+) -> None:
     """Compare the value of a snippet with the prediction for the same text."""
     match task:
         case "classification" | "pairs":
@@ -274,17 +306,27 @@ def compare(task: str, value: Any, predictor: bw.Predictor, snippet: str, in_a_l
                 assert [entity_of_snippet["entity_group"] for entity_of_snippet in value] == types
             elif task == "tagging":
                 pieces = [(token, tag) for token, tag in value if token not in ("[CLS]", "[SEP]")]
-                assert [tag for token, tag in pieces if not token.startswith("##")] == prediction["tags"]
+                assert [tag for token, tag in pieces if not token.startswith("##")] == prediction[
+                    "tags"
+                ]
             else:
                 assert any(tag != "O" for token, tag in value[1:-1]) == bool(types)
         case "qa":
-            (prediction,) = predictor.predict([{"question": "A question?", "context": "A text that has the answer."}])
+            (prediction,) = predictor.predict(
+                [{"question": "A question?", "context": "A text that has the answer."}]
+            )
             if prediction["answer"]:  # else the model finds none
                 assert value == prediction["answer"]
         case "choice":
-            row = {"startphrase": "A beginning.", "ending0": "A first end.", "ending1": "A second end."}
+            row = {
+                "startphrase": "A beginning.",
+                "ending0": "A first end.",
+                "ending1": "A second end.",
+            }
             names = predictor.description.text
-            (prediction,) = predictor.predict([{name: row.get(name, "A second end.") for name in names}])
+            (prediction,) = predictor.predict(
+                [{name: row.get(name, "A second end.") for name in names}]
+            )
             assert value == ("A first end." if int(prediction["choice"]) == 0 else "A second end.")
 
 
@@ -294,7 +336,10 @@ def test_the_card_of_a_fine_tuned_model(task: str, tmp_path: Path):
     check_card(task, out, tmp_path, in_a_language=False)
 
 
-SLOW = [pytest.param(task, marks=pytest.mark.slow) for task in ("pairs", "regression", "multilabel", "tagging")]
+SLOW = [
+    pytest.param(task, marks=pytest.mark.slow)
+    for task in ("pairs", "regression", "multilabel", "tagging")
+]
 
 
 @pytest.mark.parametrize("task", ["classification", "spans", "qa", *SLOW])
@@ -321,7 +366,9 @@ def check_card(task: str, out: Path, home: Path, *, in_a_language: bool) -> None
 def test_the_card_of_a_frozen_model_does_not_contradict_itself(tmp_path: Path):
     data = write_reviews(tmp_path / "d.csv", 1100)
     base = write_model(tmp_path / "base")
-    bw.finetune(data, model=base, output=tmp_path / "out", method="frozen", validation="split", device="cpu")
+    bw.finetune(
+        data, model=base, output=tmp_path / "out", method="frozen", validation="split", device="cpu"
+    )
     card = (tmp_path / "out/README.md").read_text()
     assert "refuses this folder, and `AutoModel` opens the encoder" in card
     assert "Its probabilities are" in card
@@ -330,7 +377,9 @@ def test_the_card_of_a_frozen_model_does_not_contradict_itself(tmp_path: Path):
     (snippet,) = snippets(tmp_path / "out")
     value, _ = executed(snippet, tmp_path / "out")
     predictor = bw.Predictor(tmp_path / "out", device="cpu", precision="fp32")
-    assert value == pytest.approx(predictor.predict(["A text"], probabilities=True)[0]["scores"], abs=1e-6)
+    assert value == pytest.approx(
+        predictor.predict(["A text"], probabilities=True)[0]["scores"], abs=1e-6
+    )
     shutil.copy(data, tmp_path / "out/new.csv")
     (command,) = commands(tmp_path / "out")
     typed(command, tmp_path / "out")

@@ -1,4 +1,5 @@
-"""A model folder is whole, comes back bit for bit, and a hostile one is refused quickly and by name."""
+"""A model folder is whole, comes back bit for bit, and a hostile one is refused quickly and by
+name."""
 
 import json
 import os
@@ -20,7 +21,15 @@ from bertworks.models.config import PRETRAINING_HEADS, EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.objectives import PretrainingModel
 
-TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij", *(f"##{letter}" for letter in "abcdefghij")]
+TOKENS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    *"abcdefghij",
+    *(f"##{letter}" for letter in "abcdefghij"),
+]
 CONFIG = EncoderConfig(
     vocab_size=len(TOKENS),
     hidden_size=8,
@@ -31,9 +40,15 @@ CONFIG = EncoderConfig(
     hidden_act="gelu_tanh",
 )
 FILES = [
-    "README.md", "config.json", "model.safetensors", "special_tokens_map.json", "tokenizer.json",
-    "tokenizer_config.json", "vocab.txt", "weights.json",
-]  # fmt: skip
+    "README.md",
+    "config.json",
+    "model.safetensors",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
+    "weights.json",
+]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +62,10 @@ def tokenizer(tmp_path_factory):
 @pytest.fixture
 def state():
     torch.manual_seed(0)
-    return {name: torch.randn_like(value) for name, value in PretrainingModel(CONFIG).state_dict().items()}
+    return {
+        name: torch.randn_like(value)
+        for name, value in PretrainingModel(CONFIG).state_dict().items()
+    }
 
 
 @pytest.fixture
@@ -57,7 +75,9 @@ def folder(tmp_path, state, tokenizer):
 
 
 def same(first, second):
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name]) for name in first
+    )
 
 
 def contents(folder):
@@ -99,11 +119,18 @@ def test_others_may_read_the_weights(folder):
     )
 
 
-def test_weights_in_half_precision_are_saved_and_loaded_in_float32(folder, state, tmp_path, tokenizer):
+def test_weights_in_half_precision_are_saved_and_loaded_in_float32(
+    folder, state, tmp_path, tokenizer
+):
     half = {name: value.bfloat16() for name, value in state.items()}
     save_model(tmp_path / "half", half, CONFIG, tokenizer, card="")
-    assert {value.dtype for value in load_file(tmp_path / "half" / "model.safetensors").values()} == {torch.float32}
-    save_file({n: v.half() for n, v in load_file(folder / "model.safetensors").items()}, folder / "model.safetensors")
+    assert {
+        value.dtype for value in load_file(tmp_path / "half" / "model.safetensors").values()
+    } == {torch.float32}
+    save_file(
+        {n: v.half() for n, v in load_file(folder / "model.safetensors").items()},
+        folder / "model.safetensors",
+    )
     (folder / "weights.json").unlink()  # other programs have no such file
     loaded = load_model(folder).state
     assert all(torch.equal(loaded[name], value.half().float()) for name, value in state.items())
@@ -114,7 +141,9 @@ def test_other_files_in_the_folder_stay(folder, state, tokenizer):
     (folder / "checkpoints").mkdir()
     save_model(folder, state, CONFIG, tokenizer, card="new")
     assert (folder / "recipe.toml").read_text() == "mine"
-    assert sorted(path.name for path in folder.iterdir()) == sorted([*FILES, "recipe.toml", "checkpoints"])
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        [*FILES, "recipe.toml", "checkpoints"]
+    )
 
 
 def test_a_model_that_cannot_be_used_is_not_written(tmp_path, state, tokenizer):
@@ -126,7 +155,9 @@ def test_a_model_that_cannot_be_used_is_not_written(tmp_path, state, tokenizer):
     small = replace(CONFIG, vocab_size=20)
     torch.manual_seed(0)
     with pytest.raises(BertworksError, match="do not belong together"):
-        save_model(tmp_path / "model", PretrainingModel(small).state_dict(), small, tokenizer, card="")
+        save_model(
+            tmp_path / "model", PretrainingModel(small).state_dict(), small, tokenizer, card=""
+        )
     assert not (tmp_path / "model").exists()
 
 
@@ -139,7 +170,13 @@ def test_a_full_disk_leaves_the_former_weights(folder, state, tokenizer, monkeyp
 
     monkeypatch.setattr("bertworks.checkpoints.storage.write_tensors", full)
     with pytest.raises(BertworksError, match="the disk is full"):
-        save_model(folder, {name: value + 1 for name, value in state.items()}, CONFIG, tokenizer, card="# a model\n")
+        save_model(
+            folder,
+            {name: value + 1 for name, value in state.items()},
+            CONFIG,
+            tokenizer,
+            card="# a model\n",
+        )
     assert contents(folder) == before
 
 
@@ -162,7 +199,9 @@ def shard(folder):
     for file, part in files.items():
         save_file({name: tensors[name] for name in part}, folder / file)
     places = {name: file for file, part in files.items() for name in part}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": places})
+    )
     return places
 
 
@@ -173,18 +212,31 @@ def test_weights_in_several_files_are_read(folder, state):
 
 
 @pytest.mark.parametrize(
-    "file", ["../secret.safetensors", "/etc/passwd", "sub/x.safetensors", "x.bin", "", "..", "absent.safetensors"]
+    "file",
+    [
+        "../secret.safetensors",
+        "/etc/passwd",
+        "sub/x.safetensors",
+        "x.bin",
+        "",
+        "..",
+        "absent.safetensors",
+    ],
 )
 def test_an_index_cannot_lead_out_of_its_folder(folder, file):
     places = shard(folder)
     write_tensors(folder.parent / "secret.safetensors", {"x": torch.ones(1)}, {})
     places["bert.pooler.dense.bias"] = file
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    with pytest.raises(BertworksError, match=r"is not the name of a safetensors file in this folder|cannot be read"):
+    with pytest.raises(
+        BertworksError, match=r"is not the name of a safetensors file in this folder|cannot be read"
+    ):
         load_model(folder)
 
 
-@pytest.mark.parametrize("content", [{}, {"weight_map": []}, {"weight_map": {"a": 1}}, {"weight_map": {}}])
+@pytest.mark.parametrize(
+    "content", [{}, {"weight_map": []}, {"weight_map": {"a": 1}}, {"weight_map": {}}]
+)
 def test_an_index_that_is_none_is_refused(folder, content):
     shard(folder)
     (folder / "weights.json").unlink()
@@ -195,7 +247,9 @@ def test_an_index_that_is_none_is_refused(folder, content):
 
 def test_an_index_that_disagrees_with_its_files_is_refused(folder):
     places = shard(folder)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places | {"more": "a.safetensors"}}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": places | {"more": "a.safetensors"}})
+    )
     with pytest.raises(BertworksError, match="disagree about more"):
         load_model(folder)
 
@@ -282,7 +336,9 @@ HOSTILE = {
     "negative": header({"a": ONE | {"shape": [-2]}}, b"\0" * 8),
     "twice": header(b'{"a":%s,"a":%s}' % ((json.dumps(ONE).encode(),) * 2), b"\0" * 8),
     "a valid stranger": header({"a": ONE}, b"\0" * 8),
-    "many strangers": header({f"n{i}": ONE | {"shape": [0], "data_offsets": [0, 0]} for i in range(20_000)}),
+    "many strangers": header(
+        {f"n{i}": ONE | {"shape": [0], "data_offsets": [0, 0]} for i in range(20_000)}
+    ),
 }
 
 
@@ -296,7 +352,9 @@ def test_hostile_weights_are_a_clear_error(folder, name):
 
 
 def test_an_enormous_header_is_not_parsed(folder):
-    (folder / "model.safetensors").write_bytes(header(b'{"__metadata__":{"a":"' + b"x" * (17 << 20) + b'"}}'))
+    (folder / "model.safetensors").write_bytes(
+        header(b'{"__metadata__":{"a":"' + b"x" * (17 << 20) + b'"}}')
+    )
     with pytest.raises(BertworksError, match="no header of a sensible length"):
         load_model(folder)
 
@@ -312,12 +370,21 @@ def test_weights_cut_anywhere_are_a_clear_error(folder):
 @pytest.mark.parametrize(
     "content",
     [
-        b"", b"{", b"[]", b"3", b"\xff\xfe", b"[" * 200_000, b'{"a":' * 200_000,
+        b"",
+        b"{",
+        b"[]",
+        b"3",
+        b"\xff\xfe",
+        b"[" * 200_000,
+        b'{"a":' * 200_000,
         b'{"hidden_size": ' + b"9" * 10_000 + b"}",
-        b'{"model_type": "bert", "num_hidden_layers": 1000000000}', b'{"model_type": "gpt2"}', b"\0" * 100,
-        b'{"model_type": "bert", "hidden_size": 1e400}', b" " * (17 << 20),
+        b'{"model_type": "bert", "num_hidden_layers": 1000000000}',
+        b'{"model_type": "gpt2"}',
+        b"\0" * 100,
+        b'{"model_type": "bert", "hidden_size": 1e400}',
+        b" " * (17 << 20),
     ],
-)  # fmt: skip
+)
 def test_a_hostile_configuration_is_a_clear_error(folder, content):
     (folder / "config.json").write_bytes(content)
     with pytest.raises(BertworksError, match=r"config\.json"):
@@ -357,11 +424,17 @@ def test_the_card_says_what_it_was_given():
     )
     assert card.startswith("---\nlibrary_name: transformers\n")
     for expected in (
-        "# my bert\n", "2 layers, hidden size 8, 2 heads", "1,200 updates on 9,830,400 tokens", "| documents | 8,000 |",
-        "| masked_lm_accuracy | 0.4375 |", "| torch | 2.13.0 |", 'pipeline("fill-mask"',
-        'fill("The capital of France is [MASK].")', 'bertworks fill . "The capital of France is [MASK]."',
+        "# my bert\n",
+        "2 layers, hidden size 8, 2 heads",
+        "1,200 updates on 9,830,400 tokens",
+        "| documents | 8,000 |",
+        "| masked_lm_accuracy | 0.4375 |",
+        "| torch | 2.13.0 |",
+        'pipeline("fill-mask"',
+        'fill("The capital of France is [MASK].")',
+        'bertworks fill . "The capital of France is [MASK]."',
         "| a\\|b | c\\|d e |",
-    ):  # fmt: skip
+    ):
         assert expected in card
     assert card.count("```") == 6
     assert "1,234,567 parameters" in card
@@ -370,19 +443,27 @@ def test_the_card_says_what_it_was_given():
 
 def test_a_card_without_figures_says_so():
     counts = {"steps": 0, "tokens": 0, "parameters": 1}
-    card = pretraining_card(CONFIG, name="x", recipe="", corpus={}, held_out={}, versions={}, **counts)
+    card = pretraining_card(
+        CONFIG, name="x", recipe="", corpus={}, held_out={}, versions={}, **counts
+    )
     assert "No held-out text was evaluated." in card
 
 
 def test_a_card_of_a_model_that_continues_texts():
     counts = {"steps": 0, "tokens": 0, "parameters": 1}
     c = replace(CONFIG, family="gpt2")
-    card = pretraining_card(c, name="x", recipe="", corpus={}, held_out={}, versions={}, mask_token=None, **counts)
+    card = pretraining_card(
+        c, name="x", recipe="", corpus={}, held_out={}, versions={}, mask_token=None, **counts
+    )
     assert 'bertworks generate . "The capital of France is"' in card
-    assert 'start = tokenizer("The capital of France is", return_tensors="pt")["input_ids"]\n' in card
+    assert (
+        'start = tokenizer("The capital of France is", return_tensors="pt")["input_ids"]\n' in card
+    )
     assert "do_sample=False" in card
     assert "tags: [gpt2, bertworks, pretraining]" in card
 
 
 def test_the_parameters_of_the_card_are_those_of_the_network():
-    assert CONFIG.num_parameters(*PRETRAINING_HEADS) == sum(p.numel() for p in PretrainingModel(CONFIG).parameters())
+    assert CONFIG.num_parameters(*PRETRAINING_HEADS) == sum(
+        p.numel() for p in PretrainingModel(CONFIG).parameters()
+    )

@@ -1,4 +1,5 @@
-"""Texts that are nearly the same are found as by exact comparison, and stay on one side of every split."""
+"""Texts that are nearly the same are found as by exact comparison, and stay on one side of every
+split."""
 
 import json
 import random
@@ -59,7 +60,12 @@ def test_case_width_punctuation_and_spaces_make_no_difference(texts: tuple[str, 
 @pytest.mark.parametrize(
     "texts",
     [
-        ("It costs 1.5 dollars", "It costs 15 dollars", "It costs 1 5 dollars", "It costs 1.6 dollars"),
+        (
+            "It costs 1.5 dollars",
+            "It costs 15 dollars",
+            "It costs 1 5 dollars",
+            "It costs 1.6 dollars",
+        ),
         ("-5 degrees", "5 degrees"),
         ("5%", "5"),
         (":)", ":(", "?", "!", "...", "😀", "😡"),
@@ -76,8 +82,8 @@ def test_other_words_numbers_and_marks_alone_are_different(texts: tuple[str, ...
 
 
 def exact_groups(texts: list[list[str]]) -> list[int]:
-    """The groups by comparing every text with every first text before it; all have 20 words or more. Equal texts have
-    the group of the first of them."""
+    """The groups by comparing every text with every first text before it; all have 20 words or
+    more. Equal texts have the group of the first of them."""
     grams = [{tuple(text[n : n + 3]) for n in range(len(text) - 2)} for text in texts]
     firsts: list[int] = []
     groups: list[int] = []
@@ -85,7 +91,10 @@ def exact_groups(texts: list[list[str]]) -> list[int]:
         if texts.index(texts[number]) < number:
             groups.append(groups[texts.index(texts[number])])
             continue
-        similar = [(len(text_grams & grams[first]) / len(text_grams | grams[first]), -first) for first in firsts]
+        similar = [
+            (len(text_grams & grams[first]) / len(text_grams | grams[first]), -first)
+            for first in firsts
+        ]
         best, first = max(similar, default=(0.0, 0))
         if best >= MIN_SIMILARITY:
             groups.append(-first)
@@ -116,12 +125,15 @@ def test_long_texts_are_grouped_as_by_comparing_all_pairs(seed: int) -> None:
     texts += [edited(draw, draw.choice(texts), draw.randrange(4)) for _ in range(240)]
     draw.shuffle(texts)
     expected = exact_groups(texts)
-    assert 60 < len(set(expected)) < 290, "there are near-copies, and texts that are not similar enough"
+    assert 60 < len(set(expected)) < 290, (
+        "there are near-copies, and texts that are not similar enough"
+    )
     assert near_copies([" ".join(text).capitalize() + "." for text in texts]) == expected
 
 
 def test_groups_are_no_chains() -> None:
-    """Each text is a near-copy of the one before it; the last one has nothing in common with the first one."""
+    """Each text is a near-copy of the one before it; the last one has nothing in common with the
+    first one."""
     draw = random.Random(5)
     start = words(draw, 40)
     end = words(draw, 40)
@@ -133,7 +145,11 @@ def test_groups_are_no_chains() -> None:
 
 @pytest.mark.parametrize(
     "letters",
-    ["的一是不了人我在有他这为之大来以个中上们", "กขคงจฉชซญฐณดตถทธนบปผ", "あいうえおかきくけこさしすせそたちつて"],
+    [
+        "的一是不了人我在有他这为之大来以个中上们",
+        "กขคงจฉชซญฐณดตถทธนบปผ",
+        "あいうえおかきくけこさしすせそたちつて",
+    ],
 )
 def test_scripts_without_spaces_are_compared_by_characters(letters: str) -> None:
     draw = random.Random(1)
@@ -171,17 +187,21 @@ def test_texts_of_one_template_are_found_in_bounded_time() -> None:
 
 
 def test_minhash_estimates_the_similarity() -> None:
-    """The share of equal values is the Jaccard similarity, within four standard deviations of a mean over 200 pairs."""
+    """The share of equal values is the Jaccard similarity, within four standard deviations of a
+    mean over 200 pairs."""
     draw = random.Random(3)
     hashes = module._WordHashes()
     differences = []
     for _ in range(200):
         text = words(draw, 60)
         edited_text = edited(draw, text, draw.randrange(1, 9))
-        compared_texts = [module._Text(" ".join(some_words), hashes) for some_words in (text, edited_text)]
+        compared_texts = [
+            module._Text(" ".join(some_words), hashes) for some_words in (text, edited_text)
+        ]
         signatures = module._signatures(compared_texts)
         grams = [
-            set(module._grams(compared_text.hashes, compared_text.gram).tolist()) for compared_text in compared_texts
+            set(module._grams(compared_text.hashes, compared_text.gram).tolist())
+            for compared_text in compared_texts
         ]
         expected = {tuple(text[n : n + 3]) for n in range(58)}
         assert len(grams[0]) == len(expected)
@@ -198,14 +218,20 @@ def test_very_long_texts_are_compared_as_they_are(monkeypatch: pytest.MonkeyPatc
 
 
 def test_pairs_compare_both_texts() -> None:
-    rows = [("A cat.", "It sleeps"), ("a cat", "it sleeps!"), ("a cat", "it eats"), ("it sleeps", "a cat")]
+    rows = [
+        ("A cat.", "It sleeps"),
+        ("a cat", "it sleeps!"),
+        ("a cat", "it eats"),
+        ("it sleeps", "a cat"),
+    ]
     keys = near_copies_of_rows(rows)
     assert keys[0] == keys[1]
     assert len(set(keys)) == 3
     assert keys[3] == keys[0][::-1], "a text has one number wherever it stands"
 
 
-# --- splits -----------------------------------------------------------------------------------------------------------
+# --- splits
+# --------------------------------------------------------------------------------------------------
 
 MARKS = ("{}?", "{}", "{} ?", "{}!", " {}...")
 
@@ -218,7 +244,10 @@ def questions(count: int, spellings_per_text: int, seed: int = 0) -> list[dict[s
         text = " ".join(words(draw, 7))
         for form in MARKS[:spellings_per_text]:
             rows.append(
-                {"text": form.format(text if draw.random() < 0.5 else text.upper()), "label": "abc"[number % 3]}
+                {
+                    "text": form.format(text if draw.random() < 0.5 else text.upper()),
+                    "label": "abc"[number % 3],
+                }
             )
     draw.shuffle(rows)
     return rows
@@ -256,14 +285,22 @@ def test_near_copies_are_in_one_part_of_a_cross_validation() -> None:
 def test_near_copies_among_long_texts_pairs_sentences_and_questions() -> None:
     draw = random.Random(7)
     long = [words(draw, 30) for _ in range(80)]
-    texts = [(n, " ".join([*text[: 30 - k], *words(draw, k)])) for n, text in enumerate(long) for k in range(3)]
+    texts = [
+        (n, " ".join([*text[: 30 - k], *words(draw, k)]))
+        for n, text in enumerate(long)
+        for k in range(3)
+    ]
     rows = [{"text": text, "label": "ab"[n % 2]} for n, text in texts]
     groups = {text: n for n, text in texts}
     data = read_data(rows)
     assert not {groups[x.texts[0]] for x in data.train} & {groups[x.texts[0]] for x in data.dev}
 
     pairs = [
-        {"sentence1": form.format(word(n)), "sentence2": f"{word(n + 500)} {form.format('it')}", "score": n % 7 / 2}
+        {
+            "sentence1": form.format(word(n)),
+            "sentence2": f"{word(n + 500)} {form.format('it')}",
+            "score": n % 7 / 2,
+        }
         for n in range(90)
         for form in MARKS[:3]
     ]
@@ -303,7 +340,9 @@ def test_near_copies_that_are_more_than_a_fold_are_divided_with_a_warning() -> N
     assert "more than a fold" in warning
     sizes = [len(part) for part in data.parts]
     assert max(sizes) - min(sizes) <= 3
-    assert [letters("buy now")] == [*both_sides(data.fold(0))], "the other near-copies stay together"
+    assert [letters("buy now")] == [*both_sides(data.fold(0))], (
+        "the other near-copies stay together"
+    )
     # They are more than the tenth that is held out, too.
     split = read_data(rows, validation="split")
     assert both_sides(split) == {letters("buy now")}
@@ -315,23 +354,36 @@ def test_near_copies_that_are_more_than_a_fold_are_divided_with_a_warning() -> N
 
 @pytest.mark.parametrize("parts", [None, 5])
 @pytest.mark.parametrize("count", [20, 59, 61, 100])
-def test_equal_texts_are_divided_if_and_only_if_they_are_more_than_a_part(parts: int | None, count: int) -> None:
+def test_equal_texts_are_divided_if_and_only_if_they_are_more_than_a_part(
+    parts: int | None, count: int
+) -> None:
     rows = [{"text": "buy now", "label": "ab"[n % 2]} for n in range(count)]
     rows += [{"text": f"who is {word(n)}", "label": "ab"[n % 2]} for n in range(300 - count)]
-    folds = [read_data(rows, fold=(number, parts)) for number in range(parts)] if parts else [read_data(rows)]
+    folds = (
+        [read_data(rows, fold=(number, parts)) for number in range(parts)]
+        if parts
+        else [read_data(rows)]
+    )
     is_divided = count > 300 // (parts or 10)
     assert any(both_sides(data) for data in folds) == is_divided
     for data in folds:
-        assert bool([note for note in data.notes if note.startswith(f"WARNING: {count} rows")]) == is_divided
+        assert (
+            bool([note for note in data.notes if note.startswith(f"WARNING: {count} rows")])
+            == is_divided
+        )
 
 
 def test_equal_texts_of_a_group_of_the_user_are_never_divided() -> None:
     rows = [{"text": "buy now", "label": "ab"[n % 2], "writer": "spam"} for n in range(100)]
-    rows += [{"text": f"who is {word(n)}", "label": "ab"[n % 2], "writer": word(n)} for n in range(200)]
+    rows += [
+        {"text": f"who is {word(n)}", "label": "ab"[n % 2], "writer": word(n)} for n in range(200)
+    ]
     for number in range(5):
         data = read_data(rows, group="writer", fold=(number, 5))
         assert not both_sides(data)
-        assert not [note for note in data.notes if note.startswith("WARNING")], "nothing was divided"
+        assert not [note for note in data.notes if note.startswith("WARNING")], (
+            "nothing was divided"
+        )
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -347,7 +399,11 @@ def test_only_groups_larger_than_a_fold_are_divided_in_random_tables(seed: int) 
     draw.shuffle(rows)
     counts = Counter(letters(row["text"]) for row in rows)
     for parts in (3, 5, None):
-        folds = [read_data(rows, fold=(number, parts)) for number in range(parts)] if parts else [read_data(rows)]
+        folds = (
+            [read_data(rows, fold=(number, parts)) for number in range(parts)]
+            if parts
+            else [read_data(rows)]
+        )
         for number, data in enumerate(folds):
             largest = len(rows) // (parts or 10)
             assert all(counts[text] > largest for text in both_sides(data))
@@ -372,7 +428,10 @@ def test_copies_that_are_all_rows_of_a_label_are_divided_with_a_warning(form: st
 
 
 def test_few_texts_are_divided_by_rows_and_it_is_said() -> None:
-    rows = [{"text": f"{'good' if n % 2 else 'bad'} film{'.' * (n % 3)}", "label": "np"[n % 2]} for n in range(60)]
+    rows = [
+        {"text": f"{'good' if n % 2 else 'bad'} film{'.' * (n % 3)}", "label": "np"[n % 2]}
+        for n in range(60)
+    ]
     data = read_data(rows)
     assert both_sides(data)
     (warning,) = [note for note in data.notes if note.startswith("WARNING")]
@@ -394,7 +453,8 @@ def test_near_copies_in_many_documents_do_not_join_these_and_it_is_said(tmp_path
     assert {item.document for item in data.train}.isdisjoint(item.document for item in data.dev)
 
 
-# --- reports ----------------------------------------------------------------------------------------------------------
+# --- reports
+# --------------------------------------------------------------------------------------------------
 
 
 def write_questions(path: Path, rows: list[dict[str, str]]) -> Path:
@@ -406,7 +466,11 @@ def test_check_counts_near_copies_and_warns_of_those_in_dev(tmp_path: Path) -> N
     model = write_model(tmp_path / "model")
     rows = questions(60, 2)
     new_rows = [{"text": f"{word(n)} {word(n + 1)} film", "label": "abc"[n % 3]} for n in range(40)]
-    dev = [{"text": f"{rows[0]['text']}!!", "label": "a"}, {"text": rows[1]["text"], "label": "b"}, *new_rows]
+    dev = [
+        {"text": f"{rows[0]['text']}!!", "label": "a"},
+        {"text": rows[1]["text"], "label": "b"},
+        *new_rows,
+    ]
     train_file = write_questions(tmp_path / "train.jsonl", rows)
     dev_file = write_questions(tmp_path / "dev.jsonl", dev)
     report = check_file(train_file, dev=dev_file, model=model)
@@ -417,19 +481,24 @@ def test_check_counts_near_copies_and_warns_of_those_in_dev(tmp_path: Path) -> N
     assert "near-copies in train: 60 (" in text
     assert "of dev with a near-copy in train: 1 (dev.jsonl:1 = " in text
     assert "1 rows of dev (2.4%) are near-copies of rows in train (dev.jsonl:1 = " in text
-    clean = check_file(train_file, dev=write_questions(tmp_path / "new.jsonl", new_rows), model=model)
+    clean = check_file(
+        train_file, dev=write_questions(tmp_path / "new.jsonl", new_rows), model=model
+    )
     assert not clean.near_leaked.count
     assert not [warning for warning in clean.warnings if "near-copies" in warning]
 
 
 def test_capitals_are_near_copies_where_the_model_sees_them(tmp_path: Path) -> None:
-    train = [Item((text,), "x", f"t.csv:{n}") for n, text in enumerate(("Film", "film", "film.", "film"))]
+    train = [
+        Item((text,), "x", f"t.csv:{n}") for n, text in enumerate(("Film", "film", "film.", "film"))
+    ]
     data = LabelledData(Schema(task="classification", text=("text",), labels=("x",)), train, [])
     assert dataset_report._near_copies(data, lowercase=True)[0].places == ["t.csv:2 = t.csv:0"]
     assert dataset_report._near_copies(data, lowercase=False)[0].count == 2, "film and film."
 
 
-# --- runs that are resumed --------------------------------------------------------------------------------------------
+# --- runs that are resumed
+# --------------------------------------------------------------------------------------------
 
 
 def forget_rule(folder: Path) -> None:
@@ -443,7 +512,9 @@ def dev_of(job: FinetuneJob) -> list[str]:
     return [item.where for item in job.data.dev]
 
 
-def test_a_run_that_was_begun_before_keeps_its_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_was_begun_before_keeps_its_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = write_model(tmp_path / "model")
     data = write_questions(tmp_path / "d.jsonl", questions(60, 3))
     request = make_finetune_request(data, model=model, validation="split", epochs=1, method="full")
@@ -469,7 +540,9 @@ def test_a_run_that_was_begun_before_keeps_its_split(tmp_path: Path, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         list(finetune_events(tmp_path / "before", request, device="cpu", overwrite=True))
     assert dev_of(jobs[-1]) == dev_of(now)
-    assert json.loads((tmp_path / "before" / "run.json").read_text())["request"]["near_copies"] is True
+    assert (
+        json.loads((tmp_path / "before" / "run.json").read_text())["request"]["near_copies"] is True
+    )
 
 
 @pytest.mark.slow
@@ -481,24 +554,38 @@ def test_trainings_that_begin_when_an_earlier_run_is_resumed_have_its_split(tmp_
     forget_rule(tmp_path / "run")
     forget_rule(tmp_path / "run" / "seed-0")
     list(run_trials(tmp_path / "run", plan_trials(request, seeds=2), device="cpu"))
-    stored = [json.loads((tmp_path / "run" / f"seed-{n}" / "run.json").read_text())["request"] for n in range(2)]
+    stored = [
+        json.loads((tmp_path / "run" / f"seed-{n}" / "run.json").read_text())["request"]
+        for n in range(2)
+    ]
     assert "near_copies" not in stored[1]
-    rows = [json.loads((tmp_path / "run" / f"seed-{n}" / "result.json").read_text())["rows"] for n in range(2)]
+    rows = [
+        json.loads((tmp_path / "run" / f"seed-{n}" / "result.json").read_text())["rows"]
+        for n in range(2)
+    ]
     old = read_data(data, validation="split", near_copies=False)
     assert rows[1] == len(old.dev)
 
 
-# --- evaluation -------------------------------------------------------------------------------------------------------
+# --- evaluation
+# --------------------------------------------------------------------------------------------------
 
 
 def test_evaluation_reports_near_copies_of_training_rows(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     out = tmp_path / "out"
     data = write_questions(tmp_path / "train.jsonl", questions(40, 2))
-    settings: dict[str, Any] = {"model": model, "validation": "split", "method": "frozen", "device": "cpu"}
+    settings: dict[str, Any] = {
+        "model": model,
+        "validation": "split",
+        "method": "frozen",
+        "device": "cpu",
+    }
     finetune(data, output=out, **settings)
     split = read_data(data, validation="split")
-    training_rows = [{"text": f"{item.texts[0]}...", "label": item.label} for item in split.train[:5]]
+    training_rows = [
+        {"text": f"{item.texts[0]}...", "label": item.label} for item in split.train[:5]
+    ]
     held_out_rows = [{"text": item.texts[0], "label": item.label} for item in split.dev]
     notes: list[str] = []
     new_file = write_questions(tmp_path / "new.jsonl", [*training_rows, *held_out_rows])
@@ -509,7 +596,10 @@ def test_evaluation_reports_near_copies_of_training_rows(tmp_path: Path) -> None
     assert "new.jsonl:1 = train.jsonl:" in note
     notes.clear()
     held_out_file = write_questions(tmp_path / "held.jsonl", held_out_rows)
-    assert evaluate_task(out, held_out_file, device="cpu", on_note=notes.append)["training_copies"] == 0
+    assert (
+        evaluate_task(out, held_out_file, device="cpu", on_note=notes.append)["training_copies"]
+        == 0
+    )
     assert "no row is a copy or a near-copy of one in the training data train.jsonl" in notes
     # What has changed, is gone or lies elsewhere is not compared, and nothing is fetched.
     content = json.loads((out / "run.json").read_text())
@@ -518,15 +608,23 @@ def test_evaluation_reports_near_copies_of_training_rows(tmp_path: Path) -> None
         content["request"]["data"] = path
         (out / "run.json").write_text(json.dumps(content))
         notes.clear()
-        assert evaluate_task(out, held_out_file, device="cpu", on_note=notes.append)["training_copies"] is None
+        assert (
+            evaluate_task(out, held_out_file, device="cpu", on_note=notes.append)["training_copies"]
+            is None
+        )
         (note,) = [note for note in notes if "training data" in note]
-        assert note.startswith(f"not compared with the training data {Path(path).name}: it is not on this machine")
+        assert note.startswith(
+            f"not compared with the training data {Path(path).name}: it is not on this machine"
+        )
     content["request"]["read"] = {"unknown": 1}
     content["request"]["data"] = str(data)
     for text in ("{", '{"request": 5}', json.dumps(content)):
         (out / "run.json").write_text(text)
         notes.clear()
-        assert evaluate_task(out, held_out_file, device="cpu", on_note=notes.append)["training_copies"] is None
+        assert (
+            evaluate_task(out, held_out_file, device="cpu", on_note=notes.append)["training_copies"]
+            is None
+        )
         assert [note for note in notes if note.startswith("not compared with the training data: ")]
     (out / "run.json").unlink()
     assert evaluate_task(out, held_out_file, device="cpu")["training_copies"] is None

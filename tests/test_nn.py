@@ -1,4 +1,5 @@
-"""The network against plain arithmetic: packed = padded = one by one, dropout that is one, sizes that are published."""
+"""The network against plain arithmetic: packed = padded = one by one, dropout that is one, sizes
+that are published."""
 
 import math
 from dataclasses import replace
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from bertworks.models.attention import (  # fmt: skip
+from bertworks.models.attention import (
     Linear,
     attention,
     attention_inference_cpu,
@@ -21,7 +22,11 @@ from bertworks.models.encoder import Embeddings, Encoder, LMHead
 from bertworks.models.layout import Layout
 
 TINY = EncoderConfig(
-    vocab_size=50, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=40
+    vocab_size=50,
+    hidden_size=32,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    max_position_embeddings=40,
 )
 
 
@@ -35,7 +40,8 @@ def make_row(lengths, seed=0):
 @pytest.mark.parametrize("lengths", [[7], [5, 5, 5], [1, 40, 13, 2], [9, 3]])
 @pytest.mark.parametrize("gradients", [True, False])
 def test_packed_is_one_by_one(lengths, gradients):
-    """Whatever stands beside a sequence never shows, with the training path and with the inference path."""
+    """Whatever stands beside a sequence never shows, with the training path and with the inference
+    path."""
     torch.manual_seed(0)
     encoder = Encoder(TINY).eval()
     ids, layout, types = make_row(lengths)
@@ -54,7 +60,9 @@ def test_packed_is_one_by_one(lengths, gradients):
 def test_attention_is_that_of_the_paper(masked):
     """softmax(q k' / sqrt(d)) v in float64, and its gradients, against both kernels."""
     generator = torch.Generator().manual_seed(0)
-    q, k, v, probe = (torch.randn(2, 3, 9, 8, generator=generator, dtype=torch.float64) for _ in range(4))
+    q, k, v, probe = (
+        torch.randn(2, 3, 9, 8, generator=generator, dtype=torch.float64) for _ in range(4)
+    )
     present = torch.arange(9)[None] < torch.tensor([[9], [4]])
     mask = present[:, None, None] if masked else None
 
@@ -69,15 +77,22 @@ def test_attention_is_that_of_the_paper(masked):
     found = torch.autograd.grad((attention(*inputs, mask, 0.0) * probe).sum(), inputs)
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-10)
-    torch.testing.assert_close(attention(*inputs, mask, 0.0), reference(q, k, v), atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        attention(*inputs, mask, 0.0), reference(q, k, v), atol=1e-12, rtol=0
+    )
     with torch.no_grad():
-        torch.testing.assert_close(attention(q, k, v, mask, 0.0), reference(q, k, v), atol=1e-12, rtol=0)
+        torch.testing.assert_close(
+            attention(q, k, v, mask, 0.0), reference(q, k, v), atol=1e-12, rtol=0
+        )
 
 
 def test_attention_with_dropout_has_the_right_gradient():
     """The same seed drops the same probabilities, so that finite differences apply."""
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, 2, 5, 4, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(3))
+    q, k, v = (
+        torch.randn(1, 2, 5, 4, generator=generator, dtype=torch.float64).requires_grad_()
+        for _ in range(3)
+    )
 
     def dropped(q, k, v):
         torch.manual_seed(7)
@@ -116,7 +131,9 @@ def test_a_dropout_of_nearly_all_leaves_something():
 
 def test_a_model_of_one_kind_of_text_reads_pairs_as_one_kind():
     torch.manual_seed(0)
-    config = EncoderConfig(vocab_size=50, hidden_size=32, num_attention_heads=2, num_hidden_layers=1, type_vocab_size=1)
+    config = EncoderConfig(
+        vocab_size=50, hidden_size=32, num_attention_heads=2, num_hidden_layers=1, type_vocab_size=1
+    )
     embeddings, ids = Embeddings(config).eval(), torch.arange(12)
     layout = Layout.of([5, 7])
     expected = embeddings(ids, layout, torch.zeros_like(ids))
@@ -168,7 +185,14 @@ def test_initial_weights_are_cut_normals():
 
 @pytest.mark.parametrize(
     ("size", "millions"),
-    [("tiny", 4.4), ("mini", 11.2), ("small", 28.8), ("medium", 41.4), ("base", 109.5), ("large", 335.1)],
+    [
+        ("tiny", 4.4),
+        ("mini", 11.2),
+        ("small", 28.8),
+        ("medium", 41.4),
+        ("base", 109.5),
+        ("large", 335.1),
+    ],
 )
 def test_published_sizes_have_the_published_number_of_parameters(size, millions):
     """Turc et al. 2019, table 1, and google-research/bert: encoder and pooler."""
@@ -181,7 +205,9 @@ def test_the_count_of_parameters_is_that_of_the_network():
     from bertworks.training.objectives import PretrainingModel
 
     assert sum(p.numel() for p in Encoder(TINY).parameters()) == TINY.num_parameters()
-    assert sum(p.numel() for p in PretrainingModel(TINY).parameters()) == TINY.num_parameters(*PRETRAINING_HEADS)
+    assert sum(p.numel() for p in PretrainingModel(TINY).parameters()) == TINY.num_parameters(
+        *PRETRAINING_HEADS
+    )
 
 
 def test_operations_are_counted_as_in_the_published_table():
@@ -192,7 +218,9 @@ def test_operations_are_counted_as_in_the_published_table():
 
 def test_gelu_is_exact_or_the_approximation():
     x = torch.linspace(-4, 4, 101, dtype=torch.float64)
-    exact = torch.tensor([v * 0.5 * (1 + math.erf(v / math.sqrt(2))) for v in x.tolist()], dtype=torch.float64)
+    exact = torch.tensor(
+        [v * 0.5 * (1 + math.erf(v / math.sqrt(2))) for v in x.tolist()], dtype=torch.float64
+    )
     tanh = 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
     from bertworks.models.encoder import ACTIVATIONS
 
@@ -255,7 +283,8 @@ def test_groups_change_no_gradient(monkeypatch):
 
 @pytest.mark.parametrize("direction", ["bidirectional", "left_to_right", "right_to_left", "mixed"])
 def test_attention_in_buckets_is_attention(direction, monkeypatch):
-    """What bf16 on a CPU computes in training, here in float64: values and gradients, whatever a token reads."""
+    """What bf16 on a CPU computes in training, here in float64: values and gradients, whatever a
+    token reads."""
     monkeypatch.setattr("bertworks.models.attention.compiles_sizes", lambda _: True)
     torch.manual_seed(0)
     lengths = [3, 1, 20, 512, 33, 64, 64, 17, 40, 2]  # the longest fills its bucket
@@ -348,9 +377,12 @@ def test_a_bf16_product_and_its_gradients_are_those_of_float64():
         assert (a - b).norm() / b.norm() < 4e-3
 
 
-@pytest.mark.parametrize("lengths", [[5] * 20 + [7] * 10 + [61] * 3 + [100], [61], [64] * 2, [13] * 4, [30, 30, 17, 3]])
+@pytest.mark.parametrize(
+    "lengths", [[5] * 20 + [7] * 10 + [61] * 3 + [100], [61], [64] * 2, [13] * 4, [30, 30, 17, 3]]
+)
 def test_no_sequence_sees_the_next_one(lengths: list[int]):
-    """Against float64, where the keys of a run reach into the tokens behind it; their values are large here."""
+    """Against float64, where the keys of a run reach into the tokens behind it; their values are
+    large here."""
     torch.manual_seed(len(lengths))
     layout, qkv = Layout.of(lengths), torch.randn(sum(lengths), 3, 2, 8)
     qkv[:, 2] += torch.arange(sum(lengths))[:, None, None]
@@ -360,7 +392,9 @@ def test_no_sequence_sees_the_next_one(lengths: list[int]):
     for part in qkv.double().split(lengths):
         q, k, v = part.permute(1, 2, 0, 3)
         wanted.append((q @ k.transpose(1, 2) / math.sqrt(8)).softmax(-1) @ v)
-    torch.testing.assert_close(found.double(), torch.cat([one.transpose(0, 1) for one in wanted]), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(
+        found.double(), torch.cat([one.transpose(0, 1) for one in wanted]), rtol=1e-5, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, 3e38])

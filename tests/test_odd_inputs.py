@@ -44,20 +44,28 @@ FAST = ("optimizer.learning_rate=2e-3", "epochs=1", "patience=0", "precision=fp3
 
 
 def train(data: Path, output: Path, model: Path) -> Path:
-    list(finetune_events(output, make_finetune_request(data, model=model, overrides=FAST), device="cpu"))
+    list(
+        finetune_events(
+            output, make_finetune_request(data, model=model, overrides=FAST), device="cpu"
+        )
+    )
     return output
 
 
-# --- names and cells --------------------------------------------------------------------------------------------------
+# --- names and cells
+# --------------------------------------------------------------------------------------------------
 
 REVIEWS = [
-    {"text": text, "label": "=pos"} for text in ("=1+2 good", "-5", "-1.5e-3", "@x", "- bad", "a=1", "+49 30 1", "＝1")
+    {"text": text, "label": "=pos"}
+    for text in ("=1+2 good", "-5", "-1.5e-3", "@x", "- bad", "a=1", "+49 30 1", "＝1")
 ]
 
 
-def test_any_name_works_everywhere(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A name that is not UTF-8 and as long as a file system allows: of models, inputs, outputs, indexes, run folders,
-    exports. Each command reads and writes it."""
+def test_any_name_works_everywhere(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name that is not UTF-8 and as long as a file system allows: of models, inputs, outputs,
+    indexes, run folders, exports. Each command reads and writes it."""
     for stream in (sys.stdout, sys.stderr):  # as in `run`
         assert isinstance(stream, TextIOWrapper)
         stream.reconfigure(errors="backslashreplace")
@@ -68,11 +76,18 @@ def test_any_name_works_everywhere(model: Path, tmp_path: Path, capsys: pytest.C
     table = pa.table({"text": ["good film", "bad film"] * 12, "label": ["pos", "neg"] * 12})
     with (folder / f"{name}.parquet").open("wb") as file:
         pq.write_table(table, file)
-    data, head, fast = str(folder / f"{name}.parquet"), str(folder / "head"), [f"--set={word}" for word in FAST]
+    data, head, fast = (
+        str(folder / f"{name}.parquet"),
+        str(folder / "head"),
+        [f"--set={word}" for word in FAST],
+    )
     commands = [
         ["check", data],
         *([["finetune", data, "--model", str(mine), "-o", head, "--device", "cpu", *fast]] * 2),
-        *(["predict", head, data, "-o", str(folder / f"{name}{end}")] for end in (".csv", ".tsv.gz", ".p.parquet")),
+        *(
+            ["predict", head, data, "-o", str(folder / f"{name}{end}")]
+            for end in (".csv", ".tsv.gz", ".p.parquet")
+        ),
         ["predict", head, data, "-o", str(folder / f"{name}.jsonl")],
         ["embed", str(mine), data, "-o", str(folder / f"{name}.npy")],
         ["index", data, "-o", str(folder / "index"), "--model", str(mine)],
@@ -87,14 +102,18 @@ def test_any_name_works_everywhere(model: Path, tmp_path: Path, capsys: pytest.C
         assert main(words) == 0, (words[0], capsys.readouterr().err)
         capsys.readouterr()
     assert np.load(folder / f"{name}.npy").shape[0] == 24
-    assert [row.values["text"] for row in RowReader(folder / f"{name}.p.parquet")] == table["text"].to_pylist()
+    assert [row.values["text"] for row in RowReader(folder / f"{name}.p.parquet")] == table[
+        "text"
+    ].to_pylist()
     assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]
 
 
 @pytest.mark.parametrize("guard", [False, True])
 def test_formulas_are_named_and_guarded_where_that_is_chosen(guard: bool, tmp_path: Path) -> None:
     formulas = IssueCounter()
-    write_rows(tmp_path / "a.csv", ["text", "label"], REVIEWS, formulas=formulas, guard_formulas=guard)
+    write_rows(
+        tmp_path / "a.csv", ["text", "label"], REVIEWS, formulas=formulas, guard_formulas=guard
+    )
     with (tmp_path / "a.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     mark = "'" if guard else ""
@@ -105,7 +124,9 @@ def test_formulas_are_named_and_guarded_where_that_is_chosen(guard: bool, tmp_pa
     assert {row["label"] for row in rows} == {f"{mark}=pos"}
     assert formulas.count == sum(is_formula) + len(REVIEWS)
     assert formulas.places[0] == "row 1, column 'text'"
-    write_rows(tmp_path / "a.jsonl", ["text", "label"], REVIEWS, formulas=formulas, guard_formulas=guard)
+    write_rows(
+        tmp_path / "a.jsonl", ["text", "label"], REVIEWS, formulas=formulas, guard_formulas=guard
+    )
     assert [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()] == REVIEWS
 
 
@@ -113,10 +134,20 @@ def test_a_note_names_the_option_that_guards_formulas(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "d.csv").write_text('"=A1"\n"=HYPERLINK(""x"")"\ngood\n')
-    words = ["embed", str(model), str(tmp_path / "d.csv"), "--header", "-o", str(tmp_path / "o.csv")]
+    words = [
+        "embed",
+        str(model),
+        str(tmp_path / "d.csv"),
+        "--header",
+        "-o",
+        str(tmp_path / "o.csv"),
+    ]
     assert main(words) == 0
     said = capsys.readouterr().err
-    assert "formulas: 2 (header, column '=A1', row 1, column '=A1'); --guard-formulas writes ' before them" in said
+    assert (
+        "formulas: 2 (header, column '=A1', row 1, column '=A1'); --guard-formulas writes ' "
+        "before them"
+    ) in said
     assert (tmp_path / "o.csv").read_text().startswith('=A1,embedding\n"=HYPERLINK(""x"")",')
     assert main([*words, "--guard-formulas", "--overwrite"]) == 0
     assert "have a ' before them" in capsys.readouterr().err
@@ -125,7 +156,9 @@ def test_a_note_names_the_option_that_guards_formulas(
 
 def test_mistakes_are_listed_without_formulas(tmp_path: Path) -> None:
     wrong = [Mistake("=x.csv:2", (row["text"],), row["label"], "-1", -0.5, 1.0) for row in REVIEWS]
-    description = TaskConfig(task="classification", text=("=text",), label=("label",), labels=("-1", "=pos"))
+    description = TaskConfig(
+        task="classification", text=("=text",), label=("label",), labels=("-1", "=pos")
+    )
     write_errors(tmp_path / "errors.csv", description, wrong)
     with (tmp_path / "errors.csv").open(newline="") as file:
         header, *rows = csv.reader(file)
@@ -137,7 +170,8 @@ def test_mistakes_are_listed_without_formulas(tmp_path: Path) -> None:
     assert [row["=text"] for row in found] == [row["text"] for row in REVIEWS]
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
+# --- rows
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -148,7 +182,9 @@ def test_mistakes_are_listed_without_formulas(tmp_path: Path) -> None:
         ("EU rejects", "['B-ORG' 'O']", "the label in 'tags' holds"),
     ],
 )
-def test_lists_as_python_and_numpy_print_them_are_no_words(words: str, tags: str, what: str, tmp_path: Path) -> None:
+def test_lists_as_python_and_numpy_print_them_are_no_words(
+    words: str, tags: str, what: str, tmp_path: Path
+) -> None:
     path = tmp_path / "a.csv"
     path.write_text("tokens,tags\n" + f'"{words}","{tags}"\n' * 20)
     with pytest.raises(BertworksError, match=rf"a\.csv:2: {what}"):
@@ -168,7 +204,8 @@ def test_a_header_among_tags_is_named(tmp_path: Path) -> None:
     with pytest.raises(BertworksError, match=r"a\.tsv:1.*'label' is not known"):
         read_data(path)
     path = tmp_path / "a.conll"
-    path.write_text("EU\tORG\nrejects\tO\nParis\tLOC\n\n" * 30)  # without letters before them: all are tags
+    # without letters before them: all are tags
+    path.write_text("EU\tORG\nrejects\tO\nParis\tLOC\n\n" * 30)
     assert read_data(path).schema.labels == ("LOC", "O", "ORG")
 
 
@@ -181,25 +218,40 @@ def test_words_of_white_space_are_tagged(model: Path, tmp_path: Path) -> None:
     assert [len(line.split("\t")) for line in lines[:4]] == [3, 3, 3, 1]
 
 
-@pytest.mark.parametrize("answers", [[{"text": "", "answer_start": -1}], [{"text": "film", "answer_start": 4}]])
-def test_impossible_questions_have_no_answer(answers: list[dict[str, object]], tmp_path: Path) -> None:
-    requested = [{"id": str(n), "question": "who?", "answers": answers, "is_impossible": True} for n in range(20)]
+@pytest.mark.parametrize(
+    "answers", [[{"text": "", "answer_start": -1}], [{"text": "film", "answer_start": 4}]]
+)
+def test_impossible_questions_have_no_answer(
+    answers: list[dict[str, object]], tmp_path: Path
+) -> None:
+    requested = [
+        {"id": str(n), "question": "who?", "answers": answers, "is_impossible": True}
+        for n in range(20)
+    ]
     paragraphs = [{"context": f"the film {n}", "qas": [one]} for n, one in enumerate(requested)]
-    (tmp_path / "a.json").write_text(json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]}))
+    (tmp_path / "a.json").write_text(
+        json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]})
+    )
     data = read_data(tmp_path / "a.json")
     assert {item.label for item in (*data.train, *data.dev)} == {()}
 
 
 def test_questions_of_a_context_stay_together_in_groups_too(tmp_path: Path) -> None:
     rows = [
-        {"question": f"who {n}?", "context": f"Anna saw film {n // 4}", "group": str(n % 3),
-         "answers": [{"text": "Anna", "answer_start": 0}]}
+        {
+            "question": f"who {n}?",
+            "context": f"Anna saw film {n // 4}",
+            "group": str(n % 3),
+            "answers": [{"text": "Anna", "answer_start": 0}],
+        }
         for n in range(40)
-    ]  # fmt: skip
+    ]
     rows += [row | {"context": row["context"] + " twice", "group": ""} for row in rows]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = read_data(tmp_path / "a.jsonl", group="group")
-    train_contexts, dev_contexts = ({item.texts[1] for item in part} for part in (data.train, data.dev))
+    train_contexts, dev_contexts = (
+        {item.texts[1] for item in part} for part in (data.train, data.dev)
+    )
     assert dev_contexts
     assert not train_contexts & dev_contexts
 
@@ -220,12 +272,17 @@ def test_a_text_in_brackets_is_a_text(tmp_path: Path) -> None:
 
 
 def test_labels_in_another_order_contradict_nothing(model: Path, tmp_path: Path) -> None:
-    rows = [{"text": f"a film {n // 2}", "labels": ["a", "b"] if n % 2 else ["b", "a"]} for n in range(60)]
+    rows = [
+        {"text": f"a film {n // 2}", "labels": ["a", "b"] if n % 2 else ["b", "a"]}
+        for n in range(60)
+    ]
     rows.append({"text": "no label is true of every row", "labels": []})
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     from bertworks.runs.finetune_job import FinetuneJob
 
-    job = FinetuneJob(make_finetune_request(tmp_path / "a.jsonl", model=model, overrides=FAST), _cpu())
+    job = FinetuneJob(
+        make_finetune_request(tmp_path / "a.jsonl", model=model, overrides=FAST), _cpu()
+    )
     found = make_dataset_report(job.data, job.train, job.dev, job.model.tokenizer, 64)
     assert found.copies.count
     assert not found.conflicts.count
@@ -255,7 +312,10 @@ def test_settings_that_mean_nothing_are_refused(model: Path, tmp_path: Path) -> 
     data = write_pairs(tmp_path / "pairs.tsv")
     for setting in ("class_weights=balanced", "label_smoothing=0.1"):
         request = make_finetune_request(data, model=model, overrides=(*FAST, setting))
-        with pytest.raises(UsageError, match="is for classification, tagging, spans, and the data is for regression"):
+        with pytest.raises(
+            UsageError,
+            match="is for classification, tagging, spans, and the data is for regression",
+        ):
             list(finetune_events(tmp_path / "out", request, device="cpu"))
 
 
@@ -269,20 +329,31 @@ def test_marks_belong_to_what_they_stand_on() -> None:
     logits[1] = (0, 9, 0)
     (entity,) = Decoder(TaskConfig(task="spans", labels=labels))(encoded, logits)["entities"]
     assert (entity["text"], entity["start"], entity["end"]) == ("Anna\u0301", 5, 10)
-    (tagged,) = Featurizer(tokenizer(), "tagging", labels, 64)([Item((text,), None, "a:1", raw=True)])
+    (tagged,) = Featurizer(tokenizer(), "tagging", labels, 64)(
+        [Item((text,), None, "a:1", raw=True)]
+    )
     assert [text[a:b] for a, b in tagged.offsets.tolist()] == ["with", "Anna\u0301", "film"]
 
 
-# --- figures ----------------------------------------------------------------------------------------------------------
+# --- figures
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_question_that_is_surely_without_answer_is_left_without() -> None:
     """As `--na-prob-thresh` of evaluate-v2.0.py, which is 1."""
     questions = [SquadQuestion("a", ("Anna",)), SquadQuestion("b", ())]
     predictions = {"a": "Anna", "b": "Boris"}
-    figures, _ = evaluate_answers(questions, predictions, version="2.0", no_answer_probabilities={"a": -3.0, "b": 2.0})
-    assert (figures["exact"], figures["HasAns_exact"], figures["NoAns_exact"]) == (100.0, 100.0, 100.0)
-    figures, _ = evaluate_answers(questions, predictions, version="2.0", no_answer_probabilities={"a": 1.5, "b": 0.5})
+    figures, _ = evaluate_answers(
+        questions, predictions, version="2.0", no_answer_probabilities={"a": -3.0, "b": 2.0}
+    )
+    assert (figures["exact"], figures["HasAns_exact"], figures["NoAns_exact"]) == (
+        100.0,
+        100.0,
+        100.0,
+    )
+    figures, _ = evaluate_answers(
+        questions, predictions, version="2.0", no_answer_probabilities={"a": 1.5, "b": 0.5}
+    )
     assert (figures["exact"], figures["best_exact"]) == (0.0, 50.0)
 
 
@@ -291,26 +362,52 @@ def test_whitening_needs_more_vectors_than_dimensions(model: Path, tmp_path: Pat
         Moments(4, [np.eye(4, dtype=np.float32)]).whitener("whiten")
     pairs = write_pairs(tmp_path / "pairs.tsv", 12)
     with pytest.raises(BertworksError, match="more vectors than dimensions: 12 vectors of 32"):
-        list(embed_file(model, pairs, tmp_path / "v.npy", text=["sentence1"], whitening="whiten", device="cpu"))
+        list(
+            embed_file(
+                model,
+                pairs,
+                tmp_path / "v.npy",
+                text=["sentence1"],
+                whitening="whiten",
+                device="cpu",
+            )
+        )
     assert not (tmp_path / "v.npy").exists()
     truncation = {"truncated", "truncated_tokens", "truncated_share"}
-    assert {*evaluate_sts(model, pairs, device="cpu")} - truncation == {"rows", "notes", "none", "center"}
+    assert {*evaluate_sts(model, pairs, device="cpu")} - truncation == {
+        "rows",
+        "notes",
+        "none",
+        "center",
+    }
 
 
 def test_rows_without_text_are_no_part_of_the_centre(model: Path, tmp_path: Path) -> None:
     texts = ["a good film", "a bad film", "dogs in this town"]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in [*texts, "", ""]))
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in [*texts, "", ""])
+    )
     (tmp_path / "b.txt").write_text("\n\n".join(texts) + "\n")
     centred = []
     for learn_from in (None, tmp_path / "b.txt"):
         out = tmp_path / "v.npy"
-        list(embed_file(model, tmp_path / "a.jsonl", out, whitening="center", learn_from=learn_from, device="cpu"))
+        list(
+            embed_file(
+                model,
+                tmp_path / "a.jsonl",
+                out,
+                whitening="center",
+                learn_from=learn_from,
+                device="cpu",
+            )
+        )
         centred.append(np.load(out))
     np.testing.assert_allclose(centred[0][:3].sum(0), 0, atol=1e-5)
     np.testing.assert_allclose(centred[0], centred[1], atol=1e-6)
 
 
-# --- files that are written -------------------------------------------------------------------------------------------
+# --- files that are written
+# -------------------------------------------------------------------------------------------
 
 
 def test_vectors_stand_beside_the_rows_as_they_were(model: Path, tmp_path: Path) -> None:
@@ -327,7 +424,9 @@ def test_vectors_replace_no_field_of_a_row(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has a column 'embedding' already") as caught:
         list(embed_file(model, tmp_path / "a.jsonl", tmp_path / "v.jsonl", device="cpu"))
     assert str(caught.value.where).endswith("a.jsonl:151")
-    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"], "nothing is left where nothing is computed"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"], (
+        "nothing is left where nothing is computed"
+    )
     list(embed_file(model, tmp_path / "a.jsonl", tmp_path / "v.npy", device="cpu"))
 
 
@@ -335,10 +434,14 @@ def test_models_that_read_next_to_nothing_are_refused(model: Path, tmp_path: Pat
     out = train(write_squad(tmp_path / "squad.json"), tmp_path / "out", model)
     with pytest.raises(UsageError, match="max_length is 5: the model reads from 8 to 64 tokens"):
         Predictor(out, device="cpu", max_length=5)
-    assert Predictor(out, device="cpu", max_length=8).predict([("who saw the film in this town?", "Anna saw it")])
+    assert Predictor(out, device="cpu", max_length=8).predict(
+        [("who saw the film in this town?", "Anna saw it")]
+    )
 
 
-def test_the_output_is_not_the_file_that_is_read(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_output_is_not_the_file_that_is_read(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = write_reviews(tmp_path / "a.csv")
     out = train(data, tmp_path / "out", model)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -400,12 +503,19 @@ def test_vowel_signs_and_keycaps_belong_to_what_is_before_them() -> None:
 
 
 @pytest.mark.parametrize("names", [("NAN", "0", "1", "2"), ("10", "9", "x"), ("10", "9", "1e1")])
-def test_labels_have_one_order_whatever_the_order_in_which_they_come(names: tuple[str, ...]) -> None:
+def test_labels_have_one_order_whatever_the_order_in_which_they_come(
+    names: tuple[str, ...],
+) -> None:
     assert len({sorted_labels(order) for order in permutations(names)}) == 1
 
 
 def test_empty_lists_and_answers_hold_nothing() -> None:
-    assert (list_of("[]"), list_of("[ ]"), list_of('["a"]'), list_of("a [b]")) == ([], [], ["a"], ["a", "[b]"])
+    assert (list_of("[]"), list_of("[ ]"), list_of('["a"]'), list_of("a [b]")) == (
+        [],
+        [],
+        ["a"],
+        ["a", "[b]"],
+    )
     assert answers_of([{"text": "", "answer_start": -1}]) == []
     assert answers_of({"text": [""], "answer_start": [-1]}) == []
 

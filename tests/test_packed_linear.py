@@ -1,5 +1,5 @@
-"""Encoders that learn no more: the same states as from the encoder, to the precision that is promised, whatever stands
-beside them."""
+"""Encoders that learn no more: the same states as from the encoder, to the precision that is
+promised, whatever stands beside them."""
 
 import os
 import random
@@ -15,11 +15,16 @@ import pytest
 import torch
 
 from bertworks.models import packed_linear as of_nn
-from bertworks.models.attention import SMALL_BATCH_ROWS as FEW, attention, attention_inference_cpu, pad_rows_to_bucket
+from bertworks.models.attention import (
+    SMALL_BATCH_ROWS as FEW,
+    attention,
+    attention_inference_cpu,
+    pad_rows_to_bucket,
+)
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import ACTIVATIONS, Encoder
 from bertworks.models.layout import Layout
-from bertworks.models.packed_linear import (  # fmt: skip
+from bertworks.models.packed_linear import (
     InferenceEncoder,
     Product,
     _int8,
@@ -31,15 +36,22 @@ from bertworks.models.packed_linear import (  # fmt: skip
 )
 
 SHAPE = EncoderConfig(
-    vocab_size=90, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=99
+    vocab_size=90,
+    hidden_size=64,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    max_position_embeddings=99,
 )
 fbgemm = pytest.mark.skipif(
-    torch.backends.quantized.engine not in ("x86", "fbgemm"), reason="no such products on this processor"
+    torch.backends.quantized.engine not in ("x86", "fbgemm"),
+    reason="no such products on this processor",
 )
 bfloat16 = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor does not multiply bf16"
 )
-whole_numbers = pytest.mark.skipif(not cpu_supports_int8(), reason="this processor does not multiply 8 bits")
+whole_numbers = pytest.mark.skipif(
+    not cpu_supports_int8(), reason="this processor does not multiply 8 bits"
+)
 
 
 def poison() -> None:
@@ -92,9 +104,13 @@ def single(encoder: Encoder, at_home: bool) -> Encoder | InferenceEncoder:
 
 
 @pytest.mark.parametrize("processor", ["GenuineIntel", "AuthenticAMD"])
-def test_products_of_single_precision_are_left_to_mkl_but_on_amd(processor: str, monkeypatch: pytest.MonkeyPatch):
+def test_products_of_single_precision_are_left_to_mkl_but_on_amd(
+    processor: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(of_nn.Path, "exists", lambda _: True)
-    monkeypatch.setattr(of_nn.Path, "read_text", lambda _: f"processor: 0\nvendor_id: {processor}\n")
+    monkeypatch.setattr(
+        of_nn.Path, "read_text", lambda _: f"processor: 0\nvendor_id: {processor}\n"
+    )
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     assert of_nn._prefer_mkl.__wrapped__() is (processor == "GenuineIntel")
@@ -103,14 +119,24 @@ def test_products_of_single_precision_are_left_to_mkl_but_on_amd(processor: str,
 @pytest.mark.parametrize(
     ("make", "lengths", "far", "nearest"),
     [
-        *((make, n, 1e-5, 0.9999999) for make in (by_mkl, by_onednn) for n in ([12], [1], [5, 5, 9, 1, 5], MANY)),
-        *(pytest.param(short, n, 2e-3, 0.99999, marks=fbgemm) for n in ([12], [1], [5, 5, 9, 1, 5], [FEW], [30, 34])),
+        *(
+            (make, n, 1e-5, 0.9999999)
+            for make in (by_mkl, by_onednn)
+            for n in ([12], [1], [5, 5, 9, 1, 5], MANY)
+        ),
+        *(
+            pytest.param(short, n, 2e-3, 0.99999, marks=fbgemm)
+            for n in ([12], [1], [5, 5, 9, 1, 5], [FEW], [30, 34])
+        ),
         *(
             pytest.param(make, n, 5e-2, 0.999, marks=whole_numbers)
             for make in (to_int8_inference, int8_of_single)
             for n in ([12], [1], [5, 5, 9, 1, 5], MANY)
         ),
-        *(pytest.param(to_bf16_inference, n, 3e-2, 0.9995, marks=bfloat16) for n in ([12], [1], [5, 5, 9, 1, 5], MANY)),
+        *(
+            pytest.param(to_bf16_inference, n, 3e-2, 0.9995, marks=bfloat16)
+            for n in ([12], [1], [5, 5, 9, 1, 5], MANY)
+        ),
     ],
 )
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
@@ -140,15 +166,24 @@ def test_states_are_those_of_the_encoder_in_float64(
 
 @whole_numbers
 def test_sums_of_whole_numbers_are_exact_and_every_token_has_its_own_scale():
-    """As numpy counts in 64 bits; rows of zeros, of the largest numbers, and a thousand times as large as others."""
+    """As numpy counts in 64 bits; rows of zeros, of the largest numbers, and a thousand times as
+    large as others."""
     torch.manual_seed(0)
     linear = torch.nn.Linear(300, 7).requires_grad_(False)
     linear.weight[0], linear.weight[1], linear.weight[2] = 0.25, -0.25, 0.0
     x = torch.randn(5, 300)
     x[0], x[1], x[2] = 3.0, 0.0, x[3] * 1000
-    scales = [np.maximum(m.abs().amax(1, keepdim=True).numpy(), 1e-30) / np.float32(127) for m in (x, linear.weight)]
-    whole = [np.rint(m.numpy() / scale).astype(np.int64) for m, scale in zip((x, linear.weight), scales, strict=True)]
-    wanted = (whole[0] @ whole[1].T) * scales[0].astype(np.float64) * scales[1].T + linear.bias.numpy()
+    scales = [
+        np.maximum(m.abs().amax(1, keepdim=True).numpy(), 1e-30) / np.float32(127)
+        for m in (x, linear.weight)
+    ]
+    whole = [
+        np.rint(m.numpy() / scale).astype(np.int64)
+        for m, scale in zip((x, linear.weight), scales, strict=True)
+    ]
+    wanted = (whole[0] @ whole[1].T) * scales[0].astype(np.float64) * scales[
+        1
+    ].T + linear.bias.numpy()
     dense = _int8(linear, None, False)
     np.testing.assert_allclose(dense(x).numpy(), wanted, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(dense(x[3:4]), dense(x)[3:4], rtol=1e-6, atol=1e-6)
@@ -166,7 +201,8 @@ def test_sums_of_whole_numbers_are_exact_and_every_token_has_its_own_scale():
 @whole_numbers
 @bfloat16
 def test_of_bf16_no_number_overflows_eight_bits_and_every_token_has_its_own_scale():
-    """Rows whose largest number is a little more than what their scale, which is rounded, allows for."""
+    """Rows whose largest number is a little more than what their scale, which is rounded, allows
+    for."""
     torch.manual_seed(0)
     linear = torch.nn.Linear(256, 64).requires_grad_(False)
     x = torch.randn(4000, 256)
@@ -191,7 +227,9 @@ def test_of_bf16_no_number_overflows_eight_bits_and_every_token_has_its_own_scal
 def test_where_sums_overflow_there_are_no_eight_bits(instructions: str):
     say = "from bertworks.models.packed_linear import cpu_supports_int8; print(cpu_supports_int8())"
     environment = os.environ | {"ONEDNN_MAX_CPU_ISA": instructions}
-    said = subprocess.run([sys.executable, "-c", say], env=environment, capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        [sys.executable, "-c", say], env=environment, capture_output=True, text=True, check=True
+    )
     assert said.stdout == "False\n"
 
 
@@ -204,7 +242,8 @@ def test_a_bf16_encoder_that_learns_is_the_one_that_was_given(encoder: Encoder):
 
 
 def test_threads_that_turn_the_matrices_at_once_all_get_the_rows_they_ask_for(encoder: Encoder):
-    """One computes while the other turns them, and the other begins to compute before the first has ended."""
+    """One computes while the other turns them, and the other begins to compute before the first has
+    ended."""
     computing = {name: threading.Event() for name in ("first", "second")}
     both = threading.Barrier(2, timeout=10)
 
@@ -224,7 +263,11 @@ def test_threads_that_turn_the_matrices_at_once_all_get_the_rows_they_ask_for(en
 
         return product
 
-    frozen, row, rows = InferenceEncoder(encoder, dense, pads_rows=False), requested(9, 5), torch.tensor([0, 9])
+    frozen, row, rows = (
+        InferenceEncoder(encoder, dense, pads_rows=False),
+        requested(9, 5),
+        torch.tensor([0, 9]),
+    )
     found: list[torch.Tensor] = []
 
     def ask() -> None:
@@ -295,11 +338,15 @@ def test_bf16_attention_with_a_mask_is_that_of_float64(length: int):
 @pytest.mark.parametrize("lengths", [[32, 32], [32, 23, 32, 27]])
 @pytest.mark.parametrize("size", [0.1, 1.0, 4.0, 19.0, 21.0, 1e3, 1e15])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_bf16_attention_of_small_and_of_vast_scores_is_that_of_float64(size: float, sign: int, lengths: list[int]):
+def test_bf16_attention_of_small_and_of_vast_scores_is_that_of_float64(
+    size: float, sign: int, lengths: list[int]
+):
     """Those of a token with itself are the only ones that are not 0."""
     torch.manual_seed(0)
     q, k = (torch.cat([torch.eye(n, 32) * by for n in lengths]) for by in (size * sign, size))
-    qkv = torch.stack([part[:, None].expand(-1, 4, -1) for part in (q, k, torch.randn(len(q), 32))], 1).bfloat16()
+    qkv = torch.stack(
+        [part[:, None].expand(-1, 4, -1) for part in (q, k, torch.randn(len(q), 32))], 1
+    ).bfloat16()
     wanted = []
     for part in qkv.double().split(lengths):
         q, k, v = part.permute(1, 2, 0, 3)
@@ -317,7 +364,10 @@ def test_a_sequence_without_numbers_spoils_no_other_one_in_bf16():
     spoilt = qkv.clone()
     spoilt[25, 1, 2, 3] = torch.nan
     with torch.no_grad():
-        wanted, found = attention_inference_cpu(qkv, layout), attention_inference_cpu(spoilt, layout)
+        wanted, found = (
+            attention_inference_cpu(qkv, layout),
+            attention_inference_cpu(spoilt, layout),
+        )
     others = [*range(20), *range(40, 60)]
     assert found[20:40].isnan().any()
     torch.testing.assert_close(found[others], wanted[others], atol=2e-2, rtol=0)
@@ -328,7 +378,8 @@ def test_a_sequence_without_numbers_spoils_no_other_one_in_bf16():
 def test_rows_that_fill_up_a_step_of_learning_change_nothing(
     rows: torch.Tensor | None, encoder: Encoder, monkeypatch: pytest.MonkeyPatch
 ):
-    """Neither states nor gradients, of which those of norms and biases would see a row of zeros first."""
+    """Neither states nor gradients, of which those of norms and biases would see a row of zeros
+    first."""
     network, found, seen = Encoder(SHAPE).bfloat16().eval(), [], set()
     network.load_state_dict(encoder.state_dict())
     product = torch.ops.mkldnn._linear_pointwise.default
@@ -344,8 +395,13 @@ def test_rows_that_fill_up_a_step_of_learning_change_nothing(
         states = network(*row, rows)
         assert [len(state) for state in states] == [143] * 3 + [len(probe)]
         network.zero_grad()
-        sum((state.float().square().mean() for state in states[:-1]), (states[-1].float() * probe).sum()).backward()
-        found.append([*states, *(p.grad.clone() for p in network.parameters() if p.grad is not None)])
+        sum(
+            (state.float().square().mean() for state in states[:-1]),
+            (states[-1].float() * probe).sum(),
+        ).backward()
+        found.append(
+            [*states, *(p.grad.clone() for p in network.parameters() if p.grad is not None)]
+        )
     assert seen == ({144, 143} if rows is None else {144, 143, 72, 70})
     for a, b in zip(*found, strict=True):
         assert (a.double() - b.double()).norm() <= 2e-2 * b.double().norm()
@@ -362,7 +418,9 @@ def test_rectangles_are_of_few_sizes_and_every_token_stands_in_one():
         flat = torch.cat([part.flatten() for part in found.present])
         assert torch.equal(found.places.sort().values, flat.nonzero()[:, 0])
         firsts = set(layout.first.tolist())
-        for rows, part in zip(found.tokens.split([n * m for n, m in found.sizes]), found.present, strict=True):
+        for rows, part in zip(
+            found.tokens.split([n * m for n, m in found.sizes]), found.present, strict=True
+        ):
             for tokens, there in zip(rows.view(part.shape), part, strict=True):
                 assert tokens[0].item() in firsts
                 assert tokens[~there].eq(tokens[0]).all()
@@ -372,9 +430,13 @@ def test_rectangles_are_of_few_sizes_and_every_token_stands_in_one():
     assert 40 < len(sizes) < 120
 
 
-@pytest.mark.parametrize("make", [by_mkl, by_onednn, pytest.param(to_bf16_inference, marks=bfloat16)])
+@pytest.mark.parametrize(
+    "make", [by_mkl, by_onednn, pytest.param(to_bf16_inference, marks=bfloat16)]
+)
 def test_products_have_few_sizes_where_each_costs_a_program(
-    make: Callable[[Encoder], Encoder | InferenceEncoder], encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[Encoder], Encoder | InferenceEncoder],
+    encoder: Encoder,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     """And what fills them up is nowhere to be seen."""
     network, asked_of = make(encoder), torch.tensor([0, 3, 2])
@@ -397,7 +459,9 @@ def test_products_have_few_sizes_where_each_costs_a_program(
             row = requested(length, 90, 99, 80, length)
             states, some = network(*row), network(*row, asked_of)
             assert {len(state) for state in states} == {2 * length + 269}
-            assert [len(state) for state in some] == [2 * length + 269] * SHAPE.num_hidden_layers + [3]
+            assert [len(state) for state in some] == [
+                2 * length + 269
+            ] * SHAPE.num_hidden_layers + [3]
     if make is by_mkl:
         assert sizes == {3, *(2 * length + 269 for length in lengths)}
     else:

@@ -1,5 +1,5 @@
-"""The page of a server, in a real browser by clicking and by keyboard: it shows what the server says, only that, and
-in it text stays text."""
+"""The page of a server, in a real browser by clicking and by keyboard: it shows what the server
+says, only that, and in it text stays text."""
 
 import json
 import os
@@ -26,19 +26,29 @@ FILES = [
     *(MAPS / name for name in ("maps.js", "maps.css")),
 ]
 TEXT = "the film was good , Anna"
-JAPANESE = "🎉👩‍🚀 東京で Anna が 𠮷野家 lives in Paris 🍜 . とても good"  # characters of one and of two UTF-16 units
+# characters of one and of two UTF-16 units
+JAPANESE = "🎉👩‍🚀 東京で Anna が 𠮷野家 lives in Paris 🍜 . とても good"
 MARKUP = "<img src=x onerror=alert(1)></p>"  # of few tokens: an explanation is short
 LONG = "Donaudampfschifffahrtsgesellschaft" * 6
 DOCUMENTS = [ATTACK, "the men and dogs in Oslo", "music in Kyoto 🎌 last night", LONG]
-NAMES = {"fill": "Fill blanks", "predict": "Classify", "rerank": "Rank", "ner": "Entities", "qa": "Questions",
-         "similarity": "Similarity", "search": "Search", "explain": "Explain"}  # fmt: skip
+NAMES = {
+    "fill": "Fill blanks",
+    "predict": "Classify",
+    "rerank": "Rank",
+    "ner": "Entities",
+    "qa": "Questions",
+    "similarity": "Similarity",
+    "search": "Search",
+    "explain": "Explain",
+}
 
 
 # --- without a browser
 
 
 def test_nothing_on_the_page_makes_markup_of_text():
-    unsafe = r"(inner|outer)HTML|insertAdjacentHTML|document\.write|DOMParser|srcdoc|eval\(|Function\(|setHTML"
+    unsafe = r"(inner|outer)HTML|insertAdjacentHTML|document\.write|DOMParser|srcdoc|eval\("
+    unsafe += r"|Function\(|setHTML"
     for path in FILES:
         text = path.read_text("utf-8").replace("http://www.w3.org/2000/svg", "")
         assert not re.search(unsafe, text), path
@@ -72,7 +82,8 @@ def test_the_page_says_of_attention_what_an_explanation_says():
 
 # --- servers and a browser
 
-# Has imported everything once, and forks servers: a line in says what one is to serve, a line out where it is.
+# Has imported everything once, and forks servers: a line in says what one is to serve, a line out
+# where it is.
 NURSERY = """
 import json, os, sys
 from bertworks.serve.server import serve
@@ -90,8 +101,15 @@ Serve = Callable[..., dict[str, Any]]
 def serve() -> Iterator[Serve]:
     pytest.importorskip("starlette", reason="the extra serve is not installed")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen([sys.executable, "-c", NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                          stderr=subprocess.DEVNULL, start_new_session=True, env=environment) as process:  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-c", NURSERY],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env=environment,
+    ) as process:
 
         def serve(model: Path, **options: str) -> dict[str, Any]:
             print(json.dumps({"model": str(model), **options}), file=process.stdin, flush=True)
@@ -103,8 +121,8 @@ def serve() -> Iterator[Serve]:
 
 @pytest.fixture(scope="module")
 def models(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Folders of tiny models: of a task, with a head drawn at random; "pairs", which says whether two texts fit; or
-    "tiny", the model without a head."""
+    """Folders of tiny models: of a task, with a head drawn at random; "pairs", which says whether
+    two texts fit; or "tiny", the model without a head."""
     folder = tmp_path_factory.mktemp("served")
 
     def models(task: str) -> Path:
@@ -120,7 +138,9 @@ def models(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
 
 
 @pytest.fixture(scope="module")
-def at(serve: Serve, models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+def at(
+    serve: Serve, models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], str]:
     """Where a model is served, the one without a head together with documents."""
     known: dict[str, str] = {}
 
@@ -139,7 +159,9 @@ def at(serve: Serve, models: Callable[[str], Path], tmp_path_factory: pytest.Tem
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="the package playwright is not installed"
+    )
     if not (chromium := shutil.which("chromium")):
         pytest.skip("chromium is not installed")
     with sync_api.sync_playwright() as started:
@@ -147,13 +169,15 @@ def browser() -> Iterator[Any]:
 
 
 WATCH = (
-    "addEventListener('securitypolicyviolation', e => console.error(`policy: ${e.violatedDirective} ${e.blockedURI}`))"
+    "addEventListener('securitypolicyviolation', e => console.error(`policy: "
+    "${e.violatedDirective} ${e.blockedURI}`))"
 )
 
 
 @pytest.fixture
 def visit(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Opens the page. At the end: nothing went wrong in it, and no request left for another host."""
+    """Opens the page. At the end: nothing went wrong in it, and no request left for another
+    host."""
     contexts, faults = [], []
 
     def visit(url: str, *, width: int = 1000, dark: bool = False, ready: str = "[role=tab]") -> Any:
@@ -166,7 +190,12 @@ def visit(browser: Any) -> Iterator[Callable[..., Any]]:
         page.on("console", lambda line: line.type == "error" and faults.append(line.text))
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("dialog", lambda dialog: faults.append(dialog.message))
-        page.on("request", lambda request: request.url.startswith(url.partition("#")[0]) or faults.append(request.url))
+        page.on(
+            "request",
+            lambda request: (
+                request.url.startswith(url.partition("#")[0]) or faults.append(request.url)
+            ),
+        )
         page.goto(url)
         page.wait_for_selector(ready)
         return page
@@ -205,11 +234,21 @@ def texts(page: Any, selector: str) -> list[str]:
 
 
 def everywhere(page: Any, text: str) -> Iterator[tuple[str, str]]:
-    """With the same text in all fields: the name of each ability, and what the page says, in a line."""
+    """With the same text in all fields: the name of each ability, and what the page says, in a
+    line."""
     for name in page.locator("section").evaluate_all("all => all.map(e => e.id)"):
         page.click(f"#{name}-tab")
-        fields = page.locator(f"#{name} form :is(textarea, input:not([type=checkbox], [name=target])):visible")
-        yield name, ask(page, name, **dict.fromkeys(fields.evaluate_all("all => all.map(e => e.name)"), text))
+        fields = page.locator(
+            f"#{name} form :is(textarea, input:not([type=checkbox], [name=target])):visible"
+        )
+        yield (
+            name,
+            ask(
+                page,
+                name,
+                **dict.fromkeys(fields.evaluate_all("all => all.map(e => e.name)"), text),
+            ),
+        )
 
 
 def percent(p: float) -> str:
@@ -221,9 +260,14 @@ def percent(p: float) -> str:
 
 @pytest.mark.parametrize(
     ("task", "offered"),
-    [("tiny", ["fill", "similarity", "search", "explain"]), ("classification", ["predict", "explain"]),
-     ("pairs", ["predict", "rerank", "explain"]), ("tagging", ["ner", "explain"]), ("qa", ["qa", "explain"])],
-)  # fmt: skip
+    [
+        ("tiny", ["fill", "similarity", "search", "explain"]),
+        ("classification", ["predict", "explain"]),
+        ("pairs", ["predict", "rerank", "explain"]),
+        ("tagging", ["ner", "explain"]),
+        ("qa", ["qa", "explain"]),
+    ],
+)
 def test_only_what_the_model_offers_is_shown(
     at: Callable[[str], str], visit: Callable[..., Any], task: str, offered: list[str]
 ):
@@ -256,14 +300,20 @@ def test_a_text_is_classified(at: Callable[[str], str], visit: Callable[..., Any
     says = ask(page, "predict", text=TEXT)
     labels = said(page, "predict", inputs=TEXT)
     assert says == f"{labels[0]['label']}, {percent(labels[0]['score'])}"
-    assert texts(page, "#predict .bars li") == [one["label"] + percent(one["score"]) for one in labels]
-    shares = page.evaluate("[...document.querySelectorAll('.bars li')].map(e => +e.style.getPropertyValue('--share'))")
+    assert texts(page, "#predict .bars li") == [
+        one["label"] + percent(one["score"]) for one in labels
+    ]
+    shares = page.evaluate(
+        "[...document.querySelectorAll('.bars li')].map(e => +e.style.getPropertyValue('--share'))"
+    )
     assert shares == pytest.approx([one["score"] for one in labels], abs=1e-3)
     pair = ask(page, "predict", text=TEXT, second="men and dogs")
     assert pair.endswith(percent(said(page, "predict", inputs=[TEXT, "men and dogs"])[0]["score"]))
 
 
-@pytest.mark.parametrize(("task", "name"), [("regression", "Score"), ("choice", "Choose"), ("multilabel", "Classify")])
+@pytest.mark.parametrize(
+    ("task", "name"), [("regression", "Score"), ("choice", "Choose"), ("multilabel", "Classify")]
+)
 def test_other_heads(at: Callable[[str], str], visit: Callable[..., Any], task: str, name: str):
     page = visit(at(task))
     assert texts(page, "[role=tab]")[0] == page.text_content("#predict form button") == name
@@ -276,7 +326,9 @@ def test_other_heads(at: Callable[[str], str], visit: Callable[..., Any], task: 
     if task == "regression":
         assert float(says) == pytest.approx(found[0]["score"], rel=1e-3)
     else:
-        assert says == (", ".join(one["label"] for one in found if one["given"]) or "none of the labels")
+        assert says == (
+            ", ".join(one["label"] for one in found if one["given"]) or "none of the labels"
+        )
         assert page.locator("#predict .bars .quiet").count() == sum(one["given"] for one in found)
 
 
@@ -285,45 +337,62 @@ def test_texts_are_put_in_order(at: Callable[[str], str], visit: Callable[..., A
     page = visit(at(task))
     given = ["men and dogs", TEXT, "music 🎌"]
     says = ask(page, "rerank", query="good men", texts="\n".join(given) + "\n\n")
-    ranked = [(given[one["index"]], one["score"]) for one in said(page, "rerank", query="good men", texts=given)]
+    ranked = [
+        (given[one["index"]], one["score"])
+        for one in said(page, "rerank", query="good men", texts=given)
+    ]
     assert len({score for _, score in ranked}) == len(given)
     assert says == f"Fits best: {ranked[0][0]}"
     rows = page.locator("#rerank .bars li").all()
-    assert [row.locator("span").first.text_content() for row in rows] == [text for text, _ in ranked]
+    assert [row.locator("span").first.text_content() for row in rows] == [
+        text for text, _ in ranked
+    ]
     figures = texts(page, "#rerank .bars .figure")
     if task == "pairs":
         assert figures == [percent(score) for _, score in ranked]
         assert "“yes”" in page.text_content("#rerank .answer p")
     else:
-        assert [float(one) for one in figures] == pytest.approx([score for _, score in ranked], rel=1e-3)
+        assert [float(one) for one in figures] == pytest.approx(
+            [score for _, score in ranked], rel=1e-3
+        )
         assert page.locator("#rerank .bars .plain").count() == len(given)
 
 
 @pytest.mark.parametrize("text", [TEXT, JAPANESE])
-def test_entities_are_marked_where_they_stand(at: Callable[[str], str], visit: Callable[..., Any], text: str):
+def test_entities_are_marked_where_they_stand(
+    at: Callable[[str], str], visit: Callable[..., Any], text: str
+):
     page = visit(at("tagging"))
     ask(page, "ner", text=text)
     entities = said(page, "ner", inputs=text)
     assert entities
     assert any(ord(c) > 0xFFFF for c in text[: entities[-1]["start"]]) == (text == JAPANESE)
-    assert texts(page, "#ner mark") == [text[one["start"] : one["end"]] + one["entity_group"] for one in entities]
+    assert texts(page, "#ner mark") == [
+        text[one["start"] : one["end"]] + one["entity_group"] for one in entities
+    ]
     page.evaluate("document.querySelectorAll('#ner mark small').forEach(label => label.remove())")
     assert texts(page, "#ner .said") == [text]
     assert texts(page, "#ner .best") == []
 
 
 @pytest.mark.parametrize("context", ["Anna lives in Paris . the men was good", JAPANESE])
-def test_the_answer_is_marked_in_the_passage(at: Callable[[str], str], visit: Callable[..., Any], context: str):
+def test_the_answer_is_marked_in_the_passage(
+    at: Callable[[str], str], visit: Callable[..., Any], context: str
+):
     page = visit(at("qa"))
     says = ask(page, "qa", question="where lives Anna ?", context=context)
-    answer = said(page, "qa", inputs={"question": "where lives Anna ?", "context": context}, top_k=3)
+    answer = said(
+        page, "qa", inputs={"question": "where lives Anna ?", "context": context}, top_k=3
+    )
     assert answer["answer"]
     assert says == answer["answer"] == context[answer["start"] : answer["end"]]
     assert texts(page, "#qa mark") == [says]
     before = page.evaluate("document.querySelector('#qa mark').previousSibling.textContent")
     assert before == context[: answer["start"]]
     assert texts(page, "#qa .said") == [context]
-    assert texts(page, "#qa .bars li") == [one["answer"] + percent(one["score"]) for one in answer["n_best"]]
+    assert texts(page, "#qa .bars li") == [
+        one["answer"] + percent(one["score"]) for one in answer["n_best"]
+    ]
 
 
 def test_texts_are_compared(at: Callable[[str], str], visit: Callable[..., Any]):
@@ -394,7 +463,11 @@ def test_documents_show_titles_and_snippets_with_the_words_that_were_found(
         assert len(shown) <= 1.25 * 320 + 4
         assert "dog" in shown
         assert line.locator("details").count() == (len(rest) > 1.25 * 320)
-        assert {mark.lower() for mark in line.locator("mark").all_text_contents()} <= {"dogs", "dog", "oslo"}
+        assert {mark.lower() for mark in line.locator("mark").all_text_contents()} <= {
+            "dogs",
+            "dog",
+            "oslo",
+        }
         assert line.locator("> p mark").count()
         if line.locator("details").count():
             assert line.locator("details p").text_content() == rest
@@ -405,13 +478,22 @@ def test_documents_show_titles_and_snippets_with_the_words_that_were_found(
             assert line.locator("details p").is_visible()
         assert hit["title"] == "" or f"title: {title}" not in line.text_content()
         assert f"year: {hit['fields']['year']}" in line.text_content()
-    assert "Oslo" in page.locator(".hits > li", has_text="Old dogs").locator("> p").first.text_content()
+    assert (
+        "Oslo"
+        in page.locator(".hits > li", has_text="Old dogs").locator("> p").first.text_content()
+    )
     assert page.evaluate("document.documentElement.scrollWidth") == width
     assert [(text, value) for value, text in page.evaluate(CONTRASTS) if value < 4.5] == []
 
 
-def test_the_page_of_an_index_opens_on_search(titled: str, at: Callable[[str], str], visit: Callable[..., Any]):
-    for url, opened in [(titled, "search"), (f"{titled}#fill", "fill"), (f"{titled}#nowhere", "search")]:
+def test_the_page_of_an_index_opens_on_search(
+    titled: str, at: Callable[[str], str], visit: Callable[..., Any]
+):
+    for url, opened in [
+        (titled, "search"),
+        (f"{titled}#fill", "fill"),
+        (f"{titled}#nowhere", "search"),
+    ]:
         assert visit(url).get_by_role("tab", selected=True).text_content() == NAMES[opened]
     assert visit(at("pairs")).get_by_role("tab", selected=True).text_content() == NAMES["predict"]
 
@@ -437,7 +519,11 @@ def test_an_answer_is_explained(at: Callable[[str], str], visit: Callable[..., A
     if task in ("qa", "choice"):
         fields["second"] = "Anna lives in Paris" if task == "qa" else "good\na dog"
     says = ask(page, "explain", **fields)
-    inputs = [fields["text"], *fields.get("second", "").split("\n")] if "second" in fields else fields["text"]
+    inputs = (
+        [fields["text"], *fields.get("second", "").split("\n")]
+        if "second" in fields
+        else fields["text"]
+    )
     found = said(page, "explain", inputs=inputs)
     assert says == f"Explained: {found['explained']}"
     assert texts(page, "#explain .chip bdi") == found["words"] * 2
@@ -450,14 +536,18 @@ def test_an_answer_is_explained(at: Callable[[str], str], visit: Callable[..., A
     page.click(".attention .tokens button >> nth=2")
     assert page.locator(".attention .map thead .chosen").text_content() == found["tokens"][2]
     for row in rows.all():
-        assert sum(map(int, row.locator("td").all_text_contents())) == pytest.approx(100, abs=len(found["tokens"]))
+        assert sum(map(int, row.locator("td").all_text_contents())) == pytest.approx(
+            100, abs=len(found["tokens"])
+        )
 
 
 def test_another_answer_is_explained(at: Callable[[str], str], visit: Callable[..., Any]):
     page = visit(at("tagging"))
     found = said(page, "explain", inputs=TEXT)
     ask(page, "explain", text=TEXT)
-    assert texts(page, "#explain .bars li") == [word + tag for word, tag in found["answer"] if tag != "O"]
+    assert texts(page, "#explain .bars li") == [
+        word + tag for word, tag in found["answer"] if tag != "O"
+    ]
     assert "“Anna”" in ask(page, "explain", text=TEXT, target="Anna")
     assert "'dog' is not in the text" in ask(page, "explain", text=TEXT, target="dog")
     page = visit(at("classification"))
@@ -483,9 +573,17 @@ def test_everything_is_reached_by_keyboard(at: Callable[[str], str], visit: Call
     page.keyboard.press("Tab")
     assert focused(page) == "search-tab"
     assert visible_focus(page)
-    for key, name in [("Home", "fill"), ("ArrowRight", "similarity"), ("ArrowRight", "search"),
-                      ("ArrowRight", "explain"), ("ArrowRight", "fill"), ("ArrowLeft", "explain"), ("Home", "fill"),
-                      ("End", "explain"), ("Home", "fill")]:  # fmt: skip
+    for key, name in [
+        ("Home", "fill"),
+        ("ArrowRight", "similarity"),
+        ("ArrowRight", "search"),
+        ("ArrowRight", "explain"),
+        ("ArrowRight", "fill"),
+        ("ArrowLeft", "explain"),
+        ("Home", "fill"),
+        ("End", "explain"),
+        ("Home", "fill"),
+    ]:
         page.keyboard.press(key)
         assert focused(page) == f"{name}-tab"
         assert visible_focus(page)
@@ -511,7 +609,9 @@ def test_everything_is_reached_by_keyboard(at: Callable[[str], str], visit: Call
     for key, chosen in [("ArrowRight", 2), ("Home", 0), ("ArrowLeft", 3), ("ArrowRight", 0)]:
         page.keyboard.press(key)
         assert visible_focus(page)
-        states = page.locator(".attention .tokens button").evaluate_all("all => all.map(e => e.ariaChecked)")
+        states = page.locator(".attention .tokens button").evaluate_all(
+            "all => all.map(e => e.ariaChecked)"
+        )
         assert states.index("true") == chosen
 
 
@@ -528,8 +628,11 @@ def test_a_tab_has_an_address(at: Callable[[str], str], visit: Callable[..., Any
 def test_every_part_says_what_it_is(at: Callable[[str], str], visit: Callable[..., Any]):
     page = visit(at("tiny"))
     ask(page, "explain", text="good men")
-    nameless = page.locator("button, input, textarea, select, [role]:not([role=status])").evaluate_all(
-        "all => all.filter(e => !(e.labels?.length || e.ariaLabel || e.getAttribute('aria-labelledby') || "
+    nameless = page.locator(
+        "button, input, textarea, select, [role]:not([role=status])"
+    ).evaluate_all(
+        "all => all.filter(e => !(e.labels?.length || e.ariaLabel || "
+        "e.getAttribute('aria-labelledby') || "
         "e.textContent.trim())).map(e => e.outerHTML)"
     )
     assert nameless == []
@@ -551,15 +654,18 @@ CONTRASTS = """() => {
     return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
   };
   const behind = element => element
-    ? paint(getComputedStyle(element).backgroundColor, behind(element.parentElement)) : [255, 255, 255];
-  const light = rgb => rgb.map(v => v / 255).map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
+    ? paint(getComputedStyle(element).backgroundColor, behind(element.parentElement))
+    : [255, 255, 255];
+  const light = rgb => rgb.map(v => v / 255)
+    .map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
     .reduce((sum, v, i) => sum + v * [.2126, .7152, .0722][i], 0);
   const found = [];
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const element = walker.currentNode.parentElement;
     if (!walker.currentNode.data.trim() || !element.checkVisibility()) continue;
-    const back = behind(element), [a, b] = [light(back), light(paint(getComputedStyle(element).color, back))];
+    const back = behind(element);
+    const [a, b] = [light(back), light(paint(getComputedStyle(element).color, back))];
     found.push([(Math.max(a, b) + .05) / (Math.min(a, b) + .05), walker.currentNode.data.trim()]);
   }
   return found;
@@ -567,10 +673,14 @@ CONTRASTS = """() => {
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_contrast_is_enough_in_both_modes(at: Callable[[str], str], visit: Callable[..., Any], dark: bool):
+def test_contrast_is_enough_in_both_modes(
+    at: Callable[[str], str], visit: Callable[..., Any], dark: bool
+):
     """4.5 to 1, which WCAG's level AA asks of small text."""
     page = visit(at("tagging"), dark=dark)
-    red, *_ = map(int, re.findall(r"\d+", page.evaluate("getComputedStyle(document.body).backgroundColor")))
+    red, *_ = map(
+        int, re.findall(r"\d+", page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    )
     assert (red < 60) == dark
     for name in ("ner", "explain"):
         ask(page, name, text=TEXT)
@@ -586,7 +696,8 @@ def test_a_phone_scrolls_down_only(at: Callable[[str], str], visit: Callable[...
         assert says
         assert page.evaluate("document.documentElement.scrollWidth") == 360, name
         small = page.locator("button:visible, input:visible, textarea:visible").evaluate_all(
-            "all => all.filter(e => e.type !== 'checkbox' && !e.closest('.tokens')).map(e => e.offsetHeight)"
+            "all => all.filter(e => e.type !== 'checkbox' && !e.closest('.tokens')).map(e => "
+            "e.offsetHeight)"
         )
         assert min(small) >= 40, "fingers are not pointers"
 
@@ -596,11 +707,18 @@ def test_a_phone_scrolls_down_only(at: Callable[[str], str], visit: Callable[...
 
 @pytest.mark.parametrize("task", ["tiny", "classification", "pairs", "tagging", "qa", "choice"])
 def test_text_never_becomes_markup(
-    at: Callable[[str], str], visit: Callable[..., Any], serve: Serve, model: Path, tmp_path: Path, task: str
+    at: Callable[[str], str],
+    visit: Callable[..., Any],
+    serve: Serve,
+    model: Path,
+    tmp_path: Path,
+    task: str,
 ):
     """In fields, documents, labels, and the model's name."""
     if task == "classification":
-        folder = write_task_model(model, tmp_path / ATTACK.replace("/", ""), task, [ATTACK, "b", "c"])
+        folder = write_task_model(
+            model, tmp_path / ATTACK.replace("/", ""), task, [ATTACK, "b", "c"]
+        )
         url = serve(folder)["url"]
     else:
         url = at(task)
@@ -622,21 +740,30 @@ def test_errors_are_said_in_words(at: Callable[[str], str], visit: Callable[...,
     assert ask(page, "fill", text="the [MASK]")
     assert page.locator("#fill .error").count() == 0
     assert "tokens" in ask(page, "explain", text="good " * 200)
-    page.route("**/fill", lambda route: route.fulfill(status=429, headers={"Retry-After": "7"}, body="{}"))
-    assert ask(page, "fill", text="the [MASK]") == "The server has more to do than it can. Try again in 7 seconds."
+    page.route(
+        "**/fill", lambda route: route.fulfill(status=429, headers={"Retry-After": "7"}, body="{}")
+    )
+    assert (
+        ask(page, "fill", text="the [MASK]")
+        == "The server has more to do than it can. Try again in 7 seconds."
+    )
     assert page.text_content("#fill .answer") == ""
     page.route("**/fill", lambda route: route.fulfill(status=502, body="<h1>Bad gateway</h1>"))
     assert ask(page, "fill", text="the [MASK]").startswith("The server answered 502")
 
 
-def test_a_server_that_is_gone(serve: Serve, models: Callable[[str], Path], visit: Callable[..., Any]):
+def test_a_server_that_is_gone(
+    serve: Serve, models: Callable[[str], Path], visit: Callable[..., Any]
+):
     served = serve(models("classification"))
     page = visit(served["url"])
     os.kill(served["pid"], signal.SIGKILL)
     assert ask(page, "predict", text=TEXT) == "The server does not answer. Is it still running?"
 
 
-def test_the_key_of_a_server(serve: Serve, models: Callable[[str], Path], visit: Callable[..., Any]):
+def test_the_key_of_a_server(
+    serve: Serve, models: Callable[[str], Path], visit: Callable[..., Any]
+):
     url = serve(models("classification"), token="a long word")["url"]
     page = visit(url, ready="#key:visible")
     page.keyboard.type("another")
@@ -652,7 +779,9 @@ def test_the_key_of_a_server(serve: Serve, models: Callable[[str], Path], visit:
     )
 
 
-def test_a_question_can_be_seen_and_a_newer_one_wins(at: Callable[[str], str], visit: Callable[..., Any]):
+def test_a_question_can_be_seen_and_a_newer_one_wins(
+    at: Callable[[str], str], visit: Callable[..., Any]
+):
     page = visit(at("tiny"))
     held: list[Any] = []
     page.route("**/fill", lambda route: route.continue_() if held else held.append(route))
@@ -663,17 +792,22 @@ def test_a_question_can_be_seen_and_a_newer_one_wins(at: Callable[[str], str], v
     assert page.text_content("#fill [role=status]") == "Asking the model …"
     newer = ask(page, "fill", text="good [MASK] and [MASK]")
     assert held
-    held[0].fulfill(status=200, body=json.dumps([[{"score": 1, "token_str": "old", "text": "the old was"}]]))
+    held[0].fulfill(
+        status=200, body=json.dumps([[{"score": 1, "token_str": "old", "text": "the old was"}]])
+    )
     page.wait_for_timeout(200)
     assert page.text_content("#fill [role=status]") == newer != "old"
     assert page.locator("#fill h3").count() == 2
 
 
-def test_the_policy_lets_only_files_of_the_server_in(at: Callable[[str], str], visit: Callable[..., Any]):
+def test_the_policy_lets_only_files_of_the_server_in(
+    at: Callable[[str], str], visit: Callable[..., Any]
+):
     page = visit(at("tiny"))
     headers = page.request.get(page.url.partition("#")[0]).headers
     policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
     assert policy["default-src"] == "'none'"
     assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
-    assert policy["require-trusted-types-for"] == "'script'"  # the browser refuses innerHTML as well
+    # the browser refuses innerHTML as well
+    assert policy["require-trusted-types-for"] == "'script'"
     assert headers["x-content-type-options"] == "nosniff"

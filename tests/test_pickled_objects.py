@@ -1,4 +1,5 @@
-"""Objects that hold a model are pickled by its path, their settings and a hash, and open it where they are used."""
+"""Objects that hold a model are pickled by its path, their settings and a hash, and open it where
+they are used."""
 
 import copy
 import multiprocessing
@@ -39,7 +40,8 @@ MAX_BYTES = 10_000
 
 @pytest.fixture(autouse=True)
 def new_process() -> None:
-    """Forget the objects that this process has opened out of pickles: a worker begins without them."""
+    """Forget the objects that this process has opened out of pickles: a worker begins without
+    them."""
     reopening._opened_object.cache_clear()
     engine.reopened_model.cache_clear()
 
@@ -91,24 +93,37 @@ def test_a_predictor_with_its_settings(tmp_path: Path) -> None:
     assert other.predict(TEXTS) != bw.Predictor(folder, device="cpu", max_length=8).predict(TEXTS)
     np.testing.assert_array_equal(other.predict_proba(TEXTS), predictor.predict_proba(TEXTS))
     assert other.network is not predictor.network
-    assert len(pickle.dumps(other)) < MAX_BYTES, "the network that was looked at is part of the pickle"
+    assert len(pickle.dumps(other)) < MAX_BYTES, (
+        "the network that was looked at is part of the pickle"
+    )
 
 
 def test_every_object_that_holds_a_model(model: Path, tmp_path: Path) -> None:
-    pairs = write_head(tmp_path / "pairs", task="classification", text=("query", "text"), labels=("no", "yes"))
+    pairs = write_head(
+        tmp_path / "pairs", task="classification", text=("query", "text"), labels=("no", "yes")
+    )
     write_gpt2(tmp_path / "gpt")
     uses: list[tuple[Any, Callable[[Any], Any]]] = [
         (bw.load(model, device="cpu"), lambda loaded: loaded.embed(TEXTS).tolist()),
         (bw.load(model, device="cpu"), lambda loaded: loaded.fill(["a [MASK] film"])),
-        (bw.load(pairs, device="cpu"), lambda loaded: loaded.predictor().predict([("a", "b")], probabilities=True)),
+        (
+            bw.load(pairs, device="cpu"),
+            lambda loaded: loaded.predictor().predict([("a", "b")], probabilities=True),
+        ),
         (bw.load(pairs, device="cpu"), lambda loaded: loaded.predict([("a", "b")])),
         (bw.load(model, device="cpu").encode, lambda encode: encode(TEXTS).tolist()),
         (Filler(model), lambda filler: filler("a [MASK] film")),
-        (TextGenerator(tmp_path / "gpt", device="cpu"), lambda generator: list(generator(["a film"]))),
+        (
+            TextGenerator(tmp_path / "gpt", device="cpu"),
+            lambda generator: list(generator(["a film"])),
+        ),
         (Reranker(pairs, device="cpu"), lambda reranker: reranker("a film", TEXTS).tolist()),
         (index_of(tmp_path / "index", model), lambda index: index.search("good music", 3)),
         (index_of(tmp_path / "other", model), len),
-        (bw.Predictor(pairs, device="cpu").in_fp32(), lambda predictor: predictor.predict([("a", "b")])),
+        (
+            bw.Predictor(pairs, device="cpu").in_fp32(),
+            lambda predictor: predictor.predict([("a", "b")]),
+        ),
         (vectors(model).embed, lambda embed: embed(TEXTS).tolist()),
     ]
     for value, use in uses:
@@ -124,7 +139,9 @@ def test_every_public_class_is_considered() -> None:
     classes = {name for name in bw.__all__ if isinstance(getattr(bw, name), type)}
     hold_a_model = {"Embedder", "FinetunedModel", "Index", "LoadedModel", "Predictor"}
     assert hold_a_model <= classes
-    assert {name for name in classes if issubclass(getattr(bw, name), reopening.Reopened)} == hold_a_model
+    assert {
+        name for name in classes if issubclass(getattr(bw, name), reopening.Reopened)
+    } == hold_a_model
 
 
 def changed_weights(folder: Path) -> None:
@@ -144,11 +161,17 @@ def changed_config(folder: Path) -> None:
 def changed_pooling(folder: Path) -> None:
     file = folder / "1_Pooling" / "config.json"
     text = file.read_text()
-    file.write_text(text.replace("true", "TRUE").replace("false", "true", 1).replace("TRUE", "false"))
+    file.write_text(
+        text.replace("true", "TRUE").replace("false", "true", 1).replace("TRUE", "false")
+    )
 
 
-@pytest.mark.parametrize("change", [changed_weights, changed_vocabulary, changed_config, changed_pooling])
-def test_a_changed_folder_is_an_error(model: Path, tmp_path: Path, change: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize(
+    "change", [changed_weights, changed_vocabulary, changed_config, changed_pooling]
+)
+def test_a_changed_folder_is_an_error(
+    model: Path, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
     folder = tmp_path / "m"
     vectors(model, pooling="mean").save(folder)
     embedder = vectors(folder)
@@ -157,7 +180,9 @@ def test_a_changed_folder_is_an_error(model: Path, tmp_path: Path, change: Calla
     change(folder)
     other = pickle.loads(content)  # the error is raised where the object is used
     for _ in range(2):
-        with pytest.raises(BertworksError, match="has changed since the object was pickled") as error:
+        with pytest.raises(
+            BertworksError, match="has changed since the object was pickled"
+        ) as error:
             other.embed(TEXTS)
         assert str(folder) in str(error.value)
     np.testing.assert_array_equal(embedder.embed(TEXTS), expected)
@@ -180,7 +205,10 @@ def test_a_missing_folder_is_an_error(model: Path, tmp_path: Path) -> None:
     shutil.rmtree(folder)
     with pytest.raises(BertworksError, match="is missing: the pickle holds its path") as error:
         pickle.loads(content).embed(TEXTS)
-    assert error.value.hint == "keep the folder as long as the pickle; a fine-tuned model is kept with output=FOLDER"
+    assert (
+        error.value.hint
+        == "keep the folder as long as the pickle; a fine-tuned model is kept with output=FOLDER"
+    )
 
 
 def test_a_changed_index_is_an_error(model: Path, tmp_path: Path) -> None:
@@ -217,16 +245,26 @@ def test_a_language_is_kept(tmp_path: Path) -> None:
     """Of a model with several languages, the one that was chosen."""
     recipe = load_recipe("xlm-small", ("encoder.hidden_size=32", "encoder.num_attention_heads=2"))
     config = replace(
-        recipe.encoder, vocab_size=VOCABULARY().vocab_size, type_vocab_size=2, languages=("en", "fr"), language="en"
+        recipe.encoder,
+        vocab_size=VOCABULARY().vocab_size,
+        type_vocab_size=2,
+        languages=("en", "fr"),
+        language="en",
     )
     save_model(
-        tmp_path / "m", PretrainingModel(config, {"masked_lm": 1.0}).state_dict(), config, VOCABULARY(), card="tiny"
+        tmp_path / "m",
+        PretrainingModel(config, {"masked_lm": 1.0}).state_dict(),
+        config,
+        VOCABULARY(),
+        card="tiny",
     )
     loaded = bw.load(tmp_path / "m", language="fr", device="cpu")
     assert copied(loaded).config.language == "fr"
 
 
-def test_processes_do_not_measure_another_precision(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_do_not_measure_another_precision(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(engine, "best_precision", lambda _: "bf16")
     embedder = vectors(model)
     content = pickle.dumps(embedder)
@@ -251,7 +289,13 @@ def test_attributes_of_a_user_are_kept(model: Path) -> None:
             self.title = title
 
         def __reduce_ex__(self, protocol: int) -> Any:  # a local class has no name to be pickled by
-            return copy._reconstruct, (object.__new__(Titled), None, object.__new__, (Titled,), self.__getstate__())
+            return copy._reconstruct, (
+                object.__new__(Titled),
+                None,
+                object.__new__,
+                (Titled,),
+                self.__getstate__(),
+            )
 
     embedder = Titled("a title")
     state = embedder.__getstate__()
@@ -266,14 +310,18 @@ def test_attributes_of_a_user_are_kept(model: Path) -> None:
 def test_unknown_attributes_are_errors(model: Path) -> None:
     other = copied(vectors(model))
     for value in (other, vectors(model)):
-        with pytest.raises(AttributeError, match="'Embedder' object has no attribute 'no_such_name'"):
+        with pytest.raises(
+            AttributeError, match="'Embedder' object has no attribute 'no_such_name'"
+        ):
             _ = value.no_such_name
 
 
 def test_several_threads_open_an_object_once(model: Path) -> None:
     other = copied(vectors(model))
     results: list[Any] = []
-    threads = [threading.Thread(target=lambda: results.append(other.embed(TEXTS))) for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda: results.append(other.embed(TEXTS))) for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -284,7 +332,9 @@ def test_several_threads_open_an_object_once(model: Path) -> None:
 
 def test_a_temporary_folder_lives_as_long_as_a_copy(model: Path, tmp_path: Path) -> None:
     data = write_reviews(tmp_path / "data.csv", 60)
-    trained = bw.finetune(data, model=model, epochs=1, device="cpu", method="full", validation="split", text="text")
+    trained = bw.finetune(
+        data, model=model, epochs=1, device="cpu", method="full", validation="split", text="text"
+    )
     folder = Path(trained.folder)
     expected = trained.predict(TEXTS)
     assert copied(trained).predict(TEXTS) == expected
@@ -307,7 +357,10 @@ def test_a_changed_folder_does_not_stop_a_pool(model: Path, tmp_path: Path) -> N
     embedder = vectors(folder)
     embed = pickle.loads(pickle.dumps(embedder.embed))
     shutil.rmtree(folder)
-    with multiprocessing.get_context("spawn").Pool(1) as pool, pytest.raises(BertworksError, match="is missing"):
+    with (
+        multiprocessing.get_context("spawn").Pool(1) as pool,
+        pytest.raises(BertworksError, match="is missing"),
+    ):
         pool.map(embed, [TEXTS])
 
 

@@ -1,5 +1,5 @@
-"""`convert --trust-pickle`: weights in pytorch_model.bin become safetensors with the same numbers, and nothing that a
-hostile file wants is done.
+"""`convert --trust-pickle`: weights in pytorch_model.bin become safetensors with the same numbers,
+and nothing that a hostile file wants is done.
 
 Each hostile file would write a file, the canary, or take memory and time without end.
 """
@@ -62,7 +62,8 @@ def pickled(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child's work without its process, which takes a second to begin. Its limits do not hold."""
+    """The child's work without its process, which takes a second to begin. Its limits do not
+    hold."""
 
     def read_here(file: Path, target: Path) -> list[str]:
         return pickle_reader.convert_pickle(file, target, is_zip=pickle_reader.check_format(file))
@@ -81,15 +82,27 @@ def bert(tmp_path: Path) -> Path:
 
 # --- the same numbers
 
-KINDS = ("Model", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice")
+KINDS = (
+    "Model",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+)
 WITH_HEADS = [
-    *((family, kind) for family in ("bert", "roberta", "distilbert", "albert", "electra") for kind in KINDS),
+    *(
+        (family, kind)
+        for family in ("bert", "roberta", "distilbert", "albert", "electra")
+        for kind in KINDS
+    ),
     *((family, "ForMaskedLM") for family in ("bert", "roberta", "distilbert", "albert", "electra")),
     *((family, "ForPreTraining") for family in ("bert", "albert", "electra")),
     *((family, kind) for family in ("gpt2", "openai-gpt") for kind in ("Model", "LMHeadModel")),
-    ("electra-wide", "ForSequenceClassification"), ("bert-ltr", "LMHeadModel"),
-    ("xlm", "Model"), ("xlm", "WithLMHeadModel"),
-]  # fmt: skip
+    ("electra-wide", "ForSequenceClassification"),
+    ("bert-ltr", "LMHeadModel"),
+    ("xlm", "Model"),
+    ("xlm", "WithLMHeadModel"),
+]
 
 
 def network_of(family: str, kind: str) -> torch.nn.Module:
@@ -100,7 +113,8 @@ def network_of(family: str, kind: str) -> torch.nn.Module:
 
 
 def write_family(folder: Path, network: Any, *, legacy: bool) -> None:
-    """A folder as transformers wrote it until 2023: all that the state dict has, also copies and buffers."""
+    """A folder as transformers wrote it until 2023: all that the state dict has, also copies and
+    buffers."""
     network.config.architectures = [type(network).__name__]
     network.config.save_pretrained(folder)
     torch.save(network.state_dict(), folder / PICKLE, _use_new_zipfile_serialization=not legacy)
@@ -108,13 +122,19 @@ def write_family(folder: Path, network: Any, *, legacy: bool) -> None:
     pad = network.config.pad_token_id or 0
     tokens[0], tokens[pad] = tokens[pad], tokens[0]
     (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
-    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": False, "tokenize_chinese_chars": True}
+    settings = {
+        "tokenizer_class": "BertTokenizer",
+        "do_lower_case": False,
+        "tokenize_chinese_chars": True,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "special_tokens_map.json").write_text('{"mask_token": "[MASK]"}')
 
 
 @pytest.mark.parametrize(("family", "kind"), WITH_HEADS)
-def test_every_family_computes_the_same_in_transformers(family: str, kind: str, tmp_path: Path, in_this_process: None):
+def test_every_family_computes_the_same_in_transformers(
+    family: str, kind: str, tmp_path: Path, in_this_process: None
+):
     network = network_of(family, kind)
     write_family(tmp_path / "theirs", network, legacy=len(kind) % 2 == 0)
     converted(tmp_path / "theirs", tmp_path / "ours")
@@ -126,13 +146,16 @@ def test_every_family_computes_the_same_in_transformers(family: str, kind: str, 
     for name, value in network.state_dict().items():
         assert torch.equal(found[name], value), name
         assert torch.equal(expected[name], value), name
-    ids = torch.randint(5, 90, (2, 3, 8) if "Choice" in kind else (3, 8), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(
+        5, 90, (2, 3, 8) if "Choice" in kind else (3, 8), generator=torch.Generator().manual_seed(0)
+    )
     with torch.no_grad():
         theirs, ours = original(ids), again(ids)
     assert theirs.keys() == ours.keys()
     for name, value in theirs.items():
         if isinstance(value, torch.Tensor):
-            # The weights are equal bit for bit; where they lie in memory decides the last bit of a product.
+            # The weights are equal bit for bit; where they lie in memory decides the last bit of a
+            # product.
             torch.testing.assert_close(ours[name], value, atol=1e-6, rtol=0, msg=name)
     for path in (tmp_path / "theirs").iterdir():
         if path.name not in (PICKLE, "config.json"):
@@ -140,7 +163,9 @@ def test_every_family_computes_the_same_in_transformers(family: str, kind: str, 
     assert not {"tokenizer.json", PICKLE} & contents(tmp_path / "ours").keys()
 
 
-def test_a_classifier_says_the_command_and_then_predicts(bert: Path, tmp_path: Path, in_this_process: None):
+def test_a_classifier_says_the_command_and_then_predicts(
+    bert: Path, tmp_path: Path, in_this_process: None
+):
     expected = Predictor(bert, device="cpu").predict(["a b c", "d"])
     pickled(bert)
     with pytest.raises(BertworksError, match="a pickle, which can run any program") as raised:
@@ -150,14 +175,19 @@ def test_a_classifier_says_the_command_and_then_predicts(bert: Path, tmp_path: P
     assert Predictor(tmp_path / "ours", device="cpu").predict(["a b c", "d"]) == expected
 
 
-def test_old_names_and_copies_are_read_as_in_safetensors(bert: Path, tmp_path: Path, in_this_process: None):
+def test_old_names_and_copies_are_read_as_in_safetensors(
+    bert: Path, tmp_path: Path, in_this_process: None
+):
     with_gamma_and_beta(bert)
     with_copies_and_counters(bert)
     list(convert(bert, tmp_path / "safe"))
     pickled(bert)
     said = converted(bert, tmp_path / "ours")
     assert "left out of the weights, as counters or copies: bert.embeddings.position_ids" in said
-    assert contents(tmp_path / "ours")["model.safetensors"] == contents(tmp_path / "safe")["model.safetensors"]
+    assert (
+        contents(tmp_path / "ours")["model.safetensors"]
+        == contents(tmp_path / "safe")["model.safetensors"]
+    )
 
 
 @pytest.mark.parametrize("legacy", [False, True])
@@ -177,9 +207,13 @@ def test_a_child_process_reads_it(bert: Path, legacy: bool, tmp_path: Path):
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[name], value.half().float()) for name, value in tensors.items())
     assert (tmp_path / "ours" / "README.md").read_text() == "# my card\n"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["ours", "theirs"]  # no file of the work is left
+    # no file of the work is left
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ours", "theirs"]
     list(convert(tmp_path / "ours", tmp_path / "again"))
-    assert contents(tmp_path / "again")["model.safetensors"] == contents(tmp_path / "ours")["model.safetensors"]
+    assert (
+        contents(tmp_path / "again")["model.safetensors"]
+        == contents(tmp_path / "ours")["model.safetensors"]
+    )
 
 
 def shard(folder: Path) -> None:
@@ -189,7 +223,9 @@ def shard(folder: Path) -> None:
     (folder / PICKLE).unlink()
     places = {name: names[number % 2] for number, name in enumerate(sorted(tensors))}
     for file in names:
-        torch.save({name: value for name, value in tensors.items() if places[name] == file}, folder / file)
+        torch.save(
+            {name: value for name, value in tensors.items() if places[name] == file}, folder / file
+        )
     (folder / f"{PICKLE}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
 
 
@@ -197,16 +233,25 @@ def test_weights_in_several_pickles(bert: Path, tmp_path: Path, in_this_process:
     list(convert(bert, tmp_path / "safe"))
     shard(bert)
     converted(bert, tmp_path / "ours")
-    assert contents(tmp_path / "ours")["model.safetensors"] == contents(tmp_path / "safe")["model.safetensors"]
+    assert (
+        contents(tmp_path / "ours")["model.safetensors"]
+        == contents(tmp_path / "safe")["model.safetensors"]
+    )
 
 
-@pytest.mark.parametrize("name", ["../x.bin", "/etc/x.bin", "a/x.bin", "..", "", "x.safetensors", "absent.bin"])
-def test_an_index_cannot_lead_out_of_its_folder(bert: Path, name: str, tmp_path: Path, in_this_process: None):
+@pytest.mark.parametrize(
+    "name", ["../x.bin", "/etc/x.bin", "a/x.bin", "..", "", "x.safetensors", "absent.bin"]
+)
+def test_an_index_cannot_lead_out_of_its_folder(
+    bert: Path, name: str, tmp_path: Path, in_this_process: None
+):
     shard(bert)
     (bert.parent / "x.bin").write_bytes((bert / "pytorch_model-1.bin").read_bytes())
     index = bert / f"{PICKLE}.index.json"
     index.write_text(index.read_text().replace("pytorch_model-1.bin", name))
-    with pytest.raises(BertworksError, match=r"is not the name of a bin file in this folder|cannot be read"):
+    with pytest.raises(
+        BertworksError, match=r"is not the name of a bin file in this folder|cannot be read"
+    ):
         converted(bert, tmp_path / "ours")
 
 
@@ -225,7 +270,11 @@ def test_a_folder_of_sentence_transformers(bert: Path, tmp_path: Path, in_this_p
     Embedder(bert, pooling="cls", device="cpu").save(tmp_path / "old")
     (tmp_path / "old" / "0_BERT").mkdir()
     for path in [*(tmp_path / "old").iterdir()]:
-        if path.is_file() and path.name not in ("modules.json", "config_sentence_transformers.json", "README.md"):
+        if path.is_file() and path.name not in (
+            "modules.json",
+            "config_sentence_transformers.json",
+            "README.md",
+        ):
             path.rename(tmp_path / "old" / "0_BERT" / path.name)
     modules = json.loads((tmp_path / "old" / "modules.json").read_text())
     modules[0]["path"] = "0_BERT"
@@ -296,15 +345,19 @@ def test_a_name_on_the_hub(here: Path, monkeypatch: pytest.MonkeyPatch):
         return str(snapshot)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
-    with pytest.raises(BertworksError, match=r"no model\.safetensors on the Hugging Face hub") as raised:
+    with pytest.raises(
+        BertworksError, match=r"no model\.safetensors on the Hugging Face hub"
+    ) as raised:
         resolve_model("owner/old")
     assert "bertworks convert owner/old -o FOLDER --trust-pickle" in str(raised.value.hint)
     assert not any(pattern.endswith(".bin") for pattern in requests[0])
     folder = resolve_model("owner/old", trust_pickle=True)
     assert (folder / PICKLE).exists()
     assert [pattern for pattern in requests[-1] if "/" not in pattern] == [
-        PICKLE, f"{PICKLE}.index.json", "pytorch_model-*.bin"
-    ]  # fmt: skip
+        PICKLE,
+        f"{PICKLE}.index.json",
+        "pytorch_model-*.bin",
+    ]
     (folder / "model.safetensors").write_bytes(b"weights")
     count = len(requests)
     resolve_model("owner/old", trust_pickle=True)
@@ -354,7 +407,9 @@ def saved(content: object, *, legacy: bool = False, protocol: int = 2) -> bytes:
     return file.getvalue()
 
 
-def archive(program: bytes, storages: dict[str, bytes] | None = None, compression: int = zipfile.ZIP_STORED) -> bytes:
+def archive(
+    program: bytes, storages: dict[str, bytes] | None = None, compression: int = zipfile.ZIP_STORED
+) -> bytes:
     """A zip archive as of torch.save, with any pickle."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", compression) as parts:
@@ -371,7 +426,9 @@ def claim(numel: int, shape: tuple[int, ...], stride: tuple[int, ...]) -> bytes:
 
     class Pickler(pickle.Pickler):
         def persistent_id(self, value: object) -> Any:
-            return ("storage", torch.FloatStorage, "0", "cpu", numel) if value == "STORAGE" else None
+            return (
+                ("storage", torch.FloatStorage, "0", "cpu", numel) if value == "STORAGE" else None
+            )
 
     file = io.BytesIO()
     Pickler(file, 2).dump({"a": Call(REBUILD, "STORAGE", 0, shape, stride, False, OrderedDict())})
@@ -381,12 +438,14 @@ def claim(numel: int, shape: tuple[int, ...], stride: tuple[int, ...]) -> bytes:
 def legacy_claim(numel: int) -> bytes:
     """The older format with the storage of one number, which is called longer."""
     content = saved({"a": torch.zeros(77)}, legacy=True)
-    assert content.count(b"KM") >= 2  # the operation for the number 77: of the storage, and in the shape
+    # the operation for the number 77: of the storage, and in the shape
+    assert content.count(b"KM") >= 2
     return content.replace(b"KM", b"J" + struct.pack("<i", numel))
 
 
 def hashed_twice(depth: int) -> bytes:
-    """A dict with a key that is a pair of a pair twice, and so on: hashing it takes 2 ** depth steps."""
+    """A dict with a key that is a pair of a pair twice, and so on: hashing it takes 2 ** depth
+    steps."""
     program = b"\x80\x02}()q\x00"
     for number in range(depth):
         program += b"h" + bytes([number]) + b"h" + bytes([number]) + b"\x86q" + bytes([number + 1])
@@ -400,7 +459,10 @@ def nested(depth: int) -> bytes:
 
 def compressed(content: dict[str, torch.Tensor]) -> bytes:
     file = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(saved(content))) as old, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as new:
+    with (
+        zipfile.ZipFile(io.BytesIO(saved(content))) as old,
+        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as new,
+    ):
         for part in old.infolist():
             new.writestr(part.filename, old.read(part))
     return file.getvalue()
@@ -436,16 +498,25 @@ TABLE = "a table of tensors is expected"
 # What is seen before torch is imported: by the child, in a moment.
 SEEN_AT_ONCE: dict[str, tuple[Callable[[Path], bytes], str]] = {
     "os.system": (lambda canary: saved({"a": ONES, "b": Bomb(canary)}), "names 'posix.system'"),
-    "os.system, older format": (lambda canary: saved({"b": Bomb(canary)}, legacy=True), "names 'posix.system'"),
-    "eval": (lambda canary: saved({"a": Call(builtins.eval, f"open({str(canary)!r}, 'w')")}), "__builtin__.eval"),
+    "os.system, older format": (
+        lambda canary: saved({"b": Bomb(canary)}, legacy=True),
+        "names 'posix.system'",
+    ),
+    "eval": (
+        lambda canary: saved({"a": Call(builtins.eval, f"open({str(canary)!r}, 'w')")}),
+        "__builtin__.eval",
+    ),
     "os.system in the keys of the older format": (
-        lambda canary: saved({"a": ONES}, legacy=True).replace(b"\x80\x02]q\x00", b"\x80\x02cposix\nsystem\nq\x00"),
+        lambda canary: saved({"a": ONES}, legacy=True).replace(
+            b"\x80\x02]q\x00", b"\x80\x02cposix\nsystem\nq\x00"
+        ),
         "posix.system|damaged",
     ),
     "a pickle": (lambda canary: pickle.dumps(Bomb(canary)), r"no file of torch\.save"),
     "names of protocol 4": (lambda canary: saved({"b": Bomb(canary)}, protocol=4), "in a way that"),
     "an old way to name classes": (
-        lambda canary: archive(b"(S'touch %s'\nios\nsystem\n." % str(canary).encode()), "in a way that"
+        lambda canary: archive(b"(S'touch %s'\nios\nsystem\n." % str(canary).encode()),
+        "in a way that",
     ),
     "a number of a registered class": (lambda _: archive(b"\x80\x02\x82\x01."), "in a way that"),
     "torch.load": (lambda _: saved(Call(torch.load, "x")), NAMED),
@@ -455,7 +526,10 @@ SEEN_AT_ONCE: dict[str, tuple[Callable[[Path], bytes], str]] = {
     "a library": (lambda _: archive(b"\x80\x02ctorch._ops\n_Ops.load_library\n."), NAMED),
     "getattr": (lambda _: archive(b"\x80\x02c__builtin__\ngetattr\n."), NAMED),
     "a name with a space": (lambda _: archive(b"\x80\x02ccollections OrderedDict\n\n."), NAMED),
-    "bytearray": (lambda _: archive(b"\x80\x02c__builtin__\nbytearray\nJ\xff\xff\xff\x7f\x85R."), NAMED),
+    "bytearray": (
+        lambda _: archive(b"\x80\x02c__builtin__\nbytearray\nJ\xff\xff\xff\x7f\x85R."),
+        NAMED,
+    ),
     "sparse": (lambda _: saved({"a": ONES.to_sparse()}), NAMED),
     "complex numbers": (lambda _: saved({"a": torch.ones(4, dtype=torch.complex64)}), NAMED),
     "quantized": (lambda _: archive(b"\x80\x02ctorch._utils\n_rebuild_qtensor\n."), NAMED),
@@ -465,37 +539,74 @@ SEEN_AT_ONCE: dict[str, tuple[Callable[[Path], bytes], str]] = {
     "tar": (lambda canary: tar_of(pickle.dumps(Bomb(canary))), r"no file of torch\.save"),
     "compressed": (lambda _: compressed({"a": torch.zeros(1000, 1000)}), "is compressed"),
     "two pickles": (lambda _: two_pickles(), "does not have one data.pkl"),
-    "no pickle": (lambda _: archive(b"").replace(b"data.pkl", b"data.pki"), "does not have one data.pkl"),
+    "no pickle": (
+        lambda _: archive(b"").replace(b"data.pkl", b"data.pki"),
+        "does not have one data.pkl",
+    ),
     "cut": (lambda _: saved({"a": ONES})[:-100], "damaged"),
     "cut, older format": (lambda _: saved({"a": ONES}, legacy=True)[:60], "damaged"),
     "empty": (lambda _: b"", r"no file of torch\.save"),
     "text": (lambda _: b"404: Not Found", r"no file of torch\.save"),
     "a pointer of Git LFS": (lambda _: b"version https://git-lfs.github.com/spec/v1\n", "Git LFS"),
-    "very many operations": (lambda _: archive(b"\x80\x02" + b"0N" * 1_100_000 + b"."), "more operations"),
-}  # fmt: skip
+    "very many operations": (
+        lambda _: archive(b"\x80\x02" + b"0N" * 1_100_000 + b"."),
+        "more operations",
+    ),
+}
 SEEN_LATER: dict[str, tuple[Callable[[Path], bytes], str]] = {
-    "a row repeated": (lambda _: saved({"a": torch.ones(1).expand(1 << 30)}), "elements of its storage several times"),
-    "rows that overlap": (lambda _: saved({"a": torch.ones(99).as_strided((50, 50), (1, 1))}), "several times"),
-    "a shape larger than its storage": (lambda _: archive(claim(16, (1 << 30,), (1,))), "restricted loader"),
-    "a storage larger than the file": (lambda _: archive(claim(1 << 30, (1 << 30,), (1,))), "restricted loader|claim"),
+    "a row repeated": (
+        lambda _: saved({"a": torch.ones(1).expand(1 << 30)}),
+        "elements of its storage several times",
+    ),
+    "rows that overlap": (
+        lambda _: saved({"a": torch.ones(99).as_strided((50, 50), (1, 1))}),
+        "several times",
+    ),
+    "a shape larger than its storage": (
+        lambda _: archive(claim(16, (1 << 30,), (1,))),
+        "restricted loader",
+    ),
+    "a storage larger than the file": (
+        lambda _: archive(claim(1 << 30, (1 << 30,), (1,))),
+        "restricted loader|claim",
+    ),
     "a negative size": (lambda _: archive(claim(-5, (2,), (1,))), "restricted loader|claim"),
     "a negative shape": (lambda _: archive(claim(16, (-2,), (1,))), "restricted loader"),
-    "a storage that is not there": (lambda _: archive(claim(4, (4,), (1,)), {"7": bytes(9)}), "restricted loader"),
+    "a storage that is not there": (
+        lambda _: archive(claim(4, (4,), (1,)), {"7": bytes(9)}),
+        "restricted loader",
+    ),
     "a longer storage, older format": (lambda _: legacy_claim(1 << 28), "restricted loader"),
     "one storage many times": (
-        lambda _: saved(dict.fromkeys(map("a{}".format, range(99)), torch.ones(9999))), "the tensors claim"
+        lambda _: saved(dict.fromkeys(map("a{}".format, range(99)), torch.ones(9999))),
+        "the tensors claim",
     ),
     "a list": (lambda _: saved([ONES]), f"{TABLE}, not a list"),
     "a tensor": (lambda _: saved(ONES), f"{TABLE}, not a Tensor"),
-    "nested too deeply": (lambda _: saved({"state_dict": {"state_dict": {"a": ONES}}}), "state_dict is a dict"),
+    "nested too deeply": (
+        lambda _: saved({"state_dict": {"state_dict": {"a": ONES}}}),
+        "state_dict is a dict",
+    ),
     "a number": (lambda _: saved({"a": 3}), "a is a int, not a tensor"),
     "a number as a name": (lambda _: saved({3: ONES}), "has names, not a int"),
     "many axes": (lambda _: saved({"a": torch.ones((1,) * 9)}), "9 axes"),
     **{
         f"the name {name!r}": (lambda _, name=name: saved({name: ONES}), "is no name of a tensor")
-        for name in ("a/b", "../a", "a..b", "", ".a", "a\nb", "\x1b[2J", "a b", "é", "__metadata__", "a" * 301)
+        for name in (
+            "a/b",
+            "../a",
+            "a..b",
+            "",
+            ".a",
+            "a\nb",
+            "\x1b[2J",
+            "a b",
+            "é",
+            "__metadata__",
+            "a" * 301,
+        )
     },
-}  # fmt: skip
+}
 
 
 def refused(bert: Path, content: bytes, said: str) -> None:
@@ -508,7 +619,8 @@ def refused(bert: Path, content: bytes, said: str) -> None:
     assert raised.value.where == str(bert / PICKLE)
     assert raised.value.hint
     assert contents(bert) == before
-    assert [path.name for path in bert.parent.iterdir()] == ["theirs"]  # no canary, no output, no file of the work
+    # no canary, no output, no file of the work
+    assert [path.name for path in bert.parent.iterdir()] == ["theirs"]
 
 
 @pytest.mark.parametrize("kind", SEEN_AT_ONCE)
@@ -536,7 +648,8 @@ def test_the_child_refuses_tensors_that_are_none(kind: str, bert: Path, tmp_path
 
 
 def test_the_child_has_limits(bert: Path, monkeypatch: pytest.MonkeyPatch):
-    """A claim of 2 GB in a small file is more memory than the child may have. Hashing that never ends is stopped."""
+    """A claim of 2 GB in a small file is more memory than the child may have. Hashing that never
+    ends is stopped."""
     refused(bert, legacy_claim(1 << 29), "allocate memory")
     (bert / "model.safetensors").write_bytes(b"")
     monkeypatch.setattr(pickled_weights, "_FIRST_SECONDS", 4)
@@ -545,7 +658,9 @@ def test_the_child_has_limits(bert: Path, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.slow
 def test_a_child_that_crashes_is_reported(bert: Path):
-    refused(bert, archive(nested(1_900_000)), "signal 11|a table of tensors has names|restricted loader")
+    refused(
+        bert, archive(nested(1_900_000)), "signal 11|a table of tensors has names|restricted loader"
+    )
 
 
 @pytest.mark.parametrize(
@@ -566,31 +681,45 @@ def test_a_child_that_crashes_is_reported(bert: Path):
     ],
 )
 def test_a_fault_of_the_loader_could_not_do_much(act: str, tmp_path: Path):
-    """Even code that ran in the child could start no program, open no connection and write nothing but its result."""
+    """Even code that ran in the child could start no program, open no connection and write nothing
+    but its result."""
     (tmp_path / "target").write_bytes(b"")
-    program = "import os, sys, pickle_reader; from pathlib import Path\n__import__('socket'), __import__('ctypes')\n"
+    program = (
+        "import os, sys, pickle_reader; from pathlib import Path\n"
+        "__import__('socket'), __import__('ctypes')\n"
+    )
     program += "pickle_reader._forbid_side_effects(Path('result'))\nopen('result', 'w').close()\n"
     program += f"try:\n    {act}\nexcept BaseException:\n    pass\nprint('it was done')"
     places = {"PYTHONPATH": str(Path(pickle_reader.__file__).parent)}
     done = subprocess.run(
-        [sys.executable, "-P", "-c", program], cwd=tmp_path, env=places, capture_output=True, text=True, check=False
+        [sys.executable, "-P", "-c", program],
+        cwd=tmp_path,
+        env=places,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (pickle_reader.REFUSED, "")
     assert done.stdout.startswith("reading it tried to")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["result", "target"]
 
 
-def test_the_child_sees_no_secrets_and_no_other_library(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_child_sees_no_secrets_and_no_other_library(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """What it sees is printed by a program in its place."""
     spy = tmp_path / "spy.py"
     spy.write_text(
-        "import os, sys; print(sorted(os.environ), os.getcwd(), sys.flags.isolated, len(sys.argv)); sys.exit(3)"
+        "import os, sys; print(sorted(os.environ), os.getcwd(), sys.flags.isolated, "
+        "len(sys.argv)); sys.exit(3)"
     )
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/lib")
     monkeypatch.setattr(pickle_reader, "__file__", str(spy))
     pickled(bert)
-    with pytest.raises(BertworksError, match=r"not read: \[.*'OMP_NUM_THREADS'.*\] \S+\.tmp 1 ") as raised:
+    with pytest.raises(
+        BertworksError, match=r"not read: \[.*'OMP_NUM_THREADS'.*\] \S+\.tmp 1 "
+    ) as raised:
         converted(bert, tmp_path / "ours")
     assert "LD_LIBRARY_PATH" in str(raised.value)
     assert "HF_TOKEN" not in str(raised.value)
@@ -599,11 +728,15 @@ def test_the_child_sees_no_secrets_and_no_other_library(bert: Path, tmp_path: Pa
 
 def test_the_reader_imports_torch_only():
     """Other libraries add classes to those that torch's restricted loader accepts."""
-    program = "import sys; sys.path.append(sys.argv[1]); import pickle_reader, torch; print(*sys.modules)"
+    program = (
+        "import sys; sys.path.append(sys.argv[1]); import pickle_reader, torch; print(*sys.modules)"
+    )
     places = [path for path in sys.path if Path(path).is_absolute()]
     program = f"import sys; sys.path += {places}; {program}"
     folder = str(Path(pickle_reader.__file__).parent)
-    done = subprocess.run([sys.executable, "-I", "-c", program, folder], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", program, folder], capture_output=True, text=True, check=True
+    )
     modules = {name.partition(".")[0] for name in done.stdout.split()}
     assert "torch" in modules
     assert not modules & {"bertworks", "transformers", "safetensors", "tokenizers"}

@@ -1,4 +1,5 @@
-"""A budget becomes a plan: sizes grow with it, its time is used, and measuring takes little of it."""
+"""A budget becomes a plan: sizes grow with it, its time is used, and measuring takes little of
+it."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -26,20 +27,29 @@ from bertworks.training.objectives import heads_of
 from bertworks.training.recipe import Phase, Recipe, TrainConfig, family_recipe, load_recipe
 
 TINY = EncoderConfig(
-    vocab_size=300, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=64
+    vocab_size=300,
+    hidden_size=32,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    max_position_embeddings=64,
 )
 
 
 def recipe_with(*phases: tuple[int, int, int], **options) -> Recipe:
     made = tuple(Phase(num_steps=n, batch_size=b, sequence_length=s) for n, b, s in phases)
-    return Recipe(title="x", train=TrainConfig(phases=made, precision="fp32", **options), encoder=TINY)
+    return Recipe(
+        title="x", train=TrainConfig(phases=made, precision="fp32", **options), encoder=TINY
+    )
 
 
 def test_the_ladder_climbs():
     assert SIZE_PRESETS[0].flops == 0
     for lower, higher in pairwise(SIZE_PRESETS):
         assert higher.flops > lower.flops
-        assert budget.BERT_SIZES[higher.size].num_parameters() >= budget.BERT_SIZES[lower.size].num_parameters()
+        assert (
+            budget.BERT_SIZES[higher.size].num_parameters()
+            >= budget.BERT_SIZES[lower.size].num_parameters()
+        )
         assert higher.learning_rate <= lower.learning_rate
         assert size_preset_for(higher.flops) == higher
         assert size_preset_for(higher.flops * 0.999) == lower
@@ -82,14 +92,27 @@ def test_a_family_keeps_everything_but_its_size():
     recipe = choose_recipe(600, 1e11, 10**9, None, family)
     size = choose_recipe(600, 1e11, 10**9)
     assert recipe.title == size.title.replace("BERT", "RoBERTa")
-    assert (recipe.train, recipe.optimizer, recipe.initialization) == (size.train, size.optimizer, "neighbours")
+    assert (recipe.train, recipe.optimizer, recipe.initialization) == (
+        size.train,
+        size.optimizer,
+        "neighbours",
+    )
     assert recipe.vocabulary == replace(family.vocabulary, size=size.vocabulary.size)
-    assert (recipe.sampling, recipe.masking, recipe.weights) == (family.sampling, family.masking, {"masked_lm": 1.0})
+    assert (recipe.sampling, recipe.masking, recipe.weights) == (
+        family.sampling,
+        family.masking,
+        {"masked_lm": 1.0},
+    )
     sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "initializer_range")
     assert all(getattr(recipe.encoder, name) == getattr(size.encoder, name) for name in sizes)
-    others = {name: getattr(family.encoder, name) for name in sizes} | {"hidden_dropout": 0.1, "attention_dropout": 0.1}
+    others = {name: getattr(family.encoder, name) for name in sizes} | {
+        "hidden_dropout": 0.1,
+        "attention_dropout": 0.1,
+    }
     assert replace(recipe.encoder, **others) == family.encoder
-    directed = replace(family, encoder=replace(family.encoder, embedding_size=128, embedding_norm=False))
+    directed = replace(
+        family, encoder=replace(family.encoder, embedding_size=128, embedding_norm=False)
+    )
     recipe = choose_recipe(3600, 1e12, 10**9, None, directed)
     assert (recipe.encoder.embedding_size, recipe.initialization) == (128, "published")
 
@@ -108,11 +131,16 @@ def test_albert_keeps_its_family_at_every_size(exponent: int):
     assert recipe.title.startswith("ALBERT-")
 
 
-@pytest.mark.parametrize(("family", "warns"), [("roberta", False), ("albert", True), ("electra", True)])
+@pytest.mark.parametrize(
+    ("family", "warns"), [("roberta", False), ("albert", True), ("electra", True)]
+)
 def test_shared_layers_and_discriminators_need_more_steps(family: str, warns: bool):
     recipe = choose_recipe(3600, 1e11, 10**8, family=family_recipe(family))
     steps = [1000, 0, 0][: len(recipe.train.phases)]
-    phases = [replace(phase, num_steps=max(1, n)) for phase, n in zip(recipe.train.phases, steps, strict=True)]
+    phases = [
+        replace(phase, num_steps=max(1, n))
+        for phase, n in zip(recipe.train.phases, steps, strict=True)
+    ]
     recipe = replace(recipe, train=replace(recipe.train, phases=tuple(phases)))
     assert recipe.initialization == "neighbours"
     advice = _advice(recipe, Request(("a.txt",), budget="1h"), [1.0] * len(phases))
@@ -121,7 +149,9 @@ def test_shared_layers_and_discriminators_need_more_steps(family: str, warns: bo
 
 def test_more_training_of_an_albert_has_its_objectives():
     recipe = choose_recipe(600, 1e11, 10**9, PRESETS["albert-base"], load_recipe("albert-base"))
-    assert replace(recipe.encoder, hidden_dropout=0.0, attention_dropout=0.0) == PRESETS["albert-base"]
+    assert (
+        replace(recipe.encoder, hidden_dropout=0.0, attention_dropout=0.0) == PRESETS["albert-base"]
+    )
     assert list(recipe.weights) == ["masked_lm", "sentence_order"]
 
 
@@ -129,11 +159,17 @@ def test_more_training_of_an_albert_has_its_objectives():
 def test_electra_keeps_its_family_at_every_size(exponent: int):
     family = family_recipe("electra")
     assert family == load_recipe("electra-small")
-    recipe, bert = (choose_recipe(3600, 10.0**exponent, 10**8, family=one) for one in (family, None))
+    recipe, bert = (
+        choose_recipe(3600, 10.0**exponent, 10**8, family=one) for one in (family, None)
+    )
     assert parse_as(Recipe, dump_recipe(recipe), "r.toml") == recipe
     assert recipe.title == bert.title.replace("BERT", "ELECTRA")
     assert recipe.weights == {"masked_lm": 1, "replaced_token": 50}
-    assert (recipe.masking.mask, recipe.masking.random, recipe.masking.max_predictions) == (0.85, 0, 0)
+    assert (recipe.masking.mask, recipe.masking.random, recipe.masking.max_predictions) == (
+        0.85,
+        0,
+        0,
+    )
     assert recipe.sampling.format == "one_segment"
     assert (recipe.train, recipe.generator_size) == (bert.train, 0.25)
     assert recipe.initialization == "neighbours"
@@ -192,7 +228,10 @@ def test_a_budget_for_much_less_than_a_step_of_each_phase_is_refused():
 
 
 def test_a_budget_for_nearly_a_step_is_a_step():
-    assert [p.num_steps for p in fit_steps(recipe_with((1, 8, 32), (1, 8, 64)), 10, [8.5, 3.0]).train.phases] == [1, 1]
+    assert [
+        p.num_steps
+        for p in fit_steps(recipe_with((1, 8, 32), (1, 8, 64)), 10, [8.5, 3.0]).train.phases
+    ] == [1, 1]
 
 
 def test_evaluations_cost_little():
@@ -209,7 +248,9 @@ def test_fixed_fields_keep_their_values():
     steps = [phase.num_steps for phase in fit_steps(recipe, 1000, [0.01, 0.01]).train.phases]
     fixed = fit_steps(recipe, 1000, [0.01, 0.01], {"train.phases.1.num_steps"}).train.phases
     assert [phase.num_steps for phase in fixed] == [steps[0], 9]
-    assert fit_steps(recipe, 1000, [0.01, 0.01], {"train.phases"}).train.phases == recipe.train.phases
+    assert (
+        fit_steps(recipe, 1000, [0.01, 0.01], {"train.phases"}).train.phases == recipe.train.phases
+    )
 
 
 def test_random_batches_look_like_real_ones():
@@ -237,8 +278,11 @@ def test_measuring_takes_about_its_time():
     assert measured.memory > 0
 
 
-def test_measuring_a_large_model_on_a_slow_machine_takes_few_sequences(monkeypatch: pytest.MonkeyPatch):
-    """A step of BERT-Base takes minutes on this machine: it is measured on one sequence of each phase."""
+def test_measuring_a_large_model_on_a_slow_machine_takes_few_sequences(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """A step of BERT-Base takes minutes on this machine: it is measured on one sequence of each
+    phase."""
     requested: list[int] = []
 
     def seen(recipe: Recipe, sequences: int, length: int):
@@ -266,7 +310,8 @@ def test_memory_grows_with_micro_batches_and_not_with_accumulation(monkeypatch: 
     assert memory(128, 1024) == small
     assert memory(64, 8192) == memory(64, 4096)
     layers = (large - small) / 1.3 / (48 * 64)  # bytes per token
-    assert 4 * (4 * 32 + 2 * 128) < layers < 8 * 4 * (4 * 32 + 2 * 128)  # attention, and both sides of the gelu
+    # attention, and both sides of the gelu
+    assert 4 * (4 * 32 + 2 * 128) < layers < 8 * 4 * (4 * 32 + 2 * 128)
     assert memory(64, 4096, gradient_checkpointing=True) < large
 
 

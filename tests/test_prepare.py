@@ -58,15 +58,21 @@ def test_packed_text_is_more_than_its_bytes(tmp_path):
     reader = make_text(tmp_path)
     plain = estimate_tokens(reader)
     (tmp_path / "text.txt").rename(tmp_path / "text.txt.gz")
-    assert estimate_tokens(CorpusReader([tmp_path / "text.txt.gz"])) == pytest.approx(2.8 * plain, rel=0.01)
+    assert estimate_tokens(CorpusReader([tmp_path / "text.txt.gz"])) == pytest.approx(
+        2.8 * plain, rel=0.01
+    )
 
 
-@pytest.mark.parametrize(("budget", "seconds"), [("20s", 20), ("1h30m", 5400), ("1.5h", 5400), ("2D", 172_800)])
+@pytest.mark.parametrize(
+    ("budget", "seconds"), [("20s", 20), ("1h30m", 5400), ("1.5h", 5400), ("2D", 172_800)]
+)
 def test_budgets(budget: str, seconds: float):
     assert seconds_of(budget) == seconds
 
 
-@pytest.mark.parametrize("budget", ["10s", "19.9s", "0m", "", "5", "1h 30m", "-1h", "1y", "1e9d", "99999d"])
+@pytest.mark.parametrize(
+    "budget", ["10s", "19.9s", "0m", "", "5", "1h 30m", "-1h", "1y", "1e9d", "99999d"]
+)
 def test_no_budgets(budget: str):
     with pytest.raises(UsageError, match="is not a budget") as error:
         seconds_of(budget)
@@ -76,7 +82,11 @@ def test_no_budgets(budget: str):
 def test_what_is_written_does_not_become_text(tmp_path):
     (tmp_path / "data").mkdir()
     make_text(tmp_path / "data")
-    list(make_vocabulary(CorpusReader([tmp_path / "data"]), tmp_path / "tok", VocabularyConfig(size=60)))
+    list(
+        make_vocabulary(
+            CorpusReader([tmp_path / "data"]), tmp_path / "tok", VocabularyConfig(size=60)
+        )
+    )
     tokenizer = Tokenizer.load(tmp_path / "tok")
     for inputs in ([tmp_path / "data"], [str(tmp_path / "da*")]):
         reader = CorpusReader(inputs)
@@ -102,7 +112,9 @@ def test_folders_that_hold_no_text_are_called_what_they_are(tmp_path):
         read_text(tmp_path / "model")
     shutil.rmtree(tmp_path / "shards")
     for folder in (tmp_path / "tok", tmp_path):
-        with pytest.raises(UsageError, match=r"tok: a folder within the input holds a tokenizer(.|\n)*move it"):
+        with pytest.raises(
+            UsageError, match=r"tok: a folder within the input holds a tokenizer(.|\n)*move it"
+        ):
             read_text([folder])
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "text.txt").write_text("A text.")

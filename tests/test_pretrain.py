@@ -1,4 +1,5 @@
-"""`pretrain`: what it refuses and says, what it survives, and the ways in which a run may be set up."""
+"""`pretrain`: what it refuses and says, what it survives, and the ways in which a run may be set
+up."""
 
 import errno
 import io
@@ -52,7 +53,8 @@ STILL = ("hidden_size = 32", "hidden_size = 32\nhidden_dropout = 0.0\nattention_
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long steps take is not measured long."""
     monkeypatch.setattr(
-        "bertworks.runs.pretrain.measure_steps", lambda *requested: measure_steps(*requested[:2], seconds=0.2)
+        "bertworks.runs.pretrain.measure_steps",
+        lambda *requested: measure_steps(*requested[:2], seconds=0.2),
     )
 
 
@@ -67,12 +69,15 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(inputs: Any, output: Path, recipe: Path | None, **options: Any) -> list[Event]:
     inputs = [inputs] if isinstance(inputs, str | Path) else inputs
-    return list(pretrain(inputs, output, recipe=recipe and str(recipe), workers=1, device="cpu", **options))
+    return list(
+        pretrain(inputs, output, recipe=recipe and str(recipe), workers=1, device="cpu", **options)
+    )
 
 
 @pytest.fixture(scope="module")
 def finished(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of ten steps on the shards, its recipe beside it; to be looked at or copied, not to be changed."""
+    """A run of ten steps on the shards, its recipe beside it; to be looked at or copied, not to be
+    changed."""
     folder = tmp_path_factory.mktemp("finished")
     run(shards, folder / "a", write_recipe(folder / "r.toml", SHORT))
     return folder / "a"
@@ -101,10 +106,22 @@ def test_it_is_a_model_folder_and_a_report(shards: Path, tmp_path: Path):
     events = run(shards, tmp_path / "a", write_recipe(tmp_path / "r.toml", SHORT))
     there = {p.name for p in (tmp_path / "a").iterdir()}
     assert there == {
-        "run.json", "recipe.toml", "metrics.jsonl", "report.html", "README.md", "checkpoints", "plans", ".lock",
-        "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-        "vocab.txt", "weights.json",
-    }  # fmt: skip
+        "run.json",
+        "recipe.toml",
+        "metrics.jsonl",
+        "report.html",
+        "README.md",
+        "checkpoints",
+        "plans",
+        ".lock",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "vocab.txt",
+        "weights.json",
+    }
     assert not leftovers(tmp_path / "a")
     model = load_model(tmp_path / "a", needs={"encoder", "lm_head", "pooler", "next_sentence"})
     assert model.tokenizer.model_max_length == 64
@@ -117,17 +134,25 @@ def test_it_is_a_model_folder_and_a_report(shards: Path, tmp_path: Path):
 
 
 def test_it_learns(shards: Path, tmp_path: Path):
-    run(shards, tmp_path / "a", write_recipe(tmp_path / "r.toml", ("learning_rate = 1e-3", "learning_rate = 1e-2")))
+    run(
+        shards,
+        tmp_path / "a",
+        write_recipe(tmp_path / "r.toml", ("learning_rate = 1e-3", "learning_rate = 1e-2")),
+    )
     figures = held_out(tmp_path / "a")
     assert len(figures) == 5  # before, and after every ten steps
     assert figures[-1]["masked_lm_loss"] < figures[0]["masked_lm_loss"] - 0.5
-    assert figures[0]["masked_lm_perplexity"] == pytest.approx(math.exp(figures[0]["masked_lm_loss"]))
+    assert figures[0]["masked_lm_perplexity"] == pytest.approx(
+        math.exp(figures[0]["masked_lm_loss"])
+    )
 
 
 # What is refused
 
 
-def test_another_request_is_refused_with_the_difference_and_both_ways_out(shards: Path, finished: Path, tmp_path: Path):
+def test_another_request_is_refused_with_the_difference_and_both_ways_out(
+    shards: Path, finished: Path, tmp_path: Path
+):
     recipe = finished.with_name("r.toml")
     shutil.copytree(finished, tmp_path / "a")
     before = (tmp_path / "a" / "model.safetensors").read_bytes()
@@ -138,7 +163,8 @@ def test_another_request_is_refused_with_the_difference_and_both_ways_out(shards
     assert "-o ANOTHER-FOLDER" in message
     assert "--overwrite" in message
     (tmp_path / "a" / "mine.txt").write_text("notes")
-    with pytest.raises(UsageError, match="no recipe called"):  # a slip costs nothing of what is there
+    # a slip costs nothing of what is there
+    with pytest.raises(UsageError, match="no recipe called"):
         run(shards, tmp_path / "a", Path("bert-bsae"), overwrite=True)
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == before
     run(shards, tmp_path / "a", recipe, seed=3, overwrite=True)
@@ -164,7 +190,11 @@ def test_a_changed_recipe_is_refused(change: str, shards: Path, tmp_path: Path):
     run(shards, tmp_path / "a", recipe)
     changed = recipe if change == "file" else tmp_path / "a" / "recipe.toml"
     changed.write_text(changed.read_text().replace("num_steps = 10", "num_steps = 11"))
-    expected = "recipe_sha256: " if change == "file" else "recipe.toml is not the one that this run began with"
+    expected = (
+        "recipe_sha256: "
+        if change == "file"
+        else "recipe.toml is not the one that this run began with"
+    )
     with pytest.raises(UsageError, match=expected):
         run(shards, tmp_path / "a", recipe)
 
@@ -182,7 +212,13 @@ def test_changed_shards_are_refused(shards: Path, tmp_path: Path):
     mine = shutil.copytree(shards, tmp_path / "shards")
     run(mine, tmp_path / "a", recipe)
     tokenizer, _ = train_vocabulary(documents(), VocabularyConfig(size=300), workers=1)
-    write_shards(CorpusReader([write_corpus(tmp_path / "t.jsonl", 70)]), tokenizer, mine, workers=1, overwrite=True)
+    write_shards(
+        CorpusReader([write_corpus(tmp_path / "t.jsonl", 70)]),
+        tokenizer,
+        mine,
+        workers=1,
+        overwrite=True,
+    )
     with pytest.raises(UsageError, match="shards_sha256: "):
         run(mine, tmp_path / "a", recipe)
 
@@ -191,7 +227,12 @@ def test_shards_of_another_tokenizer_are_refused(shards: Path, tmp_path: Path):
     tokenizer, _ = train_vocabulary(documents(), VocabularyConfig(size=120), workers=1)
     tokenizer.save(tmp_path / "tok")
     with pytest.raises(BertworksError, match="another tokenizer"):
-        run(shards, tmp_path / "a", write_recipe(tmp_path / "r.toml"), tokenizer=str(tmp_path / "tok"))
+        run(
+            shards,
+            tmp_path / "a",
+            write_recipe(tmp_path / "r.toml"),
+            tokenizer=str(tmp_path / "tok"),
+        )
     assert not (tmp_path / "a").exists()
 
 
@@ -231,7 +272,10 @@ def test_a_garbled_run_json_is_refused(shards: Path, tmp_path: Path):
 def test_a_second_process_is_refused(shards: Path, finished: Path, tmp_path: Path):
     recipe = finished.with_name("r.toml")
     shutil.copytree(finished, tmp_path / "a")
-    with folder_lock(tmp_path / "a", "", ""), pytest.raises(BertworksError, match="is writing to this run folder"):
+    with (
+        folder_lock(tmp_path / "a", "", ""),
+        pytest.raises(BertworksError, match="is writing to this run folder"),
+    ):
         run(shards, tmp_path / "a", recipe)
     run(shards, tmp_path / "a", recipe)
 
@@ -256,7 +300,11 @@ def test_what_is_read_is_not_written_over(shards: Path, tmp_path: Path):
         ({"budget": "1.2.3m"}, None, "is not a budget"),
         ({"overrides": ["train.precison=fp32"]}, None, "did you mean train.precision"),
         ({"overrides": ["encoder.hidden_sise=64"]}, None, "did you mean encoder.hidden_size"),
-        ({"overrides": ["train.phases.0.num_step=1"]}, None, r"did you mean train.phases\[0\].num_steps"),
+        (
+            {"overrides": ["train.phases.0.num_step=1"]},
+            None,
+            r"did you mean train.phases\[0\].num_steps",
+        ),
         ({"overrides": ["train.phases.7.num_steps=1"]}, None, "there is no '7'"),
         ({"overrides": ["title.x=1"]}, None, "title.x: there is no 'x'"),
         ({"overrides": ["seed"]}, None, "sets nothing"),
@@ -272,14 +320,22 @@ def test_what_is_read_is_not_written_over(shards: Path, tmp_path: Path):
             ("hidden_size = 32", "hidden_size = 65536\nnum_hidden_layerss = 1"),
             "did you mean encoder.num_hidden_layers",
         ),
-        ({"overrides": ["encoder.hidden_size=32768", "encoder.num_hidden_layers=1000"]}, None, "GB of memory"),
+        (
+            {"overrides": ["encoder.hidden_size=32768", "encoder.num_hidden_layers=1000"]},
+            None,
+            "GB of memory",
+        ),
         ({"overrides": ["encoder.vocab_size=100"]}, None, "but the vocabulary has"),
         ({}, ("sequence_length = 32", "sequence_length = 65"), "max_position_embeddings is 64"),
         ({}, ("batch_size = 8", "batch_size = 0"), "expected 1 to 1,048,576"),
     ],
 )
 def test_a_wrong_request_touches_nothing(
-    options: dict[str, Any], recipe: tuple[str, str] | None, message: str, shards: Path, tmp_path: Path
+    options: dict[str, Any],
+    recipe: tuple[str, str] | None,
+    message: str,
+    shards: Path,
+    tmp_path: Path,
 ):
     file = write_recipe(tmp_path / "r.toml", *([recipe] if recipe else []))
     requested = {"recipe": None if "budget" in options else str(file)} | options
@@ -308,9 +364,18 @@ def test_a_vocabulary_larger_than_the_text_gives(tmp_path: Path):
 def test_a_family_that_needs_its_own_tokenizer_is_refused_at_once(tmp_path: Path):
     (tmp_path / "t.txt").write_text("A sentence. Another one.\n" * 50)
     recipe = write_recipe(tmp_path / "r.toml")
-    overrides = ["encoder.family=roberta", "encoder.type_vocab_size=1", "sampling.format=full_sentences"]
+    overrides = [
+        "encoder.family=roberta",
+        "encoder.type_vocab_size=1",
+        "sampling.format=full_sentences",
+    ]
     with pytest.raises(BertworksError, match="padding token has id 0") as raised:
-        run(tmp_path / "t.txt", tmp_path / "a", recipe, overrides=[*overrides, "encoder.pooler_dropout=true"])
+        run(
+            tmp_path / "t.txt",
+            tmp_path / "a",
+            recipe,
+            overrides=[*overrides, "encoder.pooler_dropout=true"],
+        )
     assert "--tokenizer FOLDER" in str(raised.value)
     assert not (tmp_path / "a").exists()
 
@@ -330,7 +395,12 @@ def test_one_sentence(tmp_path: Path):
 
 def test_one_document_is_cut_into_sections(tmp_path: Path):
     (tmp_path / "t.txt").write_text(" ".join(documents()))
-    run(tmp_path / "t.txt", tmp_path / "a", write_recipe(tmp_path / "r.toml", SHORT), documents="file")
+    run(
+        tmp_path / "t.txt",
+        tmp_path / "a",
+        write_recipe(tmp_path / "r.toml", SHORT),
+        documents="file",
+    )
     assert losses(tmp_path / "a")
     assert 0 < held_out(tmp_path / "a")[0]["next_sentence_accuracy"] < 1
 
@@ -351,7 +421,9 @@ def test_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 # What goes wrong on the way
 
 
-def test_a_full_disk_while_saving(shards: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_while_saving(
+    shards: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     recipe = write_recipe(tmp_path / "r.toml")
     write, calls = bertworks.checkpoints.training_state.write_tensors, 0
 
@@ -401,7 +473,9 @@ def spoil(monkeypatch: pytest.MonkeyPatch, steps: set[int], finite_gradient: boo
             if calls in steps:
                 nan = torch.tensor(math.nan)
                 first = tallies["masked_lm"]
-                tallies["masked_lm"] = LossSum(first.loss + nan if finite_gradient else first.loss * nan, first.correct)
+                tallies["masked_lm"] = LossSum(
+                    first.loss + nan if finite_gradient else first.loss * nan, first.correct
+                )
         return tallies
 
     monkeypatch.setattr(PretrainingModel, "forward", spoilt)
@@ -413,14 +487,27 @@ def test_a_step_that_is_not_finite_is_left_out_and_counted(
 ):
     spoil(monkeypatch, {3, 4, 7}, finite_gradient)
     events = run(shards, tmp_path / "a", write_recipe(tmp_path / "r.toml", SHORT))
-    assert [event.fields["skipped"] for event in events if event.kind == "step"] == [0, 0, 1, 2, 2, 2, 3, 3, 3, 3]
+    assert [event.fields["skipped"] for event in events if event.kind == "step"] == [
+        0,
+        0,
+        1,
+        2,
+        2,
+        2,
+        3,
+        3,
+        3,
+        3,
+    ]
     assert [n for n, loss in enumerate(losses(tmp_path / "a"), 1) if loss is None] == [3, 4, 7]
     assert all(tensor.isfinite().all() for tensor in load_model(tmp_path / "a").state.values())
     assert "NaN" not in (tmp_path / "a" / "metrics.jsonl").read_text()
     assert (tmp_path / "a" / "report.html").exists()
 
 
-def test_three_in_a_row_stop_the_run(shards: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_three_in_a_row_stop_the_run(
+    shards: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     recipe = write_recipe(tmp_path / "r.toml")
     spoil(monkeypatch, {7, 8, 9, 10})
     with pytest.raises(BertworksError, match="3 steps in a row, up to step 9") as raised:
@@ -438,7 +525,9 @@ def assert_same_tensors(one: Path, other: Path) -> None:
     assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
 
 
-def test_steps_in_a_row_are_counted_across_a_stop(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_steps_in_a_row_are_counted_across_a_stop(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     recipe = write_recipe(tmp_path / "r.toml", ("save_every = 5", "save_every = 1"))
     spoil(monkeypatch, {7, 8, 9})
     events = pretrain([shards], tmp_path / "a", recipe=str(recipe), device="cpu")
@@ -452,9 +541,15 @@ def test_steps_in_a_row_are_counted_across_a_stop(shards: Path, tmp_path: Path, 
 
 @pytest.mark.parametrize(("bad", "seen", "times"), [({3, 4, 5}, 10, 2), ({15, 16, 17}, 17, 1)])
 def test_figures_that_are_read_seldom(
-    bad: set[int], seen: int, times: int, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bad: set[int],
+    seen: int,
+    times: int,
+    shards: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
-    """As on a GPU, which is asked every ten steps, and after the last: noticed late, but never missed."""
+    """As on a GPU, which is asked every ten steps, and after the last: noticed late, but never
+    missed."""
     begin = TrainingRun.__init__
 
     def seldom(self: TrainingRun, *arguments: Any) -> None:
@@ -471,13 +566,17 @@ def test_figures_that_are_read_seldom(
             run(shards, tmp_path / "a", recipe)
 
 
-def test_held_out_text_that_is_not_finite_stops_the_run(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_held_out_text_that_is_not_finite_stops_the_run(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     forward = PretrainingModel.forward
 
     def spoilt(self: PretrainingModel, batch: Any) -> dict[str, LossSum]:
         tallies = forward(self, batch)
         bad = math.nan if not self.training and self.lm_head.bias.any() else 0.0
-        return tallies | {"masked_lm": LossSum(tallies["masked_lm"].loss + bad, tallies["masked_lm"].correct)}
+        return tallies | {
+            "masked_lm": LossSum(tallies["masked_lm"].loss + bad, tallies["masked_lm"].correct)
+        }
 
     monkeypatch.setattr(PretrainingModel, "forward", spoilt)
     with pytest.raises(BertworksError, match="held-out text is not finite, up to step 10"):
@@ -485,8 +584,11 @@ def test_held_out_text_that_is_not_finite_stops_the_run(shards: Path, tmp_path: 
     assert newest(tmp_path / "a").name == "step-00000005"
 
 
-def test_a_run_that_goes_on_reads_its_plans(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """They are mapped, not made again, and nothing else is done before the first batch that grows with the corpus."""
+def test_a_run_that_goes_on_reads_its_plans(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """They are mapped, not made again, and nothing else is done before the first batch that grows
+    with the corpus."""
     recipe = write_recipe(tmp_path / "r.toml")
     events = pretrain([shards], tmp_path / "a", recipe=str(recipe), device="cpu")
     for event in events:
@@ -495,8 +597,10 @@ def test_a_run_that_goes_on_reads_its_plans(shards: Path, tmp_path: Path, monkey
     events.close()
     made: list[str] = []
     for owner, name in (
-        (Sampler, "plan_blocks"), (pretrain_job, "held_out_batches"), (pretrain_job, "most_frequent_token"),
-    ):  # fmt: skip
+        (Sampler, "plan_blocks"),
+        (pretrain_job, "held_out_batches"),
+        (pretrain_job, "most_frequent_token"),
+    ):
         monkeypatch.setattr(owner, name, lambda *_, _name=name, **__: made.append(_name))
     steps = pretrain([shards], tmp_path / "a", recipe=str(recipe), device="cpu")
     first = next(event for event in steps if event.kind == "step")
@@ -516,7 +620,9 @@ def test_two_phases_under_one_schedule(shards: Path, tmp_path: Path):
     events = run(shards, tmp_path / "a", write_recipe(tmp_path / "r.toml", SHORT, second))
     steps = [event.fields for event in events if event.kind == "step"]
     assert [step["phase"] for step in steps] == [1] * 10 + [2] * 6
-    tokens = [b["tokens"] - a["tokens"] for a, b in zip([{"tokens": 0}, *steps], steps, strict=False)]
+    tokens = [
+        b["tokens"] - a["tokens"] for a, b in zip([{"tokens": 0}, *steps], steps, strict=False)
+    ]
     assert max(tokens[:10]) <= 8 * 32
     assert 4 * 32 < max(tokens[10:]) <= 4 * 64
     rates = [step["learning_rate"] for step in steps]
@@ -545,7 +651,8 @@ def test_positions_are_not_trained_where_they_begin_with_neighbours(shards: Path
     recipe = write_recipe(tmp_path / "r.toml", SHORT, begin)
     run(shards, tmp_path / "a", recipe)
     table = load_model(tmp_path / "a").state["encoder.embeddings.position.weight"]
-    # Sines and cosines of one angle, times one amplitude, in every row: also in those that no sequence reached.
+    # Sines and cosines of one angle, times one amplitude, in every row: also in those that no
+    # sequence reached.
     sines, cosines = table.chunk(2, 1)
     squares = sines**2 + cosines**2
     torch.testing.assert_close(squares, squares[0, 0].expand_as(squares))
@@ -577,13 +684,17 @@ def test_accumulation_does_not_show(shards: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("how", ["gone", "damaged"])
-def test_a_model_whose_checkpoints_are_gone_is_not_begun_again(how: str, shards: Path, finished: Path, tmp_path: Path):
+def test_a_model_whose_checkpoints_are_gone_is_not_begun_again(
+    how: str, shards: Path, finished: Path, tmp_path: Path
+):
     shutil.copytree(finished, tmp_path / "a")
     for path in (tmp_path / "a" / "checkpoints").glob("step-*"):
         shutil.rmtree(path) if how == "gone" else (path / "checkpoint.json").write_text("{")
     before = sha256(tmp_path / "a" / "model.safetensors")
     for _ in range(2):
-        with pytest.raises(BertworksError, match="at step 10, but its checkpoints are missing") as error:
+        with pytest.raises(
+            BertworksError, match="at step 10, but its checkpoints are missing"
+        ) as error:
             run(shards, tmp_path / "a", finished.with_name("r.toml"))
     assert "--overwrite" in error.value.hint
     assert sha256(tmp_path / "a" / "model.safetensors") == before
@@ -614,7 +725,11 @@ def test_bf16_is_close_to_fp32(shards: Path, tmp_path: Path):
         ["masking.unit=whole_word"],
         ["masking.unit=span", "masking.rate=0.4"],
         ["masking.dynamic=false", "sampling.copies=3"],
-        ["sampling.format=full_sentences", "masking.unit=span", "train.phases.0.sequence_length=64"],
+        [
+            "sampling.format=full_sentences",
+            "masking.unit=span",
+            "train.phases.0.sequence_length=64",
+        ],
     ],
 )
 def test_other_examples(overrides: list[str], shards: Path, tmp_path: Path):
@@ -622,13 +737,20 @@ def test_other_examples(overrides: list[str], shards: Path, tmp_path: Path):
     run(shards, tmp_path / "a", write_recipe(tmp_path / "r.toml", rate), overrides=overrides)
     figures = held_out(tmp_path / "a")
     assert figures[-1]["masked_lm_loss"] < figures[0]["masked_lm_loss"] - 0.3
-    assert ("next_sentence_loss" in figures[0]) == ("sampling.format=full_sentences" not in overrides)
+    assert ("next_sentence_loss" in figures[0]) == (
+        "sampling.format=full_sentences" not in overrides
+    )
     parts = {name.split(".")[0] for name in load_model(tmp_path / "a").state}
     assert ("next_sentence" in parts) == ("sampling.format=full_sentences" not in overrides)
 
 
 def test_a_padded_vocabulary(shards: Path, tmp_path: Path):
-    run(shards, tmp_path / "a", write_recipe(tmp_path / "r.toml", SHORT), overrides=["encoder.vocab_size=320"])
+    run(
+        shards,
+        tmp_path / "a",
+        write_recipe(tmp_path / "r.toml", SHORT),
+        overrides=["encoder.vocab_size=320"],
+    )
     assert load_model(tmp_path / "a").state["encoder.embeddings.token.weight"].shape == (320, 32)
 
 
@@ -639,25 +761,42 @@ def test_it_goes_on_from_a_model(shards: Path, whole: Path, tmp_path: Path):
         held_out(tmp_path / "a")[-1]["masked_lm_loss"], rel=1e-6
     )
     shutil.rmtree(tmp_path / "a")  # once begun, it needs that model no more
-    assert run(shards, tmp_path / "b", tmp_path / "b.toml", init=str(tmp_path / "a"))[-1].kind == "done"
+    assert (
+        run(shards, tmp_path / "b", tmp_path / "b.toml", init=str(tmp_path / "a"))[-1].kind
+        == "done"
+    )
 
 
-def test_it_goes_on_from_a_model_with_another_objective(shards: Path, finished: Path, tmp_path: Path):
+def test_it_goes_on_from_a_model_with_another_objective(
+    shards: Path, finished: Path, tmp_path: Path
+):
     recipe = write_recipe(tmp_path / "r.toml", SHORT)
-    run(shards, tmp_path / "b", recipe, init=str(finished), overrides=["sampling.format=full_sentences"])
+    run(
+        shards,
+        tmp_path / "b",
+        recipe,
+        init=str(finished),
+        overrides=["sampling.format=full_sentences"],
+    )
     assert "next_sentence_loss" not in held_out(tmp_path / "b")[0]
     events = run(shards, tmp_path / "c", recipe, init=str(tmp_path / "b"))
-    assert any(event.text.endswith("has no next_sentence, pooler: initialized at random") for event in events)
+    assert any(
+        event.text.endswith("has no next_sentence, pooler: initialized at random")
+        for event in events
+    )
 
 
 def test_a_model_to_begin_with_must_fit(finished: Path, tmp_path: Path):
     text = write_corpus(tmp_path / "t.jsonl", seed=5)
     longer = write_recipe(
-        tmp_path / "b.toml", ("max_position_embeddings = 64", ""), ("sequence_length = 32", "sequence_length = 128")
+        tmp_path / "b.toml",
+        ("max_position_embeddings = 64", ""),
+        ("sequence_length = 32", "sequence_length = 128"),
     )
     with pytest.raises(UsageError, match="max_position_embeddings is 64"):
         run(text, tmp_path / "b", longer, init=str(finished))
-    run(text, tmp_path / "b", write_recipe(tmp_path / "r.toml", SHORT), init=str(finished))  # it gets its tokenizer
+    # it gets its tokenizer
+    run(text, tmp_path / "b", write_recipe(tmp_path / "r.toml", SHORT), init=str(finished))
     assert load_model(tmp_path / "b").tokenizer.sha256 == load_model(finished).tokenizer.sha256
 
 
@@ -665,12 +804,21 @@ def test_a_model_to_begin_with_must_fit(finished: Path, tmp_path: Path):
 
 
 def torchrun(arguments: dict[str, Any], **options: Any) -> subprocess.Popen[str]:
-    words = ["--standalone", "--nproc-per-node", "2", str(Path(__file__).with_name("two_pretrainings.py"))]
+    words = [
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(Path(__file__).with_name("two_pretrainings.py")),
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
     return subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", *words, json.dumps(arguments)],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
-    )  # fmt: skip
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
 
 
 def finish(process: subprocess.Popen[str]) -> str:
@@ -684,11 +832,18 @@ def test_two_processes_get_the_numbers_of_one(tmp_path: Path):
     text = write_corpus(tmp_path / "t.jsonl")
     recipe = write_recipe(tmp_path / "r.toml", STILL)
     run(text, tmp_path / "one", recipe)
-    arguments = {"inputs": [str(text)], "output": str(tmp_path / "two"), "recipe": str(recipe), "workers": 1}
+    arguments = {
+        "inputs": [str(text)],
+        "output": str(tmp_path / "two"),
+        "recipe": str(recipe),
+        "workers": 1,
+    }
     said = finish(torchrun({"arguments": arguments, "late": 2}))
     assert losses(tmp_path / "two")[:5] == pytest.approx(losses(tmp_path / "one")[:5], rel=1e-5)
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-3)
-    assert [m.get("tokens") for m in metrics(tmp_path / "two")] == [m.get("tokens") for m in metrics(tmp_path / "one")]
+    assert [m.get("tokens") for m in metrics(tmp_path / "two")] == [
+        m.get("tokens") for m in metrics(tmp_path / "one")
+    ]
     assert said.count("done of rank") == 2
     assert not leftovers(tmp_path / "two")
 
@@ -718,7 +873,11 @@ def test_two_processes_leave_and_come_back(slow: int, tmp_path: Path):
 def test_what_the_first_process_refuses_ends_the_second(tmp_path: Path):
     recipe = write_recipe(tmp_path / "r.toml")
     (tmp_path / "t.txt").write_text("One sentence.\n")
-    arguments = {"inputs": [str(tmp_path / "t.txt")], "output": str(tmp_path / "a"), "recipe": str(recipe)}
+    arguments = {
+        "inputs": [str(tmp_path / "t.txt")],
+        "output": str(tmp_path / "a"),
+        "recipe": str(recipe),
+    }
     process = torchrun({"arguments": arguments})
     _, errors = process.communicate(timeout=120)
     assert process.returncode != 0
@@ -735,7 +894,9 @@ def test_steps_of_a_phase_cost_what_their_tokens_cost(tmp_path: Path):
     long = replace(short, num_steps=3, sequence_length=4 * short.sequence_length)
     work = PretrainJob.__new__(PretrainJob)  # no corpus is asked for that
     work.recipe = replace(recipe, train=replace(recipe.train, phases=(short, long)))
-    tokens = [short.batch_size * short.sequence_length] * 7 + [long.batch_size * long.sequence_length] * 3
+    tokens = [short.batch_size * short.sequence_length] * 7 + [
+        long.batch_size * long.sequence_length
+    ] * 3
     costs = [work.flops_per_token(step) * count for step, count in enumerate(tokens, 1)]
     assert [work.cost(steps) for steps in range(11)] == pytest.approx([0, *accumulate(costs)])
     assert work.cost(10) - work.cost(7) > 1.7 * work.cost(7)
@@ -743,7 +904,8 @@ def test_steps_of_a_phase_cost_what_their_tokens_cost(tmp_path: Path):
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine on which a step of the first phase takes 0.1 s, of the second 0.2 s, of the third 0.4 s."""
+    """A machine on which a step of the first phase takes 0.1 s, of the second 0.2 s, of the third
+    0.4 s."""
 
     def measure(recipe: Recipe, *_: object) -> Measurement:
         return Measurement([0.1, 0.2, 0.4][: len(recipe.train.phases)], 1 << 30)
@@ -754,12 +916,26 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_budget_becomes_a_plan_that_stays(fast: None, shards: Path, tmp_path: Path):
-    small = ["encoder.hidden_size=32", "encoder.num_attention_heads=2", "train.phases.0.batch_size=2"]
-    small += ["train.phases.1.batch_size=1", "train.phases.2.batch_size=1", "train.held_out_sequences=4"]
+    small = [
+        "encoder.hidden_size=32",
+        "encoder.num_attention_heads=2",
+        "train.phases.0.batch_size=2",
+    ]
+    small += [
+        "train.phases.1.batch_size=1",
+        "train.phases.2.batch_size=1",
+        "train.held_out_sequences=4",
+    ]
     events = pretrain([shards], tmp_path / "a", budget="20s", overrides=small, device="cpu")
     plan = next(event for event in events if event.kind == "plan").fields["recipe"]
     phases = plan["train"]["phases"]
-    assert 15 < sum(phase["num_steps"] * cost for phase, cost in zip(phases, [0.1, 0.2, 0.4], strict=True)) < 20
+    assert (
+        15
+        < sum(
+            phase["num_steps"] * cost for phase, cost in zip(phases, [0.1, 0.2, 0.4], strict=True)
+        )
+        < 20
+    )
     kept = (tmp_path / "a" / "recipe.toml").read_text()
     events.close()
     again = pretrain([shards], tmp_path / "a", budget="20s", overrides=small, device="cpu")
@@ -775,7 +951,8 @@ def test_a_budget_with_a_recipe_changes_only_the_steps(fast: None, shards: Path,
         tmp_path / "r.toml",
         (
             "sequence_length = 32",
-            "sequence_length = 32\n[[train.phases]]\nnum_steps=40\nbatch_size=2\nsequence_length=64",
+            "sequence_length = 32\n[[train.phases]]\nnum_steps=40\nbatch_size=2\n"
+            "sequence_length=64",
         ),
     )
     events = pretrain([shards], tmp_path / "a", recipe=str(recipe), budget="100s", device="cpu")
@@ -789,21 +966,31 @@ def test_a_budget_with_a_recipe_changes_only_the_steps(fast: None, shards: Path,
 
 
 def test_precision_by_an_override(fast: None, shards: Path, tmp_path: Path):
-    events = pretrain([shards], tmp_path / "a", budget="20s", overrides=["train.precision=bf16"], device="cpu")
+    events = pretrain(
+        [shards], tmp_path / "a", budget="20s", overrides=["train.precision=bf16"], device="cpu"
+    )
     plan = next(event for event in events if event.kind == "plan").fields["recipe"]
     events.close()
     assert plan["train"]["precision"] == "bf16"
 
 
-def test_too_small_a_budget(fast: None, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_too_small_a_budget(
+    fast: None, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("bertworks.runs.pretrain.RESERVE", 0.8)
-    with pytest.raises(BertworksError, match="measuring the speed of this machine took the whole") as raised:
+    with pytest.raises(
+        BertworksError, match="measuring the speed of this machine took the whole"
+    ) as raised:
         list(pretrain([shards], tmp_path / "a", budget="20s", device="cpu"))
-    needed = int(re.search(r"--budget (\d+)s is the shortest; and --overwrite", str(raised.value))[1])
+    needed = int(
+        re.search(r"--budget (\d+)s is the shortest; and --overwrite", str(raised.value))[1]
+    )
     assert 25 <= needed <= 40  # five seconds are a fifth of it, and some are for the measurement
 
 
-def test_a_budget_that_making_the_shards_took(fast: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_budget_that_making_the_shards_took(
+    fast: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     clock = [0.0]
 
     def slow(*args: Any, **settings: Any) -> Any:
@@ -811,9 +998,15 @@ def test_a_budget_that_making_the_shards_took(fast: None, tmp_path: Path, monkey
         return make_shards(*args, **settings)
 
     monkeypatch.setattr("bertworks.runs.pretrain.make_shards", slow)
-    monkeypatch.setattr("bertworks.runs.pretrain.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(
+        "bertworks.runs.pretrain.time", SimpleNamespace(perf_counter=lambda: clock[0])
+    )
     with pytest.raises(BertworksError, match="took the whole budget") as raised:
-        list(pretrain([write_corpus(tmp_path / "t.jsonl")], tmp_path / "a", budget="100s", device="cpu"))
+        list(
+            pretrain(
+                [write_corpus(tmp_path / "t.jsonl")], tmp_path / "a", budget="100s", device="cpu"
+            )
+        )
     assert "run the same command again" in str(raised.value)
 
 
@@ -826,7 +1019,9 @@ def test_an_estimate_writes_nothing(shards: Path, tmp_path: Path, monkeypatch: p
     assert sorted(tmp_path.rglob("*")) == before
     assert figures.steps == 40
     assert figures.tokens == 40 * 8 * 32
-    assert figures.parameters == sum(p.numel() for p in PretrainingModel(_encoder(recipe)).parameters())
+    assert figures.parameters == sum(
+        p.numel() for p in PretrainingModel(_encoder(recipe)).parameters()
+    )
     assert figures.seconds == pytest.approx(figures.tokens / figures.tokens_per_second)
     for word in ("parameters", "memory", "steps", "tokens", "time", "disk"):
         assert word in str(figures)
@@ -869,21 +1064,32 @@ def test_a_short_budget_is_planned_for_and_little_goes_elsewhere(
 
     monkeypatch.setattr("bertworks.runs.pretrain.measure_steps", noted)
     begin, at_plan, phases = time.perf_counter(), 0.0, []
-    for event in pretrain([data_folder / "text" / "en-wikipedia-8m.jsonl.gz"], tmp_path / "a", budget="120s"):
+    for event in pretrain(
+        [data_folder / "text" / "en-wikipedia-8m.jsonl.gz"], tmp_path / "a", budget="120s"
+    ):
         if event.kind == "plan":
             at_plan, phases = time.perf_counter() - begin, event.fields["recipe"]["train"]["phases"]
     took = time.perf_counter() - begin
     planned = sum(phase["num_steps"] * cost for phase, cost in zip(phases, costs, strict=True))
     lines = (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()
     trained = [line["seconds"] for line in map(json.loads, lines) if "seconds" in line][-1]
-    print(f"{took:.1f} s of 120: {at_plan:.1f} before training, {planned:.1f} planned for it, {trained:.1f} of it")
+    print(
+        f"{took:.1f} s of 120: {at_plan:.1f} before training, {planned:.1f} planned for it, "
+        f"{trained:.1f} of it"
+    )
     assert 0.9 * (0.94 * 120 - at_plan) < planned < 0.94 * 120 - at_plan + 2
     assert took - at_plan - trained < 0.15 * took
 
 
 def test_roberta_from_text_is_that_of_transformers(tmp_path: Path):
-    sizes = ["encoder.hidden_size=32", "encoder.num_hidden_layers=2", "encoder.num_attention_heads=2"]
-    phase = [f"train.phases.0.{name}" for name in ("num_steps=6", "batch_size=8", "sequence_length=32")]
+    sizes = [
+        "encoder.hidden_size=32",
+        "encoder.num_hidden_layers=2",
+        "encoder.num_attention_heads=2",
+    ]
+    phase = [
+        f"train.phases.0.{name}" for name in ("num_steps=6", "batch_size=8", "sequence_length=32")
+    ]
     text, out = write_corpus(tmp_path / "text.jsonl"), tmp_path / "out"
     overrides = [*sizes, *phase, "encoder.max_position_embeddings=64", "vocabulary.size=400"]
     list(pretrain(text, out, recipe="roberta-small", overrides=overrides, workers=1, device="cpu"))
@@ -893,17 +1099,36 @@ def test_roberta_from_text_is_that_of_transformers(tmp_path: Path):
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     inputs = tokenizer("the<mask> of a king", return_tensors="pt", return_token_type_ids=False)
     with torch.no_grad():
-        best = theirs(**inputs).logits[0][inputs["input_ids"][0] == tokenizer.mask_token_id].softmax(-1)[0].topk(5)
+        best = (
+            theirs(**inputs)
+            .logits[0][inputs["input_ids"][0] == tokenizer.mask_token_id]
+            .softmax(-1)[0]
+            .topk(5)
+        )
     ((fillings,),) = load(out, device="cpu").fill(["the<mask> of a king"])
-    assert [filling["score"] for filling in fillings] == pytest.approx(best.values.tolist(), abs=1e-5)
+    assert [filling["score"] for filling in fillings] == pytest.approx(
+        best.values.tolist(), abs=1e-5
+    )
 
 
 @pytest.mark.parametrize(("name", "kind"), [("gpt2", "GPT2"), ("gpt", "OpenAIGPT")])
 def test_gpt_from_text_is_that_of_transformers(name: str, kind: str, tmp_path: Path):
-    sizes = ["encoder.hidden_size=32", "encoder.num_hidden_layers=2", "encoder.num_attention_heads=2"]
-    phase = [f"train.phases.0.{size}" for size in ("num_steps=6", "batch_size=8", "sequence_length=32")]
+    sizes = [
+        "encoder.hidden_size=32",
+        "encoder.num_hidden_layers=2",
+        "encoder.num_attention_heads=2",
+    ]
+    phase = [
+        f"train.phases.0.{size}" for size in ("num_steps=6", "batch_size=8", "sequence_length=32")
+    ]
     text, out = write_corpus(tmp_path / "text.jsonl"), tmp_path / "out"
-    overrides = [*sizes, *phase, "vocabulary.size=400", "train.held_out_sequences=16", "train.precision=fp32"]
+    overrides = [
+        *sizes,
+        *phase,
+        "vocabulary.size=400",
+        "train.held_out_sequences=16",
+        "train.precision=fp32",
+    ]
     events = list(pretrain(text, out, recipe=name, overrides=overrides, workers=1, device="cpu"))
     assert events[-1].text.endswith(f'next: bertworks generate {out} "This is the"')
     theirs, found = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
@@ -923,12 +1148,20 @@ def test_gpt_from_text_is_that_of_transformers(name: str, kind: str, tmp_path: P
                 row = batch.input_ids[None, a:b]
                 total += float(theirs(row, labels=row).loss) * (b - a - 1)
                 count += b - a - 1
-    assert events[-1].fields["evaluation"]["causal_lm_loss"] == pytest.approx(total / count, abs=2e-5)
+    assert events[-1].fields["evaluation"]["causal_lm_loss"] == pytest.approx(
+        total / count, abs=2e-5
+    )
     assert sum(399 in batch.input_ids for batch in batches) > 0
 
 
 def test_residual_matrices_start_smaller():
-    c = EncoderConfig(vocab_size=50, hidden_size=64, num_hidden_layers=8, num_attention_heads=2, num_hidden_groups=4)
+    c = EncoderConfig(
+        vocab_size=50,
+        hidden_size=64,
+        num_hidden_layers=8,
+        num_attention_heads=2,
+        num_hidden_groups=4,
+    )
     torch.manual_seed(0)
     encoder, before = Encoder(c), {}
     before = {name: p.clone() for name, p in encoder.named_parameters()}
@@ -938,17 +1171,31 @@ def test_residual_matrices_start_smaller():
         torch.testing.assert_close(p * factor, before[name])
 
 
-@pytest.mark.parametrize(("name", "parameters"), [
-    ("bert-base", 110_106_428), ("bert-large", 336_226_108), ("electra-small", 13_549_057), ("gpt2", 124_439_808),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("bert-base", 110_106_428),
+        ("bert-large", 336_226_108),
+        ("electra-small", 13_549_057),
+        ("gpt2", 124_439_808),
+    ],
+)
 def test_an_estimate_without_a_measurement(
-    name: str, parameters: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    parameters: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """`--estimate` computes no step: of bert-base that took a minute, to print a number of parameters."""
+    """`--estimate` computes no step: of bert-base that took a minute, to print a number of
+    parameters."""
     text = write_corpus(tmp_path / "text.jsonl")
     monkeypatch.setattr("bertworks.runs.pretrain.measure_steps", None)
     for words in (["--estimate"], ["--estimate=sizes"], ["--estimate", "sizes"]):
-        assert main(["pretrain", str(text), "--recipe", name, "--device", "cpu", *words, "--json"]) == 0
+        assert (
+            main(["pretrain", str(text), "--recipe", name, "--device", "cpu", *words, "--json"])
+            == 0
+        )
         figures = json.loads(capsys.readouterr().out)
         recipe = load_recipe(name)
         assert figures["steps"] == recipe.train.num_steps

@@ -1,4 +1,5 @@
-"""Structural probes: the published definitions, the states that transformers gives, and treebanks at every edge."""
+"""Structural probes: the published definitions, the states that transformers gives, and treebanks
+at every edge."""
 
 import json
 import random
@@ -24,7 +25,13 @@ from bertworks.evaluation.probe import evaluate_probe
 from bertworks.inference import word_states
 from bertworks.inference.engine import open_model
 from bertworks.inference.word_states import check_room, read_words, states_file, write_word_states
-from bertworks.metrics.intervals import difference, interval_of_mean, paired_difference, ratio_sums, resampled
+from bertworks.metrics.intervals import (
+    difference,
+    interval_of_mean,
+    paired_difference,
+    ratio_sums,
+    resampled,
+)
 from bertworks.metrics.trees import GoldTree, tree_metrics
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import Encoder
@@ -50,17 +57,24 @@ def test_outputs_are_the_definition(kind: str, dtype: torch.dtype, tolerance: fl
     matrix, x = torch.randn(8, 5, dtype=dtype) / 4, torch.randn(3, 7, 8, dtype=dtype)
     matrix.requires_grad_()
     mapped = x @ matrix
-    oracle = (mapped[:, :, None] - mapped[:, None]).square().sum(-1) if kind == "distance" else mapped.square().sum(-1)
+    oracle = (
+        (mapped[:, :, None] - mapped[:, None]).square().sum(-1)
+        if kind == "distance"
+        else mapped.square().sum(-1)
+    )
     outputs = probe_outputs(matrix, x, kind)
     weights = torch.randn(outputs.shape, dtype=dtype)
     torch.testing.assert_close(outputs, oracle, atol=tolerance, rtol=tolerance)
-    (gradient,), (expected,) = (torch.autograd.grad((y * weights).sum(), matrix) for y in (outputs, oracle))
+    (gradient,), (expected,) = (
+        torch.autograd.grad((y * weights).sum(), matrix) for y in (outputs, oracle)
+    )
     torch.testing.assert_close(gradient, expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["distance", "depth"])
 def test_the_loss_is_that_of_the_paper(kind: str):
-    """Sentence by sentence, without padding: the sum of absolute errors by the number of pairs, or of words."""
+    """Sentence by sentence, without padding: the sum of absolute errors by the number of pairs, or
+    of words."""
     rng = np.random.default_rng(0)
     lengths = [3, 7, 1, 5]
     words = words_of([rng.normal(size=(n, 6)).astype(np.float16) for n in lengths])
@@ -79,8 +93,9 @@ def trained(*arguments, **settings) -> probes.Probe:
 
 
 def planted(count: int, seed: int = 0) -> tuple[WordStates, list[GoldTree]]:
-    """States that have the trees in them, in half of their directions: a word is the sum of the edges above it, each a
-    direction by itself, so that squared distances of words are those in the tree. The other half is noise."""
+    """States that have the trees in them, in half of their directions: a word is the sum of the
+    edges above it, each a direction by itself, so that squared distances of words are those in the
+    tree. The other half is noise."""
     draw, rng = random.Random(seed), np.random.default_rng(seed)
     turn, states, gold = np.linalg.qr(np.random.default_rng(9).normal(size=(24, 24)))[0], [], []
     for sentence in (random_sentence(draw, 5, 10) for _ in range(count)):
@@ -100,13 +115,20 @@ def test_a_probe_finds_trees_that_are_in_the_states():
     words, gold = planted(440)
     train, dev, test = range(360), range(360, 400), list(range(400, 440))
     outputs = []
-    for kind, truth in (("distance", [t.distances for t in gold]), ("depth", [t.depths for t in gold])):
+    for kind, truth in (
+        ("distance", [t.distances for t in gold]),
+        ("depth", [t.depths for t in gold]),
+    ):
         probe = trained(words, truth, train, dev, kind=kind, rank=16, epochs=40)
         assert probe.dev_loss < 0.2
         outputs.append(predictions(probe.matrix, words, test, kind))
     metrics = tree_metrics([gold[n] for n in test], *outputs)
-    assert {name for name, metric in metrics.items() if metric.value == 1} >= {"uuas", "root_accuracy"}
-    assert all(metric.value > 0.9 for metric in metrics.values())  # ties in the tree, none in what is predicted
+    assert {name for name, metric in metrics.items() if metric.value == 1} >= {
+        "uuas",
+        "root_accuracy",
+    }
+    # ties in the tree, none in what is predicted
+    assert all(metric.value > 0.9 for metric in metrics.values())
 
 
 def test_a_training_is_a_function_of_its_seed():
@@ -122,7 +144,9 @@ def test_a_training_is_a_function_of_its_seed():
     assert matrix(0).shape == (24, 5)
 
 
-def test_the_best_epoch_is_kept_and_five_without_gain_end_the_training(monkeypatch: pytest.MonkeyPatch):
+def test_the_best_epoch_is_kept_and_five_without_gain_end_the_training(
+    monkeypatch: pytest.MonkeyPatch,
+):
     words, gold = planted(60)
     truth, losses = [tree.depths for tree in gold], []
     original = probes._loss
@@ -139,7 +163,9 @@ def test_the_best_epoch_is_kept_and_five_without_gain_end_the_training(monkeypat
     assert probe.epochs == len(losses) < 40
     assert probe.dev_loss == pytest.approx(min(losses), abs=2e-4)
     errors = zip(predictions(probe.matrix, words, range(50, 60), "depth"), truth[50:])
-    assert np.mean([np.abs(a - b).mean() for a, b in errors]) == pytest.approx(probe.dev_loss, rel=1e-5)
+    assert np.mean([np.abs(a - b).mean() for a, b in errors]) == pytest.approx(
+        probe.dev_loss, rel=1e-5
+    )
     assert len(losses) >= best + 5
 
 
@@ -151,11 +177,20 @@ def perturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model in which no bias is 0 and no norm is 1."""
     folder, t = tmp_path_factory.mktemp("model") / "tiny", tokenizer()
     config = EncoderConfig(
-        vocab_size=t.vocab_size, hidden_size=32, num_hidden_layers=3, num_attention_heads=2, max_position_embeddings=64,
-        initializer_range=0.1, hidden_dropout=0.0, attention_dropout=0.0,
-    )  # fmt: skip
+        vocab_size=t.vocab_size,
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.1,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+    )
     torch.manual_seed(0)
-    state = {name: x + 0.1 * torch.randn_like(x) for name, x in PretrainingModel(config).state_dict().items()}
+    state = {
+        name: x + 0.1 * torch.randn_like(x)
+        for name, x in PretrainingModel(config).state_dict().items()
+    }
     save_model(folder, state, config, t, card="tiny")
     return folder
 
@@ -182,13 +217,18 @@ def test_states_are_those_of_transformers(perturbed: Path, tmp_path: Path):
     for layer in range(4):
         ours = np.load(states_file(tmp_path, layer)).astype(np.float32)
         oracle = np.stack(expected[layer])
-        assert np.all(np.abs(ours - oracle) <= 2e-5 + 2**-11 * np.abs(oracle))  # float16 has 11 digits
+        # float16 has 11 digits
+        assert np.all(np.abs(ours - oracle) <= 2e-5 + 2**-11 * np.abs(oracle))
 
 
-def test_means_are_exact_before_they_are_rounded(perturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_means_are_exact_before_they_are_rounded(
+    perturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """In float32, and independent of the batch."""
     found = []
-    monkeypatch.setattr(word_states, "_float16", lambda values, _: found.append(values) or values.astype(np.float16))
+    monkeypatch.setattr(
+        word_states, "_float16", lambda values, _: found.append(values) or values.astype(np.float16)
+    )
     source = open_model(perturbed, "cpu")
     encoder = source.network(Encoder, "encoder.")
     sequences = list(read_words([(FILLER[:5], "1"), (FILLER[5:12], "2")], source.tokenizer, 64))
@@ -204,7 +244,9 @@ def test_means_are_exact_before_they_are_rounded(perturbed: Path, tmp_path: Path
 def byte_level() -> Tokenizer:
     """Byte-level BPE, in which a space belongs to the word after it."""
     library = tokenizers.ByteLevelBPETokenizer()
-    library.train_from_iterator([" ".join(FILLER)] * 3, vocab_size=300, special_tokens=["<s>", "</s>"])
+    library.train_from_iterator(
+        [" ".join(FILLER)] * 3, vocab_size=300, special_tokens=["<s>", "</s>"]
+    )
     return Tokenizer(library.to_str())
 
 
@@ -224,7 +266,8 @@ def test_a_token_of_two_words_counts_for_both():
     t = tokenizer()
     (sequence,) = read_words([(["the", "film"], "here")], t, 60)
     joined = SimpleNamespace(
-        arrays=lambda texts: [(np.array([7], np.int32), np.array([[0, 8]], np.int32))] * len(texts), template=t.template
+        arrays=lambda texts: [(np.array([7], np.int32), np.array([[0, 8]], np.int32))] * len(texts),
+        template=t.template,
     )
     (both,) = read_words([(["the", "film"], "here")], joined, 60)
     assert (both.tokens.tolist(), both.words.tolist()) == ([1, 1], [0, 1])
@@ -234,7 +277,10 @@ def test_a_token_of_two_words_counts_for_both():
 def test_a_word_without_tokens_is_refused():
     with pytest.raises(BertworksError, match=r"word 2, '\\u200b', has no token") as error:
         list(read_words([(["the", "\u200b", "film"], "a.conllu:7")], tokenizer(), 60))
-    assert (error.value.where, error.value.hint) == ("a.conllu:7", "replace the word, or remove the sentence")
+    assert (error.value.where, error.value.hint) == (
+        "a.conllu:7",
+        "replace the word, or remove the sentence",
+    )
 
 
 def test_states_that_float16_cannot_hold(perturbed: Path, tmp_path: Path):
@@ -243,7 +289,9 @@ def test_states_that_float16_cannot_hold(perturbed: Path, tmp_path: Path):
     encoder.blocks[1].feed_forward_norm.bias.data = encoder.blocks[1].feed_forward_norm.bias + 1e5
     sequences = list(read_words([(FILLER[:5], "1")], source.tokenizer, 64))
     list(write_word_states(encoder, sequences, [0, 1], tmp_path))
-    with pytest.raises(BertworksError, match=r"states of layer 2 reach 1\d\d,\d+.*, more than float16 can hold"):
+    with pytest.raises(
+        BertworksError, match=r"states of layer 2 reach 1\d\d,\d+.*, more than float16 can hold"
+    ):
         list(write_word_states(encoder, sequences, [2], tmp_path))
 
 
@@ -269,24 +317,50 @@ def done(*arguments, **options):
 def test_figures_baselines_and_files(model: Path, bank: Path, tmp_path: Path):
     *events, last = evaluate_probe(model, bank, output=tmp_path / "out", seeds=2, **FAST)
     result = last.fields
-    assert sum("layer 1, depth probe: epoch 2 of at most 2" in event.text for event in events) == 2 * 2  # both encoders
-    assert (result["train"], result["sentences"], result["evaluated_on"], result["rank"]) == (40, 12, "test", 32)
-    assert [row["layer"] for row in result["layers"]] == [row["layer"] for row in result["random"]] == [0, 1, 2]
+    # both encoders
+    assert (
+        sum("layer 1, depth probe: epoch 2 of at most 2" in event.text for event in events) == 2 * 2
+    )
+    assert (result["train"], result["sentences"], result["evaluated_on"], result["rank"]) == (
+        40,
+        12,
+        "test",
+        32,
+    )
+    assert (
+        [row["layer"] for row in result["layers"]]
+        == [row["layer"] for row in result["random"]]
+        == [0, 1, 2]
+    )
     for row in (*result["layers"], *result["random"], result["chain"]):
         for name in evaluation.FIGURES:
             low, high = row["intervals"][name]
             assert -1 <= row[name] <= 1
             assert low - 0.05 <= row[name] <= high + 0.05
     test = read_treebank(bank).test
-    edges = [(n, head) for s in test for n, head in enumerate(s.heads) if head >= 0 and not s.is_punctuation[n]]
-    assert result["chain"]["uuas"] == pytest.approx(sum(abs(a - b) == 1 for a, b in edges) / len(edges))
+    edges = [
+        (n, head)
+        for s in test
+        for n, head in enumerate(s.heads)
+        if head >= 0 and not s.is_punctuation[n]
+    ]
+    assert result["chain"]["uuas"] == pytest.approx(
+        sum(abs(a - b) == 1 for a, b in edges) / len(edges)
+    )
     assert result["chain"]["root_accuracy"] == np.mean([s.root == 0 for s in test])
     best = next(row for row in result["layers"] if row["layer"] == result["best_layer"])
     assert best["uuas"] == max(row["uuas"] for row in result["layers"])
-    assert result["differences"]["linear chain"]["uuas"] == pytest.approx(best["uuas"] - result["chain"]["uuas"])
-    assert json.loads((tmp_path / "out" / "probe.json").read_text()) == json.loads(json.dumps(result))
+    assert result["differences"]["linear chain"]["uuas"] == pytest.approx(
+        best["uuas"] - result["chain"]["uuas"]
+    )
+    assert json.loads((tmp_path / "out" / "probe.json").read_text()) == json.loads(
+        json.dumps(result)
+    )
     page = (tmp_path / "out" / "probe.html").read_text()
-    assert all(word in page for word in ("UUAS", "DSpr", "layers", "untrained encoder", "linear chain", "<svg", "tiny"))
+    assert all(
+        word in page
+        for word in ("UUAS", "DSpr", "layers", "untrained encoder", "linear chain", "<svg", "tiny")
+    )
     assert "step" not in page
     assert f"layer 1             {100 * result['layers'][1]['uuas']:.1f} (" in last.text
     with pytest.raises(UsageError, match="not empty"):
@@ -329,7 +403,8 @@ def test_the_untrained_encoder_has_the_shape_and_other_weights(
     ours, random_one = (encoder.state_dict() for encoder in encoders)
     assert {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in random_one.items()}
     name = next(name for name in ours if name.endswith("qkv.weight"))
-    assert float(random_one[name].std()) == pytest.approx(0.088, rel=0.1)  # normal of 0.1, cut at two deviations
+    # normal of 0.1, cut at two deviations
+    assert float(random_one[name].std()) == pytest.approx(0.088, rel=0.1)
     assert not torch.equal(ours[name], random_one[name])
 
 
@@ -340,7 +415,9 @@ def test_a_part_of_the_training_sentences(model: Path, bank: Path):
 
 
 def test_without_a_test_file_dev_is_evaluated(model: Path, tmp_path: Path):
-    events = list(evaluate_probe(model, write_treebank(tmp_path / "ud", test=0), layers="1", **FAST))
+    events = list(
+        evaluate_probe(model, write_treebank(tmp_path / "ud", test=0), layers="1", **FAST)
+    )
     assert events[-1].fields["evaluated_on"] == "dev"
     assert any("there is no test file" in event.text for event in events if event.kind == "note")
 
@@ -351,7 +428,8 @@ def test_sentences_that_are_too_long_are_counted(model: Path, tmp_path: Path):
     with path.open("a") as file:
         long = tmp_path / "long.conllu"
         file.write(write_trees(long, [random_sentence(random.Random(0), 63, 63)]).read_text())
-        file.write(write_trees(long, [random_sentence(random.Random(0), 62, 62)]).read_text())  # 64 tokens
+        # 64 tokens
+        file.write(write_trees(long, [random_sentence(random.Random(0), 62, 62)]).read_text())
     *events, last = evaluate_probe(model, folder, layers="1", **FAST)
     (note,) = [event for event in events if "long" in event.fields]
     assert note.text.startswith("sentences of more than 64 tokens, left out: 1 (")
@@ -362,13 +440,20 @@ def test_sentences_that_are_too_long_are_counted(model: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layers": "3"}, "the model has no such layers: 3"), ({"layers": "1-"}, "'1-' is no layer"),
-        ({"layers": "-1"}, "'-1' is no layer"), ({"layers": "2-1"}, "no such layers: 2-1"),
-        ({"layers": ""}, "'' is no layer"), ({"layers": []}, "no such layers"), ({"layers": "first"}, "'first' is no"),
-        ({"rank": 33}, "at most 32 rows, its width"), ({"rank": -1}, "rank is -1"), ({"epochs": 0}, "epochs is 0"),
-        ({"sample": -1}, "sample is -1"), ({"seeds": 0}, "seeds is 0"),
+        ({"layers": "3"}, "the model has no such layers: 3"),
+        ({"layers": "1-"}, "'1-' is no layer"),
+        ({"layers": "-1"}, "'-1' is no layer"),
+        ({"layers": "2-1"}, "no such layers: 2-1"),
+        ({"layers": ""}, "'' is no layer"),
+        ({"layers": []}, "no such layers"),
+        ({"layers": "first"}, "'first' is no"),
+        ({"rank": 33}, "at most 32 rows, its width"),
+        ({"rank": -1}, "rank is -1"),
+        ({"epochs": 0}, "epochs is 0"),
+        ({"sample": -1}, "sample is -1"),
+        ({"seeds": 0}, "seeds is 0"),
     ],
-)  # fmt: skip
+)
 def test_options_without_meaning(options: dict, message: str, model: Path, bank: Path):
     with pytest.raises(UsageError, match=message):
         done(model, bank, **options)
@@ -387,15 +472,28 @@ CHAIN = TreeSentence(("the", "film", "was", "."), (-1, 0, 1, 2), (False, False, 
     ("part", "sentences", "message"),
     [
         ("test", [CHAIN], "has 5 to 50 words"),
-        ("test", [CHAIN._replace(words=(".",) * 5, heads=(-1, 0, 1, 2, 3), is_punctuation=(True,) * 5)], "no edges"),
-        ("dev", [CHAIN._replace(words=("the", "\u200b"), heads=(-1, 0), is_punctuation=(False,) * 2)], "has no token"),
+        (
+            "test",
+            [CHAIN._replace(words=(".",) * 5, heads=(-1, 0, 1, 2, 3), is_punctuation=(True,) * 5)],
+            "no edges",
+        ),
+        (
+            "dev",
+            [CHAIN._replace(words=("the", "\u200b"), heads=(-1, 0), is_punctuation=(False,) * 2)],
+            "has no token",
+        ),
         ("dev", [random_sentence(random.Random(0), 70, 70)], "no sentence of dev is short enough"),
         ("train", [CHAIN._replace(heads=(1, 0, -1, 2))], "this is a cycle"),
         ("dev", [CHAIN._replace(heads=(-1, -1, 1, 2))], "words 1, 2 have the head 0"),
     ],
 )
 def test_bad_treebanks_are_refused_before_the_network_runs(
-    part: str, sentences: list[TreeSentence], message: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    part: str,
+    sentences: list[TreeSentence],
+    message: str,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     def never(*_):
         raise AssertionError("the network ran")
@@ -415,7 +513,18 @@ def test_an_exported_model_has_one_layer(model: Path, bank: Path, tmp_path: Path
 
 
 def test_the_command(model: Path, bank: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    words = ["evaluate", "probe", str(model), str(bank), "--epochs", "1", "--layers", "0-1", "--rank", "4"]
+    words = [
+        "evaluate",
+        "probe",
+        str(model),
+        str(bank),
+        "--epochs",
+        "1",
+        "--layers",
+        "0-1",
+        "--rank",
+        "4",
+    ]
     assert main([*words, "--sample", "20", "-o", str(tmp_path / "out")]) == 0
     shown = capsys.readouterr()
     assert shown.out.startswith("12 sentences of test; probes of rank 4 trained on 20 sentences\n")
@@ -427,7 +536,8 @@ def test_the_command(model: Path, bank: Path, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_other_families(bank: Path, tmp_path: Path):
-    """A model that reads to the left only, with norms before its layers, and one that shares its layers."""
+    """A model that reads to the left only, with norms before its layers, and one that shares its
+    layers."""
     t = tokenizer()
     axes = [
         {
@@ -441,16 +551,24 @@ def test_other_families(bank: Path, tmp_path: Path):
     ]
     for number, more in enumerate(axes):
         config = EncoderConfig(
-            vocab_size=t.vocab_size, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-            max_position_embeddings=64, **more,
-        )  # fmt: skip
+            vocab_size=t.vocab_size,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=64,
+            **more,
+        )
         torch.manual_seed(0)
         encoder = Encoder(config)
         source = SimpleNamespace(
-            exported=False, config=config, tokenizer=t, name="other", within=tmp_path,
+            exported=False,
+            config=config,
+            tokenizer=t,
+            name="other",
+            within=tmp_path,
             sentence_transformer=SimpleNamespace(settings=SimpleNamespace(lowercase=False)),
             network=lambda *_, encoder=encoder, **__: encoder.requires_grad_(False).eval(),
-        )  # fmt: skip
+        )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(evaluation, "open_model", lambda *_, source=source: source)
             result = done(f"m{number}", bank).fields

@@ -32,7 +32,8 @@ for number in itertools.count(1):
     interrupt = Interrupt(number)
     sys.settrace(interrupt)
     try:
-        assert list(in_processes("builtins:getattr", [[1], "index"], [1] * 20, 2, ended="", hint="")) == [0] * 20
+        places = in_processes("builtins:getattr", [[1], "index"], [1] * 20, 2, ended="", hint="")
+        assert list(places) == [0] * 20
     except KeyboardInterrupt:
         pass
     finally:
@@ -57,7 +58,11 @@ def ending() -> Callable[[int], int]:
 
 
 def run(inputs: Any, workers: int) -> list[Any]:
-    return list(in_processes("tests.test_processes:squares", [1], inputs, workers, ended="{number}: {how}", hint=""))
+    return list(
+        in_processes(
+            "tests.test_processes:squares", [1], inputs, workers, ended="{number}: {how}", hint=""
+        )
+    )
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
@@ -77,13 +82,22 @@ def test_a_value_that_cannot_be_pickled_and_a_worker_that_ends() -> None:
     with pytest.raises(AttributeError, match="pickle"):
         run([1, lambda: None], 2)
     with pytest.raises(BertworksError, match="1: exit code 3"):
-        list(in_processes("tests.test_processes:ending", [], [0, 1], 2, ended="{number}: {how}", hint=""))
+        list(
+            in_processes(
+                "tests.test_processes:ending", [], [0, 1], 2, ended="{number}: {how}", hint=""
+            )
+        )
 
 
 def test_an_interrupt_at_any_lock_ends_the_work() -> None:
-    """Ctrl-C in `Condition.__enter__` leaves the lock locked, and another thread that waits for it never ends."""
+    """Ctrl-C in `Condition.__enter__` leaves the lock locked, and another thread that waits for it
+    never ends."""
     finished = subprocess.run(
-        [sys.executable, "-c", INTERRUPT_IN_LOCK], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", INTERRUPT_IN_LOCK],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert finished.returncode == 0, finished.stderr
     assert "interrupts:" in finished.stdout

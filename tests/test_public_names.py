@@ -20,13 +20,24 @@ REFERENCE = PACKAGE.parents[1] / "docs" / "reference"
 def in_new_process(code: str) -> list[str]:
     """The modules of a fresh interpreter after `code`."""
     code = f"{code}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     return json.loads(answer.stdout.splitlines()[-1])
 
 
 def test_import_loads_no_library_and_no_module():
     modules = in_new_process("import bertworks")
-    assert not {"torch", "numpy", "pyarrow", "tokenizers", "safetensors", "rich", "cyclopts", "sklearn"} & set(modules)
+    assert not {
+        "torch",
+        "numpy",
+        "pyarrow",
+        "tokenizers",
+        "safetensors",
+        "rich",
+        "cyclopts",
+        "sklearn",
+    } & set(modules)
     assert [name for name in modules if name.startswith("bertworks")] == ["bertworks"]
 
 
@@ -58,14 +69,21 @@ def test_unknown_names_are_attribute_errors():
 @pytest.mark.parametrize("recipe", [Recipe, FinetuneRecipe])
 def test_the_recipe_page_has_every_field(recipe: type):
     page = (REFERENCE / "recipes.md").read_text()
-    for kind in [recipe, *(hint for hint in get_type_hints(recipe).values() if dataclasses.is_dataclass(hint))]:
+    for kind in [
+        recipe,
+        *(hint for hint in get_type_hints(recipe).values() if dataclasses.is_dataclass(hint)),
+    ]:
         names = [field.name for field in dataclasses.fields(kind)]
         missing = [name for name in names if not re.search(rf"`{name}`|\b{name}\]+`", page)]
         assert missing == [], "run `make docs`"
 
 
 def test_every_field_of_a_recipe_has_a_meaning():
-    rows = [line for line in (REFERENCE / "recipes.md").read_text().splitlines() if line.startswith("| `")]
+    rows = [
+        line
+        for line in (REFERENCE / "recipes.md").read_text().splitlines()
+        if line.startswith("| `")
+    ]
     assert [row for row in rows if not row.split("|")[-2].strip()] == []
     assert len(rows) > 60
 

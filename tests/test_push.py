@@ -12,9 +12,15 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.interop.push import push
 
 SENT = [
-    "README.md", "config.json", "model.safetensors", "special_tokens_map.json", "tokenizer.json",
-    "tokenizer_config.json", "vocab.txt", "weights.json",
-]  # fmt: skip
+    "README.md",
+    "config.json",
+    "model.safetensors",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
+    "weights.json",
+]
 CARD = "---\nlicense: mit\nlanguage: en\nlibrary_name: transformers\n---\n\n# A model\n\nText é.\n"
 
 
@@ -49,7 +55,14 @@ def test_a_dry_run_shows_files_sizes_and_the_whole_card(folder, monkeypatch):
 
 
 def test_only_model_files_are_sent(folder):
-    for name in ("pytorch_model.bin", "state.safetensors", "predictions.csv", ".env", "evil.py", "tokenizer.json.bak"):
+    for name in (
+        "pytorch_model.bin",
+        "state.safetensors",
+        "predictions.csv",
+        ".env",
+        "evil.py",
+        "tokenizer.json.bak",
+    ):
         (folder / name).write_text("secret")
     (folder / "checkpoints").mkdir()
     (folder / "1_Pooling").mkdir()
@@ -59,9 +72,15 @@ def test_only_model_files_are_sent(folder):
     text, fields = planned(folder)
     assert sorted(fields["files"]) == sorted([*SENT, "1_Pooling/config.json", "modules.json"])
     assert set(fields["stays"]) == {
-        ".env", "1_Pooling/secret.txt", "checkpoints/", "evil.py", "predictions.csv", "pytorch_model.bin",
-        "state.safetensors", "tokenizer.json.bak",
-    }  # fmt: skip
+        ".env",
+        "1_Pooling/secret.txt",
+        "checkpoints/",
+        "evil.py",
+        "predictions.csv",
+        "pytorch_model.bin",
+        "state.safetensors",
+        "tokenizer.json.bak",
+    }
     assert "not sent: " in text
 
 
@@ -79,7 +98,9 @@ def test_a_card_is_completed_but_not_changed_here(folder):
     assert fields["card"] == "# No first lines\n\nÉ.\n"
 
 
-@pytest.mark.parametrize("name", ["mybert", "", "a/b/c", "me/my bert", "../mybert", "me/", "me/x--y", "me/" + "x" * 99])
+@pytest.mark.parametrize(
+    "name", ["mybert", "", "a/b/c", "me/my bert", "../mybert", "me/", "me/x--y", "me/" + "x" * 99]
+)
 def test_wrong_names_are_refused(folder, name):
     with pytest.raises(UsageError, match="owner"):
         list(push(folder, name, dry_run=True))
@@ -123,9 +144,18 @@ class Hub(BaseHTTPRequestHandler):
             answer = {"url": url, "name": "me/mybert"}
         elif self.path.endswith("/preupload/main"):
             files = [file["path"] for file in json.loads(body)["files"]]
-            answer = {"files": [{"path": f, "uploadMode": "regular", "shouldIgnore": False} for f in files]}
+            answer = {
+                "files": [
+                    {"path": f, "uploadMode": "regular", "shouldIgnore": False} for f in files
+                ]
+            }
         else:
-            answer = {"success": True, "commitOid": "a" * 40, "commitUrl": f"{url}/commit/{'a' * 40}", "hookOutput": ""}
+            answer = {
+                "success": True,
+                "commitOid": "a" * 40,
+                "commitUrl": f"{url}/commit/{'a' * 40}",
+                "hookOutput": "",
+            }
         content = json.dumps(answer if self.status == 200 else {"error": "You may not."}).encode()
         self.send_response(self.status)
         self.send_header("Content-Type", "application/json")
@@ -142,7 +172,9 @@ def hub(monkeypatch):
     """A hub that answers here, and a token for it."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(
+        "huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{server.server_port}"
+    )
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr(Hub, "status", 200)
     monkeypatch.setattr(Hub, "seen", [])
@@ -158,14 +190,21 @@ def test_what_was_shown_is_sent_in_one_commit(folder, hub):
     events = list(push(folder, "me/mybert", private=True, licence="cc0-1.0"))
     assert events[-1].fields["sent"]
     assert events[-1].text.startswith("sent: http://127.0.0.1:")
-    paths = [path for path, _, _ in Hub.seen if path != "/api/validate-yaml"]  # the card, looked at beforehand
-    assert paths == ["/api/repos/create", "/api/models/me/mybert/preupload/main", "/api/models/me/mybert/commit/main"]
+    # the card, looked at beforehand
+    paths = [path for path, _, _ in Hub.seen if path != "/api/validate-yaml"]
+    assert paths == [
+        "/api/repos/create",
+        "/api/models/me/mybert/preupload/main",
+        "/api/models/me/mybert/commit/main",
+    ]
     assert {token for _, token, _ in Hub.seen} == {"Bearer hf_for_tests"}
     made = json.loads(Hub.seen[0][2])
     assert made.get("private") is True or made.get("visibility") == "private"
     lines = [json.loads(line) for line in Hub.seen[-1][2].splitlines()]
     sent = {
-        line["value"]["path"]: base64.b64decode(line["value"]["content"]) for line in lines if line["key"] == "file"
+        line["value"]["path"]: base64.b64decode(line["value"]["content"])
+        for line in lines
+        if line["key"] == "file"
     }
     assert sorted(sent) == SENT
     for name in SENT[1:]:
@@ -173,7 +212,9 @@ def test_what_was_shown_is_sent_in_one_commit(folder, hub):
     assert sent["README.md"].decode() == shown["card"]
 
 
-@pytest.mark.parametrize(("status", "hint"), [(401, "auth login"), (403, "auth login"), (500, "later")])
+@pytest.mark.parametrize(
+    ("status", "hint"), [(401, "auth login"), (403, "auth login"), (500, "later")]
+)
 def test_a_refusal_is_reported(folder, hub, status, hint, monkeypatch):
     monkeypatch.setattr(Hub, "status", status)
     monkeypatch.setattr("time.sleep", lambda _: None)  # it asks a hub that fails again

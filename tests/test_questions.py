@@ -1,4 +1,5 @@
-"""Questions over long contexts: the published windows, which tokens are learned, which answers are found."""
+"""Questions over long contexts: the published windows, which tokens are learned, which answers are
+found."""
 
 from itertools import product
 from typing import Any
@@ -24,7 +25,8 @@ from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 
 
 def published(count: int, room: int, step: int) -> tuple[list[tuple[int, int]], list[int]]:
-    """Start and length of each window, and for every token its window: run_squad.py, `_check_is_max_context`."""
+    """Start and length of each window, and for every token its window: run_squad.py,
+    `_check_is_max_context`."""
     spans, start = [], 0
     while start < count:
         length = min(count - start, room)
@@ -62,7 +64,11 @@ def test_windows_are_the_published_ones(count: int, room: int, step: int) -> Non
     spans, owners = published(count, room, step)
     found = sliding_windows(count, room, step)
     assert [(window.start, window.end - window.start) for window in found] == spans
-    owned = [(n, w.start + place) for n, w in enumerate(found) for place in np.flatnonzero(w.own).tolist()]
+    owned = [
+        (n, w.start + place)
+        for n, w in enumerate(found)
+        for place in np.flatnonzero(w.own).tolist()
+    ]
     assert owned == sorted((owner, place) for place, owner in enumerate(owners))
 
 
@@ -125,12 +131,16 @@ def test_answers_of_many_windows_are_those_of_all_together(seed: int) -> None:
     answer = Decoder(config)(found, logits)
     wanted = of_all_windows(found, logits, 4)
     assert len(wanted) == 20
-    assert [{**one, "score": 0} for one in answer["n_best"]] == [{**one, "score": 0} for one in wanted]
+    assert [{**one, "score": 0} for one in answer["n_best"]] == [
+        {**one, "score": 0} for one in wanted
+    ]
     p = softmax(np.array([one["score"] for one in wanted]))
     assert [one["score"] for one in answer["n_best"]] == p.tolist()
 
 
-def encoded(context: str, answers: tuple = (), question: str = "where lives Anna", **how: Any) -> Features:
+def encoded(
+    context: str, answers: tuple = (), question: str = "where lives Anna", **how: Any
+) -> Features:
     (found,) = Featurizer(tokenizer(), "qa", **how)([Item((question, context), answers, "here:1")])
     return found
 
@@ -139,7 +149,9 @@ def test_every_window_that_holds_an_answer_is_taught_where() -> None:
     context = " ".join(FILLER[n % len(FILLER)] for n in range(60))
     tokens = tokenizer().encode(context)
     for token, (start, end) in enumerate(tokens.offsets[1:-1]):
-        found = encoded(context, ((start, context[start:end]), (0, context[:1])), max_length=24, stride=5)
+        found = encoded(
+            context, ((start, context[start:end]), (0, context[:1])), max_length=24, stride=5
+        )
         held = 0
         for one, window in zip(found.unit, found.windows, strict=True):
             first, last = one.target.labels.tolist()
@@ -161,7 +173,9 @@ def test_a_long_question_leaves_half_to_the_context() -> None:
     assert all(one.token_type_ids.tolist()[:15] == [0] * 14 + [1] for one in found.unit)
 
 
-@pytest.mark.parametrize(("threshold", "given"), [(None, True), (2.0, True), (1.99, False), (2.01, True)])
+@pytest.mark.parametrize(
+    ("threshold", "given"), [(None, True), (2.0, True), (1.99, False), (2.01, True)]
+)
 def test_no_answer_is_said_above_the_threshold(threshold: float | None, given: bool) -> None:
     found = encoded("Anna lives in Oslo", max_length=24)
     logits = np.zeros((len(found.unit[0].input_ids), 2), np.float32)
@@ -198,13 +212,20 @@ def test_no_answer_begins_with_the_space_that_some_tokenizers_count_to_a_word() 
     config = VocabularyConfig(size=60, algorithm="unigram", lowercase=False)
     made, _ = train_vocabulary([" ".join(FILLER)] * 20, config)
     context = "Zoe  was with men of this town"
-    assert any(context[start:end].startswith(" ") for start, end in made.encode(context).offsets[1:-1])
+    assert any(
+        context[start:end].startswith(" ") for start, end in made.encode(context).offsets[1:-1]
+    )
     (encoded,) = Featurizer(made, "qa", max_length=64)([Item(("who ?", context), None, "a", "a")])
     count = sum(len(example.input_ids) for example in encoded.unit)
     for seed in range(50):
         logits = np.random.default_rng(seed).normal(size=(count, 2)).astype(np.float32)
         answer = Decoder(TaskConfig(task="qa"))(encoded, logits)
-        assert answer["answer"].strip() == answer["answer"] == context[answer["start"] : answer["end"]] != ""
+        assert (
+            answer["answer"].strip()
+            == answer["answer"]
+            == context[answer["start"] : answer["end"]]
+            != ""
+        )
 
 
 CLOZE_CONTEXTS = [" ".join(PLACES), " ".join(PEOPLE + GOOD), " ".join(BAD)]  # each word stands once
@@ -244,7 +265,9 @@ def test_a_cloze_asks_for_a_phrase_with_words_around_it(max_length: int) -> None
 
 def test_frequent_words_are_in_no_cloze_answer_and_seldom_in_the_question() -> None:
     words = [*PLACES, *PEOPLE, *GOOD, *BAD]
-    contexts = [" ".join(f"the {word} {other}" for word, other in zip(words[::2], words[1::2], strict=True))]
+    contexts = [
+        " ".join(f"the {word} {other}" for word, other in zip(words[::2], words[1::2], strict=True))
+    ]
     frequent = set(tokenizer().ids(["the"])[0])
     made = clozes(contexts, 500)
     rare, common = 0, 0
@@ -254,7 +277,8 @@ def test_frequent_words_are_in_no_cloze_answer_and_seldom_in_the_question() -> N
         question = one.input_ids[one.token_type_ids == 0][1:-1].tolist()
         common += sum(token in frequent for token in question)
         rare += sum(token not in frequent for token in question)
-    # Half as many, and more beside an answer; without a choice between them the ratio would be above 0.5.
+    # Half as many, and more beside an answer; without a choice between them the ratio would be
+    # above 0.5.
     assert 0.1 < common / rare < 0.4
 
 

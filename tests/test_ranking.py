@@ -1,4 +1,5 @@
-"""Formulas of search against definitions written out, and figures against scikit-learn's and trec_eval's by hand."""
+"""Formulas of search against definitions written out, and figures against scikit-learn's and
+trec_eval's by hand."""
 
 import itertools
 import math
@@ -24,7 +25,10 @@ from bertworks.retrieval.ranking import (
 
 DRAW = random.Random(0)
 WORDS = [a + b for a in "bdklmn" for b in "aeiou"]
-TEXTS = [" ".join(DRAW.choices(WORDS, [1 / (n + 1) for n in range(30)], k=DRAW.randint(0, 25))) for _ in range(80)]
+TEXTS = [
+    " ".join(DRAW.choices(WORDS, [1 / (n + 1) for n in range(30)], k=DRAW.randint(0, 25)))
+    for _ in range(80)
+]
 QUERIES = [" ".join(DRAW.choices(WORDS, k=n)) for n in (1, 2, 5, 5, 9)] + ["nothing", ""]
 
 
@@ -96,7 +100,11 @@ def test_the_best_are_those_of_a_sort():
         scores = draw.integers(0, 6, size).astype(np.float32)
         scores[draw.random(size) < 0.2] = -np.inf
         for k in (1, 2, 7, 50, 99):
-            expected = [n for n in sorted(range(size), key=lambda n: (-scores[n], n)) if np.isfinite(scores[n])][:k]
+            expected = [
+                n
+                for n in sorted(range(size), key=lambda n: (-scores[n], n))
+                if np.isfinite(scores[n])
+            ][:k]
             assert top_k(scores, k).tolist() == expected
     assert top_k(np.zeros(0, np.float32), 3).tolist() == []
 
@@ -108,12 +116,17 @@ def test_fusion_by_hand():
         fuse_rankings(dense, words), [1 / 61, 1 / 62 + 1 / 61, 1 / 63 + 1 / 62, -np.inf], rtol=1e-6
     )
     nothing = np.full(4, -np.inf, np.float32)
-    np.testing.assert_allclose(fuse_rankings(dense, nothing), [1 / 61, 1 / 62, 1 / 63, -np.inf], rtol=1e-6)
+    np.testing.assert_allclose(
+        fuse_rankings(dense, nothing), [1 / 61, 1 / 62, 1 / 63, -np.inf], rtol=1e-6
+    )
     assert np.isneginf(fuse_rankings(nothing, nothing)).all()
 
 
 def test_fusion_takes_the_first_thousand_of_each():
-    falling, nothing = -np.arange(DEPTH + 5, dtype=np.float32), np.full(DEPTH + 5, -np.inf, np.float32)
+    falling, nothing = (
+        -np.arange(DEPTH + 5, dtype=np.float32),
+        np.full(DEPTH + 5, -np.inf, np.float32),
+    )
     assert np.isfinite(fuse_rankings(falling, nothing)).tolist() == [True] * DEPTH + [False] * 5
 
 
@@ -128,12 +141,20 @@ def test_figures_by_hand():
     assert ranking_figures(ranking, {"a": -1, "c": 1})["ndcg@10"] == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize(("rank", "figures"), [
-    (10, (1 / math.log2(11), 0.1, 1, 1)), (11, (0, 1 / 11, 0, 1)), (100, (0, 0.01, 0, 1)), (101, (0, 1 / 101, 0, 0)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rank", "figures"),
+    [
+        (10, (1 / math.log2(11), 0.1, 1, 1)),
+        (11, (0, 1 / 11, 0, 1)),
+        (100, (0, 0.01, 0, 1)),
+        (101, (0, 1 / 101, 0, 0)),
+    ],
+)
 def test_figures_count_to_their_depth(rank: int, figures: tuple[float, ...]):
     found = ranking_figures([str(n) for n in range(1, 201)], {str(rank): 1})
-    assert found == pytest.approx(dict(zip(("ndcg@10", "map", "recall@10", "recall@100"), figures, strict=True)))
+    assert found == pytest.approx(
+        dict(zip(("ndcg@10", "map", "recall@10", "recall@100"), figures, strict=True))
+    )
 
 
 def test_the_ideal_ranking_is_as_deep_as_the_other():

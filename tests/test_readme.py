@@ -41,12 +41,16 @@ def blocks(language: str, page: str = README) -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A folder with the examples of the repository, where `bertworks` and `python` are the ones under test."""
+    """A folder with the examples of the repository, where `bertworks` and `python` are the ones
+    under test."""
     folder = tmp_path_factory.mktemp("readme")
     shutil.copytree(ROOT / "examples", folder / "examples")
     (folder / "test.toml").write_text(RECIPE)
     (folder / "bin").mkdir()
-    for name, command in (("bertworks", f"{sys.executable} -m bertworks.cli.main"), ("python", sys.executable)):
+    for name, command in (
+        ("bertworks", f"{sys.executable} -m bertworks.cli.main"),
+        ("python", sys.executable),
+    ):
         (folder / "bin" / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         (folder / "bin" / name).chmod(0o755)
     return folder
@@ -59,7 +63,9 @@ def run(command: list[str], folder: Path) -> str:
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
     }
-    process = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    process = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
     assert process.returncode == 0, process.stderr
     return process.stdout
 
@@ -67,22 +73,31 @@ def run(command: list[str], folder: Path) -> str:
 def shortened(text: str) -> str:
     """The same with runs of a few steps, and with the model pre-trained here in place of minilm."""
     assert "--budget 10m" in text or 'budget="10m"' in text or "minilm" in text
-    text = text.replace("--budget 10m", "--recipe test.toml").replace('budget="10m"', 'recipe="test.toml"')
-    text = text.replace("index examples/messages.csv --model minilm", "index examples/messages.csv --model mybert")
+    text = text.replace("--budget 10m", "--recipe test.toml").replace(
+        'budget="10m"', 'recipe="test.toml"'
+    )
+    text = text.replace(
+        "index examples/messages.csv --model minilm", "index examples/messages.csv --model mybert"
+    )
     text = text.replace('load("minilm")', 'load("mybert")')
     text = text.replace("--model minilm", "--model mybert --set epochs=1")
     return text.replace('model="minilm"', 'model="mybert", overrides=["epochs=1"]')
 
 
 def test_blocks_run(folder: Path):
-    """Pre-training first, since its model is used in the other blocks. In Python, the runs are those of the commands,
-    finished already. No file is there but the examples and what the blocks write."""
+    """Pre-training first, since its model is used in the other blocks. In Python, the runs are
+    those of the commands, finished already. No file is there but the examples and what the blocks
+    write."""
     finetuning, search, pretraining = blocks("bash")
-    output = run(["bash", "-e", "-c", shortened("\n".join([pretraining, finetuning, search]))], folder)
+    output = run(
+        ["bash", "-e", "-c", shortened("\n".join([pretraining, finetuning, search]))], folder
+    )
     assert len(re.findall(r"cosine -?0\.\d{3}  \d+  \w", output)) == 2, "the results of the search"
     assert (folder / "mybert" / "model.safetensors").is_file()
     assert (folder / "why.html").is_file()
-    assert (folder / "scored.csv").read_text().startswith("id,text,predicted_label,predicted_score,")
+    assert (
+        (folder / "scored.csv").read_text().startswith("id,text,predicted_label,predicted_score,")
+    )
     finetuning, loading = blocks("python")
     guide = (ROOT / "docs" / "guides" / "pretrain.md").read_text(encoding="utf-8")
     output = run([sys.executable, "-c", shortened(blocks("python", guide)[0])], folder)
@@ -90,9 +105,15 @@ def test_blocks_run(folder: Path):
     assert "saved" not in output, "the run was finished already"
     model = (folder / "messages-model" / "model.safetensors").stat()
     output = run([sys.executable, "-c", shortened(finetuning)], folder)
-    assert re.match(r"\[\{'label': '(delivery|payment|return|account)', 'score': 0\.\d+\}\]$", output)
-    assert (folder / "messages-model" / "model.safetensors").stat() == model, "the run was finished already"
-    can, scores, shape, predicted = run([sys.executable, "-c", shortened(loading)], folder).splitlines()
+    assert re.match(
+        r"\[\{'label': '(delivery|payment|return|account)', 'score': 0\.\d+\}\]$", output
+    )
+    assert (folder / "messages-model" / "model.safetensors").stat() == model, (
+        "the run was finished already"
+    )
+    can, scores, shape, predicted = run(
+        [sys.executable, "-c", shortened(loading)], folder
+    ).splitlines()
     assert can.startswith("('embed', 'explain', 'fill', 'score') 32 [")
     assert re.fullmatch(r"\[-[\d.]+, -[\d.]+\]", scores)
     assert shape == "(2, 32)"
@@ -114,16 +135,21 @@ def test_pictures_exist():
 
 
 def test_the_lines_of_pip_name_what_is_here():
-    """bertworks is on no package index: it is installed from its folder. All other names are those of the Makefile."""
+    """bertworks is on no package index: it is installed from its folder. All other names are those
+    of the Makefile."""
     lines = re.findall(r"\bpip install ([^`\n#]+)", README)
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     makefile = (ROOT / "Makefile").read_text()
     assert lines
     for word in shlex.split(" ".join(lines)):
         if match := re.fullmatch(r"\.(?:\[([\w,]+)\])?", word):
             assert set(filter(None, (match[1] or "").split(","))) <= set(extras)
         else:
-            assert word.startswith(("--", "https://download.pytorch.org/")) or word in makefile, word
+            assert word.startswith(("--", "https://download.pytorch.org/")) or word in makefile, (
+                word
+            )
 
 
 def test_the_examples_are_fit_for_training():
@@ -138,7 +164,9 @@ def test_the_examples_are_fit_for_training():
 
 def test_blocks_of_the_guide_to_text_run(folder: Path):
     guide = (ROOT / "docs" / "guides" / "prepare-text.md").read_text(encoding="utf-8")
-    run(["bash", "-e", "-c", "\n".join(["mkdir guide", "cd guide", *blocks("bash", guide)])], folder)
+    run(
+        ["bash", "-e", "-c", "\n".join(["mkdir guide", "cd guide", *blocks("bash", guide)])], folder
+    )
     assert (folder / "guide" / "mytok" / "vocab.txt").is_file()
     assert (folder / "guide" / "myshards" / "manifest.json").is_file()
 
@@ -147,12 +175,16 @@ def test_make_targets_exist():
     targets = set(re.findall(r"`?make (\w+)", README))
     makefile = (ROOT / "Makefile").read_text()
     assert targets >= {"install", "demo", "test"}
-    assert [target for target in targets if not re.search(rf"^{target}:", makefile, re.MULTILINE)] == []
+    assert [
+        target for target in targets if not re.search(rf"^{target}:", makefile, re.MULTILINE)
+    ] == []
 
 
 def test_the_sizes_are_those_of_the_code():
     page = (ROOT / "docs" / "guides" / "pretrain.md").read_text()
-    rows = re.findall(r"^\| `bert-(\w+)` \| (\d+) \| (\d+) \| (\d+) \| ([\d.]+) M \|$", page, re.MULTILINE)
+    rows = re.findall(
+        r"^\| `bert-(\w+)` \| (\d+) \| (\d+) \| (\d+) \| ([\d.]+) M \|$", page, re.MULTILINE
+    )
     expected = [
         (
             n,
@@ -168,7 +200,14 @@ def test_the_sizes_are_those_of_the_code():
 
 def test_the_first_screen_has_an_example_its_output_and_results():
     screen = "\n".join(README.splitlines()[:55])
-    for part in ("make install", "you type", "<img", "bertworks finetune", "accuracy", "bag of words"):
+    for part in (
+        "make install",
+        "you type",
+        "<img",
+        "bertworks finetune",
+        "accuracy",
+        "bag of words",
+    ):
         assert part in screen
 
 

@@ -1,4 +1,5 @@
-"""Recipes: what is written is what is read, and whatever is wrong is named with its place and a remedy."""
+"""Recipes: what is written is what is read, and whatever is wrong is named with its place and a
+remedy."""
 
 import math
 import tomllib
@@ -42,7 +43,8 @@ sequence_length = 512
 """
 
 
-BERTS = [name for name in packaged_recipes() if name.startswith("bert-") and name != "bert-ltr"]  # that one: test_ltr
+# that one: test_ltr
+BERTS = [name for name in packaged_recipes() if name.startswith("bert-") and name != "bert-ltr"]
 
 
 @pytest.mark.parametrize("name", BERTS)
@@ -71,7 +73,9 @@ def test_roberta_is_that_of_fairseq():
     recipe = load_recipe("roberta-base")
     assert replace(recipe.encoder, vocab_size=50265) == PRESETS["roberta-base"]
     assert num_parameters(replace(recipe.encoder, vocab_size=50265), ["lm_head"]) == 124_697_433
-    assert recipe.vocabulary == VocabularyConfig(size=50265, algorithm="bpe", lowercase=False, special_tokens="roberta")
+    assert recipe.vocabulary == VocabularyConfig(
+        size=50265, algorithm="bpe", lowercase=False, special_tokens="roberta"
+    )
     assert recipe.weights == {"masked_lm": 1.0}
     assert recipe.train.num_steps * recipe.optimizer.warmup == 10_000
     assert [(p.batch_size, p.sequence_length) for p in recipe.train.phases] == [(2048, 512)]
@@ -83,7 +87,11 @@ def test_gpt2_is_as_published():
     c = replace(recipe.encoder, vocab_size=50257)
     assert c == PRESETS["gpt2"]
     assert num_parameters(c, ["lm_head"]) == 124_439_808
-    assert (recipe.weights, recipe.predictions, recipe.initialization) == ({"causal_lm": 1.0}, 1.0, "scaled_residual")
+    assert (recipe.weights, recipe.predictions, recipe.initialization) == (
+        {"causal_lm": 1.0},
+        1.0,
+        "scaled_residual",
+    )
     assert recipe.vocabulary.pad_id == -1
     assert [(p.batch_size, p.sequence_length) for p in recipe.train.phases] == [(512, 1024)]
 
@@ -102,7 +110,12 @@ def test_gpt_is_as_published():
     tuning = load_finetune_recipe("gpt")
     o = tuning.optimizer
     assert (tuning.batch_size, tuning.epochs, tuning.lm_weight, tuning.dropout) == (32, 3, 0.5, 0.1)
-    assert (o.learning_rate, o.warmup, o.schedule, o.max_grad_norm) == (6.25e-5, 0.002, "linear", 1.0)
+    assert (o.learning_rate, o.warmup, o.schedule, o.max_grad_norm) == (
+        6.25e-5,
+        0.002,
+        "linear",
+        1.0,
+    )
 
 
 def test_the_cosine_begins_at_the_peak_and_ends_at_zero():
@@ -116,7 +129,10 @@ def test_a_family_has_no_size():
     assert family_recipe("roberta") == load_recipe("roberta-base")
     assert family_recipe("bert") == load_recipe("bert-base")
     assert family_recipe("gpt2") == load_recipe("gpt2")
-    assert all(family_recipe(name) is None for name in (None, "roberta-base", "roberta.toml", "rob", "gpt5"))
+    assert all(
+        family_recipe(name) is None
+        for name in (None, "roberta-base", "roberta.toml", "rob", "gpt5")
+    )
 
 
 def test_the_recipe_of_albert():
@@ -127,11 +143,19 @@ def test_the_recipe_of_albert():
     assert recipe.weights == {"masked_lm": 1.0, "sentence_order": 1.0}
     assert recipe.sampling == SamplingConfig(format="sentence_order", copies=40)
     assert recipe.masking == MaskingConfig(unit="span", max_predictions=20, dynamic=False)
-    assert [p * n for n, p in enumerate(recipe.masking.spans, 1)] == pytest.approx([recipe.masking.spans[0]] * 3)
-    assert [(p.num_steps, p.batch_size, p.sequence_length) for p in recipe.train.phases] == [(125_000, 4096, 512)]
+    assert [p * n for n, p in enumerate(recipe.masking.spans, 1)] == pytest.approx(
+        [recipe.masking.spans[0]] * 3
+    )
+    assert [(p.num_steps, p.batch_size, p.sequence_length) for p in recipe.train.phases] == [
+        (125_000, 4096, 512)
+    ]
     c = recipe.optimizer
     assert c == OptimizerConfig(
-        optimizer="lamb", learning_rate=0.00176, warmup=0.025, schedule="linear_from_start", bias_correction=False
+        optimizer="lamb",
+        learning_rate=0.00176,
+        warmup=0.025,
+        schedule="linear_from_start",
+        bias_correction=False,
     )
     assert c.rate(3124, 125_000) == pytest.approx(0.00176 * 3124 / 3125)
     assert c.rate(3125, 125_000) == pytest.approx(0.00176 * (1 - 3125 / 125_000))
@@ -139,7 +163,14 @@ def test_the_recipe_of_albert():
 
 def test_the_small_albert_is_an_albert():
     recipe = load_recipe("albert-small")
-    same = {"family", "embedding_size", "num_hidden_groups", "hidden_act", "hidden_dropout", "sequence_dropout"}
+    same = {
+        "family",
+        "embedding_size",
+        "num_hidden_groups",
+        "hidden_act",
+        "hidden_dropout",
+        "sequence_dropout",
+    }
     for name in same:
         assert getattr(recipe.encoder, name) == getattr(PRESETS["albert-base"], name)
     assert list(recipe.weights) == ["masked_lm", "sentence_order"]
@@ -151,10 +182,16 @@ def test_the_recipes_of_fine_tuning():
     names = ["bilstm", "electra", "feature_based", "gpt", "mt-dnn", "paper", "stable"]
     assert list(recipes) == names  # electra: see test_detect
     assert recipes["stable"].optimizer == OptimizerConfig(learning_rate=0.0, warmup=0.1)
-    published = OptimizerConfig(learning_rate=5e-5, warmup=0.1, bias_correction=False, schedule="linear_from_start")
+    published = OptimizerConfig(
+        learning_rate=5e-5, warmup=0.1, bias_correction=False, schedule="linear_from_start"
+    )
     adamax = OptimizerConfig(optimizer="adamax", learning_rate=5e-5, warmup=0.1, weight_decay=0.0)
-    assert recipes["mt-dnn"] == FinetuneRecipe(title="mt-dnn", epochs=5, batch_size=8, patience=0, optimizer=adamax)
-    assert recipes["paper"] == FinetuneRecipe(title="paper", epochs=3, batch_size=32, patience=0, optimizer=published)
+    assert recipes["mt-dnn"] == FinetuneRecipe(
+        title="mt-dnn", epochs=5, batch_size=8, patience=0, optimizer=adamax
+    )
+    assert recipes["paper"] == FinetuneRecipe(
+        title="paper", epochs=3, batch_size=32, patience=0, optimizer=published
+    )
     assert (recipes["feature_based"].lstm_units, recipes["feature_based"].patience) == (768, 0)
 
 
@@ -163,7 +200,10 @@ def test_what_is_not_said_is_the_default():
     assert recipe == Recipe(
         title="One",
         train=TrainConfig(
-            phases=(Phase(num_steps=10, batch_size=4), Phase(num_steps=5, batch_size=2, sequence_length=512))
+            phases=(
+                Phase(num_steps=10, batch_size=4),
+                Phase(num_steps=5, batch_size=2, sequence_length=512),
+            )
         ),
     )
     assert recipe.train.num_steps == 15
@@ -190,7 +230,9 @@ def test_what_is_not_said_is_the_default():
     precision=st.sampled_from(["auto", "fp32", "bf16"]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_what_is_written_is_what_is_read(title, phases, learning_rate, rate, spans, strip_accents, precision, seed):
+def test_what_is_written_is_what_is_read(
+    title, phases, learning_rate, rate, spans, strip_accents, precision, seed
+):
     recipe = Recipe(
         title=title,
         train=TrainConfig(phases=tuple(phases), precision=precision),
@@ -205,7 +247,9 @@ def test_what_is_written_is_what_is_read(title, phases, learning_rate, rate, spa
     assert dump_recipe(parse_as(Recipe, text, "r.toml")) == text
 
 
-@pytest.mark.parametrize("title", ['a "b" \\ c', "two\nlines", "tab\tand\x00\x1f\x7f", "日本語 🦊", ""])
+@pytest.mark.parametrize(
+    "title", ['a "b" \\ c', "two\nlines", "tab\tand\x00\x1f\x7f", "日本語 🦊", ""]
+)
 def test_any_title_survives(title: str):
     recipe = replace(parse_as(Recipe, MINIMAL, "r.toml"), title=title)
     assert parse_as(Recipe, dump_recipe(recipe), "r.toml") == recipe
@@ -260,40 +304,130 @@ kind = "next_sentence"
 @pytest.mark.parametrize(
     ("old", "new", "line", "message", "hint"),
     [
-        ("num_steps = 10", "num_step = 10", 6, "train.phases[0].num_step: no such field", "train.phases[0].num_steps?"),
-        ("batch_size = 2", "batch_sizes = 2", 11, "train.phases[1].batch_sizes: no such field", "[1].batch_size?"),
-        ("[train]", "[train]\nprecison = 'fp32'", 5, "train.precison: no such field", "did you mean train.precision?"),
+        (
+            "num_steps = 10",
+            "num_step = 10",
+            6,
+            "train.phases[0].num_step: no such field",
+            "train.phases[0].num_steps?",
+        ),
+        (
+            "batch_size = 2",
+            "batch_sizes = 2",
+            11,
+            "train.phases[1].batch_sizes: no such field",
+            "[1].batch_size?",
+        ),
+        (
+            "[train]",
+            "[train]\nprecison = 'fp32'",
+            5,
+            "train.precison: no such field",
+            "did you mean train.precision?",
+        ),
         ("[train]", "[trian]\n[train]", 4, "trian: no such field", "did you mean train?"),
-        ("[train]", "[train]\nprecision = 'fp16'", 5, "'fp16' is none of 'auto', 'fp32', 'bf16'", None),
-        ("num_steps = 10", "num_steps = 1.5", 6, "train.phases[0].num_steps: expected int, got 1.5", None),
+        (
+            "[train]",
+            "[train]\nprecision = 'fp16'",
+            5,
+            "'fp16' is none of 'auto', 'fp32', 'bf16'",
+            None,
+        ),
+        (
+            "num_steps = 10",
+            "num_steps = 1.5",
+            6,
+            "train.phases[0].num_steps: expected int, got 1.5",
+            None,
+        ),
         ("num_steps = 10", "num_steps = true", 6, "expected int, got True", None),
         ("num_steps = 10", "num_steps = 0", 5, "expected 1 to 2,000,000,000", None),
         ("batch_size = 4\n", "", 5, "train.phases[0].batch_size: must be given", None),
-        ("sequence_length = 512", "sequence_length = 513", 1, "max_position_embeddings is 512", None),
+        (
+            "sequence_length = 512",
+            "sequence_length = 513",
+            1,
+            "max_position_embeddings is 512",
+            None,
+        ),
         ("sequence_length = 512", "sequence_length = 4", 9, "expected 5 to 1,048,576", None),
         ('title = "One"', "title = 1", 2, "title: expected str, got 1", None),
         ('title = "One"\n', "", 1, "title: must be given", None),
         ("[train]", "[train]\nsave_every = -1", 4, "expected 0 to 2,000,000,000", None),
-        ("[train]", "[vocabulary]\nsize = 3\n[train]", 4, "vocabulary: a vocabulary of 3 tokens", "size like 30000"),
+        (
+            "[train]",
+            "[vocabulary]\nsize = 3\n[train]",
+            4,
+            "vocabulary: a vocabulary of 3 tokens",
+            "size like 30000",
+        ),
         ("[train]", "[vocabulary]\nalgorithm = 'bpee'\n[train]", 5, "'bpee' is none of", None),
         ("[train]", "[masking]\nrate = 0.0\n[train]", 4, "masking: rate is 0.0", None),
-        ("[train]", "[masking]\nspans = 1\n[train]", 5, "masking.spans: expected a list, got 1", None),
-        ("[train]", "[masking]\nspans = ['a']\n[train]", 5, "masking.spans[0]: expected float, got 'a'", None),
-        ("[train]", "[optimizer]\nlearning_rate = nan\n[train]", 4, "optimizer: learning_rate is nan", None),
-        ("[train]", "[optimizer]\nlearning_rate = 0\n[train]", 1, "learning_rate is 0: expected the rate", None),
+        (
+            "[train]",
+            "[masking]\nspans = 1\n[train]",
+            5,
+            "masking.spans: expected a list, got 1",
+            None,
+        ),
+        (
+            "[train]",
+            "[masking]\nspans = ['a']\n[train]",
+            5,
+            "masking.spans[0]: expected float, got 'a'",
+            None,
+        ),
+        (
+            "[train]",
+            "[optimizer]\nlearning_rate = nan\n[train]",
+            4,
+            "optimizer: learning_rate is nan",
+            None,
+        ),
+        (
+            "[train]",
+            "[optimizer]\nlearning_rate = 0\n[train]",
+            1,
+            "learning_rate is 0: expected the rate",
+            None,
+        ),
         ("[train]", "[encoder]\nhidden_size = 65537\n[train]", 4, "hidden_size is 65537", None),
         ("[train]", "[encoder]\nnum_attention_heads = 7\n[train]", 4, "does not divide", None),
         ("[train]", "[encoder]\nlayer_norm_eps = -1.0\n[train]", 4, "layer_norm_eps is -1.0", None),
-        ("[train]", "[encoder]\ninitializer_range = 0.0\n[train]", 1, "initializer_range is 0.0", None),
-        ("[train]", "[encoder]\ntype_vocab_size = 1\n[train]", 1, "'next_sentence' has 2 segments", None),
+        (
+            "[train]",
+            "[encoder]\ninitializer_range = 0.0\n[train]",
+            1,
+            "initializer_range is 0.0",
+            None,
+        ),
+        (
+            "[train]",
+            "[encoder]\ntype_vocab_size = 1\n[train]",
+            1,
+            "'next_sentence' has 2 segments",
+            None,
+        ),
         ("[train]", "[masking]\nmax_predictions = -1\n[train]", 4, "max_predictions is -1", None),
         ("[train]", "[optimizer]\nbeta1 = 1.5\n[train]", 4, "beta1 is 1.5", None),
         ("[train]", "[optimizer]\neps = -1.0\n[train]", 4, "eps is -1.0", None),
         ("[train]", "[optimizer]\nweight_decay = -1.0\n[train]", 4, "weight_decay is -1.0", None),
         ("[train]", "[optimizer]\nmax_grad_norm = -1.0\n[train]", 4, "max_grad_norm is -1.0", None),
         ("[train]", "seed = 4294967296\n[train]", 1, "seed is 4294967296", None),
-        ("[train]", "[[objectives]]\nkind = 'mlm'\n[train]", 5, "objectives[0].kind: 'mlm' is none of", None),
-        ("[train]", "[[objectives]]\nkind = 'masked_lm'\nweight = 0.0\n[train]", 4, "weight is 0.0", None),
+        (
+            "[train]",
+            "[[objectives]]\nkind = 'mlm'\n[train]",
+            5,
+            "objectives[0].kind: 'mlm' is none of",
+            None,
+        ),
+        (
+            "[train]",
+            "[[objectives]]\nkind = 'masked_lm'\nweight = 0.0\n[train]",
+            4,
+            "weight is 0.0",
+            None,
+        ),
         (
             "[train]",
             "[[objectives]]\nkind = 'next_sentence'\n[train]",
@@ -308,12 +442,42 @@ kind = "next_sentence"
             "expected masked_lm or causal_lm, one of them",
             None,
         ),
-        ("[train]", "[[objectives]]\nkind = 'causal_lm'\n[train]", 1, "which sees the next token", None),
-        ("[train]", "[[objectives]]\nkind = 'masked_lm'\n" * 2 + "[train]", 1, "expected each kind once", None),
-        ("[train]", NO_PAIRS, 1, "next_sentence has no targets in sequences of sampling.format 'full_sentences'", None),
+        (
+            "[train]",
+            "[[objectives]]\nkind = 'causal_lm'\n[train]",
+            1,
+            "which sees the next token",
+            None,
+        ),
+        (
+            "[train]",
+            "[[objectives]]\nkind = 'masked_lm'\n" * 2 + "[train]",
+            1,
+            "expected each kind once",
+            None,
+        ),
+        (
+            "[train]",
+            NO_PAIRS,
+            1,
+            "next_sentence has no targets in sequences of sampling.format 'full_sentences'",
+            None,
+        ),
         ("[train]", "encoder = 3\n[train]", 4, "encoder: expected a table, got 3", None),
-        ("[train]", "[masking]\nspans = [\n  0.5,\n  'a',\n]\n[train]", 5, "masking.spans[1]: expected float", None),
-        ("[train]", "masking.rate = 'a'\n[train]", 4, "masking.rate: expected float, got 'a'", None),
+        (
+            "[train]",
+            "[masking]\nspans = [\n  0.5,\n  'a',\n]\n[train]",
+            5,
+            "masking.spans[1]: expected float",
+            None,
+        ),
+        (
+            "[train]",
+            "masking.rate = 'a'\n[train]",
+            4,
+            "masking.rate: expected float, got 'a'",
+            None,
+        ),
         (
             "[train]",
             "ALIASES = 3\n[train]",
@@ -323,7 +487,9 @@ kind = "next_sentence"
         ),
     ],
 )
-def test_what_is_wrong_is_named(old: str, new: str, line: int, message: str, hint: str | None, tmp_path: Path):
+def test_what_is_wrong_is_named(
+    old: str, new: str, line: int, message: str, hint: str | None, tmp_path: Path
+):
     assert old in MINIMAL
     path = tmp_path / "r.toml"
     path.write_text(MINIMAL.replace(old, new, 1))
@@ -336,7 +502,8 @@ def test_what_is_wrong_is_named(old: str, new: str, line: int, message: str, hin
 
 
 @pytest.mark.parametrize(
-    "word", ["seed", "=3", "train.phases.2.num_steps=1", "title.a=1", "train.phases.x=1", "seed.a.b=1"]
+    "word",
+    ["seed", "=3", "train.phases.2.num_steps=1", "title.a=1", "train.phases.x=1", "seed.a.b=1"],
 )
 def test_a_word_that_sets_nothing(word: str):
     with pytest.raises(UsageError):
@@ -345,7 +512,11 @@ def test_a_word_that_sets_nothing(word: str):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"title = ", "not TOML"), (b"\xff\xfe", "not a text in UTF-8"), (b"", "title: must be given")],
+    [
+        (b"title = ", "not TOML"),
+        (b"\xff\xfe", "not a text in UTF-8"),
+        (b"", "title: must be given"),
+    ],
 )
 def test_files_that_are_no_recipes(content: bytes, message: str, tmp_path: Path):
     (tmp_path / "r.toml").write_bytes(content)
@@ -365,13 +536,23 @@ def test_a_name_that_is_none():
 
 def test_defaults_are_those_of_the_paper():
     c = EncoderConfig()
-    assert (c.hidden_size, c.num_hidden_layers, c.num_attention_heads, c.max_position_embeddings) == (768, 12, 12, 512)
+    assert (
+        c.hidden_size,
+        c.num_hidden_layers,
+        c.num_attention_heads,
+        c.max_position_embeddings,
+    ) == (768, 12, 12, 512)
 
 
 def test_objectives_are_those_of_the_format_unless_they_are_listed():
     assert parse_as(Recipe, MINIMAL, "r.toml").weights == {"masked_lm": 1.0, "next_sentence": 1.0}
-    assert parse_as(Recipe, MINIMAL, "r.toml", ["sampling.format=full_sentences"]).weights == {"masked_lm": 1.0}
-    listed = MINIMAL + "[[objectives]]\nkind = 'masked_lm'\n[[objectives]]\nkind = 'next_sentence'\nweight = 2\n"
+    assert parse_as(Recipe, MINIMAL, "r.toml", ["sampling.format=full_sentences"]).weights == {
+        "masked_lm": 1.0
+    }
+    listed = (
+        MINIMAL
+        + "[[objectives]]\nkind = 'masked_lm'\n[[objectives]]\nkind = 'next_sentence'\nweight = 2\n"
+    )
     assert parse_as(Recipe, listed, "r.toml").weights == {"masked_lm": 1.0, "next_sentence": 2.0}
     alone = parse_as(Recipe, MINIMAL + "[[objectives]]\nkind = 'masked_lm'\n", "r.toml")
     assert alone.weights == {"masked_lm": 1.0}  # over pairs of segments

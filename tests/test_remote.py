@@ -1,5 +1,5 @@
-"""Remote storage: memory:// here, s3:// in test_remote_s3.py. What is written there has the bytes of what is written on
-a disk, is complete or is not read, and nothing else stays."""
+"""Remote storage: memory:// here, s3:// in test_remote_s3.py. What is written there has the bytes
+of what is written on a disk, is complete or is not read, and nothing else stays."""
 
 import hashlib
 import json
@@ -43,12 +43,17 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def digests(folder: Path) -> dict[str, str]:
     """The sha256 of the files of a folder, but not of hidden ones."""
     files = (path for path in folder.rglob("*") if path.is_file() and "/." not in path.as_posix())
-    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 def remote_digests(memory: Any, folder: str) -> dict[str, str]:
     names = {name: name.removeprefix(f"/{folder}/") for name in memory.find(f"/{folder}")}
-    return {short: hashlib.sha256(memory.cat_file(name)).hexdigest() for name, short in names.items()}
+    return {
+        short: hashlib.sha256(memory.cat_file(name)).hexdigest() for name, short in names.items()
+    }
 
 
 def run(*words: object) -> None:
@@ -59,7 +64,9 @@ def work_files(tmp_path: Path) -> list[Path]:
     return [path for path in (tmp_path / "cache" / "work").rglob("*") if path.is_file()]
 
 
-def test_vectors_of_a_remote_file_are_those_of_a_local_one(memory: Any, tmp_path: Path, capsys: Any):
+def test_vectors_of_a_remote_file_are_those_of_a_local_one(
+    memory: Any, tmp_path: Path, capsys: Any
+):
     (tmp_path / "t.csv").write_bytes(ROWS)
     memory.pipe_file("/b/t.csv", ROWS)
     run("embed", "minilm", tmp_path / "t.csv", "-o", tmp_path / "v.npy")
@@ -81,13 +88,22 @@ def test_a_folder_has_a_manifest_and_the_bytes_of_a_local_one(memory: Any, tmp_p
     run("vocab", corpus, "-o", tmp_path / "tok", "--size", "300")
     run("vocab", "memory://b/c", "-o", "memory://b/tok", "--size", "300")
     run("prepare", corpus, "-o", tmp_path / "shards", "--tokenizer", tmp_path / "tok")
-    run("prepare", "memory://b/c/*.jsonl", "-o", "memory://b/shards", "--tokenizer", "memory://b/tok")
+    run(
+        "prepare",
+        "memory://b/c/*.jsonl",
+        "-o",
+        "memory://b/shards",
+        "--tokenizer",
+        "memory://b/tok",
+    )
     for name in ("tok", "shards"):
         there = remote_digests(memory, f"b/{name}")
         manifest = json.loads(memory.cat_file(f"/b/{name}/{MANIFEST}"))["files"]
         del there[MANIFEST]
         assert {key: facts["sha256"] for key, facts in manifest.items()} == there
-        assert all(memory.size(f"/b/{name}/{key}") == facts["bytes"] for key, facts in manifest.items())
+        assert all(
+            memory.size(f"/b/{name}/{key}") == facts["bytes"] for key, facts in manifest.items()
+        )
         here = digests(tmp_path / name)
         assert {k: v for k, v in there.items() if k != "manifest.json"} == {
             k: v
@@ -95,7 +111,14 @@ def test_a_folder_has_a_manifest_and_the_bytes_of_a_local_one(memory: Any, tmp_p
             if k != "manifest.json"  # it has the path of the corpus
         }
     before = memory.modified("/b/shards/tokens.bin")
-    run("prepare", "memory://b/c/*.jsonl", "-o", "memory://b/shards", "--tokenizer", "memory://b/tok")
+    run(
+        "prepare",
+        "memory://b/c/*.jsonl",
+        "-o",
+        "memory://b/shards",
+        "--tokenizer",
+        "memory://b/tok",
+    )
     assert memory.modified("/b/shards/tokens.bin") == before  # it was finished
     assert not work_files(tmp_path)
     assert not [name for name in memory.find("") if name.endswith(remote.CLAIM)]
@@ -135,7 +158,9 @@ def test_texts_that_others_have_put_there_need_no_manifest(memory: Any):
 
 
 def pretrain(output: object, corpus: object, recipe: Path) -> int:
-    return main(["pretrain", str(corpus), "-o", str(output), "--recipe", str(recipe), "--device", "cpu"])
+    return main(
+        ["pretrain", str(corpus), "-o", str(output), "--recipe", str(recipe), "--device", "cpu"]
+    )
 
 
 @pytest.mark.slow
@@ -169,7 +194,9 @@ def test_a_run_resumes_from_its_remote_checkpoint(
     assert there["model.safetensors"] == digests(tmp_path / "m")["model.safetensors"]
     steps = [json.loads(line) for line in memory.cat_file("/b/m/metrics.jsonl").splitlines()]
     assert [line["step"] for line in steps if "loss" in line] == list(range(1, 41))
-    assert not [path for path in (tmp_path / "another-machine" / "work").rglob("*") if path.is_file()]
+    assert not [
+        path for path in (tmp_path / "another-machine" / "work").rglob("*") if path.is_file()
+    ]
     run("fill", "memory://b/m", "ba [MASK]")
     assert pretrain("memory://b/m", "memory://b/a.jsonl", recipe) == 0  # it is finished
     assert remote_digests(memory, "b/m")["model.safetensors"] == there["model.safetensors"]
@@ -179,7 +206,18 @@ def test_a_run_of_two_seeds_resumes_elsewhere_with_the_second_one(
     memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, model: Path
 ):
     data = write_reviews(tmp_path / "a.csv", 60)
-    words = ["finetune", data, "--model", model, "--method", "full", "--validation", "split", "--seeds", "2"]
+    words = [
+        "finetune",
+        data,
+        "--model",
+        model,
+        "--method",
+        "full",
+        "--validation",
+        "split",
+        "--seeds",
+        "2",
+    ]
     words += ["--epochs", "4", "--set", "save_every=2", "-o"]
     run(*words, tmp_path / "m")
     save, saved, interrupts = training_run.save_checkpoint, list[str](), [False, True]
@@ -211,8 +249,12 @@ def checkpoint(folder: Path, step: int, content: str) -> None:
     (path / "checkpoint.json").write_text("{}")
 
 
-@pytest.mark.parametrize(("here", "there", "resumed"), [(2, 1, "here"), (1, 2, "there"), (2, 2, "here")])
-def test_the_newest_complete_checkpoint_wins(memory: Any, tmp_path: Path, here: int, there: int, resumed: str):
+@pytest.mark.parametrize(
+    ("here", "there", "resumed"), [(2, 1, "here"), (1, 2, "there"), (2, 2, "here")]
+)
+def test_the_newest_complete_checkpoint_wins(
+    memory: Any, tmp_path: Path, here: int, there: int, resumed: str
+):
     work = tmp_path / "cache" / "work" / "memory" / "b" / "run"
     found: list[str] = []
 
@@ -225,7 +267,8 @@ def test_the_newest_complete_checkpoint_wins(memory: Any, tmp_path: Path, here: 
         interrupted(lambda folder: checkpoint(folder, there, "there"))
     shutil.rmtree(work)
     checkpoint(work, here, "here")
-    memory.pipe_file("/b/run/checkpoints/step-00000009/state.safetensors", b"torn")  # without checkpoint.json
+    # without checkpoint.json
+    memory.pipe_file("/b/run/checkpoints/step-00000009/state.safetensors", b"torn")
     newest = f"checkpoints/step-{max(here, there):08}/state.safetensors"
     with pytest.raises(KeyboardInterrupt):
         interrupted(lambda folder: found.append((folder / newest).read_text()))
@@ -233,8 +276,8 @@ def test_the_newest_complete_checkpoint_wins(memory: Any, tmp_path: Path, here: 
 
 
 def test_trainings_of_a_run_are_uploaded_when_they_are_finished(memory: Any, tmp_path: Path):
-    """A killed run of several seeds, folds or arms continues on another machine: what counts is the number of finished
-    trainings, then the step of the next one."""
+    """A killed run of several seeds, folds or arms continues on another machine: what counts is the
+    number of finished trainings, then the step of the next one."""
     with suppress(KeyboardInterrupt), published("memory://b/run") as folder:
         checkpoint(folder / "seed-0", 20, "first")
         shutil.rmtree(folder / "seed-0/checkpoints")
@@ -243,9 +286,13 @@ def test_trainings_of_a_run_are_uploaded_when_they_are_finished(memory: Any, tmp
         checkpoint(folder / "seed-1", 10, "second")
         raise KeyboardInterrupt
     shutil.rmtree(tmp_path / "cache")
-    checkpoint(tmp_path / "cache/work/memory/b/run/seed-0", 20, "first")  # of a machine that has lost its connection
+    # of a machine that has lost its connection
+    checkpoint(tmp_path / "cache/work/memory/b/run/seed-0", 20, "first")
     with suppress(KeyboardInterrupt), published("memory://b/run") as folder:
-        found = {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*.safetensors")}
+        found = {
+            path.relative_to(folder).as_posix(): path.read_text()
+            for path in folder.rglob("*.safetensors")
+        }
         raise KeyboardInterrupt
     assert found == {
         "seed-0/model.safetensors": "first",
@@ -263,11 +310,15 @@ def test_a_run_that_replaces_another_leaves_nothing_of_it(memory: Any, tmp_path:
         checkpoint(folder / "seed-0", 10, "new")
         raise KeyboardInterrupt
     names = {"checkpoint.json", "state.safetensors"}
-    assert set(remote_digests(memory, "b/run")) == {f"seed-0/checkpoints/step-00000010/{name}" for name in names}
+    assert set(remote_digests(memory, "b/run")) == {
+        f"seed-0/checkpoints/step-00000010/{name}" for name in names
+    }
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_download_of_a_newer_checkpoint_leaves_it_there(memory: Any, tmp_path: Path, monkeypatch: Any, fails: bool):
+def test_a_download_of_a_newer_checkpoint_leaves_it_there(
+    memory: Any, tmp_path: Path, monkeypatch: Any, fails: bool
+):
     """It takes longer than the time between two uploads, or fails."""
     work = tmp_path / "cache" / "work" / "memory" / "b" / "run"
     checkpoint(work, 1, "here")
@@ -307,16 +358,23 @@ def test_checkpoints_are_uploaded_while_the_run_trains_and_old_ones_go(memory: A
         (folder / "model.safetensors").write_text("2")
         shutil.rmtree(folder / "checkpoints")  # as at the end of a run
         time.sleep(0.1)
-        assert memory.exists("/b/run/checkpoints/step-00000002/checkpoint.json"), "until the run is uploaded"
+        assert memory.exists("/b/run/checkpoints/step-00000002/checkpoint.json"), (
+            "until the run is uploaded"
+        )
         assert not memory.exists(f"/b/run/{MANIFEST}")
     assert memory.exists(f"/b/run/{MANIFEST}")
 
 
-def test_one_of_two_writers_is_refused(memory: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_one_of_two_writers_is_refused(
+    memory: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     notes: list[str] = []
     with published("memory://b/v.txt") as path:
         path.write_text("first")
-        with pytest.raises(BertworksError, match="of this machine writes"), published("memory://b/v.txt"):
+        with (
+            pytest.raises(BertworksError, match="of this machine writes"),
+            published("memory://b/v.txt"),
+        ):
             pass
         monkeypatch.setenv("BERTWORKS_CACHE", str(tmp_path / "another-machine"))
         with (
@@ -377,7 +435,9 @@ def test_failures_that_pass_are_tried_again(memory: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr(type(store.fs), "cat_file", lambda _, *words: flaky(*words))
     assert store.manifest() == {}
     left[0] = 100
-    with pytest.raises(BertworksError, match=r"memory://b/x: the storage fails, 4 times: .*Internal Server Error"):
+    with pytest.raises(
+        BertworksError, match=r"memory://b/x: the storage fails, 4 times: .*Internal Server Error"
+    ):
         store.manifest()
     assert left[0] == 96
 
@@ -400,7 +460,10 @@ def test_what_is_no_url_of_ours_is_refused(memory: Any, monkeypatch: pytest.Monk
             write_text(output, "text")
     with pytest.raises(BertworksError, match="a whole bucket"), published("memory://bucket/"):
         pass
-    with pytest.raises(BertworksError, match="nothing is written to hf"), published("hf://datasets/a/b/c.txt"):
+    with (
+        pytest.raises(BertworksError, match="nothing is written to hf"),
+        published("hf://datasets/a/b/c.txt"),
+    ):
         pass
     with pytest.raises(BertworksError, match=r"a URL with \.\."):
         as_path("memory://b/../x")
@@ -424,13 +487,25 @@ def test_portions_of_several_machines_need_a_folder(memory: Any, capsys: Any, op
 
 def test_without_urls_fsspec_is_not_imported():
     code = "import sys, bertworks.cli.main, bertworks.io.remote; sys.exit('fsspec' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=Path(bertworks.__file__).parents[1]).returncode == 0
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=Path(bertworks.__file__).parents[1]
+        ).returncode
+        == 0
+    )
 
 
-@pytest.mark.parametrize("url", [
-    "s3://user:pass-word@host/data.csv", "s3:/user:pass-word@host/data.csv", "s3://KEY:pass-word/with/slashes@bucket/x",
-    "https://user:pass-word@host/data.csv", "gs://pass-word@bucket", "hf://user:p@ss-word@datasets/x",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://user:pass-word@host/data.csv",
+        "s3:/user:pass-word@host/data.csv",
+        "s3://KEY:pass-word/with/slashes@bucket/x",
+        "https://user:pass-word@host/data.csv",
+        "gs://pass-word@bucket",
+        "hf://user:p@ss-word@datasets/x",
+    ],
+)
 def test_a_password_in_a_url_is_refused_and_not_printed(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -438,10 +513,12 @@ def test_a_password_in_a_url_is_refused_and_not_printed(
     (tmp_path / "a.txt").write_text("A film.\n")
     text = str(tmp_path / "a.txt")
     for words in (
-        ["embed", "minilm", url, "-o", str(tmp_path / "v.npy")], ["embed", "minilm", text, "-o", url],
-        ["vocab", url, "-o", str(tmp_path / "t")], ["finetune", url, "-o", str(tmp_path / "m")],
+        ["embed", "minilm", url, "-o", str(tmp_path / "v.npy")],
+        ["embed", "minilm", text, "-o", url],
+        ["vocab", url, "-o", str(tmp_path / "t")],
+        ["finetune", url, "-o", str(tmp_path / "m")],
         ["pretrain", text, "--init", url, "-o", str(tmp_path / "m")],
-    ):  # fmt: skip
+    ):
         assert main(words) == 2
         shown = capsys.readouterr()
         assert "a URL with a name or a password" in shown.err
@@ -450,6 +527,8 @@ def test_a_password_in_a_url_is_refused_and_not_printed(
         as_path(url)
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/a@b.txt", "s3://bucket/a:b@c", "hf://datasets/owner/name@main/x.csv"])
+@pytest.mark.parametrize(
+    "url", ["s3://bucket/a@b.txt", "s3://bucket/a:b@c", "hf://datasets/owner/name@main/x.csv"]
+)
 def test_names_with_an_at_sign_are_no_passwords(url: str) -> None:
     assert url_of(url) == url

@@ -1,4 +1,5 @@
-"""s3:// against moto's server in this process, which fails as storages do. tests/test_remote.py has the rest."""
+"""s3:// against moto's server in this process, which fails as storages do. tests/test_remote.py has
+the rest."""
 
 import hashlib
 import json
@@ -69,7 +70,9 @@ def started() -> Iterator[Server]:
 
 
 @pytest.fixture
-def s3(started: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: Any) -> Iterator[Server]:
+def s3(
+    started: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: Any
+) -> Iterator[Server]:
     values = {
         "ACCESS_KEY_ID": "a",
         "SECRET_ACCESS_KEY": "b",
@@ -95,7 +98,10 @@ def s3(started: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request
 
 
 def names() -> list[str]:
-    return [found["Key"] for found in boto3.client("s3").list_objects_v2(Bucket="bucket").get("Contents", ())]
+    return [
+        found["Key"]
+        for found in boto3.client("s3").list_objects_v2(Bucket="bucket").get("Contents", ())
+    ]
 
 
 def objects() -> dict[str, bytes]:
@@ -124,15 +130,21 @@ def test_bytes_are_those_of_a_disk_although_the_storage_fails_at_times(s3: Serve
     s3.fails = sometimes(4)
     assert main(["vocab", str(corpus), "-o", str(tmp_path / "tok"), "--size", "300"]) == 0
     assert main(["vocab", "s3://bucket/c", "-o", "s3://bucket/tok", "--size", "300"]) == 0
-    assert (fetched("s3://bucket/tok") / "vocab.txt").read_bytes() == (tmp_path / "tok" / "vocab.txt").read_bytes()
+    assert (fetched("s3://bucket/tok") / "vocab.txt").read_bytes() == (
+        tmp_path / "tok" / "vocab.txt"
+    ).read_bytes()
     s3.fails = lambda environ: 0
     there = objects()
-    files = {path.name: path.read_bytes() for path in (tmp_path / "tok").iterdir() if path.name[0] != "."}
+    files = {
+        path.name: path.read_bytes() for path in (tmp_path / "tok").iterdir() if path.name[0] != "."
+    }
     manifest = json.loads(there.pop(f"tok/{MANIFEST}"))["files"]
     assert {name: facts["sha256"] for name, facts in manifest.items()} == {
         name: hashlib.sha256(content).hexdigest() for name, content in files.items()
     }
-    assert there == {"c/a.jsonl": corpus.read_bytes()} | {f"tok/{name}": content for name, content in files.items()}
+    assert there == {"c/a.jsonl": corpus.read_bytes()} | {
+        f"tok/{name}": content for name, content in files.items()
+    }
     assert [name for name in s3.writes if not name.endswith(CLAIM)][-1] == f"/bucket/tok/{MANIFEST}"
 
 
@@ -144,8 +156,12 @@ def write_folder(url: str, size: int = 10) -> None:
 
 
 def test_a_torn_upload_is_not_read_and_done_again(s3: Server, tmp_path: Path):
-    s3.fails = lambda environ: 503 * (environ["PATH_INFO"].endswith("/2.bin") and environ["REQUEST_METHOD"] == "PUT")
-    with pytest.raises(BertworksError, match=r"s3://bucket/m/2.bin: the storage fails, 6 times") as error:
+    s3.fails = lambda environ: (
+        503 * (environ["PATH_INFO"].endswith("/2.bin") and environ["REQUEST_METHOD"] == "PUT")
+    )
+    with pytest.raises(
+        BertworksError, match=r"s3://bucket/m/2.bin: the storage fails, 6 times"
+    ) as error:
         write_folder("s3://bucket/m")
     assert error.value.hint == "run the same command again later"
     assert 1 <= len(objects()) < 4
@@ -194,7 +210,9 @@ def test_one_of_many_writers_wins(s3: Server, tmp_path: Path):
 def test_what_is_wrong_is_said_at_once(s3: Server, capsys: Any, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(BertworksError, match="no such bucket, folder or file"):
         fetched("s3://nothing/a.csv")
-    with pytest.raises(BertworksError, match=r"s3://nothing/m.*: there is no such bucket, folder or file") as error:
+    with pytest.raises(
+        BertworksError, match=r"s3://nothing/m.*: there is no such bucket, folder or file"
+    ) as error:
         write_folder("s3://nothing/m")
     assert error.value.hint == "check the spelling; a bucket must exist before"
     s3.fails = lambda environ: 403
@@ -206,7 +224,10 @@ def test_what_is_wrong_is_said_at_once(s3: Server, capsys: Any, monkeypatch: pyt
         monkeypatch.delenv(f"AWS_{name}")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     fsspec.get_filesystem_class("s3").clear_instance_cache()
-    with pytest.raises(BertworksError, match="the access is refused: NoCredentialsError: Unable to locate credentials"):
+    with pytest.raises(
+        BertworksError,
+        match="the access is refused: NoCredentialsError: Unable to locate credentials",
+    ):
         fetched("s3://bucket/a.csv")
 
 
@@ -215,7 +236,8 @@ def test_a_killed_upload_is_not_read_and_done_again(s3: Server, tmp_path: Path):
     """SIGKILL in the middle of the files; the same command, after its signs of life ended."""
     script = tmp_path / "upload.py"
     script.write_text(
-        "import sys\nsys.path.insert(0, sys.argv[1])\nfrom test_remote_s3 import remote, write_folder\n"
+        "import sys\nsys.path.insert(0, sys.argv[1])\n"
+        "from test_remote_s3 import remote, write_folder\n"
         "remote.BEAT = 0.05\nwrite_folder('s3://bucket/m', 1000)\n"
     )
     halt = threading.Event()
@@ -241,14 +263,28 @@ def test_a_killed_upload_is_not_read_and_done_again(s3: Server, tmp_path: Path):
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_killed_training_goes_on_elsewhere(processes: int, s3: Server, tmp_path: Path):
-    """SIGKILL of the training and all its processes after a checkpoint; the same command on a machine without its
-    files has the bits of a training that nothing disturbed."""
+    """SIGKILL of the training and all its processes after a checkpoint; the same command on a
+    machine without its files has the bits of a training that nothing disturbed."""
     corpus = write_corpus(tmp_path / "a.jsonl")
-    longer = [("num_steps = 40", "num_steps = 2500"), ("_every = 10", "_every = 500"), ("_every = 5", "_every = 100")]
+    longer = [
+        ("num_steps = 40", "num_steps = 2500"),
+        ("_every = 10", "_every = 500"),
+        ("_every = 5", "_every = 100"),
+    ]
     recipe = write_recipe(tmp_path / "r.toml", *longer)
 
     def start(output: str, cache: str) -> subprocess.Popen[bytes]:
-        words = [str(corpus), "-o", output, "--recipe", str(recipe), "--workers", "1", "--device", "cpu"]
+        words = [
+            str(corpus),
+            "-o",
+            output,
+            "--recipe",
+            str(recipe),
+            "--workers",
+            "1",
+            "--device",
+            "cpu",
+        ]
         words += ["--processes", str(processes)] * (processes > 1)
         variables = os.environ | {"BERTWORKS_CACHE": str(tmp_path / cache), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "bertworks.cli.main", "pretrain", *words]
@@ -264,6 +300,9 @@ def test_a_killed_training_goes_on_elsewhere(processes: int, s3: Server, tmp_pat
     process.wait()
     assert "m/" + MANIFEST not in names()
     assert start("s3://bucket/m", "two").wait(400) == 0
-    whole = {name: (tmp_path / "whole" / name).read_bytes() for name in ("model.safetensors", "recipe.toml")}
+    whole = {
+        name: (tmp_path / "whole" / name).read_bytes()
+        for name in ("model.safetensors", "recipe.toml")
+    }
     assert {name: objects()[f"m/{name}"] for name in whole} == whole
     assert not [path for path in (tmp_path / "two" / "work").rglob("*") if path.is_file()]

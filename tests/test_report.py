@@ -1,4 +1,5 @@
-"""The page of a run: it shows the figures that were written, stands alone, and cannot be talked into anything else."""
+"""The page of a run: it shows the figures that were written, stands alone, and cannot be talked
+into anything else."""
 
 import hashlib
 import json
@@ -18,14 +19,26 @@ from bertworks.runs.report import write_report
 
 def step_line(step, **figures):
     return {
-        "step": step, "loss": 8.0, "masked_lm_loss": 7.0 - step / 100, "masked_lm_accuracy": 0.1,
-        "next_sentence_loss": 0.7, "next_sentence_accuracy": 0.5, "learning_rate": 1e-4, "gradient_norm": 1.5,
-        "tokens": step * 1000, "tokens_per_second": 9600.0, "seconds": step * 0.5,
-    } | figures  # fmt: skip
+        "step": step,
+        "loss": 8.0,
+        "masked_lm_loss": 7.0 - step / 100,
+        "masked_lm_accuracy": 0.1,
+        "next_sentence_loss": 0.7,
+        "next_sentence_accuracy": 0.5,
+        "learning_rate": 1e-4,
+        "gradient_norm": 1.5,
+        "tokens": step * 1000,
+        "tokens_per_second": 9600.0,
+        "seconds": step * 0.5,
+    } | figures
 
 
 def evaluation_line(step, loss=3.0):
-    figures = {"masked_lm_loss": loss, "masked_lm_accuracy": 0.4375, "masked_lm_perplexity": math.exp(loss)}
+    figures = {
+        "masked_lm_loss": loss,
+        "masked_lm_accuracy": 0.4375,
+        "masked_lm_perplexity": math.exp(loss),
+    }
     return {"step": step, "evaluation": figures | {"next_sentence_accuracy": 0.8125}}
 
 
@@ -39,12 +52,16 @@ def page_of(folder):
 
 def drawings(page):
     """Title -> the chart's picture, parsed."""
-    figures = re.findall(r"<figcaption>(.*?)(?:<span.*?)?</figcaption>\n(<svg.*?</svg>)", page, re.S)
+    figures = re.findall(
+        r"<figcaption>(.*?)(?:<span.*?)?</figcaption>\n(<svg.*?</svg>)", page, re.S
+    )
     return {title: ElementTree.fromstring(svg) for title, svg in figures}
 
 
 def line_of(drawing, style="train"):
-    path = next(group for group in drawing.iter("g") if group.get("class") == style).find("polyline")
+    path = next(group for group in drawing.iter("g") if group.get("class") == style).find(
+        "polyline"
+    )
     return [tuple(map(float, point.split(","))) for point in path.get("points").split()]
 
 
@@ -68,10 +85,17 @@ class Nesting(HTMLParser):
 @pytest.fixture
 def run(tmp_path):
     write_metrics(
-        tmp_path, [line for n in range(1, 101) for line in (step_line(n), *[evaluation_line(n)] * (n % 25 == 0))]
+        tmp_path,
+        [
+            line
+            for n in range(1, 101)
+            for line in (step_line(n), *[evaluation_line(n)] * (n % 25 == 0))
+        ],
     )
     (tmp_path / "recipe.toml").write_text('title = "mine"\n[train]\n')
-    (tmp_path / "run.json").write_text(json.dumps({"versions": {"bertworks": "0.1.0", "torch": "2.13.0"}}))
+    (tmp_path / "run.json").write_text(
+        json.dumps({"versions": {"bertworks": "0.1.0", "torch": "2.13.0"}})
+    )
     return tmp_path
 
 
@@ -79,14 +103,24 @@ def test_the_page_shows_the_last_figures_the_recipe_and_the_versions(run):
     page = page_of(run)
     assert write_report(run) == run / "report.html"
     for expected in (
-        "100 steps", "100k tokens", "50 s of training", "masked tokens: loss 3.000, accuracy 43.8%, perplexity 20.1",
-        "next sentence: accuracy 81.2%", "title = &quot;mine&quot;", "bertworks 0.1.0, torch 2.13.0",
-    ):  # fmt: skip
+        "100 steps",
+        "100k tokens",
+        "50 s of training",
+        "masked tokens: loss 3.000, accuracy 43.8%, perplexity 20.1",
+        "next sentence: accuracy 81.2%",
+        "title = &quot;mine&quot;",
+        "bertworks 0.1.0, torch 2.13.0",
+    ):
         assert expected in page
     assert list(drawings(page)) == [
-        "Masked tokens: loss", "Masked tokens: accuracy", "Next sentence: loss", "Next sentence: accuracy",
-        "Learning rate", "Norm of the gradient", "Tokens per second",
-    ]  # fmt: skip
+        "Masked tokens: loss",
+        "Masked tokens: accuracy",
+        "Next sentence: loss",
+        "Next sentence: accuracy",
+        "Learning rate",
+        "Norm of the gradient",
+        "Tokens per second",
+    ]
 
 
 def test_a_line_is_where_its_numbers_are(run):
@@ -99,7 +133,9 @@ def test_a_line_is_where_its_numbers_are(run):
     for step, (x, y) in enumerate(points, 1):
         loss = 7.0 - step / 100
         assert y == pytest.approx(top + (7 - loss) / 4 * (bottom - top), abs=0.06)
-        assert x == pytest.approx(svg.LEFT + (svg.WIDTH - svg.LEFT - svg.RIGHT) * step / 100, abs=0.06)
+        assert x == pytest.approx(
+            svg.LEFT + (svg.WIDTH - svg.LEFT - svg.RIGHT) * step / 100, abs=0.06
+        )
     held = line_of(drawing, "held")
     assert [x for x, _ in held] == [points[n - 1][0] for n in (25, 50, 75, 100)]
     assert {y for _, y in held} == {bottom}
@@ -107,7 +143,9 @@ def test_a_line_is_where_its_numbers_are(run):
 
 def test_long_runs_are_averaged_and_keep_their_extremes(tmp_path):
     losses = [5.0 + (n % 10) / 10 for n in range(10_000)]
-    write_metrics(tmp_path, [step_line(n + 1, masked_lm_loss=loss) for n, loss in enumerate(losses)])
+    write_metrics(
+        tmp_path, [step_line(n + 1, masked_lm_loss=loss) for n, loss in enumerate(losses)]
+    )
     page = page_of(tmp_path)
     drawing = drawings(page)["Masked tokens: loss"]
     assert len(line_of(drawing)) <= svg.MAX_POINTS
@@ -146,7 +184,12 @@ def test_the_page_stands_alone(run):
     assert nesting.open == []
     tags = {tag for tag, _ in nesting.seen}
     assert not tags & {"script", "link", "img", "iframe", "object", "embed", "base", "form"}
-    assert not [name for _, attributes in nesting.seen for name in attributes if name in ("src", "href", "srcset")]
+    assert not [
+        name
+        for _, attributes in nesting.seen
+        for name in attributes
+        if name in ("src", "href", "srcset")
+    ]
     assert "url(" not in page
     assert "http:" not in page
     assert "https:" not in page
@@ -166,11 +209,15 @@ def test_text_cannot_become_markup(tmp_path):
     nesting.feed(page)
     assert nesting.open == []
     assert not {tag for tag, _ in nesting.seen} & {"script", "img"}
-    assert not [name for _, attributes in nesting.seen for name in attributes if name.startswith("on")]
+    assert not [
+        name for _, attributes in nesting.seen for name in attributes if name.startswith("on")
+    ]
 
 
 def test_a_resumed_run_has_its_last_word(tmp_path):
-    write_metrics(tmp_path, [step_line(n, masked_lm_loss=9.0) for n in (1, 2, 3)] + [evaluation_line(3, 9.0)])
+    write_metrics(
+        tmp_path, [step_line(n, masked_lm_loss=9.0) for n in (1, 2, 3)] + [evaluation_line(3, 9.0)]
+    )
     with (tmp_path / "metrics.jsonl").open("a") as file:
         for line in (step_line(2), step_line(3), evaluation_line(3, 2.0), step_line(4)):
             file.write(json.dumps(line) + "\n")
@@ -183,7 +230,12 @@ def test_a_resumed_run_has_its_last_word(tmp_path):
 
 def test_numbers_that_are_none_are_left_out(tmp_path):
     write_metrics(
-        tmp_path, [step_line(1), step_line(2, masked_lm_loss=math.nan), step_line(3, masked_lm_loss=math.inf)]
+        tmp_path,
+        [
+            step_line(1),
+            step_line(2, masked_lm_loss=math.nan),
+            step_line(3, masked_lm_loss=math.inf),
+        ],
     )
     page = page_of(tmp_path)
     assert "nan" not in page.lower()
@@ -203,7 +255,9 @@ def test_a_run_that_has_not_begun_has_a_page(tmp_path):
     }
 
 
-@pytest.mark.parametrize("line", ["{", "[1]", '{"loss": 1}', '{"step": "x"}', '{"step": 1, "evaluation": 3}', "\ufffd"])
+@pytest.mark.parametrize(
+    "line", ["{", "[1]", '{"loss": 1}', '{"step": "x"}', '{"step": 1, "evaluation": 3}', "\ufffd"]
+)
 def test_figures_are_shown_up_to_a_line_that_no_run_writes(run, line):
     text = (run / "metrics.jsonl").read_text().splitlines()
     (run / "metrics.jsonl").write_text("\n".join(text[:4]) + "\n")

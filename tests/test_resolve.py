@@ -1,4 +1,5 @@
-"""What a person types for a model leads to the right folder, or to a word about what to type instead."""
+"""What a person types for a model leads to the right folder, or to a word about what to type
+instead."""
 
 import sys
 from fnmatch import fnmatch
@@ -45,7 +46,9 @@ def cached(here: Path, hub_id: str, *files: str) -> Path:
     (repository / "refs" / "main").write_text("c" * 40)
     for file in files:
         (snapshot / file).parent.mkdir(exist_ok=True)
-        (snapshot / file).write_text('{"model_type": "bert"}' if file == "config.json" else "some bytes")
+        (snapshot / file).write_text(
+            '{"model_type": "bert"}' if file == "config.json" else "some bytes"
+        )
     return snapshot
 
 
@@ -54,7 +57,9 @@ def never(*args: object, **options: object) -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "minilm", "bert-base-uncased", "owner/name"])
-def test_a_folder_comes_before_everything_else(name: str, here: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_comes_before_everything_else(
+    name: str, here: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", never)
     (here / name).mkdir(parents=True)
     assert resolve_model(name) == Path(name)
@@ -112,7 +117,9 @@ def test_what_was_fetched_before_is_found_without_a_network(here: Path):
     assert resolve_model("bert-base-uncased") == google
 
 
-def test_only_what_is_needed_is_fetched_and_never_a_pickle(here: Path, monkeypatch: pytest.MonkeyPatch):
+def test_only_what_is_needed_is_fetched_and_never_a_pickle(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+):
     requested = {}
 
     def record(hub_id: str, allow_patterns: list[str], local_files_only: bool) -> str:
@@ -123,17 +130,29 @@ def test_only_what_is_needed_is_fetched_and_never_a_pickle(here: Path, monkeypat
     monkeypatch.setattr(huggingface_hub, "snapshot_download", record)
     resolve_model("owner/name")
     assert list(requested) == ["owner/name"]
-    assert {"config.json", "model.safetensors", "vocab.txt", "tokenizer.json"} <= set(requested["owner/name"])
-    assert not [file for file in NESTED if not any(fnmatch(file, pattern) for pattern in requested["owner/name"])]
-    ends = {Path(pattern).suffix for pattern in requested["owner/name"] if pattern not in MODEL_DOCUMENTS}
+    assert {"config.json", "model.safetensors", "vocab.txt", "tokenizer.json"} <= set(
+        requested["owner/name"]
+    )
+    assert not [
+        file
+        for file in NESTED
+        if not any(fnmatch(file, pattern) for pattern in requested["owner/name"])
+    ]
+    ends = {
+        Path(pattern).suffix
+        for pattern in requested["owner/name"]
+        if pattern not in MODEL_DOCUMENTS
+    }
     assert ends == {".json", ".txt", ".safetensors", ".model"}
-    assert {Path(pattern).name for pattern in requested["owner/name"] if pattern.endswith(".model")} == {
-        "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"
-    }  # fmt: skip
+    assert {
+        Path(pattern).name for pattern in requested["owner/name"] if pattern.endswith(".model")
+    } == {"spiece.model", "sentencepiece.bpe.model", "tokenizer.model"}
     assert not [paper for paper in MODEL_DOCUMENTS if Path(paper).suffix not in ("", ".md", ".txt")]
 
 
-@pytest.mark.parametrize("file", ["0_Transformer/model.safetensors", "0_BERT/model.safetensors.index.json"])
+@pytest.mark.parametrize(
+    "file", ["0_Transformer/model.safetensors", "0_BERT/model.safetensors.index.json"]
+)
 def test_a_network_in_a_folder_of_a_fetched_model_is_found(file: str, here: Path):
     cached(here, "owner/sentences", file)
     assert (resolve_model("owner/sentences") / file).exists()
@@ -157,14 +176,19 @@ def test_without_a_network(here: Path):
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (RepositoryNotFoundError.__new__(RepositoryNotFoundError), "no such model on the Hugging Face hub"),
+        (
+            RepositoryNotFoundError.__new__(RepositoryNotFoundError),
+            "no such model on the Hugging Face hub",
+        ),
         (GatedRepoError.__new__(GatedRepoError), "asks for an agreement"),
         (ConnectionResetError("broken\noff"), "ConnectionResetError: broken off$"),
         (OSError(28, "No space left on device"), "No space left"),
         (RuntimeError(), "RuntimeError"),
     ],
 )
-def test_what_the_hub_says_is_passed_on(error: Exception, said: str, here: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_the_hub_says_is_passed_on(
+    error: Exception, said: str, here: Path, monkeypatch: pytest.MonkeyPatch
+):
     def fail(*args: object, **options: object) -> None:
         raise error
 
@@ -188,7 +212,9 @@ def package(folder: Path, content: bytes | None) -> Path:
 
 
 @pytest.mark.parametrize("content", [b"other weights", None])
-def test_other_weights_are_not_minilm(content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_other_weights_are_not_minilm(
+    content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     model = package(tmp_path, content)
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(BertworksError, match="not the weights of minilm") as raised:
@@ -227,12 +253,16 @@ def test_minilm_computes_what_it_computes_in_transformers(minilm: Path):
     ]
     config, state, tokenizer = load_model(minilm)
     encoder = Encoder(config).eval()
-    encoder.load_state_dict({n.removeprefix("encoder."): t for n, t in state.items() if n.startswith("encoder.")})
+    encoder.load_state_dict(
+        {n.removeprefix("encoder."): t for n, t in state.items() if n.startswith("encoder.")}
+    )
     theirs = transformers.BertModel.from_pretrained(minilm).eval()
     their_tokenizer = transformers.AutoTokenizer.from_pretrained(minilm)
     encodings = tokenizer.encode_batch(texts, max_length=128)
     layout = Layout.of([len(encoding.ids) for encoding in encodings])
-    padded = their_tokenizer(texts, truncation=True, max_length=128, padding="longest", return_tensors="pt")
+    padded = their_tokenizer(
+        texts, truncation=True, max_length=128, padding="longest", return_tensors="pt"
+    )
     ids = torch.tensor([token for encoding in encodings for token in encoding.ids])
     assert torch.equal(ids, layout.unpad(padded["input_ids"]))
     with torch.no_grad():
@@ -290,7 +320,9 @@ def test_a_network_that_is_not_computed_here_is_refused_before_its_weights(
     assert fetched == [("owner/name", "config.json")]
 
 
-def test_a_model_with_its_config_in_a_folder_is_fetched(here: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_model_with_its_config_in_a_folder_is_fetched(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+):
     def absent(*_: object, **__: object) -> None:
         raise EntryNotFoundError.__new__(EntryNotFoundError)
 

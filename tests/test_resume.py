@@ -1,4 +1,5 @@
-"""Stopped in any way at any moment and started again, a run ends with the same bits as one that was never stopped."""
+"""Stopped in any way at any moment and started again, a run ends with the same bits as one that was
+never stopped."""
 
 import json
 import os
@@ -25,14 +26,23 @@ def live() -> Iterator[Live]:
     """Lets a child pre-train; see nursery.py."""
     process = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("nursery.py"))],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT, text=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=ENVIRONMENT,
+        text=True,
+    )
     assert process.stdin
     assert process.stdout
 
-    def order(output: Path, kill: dict[str, Any] | None = None, slow: int = 0, **arguments: Any) -> dict[str, Any]:
+    def order(
+        output: Path, kill: dict[str, Any] | None = None, slow: int = 0, **arguments: Any
+    ) -> dict[str, Any]:
         arguments |= {"output": str(output), "workers": 1}
-        print(json.dumps({"arguments": arguments, "kill": kill, "slow": slow}), file=process.stdin, flush=True)
+        print(
+            json.dumps({"arguments": arguments, "kill": kill, "slow": slow}),
+            file=process.stdin,
+            flush=True,
+        )
         return json.loads(process.stdout.readline())  # type: ignore[no-any-return]
 
     yield order
@@ -52,11 +62,24 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def whole(command: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that nothing stops, by another process than those that are compared with it: the command line."""
+    """The run that nothing stops, by another process than those that are compared with it: the
+    command line."""
     output = tmp_path_factory.mktemp("whole") / "model"
-    words = ["pretrain", *command["inputs"], "-o", str(output), "--recipe", command["recipe"], "--workers", "1"]
+    words = [
+        "pretrain",
+        *command["inputs"],
+        "-o",
+        str(output),
+        "--recipe",
+        command["recipe"],
+        "--workers",
+        "1",
+    ]
     subprocess.run(
-        [sys.executable, "-m", "bertworks.cli.main", *words], env=ENVIRONMENT, check=True, capture_output=True
+        [sys.executable, "-m", "bertworks.cli.main", *words],
+        env=ENVIRONMENT,
+        check=True,
+        capture_output=True,
     )
     return output
 
@@ -66,8 +89,11 @@ def assert_ended_alike(output: Path, whole: Path) -> None:
     assert not leftovers(output)
 
 
-def die_often(live: Live, command: dict[str, Any], whole: Path, folder: Path, deaths: int, seed: int) -> Counter[str]:
-    """Kills and starts again until there were so many deaths and the last run is done; what they died of doing."""
+def die_often(
+    live: Live, command: dict[str, Any], whole: Path, folder: Path, deaths: int, seed: int
+) -> Counter[str]:
+    """Kills and starts again until there were so many deaths and the last run is done; what they
+    died of doing."""
     draw = random.Random(seed)
     first = live(folder / "first", **command)
     assert first["code"] == 0, first["said"]
@@ -108,7 +134,8 @@ def test_killed_8_times(live: Live, command: dict[str, Any], whole: Path, tmp_pa
 def test_killed_100_times(live: Live, command: dict[str, Any], whole: Path, tmp_path: Path):
     stages = die_often(live, command, whole, tmp_path, 100, seed=int.from_bytes(os.urandom(4)))
     print(dict(stages))
-    assert {"begin", "step", "evaluation"} <= stages.keys()  # others are short: a hundred moments may miss them
+    # others are short: a hundred moments may miss them
+    assert {"begin", "step", "evaluation"} <= stages.keys()
 
 
 @pytest.mark.slow
@@ -116,7 +143,8 @@ def test_killed_in_front_of_every_change_of_the_file_system(
     live: Live, command: dict[str, Any], whole: Path, tmp_path: Path
 ):
     total = live(tmp_path / "first", **command)["operations"]
-    for number in [*range(1, total - 40, 3), *range(total - 40, total + 1)]:  # the end is where nothing comes after
+    # the end is where nothing comes after
+    for number in [*range(1, total - 40, 3), *range(total - 40, total + 1)]:
         output = tmp_path / str(number)
         assert live(output, {"operations": number}, **command)["code"] == -9
         assert live(output, **command)["code"] == 0
@@ -133,7 +161,9 @@ def test_a_signal_saves_the_step_and_leaves(
     assert life["code"] == code, life["said"]
     assert life["leaving"] < 5
     assert step <= facts(tmp_path / "a")["step"] <= life["step"] + 1
-    assert f"{facts(tmp_path / 'a')['step']:,} updates" in (tmp_path / "a" / "README.md").read_text()
+    assert (
+        f"{facts(tmp_path / 'a')['step']:,} updates" in (tmp_path / "a" / "README.md").read_text()
+    )
     assert live(tmp_path / "a", **command)["code"] == 0
     assert_ended_alike(tmp_path / "a", whole)
 
@@ -150,7 +180,9 @@ def test_a_signal_in_a_long_step_saves_the_step_before(
     assert_ended_alike(tmp_path / "a", whole)
 
 
-def test_a_signal_where_an_evaluation_is_due(live: Live, command: dict[str, Any], whole: Path, tmp_path: Path):
+def test_a_signal_where_an_evaluation_is_due(
+    live: Live, command: dict[str, Any], whole: Path, tmp_path: Path
+):
     """It is made up for when the run goes on, at the same place among the figures."""
     life = live(tmp_path / "a", {"step": 20, "signal": 15}, slow=21, **command)
     assert life["code"] == 143
@@ -162,7 +194,13 @@ def test_a_signal_where_an_evaluation_is_due(live: Live, command: dict[str, Any]
 @pytest.mark.parametrize("stage", ["vocabulary", "shards", "plan", "evaluation"])
 @pytest.mark.parametrize(("number", "code"), [(15, 143), (2, 130)])
 def test_a_signal_before_the_first_step(
-    stage: str, number: int, code: int, live: Live, command: dict[str, Any], whole: Path, tmp_path: Path
+    stage: str,
+    number: int,
+    code: int,
+    live: Live,
+    command: dict[str, Any],
+    whole: Path,
+    tmp_path: Path,
 ):
     life = live(tmp_path / "a", {"stage": stage, "signal": number}, **command)
     assert life["code"] == code, life
@@ -171,11 +209,15 @@ def test_a_signal_before_the_first_step(
     assert_ended_alike(tmp_path / "a", whole)
 
 
-def test_a_finished_run_stays_as_it_is(live: Live, command: dict[str, Any], whole: Path, tmp_path: Path):
+def test_a_finished_run_stays_as_it_is(
+    live: Live, command: dict[str, Any], whole: Path, tmp_path: Path
+):
     output = tmp_path / "a"
     shutil.copytree(whole, output)
     before = {
-        p: p.stat().st_mtime_ns for p in output.rglob("*") if p.is_file() and p.suffix in (".safetensors", ".bin")
+        p: p.stat().st_mtime_ns
+        for p in output.rglob("*")
+        if p.is_file() and p.suffix in (".safetensors", ".bin")
     }
     assert live(output, **command)["code"] == 0
     assert before == {p: p.stat().st_mtime_ns for p in before}

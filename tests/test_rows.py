@@ -1,4 +1,5 @@
-"""Rows of every kind of file, as they stand there; every kind of damage is named; what is written is read again."""
+"""Rows of every kind of file, as they stand there; every kind of damage is named; what is written
+is read again."""
 
 import bz2
 import csv
@@ -49,7 +50,8 @@ def json_lines(*records: object) -> str:
     return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
-# --- tables -----------------------------------------------------------------------------------------------------------
+# --- tables
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
@@ -75,25 +77,38 @@ def test_quoted_tables_say_where_rows_begin(tmp_path: Path, delimiter: str) -> N
 )
 def test_compression(tmp_path: Path, suffix: str, pack: object) -> None:
     data = "text,label\na b c,x\n".encode("utf-8-sig")
-    assert values(write(tmp_path / f"a.csv{suffix}", pack(data))) == [{"text": "a b c", "label": "x"}]
+    assert values(write(tmp_path / f"a.csv{suffix}", pack(data))) == [
+        {"text": "a b c", "label": "x"}
+    ]
 
 
-def test_quote_marks_in_tsv_mean_nothing_unless_they_are_well_formed_and_needed(tmp_path: Path) -> None:
+def test_quote_marks_in_tsv_mean_nothing_unless_they_are_well_formed_and_needed(
+    tmp_path: Path,
+) -> None:
     raw = 'text\tlabel\n"Stray at the beginning\t1\nin "the" middle\t0\n"Whole."\t1\n'
     assert [row["text"] for row in values(write(tmp_path / "raw.tsv", raw))] == [
-        '"Stray at the beginning', 'in "the" middle', '"Whole."',
-    ]  # fmt: skip
+        '"Stray at the beginning',
+        'in "the" middle',
+        '"Whole."',
+    ]
     quoted = 'text\tlabel\n"He said ""no""."\t1\nplain\t0\n'
-    assert [row["text"] for row in values(write(tmp_path / "quoted.tsv", quoted))] == ['He said "no".', "plain"]
+    assert [row["text"] for row in values(write(tmp_path / "quoted.tsv", quoted))] == [
+        'He said "no".',
+        "plain",
+    ]
     everywhere = '"text"\t"label"\n"plain"\t"0"\n'
     assert values(write(tmp_path / "all.tsv", everywhere)) == [{"text": "plain", "label": "0"}]
     inside = 'text\tlabel\n"a tab\there and\na line"\t1\n'
-    assert values(write(tmp_path / "inside.tsv", inside)) == [{"text": "a tab\there and\na line", "label": "1"}]
+    assert values(write(tmp_path / "inside.tsv", inside)) == [
+        {"text": "a tab\there and\na line", "label": "1"}
+    ]
     accident = 'text\tlabel\n"Whole."\t1\n'
     assert values(write(tmp_path / "b.tsv", accident))[0]["text"] == '"Whole."'
     assert values(tmp_path / "b.tsv", quoting="quoted")[0]["text"] == "Whole."
     assert values(tmp_path / "quoted.tsv", quoting="raw")[0]["text"] == '"He said ""no""."'
-    assert values(write(tmp_path / "c.csv", 'text,label\n"x,1\n'), quoting="raw") == [{"text": '"x', "label": "1"}]
+    assert values(write(tmp_path / "c.csv", 'text,label\n"x,1\n'), quoting="raw") == [
+        {"text": '"x', "label": "1"}
+    ]
 
 
 def test_what_quote_marks_mean_is_decided_by_the_first_ones_however_late(tmp_path: Path) -> None:
@@ -110,7 +125,11 @@ def test_what_quote_marks_mean_is_decided_by_the_first_ones_however_late(tmp_pat
         ("text,label\na,text\nb,x\n", ["text", "label"], 2),  # a value like a column's name
         ("text\ntext\n", ["text"], 1),
         ("good film,positive\nbad film,negative\nso so,positive\n", ["column 1", "column 2"], 3),
-        ("gj04\t1\t\tA sentence stands here.\n", ["column 1", "column 2", "column 3", "column 4"], 1),
+        (
+            "gj04\t1\t\tA sentence stands here.\n",
+            ["column 1", "column 2", "column 3", "column 4"],
+            1,
+        ),
         (",text,label\n0,a,x\n1,b,y\n", ["column 1", "text", "label"], 2),
         ("\n\nname,kind\n\na,x\n\n", ["name", "kind"], 1),
     ],
@@ -124,20 +143,30 @@ def test_header_is_recognized(tmp_path: Path, content: str, columns: list[str], 
 
 def test_header_can_be_given(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "text,label\na,x\n")
-    assert values(path, header=False) == [{"column 1": "text", "column 2": "label"}, {"column 1": "a", "column 2": "x"}]
+    assert values(path, header=False) == [
+        {"column 1": "text", "column 2": "label"},
+        {"column 1": "a", "column 2": "x"},
+    ]
     path = write(tmp_path / "b.csv", "1,2\n3,4\n")
     assert values(path, header=True) == [{"1": "3", "2": "4"}]
 
 
 def test_plain_text_has_a_row_for_each_line(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", 'Hello, world.\r\n\n"Another" line\twith a tab')
-    assert values(path) == [{"text": "Hello, world."}, {"text": ""}, {"text": '"Another" line\twith a tab'}]
+    assert values(path) == [
+        {"text": "Hello, world."},
+        {"text": ""},
+        {"text": '"Another" line\twith a tab'},
+    ]
     assert places(path) == [":1", ":2", ":3"]
 
 
 def test_text_files_can_be_tables(tmp_path: Path) -> None:
     path = write(tmp_path / "ratings.txt", "id\tdocument\tlabel\n1\t좋다\t1\n2\t\t0\n")
-    assert values(path) == [{"id": "1", "document": "좋다", "label": "1"}, {"id": "2", "document": "", "label": "0"}]
+    assert values(path) == [
+        {"id": "1", "document": "좋다", "label": "1"},
+        {"id": "2", "document": "", "label": "0"},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -174,16 +203,24 @@ def test_a_named_pipe_is_read_as_often_as_one_likes(tmp_path: Path) -> None:
     writer.start()
     reader = RowReader(tmp_path / "pipe.csv")
     writer.join()
-    assert list(reader) == list(reader) == [({"text": "a", "label": "x"}, f"{tmp_path / 'pipe.csv'}:2", None)]
+    assert (
+        list(reader)
+        == list(reader)
+        == [({"text": "a", "label": "x"}, f"{tmp_path / 'pipe.csv'}:2", None)]
+    )
 
 
 def test_blank_lines_above_a_header_are_no_header(tmp_path: Path) -> None:
     reader = RowReader(write(tmp_path / "a.csv", "\n\ntext\nfirst\n\nlast\n"))
-    assert [(row.values["text"], row.where[-1]) for row in reader] == [("first", "4"), ("", "5"), ("last", "6")]
+    assert [(row.values["text"], row.where[-1]) for row in reader] == [
+        ("first", "4"),
+        ("", "5"),
+        ("last", "6"),
+    ]
 
 
 def test_one_column_keeps_its_blank_lines(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", "sentence\none\n\n\"two,\nthree\"\n")  # fmt: skip
+    path = write(tmp_path / "a.csv", 'sentence\none\n\n"two,\nthree"\n')
     assert values(path) == [{"sentence": "one"}, {"sentence": ""}, {"sentence": "two,\nthree"}]
 
 
@@ -222,7 +259,9 @@ def test_one_column_keeps_its_blank_lines(tmp_path: Path) -> None:
         ("a.parquet", b"PAR1 and nothing else", "", "damaged"),
     ],
 )
-def test_damage_is_named_with_its_line(tmp_path: Path, name: str, content: str | bytes, where: str, what: str) -> None:
+def test_damage_is_named_with_its_line(
+    tmp_path: Path, name: str, content: str | bytes, where: str, what: str
+) -> None:
     path = write(tmp_path / name, content)
     found = error(path)
     assert what in found.what
@@ -275,25 +314,35 @@ def test_memory_does_not_grow_with_a_table(tmp_path: Path) -> None:
     line = "a few words that are a text" + " and more" * 20
     for suffix, separator in ((".csv", ","), (".tsv", "\t")):
         small = write(
-            tmp_path / f"small{suffix}", "text,label\n".replace(",", separator) + f"{line}{separator}1\n" * 5_000
+            tmp_path / f"small{suffix}",
+            "text,label\n".replace(",", separator) + f"{line}{separator}1\n" * 5_000,
         )
         large = write(
-            tmp_path / f"large{suffix}", "text,label\n".replace(",", separator) + f"{line}{separator}1\n" * 15_000
+            tmp_path / f"large{suffix}",
+            "text,label\n".replace(",", separator) + f"{line}{separator}1\n" * 15_000,
         )
         assert peak(large) < 1.2 * peak(small) + 1_000_000
 
 
-# --- JSON and Parquet -------------------------------------------------------------------------------------------------
+# --- JSON and Parquet
+# -------------------------------------------------------------------------------------------------
 
 
 def test_json_lines_and_arrays_keep_their_values(tmp_path: Path) -> None:
-    records = [{"text": "ä", "n": 1, "f": 1.5, "no": None, "tags": ["a"]}, {"text": "b", "more": {"x": True}}]
+    records = [
+        {"text": "ä", "n": 1, "f": 1.5, "no": None, "tags": ["a"]},
+        {"text": "b", "more": {"x": True}},
+    ]
     columns = ["text", "n", "f", "no", "tags", "more"]
     path = write(tmp_path / "a.jsonl", "\n" + json_lines(*records))
     assert values(path) == records
     assert places(path) == [":2", ":3"]
     assert RowReader(path).columns == columns
-    for name, content in (("b.json", json.dumps(records)), ("c.json", json.dumps(records, indent=2)), ("d.json", "[]")):
+    for name, content in (
+        ("b.json", json.dumps(records)),
+        ("c.json", json.dumps(records, indent=2)),
+        ("d.json", "[]"),
+    ):
         path = write(tmp_path / name, content)
         assert RowReader(path).kind == "json"
         assert values(path) == (records if name != "d.json" else [])
@@ -303,7 +352,11 @@ def test_json_lines_and_arrays_keep_their_values(tmp_path: Path) -> None:
 
 def test_numbers_that_json_does_not_know(tmp_path: Path) -> None:
     """NaN is what tables have for nothing; what else there is stays as a text."""
-    write_rows(tmp_path / "a.jsonl", ["x", "y"], [{"x": math.nan, "y": [1.5, (math.nan,), {"z": -math.inf}]}])
+    write_rows(
+        tmp_path / "a.jsonl",
+        ["x", "y"],
+        [{"x": math.nan, "y": [1.5, (math.nan,), {"z": -math.inf}]}],
+    )
     assert (tmp_path / "a.jsonl").read_text() == '{"x": null, "y": [1.5, [null], {"z": "-inf"}]}\n'
 
 
@@ -319,12 +372,24 @@ def test_parquet(tmp_path: Path) -> None:
     assert "two columns are named 'text'" in error(tmp_path / "b.parquet").what
 
 
-# --- CoNLL, SQuAD, spans ----------------------------------------------------------------------------------------------
+# --- CoNLL, SQuAD, spans
+# ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("separator", ["\t", " ", " NNP "])
 def test_conll(tmp_path: Path, separator: str) -> None:
-    lines = ["-DOCSTART- O", "", "EU B-ORG", "rejects O", "\t", ". O", "", "-DOCSTART- O", "", "Peter B-PER"]
+    lines = [
+        "-DOCSTART- O",
+        "",
+        "EU B-ORG",
+        "rejects O",
+        "\t",
+        ". O",
+        "",
+        "-DOCSTART- O",
+        "",
+        "Peter B-PER",
+    ]
     path = write(tmp_path / "a.txt", "\r\n".join(line.replace(" ", separator) for line in lines))
     reader = RowReader(path)
     assert (reader.kind, reader.columns) == ("conll", ["tokens", "tags", "document", "lines"])
@@ -354,7 +419,11 @@ SQUAD = {
                 {
                     "context": "It began in 1973.",
                     "qas": [
-                        {"id": "a", "question": "When?", "answers": [{"text": "1973", "answer_start": 12}]},
+                        {
+                            "id": "a",
+                            "question": "When?",
+                            "answers": [{"text": "1973", "answer_start": 12}],
+                        },
                         {"id": "b", "question": "Who?", "answers": [], "is_impossible": True},
                         {"id": 3, "question": "Why?"},
                     ],
@@ -373,9 +442,13 @@ def test_squad(tmp_path: Path, indent: int | None) -> None:
     rows = list(reader)
     assert [row.where for row in rows] == [f"{path}: question {name}" for name in ("a", "b", "3")]
     assert rows[0].values == {
-        "id": "a", "title": "Oil", "context": "It began in 1973.", "question": "When?",
-        "answers": [{"text": "1973", "answer_start": 12}], "is_impossible": False,
-    }  # fmt: skip
+        "id": "a",
+        "title": "Oil",
+        "context": "It began in 1973.",
+        "question": "When?",
+        "answers": [{"text": "1973", "answer_start": 12}],
+        "is_impossible": False,
+    }
     assert [row.values["is_impossible"] for row in rows] == [False, True, False]
     assert [row.values["answers"] for row in rows][1:] == [[], None]
 
@@ -384,9 +457,14 @@ def test_squad_with_something_missing(tmp_path: Path) -> None:
     broken = json.loads(json.dumps(SQUAD))
     del broken["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]["answer_start"]
     found = error(write(tmp_path / "a.json", json.dumps(broken)))
-    assert (found.what, found.where) == ("'answer_start' is missing", f"{tmp_path / 'a.json'}: question a")
+    assert (found.what, found.where) == (
+        "'answer_start' is missing",
+        f"{tmp_path / 'a.json'}: question a",
+    )
     del broken["data"][0]["paragraphs"][0]["context"]
-    assert error(write(tmp_path / "b.json", json.dumps(broken))).where.endswith("article 1, paragraph 1")
+    assert error(write(tmp_path / "b.json", json.dumps(broken))).where.endswith(
+        "article 1, paragraph 1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -401,8 +479,11 @@ def test_squad_with_something_missing(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("field", ["entities", "spans", "label"])
 def test_spans(tmp_path: Path, span: object, field: str) -> None:
-    records = [{"id": 1, "text": "none", field: []}, {"id": 2, "text": "EU rejects", field: [span]},
-               {"id": 3, "text": "not known", field: None}]  # fmt: skip
+    records = [
+        {"id": 1, "text": "none", field: []},
+        {"id": 2, "text": "EU rejects", field: [span]},
+        {"id": 3, "text": "not known", field: None},
+    ]
     for name, content in (("a.jsonl", json_lines(*records)), ("b.json", json.dumps(records))):
         reader = RowReader(write(tmp_path / name, content))
         assert (reader.kind, reader.columns) == ("spans", ["id", "text", "entities"])
@@ -415,27 +496,62 @@ def test_spans(tmp_path: Path, span: object, field: str) -> None:
 
 def test_a_span_without_end(tmp_path: Path) -> None:
     good = [{"text": "EU", "entities": [[0, 2, "org"]]}] * 200
-    path = write(tmp_path / "a.jsonl", json_lines(*good, {"text": "x", "entities": [{"start": 0, "label": "org"}]}))
+    path = write(
+        tmp_path / "a.jsonl",
+        json_lines(*good, {"text": "x", "entities": [{"start": 0, "label": "org"}]}),
+    )
     assert error(path).where == f"{path}:201"
 
 
-# --- writing ----------------------------------------------------------------------------------------------------------
+# --- writing
+# --------------------------------------------------------------------------------------------------
 
 CELLS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
-    ["", '"', '""', "a\r\nb", "a\rb", '"whole"', "text", "label", "\ufeff", " x ", "\t", "a,b", "\0", "NaN", "1.0", "'"]
+    [
+        "",
+        '"',
+        '""',
+        "a\r\nb",
+        "a\rb",
+        '"whole"',
+        "text",
+        "label",
+        "\ufeff",
+        " x ",
+        "\t",
+        "a,b",
+        "\0",
+        "NaN",
+        "1.0",
+        "'",
+    ]
 )
 
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.sampled_from([".csv", ".tsv", ".jsonl", ".json", ".parquet", ".csv.gz", ".tsv.xz", ".jsonl.zst", ".csv.bz2"]),
+    st.sampled_from(
+        [
+            ".csv",
+            ".tsv",
+            ".jsonl",
+            ".json",
+            ".parquet",
+            ".csv.gz",
+            ".tsv.xz",
+            ".jsonl.zst",
+            ".csv.bz2",
+        ]
+    ),
     st.sampled_from([["text"], ["text", "label"], ["id", "text", "a b c"]]),
     st.data(),
 )
 def test_what_is_written_is_read_again(
     tmp_path_factory: pytest.TempPathFactory, suffix: str, columns: list[str], data: st.DataObject
 ) -> None:
-    rows = data.draw(st.lists(st.fixed_dictionaries(dict.fromkeys(columns, CELLS)), min_size=1, max_size=6))
+    rows = data.draw(
+        st.lists(st.fixed_dictionaries(dict.fromkeys(columns, CELLS)), min_size=1, max_size=6)
+    )
     path = tmp_path_factory.mktemp("written") / f"a{suffix}"
     assert write_rows(path, columns, rows) == len(rows)
     assert values(path) == rows
@@ -462,7 +578,12 @@ def test_values_that_are_no_strings(tmp_path: Path) -> None:
 def test_no_row_is_an_empty_line(tmp_path: Path) -> None:
     """Which other readers pass over."""
     write_rows(tmp_path / "a.csv", ["a"], [{"a": ""}, {"a": None}, {"a": "x"}])
-    assert list(csv.reader((tmp_path / "a.csv").read_text().splitlines())) == [["a"], [""], [""], ["x"]]
+    assert list(csv.reader((tmp_path / "a.csv").read_text().splitlines())) == [
+        ["a"],
+        [""],
+        [""],
+        ["x"],
+    ]
 
 
 def test_the_same_rows_are_the_same_bytes_whenever_they_are_written(
@@ -482,7 +603,9 @@ def test_parquet_types_widen_as_rows_come(tmp_path: Path) -> None:
     assert [(row["n"], row["late"]) for row in read] == [(row["n"], row["late"]) for row in rows]
     assert [path.name for path in tmp_path.iterdir()] == ["a.parquet"]
     with pytest.raises(BertworksError, match="rows 501 to 1000"):
-        write_rows(tmp_path / "a.parquet", ["n"], ({"n": "word" if n == 700 else n} for n in range(2000)))
+        write_rows(
+            tmp_path / "a.parquet", ["n"], ({"n": "word" if n == 700 else n} for n in range(2000))
+        )
     assert len(values(tmp_path / "a.parquet")) == 1202
     assert [path.name for path in tmp_path.iterdir()] == ["a.parquet"]
 
@@ -526,20 +649,31 @@ def test_other_readers_agree_about_what_is_written(tmp_path: Path) -> None:
             assert list(csv.DictReader(file, delimiter=delimiter)) == rows
 
 
-# --- real data --------------------------------------------------------------------------------------------------------
+# --- real data
+# --------------------------------------------------------------------------------------------------
 
 REAL = {
-    "glue/CoLA/train.tsv": ("table", 8551), "glue/SST-2/dev.tsv": ("table", 872),
+    "glue/CoLA/train.tsv": ("table", 8551),
+    "glue/SST-2/dev.tsv": ("table", 872),
     "glue/MRPC/train.tsv": ("table", 3667),
-    "glue/MRPC/msr_paraphrase_train.txt": ("table", 4076), "glue/STS-B/train.tsv": ("table", 5749),
-    "glue/MNLI/dev-matched-and-mismatched.csv.gz": ("table", 19647), "glue/QQP/train-sample.jsonl.gz": ("json", 8999),
-    "glue/QNLI/dev.tsv": ("table", 5463), "glue/RTE/train.tsv": ("table", 2490), "glue/WNLI/test.tsv": ("table", 146),
-    "ko/nsmc/ratings_test.txt.gz": ("table", 50000), "ko/korsts/sts-train.tsv": ("table", 5749),
-    "multiple-choice/codah/train.tsv": ("table", 1665), "ner/wikigold/wikigold.conll.txt": ("conll", 1696),
-    "ner/wnut17/wnut17train.conll": ("conll", 3394), "ner/wnut17/emerging.test.annotated": ("conll", 1287),
-    "ja/jaquad/dev.json.gz": ("squad", 3939), "ja/ner-wikipedia/ner.json.gz": ("spans", 5343),
-    "squad/dev-v2.0.json.gz": ("squad", 11873), "ja/jsts/valid.jsonl.gz": ("json", 1457),
-}  # fmt: skip
+    "glue/MRPC/msr_paraphrase_train.txt": ("table", 4076),
+    "glue/STS-B/train.tsv": ("table", 5749),
+    "glue/MNLI/dev-matched-and-mismatched.csv.gz": ("table", 19647),
+    "glue/QQP/train-sample.jsonl.gz": ("json", 8999),
+    "glue/QNLI/dev.tsv": ("table", 5463),
+    "glue/RTE/train.tsv": ("table", 2490),
+    "glue/WNLI/test.tsv": ("table", 146),
+    "ko/nsmc/ratings_test.txt.gz": ("table", 50000),
+    "ko/korsts/sts-train.tsv": ("table", 5749),
+    "multiple-choice/codah/train.tsv": ("table", 1665),
+    "ner/wikigold/wikigold.conll.txt": ("conll", 1696),
+    "ner/wnut17/wnut17train.conll": ("conll", 3394),
+    "ner/wnut17/emerging.test.annotated": ("conll", 1287),
+    "ja/jaquad/dev.json.gz": ("squad", 3939),
+    "ja/ner-wikipedia/ner.json.gz": ("spans", 5343),
+    "squad/dev-v2.0.json.gz": ("squad", 11873),
+    "ja/jsts/valid.jsonl.gz": ("json", 1457),
+}
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -547,8 +681,11 @@ def test_real_files_are_read_whole(data_folder: Path, name: str, tmp_path: Path)
     reader = RowReader(data_folder / name)
     rows = [row.values for row in reader]
     assert (reader.kind, len(rows)) == REAL[name]
-    if reader.kind == "table" and name.endswith(".tsv"):  # GLUE's, KorSTS's and CODAH's tables are raw, all of them
-        raw = (data_folder / name).read_text("utf-8-sig").removesuffix("\n").split("\n")[-len(rows) :]
+    # GLUE's, KorSTS's and CODAH's tables are raw, all of them
+    if reader.kind == "table" and name.endswith(".tsv"):
+        raw = (
+            (data_folder / name).read_text("utf-8-sig").removesuffix("\n").split("\n")[-len(rows) :]
+        )
         assert ["\t".join(row.values()) for row in rows] == raw
     suffix = ".tsv" if reader.kind == "table" else ".jsonl"
     write_rows(tmp_path / f"a{suffix}", reader.columns, rows)
@@ -561,14 +698,25 @@ QQP = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
 def test_a_row_broken_over_two_lines_is_joined_and_named(tmp_path: Path) -> None:
     path = write(
         tmp_path / "train.tsv",
-        QQP + '1\t3\t4\tHow do I "hack?\tWhy?\t0\n2\t5\t6\tWhat is\nthis?\tAnd that?\t1\n3\t7\t8\tOne\r\n?\tTwo\t0\r\n'
+        QQP + '1\t3\t4\tHow do I "hack?\tWhy?\t0\n2\t5\t6\tWhat is\nthis?\tAnd that?\t1\n'
+        "3\t7\t8\tOne\r\n?\tTwo\t0\r\n"
         "4\t9\t10\tThree\tFour\nFive\t1\n",
     )
     reader = RowReader(path, ReadOptions(quoting="raw"))
     for _ in range(2):  # counted anew in every pass
         rows = list(reader)
-        assert [row.values["question1"] for row in rows] == ['How do I "hack?', "What is\nthis?", "One\n?", "Three"]
-        assert [row.values["question2"] for row in rows] == ["Why?", "And that?", "Two", "Four\nFive"]
+        assert [row.values["question1"] for row in rows] == [
+            'How do I "hack?',
+            "What is\nthis?",
+            "One\n?",
+            "Three",
+        ]
+        assert [row.values["question2"] for row in rows] == [
+            "Why?",
+            "And that?",
+            "Two",
+            "Four\nFive",
+        ]
         assert [row.values["is_duplicate"] for row in rows] == ["0", "1", "0", "1"]
         assert [row.where for row in rows] == [f"{path}:{line}" for line in (2, 3, 5, 7)]
         places = f"3 ({path}:3, {path}:5, {path}:7)"
@@ -585,7 +733,9 @@ def test_a_row_broken_over_two_lines_is_joined_and_named(tmp_path: Path) -> None
         ("1\t2\t3\tq\tq\t1\tx\n", ":2", 7),
     ],
 )
-def test_what_is_not_just_broken_stays_an_error(tmp_path: Path, lines: str, where: str, count: int) -> None:
+def test_what_is_not_just_broken_stays_an_error(
+    tmp_path: Path, lines: str, where: str, count: int
+) -> None:
     found = error(write(tmp_path / "a.tsv", QQP + lines), quoting="raw")
     assert found.where is not None
     assert found.where.endswith(where)

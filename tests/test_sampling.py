@@ -1,4 +1,5 @@
-"""Sentence pairs and full sentences, held against a slow reading of the published algorithm, and against arithmetic."""
+"""Sentence pairs and full sentences, held against a slow reading of the published algorithm, and
+against arithmetic."""
 
 import hashlib
 import random
@@ -29,13 +30,17 @@ CLS, SEP = 101, 102
 SPECIAL = Template((CLS,), (SEP,), (SEP,))
 
 
-def make_store(documents: int = 60, seed: int = 0, longest: int = 40, most_sentences: int = 30) -> TokenStore:
+def make_store(
+    documents: int = 60, seed: int = 0, longest: int = 40, most_sentences: int = 30
+) -> TokenStore:
     """Token n of the corpus is 1000 + n, so that a token says where it stands."""
     r = np.random.default_rng(seed)
     counts = r.integers(1, most_sentences, documents)
     lengths = r.integers(1, longest, counts.sum())
     sentences = np.concatenate([[0], lengths.cumsum()])
-    return TokenStore(1000 + np.arange(sentences[-1]), sentences, np.concatenate([[0], counts.cumsum()]))
+    return TokenStore(
+        1000 + np.arange(sentences[-1]), sentences, np.concatenate([[0], counts.cumsum()])
+    )
 
 
 def document_of(store: TokenStore, token: int) -> int:
@@ -54,14 +59,17 @@ def planned(store: TokenStore, max_length: int, seed: int = 0, **settings) -> Sa
     return sampler
 
 
-def make_pairs(store: TokenStore, max_length: int = 64, seed: int = 0, **settings) -> NextSentencePairs:
+def make_pairs(
+    store: TokenStore, max_length: int = 64, seed: int = 0, **settings
+) -> NextSentencePairs:
     sampler = planned(store, max_length, seed, **settings)
     assert isinstance(sampler, NextSentencePairs)
     return sampler
 
 
 def published(store: TokenStore, max_length: int, short_rate: float, seed: int):
-    """google-research/bert create_instances_from_document, read slowly: (tokens of A, tokens of B, label)."""
+    """google-research/bert create_instances_from_document, read slowly: (tokens of A, tokens of B,
+    label)."""
     r = random.Random(seed)
     documents = [
         [list(store.tokens[a:b]) for a, b in pairwise(store.sentences[first : last + 1])]
@@ -139,7 +147,11 @@ def test_pairs_have_the_statistics_of_the_published_algorithm(short_rate):
         ]
     )
     theirs = np.array(
-        [[len(a), len(b), label] for seed in range(6) for a, b, label in published(store, 64, short_rate, seed)]
+        [
+            [len(a), len(b), label]
+            for seed in range(6)
+            for a, b, label in published(store, 64, short_rate, seed)
+        ]
     )
     assert len(ours) == pytest.approx(len(theirs), rel=0.02)
     deviation = theirs.std(0) * np.sqrt(2 / len(theirs))
@@ -147,17 +159,27 @@ def test_pairs_have_the_statistics_of_the_published_algorithm(short_rate):
     assert (np.abs(ours.mean(0) - theirs.mean(0)) < 5 * deviation).all()
     for column in (0, 1):
         quantiles = np.linspace(0.05, 0.95, 10)
-        difference = np.quantile(ours[:, column], quantiles) - np.quantile(theirs[:, column], quantiles)
+        difference = np.quantile(ours[:, column], quantiles) - np.quantile(
+            theirs[:, column], quantiles
+        )
         assert np.abs(difference).max() <= 2
 
 
 def test_coins_of_a_chunk_with_a_choice_are_fair():
-    """With documents of many short sentences a chunk always has a choice, so that half are random."""
+    """With documents of many short sentences a chunk always has a choice, so that half are
+    random."""
     store = make_store(300, longest=6, most_sentences=60)
-    labels = np.concatenate([make_pairs(store, seed=seed, short_rate=0.0).plan[:, 4] for seed in range(4)])
-    # Only the last sentence of a document has no choice: that lifts the share a little above one half.
+    labels = np.concatenate(
+        [make_pairs(store, seed=seed, short_rate=0.0).plan[:, 4] for seed in range(4)]
+    )
+    # Only the last sentence of a document has no choice: that lifts the share a little above one
+    # half.
     last = 300 * 4 / len(labels)
-    assert 0.5 - 3 * 0.5 / np.sqrt(len(labels)) < labels.mean() < 0.5 + last + 3 * 0.5 / np.sqrt(len(labels))
+    assert (
+        0.5 - 3 * 0.5 / np.sqrt(len(labels))
+        < labels.mean()
+        < 0.5 + last + 3 * 0.5 / np.sqrt(len(labels))
+    )
 
 
 def test_no_sentence_is_lost():
@@ -194,7 +216,9 @@ def test_short_targets_are_drawn_once_per_document_uniformly():
 def test_truncation_takes_from_the_longer_and_from_either_end():
     fronts = []
     for seed in range(400):
-        a, a_end, b, b_end = truncate(0, 30, 100, 110, 20, lambda seed=seed: np.random.default_rng(seed))
+        a, a_end, b, b_end = truncate(
+            0, 30, 100, 110, 20, lambda seed=seed: np.random.default_rng(seed)
+        )
         assert (a_end - a) + (b_end - b) == 20
         assert b_end - b == 10  # the shorter is not touched
         fronts.append(a)
@@ -245,11 +269,13 @@ def test_sentence_order_is_two_neighbours_of_one_document_in_either_order():
         assert (target.positions.tolist(), target.labels.tolist()) == ([0], [label])
         assert row.targets.keys() == {"sentence_order"}
         begins = [row.input_ids[(row.token_type_ids == kind) & ~row.special][0] for kind in (0, 1)]
-        assert (begins[0] > begins[1]) == bool(label)  # tokens are numbered in the order of the text
+        # tokens are numbered in the order of the text
+        assert (begins[0] > begins[1]) == bool(label)
     labels = sampler.plan[:, 4]
     assert abs(labels.mean() - 0.5) < 3 * 0.5 / np.sqrt(len(labels))
     assert used.max() == 1  # nothing twice
-    # What is left out are chunks of one sentence: the ends of documents, and sentences longer than a target.
+    # What is left out are chunks of one sentence: the ends of documents, and sentences longer than
+    # a target.
     lengths, left = np.diff(store.sentences), used[store.sentences[:-1]] == 0
     assert 0 < left.sum() < 0.1 * len(left)
     last = np.isin(np.arange(len(lengths)) + 1, store.documents)
@@ -257,11 +283,13 @@ def test_sentence_order_is_two_neighbours_of_one_document_in_either_order():
     used[:] = 0
     for a, a_end, b, b_end, _ in short.plan.tolist():
         used[min(a, b) : max(a_end, b_end)] += 1
-    assert (last[used[store.sentences[:-1]] == 0]).all()  # no sentence reaches the target of 61 tokens
+    # no sentence reaches the target of 61 tokens
+    assert (last[used[store.sentences[:-1]] == 0]).all()
 
 
 def test_sentence_order_splits_anywhere():
-    """With sentences of one token every chunk is as long as the target, and is split anywhere within."""
+    """With sentences of one token every chunk is as long as the target, and is split anywhere
+    within."""
     n = 60_000
     store = TokenStore(1000 + np.arange(n), np.arange(n + 1), np.arange(0, n + 1, 600))
     a, a_end, b, b_end, label = planned(store, 23, format="sentence_order", short_rate=0.0).plan.T
@@ -293,7 +321,8 @@ def test_full_sentences_lose_nothing_and_cross_documents_with_a_separator(max_le
         pieces = np.split(s.input_ids[1:], np.flatnonzero(s.input_ids[1:] == SEP))[:-1]
         homes = [document_of(store, piece[piece != SEP][0]) for piece in pieces]
         assert all(a < b for a, b in pairwise(homes))  # one piece per document
-    if max_length == 64:  # sentences of at most 29 tokens are whole, and no sequence could take one more
+    # sentences of at most 29 tokens are whole, and no sequence could take one more
+    if max_length == 64:
         ends = np.cumsum([(~s.special).sum() for s in sequences])
         assert np.isin(ends, store.sentences).all()
 
@@ -309,10 +338,15 @@ def test_configurations_that_mean_nothing_are_refused():
     ("settings", "sha256"),
     [
         ({"copies": 2}, "437f4936a240cf93853bc448e3995bf714a7cdea2a790a72163ad4d8d599d200"),
-        ({"format": "full_sentences"}, "804294d9999aa18dde0f5eb247e0c13de095432ffd79c1c7d80c03b76014bf4e"),
+        (
+            {"format": "full_sentences"},
+            "804294d9999aa18dde0f5eb247e0c13de095432ffd79c1c7d80c03b76014bf4e",
+        ),
     ],
 )
-def test_plans_are_those_of_the_first_release(settings: dict, sha256: str, monkeypatch: pytest.MonkeyPatch):
+def test_plans_are_those_of_the_first_release(
+    settings: dict, sha256: str, monkeypatch: pytest.MonkeyPatch
+):
     """A run that was begun with another version goes on with the same examples."""
     store = make_store()
     for block in (1, 7, 1 << 16):
@@ -364,9 +398,13 @@ def test_a_length_without_room_for_the_template_is_refused() -> None:
 
 @pytest.mark.parametrize("suffix", [(), (SEP,)])
 @pytest.mark.parametrize("length", [2, 7, 64, 10_000])
-def test_a_stream_is_the_text_with_a_token_after_each_document(length: int, suffix: tuple[int, ...]) -> None:
+def test_a_stream_is_the_text_with_a_token_after_each_document(
+    length: int, suffix: tuple[int, ...]
+) -> None:
     store = make_store(longest=25)
-    sampler = make_sampler(store, SamplingConfig(format="stream"), length, Template((), (), suffix), 0)
+    sampler = make_sampler(
+        store, SamplingConfig(format="stream"), length, Template((), (), suffix), 0
+    )
     sampler.plan = sampler.make_plan(every(store))
     edges = store.sentences[store.documents]
     text = np.concatenate([np.append(store.tokens[a:b], suffix) for a, b in pairwise(edges)])

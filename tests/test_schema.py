@@ -1,4 +1,5 @@
-"""What columns mean is inferred right for every set that we know, can be given, and every row is checked."""
+"""What columns mean is inferred right for every set that we know, can be given, and every row is
+checked."""
 
 import csv
 import io
@@ -42,10 +43,13 @@ def failure(reader: RowReader, schema: Schema, **options: object) -> BertworksEr
     return caught.value
 
 
-REVIEWS = [{"review": f"It was number {n}, and I saw it.", "stars": str(n % 5 + 1)} for n in range(20)]
+REVIEWS = [
+    {"review": f"It was number {n}, and I saw it.", "stars": str(n % 5 + 1)} for n in range(20)
+]
 
 
-# --- inference on real sets -------------------------------------------------------------------------------------------
+# --- inference on real sets
+# -------------------------------------------------------------------------------------------
 
 PAIR = ("sentence1", "sentence2")
 AB = ("text_a", "text_b")
@@ -54,9 +58,20 @@ QA = ("question", "context")
 NLI = ("contradiction", "entailment", "neutral")
 RTE = ("entailment", "not_entailment")
 WNUT = tuple(
-    f"{b}-{kind}" for b in "BI" for kind in ("corporation creative-work group location person product").split()
+    f"{b}-{kind}"
+    for b in "BI"
+    for kind in ("corporation creative-work group location person product").split()
 )
-JA_TYPES = ("その他の組織名", "イベント名", "人名", "地名", "政治的組織名", "施設名", "法人名", "製品名")
+JA_TYPES = (
+    "その他の組織名",
+    "イベント名",
+    "人名",
+    "地名",
+    "政治的組織名",
+    "施設名",
+    "法人名",
+    "製品名",
+)
 CODAH = tuple(f"column {n}" for n in range(2, 7))
 JCQA = ("question", *(f"choice{n}" for n in range(5)))
 REAL = {
@@ -71,10 +86,22 @@ REAL = {
     "glue/STS-B/train.tsv": ("regression", PAIR, "score", (), 5749),
     "glue/STS-B/dev.tsv": ("regression", PAIR, "score", (), 1500),
     "glue/QQP/train-sample.jsonl.gz": ("classification", AB, "label", ("0", "1"), 8999),
-    "glue/QQP/heldout-from-train-sample.jsonl.gz": ("classification", AB, "label", ("0", "1"), 1000),
+    "glue/QQP/heldout-from-train-sample.jsonl.gz": (
+        "classification",
+        AB,
+        "label",
+        ("0", "1"),
+        1000,
+    ),
     "glue/MNLI/train-sample.jsonl.gz": ("classification", AB, "label", NLI, 8999),
     "glue/MNLI/heldout-from-train-sample.jsonl.gz": ("classification", AB, "label", NLI, 1000),
-    "glue/MNLI/dev-matched-and-mismatched.csv.gz": ("classification", ("premise", "hypothesis"), "label", NLI, 19647),
+    "glue/MNLI/dev-matched-and-mismatched.csv.gz": (
+        "classification",
+        ("premise", "hypothesis"),
+        "label",
+        NLI,
+        19647,
+    ),
     "glue/QNLI/train-sample.jsonl.gz": ("classification", AB, "label", RTE, 8999),
     "glue/QNLI/heldout-from-train-sample.jsonl.gz": ("classification", AB, "label", RTE, 1000),
     "glue/QNLI/dev.tsv": ("classification", ("question", "sentence"), "label", RTE, 5463),
@@ -117,7 +144,9 @@ EMPTY = {"ko/nsmc/ratings_train.txt.gz": 5, "ko/nsmc/ratings_test.txt.gz": 3}
 LONG = ("ko/nsmc/ratings_train.txt.gz", "ja/jaquad/train.json.gz")
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in REAL])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in REAL]
+)
 def test_real_sets_are_understood(data_folder: Path, name: str) -> None:
     reader = RowReader(data_folder / name)
     schema, why = infer_schema(reader)
@@ -143,13 +172,16 @@ def test_test_sets_without_labels(data_folder: Path, name: str) -> None:
         assert all(item.label is None and len(item.texts) == len(train.text) for item in found)
 
 
-# --- inference on what else there is ----------------------------------------------------------------------------------
+# --- inference on what else there is
+# ----------------------------------------------------------------------------------
 
 
 def test_reviews(tmp_path: Path) -> None:
     reader = table(tmp_path, REVIEWS, "reviews.csv")
     schema, why = infer_schema(reader)
-    assert schema == Schema(task="classification", text=("review",), label=("stars",), labels=("1", "2", "3", "4", "5"))
+    assert schema == Schema(
+        task="classification", text=("review",), label=("stars",), labels=("1", "2", "3", "4", "5")
+    )
     assert why == [
         "task: classification (one label for a text)",
         "text: 'review'",
@@ -157,39 +189,113 @@ def test_reviews(tmp_path: Path) -> None:
         "header: yes",
         "inferred: text by its name, label by its name",
     ]
-    assert list(items(reader, schema))[1] == Item(("It was number 1, and I saw it.",), "2", "reviews.csv:3")
+    assert list(items(reader, schema))[1] == Item(
+        ("It was number 1, and I saw it.",), "2", "reviews.csv:3"
+    )
 
 
 @pytest.mark.parametrize(
     ("columns", "task", "text", "label"),
     [
-        ({"本文": "これはとても長い文章です。", "感情": ["喜び", "悲しみ"]}, "classification", ("本文",), "感情"),
-        ({"말": "이 영화는 정말 재미있었다", "감정": ["기쁨", "슬픔"]}, "classification", ("말",), "감정"),
-        ({"bemerkung": "Das war ein guter Film", "art": ["gut", "schlecht"]}, "classification", ("bemerkung",), "art"),
-        ({"bemerkung": "Das war ein guter Film", "art": ["gut", "schlecht"], "rest": ["x", "y", *[""] * 18]},
-         "classification", ("bemerkung",), "art"),
-        ({"lang": ["de", "en"], "text": "some words", "kind": ["a", "b", "c"]}, "classification", ("text",), "kind"),
-        ({"title": "Title", "Text": "some words", "Topics": ["a|b", "b", "a"]}, "multilabel", ("Text",), "Topics"),
-        ({"text": "some words", "labels": ["a, b", "b", "a", "a, b", "c, a"]}, "multilabel", ("text",), "labels"),
-        ({"text": "some words", "labels": [["a", "b"], [], ["b"]]}, "multilabel", ("text",), "labels"),
+        (
+            {"本文": "これはとても長い文章です。", "感情": ["喜び", "悲しみ"]},
+            "classification",
+            ("本文",),
+            "感情",
+        ),
+        (
+            {"말": "이 영화는 정말 재미있었다", "감정": ["기쁨", "슬픔"]},
+            "classification",
+            ("말",),
+            "감정",
+        ),
+        (
+            {"bemerkung": "Das war ein guter Film", "art": ["gut", "schlecht"]},
+            "classification",
+            ("bemerkung",),
+            "art",
+        ),
+        (
+            {
+                "bemerkung": "Das war ein guter Film",
+                "art": ["gut", "schlecht"],
+                "rest": ["x", "y", *[""] * 18],
+            },
+            "classification",
+            ("bemerkung",),
+            "art",
+        ),
+        (
+            {"lang": ["de", "en"], "text": "some words", "kind": ["a", "b", "c"]},
+            "classification",
+            ("text",),
+            "kind",
+        ),
+        (
+            {"title": "Title", "Text": "some words", "Topics": ["a|b", "b", "a"]},
+            "multilabel",
+            ("Text",),
+            "Topics",
+        ),
+        (
+            {"text": "some words", "labels": ["a, b", "b", "a", "a, b", "c, a"]},
+            "multilabel",
+            ("text",),
+            "labels",
+        ),
+        (
+            {"text": "some words", "labels": [["a", "b"], [], ["b"]]},
+            "multilabel",
+            ("text",),
+            "labels",
+        ),
         ({"text": "some words", "label": ["a, really", "b"]}, "classification", ("text",), "label"),
         ({"text": "some words", "score": [0.5, 1, 2.25]}, "regression", ("text",), "score"),
         ({"text": "some words", "score": [1, 2, 3]}, "classification", ("text",), "score"),
         ({"text": "some words", "price": [1.5, 20.5, 3]}, "regression", ("text",), "price"),
-        ({"text": "some words", "label": [n * 7 for n in range(60)]}, "regression", ("text",), "label"),
+        (
+            {"text": "some words", "label": [n * 7 for n in range(60)]},
+            "regression",
+            ("text",),
+            "label",
+        ),
         ({"text": "some words", "label": list(range(40))}, "classification", ("text",), "label"),
         ({"tokens": [["a", "b"]], "ner_tags": [[0, 3]]}, "tagging", ("tokens",), "ner_tags"),
-        ({"ctx": "Which?", "endings": [["a", "b", "c"]], "gold": [0, 1, 2]}, "choice", ("ctx", "endings"), "gold"),
-        ({"premise": "It was so.", "choice1": "a", "choice2": "b", "label": [0, 1]},
-         "choice", ("premise", "choice1", "choice2"), "label"),
-        ({"video-id": "x", "sent1": "One.", "sent2": "He", "startphrase": "One. He",
-          **{f"ending{n}": f"end {n}" for n in range(4)}, "label": [0, 1, 2, 3]},
-         "choice", ("startphrase", "ending0", "ending1", "ending2", "ending3"), "label"),
+        (
+            {"ctx": "Which?", "endings": [["a", "b", "c"]], "gold": [0, 1, 2]},
+            "choice",
+            ("ctx", "endings"),
+            "gold",
+        ),
+        (
+            {"premise": "It was so.", "choice1": "a", "choice2": "b", "label": [0, 1]},
+            "choice",
+            ("premise", "choice1", "choice2"),
+            "label",
+        ),
+        (
+            {
+                "video-id": "x",
+                "sent1": "One.",
+                "sent2": "He",
+                "startphrase": "One. He",
+                **{f"ending{n}": f"end {n}" for n in range(4)},
+                "label": [0, 1, 2, 3],
+            },
+            "choice",
+            ("startphrase", "ending0", "ending1", "ending2", "ending3"),
+            "label",
+        ),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
 def test_inference(
-    tmp_path: Path, columns: dict[str, object], task: str, text: tuple[str, ...], label: str, suffix: str
+    tmp_path: Path,
+    columns: dict[str, object],
+    task: str,
+    text: tuple[str, ...],
+    label: str,
+    suffix: str,
 ) -> None:
     def cell(value: object, n: int) -> object:
         return value[n % len(value)] if isinstance(value, list) else f"{value} {n}"
@@ -213,15 +319,23 @@ def test_a_mistake_among_numbers_is_named_and_does_not_make_them_classes(tmp_pat
 
 
 def test_pairs_without_a_header(tmp_path: Path) -> None:
-    rows = [[f"The first sentence, number {n}", f"The second sentence, number {n}", n % 3] for n in range(30)]
+    rows = [
+        [f"The first sentence, number {n}", f"The second sentence, number {n}", n % 3]
+        for n in range(30)
+    ]
     schema = infer(csv_text(tmp_path, *rows))
-    assert (schema.text, schema.label, schema.labels) == (("column 1", "column 2"), ("column 3",), ("0", "1", "2"))
+    assert (schema.text, schema.label, schema.labels) == (
+        ("column 1", "column 2"),
+        ("column 3",),
+        ("0", "1", "2"),
+    )
 
 
 def test_questions_in_a_table(tmp_path: Path) -> None:
     answers = {"text": ["1973"], "answer_start": [12]}
     rows = [
-        {"id": str(n), "question": f"When? {n}", "context": "It began in 1973.", "answers": answers} for n in range(3)
+        {"id": str(n), "question": f"When? {n}", "context": "It began in 1973.", "answers": answers}
+        for n in range(3)
     ]
     for name in ("a.parquet", "a.jsonl", "a.csv"):
         reader = table(tmp_path, rows, name)
@@ -233,24 +347,37 @@ def test_questions_in_a_table(tmp_path: Path) -> None:
             "id",
         )
         assert list(items(reader, schema))[1] == Item(
-            ("When? 1", "It began in 1973."), ((12, "1973"),), f"{name}:{3 if name == 'a.csv' else 2}", "1"
+            ("When? 1", "It began in 1973."),
+            ((12, "1973"),),
+            f"{name}:{3 if name == 'a.csv' else 2}",
+            "1",
         )
 
 
 def test_a_label_that_is_named_is_looked_for_in_layouts_too(tmp_path: Path) -> None:
     rows = [
-        {"tokens": ["Anna", "sings"], "ner_tags": ["B-person", "O"], "pos_tags": ["NOUN", "VERB"]} for _ in range(20)
+        {"tokens": ["Anna", "sings"], "ner_tags": ["B-person", "O"], "pos_tags": ["NOUN", "VERB"]}
+        for _ in range(20)
     ]
     for name in ("a.jsonl", "a.csv", "a.parquet"):
         reader = table(tmp_path, rows, name)
-        assert infer(reader) == Schema(task="tagging", text=("tokens",), label=("ner_tags",), labels=("B-person", "O"))
-        other = Schema(task="tagging", text=("tokens",), label=("pos_tags",), labels=("NOUN", "VERB"))
-        assert infer(reader, label="pos_tags") == infer(reader, label="pos_tags", text=("tokens",)) == other
+        assert infer(reader) == Schema(
+            task="tagging", text=("tokens",), label=("ner_tags",), labels=("B-person", "O")
+        )
+        other = Schema(
+            task="tagging", text=("tokens",), label=("pos_tags",), labels=("NOUN", "VERB")
+        )
+        assert (
+            infer(reader, label="pos_tags")
+            == infer(reader, label="pos_tags", text=("tokens",))
+            == other
+        )
     renamed = [{"Wörter": row["tokens"], "Tags": row["ner_tags"]} for row in rows]
     assert infer(table(tmp_path, renamed, "b.jsonl"), text=("Wörter",)).task == "tagging"
     answers, gold = ({"text": [text], "answer_start": [0]} for text in ("Anna", "Anna sings."))
     requested = [
-        {"question": f"Who? {n}", "context": "Anna sings.", "answers": answers, "gold": gold} for n in range(9)
+        {"question": f"Who? {n}", "context": "Anna sings.", "answers": answers, "gold": gold}
+        for n in range(9)
     ]
     reader = table(tmp_path, requested, "q.jsonl")
     assert next(items(reader, infer(reader))).label == ((0, "Anna"),)
@@ -268,39 +395,56 @@ def test_questions_of_a_squad_file_have_names_even_if_they_come_again(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("labels", "first"), [((0, 1, 2), 0), ((1, 2, 3), 1), ((1, 2), 0), ((0, 1, 2, 3), 0), ((3,) * 9 + (1,), 1)]
+    ("labels", "first"),
+    [((0, 1, 2), 0), ((1, 2, 3), 1), ((1, 2), 0), ((0, 1, 2, 3), 0), ((3,) * 9 + (1,), 1)],
 )
 def test_choices_are_counted_from_one_where_the_last_is_named_and_none_is_0(
     tmp_path: Path, labels: tuple[int, ...], first: int
 ) -> None:
     texts = ("One.", "Two.", "Three.")
     given = [labels[n % len(labels)] for n in range(60)]
-    rows = [{"ctx": f"Which? {n}", "endings": [*texts], "gold": label} for n, label in enumerate(given)]
+    rows = [
+        {"ctx": f"Which? {n}", "endings": [*texts], "gold": label} for n, label in enumerate(given)
+    ]
     schema = infer(table(tmp_path, rows))
     assert (schema.text, schema.first_choice) == (("ctx", "endings"), first)
     rows = [
-        {"question": f"Which? {n}", "answer 1": "left", **{f"option{m}": text for m, text in enumerate(texts)},
-         "answer": label} for n, label in enumerate(given)
-    ]  # fmt: skip
+        {
+            "question": f"Which? {n}",
+            "answer 1": "left",
+            **{f"option{m}": text for m, text in enumerate(texts)},
+            "answer": label,
+        }
+        for n, label in enumerate(given)
+    ]
     schema = infer(table(tmp_path, rows, "b.csv"))
-    assert (schema.text, schema.first_choice) == (("question", "option0", "option1", "option2"), first)
+    assert (schema.text, schema.first_choice) == (
+        ("question", "option0", "option1", "option2"),
+        first,
+    )
 
 
 def test_what_is_no_choice_in_a_table_without_header(tmp_path: Path) -> None:
     def rows(texts: int, *labels: object) -> list[list[object]]:
-        return [[*(f"The {m}. sentence of {n}" for m in range(texts)), labels[n % len(labels)]] for n in range(30)]
+        return [
+            [*(f"The {m}. sentence of {n}" for m in range(texts)), labels[n % len(labels)]]
+            for n in range(30)
+        ]
 
     def task(*lines: list[object]) -> str:
         return infer(csv_text(tmp_path, *lines), text=("column 1",)).task
 
     assert infer(csv_text(tmp_path, *rows(4, 0, 1, 2))).task == "choice"
     assert task(*rows(4, 0, 0.5, 2)) == "regression"
-    assert task(*rows(3, 0, 1)) == "classification"  # two choices are rarer than three texts with a yes or no
+    # two choices are rarer than three texts with a yes or no
+    assert task(*rows(3, 0, 1)) == "classification"
 
 
 def test_texts_of_a_table_without_header(tmp_path: Path) -> None:
     def texts(*lengths: int) -> tuple[str, ...]:
-        rows = [[*(f"{n:03} {'word ' * 99}"[:length] for length in lengths), n % 2] for n in range(40)]
+        rows = [
+            [*(f"{n:03} {'word ' * 99}"[:length] for length in lengths), n % 2] for n in range(40)
+        ]
         return infer(csv_text(tmp_path, *rows)).text
 
     assert texts(40, 30) == ("column 1", "column 2")
@@ -309,26 +453,57 @@ def test_texts_of_a_table_without_header(tmp_path: Path) -> None:
 
 
 def test_a_known_name_over_numbers_is_no_text(tmp_path: Path) -> None:
-    rows = [{"question": 1000 + n, "remark": f"It was number {n}.", "kind": "ab"[n % 2]} for n in range(40)]
+    rows = [
+        {"question": 1000 + n, "remark": f"It was number {n}.", "kind": "ab"[n % 2]}
+        for n in range(40)
+    ]
     assert infer(table(tmp_path, rows)).text == ("remark",)
 
 
 @pytest.mark.parametrize(
     ("columns", "task", "text", "label"),
     [
-        ({"text": "some words", "uid": ["a", "b"], "kind": ["x", "y", "z"]}, "classification", ("text",), "kind"),
-        ({"text": "some words", "price": [n + 0.5 for n in range(2500)], "count": list(range(2500))},
-         "regression", ("text",), "price"),
-        ({"text": "some words", "words": [["a", "b", "c"]], "labels": [["x"], ["y"]]},
-         "multilabel", ("text",), "labels"),
-        ({"question": "Is it?", "context": "It was.", "answer": [["c"], *["yes", "no"] * 10]},
-         "classification", ("question", "context"), "answer"),
+        (
+            {"text": "some words", "uid": ["a", "b"], "kind": ["x", "y", "z"]},
+            "classification",
+            ("text",),
+            "kind",
+        ),
+        (
+            {
+                "text": "some words",
+                "price": [n + 0.5 for n in range(2500)],
+                "count": list(range(2500)),
+            },
+            "regression",
+            ("text",),
+            "price",
+        ),
+        (
+            {"text": "some words", "words": [["a", "b", "c"]], "labels": [["x"], ["y"]]},
+            "multilabel",
+            ("text",),
+            "labels",
+        ),
+        (
+            {"question": "Is it?", "context": "It was.", "answer": [["c"], *["yes", "no"] * 10]},
+            "classification",
+            ("question", "context"),
+            "answer",
+        ),
         ({"text": "some words", "label": ["a|b", "c|d"]}, "multilabel", ("text",), "label"),
-        ({"text": "some words", "label": [*(["long " * 20 + ", y", "long " * 20 + ", z"] * 9), "y", "z"]},
-         "classification", ("text",), "label"),
+        (
+            {
+                "text": "some words",
+                "label": [*(["long " * 20 + ", y", "long " * 20 + ", z"] * 9), "y", "z"],
+            },
+            "classification",
+            ("text",),
+            "label",
+        ),
         ({"text": "some words", "label": list(range(2500))}, "regression", ("text",), "label"),
     ],
-)  # fmt: skip
+)
 def test_inference_between_two_ways(
     tmp_path: Path, columns: dict[str, object], task: str, text: tuple[str, ...], label: str
 ) -> None:
@@ -364,13 +539,19 @@ def test_many_classes_can_be_requested(tmp_path: Path) -> None:
     with pytest.raises(BertworksError, match="99 different values in 99 rows are not classes"):
         infer(reader)
     assert len(infer(reader, task="classification").labels) == 99
-    several = table(tmp_path, [{"text": f"text {n}", "label": f"remark {n}"} for n in range(2001)], "b.jsonl")
+    several = table(
+        tmp_path, [{"text": f"text {n}", "label": f"remark {n}"} for n in range(2001)], "b.jsonl"
+    )
     with pytest.raises(BertworksError, match="2,001 different values in 2,001 rows"):
         infer(several)
 
 
 def test_one_number_and_a_mistake_are_reported_by_the_mistake(tmp_path: Path) -> None:
-    reader = table(tmp_path, [{"text": f"text {n}", "score": "2.5" if n else "high"} for n in range(5)], "a.csv")
+    reader = table(
+        tmp_path,
+        [{"text": f"text {n}", "score": "2.5" if n else "high"} for n in range(5)],
+        "a.csv",
+    )
     assert "holds 'high'" in failure(reader, infer(reader, task="regression")).what
 
 
@@ -385,7 +566,10 @@ def test_numbers_as_labels_keep_their_text(tmp_path: Path) -> None:
     texts = pyarrow.array([f"text {n}" for n in range(20)])
     parquet.write_table(pyarrow.table({"text": texts, "label": labels}), tmp_path / "a.parquet")
     assert infer(RowReader(tmp_path / "a.parquet")).labels == ("0", "1", "2", "10")
-    parquet.write_table(pyarrow.table({"text": texts, "label": labels.cast(pyarrow.float64())}), tmp_path / "b.parquet")
+    parquet.write_table(
+        pyarrow.table({"text": texts, "label": labels.cast(pyarrow.float64())}),
+        tmp_path / "b.parquet",
+    )
     assert infer(RowReader(tmp_path / "b.parquet")).labels == ("0", "1", "2", "10")
     rows = [{"text": f"text {n}", "label": f"{n % 2}.0"} for n in range(10)]
     assert infer(table(tmp_path, rows, "c.csv")).labels == ("0.0", "1.0")
@@ -393,11 +577,18 @@ def test_numbers_as_labels_keep_their_text(tmp_path: Path) -> None:
 
 
 def test_what_is_given_is_not_inferred(tmp_path: Path) -> None:
-    rows = [{**row, "title": f"Title {n}", "season": "winter" if n % 3 else "summer"} for n, row in enumerate(REVIEWS)]
+    rows = [
+        {**row, "title": f"Title {n}", "season": "winter" if n % 3 else "summer"}
+        for n, row in enumerate(REVIEWS)
+    ]
     reader = table(tmp_path, rows, "a.csv")
     assert infer(reader).label == ("stars",)
     schema = infer(reader, text=("title", "review"), label="season")
-    assert (schema.task, schema.text, schema.labels) == ("classification", ("title", "review"), ("summer", "winter"))
+    assert (schema.task, schema.text, schema.labels) == (
+        "classification",
+        ("title", "review"),
+        ("summer", "winter"),
+    )
     schema = infer(reader, task="regression")
     assert (schema.label, schema.labels) == (("stars",), ())
     assert [item.label for item in items(reader, schema)][:3] == [1.0, 2.0, 3.0]
@@ -413,7 +604,10 @@ def test_what_is_given_is_not_inferred(tmp_path: Path) -> None:
 def test_conll_can_be_something_else_and_tables_can_be_tagging(tmp_path: Path) -> None:
     reader = csv_text(tmp_path, ["sentence", "tags"], ["EU rejects", "B-ORG O"], ["so what", "O O"])
     schema = infer(reader, task="tagging")
-    assert next((item.texts, item.label) for item in items(reader, schema)) == (("EU", "rejects"), ("B-ORG", "O"))
+    assert next((item.texts, item.label) for item in items(reader, schema)) == (
+        ("EU", "rejects"),
+        ("B-ORG", "O"),
+    )
     bad = csv_text(tmp_path, ["sentence", "tags"], ["EU rejects", "B-ORG"], name="b.csv")
     assert failure(bad, schema).what == "2 words and 1 tags"
 
@@ -421,10 +615,16 @@ def test_conll_can_be_something_else_and_tables_can_be_tagging(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("rows", "what"),
     [
-        ([{"text": f"text {n}", "label": "x"} for n in range(5)], "all rows with a text have the same label, 'x'"),
+        (
+            [{"text": f"text {n}", "label": "x"} for n in range(5)],
+            "all rows with a text have the same label, 'x'",
+        ),
         ([{"text": f"text {n}", "score": 2.5} for n in range(5)], "same number, 2.5"),
         ([{"tokens": ["a"], "tags": ["O"]}] * 5, "other than O"),
-        ([{"text": f"text {n}", "label": f"another remark {n}"} for n in range(99)], "99 different values in 99 rows"),
+        (
+            [{"text": f"text {n}", "label": f"another remark {n}"} for n in range(99)],
+            "99 different values in 99 rows",
+        ),
         ([{"text": f"text {n}"} for n in range(5)], "no column looks like a label"),
         ([{"label": n % 2} for n in range(10)], "no column looks like a text"),
         ([{"text": f"text {n}", "labels": []} for n in range(5)], "no row has a label"),
@@ -452,7 +652,8 @@ def test_no_rows(tmp_path: Path) -> None:
     assert "no rows" in failure(reader, Schema(task="classification", text=("text",))).what
 
 
-# --- rows are checked -------------------------------------------------------------------------------------------------
+# --- rows are checked
+# -------------------------------------------------------------------------------------------------
 
 REGRESSION = Schema(task="regression", text=("text",), label=("label",))
 TAGGING = Schema(task="tagging", text=("text",), label=("label",), labels=("O",))
@@ -477,40 +678,62 @@ KNOWN = Schema(task="classification", text=("text",), label=("label",), labels=(
         (KNOWN, {"text": "a", "label": ""}, "the label in 'label' is missing"),
         (KNOWN, {"text": "a", "label": None}, "the label in 'label' is missing"),
         (KNOWN, {"text": "a", "label": float("nan")}, "the label in 'label' is missing"),
-        (KNOWN, {"text": "a", "label": "nan"}, "the label in 'label' is missing: the cell holds 'nan'"),
-        (MULTILABEL, {"text": "x", "label": ["a", "b"]},
-         "the label 'b' is not known"),
+        (
+            KNOWN,
+            {"text": "a", "label": "nan"},
+            "the label in 'label' is missing: the cell holds 'nan'",
+        ),
+        (MULTILABEL, {"text": "x", "label": ["a", "b"]}, "the label 'b' is not known"),
         (MULTILABEL, {"text": "x", "label": "a;b"}, "holds 'a;b'"),
         (REGRESSION, {"text": "a", "label": "four"}, "holds 'four'"),
         (REGRESSION, {"text": "a", "label": "nan"}, "is missing"),
         (REGRESSION, {"text": "a", "label": True}, "holds True"),
         (REGRESSION, {"text": "a", "label": None}, "is missing"),
-        (TAGGING, {"text": ["a", "b"], "label": ["O"]},
-         "2 words and 1 tags"),
+        (TAGGING, {"text": ["a", "b"], "label": ["O"]}, "2 words and 1 tags"),
         (TAGGING, {"text": ["a"], "label": ["B"]}, "'B' is not known"),
         (TAGGING, {"text": ["a", ""], "label": ["O", "O"]}, "is empty"),
         (TAGGING, {"text": [], "label": []}, "has no word"),
         (TAGGING, {"text": [1], "label": ["O"]}, ", not words"),
-        (SPANS,
-         {"text": "abc", "entities": [{"start": 1, "end": 4, "type": "x"}]}, "from 1 to 4 is not inside its text of 3"),
-        (SPANS,
-         {"text": "abc", "entities": [{"start": 1, "end": 2, "type": "y"}]}, "'y' is not known"),
-        (SPANS,
-         {"text": "abc", "entities": [{"start": 1, "end": 1, "type": "x"}]}, "from 1 to 1 is not inside its text of 3"),
-        (QUESTIONS,
-         {"question": "q", "context": "c", "answers": ["c", "d"]}, "holds ['c', 'd']"),
-        (QUESTIONS,
-         {"question": "q", "context": "c", "answers": None}, "is missing"),
+        (
+            SPANS,
+            {"text": "abc", "entities": [{"start": 1, "end": 4, "type": "x"}]},
+            "from 1 to 4 is not inside its text of 3",
+        ),
+        (
+            SPANS,
+            {"text": "abc", "entities": [{"start": 1, "end": 2, "type": "y"}]},
+            "'y' is not known",
+        ),
+        (
+            SPANS,
+            {"text": "abc", "entities": [{"start": 1, "end": 1, "type": "x"}]},
+            "from 1 to 1 is not inside its text of 3",
+        ),
+        (QUESTIONS, {"question": "q", "context": "c", "answers": ["c", "d"]}, "holds ['c', 'd']"),
+        (QUESTIONS, {"question": "q", "context": "c", "answers": None}, "is missing"),
         (CHOICE, {"p": "p", "a": "a", "b": "b", "label": 2}, "holds 2"),
         (CHOICE, {"p": "p", "a": "", "b": "b", "label": 1}, "'a' is empty"),
     ],
-)  # fmt: skip
-def test_bad_rows_are_named(tmp_path: Path, schema: Schema, row: dict[str, object], what: str) -> None:
-    good = {"classification": "pos", "multilabel": ["a"], "regression": 1, "tagging": ["O"], "choice": 0}
+)
+def test_bad_rows_are_named(
+    tmp_path: Path, schema: Schema, row: dict[str, object], what: str
+) -> None:
+    good = {
+        "classification": "pos",
+        "multilabel": ["a"],
+        "regression": 1,
+        "tagging": ["O"],
+        "choice": 0,
+    }
     columns: dict[str, object] = dict.fromkeys(schema.text, "some")
-    columns |= {schema.label[0]: good.get(schema.task, []), **({"text": ["some"]} if schema.task == "tagging" else {})}
+    columns |= {
+        schema.label[0]: good.get(schema.task, []),
+        **({"text": ["some"]} if schema.task == "tagging" else {}),
+    }
     path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps(one) + "\n" for one in [columns, {**columns, "entities": []}, row]))
+    path.write_text(
+        "".join(json.dumps(one) + "\n" for one in [columns, {**columns, "entities": []}, row])
+    )
     found = failure(RowReader(path, name="a.jsonl"), schema)
     assert what in found.what
     assert found.where == "a.jsonl:3"
@@ -557,14 +780,19 @@ def test_rows_without_labels(tmp_path: Path) -> None:
     plain = RowReader(tmp_path / "b.txt", name="b.txt")
     review = Schema(task="classification", text=("review",), labels=("1", "2"), id="id")
     assert fitted(review, plain).text == ("text",)
-    assert [item.texts for item in items(plain, review)] == [("Some text.",), ("More, and no label.",)]
+    assert [item.texts for item in items(plain, review)] == [
+        ("Some text.",),
+        ("More, and no label.",),
+    ]
     words = Schema(task="tagging", text=("tokens",), labels=("O",))
     assert next(item.texts for item in items(plain, words)) == ("Some", "text.")
 
 
 def test_texts_without_labels_are_guessed_from_the_beginning(tmp_path: Path) -> None:
     rows = [{"id": n, "stars": n % 5, "review": f"It was number {n}."} for n in range(2000)]
-    schema, why = infer_schema(table(tmp_path, rows, "a.csv"), task="classification", labelled=False)
+    schema, why = infer_schema(
+        table(tmp_path, rows, "a.csv"), task="classification", labelled=False
+    )
     assert schema == Schema(task="classification", text=("review",), id="id")
     assert why[1:] == [
         "text: 'review'",
@@ -578,12 +806,17 @@ def test_texts_without_labels_are_guessed_from_the_beginning(tmp_path: Path) -> 
     assert (schema.task, schema.text) == ("choice", ("question", "choice0", "choice1"))
     same = table(tmp_path, [{"column": "a"}] * 10, "c.csv")
     assert infer(same, task="classification", labelled=False).text == ("column",)
-    (tmp_path / "d.jsonl").write_text('{"text": "a film"}\n' * 1000 + "no JSON\n")  # for one who reads that far
-    assert infer(RowReader(tmp_path / "d.jsonl"), task="classification", labelled=False).text == ("text",)
+    # for one who reads that far
+    (tmp_path / "d.jsonl").write_text('{"text": "a film"}\n' * 1000 + "no JSON\n")
+    assert infer(RowReader(tmp_path / "d.jsonl"), task="classification", labelled=False).text == (
+        "text",
+    )
 
 
 def test_empty_texts_can_be_left_out_and_are_counted(tmp_path: Path) -> None:
-    reader = csv_text(tmp_path, ["text", "label"], ["a", "pos"], ["", "pos"], ["b", "neg"], ["nan", "neg"])
+    reader = csv_text(
+        tmp_path, ["text", "label"], ["a", "pos"], ["", "pos"], ["b", "neg"], ["nan", "neg"]
+    )
     with pytest.raises(EmptyTextError):
         list(items(reader, KNOWN))
     left_out = IssueCounter()
@@ -592,21 +825,39 @@ def test_empty_texts_can_be_left_out_and_are_counted(tmp_path: Path) -> None:
 
 
 def test_ids(tmp_path: Path) -> None:
-    rows = [{"id": n if n != 150 else 7, "text": f"text {n}", "label": "ab"[n % 2]} for n in range(300)]
+    rows = [
+        {"id": n if n != 150 else 7, "text": f"text {n}", "label": "ab"[n % 2]} for n in range(300)
+    ]
     reader = table(tmp_path, rows)
     schema = infer(reader)
     assert schema.id == "id"
     found = failure(reader, schema)
-    assert (found.where, found.what) == ("a.jsonl:151", "the id '7' in column 'id' occurs twice; first at a.jsonl:8")
+    assert (found.where, found.what) == (
+        "a.jsonl:151",
+        "the id '7' in column 'id' occurs twice; first at a.jsonl:8",
+    )
     assert [item.id for item in items(reader, replace(schema, label=()))][:2] == ["0", "1"]
-    assert infer(table(tmp_path, [{**row, "id": n % 9} for n, row in enumerate(rows)], "b.csv")).id is None
-    assert infer(table(tmp_path, [{**row, "id": n % 280} for n, row in enumerate(rows)], "c.csv")).id == "id"
-    assert infer(table(tmp_path, [{**row, "id": n % 4} for n, row in enumerate(rows[:5])], "d.csv")).id == "id"
+    assert (
+        infer(table(tmp_path, [{**row, "id": n % 9} for n, row in enumerate(rows)], "b.csv")).id
+        is None
+    )
+    assert (
+        infer(table(tmp_path, [{**row, "id": n % 280} for n, row in enumerate(rows)], "c.csv")).id
+        == "id"
+    )
+    assert (
+        infer(table(tmp_path, [{**row, "id": n % 4} for n, row in enumerate(rows[:5])], "d.csv")).id
+        == "id"
+    )
 
 
 def test_misplaced_answers_are_reported_and_no_error(tmp_path: Path) -> None:
     rows = [
-        {"question": "q?", "context": "It began.", "answers": [{"text": "began", "answer_start": n}]}
+        {
+            "question": "q?",
+            "context": "It began.",
+            "answers": [{"text": "began", "answer_start": n}],
+        }
         for n in (3, 4, -1)
     ]
     reader = table(tmp_path, rows)
@@ -616,7 +867,10 @@ def test_misplaced_answers_are_reported_and_no_error(tmp_path: Path) -> None:
 
 def test_choices_by_number_letter_and_text(tmp_path: Path) -> None:
     def labels(*given: object) -> list[int]:
-        rows = [{"question": "which?", "choice_a": "left", "choice_b": "right", "answer": one} for one in given]
+        rows = [
+            {"question": "which?", "choice_a": "left", "choice_b": "right", "answer": one}
+            for one in given
+        ]
         reader = table(tmp_path, rows)
         return [item.label for item in items(reader, infer(reader))]
 
@@ -627,7 +881,12 @@ def test_choices_by_number_letter_and_text(tmp_path: Path) -> None:
 
 
 def test_what_is_before_the_first_choice_is_none() -> None:
-    assert [choice_number(one, ["left", "right"], 1) for one in ("0", "1", "2", "3")] == [None, 0, 1, None]
+    assert [choice_number(one, ["left", "right"], 1) for one in ("0", "1", "2", "3")] == [
+        None,
+        0,
+        1,
+        None,
+    ]
 
 
 def test_a_label_that_is_given_twice_is_one() -> None:
@@ -644,14 +903,22 @@ def test_documents_of_conll(tmp_path: Path) -> None:
     assert [item.document for item in items(reader, infer(reader))] == ["", "", ""]
 
 
-# --- one bad row is named, and does not change what the others mean ---------------------------------------------------
+# --- one bad row is named, and does not change what the others mean
+# ---------------------------------------------------
 
 TOKENS = [{"tokens": ["Anna", "sings", str(n)], "tags": ["B-person", "O", "O"]} for n in range(20)]
-QUESTIONS = [{"question": f"Who sings {n}?", "context": "Anna sings.",
-          "answers": {"text": ["Anna"], "answer_start": [0]}} for n in range(20)]  # fmt: skip
+QUESTIONS = [
+    {
+        "question": f"Who sings {n}?",
+        "context": "Anna sings.",
+        "answers": {"text": ["Anna"], "answer_start": [0]},
+    }
+    for n in range(20)
+]
 MANY = [{"text": f"It was number {n}.", "labels": ["x", "y"][: n % 3]} for n in range(20)]
 CHOICES = [
-    {"startphrase": f"Number {n}", "ending0": "goes", "ending1": "stays", "label": str(n % 2)} for n in range(20)
+    {"startphrase": f"Number {n}", "ending0": "goes", "ending1": "stays", "label": str(n % 2)}
+    for n in range(20)
 ]
 
 
@@ -659,13 +926,33 @@ CHOICES = [
     ("rows", "bad", "task", "what"),
     [
         (TOKENS, {"tokens": ["Anna", "sings"], "tags": ["O"]}, "tagging", "2 words and 1 tags"),
-        (QUESTIONS, {"question": "Who?", "context": "Anna.", "answers": {"text": ["Anna"]}}, "qa", "holds {'text'"),
+        (
+            QUESTIONS,
+            {"question": "Who?", "context": "Anna.", "answers": {"text": ["Anna"]}},
+            "qa",
+            "holds {'text'",
+        ),
         (MANY, {"text": "It was one.", "labels": "x"}, "multilabel", "holds 'x'"),
-        (CHOICES, {"startphrase": "One", "ending0": "a", "ending1": "b", "label": "5"}, "choice", "holds '5'"),
-        (CHOICES, {"startphrase": "One", "ending0": "a", "ending1": "b", "label": "-1"}, "choice", "holds '-1'"),
-        (REVIEWS, {"review": "It was one.", "stars": {"name": "n"}}, "classification", "holds {'name': 'n'}"),
+        (
+            CHOICES,
+            {"startphrase": "One", "ending0": "a", "ending1": "b", "label": "5"},
+            "choice",
+            "holds '5'",
+        ),
+        (
+            CHOICES,
+            {"startphrase": "One", "ending0": "a", "ending1": "b", "label": "-1"},
+            "choice",
+            "holds '-1'",
+        ),
+        (
+            REVIEWS,
+            {"review": "It was one.", "stars": {"name": "n"}},
+            "classification",
+            "holds {'name': 'n'}",
+        ),
     ],
-)  # fmt: skip
+)
 def test_one_bad_row_is_named(rows: list, bad: dict, task: str, what: str, tmp_path: Path) -> None:
     reader = table(tmp_path, [*rows, bad])
     try:
@@ -680,7 +967,11 @@ def test_one_bad_row_is_named(rows: list, bad: dict, task: str, what: str, tmp_p
 
 @pytest.mark.parametrize(
     "spans",
-    [[{"start": 0, "end": 4, "type": "x"}], [{"start_offset": 0, "end_offset": 4, "label": "x"}], [[0, 4, "x"]]],
+    [
+        [{"start": 0, "end": 4, "type": "x"}],
+        [{"start_offset": 0, "end_offset": 4, "label": "x"}],
+        [[0, 4, "x"]],
+    ],
 )
 def test_spans_in_a_cell_have_any_usual_layout(spans: list[object], tmp_path: Path) -> None:
     rows = [{"text": f"Anna sings {n}", "entities": json.dumps(spans)} for n in range(9)]
@@ -706,10 +997,17 @@ def test_lists_as_pandas_writes_them_are_named(tmp_path: Path) -> None:
 
 def test_several_labels_in_a_cell_where_it_is_requested(tmp_path: Path) -> None:
     cells = ["x,y", "x", "", "z, x"]
-    reader = csv_text(tmp_path, ["text", "labels"], *([f"It was number {n}.", cells[n % 4]] for n in range(8)))
+    reader = csv_text(
+        tmp_path, ["text", "labels"], *([f"It was number {n}.", cells[n % 4]] for n in range(8))
+    )
     schema = infer(reader, task="multilabel")
     assert (schema.separator, schema.labels) == (",", ("x", "y", "z"))
-    assert [item.label for item in items(reader, schema)][:4] == [("x", "y"), ("x",), (), ("z", "x")]
+    assert [item.label for item in items(reader, schema)][:4] == [
+        ("x", "y"),
+        ("x",),
+        (),
+        ("z", "x"),
+    ]
 
 
 def test_an_id_that_stands_twice_is_named_in_small_files_too(tmp_path: Path) -> None:
@@ -728,7 +1026,12 @@ def test_an_id_that_stands_twice_is_named_in_small_files_too(tmp_path: Path) -> 
         ({"text": ("review",), "task": "qa", "label": "stars"}, "not 1 columns"),
         ({"text": ("review", "more"), "task": "spans", "label": "stars"}, "not 2 columns"),
     ],
-)  # fmt: skip
-def test_columns_that_do_not_suit_the_task_are_refused(options: dict, what: str, tmp_path: Path) -> None:
+)
+def test_columns_that_do_not_suit_the_task_are_refused(
+    options: dict, what: str, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match=what):
-        infer(table(tmp_path, [row | {"more": "some words", "note": "n"} for row in REVIEWS]), **options)
+        infer(
+            table(tmp_path, [row | {"more": "some words", "note": "n"} for row in REVIEWS]),
+            **options,
+        )

@@ -1,4 +1,5 @@
-"""Scores of sentences: as transformers gives them one token at a time, whatever is computed together; and BLiMP."""
+"""Scores of sentences: as transformers gives them one token at a time, whatever is computed
+together; and BLiMP."""
 
 import gzip
 import io
@@ -32,13 +33,19 @@ def theirs(model: Path) -> transformers.BertForMaskedLM:
     return transformers.BertForMaskedLM.from_pretrained(model).eval()
 
 
-def one_by_one(theirs: transformers.BertForMaskedLM, ids: list[int], within_word: bool = False) -> list[float]:
+def one_by_one(
+    theirs: transformers.BertForMaskedLM, ids: list[int], within_word: bool = False
+) -> list[float]:
     """Everything written out: a row for each token, and for each the whole vocabulary."""
     t, rows = tokenizer(), []
     for place in range(len(ids)):
         hidden = list(ids)
         hidden[place] = t.mask_id
-        while within_word and (place := place + 1) < len(ids) and t.tokens[ids[place]].startswith("##"):
+        while (
+            within_word
+            and (place := place + 1) < len(ids)
+            and t.tokens[ids[place]].startswith("##")
+        ):
             hidden[place] = t.mask_id
         rows.append([t.cls_id, *hidden, t.sep_id])
     with torch.no_grad():
@@ -51,7 +58,9 @@ def test_the_same_as_transformers_one_token_at_a_time(
     within_word: bool, model: Path, theirs: transformers.BertForMaskedLM
 ):
     t, pieces = tokenizer(), 0
-    for sentence, found in zip(SENTENCES, score(model, SENTENCES, within_word=within_word), strict=True):
+    for sentence, found in zip(
+        SENTENCES, score(model, SENTENCES, within_word=within_word), strict=True
+    ):
         ids = t.ids([sentence])[0]
         expected = one_by_one(theirs, ids, within_word)
         assert found["text"] == sentence
@@ -63,9 +72,12 @@ def test_the_same_as_transformers_one_token_at_a_time(
 
 
 def test_hiding_the_rest_of_a_word_changes_words_of_several_pieces_alone(model: Path):
-    for plain, hidden in zip(score(model, SENTENCES), score(model, SENTENCES, within_word=True), strict=True):
+    for plain, hidden in zip(
+        score(model, SENTENCES), score(model, SENTENCES, within_word=True), strict=True
+    ):
         same = [
-            a == pytest.approx(b, abs=1e-5) for a, b in zip(plain["log_probabilities"], hidden["log_probabilities"])
+            a == pytest.approx(b, abs=1e-5)
+            for a, b in zip(plain["log_probabilities"], hidden["log_probabilities"])
         ]
         last = [not following.startswith("##") for following in [*plain["tokens"][1:], "."]]
         assert same == last
@@ -98,14 +110,18 @@ def test_a_sentence_longer_than_the_model_reads(model: Path, theirs: transformer
     for place in (0, 40, len(ids) - 1):
         begin = min(max(0, place - 30), len(ids) - 62)
         part = ids[begin : begin + 62]
-        assert found["log_probabilities"][place] == pytest.approx(one_by_one(theirs, part)[place - begin], abs=1e-4)
+        assert found["log_probabilities"][place] == pytest.approx(
+            one_by_one(theirs, part)[place - begin], abs=1e-4
+        )
 
 
 def test_text_is_only_text(model: Path):
     (found,) = score(model, ["the [MASK] [SEP]"])
     assert "[MASK]" not in found["tokens"]
     assert "[SEP]" not in found["tokens"]
-    assert all(len(one["tokens"]) > 0 for one in score(model, ["日本", "🦊", "a \ud800", "e\u0301"]))
+    assert all(
+        len(one["tokens"]) > 0 for one in score(model, ["日本", "🦊", "a \ud800", "e\u0301"])
+    )
 
 
 @pytest.mark.parametrize("empty", ["", " ", "\n", "\u200b"])
@@ -126,7 +142,9 @@ def headless(model: Path, folder: Path) -> Path:
     return folder
 
 
-def test_the_command(model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_the_command(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     monkeypatch.setattr("sys.stdin", io.StringIO("the film was good\nmen\u2028dogs\n"))
     assert main(["score", str(model), "-", "a good film", "--json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.strip().split("\n")]
@@ -135,7 +153,9 @@ def test_the_command(model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert lines[1].split()[0] == f"{next(score(model, ['the film was good']))['score']:.2f}"
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"men \xff dogs\r\n"), encoding="ascii"))
+    monkeypatch.setattr(
+        "sys.stdin", io.TextIOWrapper(io.BytesIO(b"men \xff dogs\r\n"), encoding="ascii")
+    )
     assert main(["score", str(model), "-", "a \udcff man", "--json"]) == 0
     lines = capsys.readouterr().out.strip().split("\n")
     assert [json.loads(line)["text"] for line in lines] == ["men \ufffd dogs", "a ? man"]
@@ -145,13 +165,22 @@ def test_the_command(model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 # --- BLiMP
 
-PAIRS = [("dogs heard men", "men heard dogs"), ("the film was good", "the good was film"), ("a man", "man a"),
-         ("in this town", "this in town")]  # fmt: skip
+PAIRS = [
+    ("dogs heard men", "men heard dogs"),
+    ("the film was good", "the good was film"),
+    ("a man", "man a"),
+    ("in this town", "this in town"),
+]
 
 
 def write_pairs(path: Path, copies: int = 1, paradigms: int = 2) -> Path:
     rows = [
-        {"sentence_good": good, "sentence_bad": bad, "UID": f"p{number % paradigms}", "linguistics_term": "order"}
+        {
+            "sentence_good": good,
+            "sentence_bad": bad,
+            "UID": f"p{number % paradigms}",
+            "linguistics_term": "order",
+        }
         for number, (good, bad) in enumerate(PAIRS * copies)
     ]
     path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
@@ -167,7 +196,13 @@ def result(*arguments: Any, **options: Any) -> dict[str, Any]:
 def constant(model: Path, folder: Path) -> Path:
     """A model that finds every word equally likely."""
     config, state, t = load_model(model)
-    save_model(folder, {name: torch.zeros_like(value) for name, value in state.items()}, config, t, card="nothing")
+    save_model(
+        folder,
+        {name: torch.zeros_like(value) for name, value in state.items()},
+        config,
+        t,
+        card="nothing",
+    )
     return folder
 
 
@@ -175,7 +210,11 @@ def test_the_figures_are_those_of_the_scores(model: Path, tmp_path: Path):
     found = result(model, write_pairs(tmp_path / "b.jsonl.gz"), output=tmp_path / "r.json")
     flat = [s["score"] for s in score(model, [sentence for pair in PAIRS for sentence in pair])]
     right = [good > bad for good, bad in zip(flat[::2], flat[1::2], strict=True)]
-    assert found["paradigms"]["p0"] == {"accuracy": (right[0] + right[2]) / 2, "pairs": 2, "phenomenon": "order"}
+    assert found["paradigms"]["p0"] == {
+        "accuracy": (right[0] + right[2]) / 2,
+        "pairs": 2,
+        "phenomenon": "order",
+    }
     assert found["paradigms"]["p1"]["accuracy"] == (right[1] + right[3]) / 2
     assert found["mean"] == found["phenomena"]["order"] == sum(right) / 4
     assert found == json.loads((tmp_path / "r.json").read_text())
@@ -193,7 +232,9 @@ def test_what_is_the_same_to_the_model_is_a_tie():
     assert is_better(one, {**one, "tokens": ["y"], "score": -1.1})
 
 
-def test_a_sample_is_always_the_same_and_part_of_a_larger_one(model: Path, tmp_path: Path, monkeypatch):
+def test_a_sample_is_always_the_same_and_part_of_a_larger_one(
+    model: Path, tmp_path: Path, monkeypatch
+):
     data = write_pairs(tmp_path / "b.jsonl", copies=20)
     seen: list[list[str]] = []
 
@@ -232,15 +273,18 @@ def test_bad_pairs(model: Path, tmp_path: Path):
 
 def test_the_table(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     data = write_pairs(tmp_path / "b.jsonl.gz")
-    assert main(["evaluate", "blimp", str(model), "--data", str(data), "-o", str(tmp_path / "r.json")]) == 0
+    assert (
+        main(["evaluate", "blimp", str(model), "--data", str(data), "-o", str(tmp_path / "r.json")])
+        == 0
+    )
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["order", "p0", "p1", "mean"]
     assert json.loads((tmp_path / "r.json").read_text())["pairs"] == 4
 
 
 def test_the_real_pairs(data_folder: Path, tmp_path: Path):
-    """One pair of each of the 67 paradigms. Their files name 13 terms; the paper counts s-selection with argument
-    structure."""
+    """One pair of each of the 67 paradigms. Their files name 13 terms; the paper counts s-selection
+    with argument structure."""
     model = write_model(tmp_path / "tiny")
     found = result(model, data_folder / "blimp" / "blimp.jsonl.gz", sample=1)
     assert (len(found["paradigms"]), len(found["phenomena"]), found["pairs"]) == (67, 13, 67)

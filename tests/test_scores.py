@@ -1,4 +1,5 @@
-"""Scores: equal to scikit-learn, scipy, seqeval and conlleval; defined where nothing is; loud where wrong."""
+"""Scores: equal to scikit-learn, scipy, seqeval and conlleval; defined where nothing is; loud where
+wrong."""
 
 import math
 from collections.abc import Sequence
@@ -25,8 +26,14 @@ LABELS = ("cat", "dog", "owl")
 TAGS = ("O", "B-X", "I-X", "E-X", "S-X", "B-Y", "I-Y", "E-Y", "S-Y")
 SCHEMES = {"IOB1": seqeval.scheme.IOB1, "IOB2": seqeval.scheme.IOB2, "BIOES": seqeval.scheme.IOBES}
 
-pairs = st.lists(st.tuples(st.sampled_from(LABELS), st.sampled_from(LABELS)), min_size=1, max_size=30)
-tagged = st.lists(st.lists(st.tuples(st.sampled_from(TAGS), st.sampled_from(TAGS)), max_size=9), min_size=1, max_size=4)
+pairs = st.lists(
+    st.tuples(st.sampled_from(LABELS), st.sampled_from(LABELS)), min_size=1, max_size=30
+)
+tagged = st.lists(
+    st.lists(st.tuples(st.sampled_from(TAGS), st.sampled_from(TAGS)), max_size=9),
+    min_size=1,
+    max_size=4,
+)
 
 
 def halves(rows: Sequence[Sequence[tuple[str, str]]]) -> tuple[list[list[str]], list[list[str]]]:
@@ -37,9 +44,16 @@ def scores(
     task: TaskType, gold: Sequence[Any], predicted: Sequence[Any], labels: Sequence[str] = ()
 ) -> dict[str, float]:
     """The figures of predictions for texts."""
-    field = {"classification": "label", "multilabel": "labels", "regression": "value", "choice": "choice"}[task]
+    field = {
+        "classification": "label",
+        "multilabel": "labels",
+        "regression": "value",
+        "choice": "choice",
+    }[task]
     items = [Item(("a text",), label, f"row {n}") for n, label in enumerate(gold, 1)]
-    return compute_metrics(TaskConfig(task=task, labels=tuple(labels)), items, [{field: one} for one in predicted])
+    return compute_metrics(
+        TaskConfig(task=task, labels=tuple(labels)), items, [{field: one} for one in predicted]
+    )
 
 
 # --- labels ---
@@ -52,15 +66,21 @@ def test_classification_is_that_of_scikit_learn(rows: list[tuple[str, str]]):
     theirs = sklearn.metrics.f1_score(gold, predicted, average="macro", zero_division=0.0)
     assert ours["accuracy"] == pytest.approx(sklearn.metrics.accuracy_score(gold, predicted))
     assert ours["macro_f1"] == pytest.approx(theirs)
-    theirs = sklearn.metrics.matthews_corrcoef(gold, predicted) if len({*gold, *predicted}) > 1 else 0.0
+    theirs = (
+        sklearn.metrics.matthews_corrcoef(gold, predicted) if len({*gold, *predicted}) > 1 else 0.0
+    )
     assert ours["matthews_correlation"] == pytest.approx(theirs)
     assert "f1" not in ours
     counts = sklearn.metrics.confusion_matrix(gold, predicted, labels=LABELS)
     rows = [([(0, 1, a)], [(0, 1, b)]) for a, b in rows]
     table = figures_by_type(*count_spans(rows, LABELS))
     assert [row["support"] for row in table.values()] == counts.sum(1).tolist()
-    assert [row["recall"] * row["support"] for row in table.values()] == pytest.approx(np.diag(counts))
-    assert [row["precision"] for row in table.values()] == pytest.approx(np.diag(counts) / np.maximum(counts.sum(0), 1))
+    assert [row["recall"] * row["support"] for row in table.values()] == pytest.approx(
+        np.diag(counts)
+    )
+    assert [row["precision"] for row in table.values()] == pytest.approx(
+        np.diag(counts) / np.maximum(counts.sum(0), 1)
+    )
 
 
 def test_two_labels_have_a_positive_one():
@@ -69,7 +89,9 @@ def test_two_labels_have_a_positive_one():
     ours = scores("classification", gold, predicted, ("0", "1"))
     assert ours["f1"] == pytest.approx(2 * 3 / (2 * 3 + 1 + 2))
     assert ours["matthews_correlation"] == pytest.approx((3 * 4 - 2 * 1) / math.sqrt(5 * 4 * 6 * 5))
-    assert scores("classification", gold, predicted, ("1", "0"))["f1"] == pytest.approx(2 * 4 / (2 * 4 + 1 + 2))
+    assert scores("classification", gold, predicted, ("1", "0"))["f1"] == pytest.approx(
+        2 * 4 / (2 * 4 + 1 + 2)
+    )
 
 
 @pytest.mark.parametrize("answer", ["0", "1"])
@@ -91,7 +113,10 @@ def test_multilabel_is_that_of_scikit_learn(rows: list[tuple[set[str], set[str]]
     occurring = sorted(set().union(*gold, *predicted))
     assert ours["accuracy"] == sum(a == b for a, b in rows) / len(rows)
     if len(occurring) > 1:  # with fewer, scikit-learn takes the columns for something else
-        matrices = [np.array([[label in row for label in occurring] for row in side]) for side in (gold, predicted)]
+        matrices = [
+            np.array([[label in row for label in occurring] for row in side])
+            for side in (gold, predicted)
+        ]
         for average in ("micro", "macro"):
             theirs = sklearn.metrics.f1_score(*matrices, average=average, zero_division=0.0)
             assert ours[f"{average}_f1"] == pytest.approx(theirs)
@@ -127,7 +152,9 @@ def test_regression_by_the_definitions():
     assert ours["rmse"] == pytest.approx(np.sqrt(np.mean((gold - predicted) ** 2)))
 
 
-@pytest.mark.parametrize("values", [([1.0, 2, 3], [2.5, 2.5, 2.5]), ([4.0, 4.0], [1.0, 2.0]), ([1.0], [2.0])])
+@pytest.mark.parametrize(
+    "values", [([1.0, 2, 3], [2.5, 2.5, 2.5]), ([4.0, 4.0], [1.0, 2.0]), ([1.0], [2.0])]
+)
 def test_no_correlation_where_nothing_varies(values: tuple[list[float], list[float]]):
     ours = scores("regression", *values)
     assert (ours["pearson"], ours["spearman"]) == (0.0, 0.0)
@@ -135,7 +162,9 @@ def test_no_correlation_where_nothing_varies(values: tuple[list[float], list[flo
 
 
 def test_answers_that_are_nearly_the_same():
-    assert scores("regression", [1.0, 2.0, 3.0], [7.0, 7.0, 7.0 + 1e-15])["spearman"] == pytest.approx(math.sqrt(0.75))
+    assert scores("regression", [1.0, 2.0, 3.0], [7.0, 7.0, 7.0 + 1e-15])[
+        "spearman"
+    ] == pytest.approx(math.sqrt(0.75))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -148,7 +177,8 @@ def test_what_is_no_number(value: float):
 
 
 def conlleval(gold: list[list[str]], predicted: list[list[str]]) -> tuple[int, int, int]:
-    """Entities right, found and there, as the script of CoNLL counts them: word by word, on both sides at once."""
+    """Entities right, found and there, as the script of CoNLL counts them: word by word, on both
+    sides at once."""
     right = found = there = 0
     for one, other in zip(gold, predicted):
         before, inside = ("O", "O"), False
@@ -186,20 +216,26 @@ def test_tagging_is_that_of_seqeval(rows: list[list[tuple[str, str]]]):
     for name in ("precision", "recall", "f1"):
         theirs = getattr(seqeval.metrics, f"{name}_score")(gold, predicted, zero_division=0)
         assert ours[name] == pytest.approx(theirs)
-    report = seqeval.metrics.classification_report(gold, predicted, output_dict=True, zero_division=0) if any(
-        tag != "O" for side in (gold, predicted) for row in side for tag in row
-    ) else {}  # fmt: skip
+    report = (
+        seqeval.metrics.classification_report(gold, predicted, output_dict=True, zero_division=0)
+        if any(tag != "O" for side in (gold, predicted) for row in side for tag in row)
+        else {}
+    )
     table = tagging_per_type(gold, predicted)
     assert [*table] == sorted(set(report) & {"X", "Y"})
     for kind, row in table.items():
-        assert row == pytest.approx({name.replace("f1-score", "f1"): value for name, value in report[kind].items()})
+        assert row == pytest.approx(
+            {name.replace("f1-score", "f1"): value for name, value in report[kind].items()}
+        )
 
 
 @st.composite
 def entities(draw: st.DrawFn) -> tuple[int, list[Span]]:
     """A number of words and entities that do not overlap."""
     found, place = [], 0
-    for gap, length, kind in draw(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.sampled_from("XY")))):
+    for gap, length, kind in draw(
+        st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.sampled_from("XY")))
+    ):
         found.append((place + gap, place + gap + length, kind))
         place += gap + length
     return place + draw(st.integers(0, 2)), found
@@ -214,7 +250,9 @@ def test_schemes_say_the_same(drawn: tuple[int, list[Span]], first: Scheme, seco
     tags = convert_tags(plain, first)
     assert tag_spans(tags) == there
     strict = seqeval.scheme.Entities([tags], SCHEMES[first]).entities[0]
-    assert [(e.start, e.end, e.tag) for e in strict] == there, "it is valid by the letter of the scheme"
+    assert [(e.start, e.end, e.tag) for e in strict] == there, (
+        "it is valid by the letter of the scheme"
+    )
     assert convert_tags(convert_tags(tags, second), first) == tags
 
 
@@ -248,7 +286,10 @@ def test_spans_are_right_as_a_whole():
     gold = [[(0, 5, "person"), (9, 14, "place")], [(3, 4, "place")]]
     predicted = [[(0, 5, "person"), (9, 13, "place"), (9, 14, "person")], []]
     items = [Item(("a text",), spans, "row") for spans in gold]
-    answers = [{"entities": [dict(zip(("start", "end", "type"), one)) for one in spans]} for spans in predicted]
+    answers = [
+        {"entities": [dict(zip(("start", "end", "type"), one)) for one in spans]}
+        for spans in predicted
+    ]
     figures = compute_metrics(TaskConfig(task="spans"), items, answers)
     assert figures == {"precision": 1 / 3, "recall": 1 / 3, "f1": 1 / 3}
     assert figures_by_type(*count_spans(list(zip(gold, predicted, strict=True)))) == {
@@ -258,7 +299,8 @@ def test_spans_are_right_as_a_whole():
 
 
 @pytest.mark.parametrize(
-    ("file", "entities"), [("wnut17/emerging.test.annotated", 1079), ("wikigold/wikigold.conll.txt", 3558)]
+    ("file", "entities"),
+    [("wnut17/emerging.test.annotated", 1079), ("wikigold/wikigold.conll.txt", 3558)],
 )
 def test_real_sentences(file: str, entities: int, data_folder: Path):
     gold = [row.values["tags"] for row in RowReader(data_folder / "ner" / file)]

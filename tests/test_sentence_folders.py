@@ -1,5 +1,5 @@
-"""sentence-transformers' folders through `convert`, there and back: the same vectors in their own library, nothing lost
-that is not named."""
+"""sentence-transformers' folders through `convert`, there and back: the same vectors in their own
+library, nothing lost that is not named."""
 
 import inspect
 import json
@@ -14,7 +14,10 @@ import torch
 
 from bertworks.checkpoints import sentence_transformers
 from bertworks.checkpoints.model_folder import load_model
-from bertworks.checkpoints.sentence_transformers import SentenceTransformerSettings, read_sentence_transformer
+from bertworks.checkpoints.sentence_transformers import (
+    SentenceTransformerSettings,
+    read_sentence_transformer,
+)
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.embed import Embedder, embed_file
@@ -22,12 +25,20 @@ from bertworks.interop.convert import convert
 from bertworks.interop.export import export
 from bertworks.interop.push import push
 
-TEXTS = ["good film", "the men in this town heard some music last night " * 9, "", "Anna lives in Oslo"]
+TEXTS = [
+    "good film",
+    "the men in this town heard some music last night " * 9,
+    "",
+    "Anna lives in Oslo",
+]
 
 
 def library(part: str = "") -> Any:
-    """Imported where it is used: it takes seconds, and each process that runs tests would spend them."""
-    return pytest.importorskip(f"sentence_transformers{part}", reason="sentence-transformers, the oracle, is missing")
+    """Imported where it is used: it takes seconds, and each process that runs tests would spend
+    them."""
+    return pytest.importorskip(
+        f"sentence_transformers{part}", reason="sentence-transformers, the oracle, is missing"
+    )
 
 
 def saved(model: Path, folder: Path, pooling: str, *kinds: str, **settings: Any) -> Path:
@@ -52,44 +63,69 @@ def notes(source: Path, target: Path) -> Sequence[str]:
 
 
 @pytest.mark.parametrize(
-    ("pooling", "kinds"), [("mean", ()), ("cls", ("Normalize",)), ("max", ()), ("mean", ("Normalize",))]
+    ("pooling", "kinds"),
+    [("mean", ()), ("cls", ("Normalize",)), ("max", ()), ("mean", ("Normalize",))],
 )
 def test_there_and_back(pooling: str, kinds: tuple[str, ...], model: Path, tmp_path: Path):
     prompts = {"query": "good ", "document": "", "own": "sad "}
     theirs = saved(
-        model, tmp_path / "theirs", pooling, *kinds, prompts=prompts, default_prompt_name="own",
+        model,
+        tmp_path / "theirs",
+        pooling,
+        *kinds,
+        prompts=prompts,
+        default_prompt_name="own",
         similarity_fn_name="dot",
-    )  # fmt: skip
+    )
     said = notes(theirs, tmp_path / "ours")
     assert not any("left out of the folder" in note for note in said), said
     expected = vectors(theirs)
     np.testing.assert_allclose(vectors(tmp_path / "ours"), expected, atol=1e-5)
     np.testing.assert_allclose(
-        Embedder(tmp_path / "ours", device="cpu", precision="fp32").embed(TEXTS), expected, atol=1e-5
+        Embedder(tmp_path / "ours", device="cpu", precision="fp32").embed(TEXTS),
+        expected,
+        atol=1e-5,
     )
     types = [module["type"] for module in json.loads((tmp_path / "ours/modules.json").read_text())]
-    assert types == [f"sentence_transformers.models.{kind}" for kind in ("Transformer", "Pooling", *kinds)]
+    assert types == [
+        f"sentence_transformers.models.{kind}" for kind in ("Transformer", "Pooling", *kinds)
+    ]
     opened = library().SentenceTransformer(str(tmp_path / "ours"), device="cpu")
-    assert (opened.prompts, opened.default_prompt_name, opened.similarity_fn_name) == (prompts, "own", "dot")
+    assert (opened.prompts, opened.default_prompt_name, opened.similarity_fn_name) == (
+        prompts,
+        "own",
+        "dot",
+    )
     assert opened.max_seq_length == 20
     # And back: what their library saves of ours is converted to the same again.
     opened.save(str(tmp_path / "again"))
-    assert not any("left out of the folder" in note for note in notes(tmp_path / "again", tmp_path / "back"))
-    assert read_sentence_transformer(tmp_path / "back")[1] == read_sentence_transformer(tmp_path / "ours")[1]
+    assert not any(
+        "left out of the folder" in note for note in notes(tmp_path / "again", tmp_path / "back")
+    )
+    assert (
+        read_sentence_transformer(tmp_path / "back")[1]
+        == read_sentence_transformer(tmp_path / "ours")[1]
+    )
     np.testing.assert_allclose(vectors(tmp_path / "back"), expected, atol=1e-5)
     list(convert(tmp_path / "ours", tmp_path / "twice"))
     assert contents(tmp_path / "twice") == contents(tmp_path / "ours")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_a_dense_layer_goes_along(model: Path, tmp_path: Path):
     """Though our own `embed` does not compute it."""
     theirs = saved(model, tmp_path / "theirs", "cls", "Dense", "Normalize")
     said = notes(theirs, tmp_path / "ours")
-    assert any("copied, although" in note and "2_Dense/model.safetensors" in note for note in said), said
+    assert any(
+        "copied, although" in note and "2_Dense/model.safetensors" in note for note in said
+    ), said
     assert vectors(tmp_path / "ours").shape == (len(TEXTS), 16)
     np.testing.assert_allclose(vectors(tmp_path / "ours"), vectors(theirs), atol=1e-5)
     assert not any("left out of the folder" in note for note in said), said
@@ -99,7 +135,10 @@ def test_a_module_that_is_a_pickle_is_named(model: Path, tmp_path: Path):
     theirs = saved(model, tmp_path / "theirs", "mean", "Dense")
     (theirs / "2_Dense/model.safetensors").rename(theirs / "2_Dense/pytorch_model.bin")
     said = notes(theirs, tmp_path / "ours")
-    assert "the settings of its vectors are left out: the weights of a module are a pickle, which is not read" in said
+    assert (
+        "the settings of its vectors are left out: the weights of a module are a pickle, which is "
+        "not read"
+    ) in said
     (left,) = (note for note in said if note.startswith("left out of the folder"))
     assert all(name in left for name in ("modules.json", "1_Pooling/", "2_Dense/"))
     assert read_sentence_transformer(tmp_path / "ours")[1] == SentenceTransformerSettings()
@@ -110,7 +149,9 @@ def test_an_old_folder_with_the_model_within(model: Path, tmp_path: Path):
     Embedder(model, pooling="cls", max_length=20, device="cpu").save(tmp_path / "flat")
     old = tmp_path / "old"
     shutil.copytree(
-        tmp_path / "flat", old / "0_BERT", ignore=shutil.ignore_patterns("1_*", "modules.json", "config_*", "README*")
+        tmp_path / "flat",
+        old / "0_BERT",
+        ignore=shutil.ignore_patterns("1_*", "modules.json", "config_*", "README*"),
     )
     for name in ("1_Pooling", "config_sentence_transformers.json"):
         shutil.move(tmp_path / "flat" / name, old / name)
@@ -119,7 +160,10 @@ def test_an_old_folder_with_the_model_within(model: Path, tmp_path: Path):
     (old / "0_BERT" / "training_args.bin").write_bytes(b"pickle")
     said = notes(old, tmp_path / "ours")
     assert "left out of the folder: 0_BERT/training_args.bin" in "\n".join(said)
-    assert read_sentence_transformer(tmp_path / "ours")[:2] == (tmp_path / "ours", read_sentence_transformer(old)[1])
+    assert read_sentence_transformer(tmp_path / "ours")[:2] == (
+        tmp_path / "ours",
+        read_sentence_transformer(old)[1],
+    )
     np.testing.assert_allclose(vectors(tmp_path / "ours"), vectors(old), atol=1e-5)
     # What reads weights finds them; what writes a folder of the same kind says how to come by one.
     flat, nested = load_model(tmp_path / "ours"), load_model(old)
@@ -137,9 +181,13 @@ def test_settings_without_a_place_are_named(model: Path, tmp_path: Path):
     Embedder(model, device="cpu").save(tmp_path / "theirs")
     path = tmp_path / "theirs/1_Pooling/config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"include_prompt": False}))
-    assert "left out of 1_Pooling/config.json: include_prompt" in notes(tmp_path / "theirs", tmp_path / "ours")
+    assert "left out of 1_Pooling/config.json: include_prompt" in notes(
+        tmp_path / "theirs", tmp_path / "ours"
+    )
     (tmp_path / "theirs/1_Pooling/secret.json").symlink_to("/etc/hostname")
-    assert "left out of the folder: 1_Pooling/secret.json" in "\n".join(notes(tmp_path / "theirs", tmp_path / "b"))
+    assert "left out of the folder: 1_Pooling/secret.json" in "\n".join(
+        notes(tmp_path / "theirs", tmp_path / "b")
+    )
 
 
 def test_a_pooling_that_leaves_out_the_prompt_is_refused(model: Path, tmp_path: Path):
@@ -165,20 +213,31 @@ def listed(file: str) -> set[str]:
 
 
 def test_every_field_of_their_files_has_its_place(model: Path, tmp_path: Path):
-    """The fields of their classes, and of what they write; each is honoured, refused by name, or without effect."""
+    """The fields of their classes, and of what they write; each is honoured, refused by name, or
+    without effect."""
     modules = library(".sentence_transformer.modules")
     transformer = library(".base.modules").Transformer
     folder = saved(model, tmp_path / "all", "mean", "Normalize", truncate_dim=8, prompts={"a": "b"})
-    written = {file: {*json.loads((folder / file).read_text())} for file in TABLE if file != "modules.json"}
-    written["modules.json"] = {name for module in json.loads((folder / "modules.json").read_text()) for name in module}
+    written = {
+        file: {*json.loads((folder / file).read_text())} for file in TABLE if file != "modules.json"
+    }
+    written["modules.json"] = {
+        name for module in json.loads((folder / "modules.json").read_text()) for name in module
+    }
     assert "truncate_dim" in written["config_sentence_transformers.json"]
     expected = {
         "modules.json": {"idx", "name", "type", "path", "kwargs"},
         "config_sentence_transformers.json": {"requirements"},
         # Of both the constructor and the file: files of version 5 and older hold its arguments.
-        "sentence_bert_config.json": {*transformer.config_keys, *inspect.signature(transformer).parameters},
+        "sentence_bert_config.json": {
+            *transformer.config_keys,
+            *inspect.signature(transformer).parameters,
+        },
         "1_Pooling/config.json": {*modules.Pooling.config_keys, *modules.Pooling.config_key_renames}
-        | {f"pooling_mode_{mode}" for mode in ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens")}
+        | {
+            f"pooling_mode_{mode}"
+            for mode in ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens")
+        }
         | {"pooling_mode_weightedmean_tokens", "pooling_mode_lasttoken"},
         "2_Normalize/config.json": {*library(".base.modules").Normalize.config_keys},
     }
@@ -189,9 +248,12 @@ def test_every_field_of_their_files_has_its_place(model: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("file", "name"), [(file, name) for file, fields in TABLE.items() for name in fields.get("required", {})]
+    ("file", "name"),
+    [(file, name) for file, fields in TABLE.items() for name in fields.get("required", {})],
 )
-def test_values_that_are_not_computed_are_refused_by_name(file: str, name: str, model: Path, tmp_path: Path):
+def test_values_that_are_not_computed_are_refused_by_name(
+    file: str, name: str, model: Path, tmp_path: Path
+):
     folder = saved(model, tmp_path / "theirs", "mean", "Normalize")
     path = folder / file
     settings = json.loads(path.read_text())
@@ -206,7 +268,9 @@ def test_values_that_are_not_computed_are_refused_by_name(file: str, name: str, 
 
 @pytest.mark.parametrize("kinds", [(), ("Normalize",)])
 @pytest.mark.parametrize("size", [1, 8, 31, 32, 500])
-def test_truncated_vectors_are_those_of_their_library(size: int, kinds: tuple[str, ...], model: Path, tmp_path: Path):
+def test_truncated_vectors_are_those_of_their_library(
+    size: int, kinds: tuple[str, ...], model: Path, tmp_path: Path
+):
     folder = saved(model, tmp_path / "theirs", "mean", *kinds, truncate_dim=size)
     embedder = Embedder(folder, device="cpu", precision="fp32")
     ours = embedder.embed(TEXTS)

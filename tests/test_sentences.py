@@ -1,4 +1,5 @@
-"""Sentences: a hand-made gold set of tricky cases, properties that hold for any text, and time that stays linear."""
+"""Sentences: a hand-made gold set of tricky cases, properties that hold for any text, and time that
+stays linear."""
 
 import re
 
@@ -7,7 +8,8 @@ from hypothesis import example, given, settings, strategies as st
 
 from bertworks.text.segmentation import LONGEST_SENTENCE, split_sentences
 
-# In every line " | " stands where a cut belongs; nothing else is cut. Lines with \n hold the line's end themselves.
+# In every line " | " stands where a cut belongs; nothing else is cut. Lines with \n hold the line's
+# end themselves.
 ENGLISH = r"""
 He left. | She stayed.
 Mr. Smith met Mrs. Jones. | They talked.
@@ -104,7 +106,8 @@ X.509 시스템은 표준이다. | 널리 쓰인다.
 """.strip().split("\n")
 
 GOLD = [*ENGLISH, *JAPANESE, *KOREAN]
-# Two sentences that stand right after each other without a space, which the marked line cannot show.
+# Two sentences that stand right after each other without a space, which the marked line cannot
+# show.
 GOLD_WITHOUT_SPACE = {
     "本当?そうだよ。": ["本当?", "そうだよ。"],
     "갔다.그러나 왔다.": ["갔다.", "그러나 왔다."],
@@ -165,7 +168,9 @@ def letters(text: str) -> str:
 def test_no_character_is_lost(text: str) -> None:
     sentences = split_sentences(text)
     assert letters("".join(sentences)) == letters(text)
-    assert all(sentence and sentence == sentence.strip() and "\n" not in sentence for sentence in sentences)
+    assert all(
+        sentence and sentence == sentence.strip() and "\n" not in sentence for sentence in sentences
+    )
 
 
 @example(".", " '。a")
@@ -179,7 +184,23 @@ def test_a_line_end_always_cuts(first: str, second: str) -> None:
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize(
-    "unit", ["word ", "漢字", "x", "a, ", "あ、", "「ああ。", "(", "Mr. ", ". ", ".", "！", "다.", "\n", "　\n"]
+    "unit",
+    [
+        "word ",
+        "漢字",
+        "x",
+        "a, ",
+        "あ、",
+        "「ああ。",
+        "(",
+        "Mr. ",
+        ". ",
+        ".",
+        "！",
+        "다.",
+        "\n",
+        "　\n",
+    ],
 )
 def test_giants_are_cut_and_take_linear_time(unit: str) -> None:
     text = unit * (200_000 // len(unit))
@@ -199,7 +220,8 @@ def test_giants_are_cut_at_white_space() -> None:
 
 
 def test_real_text_is_split_as_expected(data_folder) -> None:
-    """The mean length of sentences in each language is a cheap sign that no rule has begun to fire wrongly."""
+    """The mean length of sentences in each language is a cheap sign that no rule has begun to fire
+    wrongly."""
     from bertworks.text.corpus import CorpusReader
 
     expected = {
@@ -208,7 +230,10 @@ def test_real_text_is_split_as_expected(data_folder) -> None:
         "ko-wikipedia-1m.jsonl.gz": (55, 70),
     }
     for name, (shortest, longest) in expected.items():
-        texts = [document.text for _, document in zip(range(150), CorpusReader([data_folder / "text" / name]))]
+        texts = [
+            document.text
+            for _, document in zip(range(150), CorpusReader([data_folder / "text" / name]))
+        ]
         sentences = [sentence for text in texts for sentence in split_sentences(text)]
         assert shortest < sum(map(len, sentences)) / len(sentences) < longest, name
         assert letters("".join(sentences)) == letters("".join(texts))

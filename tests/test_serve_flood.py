@@ -1,4 +1,5 @@
-"""Small requests of one client while another one abandons the largest requests of every route. Long."""
+"""Small requests of one client while another one abandons the largest requests of every route.
+Long."""
 
 import json
 import subprocess
@@ -43,19 +44,28 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     models |= {name: write_head(folder / name, **head) for name, head in HEADS.items()}
     arguments = {name: [str(model)] for name, model in models.items()}
     for name, searched in (("minilm", "minilm"), ("words", "words"), ("pairs", "words")):
-        index = Index.create(folder / f"index of {name}", models[searched], device="cpu", language="english")
+        index = Index.create(
+            folder / f"index of {name}", models[searched], device="cpu", language="english"
+        )
         index.add([f"{'a b c film story men ' * 100}{n}" for n in range(200)])
         arguments[name] += ["--index", str(index.folder)]
     return arguments
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read as Linux tells it")
+@pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="memory is read as Linux tells it"
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_small_requests_are_answered_beside_the_largest_abandoned_ones(kind: str, folders: dict[str, list[str]]):
+def test_small_requests_are_answered_beside_the_largest_abandoned_ones(
+    kind: str, folders: dict[str, list[str]]
+):
     """It needs two free cores: the server and its clients share them."""
     failures, figures = list[str](), list[str]()
-    with process(*folders[kind]) as (running, url), httpx.Client(base_url=url, timeout=60) as client:
+    with (
+        process(*folders[kind]) as (running, url),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
         info = client.get("info").json()
         limits = Limits(**info["limits"])
         little = {paths_of(name)[0]: small(name, info) for name in info["abilities"]}
@@ -69,7 +79,12 @@ def test_small_requests_are_answered_beside_the_largest_abandoned_ones(kind: str
         for name in info["abilities"]:
             for what, body in HEAVY[name](info, limits).items():
                 begin, seconds, statuses, most = time.perf_counter(), list[float](), set[int](), 0
-                command = [sys.executable, str(Path(__file__).with_name("abandoning.py")), url, paths_of(name)[0]]
+                command = [
+                    sys.executable,
+                    str(Path(__file__).with_name("abandoning.py")),
+                    url,
+                    paths_of(name)[0],
+                ]
                 content = json.dumps(body, ensure_ascii=False).encode()
                 assert len(content) <= limits.body_bytes
                 with subprocess.Popen(
@@ -87,7 +102,8 @@ def test_small_requests_are_answered_beside_the_largest_abandoned_ones(kind: str
                         time.sleep(PAUSE)
                 slow, memory = float(np.quantile(seconds, 0.99)), most / start
                 figures.append(
-                    f"{kind} {name} {what}: {statuses}, p99 {slow:.3f} s, memory {memory:.2f}, {len(seconds)} requests"
+                    f"{kind} {name} {what}: {statuses}, p99 {slow:.3f} s, memory {memory:.2f}, "
+                    f"{len(seconds)} requests"
                 )
                 print(figures[-1], flush=True)
                 if statuses != {200} or slow > SLOWEST or memory > MEMORY:

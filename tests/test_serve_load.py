@@ -1,4 +1,5 @@
-"""A server under the load of another process: as much as it can, three times that, and less. Long."""
+"""A server under the load of another process: as much as it can, three times that, and less.
+Long."""
 
 import json
 import subprocess
@@ -31,7 +32,9 @@ def resident(number: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read as Linux tells it")
+@pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="memory is read as Linux tells it"
+)
 def test_each_request_is_answered_or_refused() -> None:
     body = {"inputs": ["a cat", "an engine, and what else there is about it"]}
     with process(str(resolve_model("minilm")), "--precision", "fp32") as (running, url):

@@ -1,4 +1,5 @@
-"""A server as a process: clients that know nothing of it, connections that behave badly, and how it ends."""
+"""A server as a process: clients that know nothing of it, connections that behave badly, and how it
+ends."""
 
 import base64
 import fcntl
@@ -58,7 +59,9 @@ def drip(connection: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["float", "base64", None])
-def test_openais_client_works_unchanged(openai: ModuleType, server: Server, model: Path, encoding: str | None):
+def test_openais_client_works_unchanged(
+    openai: ModuleType, server: Server, model: Path, encoding: str | None
+):
     texts = ["good film", "sad dogs 😀"]
     ours = Embedder(model, device="cpu", normalize=True, precision="fp32").embed(texts)
     settings = {} if encoding is None else {"encoding_format": encoding}
@@ -67,41 +70,75 @@ def test_openais_client_works_unchanged(openai: ModuleType, server: Server, mode
         assert client.models.list().data[0].id == model.name
         with pytest.raises(openai.BadRequestError, match="input"):
             client.embeddings.create(model="any", input=[])
-    vectors = [np.frombuffer(base64.b64decode(one.embedding), "<f4")
-               if isinstance(one.embedding, str) else one.embedding for one in found.data]  # fmt: skip
+    vectors = [
+        np.frombuffer(base64.b64decode(one.embedding), "<f4")
+        if isinstance(one.embedding, str)
+        else one.embedding
+        for one in found.data
+    ]
     np.testing.assert_allclose(vectors, ours, atol=1e-5)
     assert found.usage.total_tokens > 0
 
 
 def test_requests_as_clients_of_text_embeddings_inference_send_them(server: Server):
     with httpx.Client(base_url=server[1]) as client:
-        body = {"inputs": ["good film"], "normalize": True, "truncate": False, "truncation_direction": "Right"}
-        assert len(client.post("/embed", json=body).json()[0]) == client.get("/info").json()["dimension"]
+        body = {
+            "inputs": ["good film"],
+            "normalize": True,
+            "truncate": False,
+            "truncation_direction": "Right",
+        }
+        assert (
+            len(client.post("/embed", json=body).json()[0])
+            == client.get("/info").json()["dimension"]
+        )
         assert client.get("/health").status_code == 200
         requested = {"source_sentence": "good film", "sentences": ["good film", "sad dogs"]}
-        assert client.post("/similarity", json={"inputs": requested}).json()[0] == pytest.approx(1, abs=1e-5)
+        assert client.post("/similarity", json={"inputs": requested}).json()[0] == pytest.approx(
+            1, abs=1e-5
+        )
         assert client.get("/metrics").text.count("te_request_count") > 1
 
 
 def test_ten_megabytes_and_a_million_texts_are_too_much(server: Server):
     with httpx.Client(base_url=server[1], headers={"content-type": "application/json"}) as client:
-        for body in (b'{"inputs": "' + b"a" * 10_000_000 + b'"}', json.dumps({"inputs": ["a"] * 10**6}).encode()):
+        for body in (
+            b'{"inputs": "' + b"a" * 10_000_000 + b'"}',
+            json.dumps({"inputs": ["a"] * 10**6}).encode(),
+        ):
             assert client.post("/embed", content=body).status_code == 413
             assert client.post("/embed", json={"inputs": "a"}).status_code == 200
 
 
-@pytest.mark.parametrize("head", [
-    b"POST /embed HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000 + b"\r\n\r\n",
-    b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 100,
-    b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
-    b"POST /embed HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-    b"POST /embed HTTP/1.1\r\nHost: localhost\r\n" + b"X: x\r\n" * 40_000 + b"\r\n",
-    b"POST /embed HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 20_000 + b"\r\nContent-Length: 0\r\n\r\n",
-    b"\r\n" * 40_000,
-    b"GET /" + b"\xc3\xa4" + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    b"CONNECT localhost:1 HTTP/1.1\r\nHost: localhost\r\n\r\n",
-], ids=["header", "path", "TLS", "length", "chunks", "headers", "gate", "blank", "umlaut", "CONNECT"])  # fmt: skip
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"POST /embed HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000 + b"\r\n\r\n",
+        b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 100,
+        b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"POST /embed HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /embed HTTP/1.1\r\nHost: localhost\r\n" + b"X: x\r\n" * 40_000 + b"\r\n",
+        b"POST /embed HTTP/1.1\r\nHost: localhost\r\nX: "
+        + b"x" * 20_000
+        + b"\r\nContent-Length: 0\r\n\r\n",
+        b"\r\n" * 40_000,
+        b"GET /" + b"\xc3\xa4" + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"CONNECT localhost:1 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ],
+    ids=[
+        "header",
+        "path",
+        "TLS",
+        "length",
+        "chunks",
+        "headers",
+        "gate",
+        "blank",
+        "umlaut",
+        "CONNECT",
+    ],
+)
 def test_what_is_no_request_is_refused(server: Server, head: bytes):
     with connected(server[1]) as connection:
         connection.sendall(head)
@@ -114,7 +151,10 @@ def test_lines_after_a_body_are_no_headers_and_are_not_kept(model: Path):
     head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     body = b'Transfer-Encoding: chunked\r\n\r\nf\r\n{"inputs": "a"}\r\n0\r\n'
     with process(str(model), BERTWORKS_API_KEY="secret") as (_, url):
-        for line, status in ((b"Authorization: Bearer secret\r\n", b" 401 "), (b"X: x\r\n" * 40_000, b" 4")):
+        for line, status in (
+            (b"Authorization: Bearer secret\r\n", b" 401 "),
+            (b"X: x\r\n" * 40_000, b" 4"),
+        ):
             with connected(url) as connection:
                 connection.sendall(head + body + line + b"\r\n")
                 assert status in answered(connection)
@@ -132,7 +172,12 @@ def test_silent_connections_keep_no_other_away(server: Server):
 @pytest.mark.slow
 def test_a_head_or_a_body_that_never_comes_is_not_waited_for(server: Server):
     dripping, unfinished, silent = (connected(server[1]) for _ in range(3))
-    head = "POST /embed HTTP/1.1", "Host: localhost", "Content-Type: application/json", "Content-Length: 9"
+    head = (
+        "POST /embed HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        "Content-Length: 9",
+    )
     unfinished.sendall("\r\n".join([*head, "", "{"]).encode())
     with pytest.raises(OSError):
         drip(dripping)
@@ -212,18 +257,26 @@ def test_lines_that_find_no_room_are_counted(monkeypatch: pytest.MonkeyPatch):
     with os.fdopen(read) as reader, os.fdopen(write):
         handler, written = LogHandler(write), 0
         while not handler._lost:
-            handler.handle(logging.makeLogRecord({"msg": f"line {written}", "fields": {"status": 200}}))
+            handler.handle(
+                logging.makeLogRecord({"msg": f"line {written}", "fields": {"status": 200}})
+            )
             written += 1
         handler.handle(logging.makeLogRecord({"msg": "another"}))
         lines = [json.loads(reader.readline()) for _ in range(written - 1)]
-        assert [line["message"] for line in lines] == [f"line {number}" for number in range(written - 1)]
+        assert [line["message"] for line in lines] == [
+            f"line {number}" for number in range(written - 1)
+        ]
         assert lines[0]["status"] == 200
         try:
             raise ValueError("long " * 10_000)
         except ValueError:
             handler.handle(logging.makeLogRecord({"msg": "last", "exc_info": sys.exc_info()}))
         lost, last = (json.loads(reader.readline()) for _ in range(2))
-    assert (lost["level"], lost["message"], lost["lost"]) == ("warning", "lines of the log were lost", 2)
+    assert (lost["level"], lost["message"], lost["lost"]) == (
+        "warning",
+        "lines of the log were lost",
+        2,
+    )
     assert last["traceback"].endswith("long long ")
 
 
@@ -251,13 +304,17 @@ def test_a_token_and_a_full_server_from_outside(openai: ModuleType, model: Path)
             assert client.post("/embed", json={"inputs": "a"}).status_code == 401
             client.headers["authorization"] = "Bearer sesame-of-16-chars"
             assert client.post("/embed", json={"inputs": "a"}).status_code == 200
-        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="sesame-of-16-chars", max_retries=0)
+        client = openai.OpenAI(
+            base_url=f"http://127.0.0.1:{port}/v1", api_key="sesame-of-16-chars", max_retries=0
+        )
         assert client.embeddings.create(model="any", input="a").data
         client.close()
         assert stop(running)[0] == 0
 
 
-def test_what_cannot_be_served_is_refused_in_a_line(model: Path, capsys: pytest.CaptureFixture[str]):
+def test_what_cannot_be_served_is_refused_in_a_line(
+    model: Path, capsys: pytest.CaptureFixture[str]
+):
     assert main(["serve", str(model), "--host", "0.0.0.0"]) == 2
     assert "BERTWORKS_API_KEY" in capsys.readouterr().err
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -268,7 +325,10 @@ def test_what_cannot_be_served_is_refused_in_a_line(model: Path, capsys: pytest.
 
 
 def test_without_the_extra_it_says_what_to_install(model: Path):
-    code = "import sys; sys.modules['uvicorn'] = None; from bertworks.cli.main import main; sys.exit(main())"
+    code = (
+        "import sys; sys.modules['uvicorn'] = None; from bertworks.cli.main import main; "
+        "sys.exit(main())"
+    )
     command = [sys.executable, "-c", code, "serve", str(model)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
     assert (done.returncode, done.stdout) == (1, "")

@@ -1,5 +1,5 @@
-"""The OpenAPI document is true: schemathesis, which knows nothing else of a server, finds what it documents and no
-fault. Long: thousands of requests, most of them wrong."""
+"""The OpenAPI document is true: schemathesis, which knows nothing else of a server, finds what it
+documents and no fault. Long: thousands of requests, most of them wrong."""
 
 import subprocess
 import sys
@@ -35,8 +35,26 @@ def test_schemathesis_finds_no_fault(kind: str, model: Path, tmp_path: Path):
         arguments = [str(write_head(tmp_path / "model", task=kind, labels=labels))]
     (tmp_path / "schemathesis.toml").write_text(SETTINGS)
     with process(*arguments) as (_, url):
-        command = [sys.executable, "-m", "schemathesis.cli", "--config-file", "schemathesis.toml", "run",
-                   f"{url}openapi.json", "--max-response-time", "60", "--max-examples", "20", "--request-timeout", "60",
-                   "--phases", "examples,coverage,fuzzing", "--continue-on-failure", "--no-color"]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "schemathesis.cli",
+            "--config-file",
+            "schemathesis.toml",
+            "run",
+            f"{url}openapi.json",
+            "--max-response-time",
+            "60",
+            "--max-examples",
+            "20",
+            "--request-timeout",
+            "60",
+            "--phases",
+            "examples,coverage,fuzzing",
+            "--continue-on-failure",
+            "--no-color",
+        ]
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, "\n".join(line[:300] for line in done.stdout.splitlines() if line)[-8000:]
+    assert done.returncode == 0, "\n".join(line[:300] for line in done.stdout.splitlines() if line)[
+        -8000:
+    ]

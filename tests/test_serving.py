@@ -1,5 +1,6 @@
-"""What a server answers: the shapes of Text Embeddings Inference and of OpenAI, beside what the same models say from
-Python; and what it refuses, from whom, and that nobody suffers from what others ask."""
+"""What a server answers: the shapes of Text Embeddings Inference and of OpenAI, beside what the
+same models say from Python; and what it refuses, from whom, and that nobody suffers from what
+others ask."""
 
 import asyncio
 import base64
@@ -59,15 +60,20 @@ def words(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
     """A masked language model, and an index."""
     index = Index.create(tmp_path_factory.mktemp("index") / "idx", models["words"], device="cpu")
     index.add(TEXTS, ids=list("abcd"), fields=[{"n": n} for n in range(4)])
-    with Local(models["words"], index=index.folder, limits=Limits(texts=8, tokens=300, body_bytes=20_000)) as local:
+    with Local(
+        models["words"], index=index.folder, limits=Limits(texts=8, tokens=300, body_bytes=20_000)
+    ) as local:
         yield local
 
 
 def near(one: Any, other: Any) -> bool:
-    """The same names, texts and places; numbers that differ by what the order of a sum may change."""
+    """The same names, texts and places; numbers that differ by what the order of a sum may
+    change."""
     match one:
         case dict():
-            return one.keys() == other.keys() and all(near(value, other[name]) for name, value in one.items())
+            return one.keys() == other.keys() and all(
+                near(value, other[name]) for name, value in one.items()
+            )
         case list() if not isinstance(other, np.ndarray):
             return len(one) == len(other) and all(map(near, one, other))
         case float() | list() | np.ndarray():
@@ -81,7 +87,8 @@ def waiting(batcher: Batcher) -> int:
     return sum(len(jobs) for queues in batcher._waiting.values() for jobs in queues.values())
 
 
-# --- what is answered -------------------------------------------------------------------------------------------------
+# --- what is answered
+# -------------------------------------------------------------------------------------------------
 
 
 def test_vectors_are_those_of_the_embedder(words: Local, models: dict[str, Path]):
@@ -98,9 +105,13 @@ def test_vectors_are_those_of_the_embedder(words: Local, models: dict[str, Path]
 
 def test_vectors_in_the_shape_of_openai(words: Local):
     plain = words.post("/v1/embeddings", {"input": TEXTS[:2], "model": "any"}).json()
-    coded = words.post("/embeddings", {"input": TEXTS[:2], "model": "any", "encoding_format": "base64"}).json()
+    coded = words.post(
+        "/embeddings", {"input": TEXTS[:2], "model": "any", "encoding_format": "base64"}
+    ).json()
     assert (plain["object"], [one["index"] for one in plain["data"]]) == ("list", [0, 1])
-    assert plain["usage"]["prompt_tokens"] == sum(map(len, words.post("/tokenize", {"inputs": TEXTS[:2]}).json()))
+    assert plain["usage"]["prompt_tokens"] == sum(
+        map(len, words.post("/tokenize", {"inputs": TEXTS[:2]}).json())
+    )
     for one, other in zip(plain["data"], coded["data"], strict=True):
         assert near(np.frombuffer(base64.b64decode(other["embedding"]), "<f4"), one["embedding"])
     assert words.send("GET", "/v1/models").json()["data"][0]["id"] == "words"
@@ -120,13 +131,17 @@ def test_masks_are_filled_as_by_fill(words: Local, models: dict[str, Path]):
     texts = ["the [MASK] was [MASK]", "[MASK]"]
     theirs = [Filler(models["words"])(text, 3) for text in texts]
     ours = words.post("/fill", {"inputs": texts, "top_k": 3}).json()
-    tokens = [[[one["token_str"] for one in mask] for mask in text] for text in (ours[0], [ours[1]])]
+    tokens = [
+        [[one["token_str"] for one in mask] for mask in text] for text in (ours[0], [ours[1]])
+    ]
     assert tokens == [[[one["token_str"] for one in mask] for mask in text] for text in theirs]
     # A sentence with several masks would be repeated for each mask and token.
     assert ours[0][0][0].keys() == {"score", "token", "token_str"}
     assert ours[1][0].keys() == {"score", "token", "token_str", "sequence"}
     assert [one["sequence"] for one in ours[1]] == [one["sequence"] for one in theirs[1][0]]
-    with_text = words.post("/fill", {"inputs": ["a [MASK] film", texts[0]], "top_k": 3, "return_text": True}).json()
+    with_text = words.post(
+        "/fill", {"inputs": ["a [MASK] film", texts[0]], "top_k": 3, "return_text": True}
+    ).json()
     in_python = Filler(models["words"])("a [MASK] film", 3)
     assert [one["text"] for one in with_text[0]] == [one["text"] for one in in_python[0]]
     assert with_text[1] == ours[0]
@@ -142,15 +157,21 @@ def test_a_server_holds_each_weight_once(kind: str, models: dict[str, Path], tmp
         index = Index.create(tmp_path / "idx", models[kind], device="cpu").folder
     pair = ["good film", "the men"]
     requests = {
-        "embed": {"inputs": "good film"}, "fill": {"inputs": "the [MASK] was"}, "search": {"query": "good"},
-        "predict": {"inputs": pair}, "rerank": {"query": pair[0], "texts": pair}, "explain": {"inputs": pair},
-    }  # fmt: skip
+        "embed": {"inputs": "good film"},
+        "fill": {"inputs": "the [MASK] was"},
+        "search": {"query": "good"},
+        "predict": {"inputs": pair},
+        "rerank": {"query": pair[0], "texts": pair},
+        "explain": {"inputs": pair},
+    }
     before = storages()
     with Local(models[kind], index=index) as local:
         abilities = set(requests) & set(local.abilities.endpoints)
         assert len(abilities) == (4 if kind == "words" else 3)
         for _ in range(2):
-            assert all(local.post(f"/{name}", requests[name]).status_code == 200 for name in abilities)
+            assert all(
+                local.post(f"/{name}", requests[name]).status_code == 200 for name in abilities
+            )
         held = sum(nbytes for place, nbytes in storages().items() if place not in before)
         assert size <= held < 1.01 * size  # the last batch may still be there
 
@@ -161,7 +182,9 @@ def test_documents_are_found(words: Local):
     assert words.post("/search", {"query": "Oslo", "ranking": "bm25"}).json()[0]["id"] == "c"
     dense = words.post("/search", {"query": "sad dogs", "ranking": "dense"}).json()
     cosines = {one["id"]: one["score"] for one in dense}
-    assert [one["cosine"] for one in found] == pytest.approx([cosines[one["id"]] for one in found], abs=1e-5)
+    assert [one["cosine"] for one in found] == pytest.approx(
+        [cosines[one["id"]] for one in found], abs=1e-5
+    )
     assert "matches" not in found[0]
     (found,) = words.post("/search", {"query": "Oslo", "ranking": "bm25", "matches": True}).json()
     assert [found["text"][start:end] for start, end in found["matches"]] == ["Oslo"]
@@ -172,8 +195,16 @@ def test_documents_are_found(words: Local):
 
 def test_tokens_and_back(words: Local):
     (tokens,) = words.post("/tokenize", {"inputs": "😀 good"}).json()
-    assert [(t["special"], t["start"], t["stop"]) for t in tokens][-2:] == [(False, 2, 6), (True, None, None)]
-    ids = [t["id"] for t in words.post("/tokenize", {"inputs": "good film", "add_special_tokens": False}).json()[0]]
+    assert [(t["special"], t["start"], t["stop"]) for t in tokens][-2:] == [
+        (False, 2, 6),
+        (True, None, None),
+    ]
+    ids = [
+        t["id"]
+        for t in words.post(
+            "/tokenize", {"inputs": "good film", "add_special_tokens": False}
+        ).json()[0]
+    ]
     assert words.post("/decode", {"ids": ids}).json() == ["good film"]
     assert words.post("/decode", {"ids": [ids, ids]}).json() == ["good film"] * 2
     assert words.post("/decode", {"ids": [10**9]}).status_code == 422
@@ -185,17 +216,25 @@ def test_labels_are_those_of_predict(kind: str, models: dict[str, Path]):
         theirs = Predictor(models[kind], device="cpu").predict(TEXTS, probabilities=True)
         ours = local.post("/predict", {"inputs": [[text] for text in TEXTS]}).json()
         for one, other in zip(ours, theirs, strict=True):
-            assert {item["label"]: pytest.approx(item["score"], abs=1e-6) for item in one} == other["scores"]
+            assert {item["label"]: pytest.approx(item["score"], abs=1e-6) for item in one} == other[
+                "scores"
+            ]
             assert one == sorted(one, key=lambda item: -item["score"])
         assert near(local.post("/predict", {"inputs": TEXTS[0]}).json(), ours[0])
         raw = local.post("/predict", {"inputs": TEXTS[0], "raw_scores": True}).json()
-        chance = 1 / (1 + np.exp(raw[1]["score"] - raw[0]["score"])) if kind == "classification" else None
+        chance = (
+            1 / (1 + np.exp(raw[1]["score"] - raw[0]["score"]))
+            if kind == "classification"
+            else None
+        )
         assert chance is None or near(chance, ours[0][0]["score"])
 
 
 def test_a_list_of_two_is_a_pair_and_a_list_of_lists_is_many(models: dict[str, Path]):
     with Local(models["regression"]) as local:
-        theirs = Predictor(models["regression"], device="cpu").predict([("a film", "music"), ("good", "men")])
+        theirs = Predictor(models["regression"], device="cpu").predict(
+            [("a film", "music"), ("good", "men")]
+        )
         ours = local.post("/predict", {"inputs": [["a film", "music"], ["good", "men"]]}).json()
         assert near([item[0]["score"] for item in ours], [answer["value"] for answer in theirs])
         assert near(local.post("/predict", {"inputs": ["a film", "music"]}).json(), ours[0])
@@ -223,9 +262,17 @@ def test_texts_are_ranked_as_by_the_reranker(kind: str, models: dict[str, Path])
 
 
 @pytest.mark.parametrize("vectors", ["pair", "cosine"])
-def test_both_texts_of_a_pair_whose_vectors_are_compared_are_in_one_batch(vectors: Any, tmp_path: Path):
-    """Each text is a sequence of its own, and the prediction needs both: also for the speed at the start."""
-    description = {"task": "classification", "labels": ("no", "yes"), "text": ("a", "b"), "vectors": vectors}
+def test_both_texts_of_a_pair_whose_vectors_are_compared_are_in_one_batch(
+    vectors: Any, tmp_path: Path
+):
+    """Each text is a sequence of its own, and the prediction needs both: also for the speed at the
+    start."""
+    description = {
+        "task": "classification",
+        "labels": ("no", "yes"),
+        "text": ("a", "b"),
+        "vectors": vectors,
+    }
     model = write_head(tmp_path / "model", **description)
     items = [("a film", "music"), ("good", "men and dogs"), ("sad dogs", "a story")]
     with Local(model, precision="fp32") as local:
@@ -258,7 +305,10 @@ def test_words_have_tags(models: dict[str, Path]):
     with Local(models["speech"]) as local:
         (theirs,) = Predictor(models["speech"], device="cpu").predict([TEXTS[2]])
         ours = local.post("/ner", {"inputs": TEXTS[2]}).json()
-        assert ([e["word"] for e in ours], [e["entity_group"] for e in ours]) == (theirs["words"], theirs["tags"])
+        assert ([e["word"] for e in ours], [e["entity_group"] for e in ours]) == (
+            theirs["words"],
+            theirs["tags"],
+        )
 
 
 def test_questions_are_answered_as_by_predict(models: dict[str, Path]):
@@ -280,9 +330,13 @@ def test_questions_are_answered_as_by_predict(models: dict[str, Path]):
 
 def test_choices_are_weighed(models: dict[str, Path]):
     with Local(models["choice"]) as local:
-        (theirs,) = Predictor(models["choice"], device="cpu").predict([("a", "b", "c", "d")], probabilities=True)
+        (theirs,) = Predictor(models["choice"], device="cpu").predict(
+            [("a", "b", "c", "d")], probabilities=True
+        )
         ours = local.post("/predict", {"inputs": ["a", "b", "c", "d"]}).json()
-        assert near([one["score"] for one in sorted(ours, key=lambda one: one["index"])], theirs["scores"])
+        assert near(
+            [one["score"] for one in sorted(ours, key=lambda one: one["index"])], theirs["scores"]
+        )
         assert {one["index"]: one["label"] for one in ours} == {0: "b", 1: "c", 2: "d"}
         assert local.post("/predict", {"inputs": "a"}).status_code == 422
 
@@ -294,7 +348,9 @@ def test_answers_are_explained(models: dict[str, Path]):
         assert near(ours["gradients"], found.word_gradients)
         assert near(ours["occlusion"], found.occlusion)
         n, heads = len(ours["tokens"]), ours["heads"]
-        assert [len(base64.b64decode(layer)) for layer in ours["attention"]] == [heads * n * n] * ours["layers"]
+        assert [len(base64.b64decode(layer)) for layer in ours["attention"]] == [
+            heads * n * n
+        ] * ours["layers"]
         assert len(ours["similarity"]) == ours["layers"] + 1
         assert local.post("/explain", {"inputs": "good film"}).json()["attention"] is None
         assert local.post("/explain", {"inputs": "good film", "target": "other"}).status_code == 422
@@ -302,7 +358,12 @@ def test_answers_are_explained(models: dict[str, Path]):
 
 
 def test_the_document_and_info_say_what_is_offered(models: dict[str, Path]):
-    for kind, offered in (("words", "/fill"), ("qa", "/qa"), ("spans", "/ner"), ("pairs", "/rerank")):
+    for kind, offered in (
+        ("words", "/fill"),
+        ("qa", "/qa"),
+        ("spans", "/ner"),
+        ("pairs", "/rerank"),
+    ):
         with Local(models[kind]) as local:
             info, document = (local.send("GET", path).json() for path in ("/info", "/openapi.json"))
             assert offered.strip("/") in info["abilities"]
@@ -327,10 +388,13 @@ def enumerations(schema: Any) -> Iterator[list[Any]]:
 
 @pytest.mark.parametrize("kind", ["words", *HEADS])
 def test_code_can_be_generated_from_the_document(kind: str, models: dict[str, Path]):
-    """Names that differ only in upper and lower case would be one name; every operation and every list has a type."""
+    """Names that differ only in upper and lower case would be one name; every operation and every
+    list has a type."""
     with Local(models[kind]) as local:
         document = local.send("GET", "/openapi.json").json()
-    operations = [operation for methods in document["paths"].values() for operation in methods.values()]
+    operations = [
+        operation for methods in document["paths"].values() for operation in methods.values()
+    ]
     names = [operation["operationId"] for operation in operations]
     assert all(name.isidentifier() for name in names)
     assert len(set(names)) == len(names)
@@ -342,12 +406,22 @@ def test_code_can_be_generated_from_the_document(kind: str, models: dict[str, Pa
 
 
 TEI_INFO = {  # the fields of GET /info of TEI with their types, and which may be null
-    "model_id": (str,), "model_sha": (str, None), "model_dtype": (str,), "model_type": (dict,),
-    "max_concurrent_requests": (int,), "max_input_length": (int,), "max_batch_tokens": (int,),
-    "max_batch_requests": (int, None), "max_client_batch_size": (int,), "auto_truncate": (bool,),
-    "tokenization_workers": (int,), "version": (str,), "sha": (str, None), "docker_label": (str, None),
+    "model_id": (str,),
+    "model_sha": (str, None),
+    "model_dtype": (str,),
+    "model_type": (dict,),
+    "max_concurrent_requests": (int,),
+    "max_input_length": (int,),
+    "max_batch_tokens": (int,),
+    "max_batch_requests": (int, None),
+    "max_client_batch_size": (int,),
+    "auto_truncate": (bool,),
+    "tokenization_workers": (int,),
+    "version": (str,),
+    "sha": (str, None),
+    "docker_label": (str, None),
     "served_model_name": (str,),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", ["words", "classification", "pairs", "tagging", "qa"])
@@ -364,7 +438,9 @@ def test_info_has_all_fields_of_tei(kind: str, models: dict[str, Path]):
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("bf16", "bfloat16")])
-def test_it_computes_in_the_precision_that_is_requested(precision: Precision, dtype: str, models: dict[str, Path]):
+def test_it_computes_in_the_precision_that_is_requested(
+    precision: Precision, dtype: str, models: dict[str, Path]
+):
     with Local(models["words"], precision=precision) as local:
         assert local.send("GET", "/info").json()["model_dtype"] == dtype
         theirs = Embedder(models["words"], device="cpu", precision=precision).embed(TEXTS)
@@ -380,9 +456,14 @@ def test_it_computes_in_the_precision_that_is_requested(precision: Precision, dt
 
 def test_an_answer_does_not_depend_on_who_else_asks(models: dict[str, Path]):
     requests = [
-        ("POST", "/embed", {"json": {"inputs": text * n, "normalize": False}}) for n in (1, 5) for text in TEXTS
+        ("POST", "/embed", {"json": {"inputs": text * n, "normalize": False}})
+        for n in (1, 5)
+        for text in TEXTS
     ]
-    requests += [("POST", "/fill", {"json": {"inputs": "a [MASK]"}}), ("POST", "/embed", {"json": {"inputs": 1}})]
+    requests += [
+        ("POST", "/fill", {"json": {"inputs": "a [MASK]"}}),
+        ("POST", "/embed", {"json": {"inputs": 1}}),
+    ]
     with Local(models["words"], precision="fp32") as local:
         together = local.all(requests)
         for request, found in zip(requests, together, strict=True):
@@ -392,9 +473,14 @@ def test_an_answer_does_not_depend_on_who_else_asks(models: dict[str, Path]):
                 assert near(found.json(), alone.json())
 
 
-@pytest.mark.parametrize(("kind", "path", "text"), [
-    ("words", "/embed", "good film"), ("words", "/fill", "a [MASK]"), ("classification", "/predict", "good film"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "path", "text"),
+    [
+        ("words", "/embed", "good film"),
+        ("words", "/fill", "a [MASK]"),
+        ("classification", "/predict", "good film"),
+    ],
+)
 def test_what_many_ask_is_computed_together(
     kind: str, path: str, text: str, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ):
@@ -424,8 +510,11 @@ def test_what_many_ask_is_computed_together(
         assert sizes == [1, 9]
 
 
-def test_whatever_is_computed_alone_has_all_threads(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
-    """The number is a thread's own, and a new thread begins with the one that was set last, wherever."""
+def test_whatever_is_computed_alone_has_all_threads(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+):
+    """The number is a thread's own, and a new thread begins with the one that was set last,
+    wherever."""
     before = torch.get_num_threads()
     monkeypatch.setattr(THREADS, "fixed", 3)
     monkeypatch.setattr(THREADS, "count", 3)
@@ -440,7 +529,9 @@ def test_whatever_is_computed_alone_has_all_threads(models: dict[str, Path], mon
         torch.set_num_threads(before)
 
 
-def test_memory_that_fell_into_pieces_is_returned(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
+def test_memory_that_fell_into_pieces_is_returned(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+):
     """For batches differ in size, and what is freed is kept."""
     sizes, returned = [100], list[int]()
     monkeypatch.setattr("bertworks.training.device.memory_in_use", lambda _: sizes[-1])
@@ -453,7 +544,8 @@ def test_memory_that_fell_into_pieces_is_returned(models: dict[str, Path], monke
     assert returned[0] == 120  # more than 1.15 times the least, which was 100
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- what is refused
+# --------------------------------------------------------------------------------------------------
 
 JSON = {"content-type": "application/json"}
 HOSTILE: dict[str, tuple[bytes, tuple[int, ...]]] = {
@@ -482,7 +574,7 @@ HOSTILE: dict[str, tuple[bytes, tuple[int, ...]]] = {
     "too many dimensions": (b'{"inputs": "a", "dimensions": 33}', (422,)),
     "another prompt": (b'{"inputs": "a", "prompt_name": "query"}', (422,)),
     "too long to be read": (json.dumps({"inputs": "a " * 90, "truncate": False}).encode(), (413,)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -498,8 +590,14 @@ def test_errors_say_where(words: Local):
     assert "inputs[1]" in words.post("/embed", {"inputs": ["a", 1]}).json()["error"]
     assert "top_k" in words.post("/fill", {"inputs": "[MASK]", "top_k": 101}).json()["error"]
     error = words.post("/search", {"query": "a", "ranking": "best"}).json()["error"]
-    assert """ranking: Invalid enum value 'best': expected one of "hybrid", "dense", "bm25\"""" in error
-    body = {"inputs": {"source_sentence": "a", "sentences": ["b"]}, "parameters": {"truncation_direction": "Both"}}
+    assert (
+        """ranking: Invalid enum value 'best': expected one of "hybrid", "dense", "bm25\""""
+        in error
+    )
+    body = {
+        "inputs": {"source_sentence": "a", "sentences": ["b"]},
+        "parameters": {"truncation_direction": "Both"},
+    }
     assert 'expected one of "Left", "Right"' in words.post("/similarity", body).json()["error"]
     assert "[MASK]" in words.post("/fill", {"inputs": "a"}).json()["error"]
     assert "message" in words.post("/v1/embeddings", {"input": [], "model": "a"}).json()["error"]
@@ -509,7 +607,8 @@ def test_errors_say_where(words: Local):
         assert answer.status_code == 400
 
 
-OPENAI_ERRORS: list[tuple[Any, str, str | None]] = [  # a request, and the field and the code of its error
+# a request, and the field and the code of its error
+OPENAI_ERRORS: list[tuple[Any, str, str | None]] = [
     ({"input": []}, "input", None),
     ({"input": ["a", 1]}, "input", None),
     ({"input": "a", "dimensions": 33}, "dimensions", None),
@@ -532,21 +631,34 @@ def test_errors_under_v1_are_those_of_openai(body: Any, param: str, code: str | 
 
 
 def test_statuses_under_v1(words: Local, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
-    for content, kind in ((b"{", "application/json"), (b"{}", "text/plain"), (b"a" * 30_000, "application/json")):
-        answer = words.send("POST", "/v1/embeddings", content=content, headers={"content-type": kind})
-        assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+    for content, kind in (
+        (b"{", "application/json"),
+        (b"{}", "text/plain"),
+        (b"a" * 30_000, "application/json"),
+    ):
+        answer = words.send(
+            "POST", "/v1/embeddings", content=content, headers={"content-type": kind}
+        )
+        assert (answer.status_code, answer.json()["error"]["type"]) == (
+            400,
+            "invalid_request_error",
+        )
     assert words.send("GET", "/v1/embeddings").status_code == 405
     assert words.post("/v1/embeddings", {"input": "a " * 90, "truncate": True}).status_code == 200
     with Local(models["classification"], token="secret") as local:
         body = {"json": {"input": "a"}}
         answer = local.send("POST", "/v1/embeddings", **body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
-        answer = local.send("POST", "/v1/embeddings", headers={"authorization": "Bearer secret"}, **body)
+        answer = local.send(
+            "POST", "/v1/embeddings", headers={"authorization": "Bearer secret"}, **body
+        )
         assert answer.status_code == 400
         assert "does not offer /embeddings" in answer.json()["error"]["message"]
     speaker = words.abilities.endpoints["embed"].__self__  # type: ignore[attr-defined]
     compute = speaker._embedder.raw
-    monkeypatch.setattr(speaker._embedder, "raw", lambda units: [row * np.nan for row in compute(units)])
+    monkeypatch.setattr(
+        speaker._embedder, "raw", lambda units: [row * np.nan for row in compute(units)]
+    )
     answer = words.post("/v1/embeddings", {"input": "a"})
     assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
 
@@ -569,7 +681,9 @@ def test_other_paths_methods_and_types(words: Local):
     assert words.send("GET", "/etc/passwd").status_code == 404
     assert words.send("GET", "/..%2f..%2fetc/passwd").status_code == 404
     plain = {"content-type": "text/plain"}
-    assert words.send("POST", "/embed", content=b'{"inputs": "a"}', headers=plain).status_code == 415
+    assert (
+        words.send("POST", "/embed", content=b'{"inputs": "a"}', headers=plain).status_code == 415
+    )
 
 
 def test_a_body_that_does_not_say_how_long_it_is(words: Local):
@@ -580,7 +694,9 @@ def test_a_body_that_does_not_say_how_long_it_is(words: Local):
     assert words.send("POST", "/embed", content=parts(), headers=JSON).status_code == 413
 
 
-def test_an_error_of_the_network_is_of_one_request(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
+def test_an_error_of_the_network_is_of_one_request(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+):
     with Local(models["classification"]) as local:
         speaker = local.abilities.endpoints["predict"].__self__  # type: ignore[attr-defined]
         compute, bad = speaker._predictor.logits, len("bad".split()) + 2
@@ -603,7 +719,11 @@ def test_what_json_has_no_number_for_is_an_error(
 ):
     with Local(models[kind]) as local:
         speaker = local.abilities.endpoints[path[1:]].__self__  # type: ignore[attr-defined]
-        owner, name = (speaker._predictor, "logits") if kind == "classification" else (speaker._embedder, "raw")
+        owner, name = (
+            (speaker._predictor, "logits")
+            if kind == "classification"
+            else (speaker._embedder, "raw")
+        )
         compute = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda units: [row * np.nan for row in compute(units)])
         answer = local.post(path, {"inputs": "good film"})
@@ -611,7 +731,9 @@ def test_what_json_has_no_number_for_is_an_error(
         assert "not finite" in answer.json()["error"]
 
 
-def test_nothing_is_computed_for_who_went_away(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
+def test_nothing_is_computed_for_who_went_away(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+):
     with Local(models["classification"]) as local:
         batcher = local.application._batchers["network"]
         speaker = local.abilities.endpoints["predict"].__self__  # type: ignore[attr-defined]
@@ -626,7 +748,10 @@ def test_nothing_is_computed_for_who_went_away(models: dict[str, Path], monkeypa
 
         async def ask(gone: asyncio.Event) -> int:
             """The status of a request whose client stays until it is `gone`."""
-            body, sent = iter([{"type": "http.request", "body": b'{"inputs": "good film"}'}]), list[Any]()
+            body, sent = (
+                iter([{"type": "http.request", "body": b'{"inputs": "good film"}'}]),
+                list[Any](),
+            )
 
             async def receive() -> Any:
                 for message in body:
@@ -637,8 +762,17 @@ def test_nothing_is_computed_for_who_went_away(models: dict[str, Path], monkeypa
             async def send(message: Any) -> None:
                 sent.append(message)
 
-            headers = [(b"host", b"localhost"), *((k.lower().encode(), v.encode()) for k, v in JSON.items())]
-            scope = {"type": "http", "method": "POST", "path": "/predict", "raw_path": b"/predict", "query_string": b""}
+            headers = [
+                (b"host", b"localhost"),
+                *((k.lower().encode(), v.encode()) for k, v in JSON.items()),
+            ]
+            scope = {
+                "type": "http",
+                "method": "POST",
+                "path": "/predict",
+                "raw_path": b"/predict",
+                "query_string": b"",
+            }
             await local.application(scope | {"headers": headers}, receive, send)
             return int(sent[0]["status"])
 
@@ -661,7 +795,9 @@ def test_nothing_is_computed_for_who_went_away(models: dict[str, Path], monkeypa
 
 def test_more_than_can_be_answered_is_refused(models: dict[str, Path]):
     with Local(models["classification"], limits=Limits(requests=2)) as local:
-        found = local.all([("POST", "/predict", {"json": {"inputs": "a"}})] * 9 + [("GET", "/health", {})])
+        found = local.all(
+            [("POST", "/predict", {"json": {"inputs": "a"}})] * 9 + [("GET", "/health", {})]
+        )
         refused = [one for one in found if one.status_code == 429]
         assert len(refused) == 7
         assert all(one.headers["retry-after"] == "1" for one in refused)
@@ -694,15 +830,21 @@ def test_a_server_with_a_token_asks_for_it(models: dict[str, Path]):
             assert local.send("GET", "/metrics", headers=given).status_code == 401
         right = {"authorization": "Bearer sesame-öffne".encode(), "host": "anything.example"}
         assert local.send("GET", "/info", headers=right).status_code == 200
-        assert local.send("GET", "/openapi.json", headers=right).json()["components"]["securitySchemes"]
+        assert local.send("GET", "/openapi.json", headers=right).json()["components"][
+            "securitySchemes"
+        ]
 
 
-def test_what_is_large_is_read_one_by_one_and_refused_in_time(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
+def test_what_is_large_is_read_one_by_one_and_refused_in_time(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+):
     started, go = [], threading.Event()
 
     async def send(application: Application) -> list[httpx.Response]:
         transport, large = httpx.ASGITransport(application), {"inputs": "cat " * 20_000}
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080") as client:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://127.0.0.1:8080"
+        ) as client:
             first = asyncio.create_task(client.post("/embed", json=large))
             while not started:
                 await asyncio.sleep(0.01)
@@ -733,21 +875,32 @@ def test_settings_of_a_similarity_stand_where_tei_has_them(words: Local):
     inputs = {"source_sentence": "a cat", "sentences": ["dog " * 200]}
     body = {"inputs": inputs, "parameters": {"truncate": False}}
     assert words.post("/similarity", body).status_code in (413, 422)
-    assert words.post("/similarity", {"inputs": inputs, "parameters": {"truncate": True}}).status_code == 200
+    assert (
+        words.post("/similarity", {"inputs": inputs, "parameters": {"truncate": True}}).status_code
+        == 200
+    )
 
 
-def test_the_beginning_of_a_text_is_left_out_if_the_request_says_so(words: Local, models: dict[str, Path]):
-    text = " ".join([*["dogs"] * 30, *["men"] * 60, "good film"])  # every word is a token; there is room for 62
+def test_the_beginning_of_a_text_is_left_out_if_the_request_says_so(
+    words: Local, models: dict[str, Path]
+):
+    # every word is a token; there is room for 62
+    text = " ".join([*["dogs"] * 30, *["men"] * 60, "good film"])
     end = " ".join(text.split()[-62:])
     expected = words.post("/embed", {"inputs": end}).json()
     for side in ("Left", "left"):
         found = words.post("/embed", {"inputs": [text], "truncation_direction": side})
         assert near(found.json(), expected)
         assert found.headers["x-truncated-tokens"] == "30"
-        body = {"inputs": {"source_sentence": end, "sentences": [text]}, "parameters": {"truncation_direction": side}}
+        body = {
+            "inputs": {"source_sentence": end, "sentences": [text]},
+            "parameters": {"truncation_direction": side},
+        }
         assert near(words.post("/similarity", body).json(), [1.0])
     assert not near(words.post("/embed", {"inputs": text}).json(), expected)
-    refused = words.post("/embed", {"inputs": text, "truncation_direction": "Left", "truncate": False})
+    refused = words.post(
+        "/embed", {"inputs": text, "truncation_direction": "Left", "truncate": False}
+    )
     assert refused.status_code == 413
     wrong = words.post("/embed", {"inputs": text, "truncation_direction": "LEFT"})
     assert wrong.status_code == 422
@@ -756,7 +909,10 @@ def test_the_beginning_of_a_text_is_left_out_if_the_request_says_so(words: Local
         query = " ".join(text.split()[-31:])  # of two long texts each keeps about half of the room
         kept = " ".join(text.split()[-30:])
         body = {"inputs": [text, text], "truncation_direction": "Left"}
-        assert near(pairs.post("/predict", body).json(), pairs.post("/predict", {"inputs": [query, kept]}).json())
+        assert near(
+            pairs.post("/predict", body).json(),
+            pairs.post("/predict", {"inputs": [query, kept]}).json(),
+        )
         body = {"query": text, "texts": [text], "truncation_direction": "left"}
         expected = pairs.post("/rerank", {"query": query, "texts": [kept]}).json()
         assert near(pairs.post("/rerank", body).json(), expected)
@@ -764,30 +920,58 @@ def test_the_beginning_of_a_text_is_left_out_if_the_request_says_so(words: Local
 
 
 def test_what_json_does_not_know_is_found_all_the_same(models: dict[str, Path], tmp_path: Path):
-    table = pyarrow.table({"text": ["sad dogs", "good film"], "x": [float("nan"), 1.0], "y": [[float("inf")], [2.0]]})
+    table = pyarrow.table(
+        {"text": ["sad dogs", "good film"], "x": [float("nan"), 1.0], "y": [[float("inf")], [2.0]]}
+    )
     parquet.write_table(table, tmp_path / "a.parquet")
-    list(index_file(tmp_path / "a.parquet", tmp_path / "idx", text=["text"], model=models["words"], device="cpu"))
+    list(
+        index_file(
+            tmp_path / "a.parquet",
+            tmp_path / "idx",
+            text=["text"],
+            model=models["words"],
+            device="cpu",
+        )
+    )
     with Local(models["words"], index=tmp_path / "idx") as local:
         first, second = local.post("/search", {"query": "sad dogs", "k": 2}).json()
-    assert [first["fields"], second["fields"]] == [{"x": None, "y": ["inf"]}, {"x": 1.0, "y": [2.0]}]
+    assert [first["fields"], second["fields"]] == [
+        {"x": None, "y": ["inf"]},
+        {"x": 1.0, "y": [2.0]},
+    ]
 
 
 def test_pages_of_others_may_not_ask(words: Local):
     for headers in (
-        {"host": "evil.example"}, {"host": "127.0.0.1.evil.example:8080"}, {"host": "["}, {"host": ""},
-        {"origin": "http://evil.example"}, {"origin": "null"}, {"origin": "http://127.0.0.1:9999"},
-        {"origin": "http://["}, {"origin": "127.0.0.1:8080"},
-    ):  # fmt: skip
+        {"host": "evil.example"},
+        {"host": "127.0.0.1.evil.example:8080"},
+        {"host": "["},
+        {"host": ""},
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://127.0.0.1:9999"},
+        {"origin": "http://["},
+        {"origin": "127.0.0.1:8080"},
+    ):
         assert words.send("GET", "/info", headers=headers).status_code == 403, headers
-    for headers in ({"host": "localhost:8080"}, {"host": "[::1]:8080"}, {"origin": "http://127.0.0.1:8080"}):
+    for headers in (
+        {"host": "localhost:8080"},
+        {"host": "[::1]:8080"},
+        {"origin": "http://127.0.0.1:8080"},
+    ):
         assert words.send("GET", "/info", headers=headers).status_code == 200, headers
 
 
 def test_every_answer_keeps_browsers_strict(words: Local):
     for path in ("/", "/info", "/nowhere"):
         headers = words.send("GET", path).headers
-        assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
-        assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
+        assert headers["content-security-policy"].startswith(
+            "default-src 'none'; script-src 'self';"
+        )
+        assert (headers["x-content-type-options"], headers["referrer-policy"]) == (
+            "nosniff",
+            "no-referrer",
+        )
     assert "text/html" in words.send("GET", "/").headers["content-type"]
     assert "text/javascript" in words.send("GET", "/page.js").headers["content-type"]
 
@@ -809,7 +993,9 @@ def test_figures_for_prometheus(words: Local):
 
 def test_requests_that_were_answered_take_no_room(model: Path):
     with Local(model, limits=Limits(body_bytes=1000, total_bytes=1000)) as local:
-        assert [local.post("/embed", {"inputs": "dogs " * 80}).status_code for _ in range(5)] == [200] * 5
+        assert [local.post("/embed", {"inputs": "dogs " * 80}).status_code for _ in range(5)] == [
+            200
+        ] * 5
 
 
 def test_who_is_let_in(model: Path, monkeypatch: pytest.MonkeyPatch):

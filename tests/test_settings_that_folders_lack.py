@@ -1,5 +1,5 @@
-"""A tokenizer_config.json that lacks settings of the normalizer: transformers then takes its defaults, and not what
-tokenizer.json has; so does bertworks, with a note."""
+"""A tokenizer_config.json that lacks settings of the normalizer: transformers then takes its
+defaults, and not what tokenizer.json has; so does bertworks, with a note."""
 
 import itertools
 import json
@@ -13,7 +13,20 @@ import transformers
 from bertworks.text.tokenizer import Tokenizer
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-WORDS = ["cafe", "café", "Cafe", "Café", "CAFÉ", "CAFE", "zurich", "Zürich", "zürich", "中", "国", "中国"]
+WORDS = [
+    "cafe",
+    "café",
+    "Cafe",
+    "Café",
+    "CAFÉ",
+    "CAFE",
+    "zurich",
+    "Zürich",
+    "zürich",
+    "中",
+    "国",
+    "中国",
+]
 TEXT = "Café CAFÉ cafe Zürich zurich 中国"
 
 
@@ -28,7 +41,9 @@ def write_folder(folder: Path, normalizer: dict[str, Any], config: dict[str, Any
     tokenizer.add_special_tokens(SPECIAL)
     tokenizer.save(str(folder / "tokenizer.json"))
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-    (folder / "tokenizer_config.json").write_text(json.dumps(dict(zip(names, SPECIAL, strict=True)) | config))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(dict(zip(names, SPECIAL, strict=True)) | config)
+    )
     (folder / "config.json").write_text('{"model_type": "bert"}')
     return folder
 
@@ -39,9 +54,18 @@ def write_folder(folder: Path, normalizer: dict[str, Any], config: dict[str, Any
 def test_ids_are_those_of_transformers(name: str | None, tmp_path: Path) -> None:
     absent = object()
     for number, (lowercase, strips, chinese, key) in enumerate(
-        itertools.product([True, False], [None, True, False], [True, False], [None, "do_lower_case", "strip_accents"])
+        itertools.product(
+            [True, False],
+            [None, True, False],
+            [True, False],
+            [None, "do_lower_case", "strip_accents"],
+        )
     ):
-        normalizer = {"lowercase": lowercase, "strip_accents": strips, "handle_chinese_chars": chinese}
+        normalizer = {
+            "lowercase": lowercase,
+            "strip_accents": strips,
+            "handle_chinese_chars": chinese,
+        }
         for value in [True, False] if key else [absent]:
             config: dict[str, Any] = {"tokenizer_class": name} if name else {}
             if key:

@@ -1,4 +1,5 @@
-"""Shards: the same bytes for any number of workers, resumable, checked; and the word cache that makes them fast."""
+"""Shards: the same bytes for any number of workers, resumable, checked; and the word cache that
+makes them fast."""
 
 import fcntl
 import gzip
@@ -34,8 +35,24 @@ from bertworks.text.shards import Shards, holds_shards, write_shards
 from bertworks.text.tokenizer import Tokenizer
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-WORDS = ["the", "cat", "sat", "on", "mat", "dog", "ran", "home", "un", "##able", "##s", "##ing", *".,!?()\"'-[]"]
-LETTERS = [prefix + letter for letter in "abcdefghijklmnopqrstuvwxyz0123456789" for prefix in ("", "##")]
+WORDS = [
+    "the",
+    "cat",
+    "sat",
+    "on",
+    "mat",
+    "dog",
+    "ran",
+    "home",
+    "un",
+    "##able",
+    "##s",
+    "##ing",
+    *".,!?()\"'-[]",
+]
+LETTERS = [
+    prefix + letter for letter in "abcdefghijklmnopqrstuvwxyz0123456789" for prefix in ("", "##")
+]
 
 
 def make_tokenizer(folder: Path, tokens: list[str] | None = None, **config: object) -> Tokenizer:
@@ -58,7 +75,13 @@ def write_corpus(path: Path, documents: list[str]) -> CorpusReader:
 
 def make_documents(count: int, seed: int = 0) -> list[str]:
     chance = random.Random(seed)
-    names = [word for word in WORDS if word.isalpha()] + ["Ünable", "mats", "日本", "snowy", "x-ray"]
+    names = [word for word in WORDS if word.isalpha()] + [
+        "Ünable",
+        "mats",
+        "日本",
+        "snowy",
+        "x-ray",
+    ]
     return [
         "\n".join(
             " ".join(chance.choices(names, k=chance.randint(3, 12))).capitalize() + "."
@@ -89,17 +112,26 @@ def content(shards: Shards) -> list[list[list[int]]]:
         shards.tokens[start:end].tolist()
         for start, end in zip(shards.sentences[:-1], shards.sentences[1:], strict=True)
     ]
-    return [sentences[start:end] for start, end in zip(shards.documents[:-1], shards.documents[1:], strict=True)]
+    return [
+        sentences[start:end]
+        for start, end in zip(shards.documents[:-1], shards.documents[1:], strict=True)
+    ]
 
 
-def test_they_hold_the_ids_of_every_sentence(reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_they_hold_the_ids_of_every_sentence(
+    reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     shards = write_shards(reader, tokenizer, tmp_path / "shards", workers=1, part_characters=3000)
     truth = expected([document.text for document in reader], tokenizer)
     assert content(shards) == truth
     manifest = shards.manifest
     assert manifest.documents == len(truth) == len(shards.documents) - 1
     assert manifest.sentences == sum(map(len, truth))
-    assert manifest.tokens == len(shards.tokens) == sum(len(ids) for document in truth for ids in document)
+    assert (
+        manifest.tokens
+        == len(shards.tokens)
+        == sum(len(ids) for document in truth for ids in document)
+    )
     assert manifest.unknown_tokens == int((shards.tokens == tokenizer.unk_id).sum()) > 0
     assert "日本" in "".join(manifest.unknown_words)
     assert manifest.characters == sum(len(document.text) for document in reader)
@@ -108,8 +140,13 @@ def test_they_hold_the_ids_of_every_sentence(reader: CorpusReader, tokenizer: To
     assert shards.tokenizer().sha256 == tokenizer.sha256
     assert shards.written_now
     assert sorted(path.name for path in shards.folder.iterdir()) == [
-        ".lock", "documents.npy", "manifest.json", "sentences.npy", "tokenizer", "tokens.bin",
-    ]  # fmt: skip
+        ".lock",
+        "documents.npy",
+        "manifest.json",
+        "sentences.npy",
+        "tokenizer",
+        "tokens.bin",
+    ]
 
 
 def test_bytes_are_the_same_for_any_number_of_workers_and_size_of_parts(
@@ -141,7 +178,9 @@ def test_other_settings_are_refused_and_overwrite_replaces(
     write_shards(reader, tokenizer, folder, workers=1)
     before = hashes(folder)
     other = make_tokenizer(tmp_path / "other", [*WORDS, *LETTERS[:20]])
-    with pytest.raises(BertworksError, match=f"tokenizer: {tokenizer.sha256[:12]}.*{other.sha256[:12]}") as caught:
+    with pytest.raises(
+        BertworksError, match=f"tokenizer: {tokenizer.sha256[:12]}.*{other.sha256[:12]}"
+    ) as caught:
         write_shards(reader, other, folder, workers=1)
     assert "-o" in str(caught.value.hint)
     assert "--overwrite" in str(caught.value.hint)
@@ -158,7 +197,9 @@ def test_other_settings_are_refused_and_overwrite_replaces(
 
 
 def no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CorpusReader, "__iter__", lambda self: pytest.fail("the corpus was read again"))
+    monkeypatch.setattr(
+        CorpusReader, "__iter__", lambda self: pytest.fail("the corpus was read again")
+    )
 
 
 def test_a_copied_corpus_is_the_same_corpus(
@@ -199,8 +240,12 @@ def test_standard_input_is_the_same_corpus_when_its_text_is(
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
         return CorpusReader(["-"])
 
-    assert write_shards(piped("The cat sat."), tokenizer, tmp_path / "shards", workers=1).written_now
-    assert not write_shards(piped("The cat sat."), tokenizer, tmp_path / "shards", workers=1).written_now
+    assert write_shards(
+        piped("The cat sat."), tokenizer, tmp_path / "shards", workers=1
+    ).written_now
+    assert not write_shards(
+        piped("The cat sat."), tokenizer, tmp_path / "shards", workers=1
+    ).written_now
     with pytest.raises(BertworksError, match="content_sha256"):
         write_shards(piped("The dog sat."), tokenizer, tmp_path / "shards", workers=1)
 
@@ -213,7 +258,12 @@ def test_an_interrupted_run_goes_on_when_its_corpus_was_copied(
     folder = tmp_path / "shards"
     with pytest.raises(ZeroDivisionError):
         write_shards(
-            reader, tokenizer, folder, workers=1, part_characters=3000, progress=lambda done: 1 // (done < 9000)
+            reader,
+            tokenizer,
+            folder,
+            workers=1,
+            part_characters=3000,
+            progress=lambda done: 1 // (done < 9000),
         )
     kept = {path: path.stat().st_mtime_ns for path in (folder / "parts").rglob("*.part")}
     assert len(kept) >= 2
@@ -230,7 +280,8 @@ def test_an_interrupted_run_goes_on_when_its_corpus_was_copied(
     assert taken
     assert all(taken)
     ours, theirs = hashes(shards.folder), hashes(whole.folder)
-    assert {name for name in ours if ours[name] != theirs[name]} == {"manifest.json"}  # it says where the files were
+    # it says where the files were
+    assert {name for name in ours if ours[name] != theirs[name]} == {"manifest.json"}
 
 
 def test_a_corpus_that_changes_meanwhile_is_an_error(
@@ -239,7 +290,11 @@ def test_a_corpus_that_changes_meanwhile_is_an_error(
     (path,) = reader.files
     with pytest.raises(BertworksError, match="changed while they were read"):
         write_shards(
-            reader, tokenizer, tmp_path / "shards", workers=1, progress=lambda done: os.utime(path, (done, done))
+            reader,
+            tokenizer,
+            tmp_path / "shards",
+            workers=1,
+            progress=lambda done: os.utime(path, (done, done)),
         )
     assert write_shards(reader, tokenizer, tmp_path / "shards", workers=1).written_now
     path.unlink()
@@ -248,16 +303,26 @@ def test_a_corpus_that_changes_meanwhile_is_an_error(
 
 
 @pytest.mark.parametrize("plan", ["", "[]", "7", "{}"])
-def test_a_damaged_plan_is_not_ours(plan: str, reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_damaged_plan_is_not_ours(
+    plan: str, reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards" / "plan.json").write_text(plan)
     with pytest.raises(BertworksError, match=r"holds no shards: plan\.json"):
         write_shards(reader, tokenizer, tmp_path / "shards", workers=1)
 
 
-def test_overwrite_deletes_shards_and_nothing_else(reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_overwrite_deletes_shards_and_nothing_else(
+    reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     project = tmp_path / "project"
-    for name in ("tokenizer/mine.json", "parts/of/speech.txt", "manifest.json", "plan.json", "tokens.bin"):
+    for name in (
+        "tokenizer/mine.json",
+        "parts/of/speech.txt",
+        "manifest.json",
+        "plan.json",
+        "tokens.bin",
+    ):
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text('{"format": 1, "files": []}')
     for overwrite in (False, True):
@@ -283,7 +348,9 @@ def test_an_unfinished_folder_of_another_command_is_refused(
 ) -> None:
     folder = tmp_path / "shards"
     with pytest.raises(ZeroDivisionError):
-        write_shards(reader, tokenizer, folder, workers=1, part_characters=3000, progress=lambda done: 1 // 0)
+        write_shards(
+            reader, tokenizer, folder, workers=1, part_characters=3000, progress=lambda done: 1 // 0
+        )
     with pytest.raises(BertworksError, match="not finished"):
         Shards.open(folder)
     other = make_tokenizer(tmp_path / "other", [*WORDS, *LETTERS[:20]])
@@ -291,7 +358,9 @@ def test_an_unfinished_folder_of_another_command_is_refused(
         write_shards(reader, other, folder, workers=1)
 
 
-def test_a_folder_of_other_things_is_left_alone(reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_folder_of_other_things_is_left_alone(
+    reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "thesis.txt").write_text("years of work")
@@ -338,7 +407,9 @@ def test_it_goes_on_with_the_parts_that_are_there(
     assert hashes(shards.folder) == hashes(whole.folder)
 
 
-def test_a_part_of_another_text_or_tokenizer_is_not_taken(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_part_of_another_text_or_tokenizer_is_not_taken(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     make_tokenizer(tmp_path / "other", [*WORDS, *LETTERS[:20]]).save(tmp_path / "other")
     tokenizer.save(tmp_path / "tokenizer")
     writer = PartWriter(tmp_path / "tokenizer", tmp_path)
@@ -387,7 +458,9 @@ def test_a_document_is_in_one_part(tokenizer: Tokenizer, tmp_path: Path) -> None
 
 def test_a_corpus_may_be_one_document(tokenizer: Tokenizer, tmp_path: Path) -> None:
     text = "\n".join(f"The cat {word} home." for word in ["sat", "ran"] * 175)
-    shards = write_shards(write_corpus(tmp_path / "a.jsonl", [text]), tokenizer, tmp_path / "shards", workers=1)
+    shards = write_shards(
+        write_corpus(tmp_path / "a.jsonl", [text]), tokenizer, tmp_path / "shards", workers=1
+    )
     assert shards.manifest.sections
     assert (shards.manifest.sentences, shards.documents.tolist()) == (350, [0, 350])
     sections = np.diff(split_long_documents(shards).documents)
@@ -398,7 +471,11 @@ def test_what_has_no_token_is_left_out_and_counted(tokenizer: Tokenizer, tmp_pat
     nothing = "\u200b\u200e"  # format characters: the tokenizer deletes them
     documents = ["The cat sat.", nothing, f"A dog.\n{nothing}\nA cat.", "Home."]
     shards = write_shards(
-        write_corpus(tmp_path / "corpus.jsonl", documents), tokenizer, tmp_path / "shards", workers=1, part_characters=5
+        write_corpus(tmp_path / "corpus.jsonl", documents),
+        tokenizer,
+        tmp_path / "shards",
+        workers=1,
+        part_characters=5,
     )
     assert content(shards) == expected(["The cat sat.", "A dog.\nA cat.", "Home."], tokenizer)
     assert (shards.manifest.empty_documents, shards.manifest.empty_sentences) == (1, 2)
@@ -433,7 +510,9 @@ def test_damage_is_found(reader: CorpusReader, tokenizer: Tokenizer, tmp_path: P
     check("documents.npy", lambda data: (folder / "sentences.npy").read_bytes(), "bytes instead of")
     check("manifest.json", lambda data: data[: len(data) // 2], "damaged")
     check("manifest.json", lambda data: b"[]", "damaged")
-    check("manifest.json", lambda data: data.replace(b'"format": 1', b'"format": 99', 1), "format 99")
+    check(
+        "manifest.json", lambda data: data.replace(b'"format": 1', b'"format": 99', 1), "format 99"
+    )
     check("tokens.bin", lambda data: bytes([data[0] ^ 1]) + data[1:], "sha256", verify=True)
     check("tokenizer/tokenizer.json", lambda data: data.replace(b'"dog"', b'"dot"'), "sha256")
     check("tokenizer/vocab.txt", lambda data: data + b"x\n", "sha256")
@@ -445,7 +524,9 @@ def test_damage_is_found(reader: CorpusReader, tokenizer: Tokenizer, tmp_path: P
     assert "bertworks prepare" in str(caught.value.hint)
 
 
-def test_a_second_writer_is_turned_away(reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_second_writer_is_turned_away(
+    reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     folder = tmp_path / "shards"
     folder.mkdir()
     with (folder / ".lock").open("w") as file:
@@ -468,17 +549,21 @@ from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import write_shards
 from bertworks.text.tokenizer import Tokenizer
 report = lambda done: print(done, flush=True)
-write_shards(CorpusReader([sys.argv[1]]), Tokenizer.load(sys.argv[2]), sys.argv[3], workers=2, part_characters=4000,
-             progress=report)
+write_shards(CorpusReader([sys.argv[1]]), Tokenizer.load(sys.argv[2]), sys.argv[3], workers=2,
+             part_characters=4000, progress=report)
 """
 
 
 @pytest.fixture(scope="module")
-def large(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> tuple[CorpusReader, dict[str, str]]:
+def large(
+    tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[CorpusReader, dict[str, str]]:
     """A corpus of some hundred parts, and the hashes of its shards."""
     folder = tmp_path_factory.mktemp("large")
     reader = write_corpus(folder / "corpus.jsonl", make_documents(2500))
-    return reader, hashes(write_shards(reader, tokenizer, folder / "shards", workers=1, part_characters=4000).folder)
+    return reader, hashes(
+        write_shards(reader, tokenizer, folder / "shards", workers=1, part_characters=4000).folder
+    )
 
 
 def children(process: int) -> list[int]:
@@ -490,7 +575,14 @@ def start_and_wait(
     reader: CorpusReader, tokenizer_folder: Path, folder: Path
 ) -> tuple[subprocess.Popen[str], list[int]]:
     """A script without a `__main__` guard, and its workers; returns when some parts are written."""
-    command = [sys.executable, "-c", SCRIPT, str(reader.files[0]), str(tokenizer_folder), str(folder)]
+    command = [
+        sys.executable,
+        "-c",
+        SCRIPT,
+        str(reader.files[0]),
+        str(tokenizer_folder),
+        str(folder),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for _ in range(3):
@@ -507,7 +599,9 @@ def all_gone(processes: list[int], seconds: float = 10) -> bool:
     return True
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks up child processes in /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/task").exists(), reason="looks up child processes in /proc"
+)
 @pytest.mark.parametrize("death", ["interrupt", "kill", "kill a worker"])
 def test_death_leaves_no_process_and_loses_no_part(
     death: str, large: tuple[CorpusReader, dict[str, str]], tokenizer: Tokenizer, tmp_path: Path
@@ -528,23 +622,32 @@ def test_death_leaves_no_process_and_loses_no_part(
     assert all_gone(workers)
     with pytest.raises(BertworksError, match="not finished"):
         Shards.open(tmp_path / "shards")
-    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "shards" / "parts").rglob("*.part")}
+    kept = {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "shards" / "parts").rglob("*.part")
+    }
     assert len(kept) >= 3
     changed: list[Path] = []
 
     def look(done: int) -> None:
         changed.extend(path for path, written in kept.items() if path.stat().st_mtime_ns != written)
 
-    shards = write_shards(reader, tokenizer, tmp_path / "shards", workers=1, part_characters=4000, progress=look)
+    shards = write_shards(
+        reader, tokenizer, tmp_path / "shards", workers=1, part_characters=4000, progress=look
+    )
     assert not changed
     assert hashes(shards.folder) == whole
 
 
-def test_errors_of_workers_arrive(reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """The place of a part file is taken by a folder: what a worker cannot write is said by the parent."""
+def test_errors_of_workers_arrive(
+    reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """The place of a part file is taken by a folder: what a worker cannot write is said by the
+    parent."""
     folder = tmp_path / "shards"
     write_shards(reader, tokenizer, folder, workers=1)
-    (folder / "plan.json").write_text(json.dumps(json.loads((folder / "manifest.json").read_text())["settings"]))
+    (folder / "plan.json").write_text(
+        json.dumps(json.loads((folder / "manifest.json").read_text())["settings"])
+    )
     (folder / "manifest.json").unlink()
     part_path(folder / "parts", 0).mkdir(parents=True)
     with pytest.raises(BertworksError, match="cannot be written: Is a directory") as caught:
@@ -556,10 +659,26 @@ def test_errors_of_workers_arrive(reader: CorpusReader, tokenizer: Tokenizer, tm
 
 MEAN = (
     st.sampled_from(
-        list(" .,()\"'-=\t\n\r\x0b\x0c\x1c\x1f\x85\xa0\u200b\u2028\u3000\u0301\u0327\u0338\u0345ΣσςİıßǅﬁÅ\u212a\u037e")
+        list(
+            " .,()\"'-=\t\n\r\x0b\x0c\x1c\x1f\x85\xa0\u200b\u2028\u3000\u0301\u0327\u0338\u0345"
+            "ΣσςİıßǅﬁÅ\u212a\u037e"
+        )
     )
     | st.sampled_from(
-        ["the", "cat", "un", "able", "[MASK]", "[SEP]", "##s", "が", "か\u3099", "日本", "한국", "\u1112\u1161"]
+        [
+            "the",
+            "cat",
+            "un",
+            "able",
+            "[MASK]",
+            "[SEP]",
+            "##s",
+            "が",
+            "か\u3099",
+            "日本",
+            "한국",
+            "\u1112\u1161",
+        ]
     )
     | st.characters(exclude_categories=["Cs"])
 )
@@ -569,7 +688,23 @@ MEAN = (
 def variants(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The tokenizer.json of tokenizers that differ in casing, accents and Chinese characters."""
     made = []
-    more = [*WORDS, *LETTERS, "A", "##A", "か", "##か", "\u3099", "##\u3099", "σ", "##σ", "ς", "é", "日", "한", "##국"]
+    more = [
+        *WORDS,
+        *LETTERS,
+        "A",
+        "##A",
+        "か",
+        "##か",
+        "\u3099",
+        "##\u3099",
+        "σ",
+        "##σ",
+        "ς",
+        "é",
+        "日",
+        "한",
+        "##국",
+    ]
     for number, config in enumerate(
         [
             {},
@@ -588,7 +723,9 @@ def variants(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     for serialized in made[1:3]:  # as vocabularies that keep accents: text is composed first
         description = json.loads(serialized)
         steps = [{"type": "NFC"}, description["normalizer"]]
-        made.append(json.dumps(description | {"normalizer": {"type": "Sequence", "normalizers": steps}}))
+        made.append(
+            json.dumps(description | {"normalizer": {"type": "Sequence", "normalizers": steps}})
+        )
     return made
 
 
@@ -601,7 +738,10 @@ def library(serialized: str) -> tokenizers.Tokenizer:
 
 def library_ids(serialized: str, texts: list[str]) -> list[list[int]]:
     """The `tokenizers` library alone, with nothing of ours around it."""
-    return [encoding.ids for encoding in library(serialized).encode_batch_fast(texts, add_special_tokens=False)]
+    return [
+        encoding.ids
+        for encoding in library(serialized).encode_batch_fast(texts, add_special_tokens=False)
+    ]
 
 
 def cached_ids(word_cache: WordCache, texts: list[str]) -> list[list[int]]:
@@ -622,7 +762,9 @@ def test_the_word_cache_never_changes_an_id(variants: list[str], texts: list[str
         assert cached_ids(word_cache, texts) == truth  # now from memory
 
 
-def test_the_word_cache_forgets_when_it_is_full(variants: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_word_cache_forgets_when_it_is_full(
+    variants: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("bertworks.text.shard_writer._MAX_ENTRIES", 20)
     word_cache = WordCache(variants[0])
     for document in make_documents(40):
@@ -636,7 +778,10 @@ def test_the_word_cache_knows_where_it_is_not_exact(variants: list[str]) -> None
     for part, other in {
         "model": {"type": "BPE"},
         "pre_tokenizer": {"type": "Metaspace"},
-        "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}, description["normalizer"]]},
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [{"type": "NFKC"}, description["normalizer"]],
+        },
         "added_tokens": [*description["added_tokens"], {"special": False, "content": "New York"}],
     }.items():
         assert not WordCache.is_exact(json.dumps(description | {part: other}))
@@ -646,9 +791,13 @@ def test_tokenizers_of_other_kinds_are_called_directly(tmp_path: Path) -> None:
     """Shards of a byte-level BPE tokenizer: no word cache, the same contract."""
     byte_level = tokenizers.ByteLevelBPETokenizer()
     documents = make_documents(30)
-    byte_level.train_from_iterator(documents, vocab_size=400, special_tokens=SPECIALS, show_progress=False)
+    byte_level.train_from_iterator(
+        documents, vocab_size=400, special_tokens=SPECIALS, show_progress=False
+    )
     tokenizer = Tokenizer(byte_level.to_str())
-    shards = write_shards(write_corpus(tmp_path / "a.jsonl", documents), tokenizer, tmp_path / "shards", workers=1)
+    shards = write_shards(
+        write_corpus(tmp_path / "a.jsonl", documents), tokenizer, tmp_path / "shards", workers=1
+    )
     assert content(shards) == expected(documents, tokenizer)
 
 
@@ -656,21 +805,37 @@ def test_tokenizers_of_other_kinds_are_called_directly(tmp_path: Path) -> None:
     ("corpus", "vocabulary", "config"),
     [
         ("en-wikipedia-8m.jsonl.gz", "bert-base-uncased-vocab.txt", {}),
-        ("en-wikipedia-8m.jsonl.gz", "bert-base-multilingual-cased-vocab.txt", {"do_lower_case": False}),
-        ("ja-aozora-5m-chars.jsonl.gz", "bert-base-multilingual-cased-vocab.txt", {"do_lower_case": False}),
+        (
+            "en-wikipedia-8m.jsonl.gz",
+            "bert-base-multilingual-cased-vocab.txt",
+            {"do_lower_case": False},
+        ),
+        (
+            "ja-aozora-5m-chars.jsonl.gz",
+            "bert-base-multilingual-cased-vocab.txt",
+            {"do_lower_case": False},
+        ),
         ("ja-aozora-5m-chars.jsonl.gz", "bert-base-uncased-vocab.txt", {}),
-        ("ko-wikipedia-1m.jsonl.gz", "bert-base-multilingual-cased-vocab.txt", {"strip_accents": False}),
+        (
+            "ko-wikipedia-1m.jsonl.gz",
+            "bert-base-multilingual-cased-vocab.txt",
+            {"strip_accents": False},
+        ),
     ],
 )
 def test_the_word_cache_is_exact_on_real_text(
     data_folder: Path, corpus: str, vocabulary: str, config: dict[str, object], tmp_path: Path
 ) -> None:
     tokens = (data_folder / "vocab" / vocabulary).read_text(encoding="utf-8").split("\n")
-    tokenizer = make_tokenizer(tmp_path, [token for token in tokens if token and token not in SPECIALS], **config)
+    tokenizer = make_tokenizer(
+        tmp_path, [token for token in tokens if token and token not in SPECIALS], **config
+    )
     tokenizer.save(tmp_path)
     serialized = (tmp_path / "tokenizer.json").read_text(encoding="utf-8")
     with gzip.open(data_folder / "text" / corpus, "rt", encoding="utf-8") as file:
-        lines = [line for _, document in zip(range(40), file) for line in json.loads(document)["text"].split("\n")][
-            :4000
-        ]
+        lines = [
+            line
+            for _, document in zip(range(40), file)
+            for line in json.loads(document)["text"].split("\n")
+        ][:4000]
     assert cached_ids(WordCache(serialized), lines) == library_ids(serialized, lines)

@@ -44,37 +44,96 @@ def examples(events: list[Event]) -> list[str]:
 @pytest.mark.parametrize(
     ("task", "labels", "texts", "label", "expected"),
     [
-        ("classification", ("neg", "pos"), ("the film was bad",), "neg", "[CLS] the film was bad [SEP] -> neg"),
-        ("classification", ("0", "1"), ("the film", "was bad"), "1", "[CLS] the film [SEP] was bad [SEP] -> 1"),
-        ("classification", ("neg", "pos"), ("the film was bad",), None, "[CLS] the film was bad [SEP]"),
+        (
+            "classification",
+            ("neg", "pos"),
+            ("the film was bad",),
+            "neg",
+            "[CLS] the film was bad [SEP] -> neg",
+        ),
+        (
+            "classification",
+            ("0", "1"),
+            ("the film", "was bad"),
+            "1",
+            "[CLS] the film [SEP] was bad [SEP] -> 1",
+        ),
+        (
+            "classification",
+            ("neg", "pos"),
+            ("the film was bad",),
+            None,
+            "[CLS] the film was bad [SEP]",
+        ),
         ("multilabel", ("a", "b", "c"), ("the film",), ("c", "a"), "[CLS] the film [SEP] -> a, c"),
         ("multilabel", ("a", "b", "c"), ("the film",), (), "[CLS] the film [SEP] -> no label"),
         ("regression", (), ("the film",), 2.5, "[CLS] the film [SEP] -> 2.5"),
-        ("tagging", ("B-x", "I-x", "O"), ("the", "filmwas", "bad"), ("O", "B-x", "I-x"),
-         "[CLS] the/O film ##w ##as/B-x bad/I-x [SEP]"),
-        ("tagging", ("B-x", "O"), ("bad", "filmwas"), ("O", "B-x"), "[CLS] bad/O film ##w ##as/B-x [SEP]"),
+        (
+            "tagging",
+            ("B-x", "I-x", "O"),
+            ("the", "filmwas", "bad"),
+            ("O", "B-x", "I-x"),
+            "[CLS] the/O film ##w ##as/B-x bad/I-x [SEP]",
+        ),
+        (
+            "tagging",
+            ("B-x", "O"),
+            ("bad", "filmwas"),
+            ("O", "B-x"),
+            "[CLS] bad/O film ##w ##as/B-x [SEP]",
+        ),
         ("tagging", ("B-x", "O"), ("the", "film"), None, "[CLS] the film [SEP]"),
-        ("spans", ("O", "B-x", "I-x"), ("the film was bad",), ((4, 12, "x"),),
-         "[CLS] the/O film/B-x was/I-x bad/O [SEP]"),
-        ("qa", (), ("who ?", "the film was bad"), ((9, "was bad"),),
-         "[CLS] who ? [SEP] the film was bad [SEP] -> was bad"),
-        ("qa", (), ("who ?", "the film was bad"), (), "[CLS] who ? [SEP] the film was bad [SEP] -> no answer"),
+        (
+            "spans",
+            ("O", "B-x", "I-x"),
+            ("the film was bad",),
+            ((4, 12, "x"),),
+            "[CLS] the/O film/B-x was/I-x bad/O [SEP]",
+        ),
+        (
+            "qa",
+            (),
+            ("who ?", "the film was bad"),
+            ((9, "was bad"),),
+            "[CLS] who ? [SEP] the film was bad [SEP] -> was bad",
+        ),
+        (
+            "qa",
+            (),
+            ("who ?", "the film was bad"),
+            (),
+            "[CLS] who ? [SEP] the film was bad [SEP] -> no answer",
+        ),
         ("qa", (), ("who ?", "the film was bad"), None, "[CLS] who ? [SEP] the film was bad [SEP]"),
-        ("choice", (), ("the film", "was bad", "was good"), 1,
-         "[CLS] the film [SEP] was bad [SEP] | [CLS] the film [SEP] was good [SEP] -> choice 2"),
+        (
+            "choice",
+            (),
+            ("the film", "was bad", "was good"),
+            1,
+            "[CLS] the film [SEP] was bad [SEP] | [CLS] the film [SEP] was good [SEP] -> choice 2",
+        ),
     ],
-)  # fmt: skip
+)
 def test_each_task(
-    t: Tokenizer, task: TaskType, labels: tuple[str, ...], texts: tuple[str, ...], label: object, expected: str
+    t: Tokenizer,
+    task: TaskType,
+    labels: tuple[str, ...],
+    texts: tuple[str, ...],
+    label: object,
+    expected: str,
 ):
-    assert shown(Featurizer(t, task, labels, 32), Item(texts, label, "folder/r.csv:2")) == [expected]
+    assert shown(Featurizer(t, task, labels, 32), Item(texts, label, "folder/r.csv:2")) == [
+        expected
+    ]
 
 
 def test_what_is_longer_than_a_line(t: Tokenizer):
     reading = Featurizer(t, "classification", ("neg",), 64)
     (text,) = shown(reading, Item(("the film was bad " * 30,), "neg", "a.csv:1"))
     assert len(text) < SHOWN + 60
-    assert re.fullmatch(r"\[CLS\] the film .* \.\.\. .* \[SEP\] -> neg  \(58 tokens cut off\)", text)
+    assert re.fullmatch(
+        r"\[CLS\] the film .* \.\.\. .* \[SEP\] -> neg  \(58 tokens cut off\)", text
+    )
     # The window with the answer, not the first one.
     context = "the film was " * 30 + "bad"
     reading = Featurizer(t, "qa", max_length=32, stride=8)
@@ -117,17 +176,22 @@ def test_labels_of_the_two_differ(t: Tokenizer):
 
 
 def test_bytes_are_shown_as_characters():
-    made, _ = train_vocabulary(["café café thé 映画"] * 9, VocabularyConfig(size=300, algorithm="bpe", lowercase=False))
+    made, _ = train_vocabulary(
+        ["café café thé 映画"] * 9, VocabularyConfig(size=300, algorithm="bpe", lowercase=False)
+    )
     pieces = [made.piece(number) for number in made.ids(["café thé"])[0]]
     assert "".join(pieces).replace("Ġ", " ").strip() == "café thé"
     assert made.piece(made.ids(["\U0001f600"])[0][0])  # a byte that is no character
 
 
-# --- commands ---------------------------------------------------------------------------------------------------------
+# --- commands
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def classifier(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[Event]]:
+def classifier(
+    model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path, list[Event]]:
     folder = tmp_path_factory.mktemp("classifier")
     data = write_reviews(folder / "reviews.csv", 40)
     request = make_finetune_request(data, model=model, overrides=("epochs=1", "precision=fp32"))
@@ -141,23 +205,32 @@ def test_a_training_shows_what_it_learns(classifier: tuple[Path, Path, list[Even
     assert len(found) == 2
     rows = data.read_text().splitlines()
     for line in found:
-        number, text, label = re.fullmatch(r"example  reviews\.csv:(\d+)  \[CLS\] (.*) \[SEP\] -> (.*)", line).groups()  # type: ignore[union-attr]
+        number, text, label = re.fullmatch(
+            r"example  reviews\.csv:(\d+)  \[CLS\] (.*) \[SEP\] -> (.*)", line
+        ).groups()  # type: ignore[union-attr]
         assert rows[int(number) - 1].startswith(f"{text},{label},")
     assert [event.kind for event in events][:3] == ["note", "note", "plan"]
     assert check_file(data, model=model).examples == found
 
 
-def test_a_prediction_shows_what_it_reads(classifier: tuple[Path, Path, list[Event]], tmp_path: Path):
+def test_a_prediction_shows_what_it_reads(
+    classifier: tuple[Path, Path, list[Event]], tmp_path: Path
+):
     out, data, _ = classifier
     events = list(predict_file(out, data, tmp_path / "a.csv", device="cpu"))
     assert [line.partition("  [CLS]")[0] for line in examples(events)] == [
-        "example  reviews.csv:2", "example  reviews.csv:3"]  # fmt: skip
+        "example  reviews.csv:2",
+        "example  reviews.csv:3",
+    ]
     assert not any("->" in line for line in examples(events))  # the label is not read
     notes = [event.text for event in events if event.kind == "note"]
     assert "task: classification (one label for a text)" in notes
     assert "text: 'text'" in notes
     (tmp_path / "b.csv").write_text("text\n\n \n")
-    assert examples(list(predict_file(out, tmp_path / "b.csv", tmp_path / "b.jsonl", device="cpu"))) == []
+    assert (
+        examples(list(predict_file(out, tmp_path / "b.csv", tmp_path / "b.jsonl", device="cpu")))
+        == []
+    )
 
 
 def test_rows_are_read_as_often_as_without_examples(
@@ -201,23 +274,41 @@ def test_texts_are_shown_before_they_become_vectors(model: Path, tmp_path: Path)
     ]
     (tmp_path / "t.jsonl").write_text('{"text": ""}\n')
     assert (
-        examples(list(embed_file(model, tmp_path / "t.jsonl", tmp_path / "w.npy", text=["text"], device="cpu"))) == []
+        examples(
+            list(
+                embed_file(
+                    model, tmp_path / "t.jsonl", tmp_path / "w.npy", text=["text"], device="cpu"
+                )
+            )
+        )
+        == []
     )
 
 
 def test_commands_print_examples_on_standard_error(
-    classifier: tuple[Path, Path, list[Event]], model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    classifier: tuple[Path, Path, list[Event]],
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ):
     out, data, _ = classifier
-    pairs, tagged = write_pairs(tmp_path / "pairs.tsv", 20), write_conll(tmp_path / "names.conll", 20)
+    pairs, tagged = (
+        write_pairs(tmp_path / "pairs.tsv", 20),
+        write_conll(tmp_path / "names.conll", 20),
+    )
     for words in (
-        ["check", str(data), "--model", str(model)], ["evaluate", "task", str(out), str(data)],
-        ["evaluate", "sts", str(model), str(pairs)], ["predict", str(out), str(data)],
+        ["check", str(data), "--model", str(model)],
+        ["evaluate", "task", str(out), str(data)],
+        ["evaluate", "sts", str(model), str(pairs)],
+        ["predict", str(out), str(data)],
         ["check", str(tagged), "--model", str(model), "--json"],
-    ):  # fmt: skip
+    ):
         assert main(words) == 0
         printed = capsys.readouterr()
-        assert len(re.findall(r"^example  \S+:\d+  \[CLS\] .* \[SEP\]", printed.err, re.MULTILINE)) == 2
+        assert (
+            len(re.findall(r"^example  \S+:\d+  \[CLS\] .* \[SEP\]", printed.err, re.MULTILINE))
+            == 2
+        )
         assert not re.search(r"^example ", printed.out, re.MULTILINE)
     assert len(json.loads(printed.out)["examples"]) == 2
     assert main(["predict", str(out), str(data), "-o", str(tmp_path / "a.csv"), "--json"]) == 0
@@ -227,21 +318,33 @@ def test_commands_print_examples_on_standard_error(
     assert "label: 'label'\n" in capsys.readouterr().err
 
 
-def evaluation(kind: str, folder: Path, model: Path, classifier: Path) -> tuple[list[str], str, list[str]]:
+def evaluation(
+    kind: str, folder: Path, model: Path, classifier: Path
+) -> tuple[list[str], str, list[str]]:
     """The words of a command `evaluate`, what it works with, and its examples."""
     if kind == "mlm":
         (folder / "t.txt").write_text("the film was good. the dogs were bad.\n\n" * 4)
         pattern = r"example  sequence \d  \[CLS\] .*\[MASK\].* \[SEP\] -> \S+.*"
-        return ["mlm", str(model), str(folder / "t.txt")], "bertworks.evaluation.evaluate.mlm_figures", [pattern] * 2
+        return (
+            ["mlm", str(model), str(folder / "t.txt")],
+            "bertworks.evaluation.evaluate.mlm_figures",
+            [pattern] * 2,
+        )
     if kind == "blimp":
-        rows = [{"sentence_good": f"a film {n}", "sentence_bad": "film a", "UID": "order"} for n in "ab"]
+        rows = [
+            {"sentence_good": f"a film {n}", "sentence_bad": "film a", "UID": "order"} for n in "ab"
+        ]
         (folder / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         pattern = r"example  order  \[CLS\] a film .* \[SEP\] \| \[CLS\] film a \[SEP\]"
         words = ["blimp", str(model), "--data", str(folder / "p.jsonl")]
         return words, "bertworks.evaluation.evaluate.score", [pattern] * 2
     if kind == "squad":
         data = write_squad(folder / "d.json", 4)
-        ids = [entry["id"] for part in json.loads(data.read_text())["data"][0]["paragraphs"] for entry in part["qas"]]
+        ids = [
+            entry["id"]
+            for part in json.loads(data.read_text())["data"][0]["paragraphs"]
+            for entry in part["qas"]
+        ]
         (folder / "a.json").write_text(json.dumps(dict.fromkeys(ids[:1], "a\x1b[31m")))
         answers = [r"'a\\x1b\[31m'", "'no prediction'"]
         patterns = [
@@ -253,7 +356,10 @@ def evaluation(kind: str, folder: Path, model: Path, classifier: Path) -> tuple[
     if kind == "sts":
         rows = ["sentence1,sentence2,score", "a film,the dogs,2.5", "sad men,good dogs,1.25"]
         (folder / "p.csv").write_text("\n".join(rows))
-        texts = [r"a film \[SEP\] \| \[CLS\] the dogs \[SEP\] -> 2.5", r"sad .* dogs \[SEP\] -> 1.25"]
+        texts = [
+            r"a film \[SEP\] \| \[CLS\] the dogs \[SEP\] -> 2.5",
+            r"sad .* dogs \[SEP\] -> 1.25",
+        ]
         patterns = [rf"example  p.csv:{line}  \[CLS\] {text}" for line, text in enumerate(texts, 2)]
         return (
             ["sts", str(model), str(folder / "p.csv")],
@@ -263,20 +369,35 @@ def evaluation(kind: str, folder: Path, model: Path, classifier: Path) -> tuple[
     if kind == "task":
         data = write_reviews(folder / "r.csv", 20)
         pattern = r"example  r.csv:\d+  \[CLS\] .* \[SEP\] -> \w+"
-        return ["task", str(classifier), str(data)], "bertworks.inference.predictor.Predictor.answers", [pattern] * 2
+        return (
+            ["task", str(classifier), str(data)],
+            "bertworks.inference.predictor.Predictor.answers",
+            [pattern] * 2,
+        )
     (folder / "qrels").mkdir()
     (folder / "corpus.jsonl").write_text('{"_id": "d1", "title": "men", "text": "a film"}\n')
     (folder / "queries.jsonl").write_text('{"_id": "q1", "text": "good film"}\n')
     (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t1\n")
-    patterns = [r"example  query q1  \[CLS\] good film \[SEP\]", r"example  document d1  \[CLS\] men a film \[SEP\]"]
-    return ["retrieval", str(model), "--data", str(folder)], "bertworks.retrieval.index.Index.append", patterns
+    patterns = [
+        r"example  query q1  \[CLS\] good film \[SEP\]",
+        r"example  document d1  \[CLS\] men a film \[SEP\]",
+    ]
+    return (
+        ["retrieval", str(model), "--data", str(folder)],
+        "bertworks.retrieval.index.Index.append",
+        patterns,
+    )
 
 
 @pytest.mark.parametrize("kind", ["mlm", "blimp", "squad", "sts", "task", "retrieval"])
 def test_an_evaluation_shows_two_examples_before_the_work(
-    kind: str, classifier: tuple[Path, Path, list[Event]], model: Path, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-):  # fmt: skip
+    kind: str,
+    classifier: tuple[Path, Path, list[Event]],
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
     words, work, patterns = evaluation(kind, tmp_path, model, classifier[0])
 
     def stopped(*_: object, **__: object) -> object:
@@ -302,7 +423,13 @@ def test_a_query_and_a_document_are_shown_with_their_prompts(model: Path, tmp_pa
 
 def test_context_of_the_document_is_shown(t: Tokenizer):
     reading = Featurizer(t, "tagging", ("O", "B-x"), 64, document_context=True)
-    words = [("film", "O", "1"), ("dogs", "O", "1"), ("men", "B-x", "2"), ("sad", "O", "2"), ("bad", "O", "3")]
+    words = [
+        ("film", "O", "1"),
+        ("dogs", "O", "1"),
+        ("men", "B-x", "2"),
+        ("sad", "O", "2"),
+        ("bad", "O", "3"),
+    ]
     rows = [Item((word,), (tag,), f"a:{n}", document=d) for n, (word, tag, d) in enumerate(words)]
     assert reading.preview(rows) == reading.examples(list(reading(rows)))
     assert [note.fields["example"] for note in reading.preview(rows)] == ["a:0", "a:2"]

@@ -22,24 +22,49 @@ def write_labels(path: Path, labels: list[str], name: str = "label") -> Path:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["text", name])
-        writer.writerows([f"the film number {number} was seen by us", label] for number, label in enumerate(labels))
+        writer.writerows(
+            [f"the film number {number} was seen by us", label]
+            for number, label in enumerate(labels)
+        )
     return path
 
 
-def labels_of(path: Path, options: ReadOptions = ReadOptions(), **choices: Any) -> tuple[Schema, list[Any], list[str]]:
+def labels_of(
+    path: Path, options: ReadOptions = ReadOptions(), **choices: Any
+) -> tuple[Schema, list[Any], list[str]]:
     reader = RowReader(path, options)
     schema, notes = infer_schema(reader, **choices)
     return schema, [item.label for item in items(reader, schema)], notes
 
 
 def test_a_whole_number_and_the_same_with_zeros_are_one_class(tmp_path: Path) -> None:
-    spellings = ["0", "1", "2", "0.0", "1.0", "2.0", "0", "1", "2.00", "2.0", "-1", "-1.0", "-1"] * 3
+    spellings = [
+        "0",
+        "1",
+        "2",
+        "0.0",
+        "1.0",
+        "2.0",
+        "0",
+        "1",
+        "2.00",
+        "2.0",
+        "-1",
+        "-1.0",
+        "-1",
+    ] * 3
     schema, labels, notes = labels_of(write_labels(tmp_path / "a.csv", spellings))
     assert schema.labels == ("-1", "0", "1", "2.0")  # the more frequent spelling names the class
-    assert labels == [{"2": "2.0", "2.00": "2.0", "0.0": "0", "1.0": "1", "-1.0": "-1"}.get(x, x) for x in spellings]
+    assert labels == [
+        {"2": "2.0", "2.00": "2.0", "0.0": "0", "1.0": "1", "-1.0": "-1"}.get(x, x)
+        for x in spellings
+    ]
     spelling_notes = [note for note in notes if note.startswith("one label in several spellings")]
     assert "one label in several spellings, read as '1': '1' (6), '1.0' (3)" in spelling_notes
-    assert "one label in several spellings, read as '2.0': '2.0' (6), '2' (3), '2.00' (3)" in spelling_notes
+    assert (
+        "one label in several spellings, read as '2.0': '2.0' (6), '2' (3), '2.00' (3)"
+        in spelling_notes
+    )
     assert len(spelling_notes) == 4
 
 
@@ -72,23 +97,58 @@ def test_many_codes_are_no_numbers_without_a_word(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_order_of_the_rows_changes_no_class(tmp_path: Path, seed: int) -> None:
-    spellings = ["1", "1.0", "1.00", "01", "1.10", "1.1", "true", "True", "TRUE", "yes", "Yes", "-0", "10", "10.0"]
+    spellings = [
+        "1",
+        "1.0",
+        "1.00",
+        "01",
+        "1.10",
+        "1.1",
+        "true",
+        "True",
+        "TRUE",
+        "yes",
+        "Yes",
+        "-0",
+        "10",
+        "10.0",
+    ]
     random = np.random.default_rng(seed)
     column = [spellings[number] for number in random.integers(0, len(spellings), 200)]
     shuffled_column = [column[number] for number in random.permutation(200)]
     first_schema, labels, _ = labels_of(write_labels(tmp_path / "a.csv", column))
     second_schema, _, _ = labels_of(write_labels(tmp_path / "b.csv", shuffled_column))
     assert first_schema.labels == second_schema.labels
-    for (a, label_a), (b, label_b) in itertools.combinations(set(zip(column, labels, strict=True)), 2):
+    for (a, label_a), (b, label_b) in itertools.combinations(
+        set(zip(column, labels, strict=True)), 2
+    ):
         assert (label_a == label_b) == (canonical_label(a) == canonical_label(b)), (a, b)
 
 
 def test_which_labels_are_never_joined() -> None:
-    different = ["1", "01", "001", "1.1", "1.10", "-1", "+1", "true", "yes", "1e0", "1.", "1,0", "10", "1.01", "1 .0"]
+    different = [
+        "1",
+        "01",
+        "001",
+        "1.1",
+        "1.10",
+        "-1",
+        "+1",
+        "true",
+        "yes",
+        "1e0",
+        "1.",
+        "1,0",
+        "10",
+        "1.01",
+        "1 .0",
+    ]
     assert len({canonical_label(label) for label in different}) == len(different)
     assert canonical_label("-1.000") == "-1"
     assert {canonical_label(label) for label in ("true", "True", "TRUE", "tRuE")} == {"true"}
-    assert {folded_label(label) for label in ("pos", "Pos", "POS", " pos", "ｐｏｓ", "p\u200bos")} == {"pos"}
+    assert {
+        folded_label(label) for label in ("pos", "Pos", "POS", " pos", "ｐｏｓ", "p\u200bos")
+    } == {"pos"}
     assert folded_label("very  good") == folded_label("Very\u00a0Good")
     assert folded_label("very good") != folded_label("verygood")
     assert choice_number("1.0", ("a", "b"), 0) == 1
@@ -96,7 +156,9 @@ def test_which_labels_are_never_joined() -> None:
 
 def test_models_with_both_classes_stay_as_they_are(tmp_path: Path) -> None:
     path = write_labels(tmp_path / "a.csv", ["1", "1.0", "Pos", "pos"])
-    schema = Schema(task="classification", text=("text",), label=("label",), labels=("1", "1.0", "Pos", "pos"))
+    schema = Schema(
+        task="classification", text=("text",), label=("label",), labels=("1", "1.0", "Pos", "pos")
+    )
     for join in (False, True):
         reader = RowReader(path, ReadOptions(join_labels=join))
         assert [item.label for item in items(reader, schema)] == ["1", "1.0", "Pos", "pos"]
@@ -105,10 +167,14 @@ def test_models_with_both_classes_stay_as_they_are(tmp_path: Path) -> None:
 def test_labels_in_other_cases_are_counted_in_a_warning_and_joined_by_one_option(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], model: Path
 ) -> None:
-    path = write_labels(tmp_path / "a.csv", ["pos", "neg", "Pos", " pos", "NEG", "ｎｅｇ", "neg", "pos", "neg"] * 8)
+    path = write_labels(
+        tmp_path / "a.csv", ["pos", "neg", "Pos", " pos", "NEG", "ｎｅｇ", "neg", "pos", "neg"] * 8
+    )
     assert main(["check", str(path), "--model", str(model)]) == 0
     report = capsys.readouterr().out
-    assert "warning: labels that differ only in case, width or spaces are different classes" in report
+    assert (
+        "warning: labels that differ only in case, width or spaces are different classes" in report
+    )
     assert "'neg' (24) and 'NEG' (8) and 'ｎｅｇ' (8); 'pos' (24) and 'Pos' (8)" in report
     assert main(["check", str(path), "--model", str(model), "--join-labels"]) == 0
     report = capsys.readouterr().out
@@ -131,12 +197,17 @@ def test_evaluation_data_in_another_case_are_refused_with_the_option(tmp_path: P
 
 
 def test_several_labels_and_tags_are_joined_alike(tmp_path: Path) -> None:
-    rows = [{"text": f"a film {n}", "labels": labels} for n, labels in enumerate([["1", "1.0"], ["2"], ["1"]] * 5)]
+    rows = [
+        {"text": f"a film {n}", "labels": labels}
+        for n, labels in enumerate([["1", "1.0"], ["2"], ["1"]] * 5)
+    ]
     reader = RowReader(rows)
     schema, _ = infer_schema(reader, task="multilabel")
     assert schema.labels == ("1", "2")
     assert [item.label for item in items(reader, schema)][:3] == [("1",), ("2",), ("1",)]
-    tagged = [{"tokens": ["Anna", "runs"], "tags": ["NOUN", tag]} for tag in ["VERB"] * 6 + ["Verb"] * 2]
+    tagged = [
+        {"tokens": ["Anna", "runs"], "tags": ["NOUN", tag]} for tag in ["VERB"] * 6 + ["Verb"] * 2
+    ]
     reader = RowReader(tagged, ReadOptions(join_labels=True))
     schema, _ = infer_schema(reader)
     assert schema.labels == ("NOUN", "VERB")
@@ -144,7 +215,10 @@ def test_several_labels_and_tags_are_joined_alike(tmp_path: Path) -> None:
 
 
 def test_groups_written_in_two_ways_stay_together(tmp_path: Path) -> None:
-    rows = [{"text": f"a long film number {n}", "label": "xy"[n % 2], "g": g} for n, g in enumerate(["1", "1.0"] * 6)]
+    rows = [
+        {"text": f"a long film number {n}", "label": "xy"[n % 2], "g": g}
+        for n, g in enumerate(["1", "1.0"] * 6)
+    ]
     reader = RowReader(rows)
     schema, _ = infer_schema(reader, group="g")
     assert {item.document for item in items(reader, schema)} == {"1"}

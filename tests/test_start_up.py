@@ -1,5 +1,5 @@
-"""What is imported before a page of help is printed, and that the stored page is the parser's own. No timings: see
-benchmarks/start_up.py."""
+"""What is imported before a page of help is printed, and that the stored page is the parser's own.
+No timings: see benchmarks/start_up.py."""
 
 import contextlib
 import fcntl
@@ -21,7 +21,17 @@ from bertworks.cli.main import main
 from bertworks.cli.parser import make_app
 
 PAGE = start_page.PAGE.read_text(encoding="utf-8")
-HEAVY = {"torch", "numpy", "pyarrow", "tokenizers", "filelock", "jinja2", "sklearn", "scipy", "huggingface_hub"}
+HEAVY = {
+    "torch",
+    "numpy",
+    "pyarrow",
+    "tokenizers",
+    "filelock",
+    "jinja2",
+    "sklearn",
+    "scipy",
+    "huggingface_hub",
+}
 RUN = "import sys; sys.argv[0] = 'bertworks'; from bertworks.cli.main import run; run()"
 PARSER_ALONE = """
 import sys
@@ -34,7 +44,8 @@ run()
 
 
 def parsers_page(words: list[str], name: str | None = None, **settings: object) -> str:
-    """A page of help as the parser with this command, or with all, writes it to a console with these settings."""
+    """A page of help as the parser with this command, or with all, writes it to a console with
+    these settings."""
     stream = StringIO()
     console = Console(file=stream, legacy_windows=False, _environ={}, **settings)
     make_app(name)([*words, "--help"], console=console)
@@ -51,19 +62,29 @@ with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     assert stream.buffer.getvalue()
 print(json.dumps(sorted(sys.modules)))
 """
-    environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")
+    }
     command = [sys.executable, "-c", code, *words]
     answer = subprocess.run(command, env=environment, capture_output=True, check=True)
     return set(json.loads(answer.stdout))
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["--version"], ["--debug", "--help"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [[], ["--help"], ["-h"], ["--version"], ["--debug", "--help"]], ids=" ".join
+)
 def test_the_first_page_and_the_version_need_no_parser(words: list[str]):
     modules = imported_modules(words)
     assert not {"cyclopts", "rich", "dataclasses", "inspect"} & modules
     assert not HEAVY & modules
     names = {name for name in modules if name.startswith("bertworks")}
-    assert names == {"bertworks", "bertworks.cli", "bertworks.cli.main", "bertworks.cli.start_page", "bertworks.errors"}
+    assert names == {
+        "bertworks",
+        "bertworks.cli",
+        "bertworks.cli.main",
+        "bertworks.cli.start_page",
+        "bertworks.errors",
+    }
 
 
 @pytest.mark.parametrize(
@@ -80,10 +101,23 @@ def test_the_first_page_and_the_version_need_no_parser(words: list[str]):
 def test_the_help_of_a_command_needs_its_own_module_only(words: list[str], module: str):
     modules = imported_modules([*words, "--help"])
     assert not HEAVY & modules
-    commands = {name for name in modules if name.startswith("bertworks.cli.")} - {"bertworks.cli.main"}
-    assert commands == {f"bertworks.cli.{name}" for name in ("start_page", "parser", "console", module)}
-    others = {name for name in modules if name.startswith("bertworks.") and not name.startswith("bertworks.cli")}
-    assert others == {"bertworks.errors", "bertworks.events", "bertworks.io", "bertworks.io.options"}
+    commands = {name for name in modules if name.startswith("bertworks.cli.")} - {
+        "bertworks.cli.main"
+    }
+    assert commands == {
+        f"bertworks.cli.{name}" for name in ("start_page", "parser", "console", module)
+    }
+    others = {
+        name
+        for name in modules
+        if name.startswith("bertworks.") and not name.startswith("bertworks.cli")
+    }
+    assert others == {
+        "bertworks.errors",
+        "bertworks.events",
+        "bertworks.io",
+        "bertworks.io.options",
+    }
 
 
 def test_the_table_of_modules_has_every_command():
@@ -93,9 +127,13 @@ def test_the_table_of_modules_has_every_command():
     assert "task" in parser._functions(evaluation)
 
 
-@pytest.mark.parametrize("words", [["finetune"], ["import"], ["evaluate"], ["evaluate", "mlm"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["finetune"], ["import"], ["evaluate"], ["evaluate", "mlm"]], ids=" ".join
+)
 @pytest.mark.parametrize("option", ["--help", "-h"])
-def test_help_is_printed_without_parsing(words: list[str], option: str, capsys: pytest.CaptureFixture[str]):
+def test_help_is_printed_without_parsing(
+    words: list[str], option: str, capsys: pytest.CaptureFixture[str]
+):
     make_app()([*words, option])
     page = capsys.readouterr().out
     assert main([*words, option]) == 0
@@ -110,16 +148,22 @@ def test_help_of_an_unknown_command_is_an_error(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("words", [["finetune"], ["import"], ["evaluate"], ["evaluate", "mlm"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["finetune"], ["import"], ["evaluate"], ["evaluate", "mlm"]], ids=" ".join
+)
 def test_a_parser_of_one_command_writes_the_same_help(words: list[str]):
     page = parsers_page(words, words[0], width=100)
     assert page == parsers_page(words, width=100)
     assert words[-1] in page
 
 
-@pytest.mark.parametrize("width", [start_page.MIN_WIDTH, 61, 72, 79, 80, 81, 93, 100, 118, 119, 120, 132, 200, 400])
+@pytest.mark.parametrize(
+    "width", [start_page.MIN_WIDTH, 61, 72, 79, 80, 81, 93, 100, 118, 119, 120, 132, 200, 400]
+)
 def test_the_stored_page_is_that_of_the_parser_at_every_width(width: int):
-    assert start_page.layout(PAGE, width, styled=False) == parsers_page([], width=width, force_terminal=False)
+    assert start_page.layout(PAGE, width, styled=False) == parsers_page(
+        [], width=width, force_terminal=False
+    )
     settings = {"width": width, "force_terminal": True}
     page = start_page.layout(PAGE, width, styled=True)
     assert page == parsers_page([], color_system="standard", **settings)
@@ -135,14 +179,20 @@ def test_the_stored_page_is_that_of_the_parser_at_all_widths():
 def output_of(code: str, settings: dict[str, str], columns: int | None) -> bytes:
     """What a program writes to a pipe, or to a terminal with this number of columns."""
     names = ("COLUMNS", "TERM", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "PYTHONIOENCODING")
-    environment = {name: value for name, value in os.environ.items() if name not in names} | settings
+    environment = {
+        name: value for name, value in os.environ.items() if name not in names
+    } | settings
     command = [sys.executable, "-c", code, "--help"]
     if columns is None:
         streams = {"stdin": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-        return subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, **streams).stdout
+        return subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, check=True, **streams
+        ).stdout
     primary, secondary = pty.openpty()
     fcntl.ioctl(secondary, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    with subprocess.Popen(command, stdin=secondary, stdout=secondary, stderr=secondary, env=environment):
+    with subprocess.Popen(
+        command, stdin=secondary, stdout=secondary, stderr=secondary, env=environment
+    ):
         os.close(secondary)
         output = b""
         with contextlib.suppress(OSError):  # Linux says so when the other side is closed
@@ -167,12 +217,16 @@ def output_of(code: str, settings: dict[str, str], columns: int | None) -> bytes
     ],
     ids=str,
 )
-def test_a_process_prints_the_page_that_the_parser_would_print(settings: dict[str, str], columns: int | None):
+def test_a_process_prints_the_page_that_the_parser_would_print(
+    settings: dict[str, str], columns: int | None
+):
     page = output_of(RUN, settings, columns)
     assert page == output_of(PARSER_ALONE, settings, columns)
     assert b"Usage: " in page
     if "NO_COLOR" not in settings:
-        assert (b"\x1b[36m" in page) is (settings.get("TERM", "dumb") != "dumb" or "FORCE_COLOR" in settings)
+        assert (b"\x1b[36m" in page) is (
+            settings.get("TERM", "dumb") != "dumb" or "FORCE_COLOR" in settings
+        )
 
 
 @pytest.mark.parametrize("words", [[], ["--version"], ["doctor", "--help"]], ids=" ".join)
@@ -189,11 +243,18 @@ def test_a_full_disk_is_an_error_of_the_first_page():
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full")
     with Path("/dev/full").open("wb") as full:
-        answer = subprocess.run([sys.executable, "-c", RUN], stdout=full, stderr=subprocess.PIPE, check=False)
-    assert (answer.returncode, answer.stderr) == (1, b"error: standard output: No space left on device\n")
+        answer = subprocess.run(
+            [sys.executable, "-c", RUN], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert (answer.returncode, answer.stderr) == (
+        1,
+        b"error: standard output: No space left on device\n",
+    )
 
 
-def test_the_parser_answers_where_standard_output_is_no_stream_of_text(monkeypatch: pytest.MonkeyPatch):
+def test_the_parser_answers_where_standard_output_is_no_stream_of_text(
+    monkeypatch: pytest.MonkeyPatch,
+):
     """As in a notebook, whose standard output is an object of its own."""
     stream = StringIO()
     monkeypatch.setattr(sys, "stdout", stream)

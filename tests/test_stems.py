@@ -1,5 +1,5 @@
-"""Words of a language: stems as snowballstemmer has them, scores against a computation in float64, stop words, what an
-index stores of them, and where a query's words are in a text."""
+"""Words of a language: stems as snowballstemmer has them, scores against a computation in float64,
+stop words, what an index stores of them, and where a query's words are in a text."""
 
 import itertools
 import json
@@ -32,10 +32,29 @@ from bertworks.retrieval.ranking import (
 )
 from bertworks.retrieval.store import MANIFEST, write_manifest
 
-LANGUAGES = ["danish", "dutch", "english", "french", "german", "italian", "norwegian", "portuguese", "russian",
-             "spanish", "swedish"]  # fmt: skip
-TEXTS = ["the dogs were running to the cats", "a cat sleeps", "running dogs run", "the theory of everything",
-         "engines and the engine of an old ship", "he engineered it", "", "cats, cats and more Cats!"]  # fmt: skip
+LANGUAGES = [
+    "danish",
+    "dutch",
+    "english",
+    "french",
+    "german",
+    "italian",
+    "norwegian",
+    "portuguese",
+    "russian",
+    "spanish",
+    "swedish",
+]
+TEXTS = [
+    "the dogs were running to the cats",
+    "a cat sleeps",
+    "running dogs run",
+    "the theory of everything",
+    "engines and the engine of an old ship",
+    "he engineered it",
+    "",
+    "cats, cats and more Cats!",
+]
 
 
 # --- words
@@ -43,10 +62,14 @@ TEXTS = ["the dogs were running to the cats", "a cat sleeps", "running dogs run"
 
 @pytest.mark.parametrize("language", [*LANGUAGES, "dutch_porter", "finnish", "turkish", "tamil"])
 def test_stems_are_those_of_snowballstemmer(language: str):
-    words = sorted({word for name in LANGUAGES for word in stop_words_of(name)} | {"running", "häuser", "nationalités"})
+    words = sorted(
+        {word for name in LANGUAGES for word in stop_words_of(name)}
+        | {"running", "häuser", "nationalités"}
+    )
     expected = stemmer_of(language)().stemWords(words)
     assert words_of(" ".join(words), language) == expected
-    if not hasattr(snowballstemmer, "Stemmer"):  # PyStemmer, of another version, is not in its place
+    # PyStemmer, of another version, is not in its place
+    if not hasattr(snowballstemmer, "Stemmer"):
         assert expected == snowballstemmer.stemmer(language).stemWords(words)
 
 
@@ -68,18 +91,28 @@ def test_lists_of_stop_words_hold_whole_words(language: str):
 
 
 def test_a_language_may_have_no_list_of_stop_words():
-    assert [stop_words_of(name) for name in ("finnish", "klingon", "#", "", None)] == [frozenset()] * 5
+    assert [stop_words_of(name) for name in ("finnish", "klingon", "#", "", None)] == [
+        frozenset()
+    ] * 5
 
 
 def test_stop_words_are_left_out_of_queries():
     assert query_words("What are the engines of a ship?", "english") == ["engin", "ship"]
-    assert query_words("What are the engines of a ship?") == words_of("What are the engines of a ship?")
-    assert query_words("To be, or not to be", "english") == words_of("to be or not to be", "english")
+    assert query_words("What are the engines of a ship?") == words_of(
+        "What are the engines of a ship?"
+    )
+    assert query_words("To be, or not to be", "english") == words_of(
+        "to be or not to be", "english"
+    )
     assert query_words("", "english") == []
 
 
-@pytest.mark.parametrize("language", ["klingon", "English", "base", "", "../english", "english_stemmer"])
-def test_languages_without_a_stemmer_are_refused_with_the_list(language: str, model: Path, tmp_path: Path):
+@pytest.mark.parametrize(
+    "language", ["klingon", "English", "base", "", "../english", "english_stemmer"]
+)
+def test_languages_without_a_stemmer_are_refused_with_the_list(
+    language: str, model: Path, tmp_path: Path
+):
     with pytest.raises(UsageError, match="there is no stemmer") as error:
         stemmer_of(language)
     assert "danish, dutch, dutch_porter, english, " in error.value.hint
@@ -92,7 +125,9 @@ def test_languages_without_a_stemmer_are_refused_with_the_list(language: str, mo
 def test_the_package_may_be_missing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "snowballstemmer", None)
     stemmer_of.cache_clear()
-    with pytest.raises(BertworksError, match="stemming needs a package that is not installed") as error:
+    with pytest.raises(
+        BertworksError, match="stemming needs a package that is not installed"
+    ) as error:
         stemmer_of("english")
     assert error.value.hint == "pip install snowballstemmer"
 
@@ -117,7 +152,9 @@ def written_out(query: str, texts: list[str]) -> np.ndarray:
     return scores
 
 
-@pytest.mark.parametrize("query", ["running cats", "the engines of the ship", "the of", "a dog dogs", "zebra", ""])
+@pytest.mark.parametrize(
+    "query", ["running cats", "the engines of the ship", "the of", "a dog dogs", "zebra", ""]
+)
 @pytest.mark.parametrize("cuts", [[], [3], [1, 4, 5]])
 def test_scores_are_those_of_the_stems(query: str, cuts: list[int]):
     parts = [postings(TEXTS[a:b], "english") for a, b in itertools.pairwise([0, *cuts, len(TEXTS)])]
@@ -132,7 +169,9 @@ def test_scores_of_cranfield_are_those_of_the_stems(data_folder: Path):
     texts = [re.sub("[^a-z]+", " ", text.lower()) for text in collection.documents.values()][:60]
     parts, every = [postings(texts, "english")], np.ones(len(texts), bool)
     for query in [re.sub("[^a-z]+", " ", text.lower()) for text in collection.queries.values()][:4]:
-        np.testing.assert_allclose(bm25(query, parts, every, "english"), written_out(query, texts), rtol=1e-4)
+        np.testing.assert_allclose(
+            bm25(query, parts, every, "english"), written_out(query, texts), rtol=1e-4
+        )
 
 
 # --- an index
@@ -148,14 +187,20 @@ def test_an_index_keeps_its_language(model: Path, tmp_path: Path):
     index.add(["an owner"], ids=["f"])
     opened = Index(tmp_path / "idx", device="cpu")
     assert opened.language == "english"
-    assert ids(opened, "the engines", ranking="bm25") == ids(index, "engine", ranking="bm25") == ["e"]
+    assert (
+        ids(opened, "the engines", ranking="bm25") == ids(index, "engine", ranking="bm25") == ["e"]
+    )
     assert set(ids(opened, "runs", ranking="bm25")) == {"a", "c"}
     texts = [*TEXTS[:5], "an owner"]
     for change in (lambda: None, opened.compact):
         change()
-        found = {hit["id"]: hit["score"] for hit in opened.search("the running dogs", 9, ranking="bm25")}
+        found = {
+            hit["id"]: hit["score"] for hit in opened.search("the running dogs", 9, ranking="bm25")
+        }
         expected = dict(zip("abcdef", written_out("the running dogs", texts), strict=True))
-        assert found == pytest.approx({name: score for name, score in expected.items() if np.isfinite(score)}, rel=1e-5)
+        assert found == pytest.approx(
+            {name: score for name, score in expected.items() if np.isfinite(score)}, rel=1e-5
+        )
 
 
 def test_an_index_without_a_language_is_as_before(model: Path, tmp_path: Path):
@@ -174,28 +219,44 @@ def test_stems_of_another_version_are_refused_until_they_are_made_again(
     index = Index.create(tmp_path / "idx", model, language="english", device="cpu")
     index.add(TEXTS[:5], ids=list("abcde"))
     state = {**index.manifest.fingerprint, "stemmer": "EnglishStemmer 3.0.0"}
-    write_manifest(index.folder, type(index.manifest)(**{**vars(index.manifest), "fingerprint": state}))
+    write_manifest(
+        index.folder, type(index.manifest)(**{**vars(index.manifest), "fingerprint": state})
+    )
     old = Index(tmp_path / "idx", device="cpu")
-    for work in (lambda: old.search("engines", ranking="bm25"), lambda: old.search("engines"), lambda: old.add(["x"])):
-        with pytest.raises(BertworksError, match=r"stemmed by EnglishStemmer 3\.0\.0, and EnglishStemmer") as error:
+    for work in (
+        lambda: old.search("engines", ranking="bm25"),
+        lambda: old.search("engines"),
+        lambda: old.add(["x"]),
+    ):
+        with pytest.raises(
+            BertworksError, match=r"stemmed by EnglishStemmer 3\.0\.0, and EnglishStemmer"
+        ) as error:
             work()
     assert old.search("engines", ranking="dense")
     assert main(error.value.hint.split("bertworks ")[1].partition(" stems")[0].split()) == 0
     assert ids(Index(tmp_path / "idx", device="cpu"), "engines", ranking="bm25") == ["e"]
 
 
-@pytest.mark.parametrize(("name", "value"), [("language", 3), ("stemmer", ["x"]), ("language", "klingon")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("language", 3), ("stemmer", ["x"]), ("language", "klingon")]
+)
 def test_a_damaged_language_is_refused(name: str, value: object, model: Path, tmp_path: Path):
     index = Index.create(tmp_path / "idx", model, language="english", device="cpu")
     state = {**index.manifest.fingerprint, name: value}
-    write_manifest(index.folder, type(index.manifest)(**{**vars(index.manifest), "fingerprint": state}))
+    write_manifest(
+        index.folder, type(index.manifest)(**{**vars(index.manifest), "fingerprint": state})
+    )
     with pytest.raises(BertworksError, match=r"manifest of the index is damaged|no stemmer"):
         Index(tmp_path / "idx", device="cpu").search("cats", ranking="bm25")
 
 
 def test_a_file_takes_the_language_of_its_index(model: Path, tmp_path: Path):
     (tmp_path / "d.txt").write_text("\n".join(filter(None, TEXTS)) + "\n")
-    first = list(index_file(tmp_path / "d.txt", tmp_path / "idx", model=model, language="english", device="cpu"))
+    first = list(
+        index_file(
+            tmp_path / "d.txt", tmp_path / "idx", model=model, language="english", device="cpu"
+        )
+    )
     assert any("; bm25 compares the stems of english" in event.text for event in first)
     (tmp_path / "e.txt").write_text("the runners ran\n")
     list(index_file(tmp_path / "e.txt", tmp_path / "idx", language="english", device="cpu"))
@@ -211,24 +272,32 @@ def test_a_file_takes_the_language_of_its_index(model: Path, tmp_path: Path):
 # --- titles
 
 
-def add(path: Path, folder: Path, model: Path, **options: object) -> tuple[list[str], dict[str, dict[str, object]]]:
+def add(
+    path: Path, folder: Path, model: Path, **options: object
+) -> tuple[list[str], dict[str, dict[str, object]]]:
     """The notes, and the documents by id."""
     notes = [event.text for event in index_file(path, folder, model=model, device="cpu", **options)]
     return notes, {hit["id"]: dict(hit) for hit in Index(folder, device="cpu").search("music", 99)}
 
 
 def test_a_title_is_part_of_the_text(model: Path, tmp_path: Path):
-    rows = [{"id": "a", "Title": "Old dogs", "text": "sad music", "n": 1}, {"id": "b", "Title": None, "text": "a film"},
-            {"id": "c", "Title": "A town", "text": ""}]  # fmt: skip
+    rows = [
+        {"id": "a", "Title": "Old dogs", "text": "sad music", "n": 1},
+        {"id": "b", "Title": None, "text": "a film"},
+        {"id": "c", "Title": "A town", "text": ""},
+    ]
     path = tmp_path / "d.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     notes, found = add(path, tmp_path / "idx", model)
     assert any(
-        note.startswith("text: Title, text; ") and "; --text text leaves the title out" in note for note in notes
+        note.startswith("text: Title, text; ") and "; --text text leaves the title out" in note
+        for note in notes
     )
     assert {name: hit["text"] for name, hit in found.items()} == {
-        "a": "Old dogs sad music", "b": "a film", "c": "A town"
-    }  # fmt: skip
+        "a": "Old dogs sad music",
+        "b": "a film",
+        "c": "A town",
+    }
     assert [found[name]["title"] for name in "abc"] == ["Old dogs", "", "A town"]
     assert found["a"]["fields"] == {"Title": "Old dogs", "n": 1}
     notes, found = add(path, tmp_path / "plain", model, text=["text"])
@@ -239,10 +308,15 @@ def test_a_title_is_part_of_the_text(model: Path, tmp_path: Path):
     assert found["a"]["fields"] == {"text": "sad music", "n": 1}
 
 
-@pytest.mark.parametrize("titles", [[1, 2], ["Mr", 3], [None, ""], [["a"], ["b"]], ["sad", "sad music"]])
+@pytest.mark.parametrize(
+    "titles", [[1, 2], ["Mr", 3], [None, ""], [["a"], ["b"]], ["sad", "sad music"]]
+)
 def test_what_is_no_title_is_no_part_of_the_text(titles: list[object], model: Path, tmp_path: Path):
     path = tmp_path / "d.jsonl"
-    rows = ({"id": name, "title": title, "text": f"sad music {name}"} for name, title in zip("ab", titles, strict=True))
+    rows = (
+        {"id": name, "title": title, "text": f"sad music {name}"}
+        for name, title in zip("ab", titles, strict=True)
+    )
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     notes, found = add(path, tmp_path / "idx", model)
     assert not any("leaves the title out" in note for note in notes)
@@ -318,9 +392,14 @@ def test_matches_are_what_bm25_finds():
 
 def test_evaluation_with_a_language(model: Path, tmp_path: Path):
     (tmp_path / "c" / "qrels").mkdir(parents=True)
-    corpus = "".join(json.dumps({"_id": name, "title": "", "text": text}) + "\n" for name, text in zip("abcde", TEXTS))
+    corpus = "".join(
+        json.dumps({"_id": name, "title": "", "text": text}) + "\n"
+        for name, text in zip("abcde", TEXTS)
+    )
     (tmp_path / "c" / "corpus.jsonl").write_text(corpus)
-    (tmp_path / "c" / "queries.jsonl").write_text(json.dumps({"_id": "1", "text": "what runs the ships"}) + "\n")
+    (tmp_path / "c" / "queries.jsonl").write_text(
+        json.dumps({"_id": "1", "text": "what runs the ships"}) + "\n"
+    )
     (tmp_path / "c" / "qrels" / "test.tsv").write_text("q\td\tg\n1\te\t1\n")
     *_, plain = evaluate_retrieval(tmp_path / "c", model, device="cpu")
     *_, stemmed = evaluate_retrieval(tmp_path / "c", model, language="english", device="cpu")

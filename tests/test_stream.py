@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from bertworks.batching.batch import Batches, ExampleStream, LabelledBatches, collate, shuffled_index
+from bertworks.batching.batch import (
+    Batches,
+    ExampleStream,
+    LabelledBatches,
+    collate,
+    shuffled_index,
+)
 from bertworks.batching.masking import Example, Masker, MaskingConfig
 from bertworks.batching.sampling import Target, add_special_tokens
 from bertworks.text.tokenizer import Template
@@ -28,11 +34,17 @@ class Numbers:
 
 
 def make_stream(count=50, dynamic=True, **settings) -> ExampleStream:
-    return ExampleStream(Numbers(count), Masker(MaskingConfig(dynamic=dynamic), 4, np.ones(1000, bool)), **settings)
+    return ExampleStream(
+        Numbers(count), Masker(MaskingConfig(dynamic=dynamic), 4, np.ones(1000, bool)), **settings
+    )
 
 
 def number_of(example: Example) -> int:
-    return int(np.bincount(np.append(example.input_ids, example.targets["masked_lm"].labels))[100:].argmax())
+    return int(
+        np.bincount(np.append(example.input_ids, example.targets["masked_lm"].labels))[
+            100:
+        ].argmax()
+    )
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 64, 65, 1000])
@@ -43,7 +55,9 @@ def test_a_shuffle_is_a_permutation(n):
 
 def test_a_shuffle_mixes_well():
     n = 1000
-    first, second = (np.array([shuffled_index(i, n, 0, epoch) for i in range(n)]) for epoch in (0, 1))
+    first, second = (
+        np.array([shuffled_index(i, n, 0, epoch) for i in range(n)]) for epoch in (0, 1)
+    )
     for order in (first, second):
         assert abs(np.corrcoef(order, np.arange(n))[0, 1]) < 0.12
         assert abs(np.corrcoef(order[1:], order[:-1])[0, 1]) < 0.12
@@ -61,7 +75,10 @@ def test_masks_are_new_in_every_epoch_or_always_the_same():
     def masks(dynamic):
         stream = make_stream(5, dynamic=dynamic)
         epochs = [[stream[epoch * 5 + i] for i in range(5)] for epoch in range(4)]
-        return [sorted((number_of(e), *e.targets["masked_lm"].positions.tolist()) for e in epoch) for epoch in epochs]
+        return [
+            sorted((number_of(e), *e.targets["masked_lm"].positions.tolist()) for e in epoch)
+            for epoch in epochs
+        ]
 
     fresh, fixed = masks(True), masks(False)
     assert fixed[0] == fixed[1] == fixed[2] == fixed[3]
@@ -73,7 +90,9 @@ def test_an_example_is_a_function_of_seed_and_number():
         one, two = make_stream(seed=3)[n], make_stream(seed=3)[n]
         assert one.input_ids.tolist() == two.input_ids.tolist()
         assert repr(one.targets) == repr(two.targets)
-    assert any(number_of(make_stream(seed=3)[n]) != number_of(make_stream(seed=4)[n]) for n in range(10))
+    assert any(
+        number_of(make_stream(seed=3)[n]) != number_of(make_stream(seed=4)[n]) for n in range(10)
+    )
 
 
 def test_the_bits_of_an_example_are_those_of_the_first_release():
@@ -91,15 +110,24 @@ def test_collation_lays_examples_end_to_end():
     examples = [make_stream()[n] for n in range(6)]
     batch = collate(examples)
     assert batch.input_ids.tolist() == [i for e in examples for i in e.input_ids.tolist()]
-    assert batch.layout.cu_seqlens.tolist() == np.cumsum([0, *(len(e.input_ids) for e in examples)]).tolist()
+    assert (
+        batch.layout.cu_seqlens.tolist()
+        == np.cumsum([0, *(len(e.input_ids) for e in examples)]).tolist()
+    )
     assert batch.layout.max_seqlen == max(len(e.input_ids) for e in examples)
-    assert batch.layout.position_ids.tolist() == [p for e in examples for p in range(len(e.input_ids))]
+    assert batch.layout.position_ids.tolist() == [
+        p for e in examples for p in range(len(e.input_ids))
+    ]
     requested = batch.input_ids.clone()
     requested[batch.targets["masked_lm"].positions] = batch.targets["masked_lm"].labels
     restored = torch.cat(
         [
             torch.from_numpy(
-                np.where(np.isin(np.arange(len(e.input_ids)), e.targets["masked_lm"].positions), 0, e.input_ids)
+                np.where(
+                    np.isin(np.arange(len(e.input_ids)), e.targets["masked_lm"].positions),
+                    0,
+                    e.input_ids,
+                )
             )
             for e in examples
         ]
@@ -131,10 +159,14 @@ def test_shares_and_micro_batches_are_the_same_sequences(world_size, tokens):
 
 
 def test_every_epoch_of_labelled_data_has_an_order_of_its_own():
-    units = [[Example(np.array([n]), np.array([0]), {"task": Target(np.array([0]), np.array([n]))})] for n in range(40)]
+    units = [
+        [Example(np.array([n]), np.array([0]), {"task": Target(np.array([0]), np.array([n]))})]
+        for n in range(40)
+    ]
     batches = LabelledBatches(units, 8, 1 << 20, seed=3)
     epochs = [
-        [sorted(b.target.labels.tolist()) for k in range(5) for b in batches(5 * epoch + k)] for epoch in range(3)
+        [sorted(b.target.labels.tolist()) for k in range(5) for b in batches(5 * epoch + k)]
+        for epoch in range(3)
     ]
     assert all(sorted(n for step in epoch for n in step) == list(range(40)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0]

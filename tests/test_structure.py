@@ -1,5 +1,5 @@
-"""The structure of the package: imports go downward only, every module has a docstring, and `transformers` is never
-imported."""
+"""The structure of the package: imports go downward only, every module has a docstring, and
+`transformers` is never imported."""
 
 import ast
 import re
@@ -60,7 +60,10 @@ ALSO = {  # what single modules may import
     "serve.openapi": "msgspec",
     "serve.server": "uvicorn",
 }
-FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.rglob("*.py"))}
+FILES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+    for path in sorted(ROOT.rglob("*.py"))
+}
 MODULES = [name for name in FILES if not name.endswith("__init__")]
 
 
@@ -98,10 +101,15 @@ def imports(name: str) -> tuple[frozenset[str], frozenset[str]]:
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             modules = [
-                f"{base}.{a.name}" if f"{base}.{a.name}".removeprefix("bertworks.") in MODULES else base
+                f"{base}.{a.name}"
+                if f"{base}.{a.name}".removeprefix("bertworks.") in MODULES
+                else base
                 for a in node.names
             ]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("import_module", "importlib.import_module"):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in (
+            "import_module",
+            "importlib.import_module",
+        ):
             names = [a.value for a in node.args if isinstance(a, ast.Constant)]
             modules = [str(name) for name in names if str(name).startswith("bertworks.")]
         else:
@@ -121,7 +129,9 @@ def test_the_architecture_page_lists_every_module():
 
 @pytest.mark.parametrize("name", MODULES)
 def test_imports_go_downward(name: str):
-    wrong = [other for other in imports(name)[0] if other and ORDER.index(other) >= ORDER.index(name)]
+    wrong = [
+        other for other in imports(name)[0] if other and ORDER.index(other) >= ORDER.index(name)
+    ]
     assert not wrong, f"{name} is listed before {wrong}"
 
 
@@ -143,7 +153,9 @@ def test_transformers_is_not_imported(name: str):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module_has_a_docstring(name: str):
-    assert len((ast.get_docstring(tree(name)) or "").split()) >= 8, "the docstring says what the module is for"
+    assert len((ast.get_docstring(tree(name)) or "").split()) >= 8, (
+        "the docstring says what the module is for"
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".__init__")])
@@ -153,10 +165,13 @@ def test_packages_export_nothing(name: str):
 
 
 def test_data_files_are_installed():
-    """Whatever is not Python is named in pyproject.toml: without it an installed package would lack it."""
+    """Whatever is not Python is named in pyproject.toml: without it an installed package would lack
+    it."""
     settings = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())
     patterns = settings["tool"]["setuptools"]["package-data"]["bertworks"]
-    data = [path for path in ROOT.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")]
+    data = [
+        path for path in ROOT.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")
+    ]
     installed = {path for pattern in patterns for path in ROOT.glob(pattern)}
     assert data
     assert not set(data) - installed

@@ -1,4 +1,5 @@
-"""A table, a column or another container where a public call reads a list of texts: its texts, or a clear error."""
+"""A table, a column or another container where a public call reads a list of texts: its texts, or a
+clear error."""
 
 import importlib
 import itertools
@@ -74,7 +75,10 @@ def polars_table(name: str) -> Any:
 def tables() -> Iterator[tuple[str, Any]]:
     labels = ["x", "y", "x"]
     yield "a dict of columns", {"text": TEXTS, "label": labels}
-    yield "rows", [{"text": text, "label": label} for text, label in zip(TEXTS, labels, strict=True)]
+    yield (
+        "rows",
+        [{"text": text, "label": label} for text, label in zip(TEXTS, labels, strict=True)],
+    )
     arrow = pyarrow.table({"text": TEXTS, "label": labels})
     yield "an Arrow table", arrow
     yield "an Arrow batch", arrow.to_batches()[0]
@@ -115,10 +119,22 @@ def test_the_texts_of_a_table_are_read_and_never_the_names_of_its_columns(
 def refused() -> Iterator[tuple[str, Any, str]]:
     yield "a set", set(TEXTS), "a set, which has no order"
     yield "a frozen set", frozenset(TEXTS), "a set, which has no order"
-    yield "two columns of texts", {"text": TEXTS, "review": TEXTS}, "several columns of texts: text, review"
-    yield "no usual name", {"a": TEXTS, "b": TEXTS}, "no column of this table is named as a text: a, b"
+    yield (
+        "two columns of texts",
+        {"text": TEXTS, "review": TEXTS},
+        "several columns of texts: text, review",
+    )
+    yield (
+        "no usual name",
+        {"a": TEXTS, "b": TEXTS},
+        "no column of this table is named as a text: a, b",
+    )
     yield "two tables", {"train": pyarrow.table({"text": TEXTS})}, "there are several tables: train"
-    yield "texts by their names", {"a": "some text"}, "expected a list of 'a' values, not one 'a' value"
+    yield (
+        "texts by their names",
+        {"a": "some text"},
+        "expected a list of 'a' values, not one 'a' value",
+    )
     yield "numbers", [1, 2, 3], "text 1 is 1: expected a string"
     yield "a matrix", np.array([TEXTS]), "text 1 is array.*expected a string"
     yield "one value of numpy", np.array("a text"), "expected a list of texts, not array"
@@ -127,13 +143,19 @@ def refused() -> Iterator[tuple[str, Any, str]]:
 
 
 @pytest.mark.parametrize("container", [name for name, *_ in refused()])
-def test_what_is_no_list_of_texts_is_refused_in_clear_words(container: str, calls: dict[str, Call]) -> None:
+def test_what_is_no_list_of_texts_is_refused_in_clear_words(
+    container: str, calls: dict[str, Call]
+) -> None:
     data, message = next((data, message) for name, data, message in refused() if name == container)
     for name, call in calls.items():
         if name == "embed_file":  # it reads rows of any columns, and says which it reads
             continue
-        pattern = message.replace("text 1 is", "(text|sentence|query) 1 is").replace("text 2", r"\w+ 2")
-        with pytest.raises(bw.UsageError, match=pattern.replace("list of texts", r"list of \w+")) as error:
+        pattern = message.replace("text 1 is", "(text|sentence|query) 1 is").replace(
+            "text 2", r"\w+ 2"
+        )
+        with pytest.raises(
+            bw.UsageError, match=pattern.replace("list of texts", r"list of \w+")
+        ) as error:
             call(data)
         assert error.value.hint, name
 
@@ -206,7 +228,9 @@ def test_an_empty_table_has_no_texts(model: Path) -> None:
 
 def test_the_advice_of_each_refusal_works(model: Path) -> None:
     pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame({"body": [TEXTS[0], None], "text": [TEXTS[0], None], "label": ["x", "y"]})
+    frame = pandas.DataFrame(
+        {"body": [TEXTS[0], None], "text": [TEXTS[0], None], "label": ["x", "y"]}
+    )
     with pytest.raises(bw.UsageError) as error:
         bw.embed(model, frame, device="cpu")
     assert "TABLE['body']" in str(error.value.hint)

@@ -1,4 +1,5 @@
-"""Tagging from file to file: schemes, CoNLL columns in and out, raw texts, documents; thresholds; memory."""
+"""Tagging from file to file: schemes, CoNLL columns in and out, raw texts, documents; thresholds;
+memory."""
 
 import csv
 import gzip
@@ -46,7 +47,9 @@ def tagger(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(data: Path, output: Path, model: Path, *, overrides: tuple[str, ...] = FAST) -> Event:
-    request = make_finetune_request(data, model=model, overrides=overrides, method="full", validation="split")
+    request = make_finetune_request(
+        data, model=model, overrides=overrides, method="full", validation="split"
+    )
     *_, last = finetune_events(output, request, device="cpu")
     return last
 
@@ -56,7 +59,8 @@ def predicted(tagger: Path, data: Path, output: Path, **options: object) -> tupl
     return output.read_text().split("\n"), done
 
 
-# --- schemes ----------------------------------------------------------------------------------------------------------
+# --- schemes
+# --------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None)
@@ -79,8 +83,14 @@ def write_names(path: Path, scheme: Scheme, count: int = 150) -> list[list[str]]
         for _ in range(count):
             words = draw.choices(FILLER, k=4)
             tags = ["O"] * 4
-            words += draw.choice([[draw.choice(PEOPLE)], draw.sample(PEOPLE, 2), draw.sample(PLACES, 2)])
-            tags += ["B-place", "B-place"] if words[-1] in PLACES else ["B-person", "I-person"][: len(words) - 4]
+            words += draw.choice(
+                [[draw.choice(PEOPLE)], draw.sample(PEOPLE, 2), draw.sample(PLACES, 2)]
+            )
+            tags += (
+                ["B-place", "B-place"]
+                if words[-1] in PLACES
+                else ["B-person", "I-person"][: len(words) - 4]
+            )
             found.append(convert_tags([*tags, "O"], scheme))
             for word, tag in zip([*words, "in"], found[-1], strict=True):
                 file.write(f"{word} NNP {tag}\n")
@@ -89,16 +99,24 @@ def write_names(path: Path, scheme: Scheme, count: int = 150) -> list[list[str]]
 
 
 @pytest.mark.parametrize("scheme", ["IOB1", "IOB2", "BIOES", "BILOU", "BMES"])
-def test_a_scheme_is_kept_and_scored_as_every_other(scheme: Scheme, model: Path, tmp_path: Path) -> None:
+def test_a_scheme_is_kept_and_scored_as_every_other(
+    scheme: Scheme, model: Path, tmp_path: Path
+) -> None:
     gold = write_names(tmp_path / "names.conll", scheme)
     done = run(tmp_path / "names.conll", tmp_path / "out", model)
     assert done.fields["score"] >= 0.9
     lines, _ = predicted(tmp_path / "out", tmp_path / "names.conll", tmp_path / "tagged.conll")
-    sentences = [[line.split(" ")[3] for line in part.split("\n")] for part in "\n".join(lines).strip().split("\n\n")]
-    labels = {"IOB1": {"B-place", "I-place", "I-person"}, "IOB2": {"B-place", "B-person", "I-person"},
-              "BIOES": {"S-place", "S-person", "B-person", "E-person"},
-              "BILOU": {"U-place", "U-person", "B-person", "L-person"},
-              "BMES": {"S-place", "S-person", "B-person", "E-person"}}[scheme]  # fmt: skip
+    sentences = [
+        [line.split(" ")[3] for line in part.split("\n")]
+        for part in "\n".join(lines).strip().split("\n\n")
+    ]
+    labels = {
+        "IOB1": {"B-place", "I-place", "I-person"},
+        "IOB2": {"B-place", "B-person", "I-person"},
+        "BIOES": {"S-place", "S-person", "B-person", "E-person"},
+        "BILOU": {"U-place", "U-person", "B-person", "L-person"},
+        "BMES": {"S-place", "S-person", "B-person", "E-person"},
+    }[scheme]
     assert {tag for tags in sentences for tag in tags} == {*labels, "O"}
     figures = tagging(gold, sentences)
     assert figures["f1"] >= 0.9
@@ -106,10 +124,13 @@ def test_a_scheme_is_kept_and_scored_as_every_other(scheme: Scheme, model: Path,
     for name in ("precision", "recall", "f1"):
         assert tagging(*others)[name] == figures[name]
     (answer,) = Predictor(tmp_path / "out", device="cpu").predict(["the film was a Anna Boris in"])
-    assert [(entity["type"], entity["text"]) for entity in answer["entities"]] == [("person", "Anna Boris")]
+    assert [(entity["type"], entity["text"]) for entity in answer["entities"]] == [
+        ("person", "Anna Boris")
+    ]
 
 
-# --- CoNLL out --------------------------------------------------------------------------------------------------------
+# --- CoNLL out
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_conll_file_gets_one_more_column_and_keeps_the_rest(tagger: Path, tmp_path: Path) -> None:
@@ -120,9 +141,12 @@ def test_a_conll_file_gets_one_more_column_and_keeps_the_rest(tagger: Path, tmp_
     (tmp_path / "a.conll").write_bytes(text.encode())
     *_, done = predict_file(tagger, tmp_path / "a.conll", tmp_path / "b.conll.gz", device="cpu")
     assert done.fields["rows"] == 3
-    *_, _ = predict_file(tagger, tmp_path / "a.conll", tmp_path / "b.txt", device="cpu", kind="conll")
+    *_, _ = predict_file(
+        tagger, tmp_path / "a.conll", tmp_path / "b.txt", device="cpu", kind="conll"
+    )
     expected = (
-        "-DOCSTART- -X- O O\n\nAnna NNP B-person B-person\nwas VBD O O\n\n\nLima  NNP  B-place B-place\r\n \n"
+        "-DOCSTART- -X- O O\n\nAnna NNP B-person B-person\nwas VBD O O\n\n\n"
+        "Lima  NNP  B-place B-place\r\n \n"
         "-DOCSTART- -X- O O\n\nin IN O O\nOslo NNP O B-place\n"
     )
     assert (tmp_path / "b.txt").read_bytes().decode() == expected
@@ -132,7 +156,12 @@ def test_a_conll_file_gets_one_more_column_and_keeps_the_rest(tagger: Path, tmp_
 def test_tabs_stay_tabs_and_words_alone_get_their_tags(tagger: Path, tmp_path: Path) -> None:
     lines = ["-DOCSTART-", "", "a b\tO", "\r", "c\tO\r"]
     assert list(with_tags(enumerate(lines, 1), ["X", "Y"], ConllLayout(2, 0, 1))) == [
-        "-DOCSTART-", "", "a b\tO\tX", "\r", "c\tO\tY\r"]  # fmt: skip
+        "-DOCSTART-",
+        "",
+        "a b\tO\tX",
+        "\r",
+        "c\tO\tY\r",
+    ]
     (tmp_path / "words.conll").write_text("the\nfilm\n\nClara\n")
     lines, _ = predicted(tagger, tmp_path / "words.conll", tmp_path / "out.conll")
     assert lines == ["the O", "film O", "", "Clara B-person", ""]
@@ -142,15 +171,35 @@ def test_other_files_become_words_and_tags(tagger: Path, tmp_path: Path) -> None
     rows = [{"tokens": ["Anna", "was", "in", "Lima"]}, {"tokens": []}, {"tokens": ["the", "film"]}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     lines, _ = predicted(tagger, tmp_path / "a.jsonl", tmp_path / "a.conll")
-    assert lines == ["Anna\tB-person", "was\tO", "in\tO", "Lima\tB-place", "", "", "the\tO", "film\tO", "", ""]
+    assert lines == [
+        "Anna\tB-person",
+        "was\tO",
+        "in\tO",
+        "Lima\tB-place",
+        "",
+        "",
+        "the\tO",
+        "film\tO",
+        "",
+        "",
+    ]
     (tmp_path / "b.jsonl").write_text(json.dumps({"tokens": ["a\tb"]}) + "\n")
-    with pytest.raises(BertworksError, match=r"b\.jsonl:1(.|\n)*does not fit in a line|does not fit(.|\n)*b\.jsonl:1"):
+    with pytest.raises(
+        BertworksError,
+        match=r"b\.jsonl:1(.|\n)*does not fit in a line|does not fit(.|\n)*b\.jsonl:1",
+    ):
         predicted(tagger, tmp_path / "b.jsonl", tmp_path / "b.conll")
     assert not (tmp_path / "b.conll").exists()
 
 
 def test_a_table_with_one_word_per_row_gets_a_tag_in_each_row(tagger: Path, tmp_path: Path) -> None:
-    rows = [["1", "Anna", "B-person"], ["", "was", "O"], ["", "in", "O"], ["2", "Kyoto", "B-place"], ["3", "the", "O"]]
+    rows = [
+        ["1", "Anna", "B-person"],
+        ["", "was", "O"],
+        ["", "in", "O"],
+        ["2", "Kyoto", "B-place"],
+        ["3", "the", "O"],
+    ]
     with (tmp_path / "a.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["Sentence #", "Word", "Tag"], *rows])
     read = ReadOptions(sentence_column="Sentence #")
@@ -159,10 +208,15 @@ def test_a_table_with_one_word_per_row_gets_a_tag_in_each_row(tagger: Path, tmp_
         out = list(csv.DictReader(file))
     assert [[row[name] for name in ("Sentence #", "Word", "Tag")] for row in out] == rows
     assert [row["predicted_tags"] for row in out] == [tag for _, _, tag in rows]
-    assert [row["truncated_tokens"] for row in out] == ["0", "", "", "0", "0"]  # in the first row of a sentence
+    # in the first row of a sentence
+    assert [row["truncated_tokens"] for row in out] == ["0", "", "", "0", "0"]
     predicted(tagger, tmp_path / "a.csv", tmp_path / "b.conll", text=("Word",), read=read)
-    assert (tmp_path / "b.conll").read_text() == "Anna\tB-person\nwas\tO\nin\tO\n\nKyoto\tB-place\n\nthe\tO\n\n"
-    figures = evaluate_task(tagger, tmp_path / "a.csv", text=("Word",), label="Tag", read=read, device="cpu")
+    assert (
+        tmp_path / "b.conll"
+    ).read_text() == "Anna\tB-person\nwas\tO\nin\tO\n\nKyoto\tB-place\n\nthe\tO\n\n"
+    figures = evaluate_task(
+        tagger, tmp_path / "a.csv", text=("Word",), label="Tag", read=read, device="cpu"
+    )
     assert (figures["rows"], figures["figures"]["f1"]) == (3, 1.0)
 
 
@@ -171,12 +225,14 @@ def test_only_tags_are_written_as_conll(model: Path, tmp_path: Path) -> None:
     run(data, tmp_path / "out", model, overrides=(*FAST, "epochs=1"))
     with pytest.raises(UsageError, match="this model is for classification"):
         predicted(tmp_path / "out", data, tmp_path / "a.conll")
-    with pytest.raises(UsageError, match="does not tell the kind of file"):  # before anything is computed
+    # before anything is computed
+    with pytest.raises(UsageError, match="does not tell the kind of file"):
         predicted(tmp_path / "out", data, tmp_path / "a.docx")
     assert not list(tmp_path.glob(".*portions"))
 
 
-# --- raw texts --------------------------------------------------------------------------------------------------------
+# --- raw texts
+# --------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None)
@@ -201,7 +257,9 @@ def tokenizer_of_tests():  # type: ignore[no-untyped-def]
     return _MADE[0]
 
 
-def test_lines_of_text_become_words_and_entities_that_stand_where_they_say(tagger: Path, tmp_path: Path) -> None:
+def test_lines_of_text_become_words_and_entities_that_stand_where_they_say(
+    tagger: Path, tmp_path: Path
+) -> None:
     text = ["the film, with  Anna, was in Kyoto,in", "", "music", "  Boris\u00a0lives in Oslo"]
     (tmp_path / "a.txt").write_text("\n".join(text) + "\n")
     events = list(predict_file(tagger, tmp_path / "a.txt", tmp_path / "b.jsonl", device="cpu"))
@@ -210,10 +268,26 @@ def test_lines_of_text_become_words_and_entities_that_stand_where_they_say(tagge
     rows = [json.loads(line) for line in (tmp_path / "b.jsonl").read_text().splitlines()]
     assert [row["text"] for row in rows] == text
     assert rows[1]["predicted_tags"] is rows[1]["predicted_entities"] is None
-    assert rows[0]["predicted_words"] == ["the", "film", ",", "with", "Anna", ",", "was", "in", "Kyoto", ",", "in"]
+    assert rows[0]["predicted_words"] == [
+        "the",
+        "film",
+        ",",
+        "with",
+        "Anna",
+        ",",
+        "was",
+        "in",
+        "Kyoto",
+        ",",
+        "in",
+    ]
     assert len(rows[0]["predicted_tags"]) == 11
     found = [[(e["text"], e["type"]) for e in rows[n]["predicted_entities"]] for n in (0, 2, 3)]
-    assert found == [[("Anna", "person"), ("Kyoto", "place")], [], [("Boris", "person"), ("Oslo", "place")]]
+    assert found == [
+        [("Anna", "person"), ("Kyoto", "place")],
+        [],
+        [("Boris", "person"), ("Oslo", "place")],
+    ]
     for row in (rows[0], rows[3]):
         for entity in row["predicted_entities"]:
             assert row["text"][entity["start"] : entity["end"]] == entity["text"]
@@ -234,14 +308,20 @@ def test_python_takes_strings_and_lists_of_words(tagger: Path) -> None:
     assert [(e["start"], e["text"]) for e in long["entities"]] == [(540, "Clara")]
 
 
-def test_a_column_that_the_model_learned_words_from_holds_words(tagger: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text('id,tokens,remark\n1,"Anna, was",x\n2,"[""Lima"", ""in town""]",y\n')
+def test_a_column_that_the_model_learned_words_from_holds_words(
+    tagger: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a.csv").write_text(
+        'id,tokens,remark\n1,"Anna, was",x\n2,"[""Lima"", ""in town""]",y\n'
+    )
     predicted(tagger, tmp_path / "a.csv", tmp_path / "b.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "b.jsonl").read_text().splitlines()]
     assert [len(row["predicted_tags"]) for row in rows] == [2, 2]
     assert "predicted_words" not in rows[0]
     predicted(tagger, tmp_path / "a.csv", tmp_path / "c.jsonl", text=["remark"])
-    assert json.loads((tmp_path / "c.jsonl").read_text().splitlines()[0])["predicted_words"] == ["x"]
+    assert json.loads((tmp_path / "c.jsonl").read_text().splitlines()[0])["predicted_words"] == [
+        "x"
+    ]
 
 
 def test_a_text_without_any_word_has_no_tags(tagger: Path) -> None:
@@ -250,17 +330,26 @@ def test_a_text_without_any_word_has_no_tags(tagger: Path) -> None:
     assert other["tags"] == ["B-person"]
 
 
-# --- documents --------------------------------------------------------------------------------------------------------
+# --- documents
+# --------------------------------------------------------------------------------------------------
 
 
 def sentences(*documents: Sequence[str]) -> list[Item]:
-    return [Item(tuple(one.split()), None, f"a:{number}{n}", document=str(number))
-            for number, document in enumerate(documents) for n, one in enumerate(document)]  # fmt: skip
+    return [
+        Item(tuple(one.split()), None, f"a:{number}{n}", document=str(number))
+        for number, document in enumerate(documents)
+        for n, one in enumerate(document)
+    ]
 
 
 def test_a_sentence_is_read_with_its_document_around_it() -> None:
     read = Featurizer(tokenizer(), "tagging", ("O",), 20, document_context=True)
-    text = ["the film was good", "Anna heard music", "in this town", "with some dogs they heard music"]
+    text = [
+        "the film was good",
+        "Anna heard music",
+        "in this town",
+        "with some dogs they heard music",
+    ]
     rows = [encoded.unit[0] for encoded in read(sentences(text, ["the story"]))]
     whole = [token for one in text for token in rows_of(one)]
     for number, row in enumerate(rows[:4]):
@@ -284,7 +373,10 @@ def write_documents(path: Path, *documents: Sequence[str]) -> Path:
         mood = any("good" in sentence for sentence in document)
         lines += ["-DOCSTART- O", ""]
         for sentence in document:
-            lines += [f"{word} {('B-x' if mood else 'B-y') if word == 'Anna' else 'O'}" for word in sentence.split()]
+            lines += [
+                f"{word} {('B-x' if mood else 'B-y') if word == 'Anna' else 'O'}"
+                for word in sentence.split()
+            ]
             lines += [""]
     path.write_text("\n".join(lines))
     return path
@@ -293,13 +385,20 @@ def write_documents(path: Path, *documents: Sequence[str]) -> Path:
 def test_neighbours_decide_and_alone_is_as_without(model: Path, tmp_path: Path) -> None:
     draw = random.Random(0)
     filler = [" ".join(draw.choices(FILLER, k=3)) for _ in range(80)]
-    documents = [[f"a {'good' if n % 2 else 'bad'} film", one, "with Anna"] for n, one in enumerate(filler)]
+    documents = [
+        [f"a {'good' if n % 2 else 'bad'} film", one, "with Anna"] for n, one in enumerate(filler)
+    ]
     data = write_documents(tmp_path / "a.conll", *documents)
     longer = (*FAST, "epochs=16", "max_length=32")
     with_context = run(data, tmp_path / "with", model, overrides=(*longer, "document_context=true"))
     without = run(data, tmp_path / "without", model, overrides=longer)
-    assert with_context.fields["score"] > 0.9 > 0.75 > without.fields["score"]  # which knows nothing of it
-    good, bad, alone = (["a good film", filler[0], "with Anna"], ["a bad film", filler[0], "with Anna"], ["with Anna"])
+    # which knows nothing of it
+    assert with_context.fields["score"] > 0.9 > 0.75 > without.fields["score"]
+    good, bad, alone = (
+        ["a good film", filler[0], "with Anna"],
+        ["a bad film", filler[0], "with Anna"],
+        ["with Anna"],
+    )
     requested = write_documents(tmp_path / "b.conll", good, bad, alone)
     lines, _ = predicted(tmp_path / "with", requested, tmp_path / "tagged.conll")
     assert [line.split()[2] for line in lines if line.startswith("Anna")][:2] == ["B-x", "B-y"]
@@ -308,7 +407,10 @@ def test_neighbours_decide_and_alone_is_as_without(model: Path, tmp_path: Path) 
     predictor = Predictor(tmp_path / "with", device="cpu")
     (tmp_path / "with/task.json").write_text(json.dumps(task | {"document_context": False}))
     plain = Predictor(tmp_path / "with", device="cpu")
-    scored = [[a["scores"] for _, a in one.answers(sentences(good, bad, alone))] for one in (predictor, plain)]
+    scored = [
+        [a["scores"] for _, a in one.answers(sentences(good, bad, alone))]
+        for one in (predictor, plain)
+    ]
     assert scored[0][6] == pytest.approx(scored[1][6], abs=1e-6)
     assert scored[1][2] == pytest.approx(scored[1][6], abs=1e-6)
     assert scored[0][2][1] != pytest.approx(scored[0][5][1], abs=1e-3)
@@ -318,9 +420,16 @@ def test_context_is_refused_where_no_document_is_known(model: Path, tmp_path: Pa
     sentence = "a O\nfilm O\nwith O\nAnna B-x\n\n"
     (tmp_path / "a.conll").write_text(sentence * 20)
     with pytest.raises(UsageError, match="which sentences are of one document"):
-        run(tmp_path / "a.conll", tmp_path / "out", model, overrides=(*FAST, "document_context=true"))
+        run(
+            tmp_path / "a.conll",
+            tmp_path / "out",
+            model,
+            overrides=(*FAST, "document_context=true"),
+        )
     (tmp_path / "a.csv").write_text("text,label\n" + "a good film,pos\na bad film,neg\n" * 10)
-    with pytest.raises(UsageError, match="document_context is for tagging, and the data is for classification"):
+    with pytest.raises(
+        UsageError, match="document_context is for tagging, and the data is for classification"
+    ):
         run(tmp_path / "a.csv", tmp_path / "out", model, overrides=(*FAST, "document_context=true"))
     assert not (tmp_path / "out").exists()
 
@@ -328,7 +437,9 @@ def test_context_is_refused_where_no_document_is_known(model: Path, tmp_path: Pa
 def test_documents_are_not_divided_between_portions_nor_by_a_stop(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    documents = [[" ".join(FILLER[n : n + 4]), "the film with Anna", "in this town"] for n in range(9)]
+    documents = [
+        [" ".join(FILLER[n : n + 4]), "the film with Anna", "in this town"] for n in range(9)
+    ]
     data = write_documents(tmp_path / "a.conll", *documents, ["a good film with Anna"])
     run(data, tmp_path / "out", model, overrides=(*FAST, "epochs=1", "document_context=true"))
     predicted(tmp_path / "out", data, tmp_path / "whole.jsonl")
@@ -341,19 +452,23 @@ def test_documents_are_not_divided_between_portions_nor_by_a_stop(
             if len(counts) == 2:
                 break
     assert counts == [6, 12]
-    (tmp_path / ".parts.jsonl.portions" / "incomplete").write_bytes(b"[{")  # of a portion that was interrupted
+    # of a portion that was interrupted
+    (tmp_path / ".parts.jsonl.portions" / "incomplete").write_bytes(b"[{")
     events = list(predict_file(tmp_path / "out", data, tmp_path / "parts.jsonl", device="cpu"))
     assert next(e for e in events if "resumed_portions" in e.fields).fields["resumed_portions"] == 2
     assert (tmp_path / "parts.jsonl").read_text() == (tmp_path / "whole.jsonl").read_text()
 
 
-def test_portions_are_those_of_the_same_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_portions_are_those_of_the_same_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("bertworks.inference.predict.AT_ONCE", 2)
     (tmp_path / "data.txt").write_text("a\nb\nc\nd\ne\n")
     output, reader = tmp_path / "out.txt", RowReader(tmp_path / "data.txt")
 
     def job(settings: str, stop: int = 9) -> tuple[list[int], list[dict]]:
-        """The rows that are computed before the one at which the job is stopped, and the fields of all events."""
+        """The rows that are computed before the one at which the job is stopped, and the fields of
+        all events."""
         computed: list[int] = []
 
         def compute(rows: list[int]) -> tuple[int, bytes]:
@@ -392,11 +507,15 @@ def test_portions_are_those_of_the_same_job(tmp_path: Path, monkeypatch: pytest.
     computed, fields = job("a")
     assert computed == [2, 3, 4]
     assert output.read_text() == "a[0, 1]a[2, 3]a[4]"
-    assert (fields[0], fields[-1]) == ({"resumed_portions": 1}, {"output": str(output), "rows": 5, "truncated": 5})
+    assert (fields[0], fields[-1]) == (
+        {"resumed_portions": 1},
+        {"output": str(output), "rows": 5, "truncated": 5},
+    )
     assert not (tmp_path / ".out.txt.portions").exists()
 
 
-# --- thresholds -------------------------------------------------------------------------------------------------------
+# --- thresholds
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_threshold_decides_which_labels_are_given(model: Path, tmp_path: Path) -> None:
@@ -407,8 +526,12 @@ def test_a_threshold_decides_which_labels_are_given(model: Path, tmp_path: Path)
     for threshold in (0.0, 0.3, 0.5, 0.7, 1.0):
         given = Predictor(tmp_path / "out", device="cpu", threshold=threshold).predict(texts)
         for one, scored in zip(given, every, strict=True):
-            assert set(one["labels"]) == {name for name, p in scored["scores"].items() if p >= threshold}
-    *_, _ = predict_file(tmp_path / "out", data, tmp_path / "all.jsonl", threshold=0.0, device="cpu")
+            assert set(one["labels"]) == {
+                name for name, p in scored["scores"].items() if p >= threshold
+            }
+    *_, _ = predict_file(
+        tmp_path / "out", data, tmp_path / "all.jsonl", threshold=0.0, device="cpu"
+    )
     rows = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
     assert all(sorted(row["predicted_labels"]) == ["person", "place"] for row in rows)
     with pytest.raises(UsageError, match="expected a probability"):
@@ -420,7 +543,8 @@ def test_a_model_without_threshold_says_so(tagger: Path) -> None:
         Predictor(tagger, threshold=0.5)
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------
+# --- memory
+# --------------------------------------------------------------------------------------------------
 
 _MEASURE = """
 import sys, torch
@@ -434,14 +558,30 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_file(model: Path, tmp_path: Path) -> None:
-    run(write_reviews(tmp_path / "reviews.csv"), tmp_path / "out", model, overrides=(*FAST, "epochs=1"))
-    # oneDNN keeps a program for each size of product that it met: there are few, but some are met late.
+    run(
+        write_reviews(tmp_path / "reviews.csv"),
+        tmp_path / "out",
+        model,
+        overrides=(*FAST, "epochs=1"),
+    )
+    # oneDNN keeps a program for each size of product that it met: there are few, but some are met
+    # late.
     quiet = os.environ | {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "0", "OMP_NUM_THREADS": "1"}
     peaks = []
     for count in (20_000, 60_000):
         data = write_reviews(tmp_path / f"{count}.csv", count, seed=count)
-        words = [sys.executable, "-c", _MEASURE, str(tmp_path / "out"), str(data), str(tmp_path / "scored.csv")]
-        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=600, env=quiet)
+        words = [
+            sys.executable,
+            "-c",
+            _MEASURE,
+            str(tmp_path / "out"),
+            str(data),
+            str(tmp_path / "scored.csv"),
+        ]
+        done = subprocess.run(
+            words, capture_output=True, text=True, check=True, timeout=600, env=quiet
+        )
         peaks.append(int(done.stdout) / 1024)
     print(f"peak {peaks[0]:.0f} MiB with 20,000 rows, {peaks[1]:.0f} MiB with 60,000")
-    assert peaks[1] - peaks[0] < 12  # to hold 40,000 rows more, or their answers, would take twice as much
+    # to hold 40,000 rows more, or their answers, would take twice as much
+    assert peaks[1] - peaks[0] < 12

@@ -1,4 +1,5 @@
-"""The page of a fine-tuning: what was found is on it, where it belongs, and no text becomes markup."""
+"""The page of a fine-tuning: what was found is on it, where it belongs, and no text becomes
+markup."""
 
 import json
 import re
@@ -47,11 +48,24 @@ def nesting(page: str) -> Nesting:
 def run_folder(folder: Path, task: TaskType = "classification", scores: Any = None) -> Path:
     lines: list[dict[str, Any]] = []
     for step in range(1, 41):
-        lines.append({"step": step, "loss": 1 / step, "learning_rate": 1e-4, "gradient_norm": 1.0, "tokens": 100 * step,
-                      "seconds": step / 2})  # fmt: skip
+        lines.append(
+            {
+                "step": step,
+                "loss": 1 / step,
+                "learning_rate": 1e-4,
+                "gradient_norm": 1.0,
+                "tokens": 100 * step,
+                "seconds": step / 2,
+            }
+        )
         if step % 10 == 0:
-            accuracy, f1, loss = (scores or {10: (0.5, 0.4, 0.9), 20: (0.8, 0.6, 0.7), 30: (0.8, 0.7, 0.5),
-                                             40: (0.7, 0.75, 0.8)})[step]  # fmt: skip
+            usual_scores = {
+                10: (0.5, 0.4, 0.9),
+                20: (0.8, 0.6, 0.7),
+                30: (0.8, 0.7, 0.5),
+                40: (0.7, 0.75, 0.8),
+            }
+            accuracy, f1, loss = (scores or usual_scores)[step]
             figures = {"loss": loss, "accuracy": accuracy, "macro_f1": f1, "spearman": accuracy}
             lines.append({"step": step, "evaluation": figures})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -63,55 +77,97 @@ def run_folder(folder: Path, task: TaskType = "classification", scores: Any = No
 
 
 def result(**fields: Any) -> dict[str, Any]:
-    worst = {"where": "/data/dev.csv:7", "texts": ["the text"], "gold": "pos", "predicted": "neg", "score": 0.97}
+    worst = {
+        "where": "/data/dev.csv:7",
+        "texts": ["the text"],
+        "gold": "pos",
+        "predicted": "neg",
+        "score": 0.97,
+    }
     return {
-        "task": "classification", "rows": 100, "figures": {"accuracy": 0.8, "macro_f1": 0.7},
+        "task": "classification",
+        "rows": 100,
+        "figures": {"accuracy": 0.8, "macro_f1": 0.7},
         "table": {"neg": {"precision": 0.75, "recall": 0.6, "f1": 0.667, "support": 50.0}},
-        "confusion": {"labels": ["neg", "pos"], "counts": [[30, 20], [0, 50]]}, "points": [],
-        "mistakes": 20, "frequent": "'neg' taken for 'pos' (20)", "worst": [worst],
-    } | fields  # fmt: skip
+        "confusion": {"labels": ["neg", "pos"], "counts": [[30, 20], [0, 50]]},
+        "points": [],
+        "mistakes": 20,
+        "frequent": "'neg' taken for 'pos' (20)",
+        "worst": [worst],
+    } | fields
 
 
 def comparison(verdict: str = "") -> dict[str, Any]:
     """The model has 80 of 100, the best simple method 75."""
     methods = [
-        {"method": name, "score": score, "interval": (score - 0.1, score + 0.1), "difference": 0.8 - score,
-         "difference_interval": (0.7 - score, 0.9 - score)}
-        for name, score in (("fine-tuned", 0.8), ("most frequent label", 0.5), ("bag of words", 0.75))
-    ]  # fmt: skip
+        {
+            "method": name,
+            "score": score,
+            "interval": (score - 0.1, score + 0.1),
+            "difference": 0.8 - score,
+            "difference_interval": (0.7 - score, 0.9 - score),
+        }
+        for name, score in (
+            ("fine-tuned", 0.8),
+            ("most frequent label", 0.5),
+            ("bag of words", 0.75),
+        )
+    ]
     return {"metric": "accuracy", "methods": methods, "best": 1, "verdict": verdict}
 
 
 def page_of(
-    folder: Path, found: dict[str, Any] | None = None, data: str = "rows  100", metric: str = "accuracy"
+    folder: Path,
+    found: dict[str, Any] | None = None,
+    data: str = "rows  100",
+    metric: str = "accuracy",
 ) -> str:
     assert write_task_report(folder, metric, data, found) == folder / "report.html"
     return (folder / "report.html").read_text()
 
 
 def drawing(page: str, title: str) -> ElementTree.Element:
-    figures = re.findall(r"<figcaption>(.*?)(?:<span.*?)?</figcaption>\n(<svg.*?</svg>)", page, re.S)
+    figures = re.findall(
+        r"<figcaption>(.*?)(?:<span.*?)?</figcaption>\n(<svg.*?</svg>)", page, re.S
+    )
     return ElementTree.fromstring(dict(figures)[title])
 
 
 def test_what_was_found_is_on_the_page(tmp_path: Path) -> None:
     page = page_of(run_folder(tmp_path), result())
     for expected in (
-        "40 steps", "4k tokens", "20 s of training", "accuracy 80.0%, macro F1 70.0%",
-        "Confusion matrix", "By label", "66.7%", "The worst mistakes", "20 mistakes in 100 rows",
-        "&#x27;neg&#x27; taken for &#x27;pos&#x27; (20)", "the text", "dev.csv:7", "97%", "Evaluations on dev",
-        "rows  100", "title = &quot;stable&quot;", "bertworks 0.1.0",
-    ):  # fmt: skip
+        "40 steps",
+        "4k tokens",
+        "20 s of training",
+        "accuracy 80.0%, macro F1 70.0%",
+        "Confusion matrix",
+        "By label",
+        "66.7%",
+        "The worst mistakes",
+        "20 mistakes in 100 rows",
+        "&#x27;neg&#x27; taken for &#x27;pos&#x27; (20)",
+        "the text",
+        "dev.csv:7",
+        "97%",
+        "Evaluations on dev",
+        "rows  100",
+        "title = &quot;stable&quot;",
+        "bertworks 0.1.0",
+    ):
         assert expected in page, expected
     assert "/data/dev.csv" not in page
 
 
 def test_the_best_look_is_marked_by_the_figure_that_was_requested(tmp_path: Path) -> None:
     right = svg.WIDTH - svg.RIGHT
-    for metric, title, best in (("accuracy", "Accuracy on dev", 30), ("macro_f1", "Macro F1 on dev", 40)):
+    for metric, title, best in (
+        ("accuracy", "Accuracy on dev", 30),
+        ("macro_f1", "Macro F1 on dev", 40),
+    ):
         picture = drawing(page_of(run_folder(tmp_path), metric=metric), title)
         (ring,) = [part for part in picture.iter("circle") if part.get("class") == "ring"]
-        expected = svg.LEFT + (right - svg.LEFT) * best / 40  # of equal accuracies that of the lower loss
+        # of equal accuracies that of the lower loss
+        expected = svg.LEFT + (right - svg.LEFT) * best / 40
         assert float(ring.get("cx", 0)) == pytest.approx(expected, abs=0.06)
         dots = [part for part in picture.iter("circle") if part.get("class") == "dot"]
         assert len(dots) == 4
@@ -125,16 +181,27 @@ def test_training_and_dev_share_a_chart_of_the_loss(tmp_path: Path) -> None:
 
 def test_cells_show_counts_and_shares_of_their_rows(tmp_path: Path) -> None:
     page = page_of(run_folder(tmp_path), result())
-    cells = re.findall(r'<td class="(\w+)" style="--share: ([\d.]+)">([\d,]+)(?:<small>(\d+%)</small>)?</td>', page)
+    cells = re.findall(
+        r'<td class="(\w+)" style="--share: ([\d.]+)">([\d,]+)(?:<small>(\d+%)</small>)?</td>', page
+    )
     assert cells == [
-        ("right", "0.600", "30", "60%"), ("wrong", "0.400", "20", "40%"), ("wrong", "0.000", "0", ""),
+        ("right", "0.600", "30", "60%"),
+        ("wrong", "0.400", "20", "40%"),
+        ("wrong", "0.000", "0", ""),
         ("right", "1.000", "50", "100%"),
-    ]  # fmt: skip
+    ]
 
 
 def test_numbers_are_scattered_around_the_line_on_which_they_are_right(tmp_path: Path) -> None:
     dots = [(0.0, 0.0), (5.0, 5.0), (5.0, 0.0)]
-    found = result(task="regression", points=dots, confusion={}, table={}, frequent="", figures={"spearman": 0.5})
+    found = result(
+        task="regression",
+        points=dots,
+        confusion={},
+        table={},
+        frequent="",
+        figures={"spearman": 0.5},
+    )
     page = page_of(run_folder(tmp_path, "regression"), found, metric="spearman")
     picture = drawing(page, "Numbers on dev")
     (line,) = [part for part in picture.iter("line") if part.get("class") == "ideal"]
@@ -153,18 +220,29 @@ def test_numbers_are_scattered_around_the_line_on_which_they_are_right(tmp_path:
 def test_texts_cannot_become_markup(tmp_path: Path, score: float | None) -> None:
     folder = tmp_path / "<img src=x onerror=alert(1)>"
     folder.mkdir()
-    worst = {"where": ATTACK, "texts": [ATTACK, ATTACK * 50], "gold": ATTACK, "predicted": ATTACK, "score": score}
+    worst = {
+        "where": ATTACK,
+        "texts": [ATTACK, ATTACK * 50],
+        "gold": ATTACK,
+        "predicted": ATTACK,
+        "score": score,
+    }
     found = result(
-        worst=[worst], frequent=ATTACK, table={ATTACK: {"f1": 1.0}},
+        worst=[worst],
+        frequent=ATTACK,
+        table={ATTACK: {"f1": 1.0}},
         confusion={"labels": [ATTACK, "pos"], "counts": [[1, 0], [0, 1]]},
-    )  # fmt: skip
+    )
     run_folder(folder)
     (folder / "recipe.toml").write_text(ATTACK)
     page = page_of(folder, found, data=ATTACK)
     seen = nesting(page).seen
     assert not {tag for tag, _ in seen} & {"script", "img", "link", "iframe", "form"}
     assert not [
-        name for _, attributes in seen for name in attributes if name.startswith("on") or name in ("src", "href")
+        name
+        for _, attributes in seen
+        for name in attributes
+        if name.startswith("on") or name in ("src", "href")
     ]
     assert "default-src 'none'" in page
     assert page.count("&lt;script&gt;") > 8
@@ -186,23 +264,32 @@ def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
     assert page_of(folder, result()) == page_of(folder, result())
 
 
-def test_the_headline_is_the_score_with_its_interval_and_the_best_simple_method(tmp_path: Path) -> None:
+def test_the_headline_is_the_score_with_its_interval_and_the_best_simple_method(
+    tmp_path: Path,
+) -> None:
     folder = run_folder(tmp_path)
     page = page_of(folder, result(baselines=comparison(f"worse {ATTACK}")))
     nesting(page)
     headline = "Accuracy on dev 80.0% (70.0 to 90.0%); bag of words 75.0% (65.0 to 85.0%)"
-    assert f'<p class="headline">{headline}</p>\n<p class="warning">worse &lt;script&gt;' in page.replace(
-        "</p><p", "</p>\n<p"
+    assert (
+        f'<p class="headline">{headline}</p>\n<p class="warning">worse &lt;script&gt;'
+        in page.replace("</p><p", "</p>\n<p")
     )
     assert ATTACK not in page
-    assert page.index("headline") < page.index("Beside simple methods") < page.index("<figcaption>Loss")
+    assert (
+        page.index("headline")
+        < page.index("Beside simple methods")
+        < page.index("<figcaption>Loss")
+    )
     assert "+5.0 (-5.0 to +15.0)" in page
     assert '<p class="warning">' not in page_of(folder, result(baselines=comparison()))
 
 
 def test_the_recipe_is_folded(tmp_path: Path) -> None:
     page = page_of(run_folder(tmp_path), result())
-    (recipe,) = re.findall("<details><summary>Recipe</summary><pre>(.*?)</pre></details>", page, re.DOTALL)
+    (recipe,) = re.findall(
+        "<details><summary>Recipe</summary><pre>(.*?)</pre></details>", page, re.DOTALL
+    )
     assert "epochs" in recipe
 
 
@@ -221,7 +308,10 @@ def test_an_interval_is_drawn_where_its_numbers_are(tmp_path: Path) -> None:
 
 
 def test_many_fine_tunings_have_one_page(tmp_path: Path) -> None:
-    done = [{"folder": f"seed-{n}", "metric": "accuracy", "seconds": 60.0, "baselines": comparison()} for n in range(3)]
+    done = [
+        {"folder": f"seed-{n}", "metric": "accuracy", "seconds": 60.0, "baselines": comparison()}
+        for n in range(3)
+    ]
     page = write_trials_report(tmp_path, done, f"all: {ATTACK}").read_text()
     nesting(page)
     assert ATTACK not in page

@@ -1,11 +1,17 @@
-"""The five heads beside those of transformers: logits, losses and gradients; and weights, smoothing, balance."""
+"""The five heads beside those of transformers: logits, losses and gradients; and weights,
+smoothing, balance."""
 
 import numpy as np
 import pytest
 import torch
 from heads import CASES, CONFIG, batch_of, example, pair, rectangles
 
-from bertworks.batching.batch import LabelledBatches, collate, token_budget_batches, token_budget_indices
+from bertworks.batching.batch import (
+    LabelledBatches,
+    collate,
+    token_budget_batches,
+    token_budget_indices,
+)
 from bertworks.batching.features import Lazy
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Target
@@ -49,7 +55,9 @@ def test_logits_come_in_the_order_of_the_units(task: str) -> None:
     for many, one in zip(found, alone, strict=True):
         np.testing.assert_allclose(many, one, atol=2e-5)
     assert mean.count == sum(model.task.count(collate(unit)) for unit in units)
-    assert mean.loss == pytest.approx(sum(model(collate(unit))["task"].loss.item() for unit in units) / mean.count)
+    assert mean.loss == pytest.approx(
+        sum(model(collate(unit))["task"].loss.item() for unit in units) / mean.count
+    )
     assert model.training
 
 
@@ -61,11 +69,17 @@ def test_windows_of_a_long_text_are_in_several_batches(monkeypatch: pytest.Monke
     whole = compute_logits(model, [[one] for one in (examples[0], *examples, examples[1])])
     monkeypatch.setattr(engine, "BATCH_TOKENS", 60)
     monkeypatch.setattr(
-        engine, "collate", lambda some: tokens.append(sum(len(e.input_ids) for e in some)) or collate(some)
+        engine,
+        "collate",
+        lambda some: tokens.append(sum(len(e.input_ids) for e in some)) or collate(some),
     )
     first, windows, last = compute_logits(model, units)
     assert max(tokens) <= 60
-    for found, wanted in ((first, whole[0]), (windows, np.concatenate(whole[1:-1])), (last, whole[-1])):
+    for found, wanted in (
+        (first, whole[0]),
+        (windows, np.concatenate(whole[1:-1])),
+        (last, whole[-1]),
+    ):
         np.testing.assert_allclose(found, wanted, atol=2e-5)
 
 
@@ -73,7 +87,9 @@ def test_accuracy_counts_what_is_right() -> None:
     model, theirs = pair("classification")
     batch = batch_of("classification")
     tallies = model(batch)
-    right = (theirs(**rectangles("classification", batch)).logits.argmax(-1) == batch.target.labels).sum()
+    right = (
+        theirs(**rectangles("classification", batch)).logits.argmax(-1) == batch.target.labels
+    ).sum()
     assert tallies["task"].correct == right
 
 
@@ -84,7 +100,11 @@ def test_weights_and_smoothing_are_those_of_torch() -> None:
     weights = (0.5, 1.5, 1.0)
     task = Classification(outputs=3, weights=weights, smoothing=0.1)
     expected = torch.nn.functional.cross_entropy(
-        logits.double(), batch.target.labels, torch.tensor(weights).double(), label_smoothing=0.1, reduction="none"
+        logits.double(),
+        batch.target.labels,
+        torch.tensor(weights).double(),
+        label_smoothing=0.1,
+        reduction="none",
     ).sum()
     assert task.tally(logits, batch).loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
@@ -94,7 +114,9 @@ def test_padding_is_no_place_for_an_answer() -> None:
     generator = np.random.default_rng(4)
     examples = [example("qa", length, 0, generator) for length in (4, 12)]
     together = model(collate(examples))["task"].loss.item()
-    assert together == pytest.approx(sum(model(collate([one]))["task"].loss.item() for one in examples), rel=1e-5)
+    assert together == pytest.approx(
+        sum(model(collate([one]))["task"].loss.item() for one in examples), rel=1e-5
+    )
 
 
 def test_dropout_comes_before_the_classifier_in_training_alone() -> None:
@@ -114,20 +136,38 @@ def test_a_regression_begins_at_the_mean() -> None:
 
 def test_an_epoch_asks_everything_once_and_each_epoch_has_its_order() -> None:
     units = [
-        [Example(np.array([n, n]), np.zeros(2, int), {"task": Target(np.array([0]), np.array([n]))})] for n in range(10)
+        [
+            Example(
+                np.array([n, n]), np.zeros(2, int), {"task": Target(np.array([0]), np.array([n]))}
+            )
+        ]
+        for n in range(10)
     ]
     batches = LabelledBatches(units, batch_size=4, micro_batch_tokens=100, seed=3)
     assert batches.steps_per_epoch == 3
     epochs = [
-        [n for step in range(3 * e, 3 * e + 3) for b in batches(step) for n in b.target.labels.tolist()] for e in (0, 1)
+        [
+            n
+            for step in range(3 * e, 3 * e + 3)
+            for b in batches(step)
+            for n in b.target.labels.tolist()
+        ]
+        for e in (0, 1)
     ]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(10))
     orders = [
-        [sorted(b.target.labels.tolist()) for step in range(3 * e, 3 * e + 3) for b in batches(step)] for e in (0, 1)
+        [
+            sorted(b.target.labels.tolist())
+            for step in range(3 * e, 3 * e + 3)
+            for b in batches(step)
+        ]
+        for e in (0, 1)
     ]
     assert orders[0] != orders[1]
     again = LabelledBatches(units, batch_size=4, micro_batch_tokens=100, seed=3)
-    assert [b.target.labels.tolist() for b in again(4)] == [b.target.labels.tolist() for b in batches(4)]
+    assert [b.target.labels.tolist() for b in again(4)] == [
+        b.target.labels.tolist() for b in batches(4)
+    ]
 
 
 def test_micro_batches_keep_to_their_tokens_and_keep_choices_together() -> None:

@@ -1,4 +1,5 @@
-"""Google's checkpoints are read without TensorFlow: every number, what the code would have computed, and no lie."""
+"""Google's checkpoints are read without TensorFlow: every number, what the code would have
+computed, and no lie."""
 
 import json
 import math
@@ -20,36 +21,51 @@ from bertworks.models.layout import Layout
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij", *(f"##{c}" for c in "abcde")]
 CONFIG = {
-    "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12, "vocab_size": 20,
-    "max_position_embeddings": 16, "type_vocab_size": 2, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1, "initializer_range": 0.02,
-}  # fmt: skip
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 12,
+    "vocab_size": 20,
+    "max_position_embeddings": 16,
+    "type_vocab_size": 2,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "initializer_range": 0.02,
+}
 H, INNER = 8, 12
 
 
 def layer(prefix, inputs, outputs, norm=False):
     found = {f"{prefix}/dense/kernel": (inputs, outputs), f"{prefix}/dense/bias": (outputs,)}
-    return found | ({f"{prefix}/LayerNorm/{end}": (outputs,) for end in ("beta", "gamma")} if norm else {})
+    return found | (
+        {f"{prefix}/LayerNorm/{end}": (outputs,) for end in ("beta", "gamma")} if norm else {}
+    )
 
 
 def shapes():
-    """Names and shapes as google-research/bert's modeling.py and run_pretraining.py make them, written out here."""
+    """Names and shapes as google-research/bert's modeling.py and run_pretraining.py make them,
+    written out here."""
     found = {f"bert/embeddings/LayerNorm/{end}": (H,) for end in ("beta", "gamma")}
     for name, size in (("word", 20), ("position", 16), ("token_type", 2)):
         found[f"bert/embeddings/{name}_embeddings"] = (size, H)
     for number in range(2):
         at = f"bert/encoder/layer_{number}"
         for part in ("query", "key", "value"):
-            found |= {f"{at}/attention/self/{part}/kernel": (H, H), f"{at}/attention/self/{part}/bias": (H,)}
+            found |= {
+                f"{at}/attention/self/{part}/kernel": (H, H),
+                f"{at}/attention/self/{part}/bias": (H,),
+            }
         found |= layer(f"{at}/attention/output", H, H, norm=True)
         found |= layer(f"{at}/intermediate", H, INNER) | layer(f"{at}/output", INNER, H, norm=True)
     return found | layer("bert/pooler", H, H)
 
 
 PRETRAINING = layer("cls/predictions/transform", H, H, norm=True) | {
-    "cls/predictions/output_bias": (20,), "cls/seq_relationship/output_weights": (2, H),
+    "cls/predictions/output_bias": (20,),
+    "cls/seq_relationship/output_weights": (2, H),
     "cls/seq_relationship/output_bias": (2,),
-}  # fmt: skip
+}
 HEADS = {
     "pretraining": PRETRAINING,
     "classifier": {"output_weights": (3, H), "output_bias": (3,)},
@@ -79,7 +95,8 @@ def written(folder, variables, **options):
 
 
 def last_state(v, c, ids, types, gelu=True):
-    """What Google's modeling.py computes for one sequence, in float64, by its own names: [S, hidden]."""
+    """What Google's modeling.py computes for one sequence, in float64, by its own names: [S,
+    hidden]."""
     v = {name: value.astype(np.float64) for name, value in v.items()}
     hidden, heads = c["hidden_size"], c["num_attention_heads"]
 
@@ -92,7 +109,11 @@ def last_state(v, c, ids, types, gelu=True):
 
     def activation(x):
         exact = 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
-        return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) if gelu else exact
+        return (
+            0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+            if gelu
+            else exact
+        )
 
     e = "bert/embeddings"
     x = v[f"{e}/word_embeddings"][ids] + v[f"{e}/token_type_embeddings"][types]
@@ -100,11 +121,17 @@ def last_state(v, c, ids, types, gelu=True):
     for number in range(c["num_hidden_layers"]):
         at = f"bert/encoder/layer_{number}"
         q, k, w = (
-            dense(x, f"{at}/attention/self/{part}").reshape(len(ids), heads, hidden // heads).transpose(1, 0, 2)
+            dense(x, f"{at}/attention/self/{part}")
+            .reshape(len(ids), heads, hidden // heads)
+            .transpose(1, 0, 2)
             for part in ("query", "key", "value")
         )
         scores = np.exp(q @ k.transpose(0, 2, 1) / math.sqrt(hidden // heads))
-        mixed = (scores / scores.sum(-1, keepdims=True) @ w).transpose(1, 0, 2).reshape(len(ids), hidden)
+        mixed = (
+            (scores / scores.sum(-1, keepdims=True) @ w)
+            .transpose(1, 0, 2)
+            .reshape(len(ids), hidden)
+        )
         x = norm(x + dense(mixed, f"{at}/attention/output/dense"), f"{at}/attention/output")
         inner = activation(dense(x, f"{at}/intermediate/dense"))
         x = norm(x + dense(inner, f"{at}/output/dense"), f"{at}/output")
@@ -113,7 +140,9 @@ def last_state(v, c, ids, types, gelu=True):
 
 def our_state(model, ids, types):
     encoder = Encoder(model.config).eval()
-    encoder.load_state_dict({n.removeprefix("encoder."): t for n, t in model.state.items() if n.startswith("encoder.")})
+    encoder.load_state_dict(
+        {n.removeprefix("encoder."): t for n, t in model.state.items() if n.startswith("encoder.")}
+    )
     with torch.no_grad():
         return encoder(torch.tensor(ids), Layout.of([len(ids)]), torch.tensor(types))[-1].numpy()
 
@@ -161,16 +190,22 @@ def test_it_opens_in_transformers_with_the_same_numbers(tmp_path, head, kind):
     transformers = pytest.importorskip("transformers")
     variables = numbers(head)
     list(import_checkpoint(written(tmp_path / "google", with_slots(variables)), tmp_path / "ours"))
-    theirs, report = getattr(transformers, kind).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    theirs, report = getattr(transformers, kind).from_pretrained(
+        tmp_path / "ours", output_loading_info=True
+    )
     # Google saves a pooler beside every head; theirs for questions has none.
-    unexpected = {"bert.pooler.dense.weight", "bert.pooler.dense.bias"} if head == "squad" else set()
+    unexpected = (
+        {"bert.pooler.dense.weight", "bert.pooler.dense.bias"} if head == "squad" else set()
+    )
     assert {name: set(found) for name, found in report.items() if found} == (
         {"unexpected_keys": unexpected} if unexpected else {}
     )
     assert theirs.config.architectures == [kind]
     ids, types = [2, 5, 7, 16, 3, 9, 9, 3], [0, 0, 0, 0, 0, 1, 1, 1]
     x = last_state(variables, CONFIG, ids, types)
-    pooled = np.tanh(x[0] @ variables["bert/pooler/dense/kernel"] + variables["bert/pooler/dense/bias"])
+    pooled = np.tanh(
+        x[0] @ variables["bert/pooler/dense/kernel"] + variables["bert/pooler/dense/bias"]
+    )
     with torch.no_grad():
         found = theirs.eval()(input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([types]))
     if head == "none":
@@ -178,15 +213,20 @@ def test_it_opens_in_transformers_with_the_same_numbers(tmp_path, head, kind):
         np.testing.assert_allclose(found.pooler_output[0], pooled, atol=1e-5)
     elif head == "classifier":
         np.testing.assert_allclose(
-            found.logits[0], pooled @ variables["output_weights"].T + variables["output_bias"], atol=1e-5
+            found.logits[0],
+            pooled @ variables["output_weights"].T + variables["output_bias"],
+            atol=1e-5,
         )
         assert theirs.config.num_labels == 3
     elif head == "squad":
         expected = x @ variables["cls/squad/output_weights"].T + variables["cls/squad/output_bias"]
-        np.testing.assert_allclose(torch.stack([found.start_logits[0], found.end_logits[0]], -1), expected, atol=1e-5)
+        np.testing.assert_allclose(
+            torch.stack([found.start_logits[0], found.end_logits[0]], -1), expected, atol=1e-5
+        )
     else:
         pair = (
-            pooled @ variables["cls/seq_relationship/output_weights"].T + variables["cls/seq_relationship/output_bias"]
+            pooled @ variables["cls/seq_relationship/output_weights"].T
+            + variables["cls/seq_relationship/output_bias"]
         )
         np.testing.assert_allclose(found.seq_relationship_logits[0], pair, atol=1e-5)
         v, at = variables, "cls/predictions/transform"
@@ -202,14 +242,17 @@ def test_a_real_checkpoint_of_tensorflow(data_folder, tmp_path):
     folder = data_folder / "tf-checkpoint"
     found = read_index(folder / "bert_model.ckpt")
     assert len(found) == 139
-    variables = {name: variable.read().numpy() for name, variable in found.items()}  # each against its checksum
+    # each against its checksum
+    variables = {name: variable.read().numpy() for name, variable in found.items()}
     assert variables["global_step"] == 20
     events = list(import_checkpoint(folder, tmp_path / "ours"))
     assert "left out: 93 variables of the optimizer" in [event.text for event in events]
     config = json.loads((folder / "bert_config.json").read_text())
     ids, types = [2, 5, 6, 7, 8, 9, 3, 14, 3], [0, 0, 0, 0, 0, 0, 0, 1, 1]
     model = load_model(tmp_path / "ours", needs={"lm_head", "next_sentence", "pooler"})
-    np.testing.assert_allclose(our_state(model, ids, types), last_state(variables, config, ids, types), atol=1e-5)
+    np.testing.assert_allclose(
+        our_state(model, ids, types), last_state(variables, config, ids, types), atol=1e-5
+    )
     transformers = pytest.importorskip("transformers")
     theirs, report = transformers.AutoModelForPreTraining.from_pretrained(
         tmp_path / "ours", output_loading_info=True, attn_implementation="eager"
@@ -217,8 +260,12 @@ def test_a_real_checkpoint_of_tensorflow(data_folder, tmp_path):
     assert not any(report.values())
     assert theirs.config.hidden_act == "gelu_new"
     with torch.no_grad():
-        states = theirs.eval().bert(input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([types]))
-    np.testing.assert_allclose(states.last_hidden_state[0], last_state(variables, config, ids, types), atol=1e-5)
+        states = theirs.eval().bert(
+            input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([types])
+        )
+    np.testing.assert_allclose(
+        states.last_hidden_state[0], last_state(variables, config, ids, types), atol=1e-5
+    )
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
     assert tokenizer("All work, and no PLAY")["input_ids"] == [2, 5, 6, 1, 7, 8, 9, 3]
 
@@ -229,8 +276,12 @@ def test_a_real_checkpoint_of_tensorflow(data_folder, tmp_path):
 def test_a_checkpoint_is_found_by_any_of_its_names(tmp_path):
     prefix = written(tmp_path, numbers())
     for name in (
-        "", "bert_model.ckpt", "bert_model.ckpt.index", "bert_model.ckpt.data-00000-of-00001", "bert_model.ckpt.meta",
-    ):  # fmt: skip
+        "",
+        "bert_model.ckpt",
+        "bert_model.ckpt.index",
+        "bert_model.ckpt.data-00000-of-00001",
+        "bert_model.ckpt.meta",
+    ):
         assert find_checkpoint(tmp_path / name) == prefix
     assert find_checkpoint(tmp_path / "other.ckpt") is None
     bundles.write(tmp_path / "model.ckpt-7", {"a": np.zeros(1, np.float32)})
@@ -264,11 +315,16 @@ def test_config_and_vocabulary_may_be_elsewhere(tmp_path):
         load_checkpoint(prefix)
     with pytest.raises(BertworksError, match=r"no vocab\.txt"):
         load_checkpoint(prefix, config=tmp_path / "my-bert_config.json")
-    load_checkpoint(prefix, config=tmp_path / "my-bert_config.json", vocabulary=tmp_path / "my-vocab.txt")
+    load_checkpoint(
+        prefix, config=tmp_path / "my-bert_config.json", vocabulary=tmp_path / "my-vocab.txt"
+    )
 
 
 def test_an_unknown_variable_is_named_and_can_be_left_out(tmp_path):
-    strange = {"bert/extra/kernel": np.zeros((8, 8), np.float32), "crf/transitions": np.zeros((3, 3), np.float32)}
+    strange = {
+        "bert/extra/kernel": np.zeros((8, 8), np.float32),
+        "crf/transitions": np.zeros((3, 3), np.float32),
+    }
     prefix = written(tmp_path, numbers() | strange)
     with pytest.raises(BertworksError, match="bert/extra/kernel, crf/transitions") as raised:
         load_checkpoint(prefix)
@@ -282,11 +338,17 @@ def test_a_missing_variable_or_a_wrong_shape_is_named(tmp_path):
     del variables["bert/encoder/layer_1/output/dense/bias"]
     with pytest.raises(BertworksError, match=r"encoder\.layer\.1\.output\.dense\.bias missing"):
         load_checkpoint(written(tmp_path, variables))
-    variables = numbers() | {"bert/encoder/layer_1/intermediate/dense/kernel": np.zeros((12, 8), np.float32)}
-    with pytest.raises(BertworksError, match=r"layer\.1\.intermediate\.dense\.weight is .*\[8, 12\]"):
+    variables = numbers() | {
+        "bert/encoder/layer_1/intermediate/dense/kernel": np.zeros((12, 8), np.float32)
+    }
+    with pytest.raises(
+        BertworksError, match=r"layer\.1\.intermediate\.dense\.weight is .*\[8, 12\]"
+    ):
         load_checkpoint(written(tmp_path, variables))
     with pytest.raises(BertworksError, match="objects"):
-        load_checkpoint(written(tmp_path, {"model/x/.ATTRIBUTES/VARIABLE_VALUE": np.zeros(1, np.float32)}))
+        load_checkpoint(
+            written(tmp_path, {"model/x/.ATTRIBUTES/VARIABLE_VALUE": np.zeros(1, np.float32)})
+        )
 
 
 def test_numbers_that_are_none_are_refused(tmp_path):
@@ -301,7 +363,10 @@ def test_numbers_that_are_none_are_refused(tmp_path):
 
 def test_a_checkpoint_cut_anywhere_is_an_error(tmp_path):
     prefix = written(tmp_path, numbers())
-    for path in (prefix.with_name("bert_model.ckpt.index"), prefix.with_name("bert_model.ckpt.data-00000-of-00001")):
+    for path in (
+        prefix.with_name("bert_model.ckpt.index"),
+        prefix.with_name("bert_model.ckpt.data-00000-of-00001"),
+    ):
         content = path.read_bytes()
         for length in range(0, len(content), len(content) // 60):
             path.write_bytes(content[:length])
@@ -316,7 +381,9 @@ def test_a_checkpoint_cut_anywhere_is_an_error(tmp_path):
 
 def test_a_changed_byte_anywhere_is_seen(tmp_path):
     prefix = written(tmp_path, numbers())
-    index, data = (prefix.with_name(f"bert_model.ckpt.{end}") for end in ("index", "data-00000-of-00001"))
+    index, data = (
+        prefix.with_name(f"bert_model.ckpt.{end}") for end in ("index", "data-00000-of-00001")
+    )
     content = bytearray(index.read_bytes())
     for place in range(0, len(content), 41):
         damaged = content.copy()
@@ -326,7 +393,8 @@ def test_a_changed_byte_anywhere_is_seen(tmp_path):
             found = read_index(prefix)
         except BertworksError:
             continue
-        # The block of what is said about blocks, and the filling before the magic number, nobody reads.
+        # The block of what is said about blocks, and the filling before the magic number, nobody
+        # reads.
         assert place >= len(content) - 48 - 64
         assert len(found) == len(numbers())
     index.write_bytes(content)
@@ -393,8 +461,12 @@ INDEXES = {
     "no message": bundles.table([(b"", bundles.header()), (b"a", b"\xff" * 30)]),
     "a message cut": bundles.table([(b"", bundles.header()), (b"a", ONE[1][:-2])]),
     "a group": bundles.table([(b"", bundles.header()), (b"a", b"\x0b")]),
-    "a number for a message": bundles.table([(b"", bundles.header()), (b"a", bundles.number(2, 5))]),
-    "a message for a number": bundles.table([(b"", bundles.header()), (b"a", bundles.message(1, b"x"))]),
+    "a number for a message": bundles.table(
+        [(b"", bundles.header()), (b"a", bundles.number(2, 5))]
+    ),
+    "a message for a number": bundles.table(
+        [(b"", bundles.header()), (b"a", bundles.message(1, b"x"))]
+    ),
     "a safetensors file": b"\x10\0\0\0\0\0\0\0{}              " + b"\0" * 64,
 }
 
@@ -411,7 +483,9 @@ def test_an_index_of_many_names_and_one_that_is_enormous(tmp_path, monkeypatch):
     prefix = written(tmp_path, {"a": np.zeros(1, np.float32)})
     monkeypatch.setattr("bertworks.checkpoints.tensorflow._MOST_VARIABLES", 100)
     rows = [(f"n{number:05d}".encode(), ONE[1]) for number in range(200)]
-    prefix.with_name("bert_model.ckpt.index").write_bytes(bundles.table([(b"", bundles.header()), *rows]))
+    prefix.with_name("bert_model.ckpt.index").write_bytes(
+        bundles.table([(b"", bundles.header()), *rows])
+    )
     with pytest.raises(BertworksError, match="more than 100 variables"):
         read_index(prefix)
     with prefix.with_name("bert_model.ckpt.index").open("wb") as file:
@@ -437,13 +511,17 @@ def test_a_block_that_is_named_many_times_is_not_read_as_often(tmp_path):
 
 def test_the_command(tmp_path, capsys):
     prefix = written(tmp_path / "uncased_L-2", with_slots(numbers()))
-    assert main(["import", str(prefix), "-o", str(tmp_path / "ours"), "--cased", "--gelu", "exact"]) == 0
+    assert (
+        main(["import", str(prefix), "-o", str(tmp_path / "ours"), "--cased", "--gelu", "exact"])
+        == 0
+    )
     said = capsys.readouterr()
     assert said.out.startswith(f"{tmp_path / 'ours'}: BertForPreTraining, ")
     assert "variables of the optimizer" in said.err
     assert json.loads((tmp_path / "ours" / "config.json").read_text())["hidden_act"] == "gelu"
     assert not load_model(tmp_path / "ours").tokenizer.lowercase
-    assert main(["import", str(prefix), "-o", str(tmp_path / "ours")]) == 2  # there is something already
+    # there is something already
+    assert main(["import", str(prefix), "-o", str(tmp_path / "ours")]) == 2
     assert main(["import", str(tmp_path / "absent.ckpt"), "-o", str(tmp_path / "other")]) == 1
     prefix.with_name("bert_model.ckpt.data-00000-of-00001").write_bytes(b"")
     assert main(["import", str(prefix), "-o", str(tmp_path / "other")]) == 1

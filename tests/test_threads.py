@@ -1,4 +1,5 @@
-"""Threads by what is free: limits of control groups, the measured load, and what a training keeps."""
+"""Threads by what is free: limits of control groups, the measured load, and what a training
+keeps."""
 
 import os
 import subprocess
@@ -18,7 +19,9 @@ from bertworks.training import device
 from bertworks.training.device import ThreadPolicy, next_count
 
 
-def system(monkeypatch: pytest.MonkeyPatch, files: dict[str, str], allowed: set[int] | None = None) -> None:
+def system(
+    monkeypatch: pytest.MonkeyPatch, files: dict[str, str], allowed: set[int] | None = None
+) -> None:
     monkeypatch.setattr(processes, "read_system_file", lambda path: files.get(str(path), ""))
     monkeypatch.setattr(processes, "allowed_cpus", lambda: allowed or {0, 1, 2, 3})
 
@@ -42,7 +45,8 @@ def system(monkeypatch: pytest.MonkeyPatch, files: dict[str, str], allowed: set[
         ),
         (
             {
-                "/proc/self/cgroup": "1:cpu,cpuacct:/docker/1\n",  # of the host: here the group is the root
+                # of the host: here the group is the root
+                "/proc/self/cgroup": "1:cpu,cpuacct:/docker/1\n",
                 "/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1\n",
                 "/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
             },
@@ -65,17 +69,21 @@ def test_affinity_limits_the_cpus(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_free_cpus_are_idle_ones_and_own_ones(monkeypatch: pytest.MonkeyPatch):
-    """One allowed CPU is busy all the time, half of it with this process; the other is busy a quarter of the time."""
+    """One allowed CPU is busy all the time, half of it with this process; the other is busy a
+    quarter of the time."""
     clock, own = [100.0], [5.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(time, "process_time", lambda: own[0])
     files = {
-        "/proc/stat": "cpu 9 9 9 9\ncpu0 0 0 0 0 0 0 0 0 0 0\ncpu1 0 0 0 0 0 0 0 0 0 0\ncpu2 7 7 7 7 7 7 7 7 0 0\n"
+        "/proc/stat": "cpu 9 9 9 9\ncpu0 0 0 0 0 0 0 0 0 0 0\ncpu1 0 0 0 0 0 0 0 0 0 0\n"
+        "cpu2 7 7 7 7 7 7 7 7 0 0\n"
     }
     system(monkeypatch, files, {0, 1})
     monitor = CpuMonitor()
     clock[0], own[0] = 102.0, 6.0
-    files["/proc/stat"] = "cpu0 150 0 40 0 0 0 0 10 0 0\ncpu1 25 20 5 100 50 0 0 0 0 0\ncpu2 99 0 0 0 0 0 0 0 0 0\n"
+    files["/proc/stat"] = (
+        "cpu0 150 0 40 0 0 0 0 10 0 0\ncpu1 25 20 5 100 50 0 0 0 0 0\ncpu2 99 0 0 0 0 0 0 0 0 0\n"
+    )
     assert monitor.elapsed() == 2.0
     assert monitor.free_cpus() == pytest.approx(0.75 + 0.5)
     assert monitor.free_cpus() is None  # no time has passed
@@ -84,10 +92,19 @@ def test_free_cpus_are_idle_ones_and_own_ones(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("count", "free", "most", "expected"),
     [
-        (2, 2.0, 2, 2), (2, 1.6, 2, 2), (2, 1.5, 2, 1), (1, 1.7, 2, 1), (1, 1.8, 2, 2), (1, 0.1, 2, 1), (2, 0.2, 2, 1),
-        (8, 3.1, 8, 3), (1, 7.9, 8, 8), (4, 4.7, 8, 4), (4, 4.0, 2, 2),
+        (2, 2.0, 2, 2),
+        (2, 1.6, 2, 2),
+        (2, 1.5, 2, 1),
+        (1, 1.7, 2, 1),
+        (1, 1.8, 2, 2),
+        (1, 0.1, 2, 1),
+        (2, 0.2, 2, 1),
+        (8, 3.1, 8, 3),
+        (1, 7.9, 8, 8),
+        (4, 4.7, 8, 4),
+        (4, 4.0, 2, 2),
     ],
-)  # fmt: skip
+)
 def test_the_next_number_of_threads(count: int, free: float, most: int, expected: int):
     assert next_count(count, free, most) == expected
 
@@ -124,7 +141,9 @@ def test_inference_follows_the_load_in_both_directions(policy: ThreadPolicy):
 def test_batches_at_the_same_time_share_the_threads(policy: ThreadPolicy):
     policy._monitor = Load(*[2.0] * 9)
     counts = []
-    worker = threading.Thread(target=lambda: counts.extend([policy.adapt(2), policy.adapt(), policy.adapt(1)]))
+    worker = threading.Thread(
+        target=lambda: counts.extend([policy.adapt(2), policy.adapt(), policy.adapt(1)])
+    )
     worker.start()
     worker.join()
     assert counts == [1, 1, 2]
@@ -170,21 +189,32 @@ def test_a_number_below_1_is_refused(policy: ThreadPolicy):
 
 def test_the_environment_fixes_the_number():
     code = "from bertworks.training.device import THREADS; print(THREADS.fixed, THREADS.adapt())"
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
-    answer = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+    }
+    answer = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
     assert answer.stdout.split() == ["1", "1"]
 
 
-@pytest.mark.parametrize("words", [["--threads", "1", "doctor", "--json"], ["doctor", "--threads=1", "--json"]])
+@pytest.mark.parametrize(
+    "words", [["--threads", "1", "doctor", "--json"], ["doctor", "--threads=1", "--json"]]
+)
 def test_the_command_line_sets_the_number(words: list[str]):
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     environment |= {"PYTHONPATH": str(Path(__file__).parents[1])}
     code = (
-        "import sys; from bertworks.cli.main import _set_threads; words = _set_threads(sys.argv[1:]);"
-        "from bertworks.training.device import THREADS; print(*words, THREADS.fixed, THREADS.training_adapts)"
+        "import sys; from bertworks.cli.main import _set_threads; words = "
+        "_set_threads(sys.argv[1:]);"
+        "from bertworks.training.device import THREADS; print(*words, THREADS.fixed, "
+        "THREADS.training_adapts)"
     )
     command = [sys.executable, "-c", code]
-    answer = subprocess.run([*command, *words], env=environment, capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [*command, *words], env=environment, capture_output=True, text=True, check=True
+    )
     assert answer.stdout.split() == ["doctor", "--json", "1", "False"]
     answer = subprocess.run(
         [*command, "--threads", "auto"], env=environment, capture_output=True, text=True, check=True
@@ -193,6 +223,8 @@ def test_the_command_line_sets_the_number(words: list[str]):
 
 
 @pytest.mark.parametrize("count", ["0", "many", ""])
-def test_a_wrong_number_on_the_command_line_is_refused(count: str, capsys: pytest.CaptureFixture[str]):
+def test_a_wrong_number_on_the_command_line_is_refused(
+    count: str, capsys: pytest.CaptureFixture[str]
+):
     assert main(["doctor", "--threads", *([count] if count else [])]) == 2
     assert "hint: --threads 1, or --threads auto" in capsys.readouterr().err

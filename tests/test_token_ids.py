@@ -1,4 +1,5 @@
-"""Ids of tokens in the place of texts: the model's own, those of OpenAI's vocabularies, and what is refused."""
+"""Ids of tokens in the place of texts: the model's own, those of OpenAI's vocabularies, and what is
+refused."""
 
 import base64
 import hashlib
@@ -17,23 +18,30 @@ from bertworks.text.tokenizer import Tokenizer
 
 TEXTS = ["good film", "a sad dog in Oslo", "the film was good " * 40]
 ADDRESS = "https://openaipublic.blob.core.windows.net/encodings/cl100k_base.tiktoken"
-CACHED_NAME = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"  # as tiktoken names the file of cl100k_base
+# as tiktoken names the file of cl100k_base
+CACHED_NAME = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"
 
 
 def vectors(answer: Any) -> np.ndarray[Any, Any]:
     assert answer.status_code == 200, answer.text
     content = answer.json()
-    return np.array(content if isinstance(content, list) else [item["embedding"] for item in content["data"]])
+    return np.array(
+        content if isinstance(content, list) else [item["embedding"] for item in content["data"]]
+    )
 
 
 def test_ids_of_the_model_give_the_vectors_of_the_text(model: Path) -> None:
     with Local(model, token_ids="own", precision="fp32") as local:
         for special in (True, False):
-            answer = local.post("/tokenize", {"inputs": TEXTS, "add_special_tokens": special}).json()
+            answer = local.post(
+                "/tokenize", {"inputs": TEXTS, "add_special_tokens": special}
+            ).json()
             lists = [[token["id"] for token in tokens] for tokens in answer]
             for path, field in (("/embed", "inputs"), ("/v1/embeddings", "input")):
                 expected = vectors(local.post(path, {field: TEXTS}))
-                np.testing.assert_allclose(vectors(local.post(path, {field: lists})), expected, atol=1e-6)
+                np.testing.assert_allclose(
+                    vectors(local.post(path, {field: lists})), expected, atol=1e-6
+                )
                 single = vectors(local.post(path, {field: lists[0]}))
                 np.testing.assert_allclose(single, expected[:1], atol=1e-6)
         truncated = local.post("/embed", {"inputs": lists, "truncate": False})
@@ -63,7 +71,10 @@ def test_ids_are_checked_against_the_vocabulary(model: Path) -> None:
             ):
                 answer = local.post(path, {field: wrong})
                 assert answer.status_code == refusal, (wrong, answer.text)
-            assert f"{field}[1]: Expected `int` <= {count - 1}" in local.post(path, {field: [5, count]}).text
+            assert (
+                f"{field}[1]: Expected `int` <= {count - 1}"
+                in local.post(path, {field: [5, count]}).text
+            )
             too_many = [[5] * local.abilities.limits.tokens, [5]]
             assert local.post(path, {field: too_many}).status_code == too_large
 
@@ -79,24 +90,35 @@ def test_ids_of_unknown_meaning_are_refused(model: Path) -> None:
 
 @pytest.fixture
 def byte_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A table with a token for each byte, in the place and the format of the table of cl100k_base."""
-    content = b"".join(b"%s %d\n" % (base64.b64encode(bytes([number])), number) for number in range(256))
+    """A table with a token for each byte, in the place and the format of the table of
+    cl100k_base."""
+    content = b"".join(
+        b"%s %d\n" % (base64.b64encode(bytes([number])), number) for number in range(256)
+    )
     assert hashlib.sha1(ADDRESS.encode()).hexdigest() == CACHED_NAME
     path = tmp_path / CACHED_NAME
     path.write_bytes(content)
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-    monkeypatch.setitem(token_tables.PUBLISHED_TABLES, "cl100k_base", hashlib.sha256(content).hexdigest())
+    monkeypatch.setitem(
+        token_tables.PUBLISHED_TABLES, "cl100k_base", hashlib.sha256(content).hexdigest()
+    )
     return path
 
 
-def test_ids_of_another_vocabulary_are_the_texts_they_stand_for(byte_table: Path, model: Path) -> None:
+def test_ids_of_another_vocabulary_are_the_texts_they_stand_for(
+    byte_table: Path, model: Path
+) -> None:
     texts = ["good film", "naïve café 日本 👩‍👩‍👧"]
     lists = [list(text.encode()) for text in texts]
     with Local(model, token_ids="cl100k_base") as local:
         assert local.abilities.info["token_ids"] == {"encoding": "cl100k_base", "vocabulary": 256}
         expected = vectors(local.post("/v1/embeddings", {"input": texts}))
-        np.testing.assert_array_equal(vectors(local.post("/v1/embeddings", {"input": lists})), expected)
-        np.testing.assert_array_equal(vectors(local.post("/v1/embeddings", {"input": lists[0]})), expected[:1])
+        np.testing.assert_array_equal(
+            vectors(local.post("/v1/embeddings", {"input": lists})), expected
+        )
+        np.testing.assert_array_equal(
+            vectors(local.post("/v1/embeddings", {"input": lists[0]})), expected[:1]
+        )
         assert local.post("/v1/embeddings", {"input": [[1, 256]]}).status_code == 400
 
 
@@ -108,7 +130,9 @@ def test_pieces_of_a_character_are_joined_within_a_text_only() -> None:
 
 
 def test_tables_that_are_missing_or_changed(byte_table: Path, model: Path) -> None:
-    with pytest.raises(BertworksError, match="the table of o200k_base is not in the cache") as error:
+    with pytest.raises(
+        BertworksError, match="the table of o200k_base is not in the cache"
+    ) as error:
         Local(model, token_ids="o200k_base")
     assert "TIKTOKEN_CACHE_DIR" in str(error.value.hint)
     byte_table.write_bytes(byte_table.read_bytes() + b"YQ== 256\n")
@@ -116,10 +140,16 @@ def test_tables_that_are_missing_or_changed(byte_table: Path, model: Path) -> No
         read_table("cl100k_base")
 
 
-@pytest.mark.parametrize("content", [b"YQ== 1\n", b"Y 0\n", b"YQ==\n", b"\xff\xfe 0\n", b"YQ== x\n"])
-def test_what_is_no_table(content: bytes, byte_table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "content", [b"YQ== 1\n", b"Y 0\n", b"YQ==\n", b"\xff\xfe 0\n", b"YQ== x\n"]
+)
+def test_what_is_no_table(
+    content: bytes, byte_table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     byte_table.write_bytes(content)
-    monkeypatch.setitem(token_tables.PUBLISHED_TABLES, "cl100k_base", hashlib.sha256(content).hexdigest())
+    monkeypatch.setitem(
+        token_tables.PUBLISHED_TABLES, "cl100k_base", hashlib.sha256(content).hexdigest()
+    )
     with pytest.raises(BertworksError, match="this is no table of tokens"):
         read_table("cl100k_base")
 

@@ -1,4 +1,5 @@
-"""Text <-> ids: the same as transformers gives for the same folder, damaged folders refused with their line."""
+"""Text <-> ids: the same as transformers gives for the same folder, damaged folders refused with
+their line."""
 
 import gzip
 import json
@@ -18,15 +19,33 @@ from bertworks.text.tokenizer_pipeline import SPECIAL_TOKENS, bert_pipeline, wor
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
 TOKENS = [
-    *SPECIALS, *LETTERS, *("##" + letter for letter in LETTERS), *"0123456789.,!?'-[]()$+<=>^`|~",
-    *"中国東京かがきはばぱ##か한국カガ", "##か", "##が", "##국", "é", "##é", "hello", "world", "un", "##aff", "##able",
-    "mask", "sep", "cl", "##s",
-]  # fmt: skip
+    *SPECIALS,
+    *LETTERS,
+    *("##" + letter for letter in LETTERS),
+    *"0123456789.,!?'-[]()$+<=>^`|~",
+    *"中国東京かがきはばぱ##か한국カガ",
+    "##か",
+    "##が",
+    "##국",
+    "é",
+    "##é",
+    "hello",
+    "world",
+    "un",
+    "##aff",
+    "##able",
+    "mask",
+    "sep",
+    "cl",
+    "##s",
+]
 TOKENS = list(dict.fromkeys(TOKENS))
 
 
 def serialized(tokens=TOKENS, lowercase=True, strip_accents=None):
-    library = bert_pipeline(word_piece_model(tokens), SPECIAL_TOKENS, lowercase=lowercase, strip_accents=strip_accents)
+    library = bert_pipeline(
+        word_piece_model(tokens), SPECIAL_TOKENS, lowercase=lowercase, strip_accents=strip_accents
+    )
     return library.to_str()
 
 
@@ -55,7 +74,17 @@ def test_encoding_of_a_pair_is_written_out(tokenizer):
     names = [tokenizer.tokens[number] for number in encoding.ids]
     assert names == ["[CLS]", "hello", ",", "world", "[SEP]", "un", "##aff", "##able", "[SEP]"]
     assert encoding.type_ids == [0, 0, 0, 0, 0, 1, 1, 1, 1]
-    assert encoding.offsets == [(0, 0), (0, 5), (5, 6), (7, 12), (0, 0), (0, 2), (2, 5), (5, 9), (0, 0)]
+    assert encoding.offsets == [
+        (0, 0),
+        (0, 5),
+        (5, 6),
+        (7, 12),
+        (0, 0),
+        (0, 2),
+        (2, 5),
+        (5, 9),
+        (0, 0),
+    ]
     assert encoding.word_ids == [None, 0, 1, 2, None, 0, 0, 0, None]
     assert encoding.special_tokens_mask == [1, 0, 0, 0, 1, 0, 0, 0, 1]
     assert encoding.num_truncated == 0
@@ -64,7 +93,11 @@ def test_encoding_of_a_pair_is_written_out(tokenizer):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        pytest.param("a\x00b\ufffdc\x0bd", ["a", "##b", "##c", "##d"], id="26 control characters vanish, joining"),
+        pytest.param(
+            "a\x00b\ufffdc\x0bd",
+            ["a", "##b", "##c", "##d"],
+            id="26 control characters vanish, joining",
+        ),
         pytest.param("a\tb\nc\rd\u3000e", list("abcde"), id="26 white space separates"),
         pytest.param("$+<=>^`|~", list("$+<=>^`|~"), id="27 ASCII symbols are punctuation"),
         pytest.param("café", ["c", "##a", "##f", "##e"], id="28 accents go with the case"),
@@ -73,7 +106,9 @@ def test_encoding_of_a_pair_is_written_out(tokenizer):
         pytest.param("かか", ["か", "##か"], id="29 kana are not split"),
         pytest.param("a" * 100, ["a"] + ["##a"] * 99, id="30 a word of 100 characters"),
         pytest.param("a" * 101, ["[UNK]"], id="30 a word of 101 is unknown"),
-        pytest.param("abcλ def", ["[UNK]", "d", "##e", "##f"], id="31 one missing piece loses the word"),
+        pytest.param(
+            "abcλ def", ["[UNK]", "d", "##e", "##f"], id="31 one missing piece loses the word"
+        ),
         pytest.param("a\ue000b", ["a", "##b"], id="32 private characters vanish"),
         pytest.param("İ", ["i"], id="35 a capital that is two characters in lower case"),
         pytest.param("a\u202fb", ["a", "b"], id="35 narrow no-break space"),
@@ -107,7 +142,9 @@ def test_no_text_can_smuggle_a_special_token(tokenizer, texts):
 
 def test_batch_is_one_by_one(tokenizer):
     texts = ["hello world", "", "中国 a", "x " * 40]
-    assert tokenizer.encode_batch(texts, max_length=20) == [tokenizer.encode(text, max_length=20) for text in texts]
+    assert tokenizer.encode_batch(texts, max_length=20) == [
+        tokenizer.encode(text, max_length=20) for text in texts
+    ]
     assert tokenizer.ids(texts) == [tokenizer.encode(text).ids[1:-1] for text in texts]
     assert tokenizer.ids([]) == []
 
@@ -128,7 +165,8 @@ def test_reading_ends_when_there_are_more_ids_than_the_limit(tokenizer, lengths,
     if sum(map(len, whole)) <= limit:
         assert limited == whole
     else:
-        assert limit < sum(map(len, limited)) <= limit + (1 << 14)  # a part of a text is read to its end
+        # a part of a text is read to its end
+        assert limit < sum(map(len, limited)) <= limit + (1 << 14)
         assert [ids[: len(part)] for ids, part in zip(whole, limited)] == limited
 
 
@@ -167,7 +205,10 @@ def test_truncation_is_reported(tokenizer):
 
 
 def test_decode_gives_the_text_back(tokenizer):
-    assert tokenizer.decode(tokenizer.encode("hello, unaffable world!").ids) == "hello, unaffable world!"
+    assert (
+        tokenizer.decode(tokenizer.encode("hello, unaffable world!").ids)
+        == "hello, unaffable world!"
+    )
     assert tokenizer.decode([tokenizer.mask_id], skip_special_tokens=False) == "[MASK]"
     for number in (-1, tokenizer.vocab_size):
         with pytest.raises(UsageError, match="outside the vocabulary"):
@@ -190,7 +231,11 @@ def test_folder_has_every_file_and_reads_back(tmp_path):
     assert (tmp_path / "vocab.txt").read_text(encoding="utf-8").split("\n")[:-1] == TOKENS
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert config["tokenizer_class"] == "BertTokenizer"
-    assert (config["do_lower_case"], config["strip_accents"], config["tokenize_chinese_chars"]) == (False, False, True)
+    assert (config["do_lower_case"], config["strip_accents"], config["tokenize_chinese_chars"]) == (
+        False,
+        False,
+        True,
+    )
     assert config["model_max_length"] == 256
     assert json.loads((tmp_path / "special_tokens_map.json").read_text()) == SPECIAL_TOKENS
     stored = json.loads((tmp_path / "tokenizer.json").read_text())
@@ -201,8 +246,15 @@ def test_folder_has_every_file_and_reads_back(tmp_path):
     assert Tokenizer.load(tmp_path).sha256 == original.sha256
 
 
-COMPOSING = {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "BertNormalizer", "clean_text": True}]}
-COMPOSING["normalizers"][1] |= {"handle_chinese_chars": True, "strip_accents": False, "lowercase": True}
+COMPOSING = {
+    "type": "Sequence",
+    "normalizers": [{"type": "NFC"}, {"type": "BertNormalizer", "clean_text": True}],
+}
+COMPOSING["normalizers"][1] |= {
+    "handle_chinese_chars": True,
+    "strip_accents": False,
+    "lowercase": True,
+}
 
 
 @pytest.mark.parametrize(
@@ -212,14 +264,29 @@ COMPOSING["normalizers"][1] |= {"handle_chinese_chars": True, "strip_accents": F
         {"normalizer": {"type": "Lowercase"}},
         {"normalizer": COMPOSING["normalizers"][1] | {"clean_text": False}},
         {"pre_tokenizer": {"type": "WhitespaceSplit"}},
-        {"post_processor": {"type": "RobertaProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2],
-                            "trim_offsets": True, "add_prefix_space": False}},
+        {
+            "post_processor": {
+                "type": "RobertaProcessing",
+                "sep": ["[SEP]", 3],
+                "cls": ["[CLS]", 2],
+                "trim_offsets": True,
+                "add_prefix_space": False,
+            }
+        },
         {"model": {"max_input_chars_per_word": 7}},
     ],
-    ids=["normalizers", "another-normalizer", "clean_text", "pre-tokenizer", "template", "longest-word"],
-)  # fmt: skip
+    ids=[
+        "normalizers",
+        "another-normalizer",
+        "clean_text",
+        "pre-tokenizer",
+        "template",
+        "longest-word",
+    ],
+)
 def test_an_opened_folder_keeps_its_own_rules_when_it_is_saved(changes, tmp_path):
-    """BertTokenizer of transformers 5 would build other rules from the vocabulary, without a word."""
+    """BertTokenizer of transformers 5 would build other rules from the vocabulary, without a
+    word."""
     description = json.loads(serialized())
     for part, content in changes.items():
         description[part] = description[part] | content if part == "model" else content
@@ -240,11 +307,20 @@ def test_an_opened_folder_keeps_its_own_rules_when_it_is_saved(changes, tmp_path
 
 def test_published_truncation_and_padding_are_dropped(tmp_path):
     content = json.loads(serialized())
-    content["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    content["truncation"] = {
+        "direction": "Right",
+        "max_length": 4,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
     content["padding"] = {
-        "strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0,
+        "strategy": {"Fixed": 9},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
         "pad_token": "[PAD]",
-    }  # fmt: skip
+    }
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     tokenizer = Tokenizer.load(tmp_path)
     assert len(tokenizer.encode("a b c d e f g h i j").ids) == 12
@@ -254,7 +330,10 @@ def test_published_truncation_and_padding_are_dropped(tmp_path):
 
 def test_hash_is_of_what_decides_the_ids():
     plain = Tokenizer(serialized())
-    assert plain.sha256 == Tokenizer(json.dumps(json.loads(serialized()), indent=3), model_max_length=99).sha256
+    assert (
+        plain.sha256
+        == Tokenizer(json.dumps(json.loads(serialized()), indent=3), model_max_length=99).sha256
+    )
     assert plain.sha256 != Tokenizer(serialized(lowercase=False)).sha256
     assert plain.sha256 != Tokenizer(serialized([*TOKENS, "more"])).sha256
     tiny = Tokenizer(serialized([*SPECIALS, "a", "##b"]))
@@ -281,7 +360,9 @@ def test_vocabulary_alone_has_its_casing_guessed_and_said(tmp_path):
 
 
 def test_a_config_that_contradicts_the_vocabulary_is_doubted(tmp_path):
-    folder = write_vocabulary(tmp_path / "x", [*SPECIALS, "The", "A"], do_lower_case=True, model_max_length=8)
+    folder = write_vocabulary(
+        tmp_path / "x", [*SPECIALS, "The", "A"], do_lower_case=True, model_max_length=8
+    )
     assert "is it a cased model" in Tokenizer.load(folder).notes[0]
 
 
@@ -300,7 +381,11 @@ BAD_VOCABULARIES = {
     "crlf": (GOOD.replace(b"\n", b"\r\n"), ":1", "CRLF"),
     "bom": (b"\xef\xbb\xbf" + GOOD, ":1", "byte-order mark"),
     "bytes": (GOOD + b"ok\n\xff\xfe\n", f":{len(TOKENS) + 2}", "not UTF-8"),
-    "empty lines": (b"[PAD]\n\n" + GOOD[6:] + b"\nmore\n", f":{len(TOKENS) + 2}", "'' occurs twice"),
+    "empty lines": (
+        b"[PAD]\n\n" + GOOD[6:] + b"\nmore\n",
+        f":{len(TOKENS) + 2}",
+        "'' occurs twice",
+    ),
     "empty": (b"", ":1", "is empty"),
     "no mask": (GOOD.replace(b"[MASK]\n", b""), "", "lacks [MASK]"),
     "no unknown": (GOOD.replace(b"[UNK]\n", b""), "", "lacks [UNK]"),
@@ -334,20 +419,31 @@ BAD_FILES = {
     "no model": ("{}", "tokenizer.json:1"),
     "nested": ("[" * 200_000, "tokenizer.json"),
     "a token twice": (serialized().replace('"hello":', '"world":'), "tokenizer.json:1"),
-    "library panics": (broken(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "tokenizer.json"),
+    "library panics": (
+        broken(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
+        "tokenizer.json",
+    ),
     "template panics": (
-        broken(post_processor={
-            "type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "[X]", "type_id": 0}}],
-            "pair": [{"SpecialToken": {"id": "[X]", "type_id": 0}}], "special_tokens": {},
-        }),
+        broken(
+            post_processor={
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "[X]", "type_id": 0}}],
+                "pair": [{"SpecialToken": {"id": "[X]", "type_id": 0}}],
+                "special_tokens": {},
+            }
+        ),
         "tokenizer.json",
     ),
     "absurd id": (holes(), "tokenizer.json"),
     "no specials": (
-        broken(added_tokens=[], model={"type": "WordPiece", "vocab": {"[UNK]": 0, "a": 1}}, post_processor=None),
+        broken(
+            added_tokens=[],
+            model={"type": "WordPiece", "vocab": {"[UNK]": 0, "a": 1}},
+            post_processor=None,
+        ),
         "tokenizer",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", BAD_FILES)
@@ -390,9 +486,13 @@ def assert_same(tokenizer, theirs, texts):
     together = [library]
     if pairs:
         firsts, seconds = map(list, zip(*pairs))
-        together.append(theirs(firsts, seconds, return_offsets_mapping=True, return_token_type_ids=True))
+        together.append(
+            theirs(firsts, seconds, return_offsets_mapping=True, return_token_type_ids=True)
+        )
     expected = [
-        row for found in together for row in zip(found["input_ids"], found["offset_mapping"], found["token_type_ids"])
+        row
+        for found in together
+        for row in zip(found["input_ids"], found["offset_mapping"], found["token_type_ids"])
     ]
     different = [
         (encoding, row)
@@ -423,10 +523,16 @@ def both(request, tmp_path_factory):
 @settings(max_examples=150, deadline=None)
 @given(
     texts=st.lists(
-        st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("aé が中한\x0b[MASK]'’\u0301"))),
-        min_size=1, max_size=4,
+        st.text(
+            st.one_of(
+                st.characters(exclude_categories=["Cs"]),
+                st.sampled_from("aé が中한\x0b[MASK]'’\u0301"),
+            )
+        ),
+        min_size=1,
+        max_size=4,
     )
-)  # fmt: skip
+)
 def test_any_text_is_as_in_transformers(both, texts):
     assert_same(*both, texts)
 
@@ -440,7 +546,11 @@ def lines_of(path, number):
     with gzip.open(path, "rt", encoding="utf-8") as file:
         texts = (json.loads(line)["text"] for line in file)
         pieces = (
-            piece for text in texts for line in text.split("\n") for piece in (line[:400], line[400:800]) if piece
+            piece
+            for text in texts
+            for line in text.split("\n")
+            for piece in (line[:400], line[400:800])
+            if piece
         )
         return list(islice(pieces, number))
 
@@ -458,7 +568,11 @@ def compare_on_corpora(data_folder, tmp_path, lines):
         folder = tmp_path / f"{corpus}-{vocabulary}"
         folder.mkdir()
         (folder / "vocab.txt").write_bytes((data_folder / "vocab" / vocabulary).read_bytes())
-        config = {"tokenizer_class": "BertTokenizer", "do_lower_case": lowercase, "model_max_length": 512}
+        config = {
+            "tokenizer_class": "BertTokenizer",
+            "do_lower_case": lowercase,
+            "model_max_length": 512,
+        }
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
         theirs = theirs_for(folder)  # of the published folder, not of one that we wrote
         tokenizer = Tokenizer.load(folder)
@@ -480,21 +594,33 @@ def test_a_hundred_thousand_real_lines_are_as_in_transformers(data_folder, tmp_p
 
 
 def test_an_empty_line_is_a_token_that_no_text_has(tmp_path):
-    """So it is in a vocabulary that was published: whatever stands behind it keeps its number, as in transformers."""
+    """So it is in a vocabulary that was published: whatever stands behind it keeps its number, as
+    in transformers."""
     tokens = [*TOKENS[:20], "", *TOKENS[20:]]
-    folder = write_vocabulary(tmp_path / "v", tokens, do_lower_case=True, tokenizer_class="BertTokenizer")
+    folder = write_vocabulary(
+        tmp_path / "v", tokens, do_lower_case=True, tokenizer_class="BertTokenizer"
+    )
     ours, theirs = Tokenizer.load(folder), transformers.BertTokenizerFast.from_pretrained(folder)
     assert ours.vocab_size == len(tokens)
     for text in ("hello world", "un hello, ok? [MASK]", ""):
         assert ours.encode(text).ids == theirs(text)["input_ids"]
     ours.save(tmp_path / "saved")
     assert (tmp_path / "saved/vocab.txt").read_bytes() == (folder / "vocab.txt").read_bytes()
-    assert Tokenizer.load(tmp_path / "saved").encode("hello world").ids == ours.encode("hello world").ids
+    assert (
+        Tokenizer.load(tmp_path / "saved").encode("hello world").ids
+        == ours.encode("hello world").ids
+    )
 
 
 def test_ids_of_real_text_are_those_of_encode(data_folder, tmp_path):
     folder = tmp_path
-    (folder / "vocab.txt").write_bytes((data_folder / "vocab" / "bert-base-uncased-vocab.txt").read_bytes())
+    (folder / "vocab.txt").write_bytes(
+        (data_folder / "vocab" / "bert-base-uncased-vocab.txt").read_bytes()
+    )
     tokenizer = Tokenizer.load(folder)
-    texts = [text for text in lines_of(data_folder / "text" / CORPORA[0][0], 500) if "[" not in text]
-    assert tokenizer.ids(texts) == [encoding.ids[1:-1] for encoding in tokenizer.encode_batch(texts)]
+    texts = [
+        text for text in lines_of(data_folder / "text" / CORPORA[0][0], 500) if "[" not in text
+    ]
+    assert tokenizer.ids(texts) == [
+        encoding.ids[1:-1] for encoding in tokenizer.encode_batch(texts)
+    ]

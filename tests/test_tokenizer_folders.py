@@ -1,4 +1,5 @@
-"""Tokenizer folders of all kinds: ids, offsets and type ids as in transformers, damaged files refused, files kept."""
+"""Tokenizer folders of all kinds: ids, offsets and type ids as in transformers, damaged files
+refused, files kept."""
 
 import ast
 import gzip
@@ -24,13 +25,35 @@ from bertworks.errors import BertworksError
 from bertworks.text.tokenizer import Tokenizer
 
 ODD = [
-    "", " ", "  two  spaces  ", "tab\tand\nnewline", "naïve café ÉCOLE", "e\u0301 and é", "ﬁ ligature ① ㎏ ½",
-    "``quotes''", "日本語のテキスト。", "한국어 텍스트", "العربية", "हिन्दी", "👩‍👩‍👧 family 🇩🇪",
-    "a\u00a0b\u3000c\u2009d", "\ufeffmark", "zero\u200bwidth", "it's we'll I'M don't", "1,234 and 9, or 3,",
-    "▁underscore▁", "x" * 300, "İstanbul ẞ ß", "a\x00b\x07c", "\U0001f9ff\U000e0001",
-    "CamelCase snake_case http://a.b/c?d=e#f", "trailing space ", "\u0301combining first", "Ⅷ ² ³ ℃ Å",
+    "",
+    " ",
+    "  two  spaces  ",
+    "tab\tand\nnewline",
+    "naïve café ÉCOLE",
+    "e\u0301 and é",
+    "ﬁ ligature ① ㎏ ½",
+    "``quotes''",
+    "日本語のテキスト。",
+    "한국어 텍스트",
+    "العربية",
+    "हिन्दी",
+    "👩‍👩‍👧 family 🇩🇪",
+    "a\u00a0b\u3000c\u2009d",
+    "\ufeffmark",
+    "zero\u200bwidth",
+    "it's we'll I'M don't",
+    "1,234 and 9, or 3,",
+    "▁underscore▁",
+    "x" * 300,
+    "İstanbul ẞ ß",
+    "a\x00b\x07c",
+    "\U0001f9ff\U000e0001",
+    "CamelCase snake_case http://a.b/c?d=e#f",
+    "trailing space ",
+    "\u0301combining first",
+    "Ⅷ ² ³ ℃ Å",
     "«guillemets» „low“",
-]  # fmt: skip
+]
 SPECIAL_TEXT = ["a {mask} b", "{mask}{mask}", "x {cls} y {sep} z", "{pad}"]
 
 
@@ -55,7 +78,10 @@ def write_byte_level(folder, class_name, special_tokens, lines, **config):
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=1200, special_tokens=special_tokens, initial_alphabet=alphabet, show_progress=False
+        vocab_size=1200,
+        special_tokens=special_tokens,
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     library.train_from_iterator(lines, trainer)
     folder.mkdir()
@@ -80,14 +106,21 @@ def write_word_merges(folder, lines):
 
 
 def write_config(folder, class_name, **config):
-    content = {"model_max_length": 512} | ({"tokenizer_class": class_name} if class_name else {}) | config
+    content = (
+        {"model_max_length": 512} | ({"tokenizer_class": class_name} if class_name else {}) | config
+    )
     (folder / "tokenizer_config.json").write_text(json.dumps(content))
 
 
 def write_sentencepiece(folder, class_name, lines, name="spiece.model", config=None, **settings):
     """A SentencePiece file, trained on these lines by the sentencepiece library."""
     model = io.BytesIO()
-    settings = {"vocab_size": 900, "hard_vocab_limit": False, "character_coverage": 0.999, "num_threads": 1} | settings
+    settings = {
+        "vocab_size": 900,
+        "hard_vocab_limit": False,
+        "character_coverage": 0.999,
+        "num_threads": 1,
+    } | settings
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines), model_writer=model, minloglevel=2, **settings
     )
@@ -98,8 +131,12 @@ def write_sentencepiece(folder, class_name, lines, name="spiece.model", config=N
 
 
 ALBERT = {
-    "pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "control_symbols": ["[CLS]", "[SEP]", "[MASK]"],
-}  # fmt: skip
+    "pad_id": 0,
+    "unk_id": 1,
+    "bos_id": -1,
+    "eos_id": -1,
+    "control_symbols": ["[CLS]", "[SEP]", "[MASK]"],
+}
 XLNET = {"control_symbols": ["<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"]}
 ROBERTA_TOKENS = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 
@@ -110,24 +147,40 @@ def make_folder(kind, folder, lines, num_pieces=900):
         case "roberta":
             return write_byte_level(folder, "RobertaTokenizer", ROBERTA_TOKENS, lines)
         case "roberta with a space in front":
-            return write_byte_level(folder, "RobertaTokenizer", ROBERTA_TOKENS, lines, add_prefix_space=True)
+            return write_byte_level(
+                folder, "RobertaTokenizer", ROBERTA_TOKENS, lines, add_prefix_space=True
+            )
         case "gpt2":
             return write_byte_level(folder, "GPT2Tokenizer", ["<|endoftext|>"], lines)
         case "openai-gpt":
             return write_word_merges(folder, lines)
         case "albert":
-            return write_sentencepiece(folder, "AlbertTokenizer", lines, vocab_size=num_pieces, **ALBERT)
+            return write_sentencepiece(
+                folder, "AlbertTokenizer", lines, vocab_size=num_pieces, **ALBERT
+            )
         case "albert with case and accents":
             config = {"do_lower_case": False, "keep_accents": True}
             return write_sentencepiece(folder, "AlbertTokenizer", lines, config=config, **ALBERT)
         case "xlnet":
-            return write_sentencepiece(folder, "XLNetTokenizer", lines, vocab_size=num_pieces, **XLNET)
+            return write_sentencepiece(
+                folder, "XLNetTokenizer", lines, vocab_size=num_pieces, **XLNET
+            )
         case "xlm-roberta":
-            return write_sentencepiece(folder, "XLMRobertaTokenizer", lines, "sentencepiece.bpe.model")
+            return write_sentencepiece(
+                folder, "XLMRobertaTokenizer", lines, "sentencepiece.bpe.model"
+            )
 
 
-KINDS = ["roberta", "roberta with a space in front", "gpt2", "openai-gpt", "albert", "albert with case and accents",
-         "xlnet", "xlm-roberta"]  # fmt: skip
+KINDS = [
+    "roberta",
+    "roberta with a space in front",
+    "gpt2",
+    "openai-gpt",
+    "albert",
+    "albert with case and accents",
+    "xlnet",
+    "xlm-roberta",
+]
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +190,9 @@ def folders(tmp_path_factory):
 
 
 def class_of(folder):
-    return getattr(transformers, json.loads((folder / "tokenizer_config.json").read_text())["tokenizer_class"])
+    return getattr(
+        transformers, json.loads((folder / "tokenizer_config.json").read_text())["tokenizer_class"]
+    )
 
 
 def assert_same(ours, theirs, texts):
@@ -146,7 +201,11 @@ def assert_same(ours, theirs, texts):
     assert len(theirs) == ours.vocab_size
     settings = {"return_offsets_mapping": True, "return_token_type_ids": True}
     expected = [theirs(texts, **settings), theirs(texts[:-1], texts[1:], **settings)]
-    rows = [row for e in expected for row in zip(e["input_ids"], e["offset_mapping"], e["token_type_ids"])]
+    rows = [
+        row
+        for e in expected
+        for row in zip(e["input_ids"], e["offset_mapping"], e["token_type_ids"])
+    ]
     encodings = ours.encode_batch(texts) + [ours.encode(*pair) for pair in pairwise(texts)]
     for encoding, (ids, offsets, type_ids) in zip(encodings, rows, strict=True):
         assert encoding.ids == ids
@@ -168,14 +227,23 @@ def test_a_folder_gives_the_ids_of_transformers(folders, kind):
     assert unknown_rate(ours, LINES) < 0.01
     assert (ours.mask_id >= 0) == ("gpt" not in kind)
     if "gpt" not in kind:
-        names = {"mask": theirs.mask_token, "cls": theirs.cls_token, "sep": theirs.sep_token, "pad": theirs.pad_token}
+        names = {
+            "mask": theirs.mask_token,
+            "cls": theirs.cls_token,
+            "sep": theirs.sep_token,
+            "pad": theirs.pad_token,
+        }
         texts = [text.format(**names) for text in SPECIAL_TEXT]
         for text in texts[1:]:
             assert ours.encode(text).ids == theirs(text)["input_ids"]
         template = ours.template
         assert theirs("a b", "c")["input_ids"] == [
-            *template.prefix, *ours.ids(["a b"])[0], *template.between, *ours.ids(["c"])[0], *template.suffix
-        ]  # fmt: skip
+            *template.prefix,
+            *ours.ids(["a b"])[0],
+            *template.between,
+            *ours.ids(["c"])[0],
+            *template.suffix,
+        ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -187,8 +255,10 @@ def test_a_saved_tokenizer_keeps_its_files_and_opens_in_transformers(folders, tm
             assert (tmp_path / path.name).read_bytes() == path.read_bytes()
     again = Tokenizer.load(tmp_path)
     assert (again.sha256, again.special_tokens, again.files) == (
-        original.sha256, original.special_tokens, original.files
-    )  # fmt: skip
+        original.sha256,
+        original.special_tokens,
+        original.files,
+    )
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert_same(original, theirs, LINES[:200] + ODD)
     (tmp_path / "tokenizer.json").unlink()
@@ -216,14 +286,25 @@ def test_a_family_with_other_ids_is_refused_with_a_command_that_helps(folders, t
         Tokenizer.load(folder)
     command = caught.value.hint.split("`")[1].replace("python", shlex.quote(sys.executable), 1)
     subprocess.run(command, shell=True, check=True, capture_output=True)
-    assert_same(Tokenizer.load(folder), transformers.CamembertTokenizer.from_pretrained(folder), LINES[:50])
+    assert_same(
+        Tokenizer.load(folder), transformers.CamembertTokenizer.from_pretrained(folder), LINES[:50]
+    )
 
 
 def test_added_tokens_of_a_folder_keep_their_ids_and_their_spaces(folders, tmp_path):
     folder = shutil.copytree(folders["roberta"], tmp_path / "folder")
     size = Tokenizer.load(folder).vocab_size
-    flags = {"lstrip": False, "rstrip": True, "normalized": False, "single_word": False, "special": True}
-    decoder = {str(size): {"content": "<extra>", **flags}, str(size + 1): {"content": "<more>", **flags}}
+    flags = {
+        "lstrip": False,
+        "rstrip": True,
+        "normalized": False,
+        "single_word": False,
+        "special": True,
+    }
+    decoder = {
+        str(size): {"content": "<extra>", **flags},
+        str(size + 1): {"content": "<more>", **flags},
+    }
     mask = {"content": "<mask>", **flags, "lstrip": True, "rstrip": False, "__type": "AddedToken"}
     write_config(folder, "RobertaTokenizer", added_tokens_decoder=decoder, mask_token=mask)
     ours, theirs = Tokenizer.load(folder), transformers.RobertaTokenizer.from_pretrained(folder)
@@ -243,10 +324,15 @@ PLAIN = [text for text in LINES + ODD if "\x00" not in text and "▁" not in tex
     "settings",
     [
         pytest.param({}, id="unigram"),
-        pytest.param({"user_defined_symbols": ["(", ")", "self"], "byte_fallback": True}, id="unigram, defined"),
+        pytest.param(
+            {"user_defined_symbols": ["(", ")", "self"], "byte_fallback": True},
+            id="unigram, defined",
+        ),
         pytest.param({"model_type": "bpe"}, id="bpe"),
         pytest.param({"model_type": "bpe", "byte_fallback": True}, id="bpe, bytes"),
-        pytest.param({"add_dummy_prefix": False, "normalization_rule_name": "identity"}, id="identity"),
+        pytest.param(
+            {"add_dummy_prefix": False, "normalization_rule_name": "identity"}, id="identity"
+        ),
         pytest.param({"normalization_rule_name": "nmt_nfkc_cf"}, id="case folding"),
     ],
 )
@@ -257,7 +343,10 @@ def test_a_sentencepiece_file_gives_the_ids_of_sentencepiece(tmp_path, settings)
     assert ours.vocab_size == len(processor)
     for text in PLAIN:
         ids, expected = ours.ids([text])[0], processor.encode(text)
-        if sum(processor.get_score(ids)) != pytest.approx(sum(processor.get_score(expected)), abs=1e-3):  # not a tie
+        # not a tie
+        if sum(processor.get_score(ids)) != pytest.approx(
+            sum(processor.get_score(expected)), abs=1e-3
+        ):
             assert ids == expected, text
         if processor.unk_id() not in ids:
             assert ours.decode(ids).strip() == processor.decode(ids).strip()
@@ -322,7 +411,9 @@ def test_any_damage_of_a_sentencepiece_file_is_an_error_or_a_tokenizer(folders, 
     assert Tokenizer.load(tmp_path).ids(["a a"]) == [[3, 3]]
     random_numbers = random.Random(5)
     for number in range(60):
-        data = bytearray(original[: random_numbers.randrange(len(original))] if number % 2 else original)
+        data = bytearray(
+            original[: random_numbers.randrange(len(original))] if number % 2 else original
+        )
         for _ in range(random_numbers.randrange(1, 20)):
             data[random_numbers.randrange(len(data))] = random_numbers.randrange(256)
         (tmp_path / "spiece.model").write_bytes(data)
@@ -340,7 +431,11 @@ def test_any_damage_of_a_sentencepiece_file_is_an_error_or_a_tokenizer(folders, 
         ("vocab.json", '{"Ġ": "0"}'.encode(), "not the vocabulary of a byte-level BPE"),
         ("vocab.json", '{"Ġ": 0, "a": 1}'.encode(), "lacks <s> or </s>"),
         ("vocab.json", b"[]", "object is expected"),
-        ("tokenizer_config.json", b'{"tokenizer_class": "CLIPTokenizer"}', "family clip cannot be read"),
+        (
+            "tokenizer_config.json",
+            b'{"tokenizer_class": "CLIPTokenizer"}',
+            "family clip cannot be read",
+        ),
     ],
 )
 def test_damaged_byte_level_files_are_refused(folders, tmp_path, name, content, message):
@@ -357,14 +452,22 @@ def test_damaged_byte_level_files_are_refused(folders, tmp_path, name, content, 
 
 
 def real_lines(data_folder, count):
-    """Lines of the corpora, in about equal parts; what small corpora lack comes from the larger ones."""
-    corpora = sorted((data_folder / "text").glob("*.jsonl.gz"), key=lambda path: path.stat().st_size)
+    """Lines of the corpora, in about equal parts; what small corpora lack comes from the larger
+    ones."""
+    corpora = sorted(
+        (data_folder / "text").glob("*.jsonl.gz"), key=lambda path: path.stat().st_size
+    )
     lines = []
     for number, path in enumerate(corpora):
         share = (count - len(lines)) // (len(corpora) - number) + 1
         with gzip.open(path, "rt", encoding="utf-8") as file:
             texts = (json.loads(line)["text"] for line in file)
-            parts = (line[start : start + 400] for text in texts for line in text.split("\n") for start in (0, 400))
+            parts = (
+                line[start : start + 400]
+                for text in texts
+                for line in text.split("\n")
+                for start in (0, 400)
+            )
             lines += islice((part for part in parts if part), share)
     return lines[:count]
 
@@ -372,9 +475,14 @@ def real_lines(data_folder, count):
 def write_bert(folder, lines):
     """vocab.txt, trained on these lines."""
     library = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    library.normalizer, library.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    library.normalizer, library.pre_tokenizer = (
+        normalizers.BertNormalizer(),
+        pre_tokenizers.BertPreTokenizer(),
+    )
     special_tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    trainer = trainers.WordPieceTrainer(vocab_size=8000, special_tokens=special_tokens, show_progress=False)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=8000, special_tokens=special_tokens, show_progress=False
+    )
     library.train_from_iterator(lines, trainer)
     folder.mkdir()
     library.model.save(str(folder))
@@ -392,7 +500,8 @@ def test_a_hundred_thousand_lines_are_as_in_transformers(data_folder, tmp_path, 
     if kind == "bert":
         folder = write_bert(tmp_path / kind, training)
     else:
-        folder = make_folder(kind, tmp_path / kind, training, num_pieces=8000)  # more than characters
+        # more than characters
+        folder = make_folder(kind, tmp_path / kind, training, num_pieces=8000)
     ours = Tokenizer.load(folder)
     theirs = class_of(folder).from_pretrained(folder)
     for start in range(0, len(lines), 2000):

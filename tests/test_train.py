@@ -28,9 +28,14 @@ from bertworks.training.objectives import (
 from bertworks.training.optimization import OptimizerConfig, make_optimizer, update
 
 SMALL = EncoderConfig(
-    vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=48,
-    hidden_dropout=0.0, attention_dropout=0.0,
-)  # fmt: skip
+    vocab_size=200,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    max_position_embeddings=48,
+    hidden_dropout=0.0,
+    attention_dropout=0.0,
+)
 
 
 def make_examples(count, seed=0):
@@ -59,8 +64,19 @@ def make_model(config=SMALL, seed=0, **settings) -> PretrainingModel:
     return PretrainingModel(config, **settings)
 
 
-def run(split, steps=4, config=None, precision="fp32", seed=0, model=None, optimizer=None, start=0, **settings):
-    """Trains on batches of 12 examples, each cut by `split` into micro-batches; returns model, optimizer and steps."""
+def run(
+    split,
+    steps=4,
+    config=None,
+    precision="fp32",
+    seed=0,
+    model=None,
+    optimizer=None,
+    start=0,
+    **settings,
+):
+    """Trains on batches of 12 examples, each cut by `split` into micro-batches; returns model,
+    optimizer and steps."""
     model = model or make_model(**settings)
     config = config or OptimizerConfig(learning_rate=1e-2, warmup=0.25)
     optimizer = optimizer or make_optimizer(model, config)
@@ -69,7 +85,9 @@ def run(split, steps=4, config=None, precision="fp32", seed=0, model=None, optim
         examples = make_examples(12, seed=100 + step)
         return [collate(examples[a:b]) for a, b in zip([0, *split], [*split, 12], strict=True)]
 
-    taken = list(train(model, optimizer, batches, config, steps, precision=precision, seed=seed, start=start))
+    taken = list(
+        train(model, optimizer, batches, config, steps, precision=precision, seed=seed, start=start)
+    )
     return model, optimizer, taken
 
 
@@ -80,7 +98,9 @@ def relative(a, b):
 def test_vocabulary_cross_entropy_is_cross_entropy(monkeypatch):
     """Value and gradients against autograd in float64, whole and in chunks."""
     r = torch.Generator().manual_seed(0)
-    x, words, bias = (torch.randn(*s, generator=r, dtype=torch.float64) for s in ((37, 8), (60, 8), (60,)))
+    x, words, bias = (
+        torch.randn(*s, generator=r, dtype=torch.float64) for s in ((37, 8), (60, 8), (60,))
+    )
     labels = torch.randint(60, (37,), generator=r)
 
     def both(function):
@@ -88,14 +108,17 @@ def test_vocabulary_cross_entropy_is_cross_entropy(monkeypatch):
         loss = function(*inputs)
         return loss, torch.autograd.grad(3 * loss, inputs)
 
-    wanted, wanted_grads = both(lambda x, w, b: nn.functional.cross_entropy(x @ w.T + b, labels, reduction="sum"))
+    wanted, wanted_grads = both(
+        lambda x, w, b: nn.functional.cross_entropy(x @ w.T + b, labels, reduction="sum")
+    )
     for chunk in (CHUNK_BYTES, 60 * 5 * 8):
         monkeypatch.setattr("bertworks.training.objectives.CHUNK_BYTES", chunk)
         found, grads = both(lambda x, w, b: vocabulary_cross_entropy(x, w, b, labels).loss)
         assert found.item() == pytest.approx(wanted.item(), rel=1e-6)
         for a, b in zip(grads, wanted_grads, strict=True):
             assert relative(a, b) < 1e-6
-    # Rows that fill up a product have no loss: here 3 in the last chunk, or one chunk of nothing else.
+    # Rows that fill up a product have no loss: here 3 in the last chunk, or one chunk of nothing
+    # else.
     monkeypatch.setattr("bertworks.training.objectives.compiles_sizes", lambda _: True)
     for more, chunk in ((3, CHUNK_BYTES), (3, 60 * 5 * 8), (9, 60 * 5 * 8)):
         monkeypatch.setattr(
@@ -110,7 +133,9 @@ def test_vocabulary_cross_entropy_is_cross_entropy(monkeypatch):
             assert relative(a, b) < 1e-6
     tally = vocabulary_cross_entropy(x, words, bias, labels)
     assert tally.correct.item() == ((x @ words.T + bias).argmax(-1) == labels).sum().item()
-    assert cross_entropy(x @ words.T + bias, labels).loss.item() == pytest.approx(wanted.item(), rel=1e-6)
+    assert cross_entropy(x @ words.T + bias, labels).loss.item() == pytest.approx(
+        wanted.item(), rel=1e-6
+    )
 
 
 def test_of_equal_scores_the_first_is_the_answer():
@@ -135,7 +160,8 @@ def test_accumulation_is_one_big_batch(split):
     for (name, p), q in zip(first[0].named_parameters(), second[0].parameters(), strict=True):
         assert torch.equal(p, q), name  # the first step of a warm-up has rate 0
         state, other = first[1].state[p]["exp_avg"], second[1].state[q]["exp_avg"]
-        # The keys' bias has no gradient in exact arithmetic: softmax does not see it. What is left is rounding.
+        # The keys' bias has no gradient in exact arithmetic: softmax does not see it. What is left
+        # is rounding.
         assert (state - other).norm() <= 1e-6 * max(state.norm(), 1e-3), name
     for p, q in zip(whole.parameters(), parts.parameters(), strict=True):
         torch.testing.assert_close(p, q, atol=1e-2, rtol=0)
@@ -156,7 +182,10 @@ def test_the_loss_is_the_sum_of_masked_lm_and_next_sentence():
     model = make_model()
     batch = collate(make_examples(5))
     tallies = model(batch)
-    total = tallies["masked_lm"].loss / len(batch.targets["masked_lm"].labels) + tallies["next_sentence"].loss / 5
+    total = (
+        tallies["masked_lm"].loss / len(batch.targets["masked_lm"].labels)
+        + tallies["next_sentence"].loss / 5
+    )
     grads = torch.autograd.grad(total, list(model.parameters()))
     norm = torch.stack([g.norm() for g in grads]).norm().item()
     c = OptimizerConfig()
@@ -172,23 +201,30 @@ def test_resumed_is_uninterrupted_to_the_bit(kind):
     model, optimizer, first = run([5], steps=3, config=c, model=make_model(dropout))
     _, _, second = run([5], steps=6, config=c, model=model, optimizer=optimizer, start=3)
     assert [s.grad_norm.item() for s in first + second] == [s.grad_norm.item() for s in steps]
-    assert all(torch.equal(p, q) for p, q in zip(whole.parameters(), model.parameters(), strict=True))
+    assert all(
+        torch.equal(p, q) for p, q in zip(whole.parameters(), model.parameters(), strict=True)
+    )
 
 
 def test_dropout_is_a_function_of_seed_and_step():
     dropout = replace(SMALL, hidden_dropout=0.2, attention_dropout=0.2)
     losses = [
-        [s.read()["masked_lm"].loss for s in run([], model=make_model(dropout), seed=seed)[2]] for seed in (0, 0, 1)
+        [s.read()["masked_lm"].loss for s in run([], model=make_model(dropout), seed=seed)[2]]
+        for seed in (0, 0, 1)
     ]
     assert losses[0] == losses[1]
     assert losses[0] != losses[2]
 
 
 def reference_adamw(p, grads, c, rates):
-    """Loshchilov and Hutter, algorithm 2, in float64; without correction it is google-research/bert's."""
+    """Loshchilov and Hutter, algorithm 2, in float64; without correction it is
+    google-research/bert's."""
     p, m, v = p.double().clone(), 0.0, 0.0
     for t, (g, lr) in enumerate(zip(grads, rates, strict=True), 1):
-        m, v = c.beta1 * m + (1 - c.beta1) * g.double(), c.beta2 * v + (1 - c.beta2) * g.double() ** 2
+        m, v = (
+            c.beta1 * m + (1 - c.beta1) * g.double(),
+            c.beta2 * v + (1 - c.beta2) * g.double() ** 2,
+        )
         m_hat, v_hat = (m / (1 - c.beta1**t), v / (1 - c.beta2**t)) if c.bias_correction else (m, v)
         p = p - lr * (m_hat / (v_hat.sqrt() + c.eps) + c.weight_decay * p)
     return p
@@ -205,13 +241,16 @@ def test_adamw_is_the_published_one(bias_correction):
     for grad, rate in zip(grads, rates, strict=True):
         layer.weight.grad, layer.bias.grad = grad.clone(), torch.zeros(3)
         update(optimizer, rate, grad.norm(), c.max_grad_norm)
-    torch.testing.assert_close(layer.weight.double(), reference_adamw(start, grads, c, rates), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(
+        layer.weight.double(), reference_adamw(start, grads, c, rates), atol=1e-6, rtol=1e-6
+    )
     assert torch.equal(layer.bias, bias)  # no decay without a gradient: biases are not decayed
 
 
 def reference_lamb(p, grads, c, rates, is_matrix):
-    """You et al. 2020, algorithm 2, in float64; without correction it is `lamb_optimizer.py` of google-research/albert:
-    the decay is added before the norms are compared, and the ratio is 1 where one of them is 0."""
+    """You et al. 2020, algorithm 2, in float64; without correction it is `lamb_optimizer.py` of
+    google-research/albert: the decay is added before the norms are compared, and the ratio is 1
+    where one of them is 0."""
     p, m, v = p.astype(np.float64), 0.0, 0.0
     for t, (g, lr) in enumerate(zip(grads, rates, strict=True), 1):
         m, v = c.beta1 * m + (1 - c.beta1) * g, c.beta2 * v + (1 - c.beta2) * g**2
@@ -228,8 +267,11 @@ def reference_lamb(p, grads, c, rates, is_matrix):
 @pytest.mark.parametrize("decay", [0.1, 0.0])
 @pytest.mark.parametrize("bias_correction", [True, False])
 def test_lamb_is_the_published_one(bias_correction, decay):
-    """Of a whole network: biases and norms have no ratio and no decay, queries, keys and values have one ratio each."""
-    c = OptimizerConfig(optimizer="lamb", bias_correction=bias_correction, weight_decay=decay, max_grad_norm=2.0)
+    """Of a whole network: biases and norms have no ratio and no decay, queries, keys and values
+    have one ratio each."""
+    c = OptimizerConfig(
+        optimizer="lamb", bias_correction=bias_correction, weight_decay=decay, max_grad_norm=2.0
+    )
     model = make_model()
     r = np.random.default_rng(0)
     for p in model.parameters():
@@ -238,7 +280,10 @@ def test_lamb_is_the_published_one(bias_correction, decay):
     model.encoder.blocks[0].attention.qkv.weight.data.view(3, -1)[1] *= 100
     start = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
     rates = [0.0, 1e-2, 2e-2, 1e-2]
-    grads = [{name: r.normal(size=p.shape).astype(np.float32) for name, p in start.items()} for _ in rates]
+    grads = [
+        {name: r.normal(size=p.shape).astype(np.float32) for name, p in start.items()}
+        for _ in rates
+    ]
     for step in grads:
         step["encoder.embeddings.position.weight"][:] = 0
     optimizer = make_optimizer(model, c)
@@ -250,7 +295,9 @@ def test_lamb_is_the_published_one(bias_correction, decay):
         count = 3 if name.endswith("qkv.weight") else 1
         parts = [np.split(step[name] / 3.0, count) for step in grads]
         pieces = zip(np.split(start[name], count), zip(*parts, strict=True), strict=True)
-        expected = np.concatenate([reference_lamb(q, g, c, rates, start[name].ndim > 1) for q, g in pieces])
+        expected = np.concatenate(
+            [reference_lamb(q, g, c, rates, start[name].ndim > 1) for q, g in pieces]
+        )
         np.testing.assert_allclose(p.detach().numpy(), expected, rtol=2e-5, atol=2e-6, err_msg=name)
         moves = decay > 0 or "position" not in name
         assert (np.abs(expected - start[name]).max() > 1e-3) == moves, name
@@ -263,14 +310,16 @@ def test_matrices_decay_and_vectors_do_not():
     assert decayed["weight_decay"] == 0.01
     assert kept["weight_decay"] == 0.0
     assert all(names[id(p)].endswith("bias") or "norm" in names[id(p)] for p in kept["params"])
-    assert not any(names[id(p)].endswith("bias") or "norm" in names[id(p)] for p in decayed["params"])
+    assert not any(
+        names[id(p)].endswith("bias") or "norm" in names[id(p)] for p in decayed["params"]
+    )
     assert len(decayed["params"]) + len(kept["params"]) == len(names)
 
 
 @pytest.mark.parametrize("offset", [0, 1])
 def test_rates_fall_layer_by_layer_from_the_heads_to_the_embeddings(offset: int):
-    """With an offset of 1 the exponents are those of google-research/electra: n_layers + 2 - depth, where the depth of
-    embeddings is 0, of the last block n_layers, of heads n_layers + 2."""
+    """With an offset of 1 the exponents are those of google-research/electra: n_layers + 2 - depth,
+    where the depth of embeddings is 0, of the last block n_layers, of heads n_layers + 2."""
     model = make_model()
     optimizer = make_optimizer(model, OptimizerConfig(layer_decay=0.5, layer_decay_offset=offset))
     update(optimizer, 1.0, torch.tensor(1.0), 1.0)
@@ -278,7 +327,9 @@ def test_rates_fall_layer_by_layer_from_the_heads_to_the_embeddings(offset: int)
     rates = {names[id(p)]: group["lr"] for group in optimizer.param_groups for p in group["params"]}
     parts = {"encoder.embeddings.": 1 / 8, "encoder.blocks.0.": 1 / 4, "encoder.blocks.1.": 1 / 2}
     parts = {name: rate / 2**offset for name, rate in parts.items()}
-    assert rates == {name: next((parts[p] for p in parts if name.startswith(p)), 1.0) for name in names.values()}
+    assert rates == {
+        name: next((parts[p] for p in parts if name.startswith(p)), 1.0) for name in names.values()
+    }
 
 
 @pytest.mark.parametrize("norm", [0.5, 1.0, 20.0])
@@ -299,7 +350,9 @@ def test_a_schedule_is_the_published_one():
     constant = OptimizerConfig(learning_rate=1.0, warmup=0.1, schedule="constant")
     for step in range(100):
         warm = step / 10
-        assert hugging_face.rate(step, 100) == pytest.approx(warm if step < 10 else (100 - step) / 90)
+        assert hugging_face.rate(step, 100) == pytest.approx(
+            warm if step < 10 else (100 - step) / 90
+        )
         assert google.rate(step, 100) == pytest.approx(warm if step < 10 else 1 - step / 100)
         assert constant.rate(step, 100) == pytest.approx(min(1.0, warm))
     assert google.rate(10, 100) < google.rate(9, 100) + 0.1  # the drop where the warm-up ends
@@ -316,7 +369,9 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(poison, kind):
 
     def batches(step):
         for p in model.parameters():
-            p.register_hook(lambda g: g * torch.nan) if poison == "gradient" and step in bad else None
+            p.register_hook(
+                lambda g: g * torch.nan
+            ) if poison == "gradient" and step in bad else None
         if poison == "parameter":
             model.lm_head.bias.data[0] = torch.inf if step in bad else 0.0
         return [collate(make_examples(6, step))]
@@ -342,7 +397,9 @@ def test_bf16_learns_like_fp32_and_keeps_masters_in_fp32():
     for a, b in zip(steps, bf16_steps, strict=True):
         assert a.read()["masked_lm"].loss == pytest.approx(b.read()["masked_lm"].loss, rel=2e-2)
     assert steps[-1].read()["masked_lm"].loss != bf16_steps[-1].read()["masked_lm"].loss
-    vectors = [torch.cat([p.flatten() for p in m.encoder.blocks.parameters()]) for m in (exact, rounded)]
+    vectors = [
+        torch.cat([p.flatten() for p in m.encoder.blocks.parameters()]) for m in (exact, rounded)
+    ]
     assert nn.functional.cosine_similarity(*vectors, dim=0) > 0.99
 
 
@@ -355,7 +412,9 @@ def test_a_frozen_table_stays_and_the_rest_learns(precision):
     _, optimizer, _ = run([], steps=12, config=c, model=model, precision=precision)
     assert torch.equal(frozen, before["encoder.embeddings.position.weight"])
     assert frozen not in optimizer.state
-    assert all(p is frozen or not torch.equal(p, before[name]) for name, p in model.named_parameters())
+    assert all(
+        p is frozen or not torch.equal(p, before[name]) for name, p in model.named_parameters()
+    )
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -372,19 +431,25 @@ def test_it_learns_by_heart(precision):
     model = make_model()
     c = OptimizerConfig(learning_rate=1e-2, warmup=0.1)
     batch = collate(make_examples(8))
-    last = list(train(model, make_optimizer(model, c), lambda _: [batch], c, 80, precision=precision))[-1].read()
+    last = list(
+        train(model, make_optimizer(model, c), lambda _: [batch], c, 80, precision=precision)
+    )[-1].read()
     assert last["masked_lm"].loss < 0.05
     assert last["masked_lm"].accuracy == 1.0
     assert last["next_sentence"].accuracy == 1.0
 
 
 def test_weights_multiply_the_losses() -> None:
-    """One step with weights 1 and 50, by hand and by the loop; the figures are those of the plain losses."""
+    """One step with weights 1 and 50, by hand and by the loop; the figures are those of the plain
+    losses."""
     batch, c = collate(make_examples(6)), OptimizerConfig(learning_rate=1e-2, warmup=0.0)
-    by_hand, trained = (make_model(objectives={"masked_lm": 1.0, "next_sentence": 50.0}) for _ in range(2))
+    by_hand, trained = (
+        make_model(objectives={"masked_lm": 1.0, "next_sentence": 50.0}) for _ in range(2)
+    )
     sums, counts = by_hand(batch), by_hand.counts(batch)
     (
-        sums["masked_lm"].loss / counts["masked_lm"] + 50 * sums["next_sentence"].loss / counts["next_sentence"]
+        sums["masked_lm"].loss / counts["masked_lm"]
+        + 50 * sums["next_sentence"].loss / counts["next_sentence"]
     ).backward()
     (step,) = train(trained, make_optimizer(trained, c), lambda n: [batch], c, 1)
     norm = nn.utils.get_total_norm([p.grad for p in by_hand.parameters()])
@@ -425,7 +490,9 @@ def test_two_processes_are_one(tmp_path: Path):
     from two_processes import learned  # which needs this module
 
     script, out = Path(__file__).with_name("two_processes.py"), tmp_path / "two.pt"
-    done = subprocess.run([sys.executable, str(script), str(out)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, str(script), str(out)], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     one, two = learned(0, 1), torch.load(out, weights_only=True)
     assert one.keys() == two.keys()
@@ -451,7 +518,11 @@ def test_a_loss_that_is_not_finite_skips_though_gradients_are():
             return {"x": LossSum(self.weight.sum() + torch.inf, torch.zeros(()))}
 
     one = np.zeros(1, np.int64)
-    batch, c, damaged = collate([Example(one, one, {"task": Target(one, one)})]), OptimizerConfig(warmup=0.0), Damaged()
+    batch, c, damaged = (
+        collate([Example(one, one, {"task": Target(one, one)})]),
+        OptimizerConfig(warmup=0.0),
+        Damaged(),
+    )
     (step,) = train(damaged, make_optimizer(damaged, c), lambda n: [batch], c, 1)
     assert step.skipped.item() == 1
     assert torch.equal(damaged.weight, torch.ones(3))

@@ -13,7 +13,9 @@ from bertworks.runs.finetune import finetune
 
 
 def length_in(folder: Path) -> Any:
-    return json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))["model_max_length"]
+    return json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))[
+        "model_max_length"
+    ]
 
 
 def test_other_programs_cut_texts_as_the_model_does(model: Path, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""A fine-tuning beside transformers' Trainer, step by step: equal batches, equal losses, at last equal weights. Without
-dropout, whose masks are drawn in other ways."""
+"""A fine-tuning beside transformers' Trainer, step by step: equal batches, equal losses, at last
+equal weights. Without dropout, whose masks are drawn in other ways."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,8 +25,12 @@ def batches_of(task: str) -> LabelledBatches:
     """26 units in steps of 8, 8, 8 and 2, each computed in several parts."""
     generator = np.random.default_rng(0)
     sequences = 3 if task == "choice" else 1
-    lengths = [20] * 26 if task == "qa" else generator.integers(3, 40, 26).tolist()  # qa: see `test_tasks`
-    units = [[example(task, length, number, generator) for number in range(sequences)] for length in lengths]
+    # qa: see `test_tasks`
+    lengths = [20] * 26 if task == "qa" else generator.integers(3, 40, 26).tolist()
+    units = [
+        [example(task, length, number, generator) for number in range(sequences)]
+        for length in lengths
+    ]
     return LabelledBatches(units, batch_size=8, micro_batch_tokens=100, seed=3)
 
 
@@ -51,11 +55,22 @@ def in_trainer(
 
     o = SETTINGS
     arguments = TrainingArguments(
-        str(folder), use_cpu=True, save_strategy="no", report_to="none", disable_tqdm=True, logging_strategy="no",
-        num_train_epochs=1, per_device_train_batch_size=1, learning_rate=o.learning_rate, weight_decay=o.weight_decay,
-        warmup_steps=round(o.warmup * steps), adam_epsilon=o.eps, max_grad_norm=o.max_grad_norm,
-        remove_unused_columns=False, dataloader_pin_memory=False,
-    )  # fmt: skip
+        str(folder),
+        use_cpu=True,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        logging_strategy="no",
+        num_train_epochs=1,
+        per_device_train_batch_size=1,
+        learning_rate=o.learning_rate,
+        weight_decay=o.weight_decay,
+        warmup_steps=round(o.warmup * steps),
+        adam_epsilon=o.eps,
+        max_grad_norm=o.max_grad_norm,
+        remove_unused_columns=False,
+        dataloader_pin_memory=False,
+    )
     Recording(network, arguments, data_collator=collator, train_dataset=list(range(steps))).train()
     return losses
 
@@ -68,9 +83,18 @@ def test_every_step_is_that_of_trainer(task: str, tmp_path: Path) -> None:
     steps = EPOCHS * batches.steps_per_epoch
     assert len(batches(0)) > 1
     expected = in_trainer(theirs, replace(batches, micro_batch_tokens=10**6), task, steps, tmp_path)
-    found = [step.read()["task"].loss for step in train(ours, make_optimizer(ours, SETTINGS), batches, SETTINGS, steps)]
+    found = [
+        step.read()["task"].loss
+        for step in train(ours, make_optimizer(ours, SETTINGS), batches, SETTINGS, steps)
+    ]
     assert found == pytest.approx(expected, rel=1e-4)
     weights = from_huggingface({name: p.detach() for name, p in theirs.named_parameters()}, CONFIG)
-    apart = sum(float((p.detach() - weights[name]).square().sum()) for name, p in ours.named_parameters()) ** 0.5
+    apart = (
+        sum(
+            float((p.detach() - weights[name]).square().sum())
+            for name, p in ours.named_parameters()
+        )
+        ** 0.5
+    )
     moved = sum(float((weights[name] - p).square().sum()) for name, p in begun.items()) ** 0.5
     assert apart <= 1e-3 * moved

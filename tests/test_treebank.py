@@ -58,7 +58,9 @@ def test_what_is_written_is_read(tmp_path: Path):
         (2, 0, "7", "word 2 has the number '7'"),
     ],
 )
-def test_what_is_no_tree_is_refused_with_its_line(number: int, cell: int, value: str, message: str, tmp_path: Path):
+def test_what_is_no_tree_is_refused_with_its_line(
+    number: int, cell: int, value: str, message: str, tmp_path: Path
+):
     good = random_sentence(random.Random(0))
     chain = good._replace(words=tuple("abcde"), heads=(-1, 0, 1, 2, 3), is_punctuation=(False,) * 5)
     path = write_trees(tmp_path / "a.conllu", [good, chain])
@@ -80,7 +82,10 @@ def test_what_is_no_tree_is_refused_with_its_line(number: int, cell: int, value:
         ("", "the file is empty"),
         ("# sent_id = 1\n\n# sent_id = 2\n", "the file has no sentence"),
         ("1\ta\tX\t0\n2\tb\tX\t1\n", "has 10 cells between tabs, this one has 4"),
-        ("1 a _ X _ _ 0 root _ _\n2 b _ X _ _ 1 dep _ _\n", "has 10 cells between tabs, this one has 1"),
+        (
+            "1 a _ X _ _ 0 root _ _\n2 b _ X _ _ 1 dep _ _\n",
+            "has 10 cells between tabs, this one has 1",
+        ),
     ],
 )
 def test_files_that_are_no_treebank(content: str, message: str, tmp_path: Path):
@@ -104,10 +109,11 @@ def test_the_parts_of_a_folder(tmp_path: Path):
     bank = read_treebank(folder)
     assert list(map(len, bank[:3])) == [41, 12, 12]
     assert bank.notes == [
-        "train: xx-ud-train-a.conllu, xx-ud-train-b.conllu, 41 sentences", "dev: xx-ud-dev.conllu, 12 sentences",
+        "train: xx-ud-train-a.conllu, xx-ud-train-b.conllu, 41 sentences",
+        "dev: xx-ud-dev.conllu, 12 sentences",
         "test: xx-ud-test.conllu, 12 sentences",
         "not used, as their names have no part or several: xx-ud-dev-test.conllu",
-    ]  # fmt: skip
+    ]
     assert read_treebank(write_treebank(tmp_path / "two", test=0)).test == []
 
 
@@ -119,7 +125,9 @@ def test_a_folder_without_a_part(part: str, tmp_path: Path):
         BertworksError, match=f"no file has the part '{part}' in its name; there are .*xx.conllu"
     ) as error:
         read_treebank(folder)
-    assert error.value.hint.startswith("name a .conllu file, or a folder with files such as en-train.conllu")
+    assert error.value.hint.startswith(
+        "name a .conllu file, or a folder with files such as en-train.conllu"
+    )
 
 
 def test_a_folder_without_treebanks(tmp_path: Path):
@@ -136,7 +144,9 @@ def test_one_file_is_divided(tmp_path: Path):
     bank = read_treebank(path)
     assert bank == read_treebank(path)
     assert list(map(len, bank[:3])) == [24, 3, 3]
-    assert sorted(one.where for part in bank[:3] for one in part) == sorted(one.where for one in read_trees(path))
+    assert sorted(one.where for part in bank[:3] for one in part) == sorted(
+        one.where for one in read_trees(path)
+    )
     write_trees(path, sentences[:9])
     with pytest.raises(BertworksError, match="9 sentences are too few"):
         read_treebank(path)
@@ -146,12 +156,17 @@ def test_real_trees(data_folder: Path):
     """Its own text is the oracle: words of a sentence are in its comment `# text`, in order."""
     path = data_folder / "probe" / "ud-english-ewt" / "dev.conllu.gz"
     texts = [
-        line[9:] for line in gzip.decompress(path.read_bytes()).decode().split("\n") if line.startswith("# text = ")
+        line[9:]
+        for line in gzip.decompress(path.read_bytes()).decode().split("\n")
+        if line.startswith("# text = ")
     ]
     sentences = list(read_trees(path))
     assert len(sentences) == len(texts) == 2001
-    joined = sum("".join(sentence.words) == text.replace(" ", "") for sentence, text in zip(sentences, texts))
-    assert joined > 0.95 * len(texts)  # the others have contractions, which are not written as their words
+    joined = sum(
+        "".join(sentence.words) == text.replace(" ", "") for sentence, text in zip(sentences, texts)
+    )
+    # the others have contractions, which are not written as their words
+    assert joined > 0.95 * len(texts)
 
 
 def test_lines_of_the_helper_are_conllu():

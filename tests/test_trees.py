@@ -39,7 +39,8 @@ def test_zero_distances_are_edges_too():
 
 
 def kruskal(distances: np.ndarray) -> set[tuple[int, int]]:
-    """The oracle where distances are equal: the pairs in their order, each that closes no circle."""
+    """The oracle where distances are equal: the pairs in their order, each that closes no
+    circle."""
     count = len(distances)
     group, edges = list(range(count)), set()
     for first, second in sorted(zip(*np.triu_indices(count, 1)), key=lambda pair: distances[pair]):
@@ -71,7 +72,9 @@ def test_equal_numbers_have_no_correlation():
 def test_a_perfect_prediction_is_perfect():
     draw = random.Random(0)
     gold = [GoldTree(s.heads, s.is_punctuation) for s in (random_sentence(draw) for _ in range(20))]
-    metrics = tree_metrics(gold, [3.0 * t.distances for t in gold], [7.0 * t.depths + 1 for t in gold])
+    metrics = tree_metrics(
+        gold, [3.0 * t.distances for t in gold], [7.0 * t.depths + 1 for t in gold]
+    )
     assert {name: metric.value for name, metric in metrics.items()} == pytest.approx(
         dict.fromkeys(("uuas", "dspr", "root_accuracy", "nspr"), 1.0)
     )
@@ -103,7 +106,9 @@ def test_figures_are_those_of_the_definitions():
         "nspr": np.mean([np.mean(values) for values in nodes.values()]),
     }
     metrics = tree_metrics(gold, distances, depths)
-    assert {name: metric.value for name, metric in metrics.items()} == pytest.approx(oracle, abs=1e-10)
+    assert {name: metric.value for name, metric in metrics.items()} == pytest.approx(
+        oracle, abs=1e-10
+    )
 
 
 def test_punctuation_is_no_edge_and_no_root():
@@ -114,6 +119,8 @@ def test_punctuation_is_no_edge_and_no_root():
     assert between.edges == {(0, 2), (0, 3)}
     depths = [np.array([0.5, 0.0, 1.0, 1.0])]
     assert tree_metrics([between], [between.distances], depths)["root_accuracy"].value == 1
-    metrics = tree_metrics([only, between], [only.distances, between.distances], [only.depths, *depths])
+    metrics = tree_metrics(
+        [only, between], [only.distances, between.distances], [only.depths, *depths]
+    )
     assert metrics["root_accuracy"].value == 1
     assert metrics["dspr"].value == 0  # no sentence of 5 to 50 words

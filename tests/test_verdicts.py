@@ -1,4 +1,5 @@
-"""What a fine-tuning says of its model: which class F1 is of, whether anything was learned, what is not found."""
+"""What a fine-tuning says of its model: which class F1 is of, whether anything was learned, what is
+not found."""
 
 import csv
 import json
@@ -30,20 +31,26 @@ from bertworks.training.recipe import load_finetune_recipe
 
 
 def rows_of(labels: list[str]) -> list[Features]:
-    d = TaskConfig(task="classification", text=("text",), labels=tuple(sorted(set(labels))), max_length=64)
+    d = TaskConfig(
+        task="classification", text=("text",), labels=tuple(sorted(set(labels))), max_length=64
+    )
     items = [Item((f"a film {n}",), label, f"f:{n}") for n, label in enumerate(labels)]
     return list(make_featurizer(d, tokenizer())(items))
 
 
 def compared(gold: list[str], predicted: list[str], **options: Any) -> dict[str, Any]:
     """The comparison of predictions with the most frequent label alone."""
-    d = TaskConfig(task="classification", text=("text",), labels=tuple(sorted(set(gold))), max_length=64)
+    d = TaskConfig(
+        task="classification", text=("text",), labels=tuple(sorted(set(gold))), max_length=64
+    )
     most_frequent = max(sorted(set(gold)), key=gold.count)
     answers = {
         FINETUNED: [{"label": label} for label in predicted],
         "most frequent label": [{"label": most_frequent}] * len(gold),
     }
-    return compare_baselines(d, options.pop("metric", "accuracy"), rows_of(gold), answers, **options)
+    return compare_baselines(
+        d, options.pop("metric", "accuracy"), rows_of(gold), answers, **options
+    )
 
 
 # --- the class whose F1 is reported ---
@@ -81,9 +88,18 @@ def test_f1_is_that_of_the_class_which_a_user_looks_for(
 def test_a_class_that_does_not_exist_is_refused() -> None:
     rows = [Item(("a",), label, "f:1") for label in "abc"]
     for labels in (("a", "b", "c"), ("a", "b")):
-        with pytest.raises(UsageError, match="F1 of one class" if len(labels) == 3 else "not one of the two labels"):
-            choose_positive(rows, Schema(task="classification", text=("t",), labels=labels), "d", [])
-    assert choose_positive(rows, Schema(task="classification", text=("t",), labels=("a", "b", "c")), None, []) is None
+        with pytest.raises(
+            UsageError, match="F1 of one class" if len(labels) == 3 else "not one of the two labels"
+        ):
+            choose_positive(
+                rows, Schema(task="classification", text=("t",), labels=labels), "d", []
+            )
+    assert (
+        choose_positive(
+            rows, Schema(task="classification", text=("t",), labels=("a", "b", "c")), None, []
+        )
+        is None
+    )
 
 
 def test_all_folds_have_the_same_class(tmp_path: Path) -> None:
@@ -115,7 +131,9 @@ def test_the_class_is_stored_in_the_model(model: Path, tmp_path: Path) -> None:
     (output / "task.json").write_text(json.dumps(content))
     evaluation_of_old_folder = evaluate_task(output, data, device="cpu")
     assert evaluation_of_old_folder["positive"] == "pos"
-    assert evaluation_of_old_folder["figures"]["f1"] == pytest.approx(evaluation_of_old_folder["table"]["pos"]["f1"])
+    assert evaluation_of_old_folder["figures"]["f1"] == pytest.approx(
+        evaluation_of_old_folder["table"]["pos"]["f1"]
+    )
     (output / "task.json").write_text(json.dumps(content | {"positive": "other"}))
     with pytest.raises(BertworksError, match="the positive label 'other' is not one of the labels"):
         read_task_json(output / "task.json")
@@ -125,7 +143,9 @@ def test_data_without_a_choice_keep_the_second_label() -> None:
     """`evaluate glue` makes its data itself: F1 of RTE stays that of "not_entailment"."""
     items = [Item(("a", "b"), label, "f:1") for label in ("entailment", "not_entailment")]
     schema = Schema(task="classification", text=("a", "b"), labels=("entailment", "not_entailment"))
-    d = describe_task(LabelledData(schema, items, items), replace(load_finetune_recipe("stable"), max_length=64))
+    d = describe_task(
+        LabelledData(schema, items, items), replace(load_finetune_recipe("stable"), max_length=64)
+    )
     assert (d.positive, d.positive_label) == (None, "not_entailment")
 
 
@@ -133,14 +153,24 @@ def test_data_without_a_choice_keep_the_second_label() -> None:
 
 
 def test_thirty_five_percent_of_many_labels_is_not_nothing() -> None:
-    """35 % is right where 28 % of the rows have the most frequent label: not clearly more, and far from chance."""
+    """35 % is right where 28 % of the rows have the most frequent label: not clearly more, and far
+    from chance."""
     draw = np.random.default_rng(4)
     gold = [str(label) for label in draw.choice(list("abcdefgh"), 100, p=[0.28, *[0.72 / 7] * 7])]
-    predicted = [label if draw.random() < 0.25 else str(draw.choice(list("abcdefgh"))) for label in gold]
+    predicted = [
+        label if draw.random() < 0.25 else str(draw.choice(list("abcdefgh"))) for label in gold
+    ]
     comparison = compared(gold, predicted)
-    assert comparison["methods"][1]["difference_interval"][0] < 0 < comparison["methods"][1]["difference"]
+    assert (
+        comparison["methods"][1]["difference_interval"][0]
+        < 0
+        < comparison["methods"][1]["difference"]
+    )
     assert "nothing" not in comparison["verdict"]
-    assert 'fine-tuning is not clearly better than "most frequent label": accuracy' in comparison["verdict"]
+    assert (
+        'fine-tuning is not clearly better than "most frequent label": accuracy'
+        in comparison["verdict"]
+    )
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "macro_f1"])
@@ -156,7 +186,10 @@ def test_of_few_rows_nothing_follows() -> None:
     """All of three rows are right, which chance gives as well."""
     verdict = compared(["a", "b", "c"], ["a", "b", "c"])["verdict"]
     assert "nothing" not in verdict
-    assert "cannot show whether fine-tuning has learned anything: on 3 rows even answers that are all right" in verdict
+    assert (
+        "cannot show whether fine-tuning has learned anything: on 3 rows even answers that are "
+        "all right"
+    ) in verdict
 
 
 def test_the_same_is_not_said_twice() -> None:
@@ -167,9 +200,14 @@ def test_the_same_is_not_said_twice() -> None:
 
 
 def test_a_model_of_two_rows_per_label_is_not_called_useless(model: Path, tmp_path: Path) -> None:
-    """With fewer rows of a label than folds, a fold is evaluated by a model that has hardly seen its labels."""
+    """With fewer rows of a label than folds, a fold is evaluated by a model that has hardly seen
+    its labels."""
     labels = [f"topic {n}" for n in range(12)]
-    rows = [f"the town of dogs {word} {n},{label}" for n, label in enumerate(labels) for word in ("good", "bad")]
+    rows = [
+        f"the town of dogs {word} {n},{label}"
+        for n, label in enumerate(labels)
+        for word in ("good", "bad")
+    ]
     (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows]))
     output = tmp_path / "out"
     finetune(tmp_path / "d.csv", model=model, method="frozen", output=output, device="cpu")
@@ -187,10 +225,16 @@ def test_the_linear_head_is_not_compared_with_itself(model: Path, tmp_path: Path
         output = tmp_path / method
         options = {"overrides": ["epochs=1"]} if method == "full" else {}
         finetune(
-            write_reviews(tmp_path / "d.csv", 30), model=model, method=method, output=output, device="cpu", **options
+            write_reviews(tmp_path / "d.csv", 30),
+            model=model,
+            method=method,
+            output=output,
+            device="cpu",
+            **options,
         )
         names[method] = [
-            comparison["method"] for comparison in read_json(output / "result.json")["baselines"]["methods"]
+            comparison["method"]
+            for comparison in read_json(output / "result.json")["baselines"]["methods"]
         ]
     assert names["frozen"] == ["linear head", "most frequent label", "bag of words"]
     assert "frozen vectors" in names["full"]
@@ -199,7 +243,13 @@ def test_the_linear_head_is_not_compared_with_itself(model: Path, tmp_path: Path
 def test_words_of_a_cross_validation(model: Path, tmp_path: Path) -> None:
     """The model in the folder has seen all rows, there is no dev, and the figures are too low."""
     output = tmp_path / "out"
-    finetune(write_reviews(tmp_path / "d.csv", 30), model=model, method="frozen", output=output, device="cpu")
+    finetune(
+        write_reviews(tmp_path / "d.csv", 30),
+        model=model,
+        method="frozen",
+        output=output,
+        device="cpu",
+    )
     text = read_json(output / "finished.json")["text"]
     assert "in cross-validation, on 20 rows by models that did not see them" in text
     assert "rows that it did not see" not in text
@@ -212,13 +262,18 @@ def test_words_of_a_cross_validation(model: Path, tmp_path: Path) -> None:
         assert "few evaluated rows" in page
 
 
-def test_a_model_that_never_finds_the_rare_class_has_no_high_score_as_its_headline(model: Path, tmp_path: Path) -> None:
-    """99 % of the rows are frequent: F1 of the frequent class is near 100 %, and the model is of no use."""
+def test_a_model_that_never_finds_the_rare_class_has_no_high_score_as_its_headline(
+    model: Path, tmp_path: Path
+) -> None:
+    """99 % of the rows are frequent: F1 of the frequent class is near 100 %, and the model is of no
+    use."""
     rows = [f"a film {n},{'rare' if n % 50 == 0 else 'often'}" for n in range(150)]
     (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows]))
     output = tmp_path / "out"
     options = {"positive": "often", "metric": "f1"}
-    finetune(tmp_path / "d.csv", model=model, method="frozen", output=output, device="cpu", **options)
+    finetune(
+        tmp_path / "d.csv", model=model, method="frozen", output=output, device="cpu", **options
+    )
     result = read_json(output / "result.json")
     assert result["figures"]["f1"] > 0.98
     assert result["never_found"] == {"rare": int(result["table"]["rare"]["support"])}
@@ -234,11 +289,18 @@ def test_labels_that_are_never_found_are_those_without_a_right_answer() -> None:
     gold = list("aabbccd")
     predicted = list("aaacbaa")
     d = TaskConfig(task="classification", labels=("a", "b", "c", "d", "e"))
-    rows = [row._replace(item=row.item._replace(label=label)) for row, label in zip(rows_of(gold), gold, strict=True)]
+    rows = [
+        row._replace(item=row.item._replace(label=label))
+        for row, label in zip(rows_of(gold), gold, strict=True)
+    ]
     scores = dict.fromkeys(d.labels, 0.2)
-    results, _ = task_results(d, rows, [{"label": label, "score": 0.2, "scores": scores} for label in predicted])
+    results, _ = task_results(
+        d, rows, [{"label": label, "score": 0.2, "scores": scores} for label in predicted]
+    )
     assert results["never_found"] == {"b": 2, "c": 2, "d": 1}
-    sentence = "the model does not find any row of 3 labels: 'b' (2 rows), 'c' (2 rows), 'd' (1 row)"
+    sentence = (
+        "the model does not find any row of 3 labels: 'b' (2 rows), 'c' (2 rows), 'd' (1 row)"
+    )
     assert format_never_found(results["never_found"]) == sentence
     assert format_never_found({"d": 1}) == "the model does not find the only row of 'd'"
     assert format_never_found({}) == ""
@@ -259,7 +321,11 @@ def test_the_hint_names_a_pair_in_the_order_of_its_columns(tmp_path: Path) -> No
     short_text = "some dogs walk near the water"
     rows = [f"{n},{long_text} {n},{short_text} {n},{'yes' if n % 2 else 'no'}" for n in range(20)]
     for name, header in (("a.csv", "n,source,remark,label"), ("b.csv", "n,remark,source,label")):
-        swapped = rows if name == "a.csv" else [f"{n},{short_text} {n},{long_text} {n},yes" for n in range(20)]
+        swapped = (
+            rows
+            if name == "a.csv"
+            else [f"{n},{short_text} {n},{long_text} {n},yes" for n in range(20)]
+        )
         (tmp_path / name).write_text("\n".join([header, *swapped]))
         with pytest.raises(UsageError, match="several columns hold texts") as error:
             read_data(tmp_path / name)
@@ -292,10 +358,16 @@ def test_a_time_is_never_nothing_and_includes_the_comparison(model: Path, tmp_pa
 
 
 def test_errors_are_introduced(model: Path, tmp_path: Path) -> None:
-    """The first rows are those that contradict the model most clearly: they may be errors of the data."""
+    """The first rows are those that contradict the model most clearly: they may be errors of the
+    data."""
     rows = [f"a {'good' if n % 2 else 'bad'} film,{'pos' if n % 2 else 'neg'}" for n in range(40)]
     (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows]))
-    dev_rows = ["a good film indeed,neg", "a bad film indeed,pos", "a good film,neg", "a good film,pos"]
+    dev_rows = [
+        "a good film indeed,neg",
+        "a bad film indeed,pos",
+        "a good film,neg",
+        "a good film,pos",
+    ]
     (tmp_path / "dev.csv").write_text("\n".join(["text,label", *dev_rows]))
     output = tmp_path / "out"
     data = {"data": tmp_path / "d.csv", "dev": tmp_path / "dev.csv"}
@@ -311,7 +383,9 @@ def test_errors_are_introduced(model: Path, tmp_path: Path) -> None:
 # --- several labels for each row ---
 
 
-def compared_sets(gold: list[list[str]], predicted: list[list[str]], names: str = "abcdef") -> dict[str, Any]:
+def compared_sets(
+    gold: list[list[str]], predicted: list[list[str]], names: str = "abcdef"
+) -> dict[str, Any]:
     """The comparison of predicted sets of labels with the most frequent label alone."""
     d = TaskConfig(task="multilabel", text=("text",), labels=tuple(names), max_length=64)
     items = [Item((f"a film {n}",), labels, f"f:{n}") for n, labels in enumerate(gold)]
@@ -324,8 +398,11 @@ def compared_sets(gold: list[list[str]], predicted: list[list[str]], names: str 
 
 
 def test_a_model_that_finds_rare_labels_has_learned_something() -> None:
-    """Micro F1 is smaller than that of the most frequent label, which does not depend on the text."""
-    gold = [["a", *(name for place, name in enumerate("bcdef") if n % 20 == place)] for n in range(100)]
+    """Micro F1 is smaller than that of the most frequent label, which does not depend on the
+    text."""
+    gold = [
+        ["a", *(name for place, name in enumerate("bcdef") if n % 20 == place)] for n in range(100)
+    ]
     gold = [labels if n % 10 else labels[1:] for n, labels in enumerate(gold)]
     predicted = [[name for name in labels if name != "a"] for labels in gold]
     found = compared_sets(gold, predicted)

@@ -57,7 +57,9 @@ def test_a_shortlist_learns_what_the_whole_table_does(damaged: int | None) -> No
     expected = trained(whole, units, damaged=damaged)
     found = trained(small, units, damaged=damaged)
     found[WORDS] = shortlist.merge(begun[WORDS], found[WORDS])
-    assert not torch.allclose(expected[WORDS][shortlist.ids[-1]], begun[WORDS][shortlist.ids[-1]], rtol=1e-4)
+    assert not torch.allclose(
+        expected[WORDS][shortlist.ids[-1]], begun[WORDS][shortlist.ids[-1]], rtol=1e-4
+    )
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-7, msg=name)
 
@@ -69,7 +71,8 @@ def test_a_shortlist_reads_the_rows_of_the_tokens() -> None:
     shortlist.attach(embedding)
     for (one,) in units:
         assert torch.equal(embedding(torch.from_numpy(one.input_ids)), table[one.input_ids])
-    assert embedding.to("meta")(torch.from_numpy(units[0][0].input_ids).to("meta")).is_meta  # as on a GPU
+    # as on a GPU
+    assert embedding.to("meta")(torch.from_numpy(units[0][0].input_ids).to("meta")).is_meta
     assert torch.equal(shortlist.merge(table, shortlist.rows(table)), table)  # to the last bit
 
 

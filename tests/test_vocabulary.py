@@ -35,12 +35,17 @@ def make_splitter(normalizer, pre_tokenizer, max_length):
 
 SPLITTER = make_splitter(BERT, pre_tokenizers.BertPreTokenizer(), 100)
 BYTES = make_splitter(
-    normalizers.Sequence([BERT, normalizers.Strip(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")]),
+    normalizers.Sequence(
+        [BERT, normalizers.Strip(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")]
+    ),
     pre_tokenizers.ByteLevel(add_prefix_space=True),
     1000,
 )
 ALGORITHMS = ["wordpiece", "bpe", "unigram"]
-WORDS = "the old cat sat on a mat with 3 unhappy, unaffordable friends; café naïve résumé — Straße! it's x-ray".split()
+WORDS = (
+    "the old cat sat on a mat with 3 unhappy, unaffordable friends; café naïve résumé — "
+    "Straße! it's x-ray"
+).split()
 TEXTS = st.lists(
     # words with U+FFFD are counted together: see the test of bad bytes
     st.text(
@@ -56,7 +61,8 @@ def invented(documents=60, seed=0):
     """Documents of words that repeat, with a few that come once."""
     chance = random.Random(seed)
     return [
-        " ".join(chance.choices(WORDS, range(len(WORDS), 0, -1), k=40)) + f"\nword{chance.randrange(10**6)} İ \x0bq"
+        " ".join(chance.choices(WORDS, range(len(WORDS), 0, -1), k=40))
+        + f"\nword{chance.randrange(10**6)} İ \x0bq"
         for _ in range(documents)
     ]
 
@@ -72,7 +78,9 @@ def files_of(tokenizer, folder):
 @given(TEXTS)
 @pytest.mark.parametrize("splitter", [SPLITTER, BYTES], ids=["wordpiece", "bpe"])
 def test_counts_are_those_of_the_whole_text(splitter, texts):
-    expected = Counter(word for text in texts for word in splitter.words(text) if len(word) <= splitter.max_length)
+    expected = Counter(
+        word for text in texts for word in splitter.words(text) if len(word) <= splitter.max_length
+    )
     assert splitter.count(texts) == expected
 
 
@@ -82,18 +90,24 @@ def test_counts_are_those_of_the_whole_text(splitter, texts):
 def test_words_of_text_as_it_is_are_those_of_the_tokenizer(special_tokens, texts):
     """White space and decomposed characters too: no normalizer touches them."""
     texts = [*texts, "The  old\n\ncat's e\u0301 \t dog ", " a\u00a0b \x1c c"]
-    config = VocabularyConfig(size=400, algorithm="bpe", lowercase=False, special_tokens=special_tokens)
+    config = VocabularyConfig(
+        size=400, algorithm="bpe", lowercase=False, special_tokens=special_tokens
+    )
     shared, kept, stripped = splitter_of(config).count(texts)
     assert not kept
     assert not stripped
     words = Splitter(as_it_is(special_tokens), 1000)
-    assert shared == Counter(word for text in texts if not text.isspace() for word in words.words(text))
+    assert shared == Counter(
+        word for text in texts if not text.isspace() for word in words.words(text)
+    )
 
 
 @cache
 def as_it_is(special_tokens):
     """The tokenizer.json of a byte-level vocabulary with these special tokens."""
-    config = VocabularyConfig(size=400, algorithm="bpe", lowercase=False, special_tokens=special_tokens)
+    config = VocabularyConfig(
+        size=400, algorithm="bpe", lowercase=False, special_tokens=special_tokens
+    )
     return train_vocabulary(["the cat sat"] * 5, config, workers=1)[0].__reduce__()[1][0]
 
 
@@ -109,18 +123,26 @@ def written_tokenizer(algorithm, strip_accents):
 @given(texts=TEXTS)
 @settings(max_examples=60)
 def test_words_are_those_of_the_tokenizer_that_is_written(algorithm, texts):
-    """Whether it keeps or strips accents is decided after counting: both are counted by their own rules."""
-    texts = [*texts, "a", "na\u00efve cafe\u0301 \u025b\u0301b", "\u0939\u093f\u0928\u094d\u0926\u0940"]
+    """Whether it keeps or strips accents is decided after counting: both are counted by their own
+    rules."""
+    texts = [
+        *texts,
+        "a",
+        "na\u00efve cafe\u0301 \u025b\u0301b",
+        "\u0939\u093f\u0928\u094d\u0926\u0940",
+    ]
     splitter = splitter_of(VocabularyConfig(algorithm=algorithm))
     shared, kept, stripped = splitter.count(texts)
     assert kept
     for strip_accents, counts in ((False, kept), (True, stripped)):
-        written = train_vocabulary(["a"], VocabularyConfig(size=400, algorithm=algorithm, strip_accents=strip_accents))[
-            0
-        ]
+        written = train_vocabulary(
+            ["a"], VocabularyConfig(size=400, algorithm=algorithm, strip_accents=strip_accents)
+        )[0]
         (serialized,) = written.__reduce__()[1]
         words = Splitter(serialized, splitter.max_length)
-        expected = Counter(word for text in texts for word in words.words(text) if len(word) <= words.max_length)
+        expected = Counter(
+            word for text in texts for word in words.words(text) if len(word) <= words.max_length
+        )
         assert shared + counts == expected
 
 
@@ -128,7 +150,11 @@ def test_counts_survive_a_lone_surrogate_and_long_words():
     assert SPLITTER.count(["a\ud800b " + "x" * 101]) == {"ab": 1}
 
 
-@given(st.lists(st.dictionaries(st.text(st.sampled_from("abé中\U0001f600"), min_size=1), st.integers(1, 9))))
+@given(
+    st.lists(
+        st.dictionaries(st.text(st.sampled_from("abé中\U0001f600"), min_size=1), st.integers(1, 9))
+    )
+)
 @settings(deadline=None)
 def test_counts_through_a_file_are_exact_and_sorted(batches):
     expected: Counter[str] = Counter()
@@ -164,14 +190,19 @@ def test_a_killed_counting_process_is_an_error(monkeypatch):
 def naive_merges(words):
     """The definition, all counts made anew at every step; ties to the pair of older symbols."""
     words = [(characters_of(word), count) for word, count in words]
-    order = {form: number for number, form in enumerate(sorted({form for word, _ in words for form in word}))}
+    order = {
+        form: number
+        for number, form in enumerate(sorted({form for word, _ in words for form in word}))
+    }
     merges = []
     while True:
         pairs = Counter()
         for word, count in words:
             for pair in pairwise(word):
                 pairs[pair] += count
-        scored = [(-count, order[a], order[b], a, b) for (a, b), count in pairs.items() if count > 1]
+        scored = [
+            (-count, order[a], order[b], a, b) for (a, b), count in pairs.items() if count > 1
+        ]
         if not scored:
             break
         *_, left, right = min(scored)
@@ -188,7 +219,11 @@ def naive_merges(words):
 
 
 @pytest.mark.no_cover
-@given(st.dictionaries(st.text(st.sampled_from("abc"), min_size=1, max_size=9), st.integers(1, 20), max_size=12))
+@given(
+    st.dictionaries(
+        st.text(st.sampled_from("abc"), min_size=1, max_size=9), st.integers(1, 20), max_size=12
+    )
+)
 @settings(deadline=None, max_examples=150)
 def test_merges_are_those_of_the_definition(words):
     items = sorted(words.items())
@@ -204,7 +239,9 @@ def test_stepping_stones_are_dropped():
     pieces = train_word_pieces(words, alphabet, len(alphabet) + 6, min_frequency=2)
     assert set(pieces[len(alphabet) :]) >= {"abcdef", "xy"}
     few = train_word_pieces(words, alphabet, len(alphabet) + 5, min_frequency=2)
-    assert few[len(alphabet) :][-1] == "xy", "a fifth more than 5 is 6; a stepping stone of abcdef went"
+    assert few[len(alphabet) :][-1] == "xy", (
+        "a fifth more than 5 is 6; a stepping stone of abcdef went"
+    )
 
 
 # Training
@@ -227,12 +264,24 @@ def test_strings_of_numpy_are_texts_too(monkeypatch):
     documents = invented()
     expected, _ = train_vocabulary(documents, VocabularyConfig(size=200), workers=1)
     monkeypatch.setattr(word_counts, "BATCH", 2000)
-    assert train_vocabulary(np.array(documents), VocabularyConfig(size=200), workers=2)[0].tokens == expected.tokens
+    assert (
+        train_vocabulary(np.array(documents), VocabularyConfig(size=200), workers=2)[0].tokens
+        == expected.tokens
+    )
 
 
 def test_ids_of_special_tokens_are_fixed_and_unused_slots_follow():
     made, _ = train_vocabulary(invented(), VocabularyConfig(size=120, unused=3))
-    assert made.tokens[:8] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]", "[unused1]", "[unused2]"]
+    assert made.tokens[:8] == [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "[unused0]",
+        "[unused1]",
+        "[unused2]",
+    ]
     assert (made.pad_id, made.unk_id, made.cls_id, made.sep_id, made.mask_id) == (0, 1, 2, 3, 4)
     assert len(set(made.tokens)) == made.vocab_size == 120
 
@@ -242,7 +291,8 @@ def test_transformers_opens_the_folder_and_agrees(algorithm, tmp_path):
     from transformers import AutoTokenizer
 
     made, report = train_vocabulary(
-        invented(), VocabularyConfig(size=330, algorithm=algorithm, model_max_length=64, min_frequency=1)
+        invented(),
+        VocabularyConfig(size=330, algorithm=algorithm, model_max_length=64, min_frequency=1),
     )
     made.save(tmp_path)
     assert (tmp_path / "vocab.txt").exists() == (algorithm == "wordpiece")
@@ -294,7 +344,9 @@ def test_accents_stripped_late_are_as_if_stripped_at_once(algorithm):
     texts = [text + " a≠b Ελλάδα naïve ﬁn Å" for text in invented()]
     size = VocabularyConfig(size=330, algorithm=algorithm)
     late, _ = train_vocabulary(texts, size)
-    at_once, _ = train_vocabulary(texts, VocabularyConfig(size=330, algorithm=algorithm, strip_accents=True))
+    at_once, _ = train_vocabulary(
+        texts, VocabularyConfig(size=330, algorithm=algorithm, strip_accents=True)
+    )
     assert late.tokens == at_once.tokens
 
 
@@ -324,7 +376,9 @@ def test_much_unknown_text_is_a_warning():
     assert report.unknown_rate == 0
     assert not report.warnings
     _, report = train_vocabulary(["ab cd \ufffd"] * 90, VocabularyConfig(size=300, algorithm="bpe"))
-    assert report.warnings == (f"{report.unknown_rate:.1%} of the tokens are [UNK]: bytes that are not text",)
+    assert report.warnings == (
+        f"{report.unknown_rate:.1%} of the tokens are [UNK]: bytes that are not text",
+    )
 
 
 def test_held_out_documents_do_not_depend_on_order():
@@ -335,7 +389,11 @@ def test_held_out_documents_do_not_depend_on_order():
 
 
 def test_a_tiny_corpus_is_never_all_held_out():
-    text = next(f"words {number}" for number in range(10_000) if not list(word_counts.Sample([f"words {number}"])))
+    text = next(
+        f"words {number}"
+        for number in range(10_000)
+        if not list(word_counts.Sample([f"words {number}"]))
+    )
     made, report = train_vocabulary([text], VocabularyConfig(size=50, min_frequency=1))
     assert "words" in made.tokens
     assert any("too little text" in note for note in report.notes)
@@ -365,7 +423,9 @@ def test_memory_that_holds_few_words_is_said(monkeypatch):
     assert any("10 most frequent" in note for note in report.notes)
 
 
-@pytest.mark.parametrize(("texts", "message"), [([], "no documents"), (["", " \n\t", "\x00"], "no text")])
+@pytest.mark.parametrize(
+    ("texts", "message"), [([], "no documents"), (["", " \n\t", "\x00"], "no text")]
+)
 def test_nothing_to_learn_from(texts, message):
     with pytest.raises(BertworksError, match=message):
         train_vocabulary(texts, VocabularyConfig(size=100))
@@ -375,11 +435,15 @@ def test_nothing_to_learn_from(texts, message):
 def test_text_without_spaces_is_called_so(algorithm):
     longest = 100 if algorithm == "wordpiece" else 1000
     endless = "".join(random.Random(0).choices("ACGT", k=20 * longest))
-    with pytest.raises(BertworksError, match=f"only words of more than {longest:,} characters") as caught:
+    with pytest.raises(
+        BertworksError, match=f"only words of more than {longest:,} characters"
+    ) as caught:
         train_vocabulary([endless], VocabularyConfig(size=300, algorithm=algorithm))
     assert ("--algorithm bpe" in caught.value.hint) == (algorithm == "wordpiece")
     # The sample that is measured on may hold no other words.
-    _, report = train_vocabulary([endless * 20, *invented()], VocabularyConfig(size=330, algorithm=algorithm))
+    _, report = train_vocabulary(
+        [endless * 20, *invented()], VocabularyConfig(size=330, algorithm=algorithm)
+    )
     assert report.tokens_per_word > 0
     assert any(f"of more than {longest:,} characters" in note for note in report.notes)
 
@@ -387,11 +451,18 @@ def test_text_without_spaces_is_called_so(algorithm):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"size": 0}, {"size": -5}, {"size": 10**9}, {"algorithm": "words"}, {"unused": -1},
-        {"unused": 30000}, {"character_coverage": 0.0}, {"character_coverage": 1.5}, {"min_frequency": 0},
+        {"size": 0},
+        {"size": -5},
+        {"size": 10**9},
+        {"algorithm": "words"},
+        {"unused": -1},
+        {"unused": 30000},
+        {"character_coverage": 0.0},
+        {"character_coverage": 1.5},
+        {"min_frequency": 0},
         {"model_max_length": 2},
     ],
-)  # fmt: skip
+)
 def test_absurd_wishes_are_refused(wrong):
     with pytest.raises(UsageError):
         VocabularyConfig(**wrong)
@@ -400,20 +471,29 @@ def test_absurd_wishes_are_refused(wrong):
 def test_progress_is_reported():
     reported = []
     train_vocabulary(
-        invented(), VocabularyConfig(size=100), progress=lambda stage, done: reported.append((stage, done))
+        invented(),
+        VocabularyConfig(size=100),
+        progress=lambda stage, done: reported.append((stage, done)),
     )
     assert reported[0][0] == "counting"
     assert reported[0][1] > 10_000
 
 
 def test_frequent_words_of_unigram_have_a_piece_with_their_space():
-    """Also where a space stands alone, as before a quotation mark, which makes it frequent itself."""
+    """Also where a space stands alone, as before a quotation mark, which makes it frequent
+    itself."""
     chance = random.Random(0)
     letters = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
     words = ["".join(chance.choices(letters, k=3)) for _ in range(150)]
-    texts = [" ".join(f'{word} "' if chance.random() < 0.3 else word for word in chance.choices(words, k=60))
-             for _ in range(200)]  # fmt: skip
-    tokenizer, made = train_vocabulary(texts, VocabularyConfig(size=400, algorithm="unigram"), workers=1)
+    texts = [
+        " ".join(
+            f'{word} "' if chance.random() < 0.3 else word for word in chance.choices(words, k=60)
+        )
+        for _ in range(200)
+    ]
+    tokenizer, made = train_vocabulary(
+        texts, VocabularyConfig(size=400, algorithm="unigram"), workers=1
+    )
     assert sum(f"▁{word}" in tokenizer.tokens for word in words) > 0.95 * len(words)
     assert made.size <= 400
     assert not any("\ue000" in token for token in tokenizer.tokens)
@@ -438,7 +518,8 @@ def documents_of(path):
 @pytest.mark.slow
 def test_a_vocabulary_of_eight_million_words(data_folder):
     made, report = train_vocabulary(
-        documents_of(data_folder / "text" / "en-wikipedia-8m.jsonl.gz"), VocabularyConfig(size=30000)
+        documents_of(data_folder / "text" / "en-wikipedia-8m.jsonl.gz"),
+        VocabularyConfig(size=30000),
     )
     assert made.vocab_size == 30000
     assert report.tokens_per_word < 1.10
@@ -462,7 +543,9 @@ def test_words_with_bad_bytes_are_not_learned(algorithm, lowercase):
     config = VocabularyConfig(size=300, algorithm=algorithm, lowercase=lowercase)
     tokenizer, made = train_vocabulary(documents, config, workers=1)
     clean, clean_report = train_vocabulary([", the cat sat on the mat"] * 50, config, workers=1)
-    assert {token.lstrip("▁Ġ#") for token in tokenizer.tokens} == {token.lstrip("▁Ġ#") for token in clean.tokens}
+    assert {token.lstrip("▁Ġ#") for token in tokenizer.tokens} == {
+        token.lstrip("▁Ġ#") for token in clean.tokens
+    }
     assert not any("\ufffd" in token or "ï¿½" in token for token in tokenizer.tokens)
     assert "200 words have bytes that are not text (\ufffd): they are not learned" in made.notes
     assert made.unknown_rate > 0.05 > clean_report.unknown_rate
@@ -478,24 +561,39 @@ def test_only_bad_words_are_no_text():
 def test_counts_with_bad_characters_are_those_without_their_words(texts):
     damaged = [text + " b\ufffdd \ufffd" for text in texts]
     for splitter in (SPLITTER, BYTES):
-        assert splitter.count(damaged) == splitter.count(texts) | ({"\ufffd": 2 * len(texts)} if texts else {})
+        assert splitter.count(damaged) == splitter.count(texts) | (
+            {"\ufffd": 2 * len(texts)} if texts else {}
+        )
 
 
 ROBERTA = VocabularyConfig(size=400, algorithm="bpe", lowercase=False, special_tokens="roberta")
 
 
 def test_a_vocabulary_of_roberta_is_read_by_transformers(tmp_path):
-    texts = ["The dogs  of Anna ran,\nand ran. Caf\u00e9 \u6620\u753b!", "Paris in the <mask> rain"] * 30
+    texts = [
+        "The dogs  of Anna ran,\nand ran. Caf\u00e9 \u6620\u753b!",
+        "Paris in the <mask> rain",
+    ] * 30
     made, report = train_vocabulary(texts, ROBERTA)
     assert made.tokens[:4] == ["<s>", "<pad>", "</s>", "<unk>"]
     assert made.tokens[-1] == "<mask>"
-    assert (made.pad_id, made.cls_id, made.sep_id, made.unk_id) == (1, 0, 2, 3) == (ROBERTA.pad_id, 0, 2, 3)
-    assert (made.template.prefix, made.template.between, made.template.suffix) == ((0,), (2, 2), (2,))
+    assert (
+        (made.pad_id, made.cls_id, made.sep_id, made.unk_id)
+        == (1, 0, 2, 3)
+        == (ROBERTA.pad_id, 0, 2, 3)
+    )
+    assert (made.template.prefix, made.template.between, made.template.suffix) == (
+        (0,),
+        (2, 2),
+        (2,),
+    )
     assert report.unknown_rate == 0
     made.save(tmp_path)
     library = json.loads((tmp_path / "tokenizer.json").read_text())
     model, mask = library["model"], transformers.AddedToken("<mask>", lstrip=True)
-    theirs = transformers.RobertaTokenizer(model["vocab"], [*map(tuple, model["merges"])], mask_token=mask)
+    theirs = transformers.RobertaTokenizer(
+        model["vocab"], [*map(tuple, model["merges"])], mask_token=mask
+    )
     saved = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text in [*texts[:2], " two  spaces <mask>, a tab\t and \u00fc", "<mask> first"]:
         ids = made.encode(text).ids
@@ -505,10 +603,18 @@ def test_a_vocabulary_of_roberta_is_read_by_transformers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"algorithm": "wordpiece"}, {"lowercase": True}, {"strip_accents": True}, {"special_tokens": "gpt"}]
+    "settings",
+    [
+        {"algorithm": "wordpiece"},
+        {"lowercase": True},
+        {"strip_accents": True},
+        {"special_tokens": "gpt"},
+    ],
 )
 def test_special_tokens_of_roberta_are_for_bytes(settings):
-    with pytest.raises(UsageError, match=r"byte-level BPE of the text as it is|one of bert, roberta, xlm, gpt2 is"):
+    with pytest.raises(
+        UsageError, match=r"byte-level BPE of the text as it is|one of bert, roberta, xlm, gpt2 is"
+    ):
         replace(ROBERTA, **settings)
 
 
@@ -523,4 +629,7 @@ def test_a_vocabulary_of_gpt2_is_read_by_transformers(tmp_path):
     theirs = transformers.GPT2Tokenizer(model["vocab"], [*map(tuple, model["merges"])])
     for text in [*texts[:2], " two  spaces<|endoftext|>a tab\t and \u00fc"]:
         assert made.encode(text).ids == theirs(text)["input_ids"]
-        assert made.encode(text).ids == transformers.AutoTokenizer.from_pretrained(tmp_path)(text)["input_ids"]
+        assert (
+            made.encode(text).ids
+            == transformers.AutoTokenizer.from_pretrained(tmp_path)(text)["input_ids"]
+        )

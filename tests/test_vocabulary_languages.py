@@ -1,8 +1,8 @@
-"""Vocabularies of many languages: the tokenizer knows the text that it was trained on, in every Unicode form, and other
-libraries read it in the same way.
+"""Vocabularies of many languages: the tokenizer knows the text that it was trained on, in every
+Unicode form, and other libraries read it in the same way.
 
-The text is the Universal Declaration of Human Rights in 43 languages. A sample of the languages is fast; all of them
-are slow.
+The text is the Universal Declaration of Human Rights in 43 languages. A sample of the languages is
+fast; all of them are slow.
 """
 
 import gzip
@@ -26,12 +26,14 @@ SIZE = 1500
 LONGEST_WORD = 100
 SAMPLE = ["deu_1996", "hin", "jpn", "kor", "lao", "tha", "vie"]
 LETTER_MARKS = (
-    "ben bod div guj hin kan khm lao mal mar mya pan sin tam tel tha"  # languages with marks that are letters
+    # languages with marks that are letters
+    "ben bod div guj hin kan khm lao mal mar mya pan sin tam tel tha"
 ).split()
 FORMS = ("NFC", "NFD")
 
-# Each program reads [{"folder": ..., "pairs": [[text, text], ...]}, ...] and writes for each folder a list of
-# {"single": ids, "pairs": ids, "types": type ids}. The first one also reads the folder after it has saved it.
+# Each program reads [{"folder": ..., "pairs": [[text, text], ...]}, ...] and writes for each folder
+# a list of {"single": ids, "pairs": ids, "types": type ids}. The first one also reads the folder
+# after it has saved it.
 TRANSFORMERS_4 = """
 import json, sys, tempfile
 from transformers import AutoTokenizer, __version__
@@ -66,7 +68,8 @@ for (const { folder, pairs } of JSON.parse(readFileSync(0, "utf8"))) {
     const result = { single: [], pairs: [], types: [] };
     for (const [text, text_pair] of pairs) {
         result.single.push((await tokenizer(text, { return_tensor: false })).input_ids);
-        const pair = await tokenizer(text, { text_pair, return_tensor: false, return_token_type_ids: true });
+        const options = { text_pair, return_tensor: false, return_token_type_ids: true };
+        const pair = await tokenizer(text, options);
         result.pairs.push(pair.input_ids);
         result.types.push(pair.token_type_ids);
     }
@@ -79,7 +82,9 @@ process.stdout.write(JSON.stringify(results));
 @pytest.fixture(scope="module")
 def declarations(data_folder: Path) -> dict[str, str]:
     """The text of each language, by its id."""
-    with gzip.open(data_folder / "text" / "udhr-43-languages.jsonl.gz", "rt", encoding="utf-8") as file:
+    with gzip.open(
+        data_folder / "text" / "udhr-43-languages.jsonl.gz", "rt", encoding="utf-8"
+    ) as file:
         rows = [json.loads(line) for line in file]
     assert len(rows) == 43
     return {row["id"]: row["text"] for row in rows}
@@ -88,7 +93,9 @@ def declarations(data_folder: Path) -> dict[str, str]:
 def normalized(text: str, lowercase: bool, strips_accents: bool) -> str:
     """What remains of a text without white space, by the definition of the Unicode standard."""
     text = unicodedata.normalize("NFD" if strips_accents else "NFC", text)
-    characters = [c for c in text if not c.isspace() and not unicodedata.category(c).startswith("C")]
+    characters = [
+        c for c in text if not c.isspace() and not unicodedata.category(c).startswith("C")
+    ]
     if strips_accents:
         characters = [c for c in characters if unicodedata.category(c) != "Mn"]
     return "".join(c.lower() if lowercase else c for c in characters)
@@ -99,7 +106,8 @@ def without_white_space(text: str) -> str:
 
 
 def unknown_fraction(tokenizer: Tokenizer, paragraphs: list[str]) -> float:
-    """The fraction of the tokens that are [UNK], without words that are too long for a vocabulary of words."""
+    """The fraction of the tokens that are [UNK], without words that are too long for a vocabulary
+    of words."""
     ids = [number for paragraph in tokenizer.ids(paragraphs) for number in paragraph]
     short_words = [word for word in tokenizer.unknown(paragraphs) if len(word) <= LONGEST_WORD]
     return len(short_words) / len(ids)
@@ -129,19 +137,28 @@ def pairs_in_both_forms(text: str) -> list[list[str]]:
     pairs = []
     for first, second in zip(paragraphs[::2], paragraphs[1::2], strict=False):
         for first_form, second_form in (FORMS, FORMS[::-1]):
-            pairs.append([unicodedata.normalize(first_form, first), unicodedata.normalize(second_form, second)])
+            pairs.append(
+                [
+                    unicodedata.normalize(first_form, first),
+                    unicodedata.normalize(second_form, second),
+                ]
+            )
     return pairs
 
 
 def check_language(language: str, text: str, lowercase: bool, folder: Path) -> Tokenizer:
-    """Train a vocabulary on each form of a text, and check it on both. Returns the one of the composed text, which is
-    saved in the folder."""
+    """Train a vocabulary on each form of a text, and check it on both. Returns the one of the
+    composed text, which is saved in the folder."""
     trained: dict[str, Tokenizer] = {}
     for form in FORMS:
         document = unicodedata.normalize(form, text)
-        tokenizer, report = train_vocabulary([document], VocabularyConfig(size=SIZE, lowercase=lowercase), workers=1)
+        tokenizer, report = train_vocabulary(
+            [document], VocabularyConfig(size=SIZE, lowercase=lowercase), workers=1
+        )
         trained[form] = tokenizer
-        assert tokenizer.is_bert_tokenizer == (lowercase and language not in (*LETTER_MARKS, "jpn", "kor"))
+        assert tokenizer.is_bert_tokenizer == (
+            lowercase and language not in (*LETTER_MARKS, "jpn", "kor")
+        )
         assert any("accents are kept" in note for note in report.notes) == (
             lowercase and not tokenizer.is_bert_tokenizer
         )
@@ -150,14 +167,18 @@ def check_language(language: str, text: str, lowercase: bool, folder: Path) -> T
         num_known = 0
         for paragraph, ids in zip(paragraphs, tokenizer.ids(paragraphs), strict=True):
             if tokenizer.unk_id not in ids:
-                expected = normalized(paragraph, lowercase, strips_accents=tokenizer.is_bert_tokenizer)
+                expected = normalized(
+                    paragraph, lowercase, strips_accents=tokenizer.is_bert_tokenizer
+                )
                 assert without_white_space(tokenizer.decode(ids)) == expected
                 num_known += 1
         assert num_known > len(paragraphs) / 2
     assert trained["NFC"].tokens == trained["NFD"].tokens
 
     tokenizer = trained["NFC"]
-    composed, decomposed = (tokenizer.ids(unicodedata.normalize(form, text).split("\n")) for form in FORMS)
+    composed, decomposed = (
+        tokenizer.ids(unicodedata.normalize(form, text).split("\n")) for form in FORMS
+    )
     assert composed == decomposed
 
     tokenizer.save(folder)
@@ -170,7 +191,8 @@ def check_language(language: str, text: str, lowercase: bool, folder: Path) -> T
 
 
 def check_other_libraries(tokenizer: Tokenizer, text: str, folder: Path) -> None:
-    """Compare the ids of `tokenizers` and of transformers, also after it has saved the folder and read it again."""
+    """Compare the ids of `tokenizers` and of transformers, also after it has saved the folder and
+    read it again."""
     pairs = pairs_in_both_forms(text)
     expected = encodings(tokenizer, pairs)
     library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -202,17 +224,22 @@ def test_every_language_is_known(lowercase, declarations, tmp_path):
 def test_sentence_transformers_reads_the_same_ids(declarations, tmp_path):
     from fine import write_model  # brings torch
 
-    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers, the oracle, is missing")
+    library = pytest.importorskip(
+        "sentence_transformers", reason="sentence-transformers, the oracle, is missing"
+    )
     for language, lowercase in (("hin", True), ("kor", False), ("vie", True)):
         folder = write_model(tmp_path / language)
         tokenizer = train_vocabulary(
-            [declarations[language]], VocabularyConfig(size=SIZE, lowercase=lowercase, model_max_length=64)
+            [declarations[language]],
+            VocabularyConfig(size=SIZE, lowercase=lowercase, model_max_length=64),
         )[0]
         tokenizer.save(folder)
         texts = [text for pair in pairs_in_both_forms(declarations[language]) for text in pair]
         opened = library.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
         opened.save(str(tmp_path / f"{language}-saved"))
-        saved = library.SentenceTransformer(str(tmp_path / f"{language}-saved"), device="cpu", local_files_only=True)
+        saved = library.SentenceTransformer(
+            str(tmp_path / f"{language}-saved"), device="cpu", local_files_only=True
+        )
         for model in (opened, saved):
             features = model.preprocess(texts)
             ids = [
@@ -223,7 +250,8 @@ def test_sentence_transformers_reads_the_same_ids(declarations, tmp_path):
 
 
 def test_cards_say_how_other_programs_read_the_tokenizer(tmp_path):
-    """The card of a pre-trained, of a fine-tuned and of an exported model; not of one that BertTokenizer reads."""
+    """The card of a pre-trained, of a fine-tuned and of an exported model; not of one that
+    BertTokenizer reads."""
     import torch
 
     import bertworks
@@ -234,7 +262,10 @@ def test_cards_say_how_other_programs_read_the_tokenizer(tmp_path):
 
     words = "हिन्दी आज हूँ और यह पाठ नहीं कार्य ड़ ".split()
     texts = [" ".join(words[number % 3 :]) for number in range(40)]
-    for name, lowercase, document in (("hindi", True, " ".join(texts)), ("english", True, "the cat sat on a mat")):
+    for name, lowercase, document in (
+        ("hindi", True, " ".join(texts)),
+        ("english", True, "the cat sat on a mat"),
+    ):
         tokenizer, _ = train_vocabulary(
             [document], VocabularyConfig(size=200, lowercase=lowercase, model_max_length=32)
         )
@@ -246,17 +277,34 @@ def test_cards_say_how_other_programs_read_the_tokenizer(tmp_path):
             max_position_embeddings=32,
         )
         torch.manual_seed(0)
-        save_model(tmp_path / name, PretrainingModel(config).state_dict(), config, tokenizer, card="the card\n")
+        save_model(
+            tmp_path / name,
+            PretrainingModel(config).state_dict(),
+            config,
+            tokenizer,
+            card="the card\n",
+        )
     assert (tmp_path / "english" / "README.md").read_text() == "the card\n"
 
     rows = [{"text": text, "label": "ab"[number % 2]} for number, text in enumerate(texts)]
     model = tmp_path / "hindi"
-    bertworks.finetune(rows, dev=rows, model=model, output=tmp_path / "tuned", epochs=1, device="cpu", progress=False)
+    bertworks.finetune(
+        rows,
+        dev=rows,
+        model=model,
+        output=tmp_path / "tuned",
+        epochs=1,
+        device="cpu",
+        progress=False,
+    )
     list(export(tmp_path / "tuned", tmp_path / "exported"))
     for folder in ("hindi", "tuned", "exported"):
         card = (tmp_path / folder / "README.md").read_text(encoding="utf-8")
         assert card.count("\n## Tokenizer\n") == 1
-        assert "`BertTokenizer.from_pretrained`, and programs that read `vocab.txt` alone, do not" in card
+        assert (
+            "`BertTokenizer.from_pretrained`, and programs that read `vocab.txt` alone, do not"
+            in card
+        )
 
     decomposed = unicodedata.normalize("NFD", "कार्य ड़ यह é")
     ids = Tokenizer.load(model).encode(decomposed).ids
@@ -272,16 +320,26 @@ def check_in_program(
     requests = []
     expected = []
     for language, text in declarations.items():
-        tokenizer = train_vocabulary([text], VocabularyConfig(size=SIZE, lowercase=lowercase), workers=1)[0]
+        tokenizer = train_vocabulary(
+            [text], VocabularyConfig(size=SIZE, lowercase=lowercase), workers=1
+        )[0]
         tokenizer.save(folder / language)
         pairs = pairs_in_both_forms(text)
         requests.append({"folder": str(folder / language), "pairs": pairs})
         expected.append(encodings(tokenizer, pairs))
     program = subprocess.run(
-        command, input=json.dumps(requests), capture_output=True, text=True, encoding="utf-8", check=False, **options
+        command,
+        input=json.dumps(requests),
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+        **options,
     )
     assert program.returncode == 0, program.stderr
-    for language, results, ids in zip(declarations, json.loads(program.stdout), expected, strict=True):
+    for language, results, ids in zip(
+        declarations, json.loads(program.stdout), expected, strict=True
+    ):
         for result in results:
             assert result == ids, language
 
@@ -289,29 +347,43 @@ def check_in_program(
 @pytest.mark.slow
 @pytest.mark.parametrize("lowercase", [True, False], ids=["uncased", "cased"])
 def test_transformers_4_reads_the_same_ids(lowercase, declarations, tmp_path):
-    """BERTWORKS_TRANSFORMERS_4 names a Python that has transformers 4, which cannot be installed next to 5."""
+    """BERTWORKS_TRANSFORMERS_4 names a Python that has transformers 4, which cannot be installed
+    next to 5."""
     python = os.environ.get("BERTWORKS_TRANSFORMERS_4")
     if not python:
-        pytest.skip("BERTWORKS_TRANSFORMERS_4 is unset: this test needs a Python with transformers 4")
+        pytest.skip(
+            "BERTWORKS_TRANSFORMERS_4 is unset: this test needs a Python with transformers 4"
+        )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    check_in_program([python, "-c", TRANSFORMERS_4], declarations, lowercase, tmp_path, env=environment)
+    check_in_program(
+        [python, "-c", TRANSFORMERS_4], declarations, lowercase, tmp_path, env=environment
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lowercase", [True, False], ids=["uncased", "cased"])
 def test_transformers_js_reads_the_same_ids(lowercase, declarations, tmp_path):
-    """BERTWORKS_TRANSFORMERS_JS names a folder in which `npm install @huggingface/transformers` was run."""
+    """BERTWORKS_TRANSFORMERS_JS names a folder in which `npm install @huggingface/transformers` was
+    run."""
     packages = os.environ.get("BERTWORKS_TRANSFORMERS_JS")
     if not packages:
-        pytest.skip("BERTWORKS_TRANSFORMERS_JS is unset: this test needs node and the package of transformers.js")
+        pytest.skip(
+            "BERTWORKS_TRANSFORMERS_JS is unset: this test needs node and the package of "
+            "transformers.js"
+        )
     command = ["node", "--input-type=module", "-e", TRANSFORMERS_JS]
     check_in_program(command, declarations, lowercase, tmp_path, cwd=packages)
 
 
 def test_accents_of_letters_are_told_from_letters():
-    """Every mark of the scripts in question is decided by its block, as Unicode has no property for it."""
-    letters = "\u093f\u094d\u0e31\u0e48\u0ec8\u09be\u0bcd\u17d2\u1031\u0f72\u07a6\u3099"  # vowel signs, viramas, tones
-    accents = "\u0301\u0307\u05b7\u064e\u0670\ufe0f\u20e3\u1dc4\ufe20"  # accents, points, what follows an emoji
+    """Every mark of the scripts in question is decided by its block, as Unicode has no property for
+    it."""
+    # vowel signs, viramas, tones
+    letters = "\u093f\u094d\u0e31\u0e48\u0ec8\u09be\u0bcd\u17d2\u1031\u0f72\u07a6\u3099"
+    # accents, points, what follows an emoji
+    accents = "\u0301\u0307\u05b7\u064e\u0670\ufe0f\u20e3\u1dc4\ufe20"
     assert all(map(is_letter_mark, letters))
     assert not any(map(is_letter_mark, accents))
-    assert not any(is_letter_mark(chr(number)) for number in range(sys.maxunicode) if chr(number).isalnum())
+    assert not any(
+        is_letter_mark(chr(number)) for number in range(sys.maxunicode) if chr(number).isalnum()
+    )

@@ -1,5 +1,6 @@
-"""Weights that are not those which bertworks wrote into a folder are noticed when it is opened, in whatever way; what
-another program saved is told apart, and accepted with the command of the message."""
+"""Weights that are not those which bertworks wrote into a folder are noticed when it is opened, in
+whatever way; what another program saved is told apart, and accepted with the command of the
+message."""
 
 import json
 import shlex
@@ -60,7 +61,9 @@ def message(call: Callable[[], object]) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("record", ["weights.json", "result.json"])
-def test_damaged_weights_are_refused_wherever_they_are_opened(record: str, out: Path, tmp_path: Path):
+def test_damaged_weights_are_refused_wherever_they_are_opened(
+    record: str, out: Path, tmp_path: Path
+):
     if record == "result.json":
         (out / "weights.json").unlink()  # as in folders of earlier versions
     before = Predictor(out, device="cpu").predict(TEXTS)
@@ -79,24 +82,32 @@ def test_damaged_weights_are_refused_wherever_they_are_opened(record: str, out: 
     ):
         what, hint = message(call)
         assert what == (
-            f"the weights are damaged, or another program has written them: its sha256 is not that in {record}"
+            "the weights are damaged, or another program has written them: its sha256 is not "
+            f"that in {record}"
         )
         assert hint == (
-            f"get the folder again; if the change is meant: bertworks convert {shlex.quote(str(out))} "
+            "get the folder again; if the change is meant: bertworks convert "
+            f"{shlex.quote(str(out))} "
             "-o ANOTHER-FOLDER --accept-changes"
         )
     assert not (tmp_path / "new").exists()
 
 
-def test_what_transformers_saved_over_a_folder_is_not_called_damaged(out: Path, tmp_path: Path, capsys):
+def test_what_transformers_saved_over_a_folder_is_not_called_damaged(
+    out: Path, tmp_path: Path, capsys
+):
     network = transformers.AutoModelForSequenceClassification.from_pretrained(out)
     with torch.no_grad():
         network.classifier.bias += torch.tensor([5.0, -5.0])
     network.save_pretrained(out)
     what, hint = message(lambda: Predictor(out, device="cpu").predict(TEXTS))
-    assert what.startswith("another program has saved this folder, and its weights are not those that bertworks wrote")
+    assert what.startswith(
+        "another program has saved this folder, and its weights are not those that bertworks wrote"
+    )
     assert "damaged" not in what + hint
-    command = hint.removeprefix("if this is meant: ").replace("ANOTHER-FOLDER", shlex.quote(str(tmp_path / "new")))
+    command = hint.removeprefix("if this is meant: ").replace(
+        "ANOTHER-FOLDER", shlex.quote(str(tmp_path / "new"))
+    )
     assert main(shlex.split(command)[1:]) == 0
     (first, second) = network.config.id2label.values()
     names = network.config.id2label
@@ -107,12 +118,15 @@ def test_what_transformers_saved_over_a_folder_is_not_called_damaged(out: Path, 
 def test_what_is_saved_over_a_pretrained_folder(tmp_path: Path):
     folder = write_model(tmp_path / "m")
     network = transformers.AutoModelForMaskedLM.from_pretrained(folder)
-    network.save_pretrained(folder)  # the same numbers: transformers writes the same tensors, or leaves the pooler out
+    # the same numbers: transformers writes the same tensors, or leaves the pooler out
+    network.save_pretrained(folder)
     what, _ = message(lambda: bw.embed(folder, TEXTS, device="cpu"))
     assert what.startswith("another program has saved this folder")
     changed_folder = write_model(tmp_path / "other")
     tensors = load_file(changed_folder / "model.safetensors")
-    save_file({name: value + 1 for name, value in tensors.items()}, changed_folder / "model.safetensors")
+    save_file(
+        {name: value + 1 for name, value in tensors.items()}, changed_folder / "model.safetensors"
+    )
     what, _ = message(lambda: load_model(changed_folder))
     assert what.startswith("the weights are damaged, or another program has written them")
     (changed_folder / "weights.json").write_text("{}")
@@ -131,7 +145,10 @@ def test_a_pretraining_records_its_weights(tmp_path: Path):
 
 
 def test_the_weights_of_each_task_of_a_joint_training(tmp_path: Path):
-    data = {name: write_reviews(tmp_path / f"{name}.csv", 40, seed=seed) for seed, name in enumerate(("a", "b"))}
+    data = {
+        name: write_reviews(tmp_path / f"{name}.csv", 40, seed=seed)
+        for seed, name in enumerate(("a", "b"))
+    }
     base = write_model(tmp_path / "base")
     models = finetune_joint(data, model=base, output=tmp_path / "out", epochs=1, device="cpu")
     assert models["b"].predict(TEXTS)
@@ -159,7 +176,10 @@ def test_an_exported_model_in_both_places(place: str, trained: Path, tmp_path: P
     assert Predictor(tmp_path / "copy").predict(TEXTS) == expected
     zeroed(path)
     what, hint = message(lambda: Predictor(tmp_path / "e").predict(TEXTS))
-    assert what == "the ONNX file is damaged, or another program has written it: its sha256 is not that in export.json"
+    assert what == (
+        "the ONNX file is damaged, or another program has written it: its sha256 is not that "
+        "in export.json"
+    )
     assert hint == "export the model again; or, if this is meant, delete export.json"
     (tmp_path / "e/export.json").unlink()
     assert Predictor(tmp_path / "e").predict(TEXTS) != expected
@@ -175,17 +195,24 @@ def test_a_deleted_description_of_the_task_is_noticed(record: str, out: Path, tm
         (out / "weights.json").unlink()
     (folder / "task.json").rename(tmp_path / "task.json")
     what, hint = message(lambda: Predictor(folder, device="cpu"))
-    assert what == "task.json is missing: it says how the model reads texts and what its answers mean"
+    assert (
+        what == "task.json is missing: it says how the model reads texts and what its answers mean"
+    )
     assert hint == f"put it back; {record} says that it belongs to this folder"
     shutil.copy(tmp_path / "task.json", folder)
     assert Predictor(folder, device="cpu").predict(TEXTS)
 
 
-def test_a_training_that_goes_on_leaves_no_wrong_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Killed at any file that it writes, a folder opens, or says that it is incomplete, and is never called damaged."""
+def test_a_training_that_goes_on_leaves_no_wrong_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Killed at any file that it writes, a folder opens, or says that it is incomplete, and is
+    never called damaged."""
     folder = write_model(tmp_path / "m")
     config, state, tokenizer = load_model(folder)
-    (folder / "result.json").write_text(json.dumps(json.loads((folder / "weights.json").read_text())))
+    (folder / "result.json").write_text(
+        json.dumps(json.loads((folder / "weights.json").read_text()))
+    )
     state = {name: value + 1 for name, value in state.items()}
     from bertworks.checkpoints.model_folder import save_model
     from bertworks.io import atomic_write

@@ -1,5 +1,5 @@
-"""XLM against transformers: hidden states, logits and gradients with languages; files in both directions; languages of
-texts; the sequences of a translation; draws of languages.
+"""XLM against transformers: hidden states, logits and gradients with languages; files in both
+directions; languages of texts; the sequences of a translation; draws of languages.
 
 Every parameter of a network is perturbed, biases and norms included.
 """
@@ -31,15 +31,23 @@ LANGUAGES = {"en": 0, "de": 2, "fr": 1}
 IDS = torch.randint(5, 90, (sum(LENGTHS),), generator=torch.Generator().manual_seed(0))
 # Restarting positions, as for a translation: the second of the two parts of each sequence.
 RESTARTS = [4, 2, 7]
-POSITIONS = torch.cat([torch.cat([torch.arange(a), torch.arange(n - a)]) for a, n in zip(RESTARTS, LENGTHS)])
+POSITIONS = torch.cat(
+    [torch.cat([torch.arange(a), torch.arange(n - a)]) for a, n in zip(RESTARTS, LENGTHS)]
+)
 LANGS = torch.cat([torch.arange(n) >= a for a, n in zip(RESTARTS, LENGTHS, strict=True)]).long() * 2
 
 
 def theirs(**settings: Any) -> Any:
     config = transformers.XLMConfig(
-        vocab_size=90, emb_dim=24, n_layers=3, n_heads=4, max_position_embeddings=32, n_langs=3, lang2id=LANGUAGES,
+        vocab_size=90,
+        emb_dim=24,
+        n_layers=3,
+        n_heads=4,
+        max_position_embeddings=32,
+        n_langs=3,
+        lang2id=LANGUAGES,
         **settings,
-    )  # fmt: skip
+    )
     config._attn_implementation = "eager"
     torch.manual_seed(0)
     model = transformers.XLMWithLMHeadModel(config)
@@ -50,15 +58,21 @@ def theirs(**settings: Any) -> Any:
 
 def ours(model: Any, dtype: torch.dtype = torch.float32) -> tuple[Encoder, LMHead]:
     config = config_from_huggingface(json.loads(model.config.to_json_string(use_diff=False)))
-    state = from_huggingface({name: value.to(dtype) for name, value in model.state_dict().items()}, config)
+    state = from_huggingface(
+        {name: value.to(dtype) for name, value in model.state_dict().items()}, config
+    )
     encoder, head = Encoder(config).to(dtype).eval(), LMHead(config).to(dtype)
     for module, prefix in ((encoder, "encoder."), (head, "lm_head.")):
-        module.load_state_dict({n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)})
+        module.load_state_dict(
+            {n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)}
+        )
     return encoder, head
 
 
 def rows(values: torch.Tensor, fill: int = 0) -> torch.Tensor:
-    return torch.nn.utils.rnn.pad_sequence(values.split(LENGTHS), batch_first=True, padding_value=fill)
+    return torch.nn.utils.rnn.pad_sequence(
+        values.split(LENGTHS), batch_first=True, padding_value=fill
+    )
 
 
 @pytest.mark.parametrize(("dtype", "off"), [(torch.float32, 2e-5), (torch.float64, 1e-10)])
@@ -75,14 +89,19 @@ def test_states_logits_and_gradients(
     if dtype == torch.float64:  # their softmax is in float32 whatever the model is
         monkeypatch.setattr(torch.Tensor, "float", lambda x: x)
     expected = model(
-        rows(IDS, 2), attention_mask=there.long(), langs=rows(LANGS), position_ids=rows(POSITIONS),
+        rows(IDS, 2),
+        attention_mask=there.long(),
+        langs=rows(LANGS),
+        position_ids=rows(POSITIONS),
         output_hidden_states=True,
-    )  # fmt: skip
+    )
     monkeypatch.undo()
     layout = replace(Layout.of(LENGTHS), position_ids=POSITIONS)
     states = encoder(IDS, layout, LANGS)
     logits = head(states[-1], encoder.embeddings.token.weight)
-    for own, other in zip([*states, logits], [*expected.hidden_states, expected.logits], strict=True):
+    for own, other in zip(
+        [*states, logits], [*expected.hidden_states, expected.logits], strict=True
+    ):
         assert (own - other[there]).abs().max() <= off
     logits.square().sum().backward()
     expected.logits[there].square().sum().backward()
@@ -99,7 +118,9 @@ def test_one_language_for_all_texts_equals_its_token_types():
     fixed.load_state_dict(encoder.state_dict())
     layout = Layout.of(LENGTHS)
     for types in (None, torch.zeros_like(IDS)):
-        assert torch.equal(fixed(IDS, layout, types)[-1], encoder(IDS, layout, torch.full_like(IDS, 2))[-1])
+        assert torch.equal(
+            fixed(IDS, layout, types)[-1], encoder(IDS, layout, torch.full_like(IDS, 2))[-1]
+        )
     assert not torch.equal(fixed(IDS, layout)[-1], encoder(IDS, layout)[-1])
 
 
@@ -121,32 +142,50 @@ def test_transformers_opens_our_files_with_no_missing_and_no_unexpected_weights(
     encoder, head = ours(model)
     state = {f"encoder.{n}": p for n, p in encoder.state_dict().items()}
     state |= {f"lm_head.{n}": p for n, p in head.state_dict().items()}
-    settings = config_to_huggingface(encoder.config, architectures=["XLMWithLMHeadModel"], pad_token_id=2)
+    settings = config_to_huggingface(
+        encoder.config, architectures=["XLMWithLMHeadModel"], pad_token_id=2
+    )
     assert (settings["lang2id"], settings["causal"], settings["n_langs"]) == (LANGUAGES, False, 3)
     (tmp_path / "config.json").write_text(json.dumps(settings))
     from safetensors.torch import save_file
 
-    save_file({n: p.contiguous() for n, p in to_huggingface(state, encoder.config).items()},
-              tmp_path / "model.safetensors", {"format": "pt"})  # fmt: skip
-    opened, info = transformers.XLMWithLMHeadModel.from_pretrained(tmp_path, output_loading_info=True)
+    save_file(
+        {n: p.contiguous() for n, p in to_huggingface(state, encoder.config).items()},
+        tmp_path / "model.safetensors",
+        {"format": "pt"},
+    )
+    opened, info = transformers.XLMWithLMHeadModel.from_pretrained(
+        tmp_path, output_loading_info=True
+    )
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     for name, p in model.state_dict().items():
         assert torch.equal(opened.state_dict()[name], p), name
 
 
-@pytest.mark.parametrize(("settings", "message"), [
-    ({"asm": True}, "asm is True: only False is supported for xlm"),
-    ({"use_lang_emb": False}, "use_lang_emb is False: only True is supported for xlm"),
-    ({"gelu_activation": 1}, "gelu_activation is '1': expected one of true, false"),
-    ({"summary_activation": "tanh"}, "summary_activation is 'tanh': only null is supported for xlm"),
-    ({"causal": True, "architectures": ["XLMForSequenceClassification"]},
-     "pools the first token, which has read nothing"),
-    ({"causal": "yes"}, "causal is '\"yes\"': expected one of false, true"),
-    ({"lang2id": {"en": 0, "de": 2}}, "lang2id is .*: expected a number from 0 for each name"),
-    ({"lang2id": {"en": 0, "de": 1}}, "languages .* with type_vocab_size 3: expected a name for each type"),
-    ({"language": 5}, "language is 5: expected the name of a language"),
-    ({"language": "it"}, "language is 'it': expected one of"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"asm": True}, "asm is True: only False is supported for xlm"),
+        ({"use_lang_emb": False}, "use_lang_emb is False: only True is supported for xlm"),
+        ({"gelu_activation": 1}, "gelu_activation is '1': expected one of true, false"),
+        (
+            {"summary_activation": "tanh"},
+            "summary_activation is 'tanh': only null is supported for xlm",
+        ),
+        (
+            {"causal": True, "architectures": ["XLMForSequenceClassification"]},
+            "pools the first token, which has read nothing",
+        ),
+        ({"causal": "yes"}, "causal is '\"yes\"': expected one of false, true"),
+        ({"lang2id": {"en": 0, "de": 2}}, "lang2id is .*: expected a number from 0 for each name"),
+        (
+            {"lang2id": {"en": 0, "de": 1}},
+            "languages .* with type_vocab_size 3: expected a name for each type",
+        ),
+        ({"language": 5}, "language is 5: expected the name of a language"),
+        ({"language": "it"}, "language is 'it': expected one of"),
+    ],
+)
 def test_what_is_not_computed_is_refused(settings: dict[str, Any], message: str):
     given = json.loads(theirs().config.to_json_string(use_diff=False))
     with pytest.raises(BertworksError, match=message):
@@ -172,11 +211,14 @@ def test_languages_without_names_have_numbers():
     assert config_from_huggingface(given).languages == ("0", "1", "2")
 
 
-@pytest.mark.parametrize(("kind", "task"), [
-    ("SequenceClassification", Classification(outputs=2)),
-    ("TokenClassification", Classification(outputs=2, pooled=False)),
-    ("QuestionAnsweringSimple", SpanExtraction()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "task"),
+    [
+        ("SequenceClassification", Classification(outputs=2)),
+        ("TokenClassification", Classification(outputs=2, pooled=False)),
+        ("QuestionAnsweringSimple", SpanExtraction()),
+    ],
+)
 def test_heads_of_tasks(kind: str, task: Any):
     torch.manual_seed(0)
     config = transformers.XLMConfig(**theirs().config.to_dict())

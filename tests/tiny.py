@@ -1,4 +1,5 @@
-"""A corpus in a language of its own, a recipe that takes a second, and what makes two runs the same run."""
+"""A corpus in a language of its own, a recipe that takes a second, and what makes two runs the same
+run."""
 
 import json
 import random
@@ -86,7 +87,13 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert metrics(one) == metrics(other)
     assert newest(one).name == newest(other).name
     assert facts(one) == facts(other)
-    for name in ("model.safetensors", "tokenizer.json", "config.json", "recipe.toml", "shards/tokens.bin"):
+    for name in (
+        "model.safetensors",
+        "tokenizer.json",
+        "config.json",
+        "recipe.toml",
+        "shards/tokens.bin",
+    ):
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
     state = "state.safetensors"
     assert (newest(one) / state).read_bytes() == (newest(other) / state).read_bytes()
@@ -95,4 +102,7 @@ def assert_same_run(one: Path, other: Path) -> None:
 def leftovers(folder: Path) -> list[str]:
     """What only an unfinished run may have."""
     found = [p for p in folder.rglob("*") if p.name.endswith((".tmp", ".former", ".corrupt"))]
-    return [str(p.relative_to(folder)) for p in [*found, *folder.rglob("parts"), *folder.rglob("plan.json")]]
+    return [
+        str(p.relative_to(folder))
+        for p in [*found, *folder.rglob("parts"), *folder.rglob("plan.json")]
+    ]

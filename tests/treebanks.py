@@ -39,16 +39,24 @@ def lines_of(sentence: TreeSentence) -> list[str]:
 def write_trees(path: Path, sentences: Sequence[TreeSentence]) -> Path:
     """A file in CoNLL-U."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"# sent_id = {n}\n" + "\n".join(lines_of(s)) + "\n\n" for n, s in enumerate(sentences)))
+    path.write_text(
+        "".join(
+            f"# sent_id = {n}\n" + "\n".join(lines_of(s)) + "\n\n" for n, s in enumerate(sentences)
+        )
+    )
     return path
 
 
-def write_treebank(folder: Path, train: int = 40, dev: int = 12, test: int = 12, seed: int = 0) -> Path:
+def write_treebank(
+    folder: Path, train: int = 40, dev: int = 12, test: int = 12, seed: int = 0
+) -> Path:
     """A folder with the three parts; of 0 sentences none is written."""
     draw = random.Random(seed)
     for name, count in (("train", train), ("dev", dev), ("test", test)):
         if count:
-            write_trees(folder / f"xx-ud-{name}.conllu", [random_sentence(draw) for _ in range(count)])
+            write_trees(
+                folder / f"xx-ud-{name}.conllu", [random_sentence(draw) for _ in range(count)]
+            )
     return folder
 
 

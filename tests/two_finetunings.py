@@ -1,4 +1,5 @@
-"""Run by torchrun in test_finetune_processes: the command line, without its measurement of the machine."""
+"""Run by torchrun in test_finetune_processes: the command line, without its measurement of the
+machine."""
 
 import sys
 

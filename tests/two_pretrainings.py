@@ -1,4 +1,5 @@
-"""Run by torchrun in test_pretrain: `pretrain` with arguments in JSON; the first process may be late, a step slow."""
+"""Run by torchrun in test_pretrain: `pretrain` with arguments in JSON; the first process may be
+late, a step slow."""
 
 import json
 import os
@@ -31,7 +32,8 @@ def make_slow(step: int) -> None:
 
 
 def fake_clock(slow_from: int) -> None:
-    """By the clock of the first process a step takes 2 s, from one of them on 4 s; other clocks nearly stand still."""
+    """By the clock of the first process a step takes 2 s, from one of them on 4 s; other clocks
+    nearly stand still."""
     forward, now, calls = PretrainingModel.forward, 0.0, 0
 
     def timed_forward(self: PretrainingModel, batch: Any) -> Any:
@@ -65,4 +67,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    os._exit(0)  # as the command does: threads of libraries now and then abort a process that takes itself down
+    # as the command does: threads of libraries now and then abort a process that takes itself down
+    os._exit(0)

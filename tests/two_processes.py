@@ -1,5 +1,6 @@
-"""Run as a program in test_train: imports once, and forks two processes that train, each on its share; the first one
-writes what it saw. torchrun, which imports three times, starts those of two_pretrainings and two_finetunings."""
+"""Run as a program in test_train: imports once, and forks two processes that train, each on its
+share; the first one writes what it saw. torchrun, which imports three times, starts those of
+two_pretrainings and two_finetunings."""
 
 import multiprocessing
 import sys
@@ -23,7 +24,8 @@ from bertworks.training.recipe import ObjectiveKind
 
 
 def learned(rank: int, world_size: int) -> dict[str, torch.Tensor]:
-    """Losses and norms of four steps, and the first moments after the first: of BERT, ELECTRA, a student."""
+    """Losses and norms of four steps, and the first moments after the first: of BERT, ELECTRA, a
+    student."""
     results = {}
     electra: dict[ObjectiveKind, float] = {"masked_lm": 1.0, "replaced_token": 50.0}
     distilbert: dict[ObjectiveKind, float] = {"masked_lm": 2.0, "distillation": 5.0, "cosine": 1.0}
@@ -33,24 +35,34 @@ def learned(rank: int, world_size: int) -> dict[str, torch.Tensor]:
     return results
 
 
-def _learned(rank: int, world_size: int, kinds: Mapping[ObjectiveKind, float]) -> dict[str, torch.Tensor]:
+def _learned(
+    rank: int, world_size: int, kinds: Mapping[ObjectiveKind, float]
+) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
-    model = PretrainingModel(replace(SMALL, vocab_size=1000, embedding_size=16), kinds, generator_size=0.5)
-    model.teacher = teacher = Teacher(replace(SMALL, vocab_size=1000, num_hidden_layers=3), None, torch.float32)
+    model = PretrainingModel(
+        replace(SMALL, vocab_size=1000, embedding_size=16), kinds, generator_size=0.5
+    )
+    model.teacher = teacher = Teacher(
+        replace(SMALL, vocab_size=1000, num_hidden_layers=3), None, torch.float32
+    )
     for p in teacher.parts.parameters():  # a divergence near 0 is a difference of large numbers
         p.add_(torch.randn_like(p), alpha=0.5)
     c = OptimizerConfig(learning_rate=1e-3, warmup=0.5)
     optimizer = make_optimizer(model, c)
     masker = Masker(MaskingConfig(), 4, np.ones(1000, bool), replaces="replaced_token" in kinds)
     stream = ExampleStream(Numbers(50), masker)
-    batches = Batches(stream, 13, 40, rank, world_size)  # one process may have more micro-batches than the other
+    # one process may have more micro-batches than the other
+    batches = Batches(stream, 13, 40, rank, world_size)
     result = {}
     for step in train(model, optimizer, batches, c, 4):
         for name, mean in step.read().items():
             result[f"{name}_{step.number}"] = torch.tensor(mean.loss, dtype=torch.float64)
         result[f"norm_{step.number}"] = step.grad_norm
         if step.number == 1:
-            result |= {f"exp_avg/{n}": optimizer.state[p]["exp_avg"].clone() for n, p in model.named_parameters()}
+            result |= {
+                f"exp_avg/{n}": optimizer.state[p]["exp_avg"].clone()
+                for n, p in model.named_parameters()
+            }
     return result
 
 

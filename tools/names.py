@@ -1,4 +1,5 @@
-"""Find names in the text of a package: comparisons with the name of a task, and variables whose names say nothing.
+"""Find names in the text of a package: comparisons with the name of a task, and variables whose
+names say nothing.
 
 - `task_names`: comparisons and match cases with a task's name
 - `refused_names`: variables and parameters with a refused name
@@ -15,7 +16,9 @@ ROOT = Path(__file__).parents[1] / "bertworks"
 TASKS = ("classification", "multilabel", "regression", "tagging", "spans", "qa", "choice")
 TASKS_PACKAGE = "tasks"  # the only package that may know them
 # What these name is found only by reading on: a name is a noun of the field.
-REFUSED_NAMES = frozenset((Path(__file__).parent / "refused_names.txt").read_text(encoding="utf-8").split())
+REFUSED_NAMES = frozenset(
+    (Path(__file__).parent / "refused_names.txt").read_text(encoding="utf-8").split()
+)
 Scope = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
@@ -37,7 +40,8 @@ def parsed_modules(root: Path) -> Iterator[tuple[str, ast.Module]]:
 
 
 def names_task(node: ast.expr) -> str | None:
-    """The task that an operand of a comparison names, itself or as an element of a list, tuple or set; None: none."""
+    """The task that an operand of a comparison names, itself or as an element of a list, tuple or
+    set; None: none."""
     if isinstance(node, ast.Constant):
         return node.value if node.value in TASKS else None
     if isinstance(node, ast.Tuple | ast.List | ast.Set):
@@ -46,9 +50,9 @@ def names_task(node: ast.expr) -> str | None:
 
 
 def task_names(root: Path) -> list[Place]:
-    """Where a package compares something with the name of a task: `==`, `!=`, `in`, `not in` and the like, once for
-    each chain of comparisons, and each case of a `match` whose pattern holds the name. The package `tasks` is left
-    out."""
+    """Where a package compares something with the name of a task: `==`, `!=`, `in`, `not in` and
+    the like, once for each chain of comparisons, and each case of a `match` whose pattern holds the
+    name. The package `tasks` is left out."""
     places = []
     for module, tree in parsed_modules(root):
         if module.partition(".")[0] == TASKS_PACKAGE:
@@ -58,7 +62,11 @@ def task_names(root: Path) -> list[Place]:
             if isinstance(node, ast.Compare):
                 operands = [node.left, *node.comparators]
             elif isinstance(node, ast.match_case):
-                operands = [part.value for part in ast.walk(node.pattern) if isinstance(part, ast.MatchValue)]
+                operands = [
+                    part.value
+                    for part in ast.walk(node.pattern)
+                    if isinstance(part, ast.MatchValue)
+                ]
             tasks = list(filter(None, map(names_task, operands)))
             if tasks:
                 places.append(Place(module, operands[0].lineno, tasks[0]))
@@ -66,8 +74,9 @@ def task_names(root: Path) -> list[Place]:
 
 
 def refused_names(root: Path) -> list[Place]:
-    """The variables and parameters of a package that have a refused name, each once in its module, class, function,
-    lambda or comprehension: at the first line that gives it a value. Attributes do not count."""
+    """The variables and parameters of a package that have a refused name, each once in its module,
+    class, function, lambda or comprehension: at the first line that gives it a value. Attributes do
+    not count."""
     places = []
     for module, tree in parsed_modules(root):
         first_lines: dict[tuple[int, str], int] = {}
@@ -80,8 +89,8 @@ def refused_names(root: Path) -> list[Place]:
 
 
 def bindings(node: ast.AST, scope: ast.AST) -> Iterator[tuple[ast.AST, str, int]]:
-    """What gives a name a value within a node: the scope of the name, the name, its line. Imports, functions and
-    classes do not count: their names are of other kinds."""
+    """What gives a name a value within a node: the scope of the name, the name, its line. Imports,
+    functions and classes do not count: their names are of other kinds."""
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
         yield scope, node.id, node.lineno
     elif isinstance(node, ast.arg):
@@ -96,7 +105,10 @@ def bindings(node: ast.AST, scope: ast.AST) -> Iterator[tuple[ast.AST, str, int]
 
 
 def main() -> None:
-    for title, places in (("comparisons with a task", task_names(ROOT)), ("refused names", refused_names(ROOT))):
+    for title, places in (
+        ("comparisons with a task", task_names(ROOT)),
+        ("refused names", refused_names(ROOT)),
+    ):
         print(f"{title}: {len(places)}")
         for place in places:
             print(f"  {place.module}:{place.line}: {place.name}")

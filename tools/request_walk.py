@@ -1,27 +1,31 @@
-"""Follow one value through the text of a package: the request of a fine-tuning, from `finetune_events` to the network.
+"""Follow one value through the text of a package: the request of a fine-tuning, from
+`finetune_events` to the network.
 
     python tools/request_walk.py [FUNCTION PARAMETER]    prints the stays of the walk
 
-Nothing is run. The walk begins with a parameter of a function, and follows the value in the order of the text, branch
-after branch, into each function of the package that gets it. What is followed is the value as a whole, each of its
-fields (`request.data`), and lists and dictionaries that hold them; what is inside a field is another value. They are
-followed through
+Nothing is run. The walk begins with a parameter of a function, and follows the value in the order
+of the text, branch after branch, into each function of the package that gets it. What is followed
+is the value as a whole, each of its fields (`request.data`), and lists and dictionaries that hold
+them; what is inside a field is another value. They are followed through
 
 - variables and attributes that they are assigned to;
 - copies and conversions (KEEPING): `replace(request, ...)`, `Path(request.data)`, `vars(request)`;
 - results of functions of the package that return them.
 
-They are not followed into comparisons, sums and texts, nor into what else a function computes from them, nor into
-`errors`: checks and messages lead nowhere. The walk ends where a value is put into an attribute of an object: other
-methods of that object are not searched. Functions of other libraries, and functions that are themselves values, are not
-entered. A function that the walk enters a second time with the same parameters is passed, but not searched again.
+They are not followed into comparisons, sums and texts, nor into what else a function computes from
+them, nor into `errors`: checks and messages lead nowhere. The walk ends where a value is put into
+an attribute of an object: other methods of that object are not searched. Functions of other
+libraries, and functions that are themselves values, are not entered. A function that the walk
+enters a second time with the same parameters is passed, but not searched again.
 
-- times handed on: how often a call passes the value, or a field of it, to a function or class of the package.
+- times handed on: how often a call passes the value, or a field of it, to a function or class of
+  the package.
 - modules: those with a function that gets it.
-- names: how many different names of variables, parameters and attributes hold it or a field. `self` is none.
-- climbs: how often it is used in a package that stands higher than the one in which it was used last. A package stands
-  higher than all that it imports; packages that do not import each other may stand equally high. So a call is no climb,
-  but the next use after it may be one.
+- names: how many different names of variables, parameters and attributes hold it or a field. `self`
+  is none.
+- climbs: how often it is used in a package that stands higher than the one in which it was used
+  last. A package stands higher than all that it imports; packages that do not import each other may
+  stand equally high. So a call is no climb, but the next use after it may be one.
 """
 
 import ast
@@ -36,14 +40,17 @@ ROOT = Path(__file__).parents[1] / "bertworks"
 START = ("finetune_events", "request")
 # Functions whose result is their argument, or holds it.
 KEEPING = frozenset(
-    "replace copy deepcopy str Path tuple list dict set frozenset sorted reversed iter next cast vars asdict enumerate "
+    "replace copy deepcopy str Path tuple list dict set frozenset sorted reversed iter next cast "
+    "vars asdict enumerate "
     "zip filter".split()
 )
 # Methods of the value, or of a list or dictionary that holds it, whose result is a part of it.
 KEEPING_METHODS = frozenset("items values keys get pop copy".split())
 # Methods that the types of Python have: a call of one says nothing about the class of the object.
 COMMON_METHODS = frozenset(
-    name for kind in (str, bytes, list, dict, tuple, set, frozenset, int, float, Path) for name in dir(kind)
+    name
+    for kind in (str, bytes, list, dict, tuple, set, frozenset, int, float, Path)
+    for name in dir(kind)
 )
 PAIRING = frozenset(("items", "zip", "enumerate"))  # functions that put elements into tuples
 LEFT_OUT = {"errors"}  # modules into which the walk does not follow
@@ -51,7 +58,8 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Content(IntEnum):
-    """What a name or an expression is to the walk. Where it may be several of these, the largest counts."""
+    """What a name or an expression is to the walk. Where it may be several of these, the largest
+    counts."""
 
     NOTHING = 0  # another value
     FIELD = 1  # a field of the followed value
@@ -121,11 +129,14 @@ class Package:
             self.trees[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(
                 path.read_text(encoding="utf-8")
             )
-        self._definitions = {name: dict(definitions(name, tree)) for name, tree in self.trees.items()}
+        self._definitions = {
+            name: dict(definitions(name, tree)) for name, tree in self.trees.items()
+        }
         self._imports = {name: self._imports_of(tree) for name, tree in self.trees.items()}
 
     def _imports_of(self, tree: ast.Module) -> dict[str, tuple[str, str]]:
-        """The names that a module imports from this package: each with a module, and a name in it or ""."""
+        """The names that a module imports from this package: each with a module, and a name in it
+        or ""."""
         imports = {}
         for node in ast.walk(tree):
             if not isinstance(node, ast.ImportFrom) or not node.module or node.level:
@@ -146,12 +157,18 @@ class Package:
         for module, imports in self._imports.items():
             if module:  # the module of the whole package only hands on names
                 here = package_of(module)
-                below.setdefault(here, set()).update({package_of(name) for name, _ in imports.values()} - {here, ""})
+                below.setdefault(here, set()).update(
+                    {package_of(name) for name, _ in imports.values()} - {here, ""}
+                )
         floors: dict[str, int] = {}
 
         def floor(name: str, above: tuple[str, ...] = ()) -> int:
             if name not in floors:
-                under = [floor(part, (*above, name)) for part in sorted(below.get(name, ())) if part not in above]
+                under = [
+                    floor(part, (*above, name))
+                    for part in sorted(below.get(name, ()))
+                    if part not in above
+                ]
                 floors[name] = 1 + max(under, default=0)
             return floors[name]
 
@@ -191,7 +208,9 @@ class Package:
                 if isinstance(kind, Class):
                     for node in kind.node.body:
                         if isinstance(node, FunctionNode):
-                            methods.setdefault(node.name, []).append(Function(module, kind.name, node))
+                            methods.setdefault(node.name, []).append(
+                                Function(module, kind.name, node)
+                            )
         return methods
 
     def function(self, name: str) -> Function:
@@ -222,7 +241,8 @@ def definitions(module: str, tree: ast.Module) -> Iterator[tuple[str, Definition
 
 
 def all_parameters(node: FunctionNode | ast.Lambda) -> list[ast.arg]:
-    """The parameters that have a position, then those that have only a name. `*` and `**` are left out."""
+    """The parameters that have a position, then those that have only a name. `*` and `**` are left
+    out."""
     arguments = node.args
     return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
 
@@ -262,7 +282,8 @@ class Walker:
 class Frame:
     """Follows the value within one function.
 
-    holders: what the names hold now, as `request` or `self.request`. result: what the function returns.
+    holders: what the names hold now, as `request` or `self.request`. result: what the function
+        returns.
     """
 
     def __init__(self, walker: Walker, function: Function, holders: Mapping[str, Content]):
@@ -284,7 +305,11 @@ class Frame:
             expression = expression.func
         if isinstance(expression, ast.Constant) and isinstance(expression.value, str):
             expression = ast.Name(expression.value)
-        kind = self.package.find(self.function.module, expression.id) if isinstance(expression, ast.Name) else None
+        kind = (
+            self.package.find(self.function.module, expression.id)
+            if isinstance(expression, ast.Name)
+            else None
+        )
         if isinstance(kind, Class):
             self._classes[name] = kind
 
@@ -320,7 +345,12 @@ class Frame:
                     self._bind(item.optional_vars, self.content(item.context_expr))
                 self.run(node.body)
             case ast.Try() | ast.TryStar():
-                self._branch(node.body, *(handler.body for handler in node.handlers), node.orelse, node.finalbody)
+                self._branch(
+                    node.body,
+                    *(handler.body for handler in node.handlers),
+                    node.orelse,
+                    node.finalbody,
+                )
             case ast.Match():
                 subject = self.content(node.subject)
                 for case in node.cases:
@@ -340,7 +370,8 @@ class Frame:
         self._depth -= 1
 
     def _run_inner(self, node: FunctionNode, parameters: dict[str, Content]) -> Content:
-        """Follow the value into a function within this one, which sees the variables of this one."""
+        """Follow the value into a function within this one, which sees the variables of this
+        one."""
         key = (node.name, frozenset(parameters.items()))
         if key in self._entered:
             return Content.NOTHING
@@ -348,7 +379,9 @@ class Frame:
         self.walker.walk.names.update(parameters)
         outer, outer_result = self.holders, self.result
         hidden = {parameter.arg for parameter in all_parameters(node)}
-        self.holders = {name: content for name, content in outer.items() if name not in hidden} | parameters
+        self.holders = {
+            name: content for name, content in outer.items() if name not in hidden
+        } | parameters
         self.result = Content.NOTHING
         self.run(node.body)
         result = self.result
@@ -359,7 +392,9 @@ class Frame:
         first = targets[0]
         if len(targets) == 1 and isinstance(first, ast.Tuple) and isinstance(value, ast.Tuple):
             parts = (*first.elts, *value.elts)
-            if len(first.elts) == len(value.elts) and not any(isinstance(part, ast.Starred) for part in parts):
+            if len(first.elts) == len(value.elts) and not any(
+                isinstance(part, ast.Starred) for part in parts
+            ):
                 contents = [self.content(part) for part in value.elts]
                 for target, content in zip(first.elts, contents):
                     self._set(target, content)
@@ -417,7 +452,9 @@ class Frame:
             case ast.Name():
                 return self.holders.get(node.id, Content.NOTHING)
             case ast.Attribute():
-                base = Content.FIELD if self.content(node.value) == Content.WHOLE else Content.NOTHING
+                base = (
+                    Content.FIELD if self.content(node.value) == Content.WHOLE else Content.NOTHING
+                )
                 return max(base, self.holders.get(ast.unparse(node), Content.NOTHING))
             case ast.Subscript():
                 self.content(node.slice)
@@ -455,7 +492,9 @@ class Frame:
                 self.content(node.body)
                 return Content.NOTHING
             case _:
-                self._largest(child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr))
+                self._largest(
+                    child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)
+                )
                 return Content.NOTHING
 
     def _largest(self, nodes: Iterable[ast.expr]) -> Content:
@@ -484,12 +523,18 @@ class Frame:
             stars = "*" if isinstance(argument, ast.Starred) else ""
             arguments.append(Argument(stars, argument, self.content(argument)))
         for keyword in node.keywords:
-            arguments.append(Argument(keyword.arg or "**", keyword.value, self.content(keyword.value)))
+            arguments.append(
+                Argument(keyword.arg or "**", keyword.value, self.content(keyword.value))
+            )
         if name in ("partial", "map") and node.args:  # calls its first argument, now or later
             function, arguments = node.args[0], arguments[1:]
             if name == "map":
-                arguments = [Argument("", argument.node, element(argument.content)) for argument in arguments]
-        receiver = self.content(function.value) if isinstance(function, ast.Attribute) else Content.NOTHING
+                arguments = [
+                    Argument("", argument.node, element(argument.content)) for argument in arguments
+                ]
+        receiver = (
+            self.content(function.value) if isinstance(function, ast.Attribute) else Content.NOTHING
+        )
         if not isinstance(function, ast.Name | ast.Attribute):
             self.content(function)
         largest = max((argument.content for argument in arguments), default=Content.NOTHING)
@@ -510,7 +555,9 @@ class Frame:
             return Content.NOTHING
         return self._call_definition(definition, arguments, receiver)
 
-    def _call_definition(self, definition: Definition, arguments: "list[Argument]", receiver: Content) -> Content:
+    def _call_definition(
+        self, definition: Definition, arguments: "list[Argument]", receiver: Content
+    ) -> Content:
         """Follow the value into a function or class of the package."""
         function = definition
         if isinstance(definition, Class):
@@ -545,7 +592,9 @@ class Frame:
             receiver = function.value.id
             if definition := self.package.find_in_module(module, receiver, name):
                 return definition
-            kind: Definition | None = self._classes.get(receiver) or self.package.find(module, receiver)
+            kind: Definition | None = self._classes.get(receiver) or self.package.find(
+                module, receiver
+            )
             if receiver in ("self", "cls"):
                 kind = self.package.find(module, self.function.owner)
             if isinstance(kind, Class):
@@ -556,7 +605,8 @@ class Frame:
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of a call. name: of the parameter; "" if it has a position, "*" and "**" for unpacked ones."""
+    """An argument of a call. name: of the parameter; "" if it has a position, "*" and "**" for
+    unpacked ones."""
 
     name: str
     node: ast.expr
@@ -569,7 +619,8 @@ def element(content: Content) -> Content:
 
 
 def called_name(function: ast.expr) -> str:
-    """The name before the parentheses of a call, without what is before its last dot; "" for another expression."""
+    """The name before the parentheses of a call, without what is before its last dot; "" for
+    another expression."""
     match function:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name

@@ -1,14 +1,16 @@
-"""Measure how far a reader travels: what a call runs of the package, how often it opens its input, how many functions
-the request of a fine-tuning passes through, how many places know the names of tasks.
+"""Measure how far a reader travels: what a call runs of the package, how often it opens its input,
+how many functions the request of a fine-tuning passes through, how many places know the names of
+tasks.
 
     python tools/routes.py [--static] [--modules] [--json]
 
-The routes are public functions, called once, each in a fork of a process that has imported every module of the package.
-Models are tiny and have random weights. Modules, functions, calls and opens: see `tracing.Trace`. Where a route begins
-and ends stands at its function here. Figures of the server differ by a few calls from run to run.
+The routes are public functions, called once, each in a fork of a process that has imported every
+module of the package. Models are tiny and have random weights. Modules, functions, calls and opens:
+see `tracing.Trace`. Where a route begins and ends stands at its function here. Figures of the
+server differ by a few calls from run to run.
 
-The other figures are counted in the text of the package (`--static`: these alone, without importing it): see
-`request_walk` for the request, `names` for tasks and refused names, and `size` for tokens.
+The other figures are counted in the text of the package (`--static`: these alone, without importing
+it): see `request_walk` for the request, `names` for tasks and refused names, and `size` for tokens.
 """
 
 import argparse
@@ -37,13 +39,16 @@ from tracing import Recorder, Trace, traced
 
 ROOT = size.ROOT
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-SETTINGS: dict[str, Any] = {"device": "cpu", "precision": "fp32"}  # so that routes are the same on all machines
+# so that routes are the same on all machines
+SETTINGS: dict[str, Any] = {"device": "cpu", "precision": "fp32"}
 REFUSED = "refused"
 NUM_ROWS = 30
 NUM_DOCUMENTS = 60
 GOOD = "good great fine lovely happy".split()
 BAD = "bad awful poor nasty sad".split()
-FILLER = "the film was a story of men and dogs in this town with some music that they heard last night".split()
+FILLER = (
+    "the film was a story of men and dogs in this town with some music that they heard last night"
+).split()
 RECIPE = """
 title = "Tiny"
 
@@ -78,7 +83,8 @@ class Route:
     run: calls it with the recorder, which it starts and stops, and the folder of `Materials`.
     data: the name of the input file whose opens are counted; "": there is none.
     is_standard_input: whether the function reads the input as standard input.
-    counts_opens_alone: whether only the opens stand in the table, because the rest is that of the route before.
+    counts_opens_alone: whether only the opens stand in the table, because the rest is that of the
+        route before.
     """
 
     name: str
@@ -114,7 +120,9 @@ def write_data(folder: Path) -> None:
     rows = ["text,label"]
     for number in range(NUM_ROWS):
         is_positive = number % 2 == 1
-        rows.append(f"{sentence(generator, GOOD if is_positive else BAD)},{'pos' if is_positive else 'neg'}")
+        rows.append(
+            f"{sentence(generator, GOOD if is_positive else BAD)},{'pos' if is_positive else 'neg'}"
+        )
     (folder / "rows.csv").write_text("\n".join(rows) + "\n")
     for name in ("row.csv", "rows.csv"):
         (folder / f"{name}.gz").write_bytes(gzip.compress((folder / name).read_bytes()))
@@ -126,8 +134,8 @@ def write_data(folder: Path) -> None:
 
 
 def write_models(folder: Path) -> None:
-    """Write a tokenizer, a BERT of two layers with random weights, a classifier that is trained for one epoch, shards
-    of the raw text, and a recipe for them."""
+    """Write a tokenizer, a BERT of two layers with random weights, a classifier that is trained for
+    one epoch, shards of the raw text, and a recipe for them."""
     import torch
 
     import bertworks as bw
@@ -144,9 +152,15 @@ def write_models(folder: Path) -> None:
         max_position_embeddings=64,
     )
     torch.manual_seed(0)
-    bw.save_model(folder / "model", bw.PretrainingModel(config).state_dict(), config, tokenizer, card="tiny")
+    bw.save_model(
+        folder / "model", bw.PretrainingModel(config).state_dict(), config, tokenizer, card="tiny"
+    )
     request = bw.make_finetune_request(
-        folder / "rows.csv", model=str(folder / "model"), method="full", validation="split", epochs=1
+        folder / "rows.csv",
+        model=str(folder / "model"),
+        method="full",
+        validation="split",
+        epochs=1,
     )
     finish(bw.finetune_events(folder / "classifier", request, device="cpu", compares=False))
     bw.write_shards(bw.CorpusReader([folder / "corpus.txt"]), tokenizer, folder / "shards")
@@ -203,7 +217,8 @@ def embed(recorder: Recorder, folder: Path) -> None:
 
 
 def finetune(data: str) -> Callable[[Recorder, Path], None]:
-    """From the options of a fine-tuning to its first loss: torch then computes gradients for the first time."""
+    """From the options of a fine-tuning to its first loss: torch then computes gradients for the
+    first time."""
 
     def run(recorder: Recorder, folder: Path) -> None:
         import torch
@@ -218,7 +233,9 @@ def finetune(data: str) -> Callable[[Recorder, Path], None]:
         path = data if data == "-" else str(folder / data)
         try:
             recorder.start()
-            request = bw.make_finetune_request(path, model=str(folder / "model"), precision=SETTINGS["precision"])
+            request = bw.make_finetune_request(
+                path, model=str(folder / "model"), precision=SETTINGS["precision"]
+            )
             finish(bw.finetune_events("out", request, device=SETTINGS["device"]))
         except FirstLossError:
             return
@@ -238,7 +255,8 @@ def prepare(recorder: Recorder, folder: Path) -> None:
 
 
 def compute_losses(recorder: Recorder, folder: Path) -> None:
-    """From a folder of shards to the losses of the first batch of a pre-training, by a network that exists."""
+    """From a folder of shards to the losses of the first batch of a pre-training, by a network that
+    exists."""
     import numpy as np
 
     import bertworks as bw
@@ -259,14 +277,17 @@ def compute_losses(recorder: Recorder, folder: Path) -> None:
 
 
 def serve_prediction(recorder: Recorder, folder: Path) -> None:
-    """From the bytes of a request for /predict to those of its answer, by a server that has answered one before."""
+    """From the bytes of a request for /predict to those of its answer, by a server that has
+    answered one before."""
     from bertworks.serve.server import serve
 
     answers: list[Any] = []
 
     def predict(url: str) -> None:
         body = json.dumps({"inputs": ["the film was good"]}).encode()
-        request = urllib.request.Request(f"{url}predict", body, {"Content-Type": "application/json"})
+        request = urllib.request.Request(
+            f"{url}predict", body, {"Content-Type": "application/json"}
+        )
         with urllib.request.urlopen(request, timeout=30) as response:
             answers.append(json.load(response))
 
@@ -290,13 +311,22 @@ ROUTES = (
     Route("predict one csv row", predict("row.csv"), "row.csv"),
     Route("predict one csv.gz row", predict("row.csv.gz"), "row.csv.gz", counts_opens_alone=True),
     Route(
-        "predict one row of standard input", predict("-"), "row.csv", is_standard_input=True, counts_opens_alone=True
+        "predict one row of standard input",
+        predict("-"),
+        "row.csv",
+        is_standard_input=True,
+        counts_opens_alone=True,
     ),
     Route("open a model", open_model),
     Route("predict one text with an open model", predict_text),
     Route("embed one csv row", embed, "row.csv"),
     Route("csv of 30 rows to the first loss", finetune("rows.csv"), "rows.csv"),
-    Route("csv.gz of 30 rows to the first loss", finetune("rows.csv.gz"), "rows.csv.gz", counts_opens_alone=True),
+    Route(
+        "csv.gz of 30 rows to the first loss",
+        finetune("rows.csv.gz"),
+        "rows.csv.gz",
+        counts_opens_alone=True,
+    ),
     Route(
         "standard input of 30 rows to the first loss",
         finetune("-"),
@@ -311,8 +341,8 @@ ROUTES = (
 
 
 def import_everything(package: Any) -> None:
-    """Import all modules of the package and look up its public names, so that no route does. A module whose library is
-    not installed is left out."""
+    """Import all modules of the package and look up its public names, so that no route does. A
+    module whose library is not installed is left out."""
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         try:
             importlib.import_module(module.name)
@@ -325,8 +355,10 @@ def import_everything(package: Any) -> None:
 
 
 def trace_routes(folder: Path, routes: Iterable[Route] = ROUTES) -> dict[str, Trace | None]:
-    """The trace of each route, by its name; None: the function refuses this input. folder: an empty one, for files."""
-    sys.path.insert(0, str(ROOT.parent))  # the package of this checkout, even if another one is installed
+    """The trace of each route, by its name; None: the function refuses this input. folder: an empty
+    one, for files."""
+    # the package of this checkout, even if another one is installed
+    sys.path.insert(0, str(ROOT.parent))
     import bertworks as bw
 
     import_everything(bw)
@@ -337,7 +369,9 @@ def trace_routes(folder: Path, routes: Iterable[Route] = ROUTES) -> dict[str, Tr
     for number, route in enumerate(routes):
         working_folder = folder / f"route-{number}"
 
-        def run(recorder: Recorder, route: Route = route, refusal: Path = working_folder / REFUSED) -> None:
+        def run(
+            recorder: Recorder, route: Route = route, refusal: Path = working_folder / REFUSED
+        ) -> None:
             try:
                 route.run(recorder, folder)
             except bw.UsageError as error:
@@ -413,9 +447,15 @@ def table(measurements: list[Measurement]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--static", action="store_true", help="only count in the text of the package")
-    parser.add_argument("--modules", action="store_true", help="also print the modules that each route enters")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--static", action="store_true", help="only count in the text of the package"
+    )
+    parser.add_argument(
+        "--modules", action="store_true", help="also print the modules that each route enters"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
     traces: dict[str, Trace | None] = {}
@@ -424,7 +464,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="bertworks-routes-") as folder:
             traces = trace_routes(Path(folder).resolve())
     measurements = [*(traced_measurements(traces) if traces else []), *static_measurements()]
-    modules = {name: trace.modules for name, trace in traces.items() if trace} if arguments.modules else {}
+    modules = (
+        {name: trace.modules for name, trace in traces.items() if trace}
+        if arguments.modules
+        else {}
+    )
     if arguments.json:
         content: dict[str, Any] = {row.name: row.value for row in measurements}
         print(json.dumps({"now": content, **({"modules": modules} if modules else {})}, indent=2))

@@ -1,9 +1,11 @@
-"""Print the size of the package: Python tokens and lines of code of each package, and lines of its other files.
+"""Print the size of the package: Python tokens and lines of code of each package, and lines of its
+other files.
 
-A token is a name, an operator, a number or a string as Python 3.11's tokenizer counts them, without comments and
-docstrings. Later versions take an f-string apart; here it is one token in every version, so that figures of all
-versions can be compared. A line of code holds at least one such token. Layout (line ends, indentation) does not count:
-a formatter cannot change the number of tokens, except by trailing commas and parentheses.
+A token is a name, an operator, a number or a string as Python 3.11's tokenizer counts them, without
+comments and docstrings. Later versions take an f-string apart; here it is one token in every
+version, so that figures of all versions can be compared. A line of code holds at least one such
+token. Layout (line ends, indentation) does not count: a formatter cannot change the number of
+tokens, except by trailing commas and parentheses.
 
     python tools/size.py [PACKAGE FOLDER] [--json]
 """
@@ -19,9 +21,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "bertworks"
 COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
-# Python 3.12 has tokens for the beginning and the end of an f-string, and 3.14 for those of a t-string.
-OPENING = {getattr(tokenize, name) for name in ("FSTRING_START", "TSTRING_START") if hasattr(tokenize, name)}
-CLOSING = {getattr(tokenize, name) for name in ("FSTRING_END", "TSTRING_END") if hasattr(tokenize, name)}
+# Python 3.12 has tokens for the beginning and the end of an f-string, and 3.14 for those of a
+# t-string.
+OPENING = {
+    getattr(tokenize, name)
+    for name in ("FSTRING_START", "TSTRING_START")
+    if hasattr(tokenize, name)
+}
+CLOSING = {
+    getattr(tokenize, name) for name in ("FSTRING_END", "TSTRING_END") if hasattr(tokenize, name)
+}
 JINJA_MARKS = ("{{", "{%")
 OTHER_KINDS = ("TOML", "Jinja", "HTML", "JS", "CSS")
 TOP_LEVEL = "(top level)"
@@ -111,7 +120,8 @@ def size_of_module(path: Path) -> Size:
 
 
 def sizes_of_packages(root: Path) -> dict[str, Size]:
-    """The size of each package in a folder, of the modules at its top level, and of all together."""
+    """The size of each package in a folder, of the modules at its top level, and of all
+    together."""
     sizes: dict[str, Size] = {}
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).parts
@@ -123,13 +133,16 @@ def sizes_of_packages(root: Path) -> dict[str, Size]:
 
 
 def kind_of_file(path: Path) -> str | None:
-    """The kind of a file that is not Python: one of OTHER_KINDS, or None. A template may have any suffix."""
+    """The kind of a file that is not Python: one of OTHER_KINDS, or None. A template may have any
+    suffix."""
     suffix = path.suffix.lower()
     if suffix in (".html", ".htm", ".md", ".txt", ".j2", ".jinja"):
         text = path.read_text(encoding="utf-8")
         if suffix in (".j2", ".jinja") or any(mark in text for mark in JINJA_MARKS):
             return "Jinja"
-    return {".toml": "TOML", ".html": "HTML", ".htm": "HTML", ".js": "JS", ".css": "CSS"}.get(suffix)
+    return {".toml": "TOML", ".html": "HTML", ".htm": "HTML", ".js": "JS", ".css": "CSS"}.get(
+        suffix
+    )
 
 
 def lines_of_other_files(root: Path) -> dict[str, int]:
@@ -157,8 +170,12 @@ def table(sizes: dict[str, Size], other: dict[str, int]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", type=Path, default=ROOT, help="the folder of a package")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=ROOT, help="the folder of a package"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
     sizes, other = sizes_of_packages(arguments.folder), lines_of_other_files(arguments.folder)

@@ -23,7 +23,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 SUSPENDED = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
-# Python 3.12 computes a comprehension within its function: none is counted as a function in any version.
+# Python 3.12 computes a comprehension within its function: none is counted as a function in any
+# version.
 NO_FUNCTIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<module>"}
 
 
@@ -31,13 +32,15 @@ NO_FUNCTIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<module>"
 class Trace:
     """What a call ran.
 
-    modules: the modules of the package of which at least one function was called, in alphabetical order.
-    functions: how many functions, methods and lambdas of these modules were called. Those that `dataclass` writes,
-        comprehensions and the bodies of classes do not count.
-    calls: how often they were called. A generator or a coroutine is called once, however often it is resumed.
-    opens: how often Python opened the input for reading: that path, by whatever name, or a file in the folder for
-        temporary files with the same bytes, compressed or not. Reading standard input counts as opening it once.
-        Opens by a library's C code are not seen.
+    modules: the modules of the package of which at least one function was called, in alphabetical
+        order.
+    functions: how many functions, methods and lambdas of these modules were called. Those that
+        `dataclass` writes, comprehensions and the bodies of classes do not count.
+    calls: how often they were called. A generator or a coroutine is called once, however often it
+        is resumed.
+    opens: how often Python opened the input for reading: that path, by whatever name, or a file in
+        the folder for temporary files with the same bytes, compressed or not. Reading standard
+        input counts as opening it once. Opens by a library's C code are not seen.
     """
 
     modules: tuple[str, ...]
@@ -48,18 +51,21 @@ class Trace:
 
 @cache
 def first_resume(code: CodeType) -> int:
-    """The offset of the instruction at which a generator or a coroutine begins; later ones resume it."""
+    """The offset of the instruction at which a generator or a coroutine begins; later ones resume
+    it."""
     return next(step.offset for step in dis.get_instructions(code) if step.opname == "RESUME")
 
 
 class Recorder:
-    """Counts the calls of functions in a folder and the opens of a file, in all threads begun after it was made.
+    """Counts the calls of functions in a folder and the opens of a file, in all threads begun after
+    it was made.
 
     An audit hook cannot be removed: a recorder is for a process that ends with it.
     """
 
     def __init__(self, package: Path, input_file: Path | None, temporary: Path):
-        """package: the folder whose functions count. temporary: the folder in which copies of the input count."""
+        """package: the folder whose functions count. temporary: the folder in which copies of the
+        input count."""
         self._prefix = str(package) + os.sep
         self._input = input_file
         self._contents = contents_of(input_file) if input_file else ()
@@ -82,7 +88,10 @@ class Recorder:
 
     def trace(self) -> Trace:
         """What was counted so far."""
-        names = {Path(code.co_filename).relative_to(self._prefix).with_suffix("").as_posix() for code in self._calls}
+        names = {
+            Path(code.co_filename).relative_to(self._prefix).with_suffix("").as_posix()
+            for code in self._calls
+        }
         modules = tuple(sorted(name.replace("/", ".") for name in names))
         return Trace(modules, len(self._calls), sum(self._calls.values()), self.opens)
 
@@ -145,7 +154,8 @@ def traced(
     input_file: Path | None = None,
     is_standard_input: bool = False,
 ) -> Trace:
-    """Run a function in a fork of this process, so that it finds everything imported and no cache filled.
+    """Run a function in a fork of this process, so that it finds everything imported and no cache
+    filled.
 
     Args:
         run: starts and stops the recorder, and may end in any way after it was stopped.
@@ -155,7 +165,8 @@ def traced(
         is_standard_input: whether this file is also the standard input.
 
     Raises:
-        RuntimeError: the function failed before it started or stopped the recorder; with what it printed.
+        RuntimeError: the function failed before it started or stopped the recorder; with what it
+            printed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     result, log = folder / "trace.json", folder / "log.txt"
@@ -179,13 +190,19 @@ def traced(
             os._exit(code)
     _, status = os.waitpid(process, 0)
     if status or not result.exists():
-        raise RuntimeError(f"a traced call ended with status {status}:\n{log.read_text(errors='replace')}")
+        raise RuntimeError(
+            f"a traced call ended with status {status}:\n{log.read_text(errors='replace')}"
+        )
     content = json.loads(result.read_text())
     return Trace(**{**content, "modules": tuple(content["modules"])})
 
 
 def traced_here(
-    run: Callable[[Recorder], None], package: Path, folder: Path, input_file: Path | None, is_standard_input: bool
+    run: Callable[[Recorder], None],
+    package: Path,
+    folder: Path,
+    input_file: Path | None,
+    is_standard_input: bool,
 ) -> Trace:
     """The trace of a function in this process, which is to end afterwards."""
     temporary = (folder / "temporary").resolve()

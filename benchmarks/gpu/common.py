@@ -1,7 +1,9 @@
-"""What the parts of `benchmarks/gpu/run.py` share: a report that is written line by line, batches, models, clocks.
+"""What the parts of `benchmarks/gpu/run.py` share: a report that is written line by line, batches,
+models, clocks.
 
-A part is a script of its own, so that a crash of the GPU ends only one of them. It imports what it needs, prepares on
-the CPU, calls `Part.ready`, and waits until its turn has come: all parts prepare at the same time.
+A part is a script of its own, so that a crash of the GPU ends only one of them. It imports what it
+needs, prepares on the CPU, calls `Part.ready`, and waits until its turn has come: all parts prepare
+at the same time.
 """
 
 import argparse
@@ -24,7 +26,13 @@ from bertworks.batching.batch import Batch, collate
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Target
 from bertworks.models.config import BERT_SIZES, EncoderConfig
-from bertworks.training.device import Precision, choose_device, fixed_order, measure_matmul, time_when_done
+from bertworks.training.device import (
+    Precision,
+    choose_device,
+    fixed_order,
+    measure_matmul,
+    time_when_done,
+)
 from bertworks.training.loop import train
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
@@ -39,14 +47,22 @@ class Part:
     def __init__(self, name: str):
         parser = argparse.ArgumentParser()
         parser.add_argument("--device", default="auto")
-        parser.add_argument("--quick", action="store_true", help="tiny sizes, to try the scripts on a CPU")
+        parser.add_argument(
+            "--quick", action="store_true", help="tiny sizes, to try the scripts on a CPU"
+        )
         parser.add_argument("--out", type=Path, default=Path("gpu-report"))
         parser.add_argument("--seconds", type=float, default=600.0)
-        parser.add_argument("--wait", action="store_true", help="until a line comes on standard input")
+        parser.add_argument(
+            "--wait", action="store_true", help="until a line comes on standard input"
+        )
         options = parser.parse_args()
         self.name, self.quick, self.out, self.seconds, self._waits = (
-            name, options.quick, options.out, options.seconds, options.wait,
-        )  # fmt: skip
+            name,
+            options.quick,
+            options.out,
+            options.seconds,
+            options.wait,
+        )
         self.out.mkdir(parents=True, exist_ok=True)
         self.device = choose_device(options.device)
         self.is_gpu = self.device.type == "cuda"
@@ -67,9 +83,16 @@ class Part:
 
     def line(self, what: str, **figures: Any) -> None:
         """A line of both reports, on disk when this returns."""
-        shown = {name: f"{x:.4g}" if isinstance(x, float) else str(x) for name, x in figures.items()}
+        shown = {
+            name: f"{x:.4g}" if isinstance(x, float) else str(x) for name, x in figures.items()
+        }
         text = f"- **{self.name}** {what}: " + ", ".join(f"{name} {x}" for name, x in shown.items())
-        row = {"part": self.name, "what": what, "at": round(time.perf_counter() - self.began, 2), **figures}
+        row = {
+            "part": self.name,
+            "what": what,
+            "at": round(time.perf_counter() - self.began, 2),
+            **figures,
+        }
         for file, words in (("report.jsonl", json.dumps(row, default=str)), ("report.md", text)):
             with (self.out / file).open("a", encoding="utf-8") as stream:
                 stream.write(words + "\n")
@@ -79,8 +102,8 @@ class Part:
 
     @contextmanager
     def trying(self, what: str, least: float = 2.0) -> Iterator[None]:
-        """A measurement. What goes wrong in it is a line of the report, and the next one follows; it is left out if
-        fewer seconds are left."""
+        """A measurement. What goes wrong in it is a line of the report, and the next one follows;
+        it is left out if fewer seconds are left."""
         if self.left() < least:
             self.line(what, left_out="no time left")
             raise _LeftOutError
@@ -90,7 +113,11 @@ class Part:
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(place.filename).name}:{place.lineno}"
-            self.line(what, error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", where=where)
+            self.line(
+                what,
+                error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
+                where=where,
+            )
             traceback.print_exc()
         finally:
             took = time.perf_counter() - begin
@@ -100,7 +127,12 @@ class Part:
                 torch.cuda.empty_cache()
 
     def attempt(
-        self, what: str, function: Callable[..., Any], *arguments: Any, least: float = 2.0, **named: Any
+        self,
+        what: str,
+        function: Callable[..., Any],
+        *arguments: Any,
+        least: float = 2.0,
+        **named: Any,
     ) -> Any:
         """The result of a measurement; None if it failed or was left out."""
         result = None
@@ -117,7 +149,9 @@ class _LeftOutError(Exception):
 
 
 def config(size: str, dropout: float, vocab_size: int = 30522) -> EncoderConfig:
-    return replace(BERT_SIZES[size], vocab_size=vocab_size, hidden_dropout=dropout, attention_dropout=dropout)
+    return replace(
+        BERT_SIZES[size], vocab_size=vocab_size, hidden_dropout=dropout, attention_dropout=dropout
+    )
 
 
 def batch_of(lengths: Sequence[int], c: EncoderConfig, seed: int = 0) -> Batch:
@@ -139,7 +173,9 @@ def perturbed(model: Any, seed: int = 0) -> Any:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator).to(parameter.device))
+            parameter.add_(
+                0.02 * torch.randn(parameter.shape, generator=generator).to(parameter.device)
+            )
     return model
 
 
@@ -151,19 +187,32 @@ def new_model(c: EncoderConfig, device: torch.device, **options: Any) -> Pretrai
 
 
 def step_seconds(
-    model: PretrainingModel, batches: Callable[[int], Sequence[Batch]], device: torch.device, seconds: float,
-    precision: Precision = "bf16", fixed: bool = True, warmup: int = 3,
-) -> float:  # fmt: skip
+    model: PretrainingModel,
+    batches: Callable[[int], Sequence[Batch]],
+    device: torch.device,
+    seconds: float,
+    precision: Precision = "bf16",
+    fixed: bool = True,
+    warmup: int = 3,
+) -> float:
     """The mean time of a step of a training after the first ones."""
     os.environ["BERTWORKS_DETERMINISTIC"] = "1" if fixed else "0"
     optimizer = OptimizerConfig()
     with fixed_order(device):
-        steps = train(model, make_optimizer(model, optimizer), batches, optimizer, MANY_STEPS, precision=precision)
+        steps = train(
+            model,
+            make_optimizer(model, optimizer),
+            batches,
+            optimizer,
+            MANY_STEPS,
+            precision=precision,
+        )
         for _ in range(warmup):
             next(steps)
         begin, count = time_when_done(device), 0
         while True:
-            for _ in range(3 if device.type == "cuda" else 1):  # work queues up between two looks at the clock
+            # work queues up between two looks at the clock
+            for _ in range(3 if device.type == "cuda" else 1):
                 next(steps)
                 count += 1
             now = time_when_done(device)

@@ -21,16 +21,23 @@ Make = Callable[[int], list[Batch]]
 def main() -> None:
     part = Part("feed")
     with tempfile.TemporaryDirectory() as scratch:
-        shards = Shards.open(write_shards(Path(scratch), 20 if part.quick else 2000, 300 if part.quick else 8000))
+        shards = Shards.open(
+            write_shards(Path(scratch), 20 if part.quick else 2000, 300 if part.quick else 8000)
+        )
         sizes = [("tiny", 1024)] if part.quick else [("base", 1 << 16), ("small", 1 << 16)]
-        prepared = [(size, *prepare(part, Path(scratch) / size, shards, size, tokens)) for size, tokens in sizes]
+        prepared = [
+            (size, *prepare(part, Path(scratch) / size, shards, size, tokens))
+            for size, tokens in sizes
+        ]
         part.ready()
         for size, encoder, batches in prepared:
             for how in ("in line", "thread, pinned", "same batch", "thread"):
                 part.attempt(f"{size}, {how}", feed, part, encoder, batches, size, how)
 
 
-def prepare(part: Part, scratch: Path, shards: Shards, size: str, tokens: int) -> tuple[EncoderConfig, Make]:
+def prepare(
+    part: Part, scratch: Path, shards: Shards, size: str, tokens: int
+) -> tuple[EncoderConfig, Make]:
     """The network, and what makes the batches of a step."""
     length = 32 if part.quick else 128
     phases = (Phase(num_steps=1 << 20, batch_size=tokens // length, sequence_length=length),)
@@ -48,9 +55,15 @@ def feed(part: Part, encoder: EncoderConfig, batches: Make, size: str, how: str)
         one = [batch.to(part.device) for batch in batches(0)]
         batches = lambda _: one  # noqa: E731
     elif how.startswith("thread"):
-        batches = Prefetched(batches, part.device if how.endswith("pinned") and part.is_gpu else None)
-    took = step_seconds(new_model(encoder, part.device), batches, part.device, 0.3 if part.quick else 1.0, warmup=2)
-    part.line(f"{size}, {how}", tokens=real, tokens_per_second=real / took, milliseconds=1000 * took)
+        batches = Prefetched(
+            batches, part.device if how.endswith("pinned") and part.is_gpu else None
+        )
+    took = step_seconds(
+        new_model(encoder, part.device), batches, part.device, 0.3 if part.quick else 1.0, warmup=2
+    )
+    part.line(
+        f"{size}, {how}", tokens=real, tokens_per_second=real / took, milliseconds=1000 * took
+    )
 
 
 main()

@@ -1,5 +1,5 @@
-"""Whether a GPU computes the right thing: transformers, a CPU in float32, padding, each text alone; and which steps
-have no fixed order."""
+"""Whether a GPU computes the right thing: transformers, a CPU in float32, padding, each text alone;
+and which steps have no fixed order."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -69,11 +69,18 @@ def main() -> None:
 def with_equal_weights(c: EncoderConfig) -> tuple[Any, PretrainingModel]:
     """transformers' BERT and ours."""
     torch.manual_seed(0)
-    theirs = transformers.BertForPreTraining(transformers.BertConfig(
-        vocab_size=c.vocab_size, hidden_size=c.hidden_size, num_hidden_layers=c.num_hidden_layers,
-        num_attention_heads=c.num_attention_heads, intermediate_size=c.ffn_size, hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0, max_position_embeddings=c.max_position_embeddings,
-    ))  # fmt: skip
+    theirs = transformers.BertForPreTraining(
+        transformers.BertConfig(
+            vocab_size=c.vocab_size,
+            hidden_size=c.hidden_size,
+            num_hidden_layers=c.num_hidden_layers,
+            num_attention_heads=c.num_attention_heads,
+            intermediate_size=c.ffn_size,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            max_position_embeddings=c.max_position_embeddings,
+        )
+    )
     perturbed(theirs).eval()
     ours = PretrainingModel(c)
     ours.load_state_dict(from_huggingface(theirs.state_dict(), c))
@@ -87,10 +94,12 @@ def padded_inputs(batch: Batch) -> dict[str, Tensor]:
     flat = layout.pad(labels + 100) - 100  # padding becomes -100
     assert batch.token_type_ids is not None
     return {
-        "input_ids": layout.pad(batch.input_ids), "attention_mask": layout.present.long(),
-        "token_type_ids": layout.pad(batch.token_type_ids), "labels": flat,
+        "input_ids": layout.pad(batch.input_ids),
+        "attention_mask": layout.present.long(),
+        "token_type_ids": layout.pad(batch.token_type_ids),
+        "labels": flat,
         "next_sentence_label": batch.targets["next_sentence"].labels,
-    }  # fmt: skip
+    }
 
 
 def our_losses(model: nn.Module, batch: Batch, precision: Any) -> tuple[Tensor, list[Tensor]]:
@@ -131,10 +140,14 @@ def against_transformers(part: Part, theirs: Any, ours: Any, batch: Batch, preci
         states = encoder(there.input_ids, there.layout, there.token_type_ids)[-1].float()
         expected = there.layout.unpad(output.hidden_states[-1].float())
     part.line(
-        f"transformers {precision}", loss=reference, difference=abs(float(loss) - reference) / reference,
-        states=float((states - expected).abs().max()), cosine=cosine(states, expected),
-        gradients=norm(differences) / norm(gradients), compared=len(differences),
-    )  # fmt: skip
+        f"transformers {precision}",
+        loss=reference,
+        difference=abs(float(loss) - reference) / reference,
+        states=float((states - expected).abs().max()),
+        cosine=cosine(states, expected),
+        gradients=norm(differences) / norm(gradients),
+        compared=len(differences),
+    )
 
 
 def against_cpu(part: Part, ours: Any, on_device: Any, batch: Batch) -> None:
@@ -142,12 +155,16 @@ def against_cpu(part: Part, ours: Any, on_device: Any, batch: Batch) -> None:
     for precision in ("fp32", "bf16"):
         other, theirs = our_losses(on_device, batch.to(part.device), precision)
         differences = [g.cpu().float() - h for g, h in zip(theirs, gradients, strict=True)]
-        flat, wide = (torch.cat([g.cpu().float().flatten() for g in part_]) for part_ in (theirs, gradients))
+        flat, wide = (
+            torch.cat([g.cpu().float().flatten() for g in part_]) for part_ in (theirs, gradients)
+        )
         part.line(
-            f"CPU fp32 against {precision} here", loss=float(loss),
-            difference=abs(float(other) - float(loss)) / float(loss), gradients=norm(differences) / norm(gradients),
+            f"CPU fp32 against {precision} here",
+            loss=float(loss),
+            difference=abs(float(other) - float(loss)) / float(loss),
+            gradients=norm(differences) / norm(gradients),
             cosine=cosine(flat, wide),
-        )  # fmt: skip
+        )
 
 
 @contextmanager
@@ -169,25 +186,33 @@ def packed_and_padded(part: Part, model: Any, batch: Batch) -> None:
         other, padded = our_losses(model, there, "bf16")
     differences = [g - h for g, h in zip(gradients, padded, strict=True)]
     part.line(
-        "packed and padded", loss=float(loss), difference=abs(float(loss - other)) / float(loss),
-        gradients=norm(differences) / norm(gradients), packed=kernels._supports_packed(
-            torch.empty(1, 3, 1, 64, device=part.device, dtype=torch.bfloat16)),
-    )  # fmt: skip
+        "packed and padded",
+        loss=float(loss),
+        difference=abs(float(loss - other)) / float(loss),
+        gradients=norm(differences) / norm(gradients),
+        packed=kernels._supports_packed(
+            torch.empty(1, 3, 1, 64, device=part.device, dtype=torch.bfloat16)
+        ),
+    )
 
 
 def answers(part: Part, model: Any, batch: Batch) -> None:
-    """The states of an encoder in bf16 for answers, against those in float32: the cosine, and their type."""
+    """The states of an encoder in bf16 for answers, against those in float32: the cosine, and their
+    type."""
     there = batch.to(part.device)
     encoder = to_bf16_inference(model.encoder)
     with torch.no_grad(), torch.autocast(part.device.type, torch.bfloat16):
         states = encoder(there.input_ids, there.layout, there.token_type_ids)
     with torch.no_grad():
         expected = model.encoder(there.input_ids, there.layout, there.token_type_ids)
-    part.line("answers in bf16", dtype=str(states[-1].dtype), cosine=cosine(states[-1], expected[-1]))
+    part.line(
+        "answers in bf16", dtype=str(states[-1].dtype), cosine=cosine(states[-1], expected[-1])
+    )
 
 
 def alone(part: Part, model: Any, batch: Batch) -> None:
-    """Whether a text has the same bits alone and in a batch: flash attention on its own, and the whole encoder."""
+    """Whether a text has the same bits alone and in a batch: flash attention on its own, and the
+    whole encoder."""
     there = batch.to(part.device)
     encoder = to_bf16_inference(model.encoder)
     with torch.no_grad():
@@ -215,7 +240,10 @@ def loss(part: Part, dtype: torch.dtype) -> None:
     """The loss over the vocabulary, without its logits, against torch's."""
     rows, width, words = (64, 32, 100) if part.quick else (4096, 768, 30522)
     torch.manual_seed(0)
-    x, table, bias = (torch.randn(*s, device=part.device) * 0.05 for s in ((rows, width), (words, width), (words,)))
+    x, table, bias = (
+        torch.randn(*s, device=part.device) * 0.05
+        for s in ((rows, width), (words, width), (words,))
+    )
     labels = torch.randint(0, words, (rows,), device=part.device)
     given = [t.to(dtype).requires_grad_() for t in (x, table, bias)]
     value = vocabulary_cross_entropy(given[0], given[1], given[2], labels)
@@ -224,10 +252,14 @@ def loss(part: Part, dtype: torch.dtype) -> None:
     wide = [t.detach().float().requires_grad_() for t in given]
     reference = F.cross_entropy(F.linear(*wide), labels, reduction="sum")
     reference.backward()
-    pairs = [(a, b.grad) for a, b in zip(ours, wide, strict=True) if a is not None and b.grad is not None]
+    pairs = [
+        (a, b.grad) for a, b in zip(ours, wide, strict=True) if a is not None and b.grad is not None
+    ]
     worst = max(float((a.float() - b).norm() / b.norm()) for a, b in pairs)
     part.line(
-        f"loss {dtype}", difference=float(abs(value.loss - reference).detach() / reference.detach()), gradients=worst
+        f"loss {dtype}",
+        difference=float(abs(value.loss - reference).detach() / reference.detach()),
+        gradients=worst,
     )
 
 
@@ -243,7 +275,8 @@ def softmax_in_place(part: Part) -> None:
 
 
 def dropout(part: Part) -> None:
-    """Flash attention with dropout: its mean over many draws, and the share of zeros where all keys count alike."""
+    """Flash attention with dropout: its mean over many draws, and the share of zeros where all keys
+    count alike."""
     if not part.is_gpu:
         return
     layout, n = Layout.of([64, 128, 100], part.device), 292
@@ -254,8 +287,12 @@ def dropout(part: Part) -> None:
     torch.manual_seed(1)
     first = kernels.attention_packed(qkv, layout, 0.1)
     torch.manual_seed(1)
-    part.line("dropout of attention", mean_error=error, deviation=float(draws.std(0).mean()),
-              same_seed_same_bits=torch.equal(first, kernels.attention_packed(qkv, layout, 0.1)))  # fmt: skip
+    part.line(
+        "dropout of attention",
+        mean_error=error,
+        deviation=float(draws.std(0).mean()),
+        same_seed_same_bits=torch.equal(first, kernels.attention_packed(qkv, layout, 0.1)),
+    )
 
 
 def copies(part: Part, model: Any) -> None:
@@ -263,7 +300,10 @@ def copies(part: Part, model: Any) -> None:
     parameters = [p.detach() for p in model.parameters()]
     made = [torch.empty_like(p, dtype=torch.bfloat16) for p in parameters]
     torch._foreach_copy_(made, parameters)
-    part.line("copies", equal=all(torch.equal(a, p.bfloat16()) for a, p in zip(made, parameters, strict=True)))
+    part.line(
+        "copies",
+        equal=all(torch.equal(a, p.bfloat16()) for a, p in zip(made, parameters, strict=True)),
+    )
 
 
 def trained(part: Part, c: EncoderConfig, steps: int) -> list[Tensor]:
@@ -271,7 +311,9 @@ def trained(part: Part, c: EncoderConfig, steps: int) -> list[Tensor]:
     model = PretrainingModel(c).to(part.device)
     lengths = [128] * 8 if part.quick else [128] * 64 + list(range(32, 128))
     batch, optimizer = batch_of(lengths, c).to(part.device), OptimizerConfig(warmup=0.0)
-    for step in train(model, make_optimizer(model, optimizer), lambda _: [batch], optimizer, 100, precision="bf16"):
+    for step in train(
+        model, make_optimizer(model, optimizer), lambda _: [batch], optimizer, 100, precision="bf16"
+    ):
         if step.number == steps:
             break
     return [p.detach().clone() for p in model.parameters()]
@@ -299,11 +341,19 @@ def family_step(part: Part, name: str) -> None:
     c = recipe.encoder
     if c.languages:
         recipe = replace(recipe, objectives=recipe.objectives[:1])
-    model = PretrainingModel(c, recipe.weights, generator_size=recipe.generator_size).to(part.device)
+    model = PretrainingModel(c, recipe.weights, generator_size=recipe.generator_size).to(
+        part.device
+    )
     batch = random_batch(recipe, 8, 64).to(part.device)
     with fixed_order(part.device):
-        steps = train(model, make_optimizer(model, recipe.optimizer), lambda _: [batch], recipe.optimizer, 100,
-                      precision="bf16")  # fmt: skip
+        steps = train(
+            model,
+            make_optimizer(model, recipe.optimizer),
+            lambda _: [batch],
+            recipe.optimizer,
+            100,
+            precision="bf16",
+        )
         next(steps)
         loss = sum(stats.loss for stats in next(steps).read().values())
     part.line(f"{name}, fixed order", loss=loss)
@@ -317,24 +367,47 @@ def task_steps(part: Part) -> Iterator[tuple[str, Callable[[], None]]]:
     weighted = Classification(outputs=3, weights=(1.0, 2.0, 1.0), smoothing=0.1)
     kinds: list[tuple[str, Any, Tensor, Tensor, dict[str, Any]]] = [
         ("classes", weighted, first, torch.tensor([0, 1, 2]), {}),
-        ("tags", Classification(outputs=3, pooled=False), every, torch.zeros(len(every), dtype=torch.int64), {}),
+        (
+            "tags",
+            Classification(outputs=3, pooled=False),
+            every,
+            torch.zeros(len(every), dtype=torch.int64),
+            {},
+        ),
         ("labels", MultiLabel(outputs=3), first, torch.zeros(3, 3), {}),
         ("numbers", Regression(mean=1960.0, deviation=10.0), first, torch.zeros(3), {}),
         ("spans", SpanExtraction(), every, torch.arange(6), {}),
         ("choices", MultipleChoice(num_choices=3), first, torch.tensor([0.0, 1.0, 0.0]), {}),
-        ("tags by an LSTM", Classification(outputs=3, pooled=False), every, torch.zeros(len(every), dtype=torch.int64),
-         {"lstm_units": 32, "lstm_encoder": "trained", "feature_layers": "last"}),
-    ]  # fmt: skip
+        (
+            "tags by an LSTM",
+            Classification(outputs=3, pooled=False),
+            every,
+            torch.zeros(len(every), dtype=torch.int64),
+            {"lstm_units": 32, "lstm_encoder": "trained", "feature_layers": "last"},
+        ),
+    ]
     for name, task, positions, labels, options in kinds:
 
-        def step(task: Any = task, positions: Tensor = positions, labels: Tensor = labels, name: str = name,
-                 options: dict[str, Any] = options) -> None:  # fmt: skip
+        def step(
+            task: Any = task,
+            positions: Tensor = positions,
+            labels: Tensor = labels,
+            name: str = name,
+            options: dict[str, Any] = options,
+        ) -> None:
             model = TaskModel(c, task, **options).to(part.device)
-            batch = replace(batch_of(lengths, c), targets={"task": BatchTarget(positions, labels)}).to(part.device)
+            batch = replace(
+                batch_of(lengths, c), targets={"task": BatchTarget(positions, labels)}
+            ).to(part.device)
             optimizer = OptimizerConfig()
             with fixed_order(part.device):
                 steps = train(
-                    model, make_optimizer(model, optimizer), lambda _: [batch], optimizer, 100, precision="bf16"
+                    model,
+                    make_optimizer(model, optimizer),
+                    lambda _: [batch],
+                    optimizer,
+                    100,
+                    precision="bf16",
                 )
                 next(steps)
                 losses = next(steps).read()

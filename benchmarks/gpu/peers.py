@@ -1,4 +1,5 @@
-"""transformers' training step on the same tokens, and sentence-transformers' vectors of the same texts."""
+"""transformers' training step on the same tokens, and sentence-transformers' vectors of the same
+texts."""
 
 import os
 import tempfile
@@ -46,18 +47,28 @@ def embed(part: Part, folder: Path, texts: list[str]) -> None:
         end = time.perf_counter()
         count = sum(len(example.input_ids) for unit in units for example in unit)
         part.line(
-            "embed", batch_tokens=tokens, texts=len(texts), tokens=count, tokenizer_seconds=prepared - begin,
-            seconds=end - prepared, texts_per_second=len(texts) / (end - begin),
-            tokens_per_second=count / (end - prepared), memory_gb=peak(part.device),
-        )  # fmt: skip
+            "embed",
+            batch_tokens=tokens,
+            texts=len(texts),
+            tokens=count,
+            tokenizer_seconds=prepared - begin,
+            seconds=end - prepared,
+            texts_per_second=len(texts) / (end - begin),
+            tokens_per_second=count / (end - prepared),
+            memory_gb=peak(part.device),
+        )
     np.save(part.out / "vectors.npy", vectors[:1000])
 
 
 def encode(part: Part, folder: Path, texts: list[str]) -> None:
     from sentence_transformers import SentenceTransformer
 
-    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16))[: 1 if part.quick else 2]:
-        model = SentenceTransformer(str(folder), device=str(part.device), model_kwargs={"dtype": dtype})
+    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16))[
+        : 1 if part.quick else 2
+    ]:
+        model = SentenceTransformer(
+            str(folder), device=str(part.device), model_kwargs={"dtype": dtype}
+        )
         model.max_seq_length = 512
         model.encode(texts[:100], batch_size=64)
         for size in (256, 1024)[: 1 if part.quick else 2]:
@@ -65,11 +76,18 @@ def encode(part: Part, folder: Path, texts: list[str]) -> None:
             vectors = model.encode(texts, batch_size=size, show_progress_bar=False)
             took = time.perf_counter() - begin
             ours, theirs = np.load(part.out / "vectors.npy"), np.asarray(vectors[:1000], np.float32)
-            cosines = (ours * theirs).sum(1) / np.linalg.norm(ours, axis=1) / np.linalg.norm(theirs, axis=1)
+            cosines = (
+                (ours * theirs).sum(1)
+                / np.linalg.norm(ours, axis=1)
+                / np.linalg.norm(theirs, axis=1)
+            )
             part.line(
-                f"sentence-transformers {name}", batch=size, seconds=took, texts_per_second=len(texts) / took,
+                f"sentence-transformers {name}",
+                batch=size,
+                seconds=took,
+                texts_per_second=len(texts) / took,
                 cosine=float(cosines.min()),
-            )  # fmt: skip
+            )
 
 
 def training(part: Part, size: str, tokens: int, lengths: str) -> None:
@@ -84,27 +102,45 @@ def training(part: Part, size: str, tokens: int, lengths: str) -> None:
     model = new_model(c, part.device)
     for fixed in (True, False):
         took = step_seconds(model, lambda _: [batch], part.device, seconds, fixed=fixed)
-        part.line(f"bertworks, {lengths}", fixed_order=fixed, tokens=real, tokens_per_second=real / took,
-                  memory_gb=peak(part.device))  # fmt: skip
+        part.line(
+            f"bertworks, {lengths}",
+            fixed_order=fixed,
+            tokens=real,
+            tokens_per_second=real / took,
+            memory_gb=peak(part.device),
+        )
     del model
     took = their_step(part, c, batch, seconds)
-    part.line(f"transformers sdpa, {lengths}", tokens=real, tokens_per_second=real / took, memory_gb=peak(part.device))
+    part.line(
+        f"transformers sdpa, {lengths}",
+        tokens=real,
+        tokens_per_second=real / took,
+        memory_gb=peak(part.device),
+    )
 
 
 def their_step(part: Part, c: Any, batch: Any, seconds: float) -> float:
     """The mean time of a step: autocast, fused AdamW, clipping."""
     with torch.device(part.device):
-        model = transformers.BertForPreTraining(transformers.BertConfig(
-            vocab_size=c.vocab_size, hidden_size=c.hidden_size, num_hidden_layers=c.num_hidden_layers,
-            num_attention_heads=c.num_attention_heads, intermediate_size=c.ffn_size, attn_implementation="sdpa",
-        )).train()  # fmt: skip
+        model = transformers.BertForPreTraining(
+            transformers.BertConfig(
+                vocab_size=c.vocab_size,
+                hidden_size=c.hidden_size,
+                num_hidden_layers=c.num_hidden_layers,
+                num_attention_heads=c.num_attention_heads,
+                intermediate_size=c.ffn_size,
+                attn_implementation="sdpa",
+            )
+        ).train()
     layout, target = batch.layout, batch.targets["masked_lm"]
     labels = torch.full_like(batch.input_ids, -100).index_copy(0, target.positions, target.labels)
     inputs = {
-        "input_ids": layout.pad(batch.input_ids), "attention_mask": layout.present.long(),
-        "token_type_ids": layout.pad(batch.token_type_ids), "labels": layout.pad(labels + 100) - 100,
+        "input_ids": layout.pad(batch.input_ids),
+        "attention_mask": layout.present.long(),
+        "token_type_ids": layout.pad(batch.token_type_ids),
+        "labels": layout.pad(labels + 100) - 100,
         "next_sentence_label": batch.targets["next_sentence"].labels,
-    }  # fmt: skip
+    }
     if layout.is_uniform:
         del inputs["attention_mask"]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -135,7 +171,11 @@ def one_text(part: Part, folder: Path) -> None:
         begin = time.perf_counter()
         embedder.embed([f"one short text number {number}"])
         took.append(time.perf_counter() - begin)
-    part.line("one text", median_ms=1000 * float(np.median(took)), p99_ms=1000 * float(np.quantile(took, 0.99)))
+    part.line(
+        "one text",
+        median_ms=1000 * float(np.median(took)),
+        p99_ms=1000 * float(np.quantile(took, 0.99)),
+    )
 
 
 main()

@@ -1,4 +1,5 @@
-"""A training that is killed at a step and resumed: equal bits with a fixed order of sums, and without one."""
+"""A training that is killed at a step and resumed: equal bits with a fixed order of sums, and
+without one."""
 
 import hashlib
 import json
@@ -28,7 +29,11 @@ def main() -> None:
         shards = write_shards(folder, 20 if part.quick else 400, 300 if part.quick else 4000)
         names = [f"{kind}-{what}" for kind in KINDS for what in ("whole", "killed", "again")]
         first = {name: start(part, folder / name, shards, name[0]) for name in names}
-        later = {name: start(part, folder / name, shards, name[0]) for name in names if name.endswith("killed")}
+        later = {
+            name: start(part, folder / name, shards, name[0])
+            for name in names
+            if name.endswith("killed")
+        }
         part.ready()
         try:
             part.attempt("kill and resume", kill_and_resume, part, folder, first, later)
@@ -50,11 +55,16 @@ def kill_and_resume(part: Part, folder: Path, first: Processes, later: Processes
     for kind in KINDS:
         digests = {what: digest(folder / f"{kind}-{what}") for what in ("whole", "killed", "again")}
         part.line(
-            "kill and resume", fixed_order=kind == "1", steps=STEPS, killed_at=KILLED,
+            "kill and resume",
+            fixed_order=kind == "1",
+            steps=STEPS,
+            killed_at=KILLED,
             exit_code=codes[f"{kind}-killed"],
-            resumed_equal=digests["whole"] == digests["killed"], repeated_equal=digests["whole"] == digests["again"],
-            losses=losses(folder / f"{kind}-whole"), resumed=losses(folder / f"{kind}-killed"),
-        )  # fmt: skip
+            resumed_equal=digests["whole"] == digests["killed"],
+            repeated_equal=digests["whole"] == digests["again"],
+            losses=losses(folder / f"{kind}-whole"),
+            resumed=losses(folder / f"{kind}-killed"),
+        )
 
 
 def go(process: "subprocess.Popen[bytes]") -> None:
@@ -67,7 +77,10 @@ def go(process: "subprocess.Popen[bytes]") -> None:
 def start(part: Part, output: Path, shards: Path, kind: str) -> "subprocess.Popen[bytes]":
     size = "tiny" if part.quick else "base"
     words = [sys.executable, __file__, "--child", str(shards), str(output), str(part.device), size]
-    log, own = (part.out / "resume-runs.log").open("ab"), os.environ | {"BERTWORKS_DETERMINISTIC": kind}
+    log, own = (
+        (part.out / "resume-runs.log").open("ab"),
+        os.environ | {"BERTWORKS_DETERMINISTIC": kind},
+    )
     return subprocess.Popen(words, env=own, stdin=subprocess.PIPE, stdout=log, stderr=log)
 
 
@@ -93,23 +106,40 @@ def losses(output: Path) -> str:
 
 def digest(output: Path) -> str:
     """Of the weights, and of the optimizer's state, at the end."""
-    files = [output / "model.safetensors", *sorted(output.glob("checkpoints/*/state.safetensors"))[-1:]]
-    return " ".join(hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else "missing" for file in files)
+    files = [
+        output / "model.safetensors",
+        *sorted(output.glob("checkpoints/*/state.safetensors"))[-1:],
+    ]
+    return " ".join(
+        hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else "missing"
+        for file in files
+    )
 
 
 def train_here(shards: str, output: str, device: str, size: str) -> None:
-    """A training of two layers of this width, with dropout, whose checkpoints are 10 steps apart."""
+    """A training of two layers of this width, with dropout, whose checkpoints are 10 steps
+    apart."""
     from bertworks.runs.pretrain import pretrain
 
     sets = [
-        "encoder.num_hidden_layers=2", "encoder.vocab_size=0", f"train.phases.0.num_steps={STEPS}",
-        "train.phases.0.batch_size=64", f"train.phases.0.sequence_length={32 if size == 'tiny' else 128}",
-        "train.held_out_sequences=16", "train.evaluate_every=30", "train.save_every=10", "optimizer.warmup=0.1",
-        "train.phases.1.num_steps=1", "train.phases.1.batch_size=1", "train.phases.1.sequence_length=32",
+        "encoder.num_hidden_layers=2",
+        "encoder.vocab_size=0",
+        f"train.phases.0.num_steps={STEPS}",
+        "train.phases.0.batch_size=64",
+        f"train.phases.0.sequence_length={32 if size == 'tiny' else 128}",
+        "train.held_out_sequences=16",
+        "train.evaluate_every=30",
+        "train.save_every=10",
+        "optimizer.warmup=0.1",
+        "train.phases.1.num_steps=1",
+        "train.phases.1.batch_size=1",
+        "train.phases.1.sequence_length=32",
         "sampling.copies=1",
-    ]  # fmt: skip
+    ]
     sys.stdin.readline()
-    for event in pretrain([shards], output, recipe=f"bert-{size}", overrides=sets, precision="bf16", device=device):
+    for event in pretrain(
+        [shards], output, recipe=f"bert-{size}", overrides=sets, precision="bf16", device=device
+    ):
         print(f"{time.time():.1f} {Path(output).name} {event.text}", flush=True)
 
 

@@ -1,7 +1,8 @@
-"""What a GPU does with this package, in less than three minutes: whether it computes the right thing, keeps the
-promises and how fast it is. Each line of the report is on disk at once; what fails is a line, and the rest follows.
+"""What a GPU does with this package, in less than three minutes: whether it computes the right
+thing, keeps the promises and how fast it is. Each line of the report is on disk at once; what fails
+is a line, and the rest follows.
 
-    python benchmarks/gpu/run.py --out gpu-report                   # on a machine with a GPU; `make gpu` is the same
+    python benchmarks/gpu/run.py --out gpu-report           # on a machine with a GPU, as `make gpu`
     python benchmarks/gpu/run.py --out /tmp/report --device cpu --quick   # tries the scripts
 
 All parts prepare at the same time, and compute one after the other, the most important one first.
@@ -16,7 +17,8 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PARTS = {"speed": 52.0, "parity": 20.0, "resume": 40.0, "feed": 22.0, "peers": 34.0}  # seconds, in order
+# seconds, in order
+PARTS = {"speed": 52.0, "parity": 20.0, "resume": 40.0, "feed": 22.0, "peers": 34.0}
 TOTAL = 168.0
 READY = 30.0  # to prepare
 
@@ -36,12 +38,17 @@ def main() -> int:
     (out / "report.md").write_text("# A GPU run\n\n", encoding="utf-8")
     machine(out)
     scale = options.total / TOTAL
-    parts = {name: Worker(name, PARTS[name] * scale, options, out) for name in options.parts.split(",")}
+    parts = {
+        name: Worker(name, PARTS[name] * scale, options, out) for name in options.parts.split(",")
+    }
     wrong = 0
     for name, worker in parts.items():
         left = options.total - (time.perf_counter() - begin)
         wrong += worker.turn(min(PARTS[name] * scale, left), READY * max(1.0, scale))
-        note(out, f"\n*{name}: {worker.ended}, {time.perf_counter() - begin:.0f} s since the start*\n")
+        note(
+            out,
+            f"\n*{name}: {worker.ended}, {time.perf_counter() - begin:.0f} s since the start*\n",
+        )
     return int(wrong > 0)
 
 
@@ -49,9 +56,19 @@ class Worker:
     """The process of a part. Its words go to a log."""
 
     def __init__(self, name: str, seconds: float, options: argparse.Namespace, out: Path):
-        words = [sys.executable, str(HERE / f"{name}.py"), "--wait", "--out", str(out), "--device", options.device]
+        words = [
+            sys.executable,
+            str(HERE / f"{name}.py"),
+            "--wait",
+            "--out",
+            str(out),
+            "--device",
+            options.device,
+        ]
         words += ["--seconds", str(seconds - 3)] + ["--quick"] * options.quick
-        paths = os.pathsep.join([str(HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+        paths = os.pathsep.join(
+            [str(HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
         self.log = (out / f"{name}.log").open("wb")
         self.process = subprocess.Popen(
             words,

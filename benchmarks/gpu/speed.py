@@ -1,4 +1,5 @@
-"""Tokens per second of a pre-training step: BERT-Base first, then what its time goes to, then the other sizes."""
+"""Tokens per second of a pre-training step: BERT-Base first, then what its time goes to, then the
+other sizes."""
 
 import time
 from collections.abc import Callable
@@ -12,7 +13,8 @@ from torch.profiler import ProfilerActivity, profile
 from bertworks.models import encoder as encoder_module
 from bertworks.training.device import fixed_order
 
-TARGET, SHARE = 650_000, 0.45  # real tokens/s of BERT-Base at length 128, and the share of the speed of a product
+# real tokens/s of BERT-Base at length 128, and the share of the speed of a product
+TARGET, SHARE = 650_000, 0.45
 
 
 def main() -> None:
@@ -28,7 +30,9 @@ def main() -> None:
         cells = [("base", 128, tokens << 10, p) for p in (0.1, 0.0) for tokens in (128, 64, 32, 8)]
     best, seconds = 0.0, 0.3 if part.quick else 1.0
     for size, length, tokens, p in cells:
-        reached = part.attempt(f"{size} s{length}", one, part, size, length, tokens, p, most, seconds)
+        reached = part.attempt(
+            f"{size} s{length}", one, part, size, length, tokens, p, most, seconds
+        )
         best = max(best, reached or 0.0)
     part.line("target", tokens_per_second=best, goal=TARGET, reached=best >= TARGET)
     size, length, tokens, _ = cells[0]
@@ -36,8 +40,15 @@ def main() -> None:
     part.attempt("kernels", kernels, part, size, length, min(tokens, 8192), 0.1, "host.txt")
     part.attempt("free order", one, part, size, length, tokens, 0.1, most, 0.8, fixed=False)
     part.attempt("lengths 32-128", one, part, size, 0, tokens, 0.1, most, 1.0)
-    rest = [("large", 128, 32), ("large", 512, 32), ("base", 512, 64), ("small", 128, 64), ("small", 128, 8),
-            ("tiny", 128, 128), ("tiny", 128, 8)]  # fmt: skip
+    rest = [
+        ("large", 128, 32),
+        ("large", 512, 32),
+        ("base", 512, 64),
+        ("small", 128, 64),
+        ("small", 128, 8),
+        ("tiny", 128, 128),
+        ("tiny", 128, 8),
+    ]
     for size, length, tokens in [] if part.quick else rest:
         for p in (0.1, 0.0):
             part.attempt(f"{size} s{length}", one, part, size, length, tokens * 1024, p, most, 0.6)
@@ -58,7 +69,14 @@ def matmul(part: Part, dtype: str) -> float:
 
 
 def one(
-    part: Part, size: str, length: int, tokens: int, p: float, most: float, seconds: float, fixed: bool = True
+    part: Part,
+    size: str,
+    length: int,
+    tokens: int,
+    p: float,
+    most: float,
+    seconds: float,
+    fixed: bool = True,
 ) -> float:
     """Real tokens per second; length 0: between 32 and 128, as many of each."""
     c = config(size, p)
@@ -73,16 +91,29 @@ def one(
     real = len(batch.input_ids)
     flops = c.flops_per_token(length or 80, 0.15) * real / took
     part.line(
-        f"{size} s{length or '32-128'}", micro_batch=real, dropout=p, fixed_order=fixed, tokens_per_second=real / took,
-        milliseconds=1000 * took, tflops=flops / 1e12, share=flops / most, memory_gb=peak(part.device),
-    )  # fmt: skip
+        f"{size} s{length or '32-128'}",
+        micro_batch=real,
+        dropout=p,
+        fixed_order=fixed,
+        tokens_per_second=real / took,
+        milliseconds=1000 * took,
+        tflops=flops / 1e12,
+        share=flops / most,
+        memory_gb=peak(part.device),
+    )
     return real / took
 
 
-def kernels(part: Part, size: str, length: int, tokens: int, p: float, file: str = "kernels.txt") -> None:
-    """What the time of a step goes to: a table of the operations, and how long the GPU waits for the host."""
+def kernels(
+    part: Part, size: str, length: int, tokens: int, p: float, file: str = "kernels.txt"
+) -> None:
+    """What the time of a step goes to: a table of the operations, and how long the GPU waits for
+    the host."""
     c = config(size, p)
-    batch, model = batch_of([length] * max(1, tokens // length), c).to(part.device), new_model(c, part.device)
+    batch, model = (
+        batch_of([length] * max(1, tokens // length), c).to(part.device),
+        new_model(c, part.device),
+    )
     run = stepper(model, batch, part.device)
     for _ in range(3):
         run()
@@ -98,14 +129,23 @@ def kernels(part: Part, size: str, length: int, tokens: int, p: float, file: str
         run()
         sync(part)
     events = watched.key_averages()
-    column = "self_device_time_total" if part.is_gpu and file == "kernels.txt" else "self_cpu_time_total"
-    (part.out / file).write_text(events.table(sort_by=column, row_limit=45, max_name_column_width=90))
+    column = (
+        "self_device_time_total" if part.is_gpu and file == "kernels.txt" else "self_cpu_time_total"
+    )
+    (part.out / file).write_text(
+        events.table(sort_by=column, row_limit=45, max_name_column_width=90)
+    )
     on_device = [e for e in watched.events() if "CUDA" in str(e.device_type)]
     busy = sum(e.self_device_time_total for e in on_device) / 1e6 if part.is_gpu else 0.0
     part.line(
-        "a step", tokens=tokens, host_ms=1000 * issued, whole_ms=1000 * whole, kernels=len(on_device),
-        busy_ms=1000 * busy, longest=longest(on_device),
-    )  # fmt: skip
+        "a step",
+        tokens=tokens,
+        host_ms=1000 * issued,
+        whole_ms=1000 * whole,
+        kernels=len(on_device),
+        busy_ms=1000 * busy,
+        longest=longest(on_device),
+    )
 
 
 def longest(events: Any, count: int = 14) -> str:
@@ -123,7 +163,14 @@ def stepper(model: Any, batch: Any, device: torch.device) -> Callable[[], None]:
     from bertworks.training.optimization import OptimizerConfig, make_optimizer
 
     optimizer = OptimizerConfig()
-    steps = train(model, make_optimizer(model, optimizer), lambda _: [batch], optimizer, 1 << 20, precision="bf16")
+    steps = train(
+        model,
+        make_optimizer(model, optimizer),
+        lambda _: [batch],
+        optimizer,
+        1 << 20,
+        precision="bf16",
+    )
 
     def run() -> None:
         with fixed_order(device):
@@ -138,7 +185,8 @@ def sync(part: Part) -> None:
 
 
 def compiled(part: Part, size: str, length: int, tokens: int, most: float) -> None:
-    """What fusing a residual sum, dropout and norm, and the activation, would bring: torch's compiler."""
+    """What fusing a residual sum, dropout and norm, and the activation, would bring: torch's
+    compiler."""
     original = encoder_module.Block.forward
     begin = time.perf_counter()
     try:

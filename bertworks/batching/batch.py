@@ -1,8 +1,10 @@
 """Examples in the order of a run, and their batches as tensors.
 
-- `ExampleStream`: example n of a run is a function of the seed and n, so that a run resumes at any number
+- `ExampleStream`: example n of a run is a function of the seed and n, so that a run resumes at any
+  number
 - `Batch`, `collate`: arrays of examples -> tensors of a batch
-- `Batches`: the micro-batches of each step of a pre-training; `LabelledBatches`: those of a fine-tuning
+- `Batches`: the micro-batches of each step of a pre-training; `LabelledBatches`: those of a
+  fine-tuning
 - `Prefetched`: batches of the next step, made by a thread
 - `joint_step`: of which task the batch of each step is, where several fine-tunings are one
 """
@@ -36,12 +38,14 @@ class ExampleStream:
     def __getitem__(self, n: int) -> Example:
         epoch, i = divmod(n, len(self.sampler))
         i = shuffled_index(i, len(self.sampler), self.seed, epoch)
-        return self.targets(self.sampler[i], keyed_rng("mask", self.seed, epoch if self.targets.dynamic else 0, i))
+        return self.targets(
+            self.sampler[i], keyed_rng("mask", self.seed, epoch if self.targets.dynamic else 0, i)
+        )
 
 
 def shuffled_index(i: int, n: int, seed: int, epoch: int) -> int:
-    """The position of i in a random permutation of n numbers that is not stored: a Feistel network permutes the numbers
-    below a power of four, and is applied again to a result of n or more."""
+    """The position of i in a random permutation of n numbers that is not stored: a Feistel network
+    permutes the numbers below a power of four, and is applied again to a result of n or more."""
     half = max(1, ((n - 1).bit_length() + 1) // 2)
     low = (1 << half) - 1
     while True:
@@ -67,7 +71,8 @@ class BatchTarget(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """What a network reads and predicts. B sequences, T tokens; M predictions of each objective, by its name."""
+    """What a network reads and predicts. B sequences, T tokens; M predictions of each objective, by
+    its name."""
 
     input_ids: Tensor  # int64 [T]
     layout: Layout
@@ -99,12 +104,23 @@ def collate(examples: Sequence[Example]) -> Batch:
         return torch.from_numpy(np.concatenate(parts))
 
     position_ids = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
-    layout = Layout(torch.from_numpy(starts.astype(np.int32)), int(lengths.max()), torch.from_numpy(position_ids))
+    layout = Layout(
+        torch.from_numpy(starts.astype(np.int32)),
+        int(lengths.max()),
+        torch.from_numpy(position_ids),
+    )
     targets = {}
     for name in examples[0].targets:
-        rows = [e.targets[name].positions + start for e, start in zip(examples, starts, strict=False)]
+        rows = [
+            e.targets[name].positions + start for e, start in zip(examples, starts, strict=False)
+        ]
         targets[name] = BatchTarget(join(rows), join([e.targets[name].labels for e in examples]))
-    return Batch(join([e.input_ids for e in examples]), layout, join([e.token_type_ids for e in examples]), targets)
+    return Batch(
+        join([e.input_ids for e in examples]),
+        layout,
+        join([e.token_type_ids for e in examples]),
+        targets,
+    )
 
 
 def batches_by_length(examples: Iterable[Example], count: int) -> list[Batch]:
@@ -113,13 +129,15 @@ def batches_by_length(examples: Iterable[Example], count: int) -> list[Batch]:
     return [collate(ordered[n : n + count]) for n in range(0, len(ordered), count)]
 
 
-ExampleGroup = Sequence[Example]  # sequences that are evaluated together: one, or the choices of one item
+# sequences that are evaluated together: one, or the choices of one item
+ExampleGroup = Sequence[Example]
 
 
 @dataclass(frozen=True)
 class Batches:
-    """`batches(n)` is what this process computes in step n: its part of the same `batch_size` sequences, sorted by
-    length (so that little is padded) and divided into micro-batches. There are at most as many processes as sequences.
+    """`batches(n)` is what this process computes in step n: its part of the same `batch_size`
+    sequences, sorted by length (so that little is padded) and divided into micro-batches. There are
+    at most as many processes as sequences.
     """
 
     stream: ExampleStream
@@ -129,14 +147,19 @@ class Batches:
     world_size: int = 1
 
     def __call__(self, n: int) -> list[Batch]:
-        numbers = range(n * self.batch_size, (n + 1) * self.batch_size)[self.rank :: self.world_size]
-        return list(token_budget_batches([[self.stream[i]] for i in numbers], self.micro_batch_tokens))
+        numbers = range(n * self.batch_size, (n + 1) * self.batch_size)[
+            self.rank :: self.world_size
+        ]
+        return list(
+            token_budget_batches([[self.stream[i]] for i in numbers], self.micro_batch_tokens)
+        )
 
 
 @dataclass(frozen=True)
 class LabelledBatches:
-    """`batches(n)` is what this process computes in step n: its part of the same groups, none if there are fewer groups
-    than processes. Every epoch has another order, and its last batch may be smaller: no group is left out."""
+    """`batches(n)` is what this process computes in step n: its part of the same groups, none if
+    there are fewer groups than processes. Every epoch has another order, and its last batch may be
+    smaller: no group is left out."""
 
     groups: Sequence[ExampleGroup]
     batch_size: int  # groups in a step, over all processes
@@ -159,15 +182,17 @@ class LabelledBatches:
 
 
 class Prefetched:
-    """`batches`, with those of the next step made by a thread while a step is computed, in memory that a GPU reads by
-    itself.
+    """`batches`, with those of the next step made by a thread while a step is computed, in memory
+    that a GPU reads by itself.
 
     device: the GPU; None: ordinary memory.
     """
 
     def __init__(self, batches: Callable[[int], list[Batch]], device: torch.device | None = None):
         self._batches, self._pins = batches, device is not None
-        self._thread = ThreadPoolExecutor(1, initializer=partial(torch.cuda.set_device, device) if device else None)
+        self._thread = ThreadPoolExecutor(
+            1, initializer=partial(torch.cuda.set_device, device) if device else None
+        )
         self._ahead = dict[int, Future[list[Batch]]]()  # step -> its batches: one step
 
     def __call__(self, n: int) -> list[Batch]:
@@ -185,19 +210,20 @@ class Prefetched:
 
 
 def joint_sizes(sizes: Sequence[int], mix: float = 0.0) -> tuple[int, int]:
-    """The steps of an epoch of several tasks that are task 0's, and those of all others. See `joint_step`."""
+    """The steps of an epoch of several tasks that are task 0's, and those of all others. See
+    `joint_step`."""
     first, others = sizes[0], sum(sizes[1:])
     return first, min(others, round(mix * first)) if mix else others
 
 
 def joint_step(n: int, sizes: Sequence[int], mix: float = 0.0, seed: int = 0) -> tuple[int, int]:
-    """The task of step n, and the number of the step among those of the task. The order of all batches of an epoch is
-    a permutation (Liu et al. 2019, algorithm 1).
+    """The task of step n, and the number of the step among those of the task. The order of all
+    batches of an epoch is a permutation (Liu et al. 2019, algorithm 1).
 
     Args:
         sizes: the steps of an epoch of each task.
-        mix: batches of all other tasks together, for one of task 0: they are drawn in each epoch without replacement;
-            0: all.
+        mix: batches of all other tasks together, for one of task 0: they are drawn in each epoch
+            without replacement; 0: all.
     """
     first, others = joint_sizes(sizes, mix)
     epoch, k = divmod(n, first + others)
@@ -211,12 +237,17 @@ def joint_step(n: int, sizes: Sequence[int], mix: float = 0.0, seed: int = 0) ->
 
 def token_budget_batches(groups: Sequence[ExampleGroup], tokens: int) -> Iterator[Batch]:
     """The groups, sorted by length, in batches of at most this number of tokens with padding."""
-    for part in token_budget_indices(list(map(longest_sequence, groups)), list(map(len, groups)), tokens):
+    for part in token_budget_indices(
+        list(map(longest_sequence, groups)), list(map(len, groups)), tokens
+    ):
         yield collate([example for number in part for example in groups[number]])
 
 
-def token_budget_indices(lengths: Sequence[int], sizes: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """The numbers of the groups in such parts. lengths: of the longest sequence of each; sizes: sequences of each."""
+def token_budget_indices(
+    lengths: Sequence[int], sizes: Sequence[int], tokens: int
+) -> Iterator[list[int]]:
+    """The numbers of the groups in such parts. lengths: of the longest sequence of each; sizes:
+    sequences of each."""
     part: list[int] = []
     sequences = 0
     for number in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):

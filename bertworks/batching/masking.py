@@ -1,6 +1,7 @@
 """Which tokens of a sequence are predicted, and what the network reads in their place.
 
-- `Masker`: some tokens, from both sides (BERT); `NextTokens`: each token, from those before it (GPT)
+- `Masker`: some tokens, from both sides (BERT); `NextTokens`: each token, from those before it
+  (GPT)
 """
 
 from collections.abc import Collection, Mapping
@@ -16,25 +17,31 @@ from bertworks.config import Range, Settings, SizeOrZero
 from bertworks.errors import check, require
 from bertworks.text.tokenizer import Tokenizer
 
-Spans = Annotated[tuple[float, ...], Range("probabilities", lambda x: bool(x) and min(x) >= 0 and sum(x) > 0)]
+Spans = Annotated[
+    tuple[float, ...], Range("probabilities", lambda x: bool(x) and min(x) >= 0 and sum(x) > 0)
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskingConfig(Settings):
     """Which tokens are predicted, and what the network sees in their place.
 
-    rate: fraction of all tokens, special tokens counted, that is predicted; exactly, not on average.
-    rounding: of the number of tokens: "nearest", or "random" to one of the two next ones, so that the mean is exact
-        (fairseq: int(rate * n + u) with u from 0 to 1).
-    special_tokens: "replacements": they can be drawn as random replacements, and are never predicted (the original
-        BERT); "predicted": the other way round (fairseq).
-    max_predictions: largest number of them (`max_predictions_per_seq`; 20 at length 128 in the original); 0: no limit.
-    mask, random: fractions of the predicted tokens that become [MASK], or any token; the others stay unchanged.
+    rate: fraction of all tokens, special tokens counted, that is predicted; exactly, not on
+        average.
+    rounding: of the number of tokens: "nearest", or "random" to one of the two next ones, so that
+        the mean is exact (fairseq: int(rate * n + u) with u from 0 to 1).
+    special_tokens: "replacements": they can be drawn as random replacements, and are never
+        predicted (the original BERT); "predicted": the other way round (fairseq).
+    max_predictions: largest number of them (`max_predictions_per_seq`; 20 at length 128 in the
+        original); 0: no limit.
+    mask, random: fractions of the predicted tokens that become [MASK], or any token; the others
+        stay unchanged.
     unit: what is chosen at once: a token, a whole word, or a span of words.
-    frequency_power: with unit "token": weights of the draw are count ** power, of the counts in the text; 0: all equal;
-        -0.7: rare tokens are drawn more often (Sanh et al. 2019).
+    frequency_power: with unit "token": weights of the draw are count ** power, of the counts in the
+        text; 0: all equal; -0.7: rare tokens are drawn more often (Sanh et al. 2019).
     spans: with unit "span", the probabilities of 1, 2, ... words in a row.
-    dynamic: new masks in every epoch (Liu et al. 2019), or the same for each copy, as if written to disk.
+    dynamic: new masks in every epoch (Liu et al. 2019), or the same for each copy, as if written to
+        disk.
     """
 
     rate: Annotated[float, Range("a fraction above 0, at most 1", lambda x: 0 < x <= 1)] = 0.15
@@ -50,11 +57,15 @@ class MaskingConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        what = f"mask {self.mask} and random {self.random}: expected fractions that sum to at most 1"
+        what = (
+            f"mask {self.mask} and random {self.random}: expected fractions that sum to at most 1"
+        )
         check(self.mask >= 0 and self.random >= 0 and self.mask + self.random <= 1, what)
         is_token, unit = self.unit == "token", f"with unit {self.unit!r}: expected unit 'token'"
         check(is_token or self.special_tokens != "predicted", f"special_tokens 'predicted' {unit}")
-        check(is_token or not self.frequency_power, f"frequency_power {self.frequency_power} {unit}")
+        check(
+            is_token or not self.frequency_power, f"frequency_power {self.frequency_power} {unit}"
+        )
 
 
 class Example(NamedTuple):
@@ -71,7 +82,8 @@ class Example(NamedTuple):
 
 
 class NextTokens:
-    """Each token but the first is predicted from those before it (Bengio et al. 2003; Radford et al. 2018).
+    """Each token but the first is predicted from those before it (Bengio et al. 2003; Radford et
+    al. 2018).
     dynamic: anew in every epoch."""
 
     dynamic = False
@@ -83,17 +95,27 @@ class NextTokens:
 
 class Masker:
     """starts_word: bool [vocab_size], which tokens begin a word. special_ids: of special tokens.
-    replaces: whether there is a target "replaced_token": at the masked positions uniform numbers, float32 from 0 to
-        below 1, by which a generator draws tokens. counts: int64 [vocab_size], of each token in the text; None: all
-        equal.
+    replaces: whether there is a target "replaced_token": at the masked positions uniform numbers,
+        float32 from 0 to below 1, by which a generator draws tokens. counts: int64 [vocab_size], of
+        each token in the text; None: all equal.
     """
 
     def __init__(
-        self, c: MaskingConfig, mask_id: int, starts_word: NDArray[np.bool_], special_ids: Collection[int] = (),
-        replaces: bool = False, counts: NDArray[np.int64] | None = None,
-    ):  # fmt: skip
+        self,
+        c: MaskingConfig,
+        mask_id: int,
+        starts_word: NDArray[np.bool_],
+        special_ids: Collection[int] = (),
+        replaces: bool = False,
+        counts: NDArray[np.int64] | None = None,
+    ):
         self.weights = None if counts is None else np.maximum(counts, 1) ** c.frequency_power
-        self.config, self.mask_id, self.starts_word, self.dynamic = c, mask_id, starts_word, c.dynamic
+        self.config, self.mask_id, self.starts_word, self.dynamic = (
+            c,
+            mask_id,
+            starts_word,
+            c.dynamic,
+        )
         self.replaces = replaces
         self.span_edges = np.cumsum(c.spans) / sum(c.spans)
         excluded = sorted(special_ids) if c.special_tokens == "predicted" else []
@@ -102,32 +124,48 @@ class Masker:
     def budget(self, length: int, generator: Generator) -> int:
         """The number of predicted tokens in a sequence of `length` tokens."""
         count = self.config.rate * length
-        number = round(count) if self.config.rounding == "nearest" else int(count + generator.random())
+        number = (
+            round(count) if self.config.rounding == "nearest" else int(count + generator.random())
+        )
         return min(max(1, number), self.config.max_predictions or length)
 
     def __call__(self, s: TokenSequence, generator: Generator) -> Example:
-        positions = (self._choose_tokens if self.config.unit == "token" else self._choose_words)(s, generator)
+        positions = (self._choose_tokens if self.config.unit == "token" else self._choose_words)(
+            s, generator
+        )
         input_ids, draws = s.input_ids.copy(), generator.random(len(positions))
         input_ids[positions[draws < self.config.mask]] = self.mask_id
-        other = positions[(draws >= self.config.mask) & (draws < self.config.mask + self.config.random)]
+        other = positions[
+            (draws >= self.config.mask) & (draws < self.config.mask + self.config.random)
+        ]
         # The original draws from the whole vocabulary, special tokens too.
-        input_ids[other] = self.replacements[generator.integers(len(self.replacements), size=len(other))]
+        input_ids[other] = self.replacements[
+            generator.integers(len(self.replacements), size=len(other))
+        ]
         targets = {"masked_lm": Target(positions, s.input_ids[positions]), **s.targets}
         if self.replaces:
-            targets["replaced_token"] = Target(positions, generator.random(len(positions), np.float32))
+            targets["replaced_token"] = Target(
+                positions, generator.random(len(positions), np.float32)
+            )
         return Example(input_ids, s.token_type_ids, targets)
 
     def _choose_tokens(self, s: TokenSequence, generator: Generator) -> Ids:
         candidates = np.flatnonzero(~s.special | (self.config.special_tokens == "predicted"))
         if self.weights is None:
             order = generator.permutation(candidates)
-        else:  # the first of exponential times with these rates: a draw without replacement (Efraimidis 2006)
-            times = generator.standard_exponential(len(candidates)) / self.weights[s.input_ids[candidates]]
+        # the first of exponential times with these rates: a draw without replacement (Efraimidis
+        # 2006)
+        else:
+            times = (
+                generator.standard_exponential(len(candidates))
+                / self.weights[s.input_ids[candidates]]
+            )
             order = candidates[np.argsort(times)]
         return np.sort(order[: self.budget(len(s.input_ids), generator)])
 
     def _choose_words(self, s: TokenSequence, generator: Generator) -> Ids:
-        """Words or spans in random order; one that no longer fits is skipped, because a smaller one may fit."""
+        """Words or spans in random order; one that no longer fits is skipped, because a smaller one
+        may fit."""
         budget = self.budget(len(s.input_ids), generator)
         # A segment starts a word, even if it was cut within one, and so does every special token.
         starts = s.special | np.roll(s.special, 1) | self.starts_word[s.input_ids]
@@ -151,15 +189,25 @@ TargetMaker = NextTokens | Masker  # what a network reads of a sequence, and wha
 
 
 def make_targets(
-    tokenizer: Tokenizer, config: MaskingConfig, kind: Literal["masked_lm", "causal_lm"], replaces: bool = False,
+    tokenizer: Tokenizer,
+    config: MaskingConfig,
+    kind: Literal["masked_lm", "causal_lm"],
+    replaces: bool = False,
     counts: NDArray[np.int64] | None = None,
-) -> TargetMaker:  # fmt: skip
-    """What is predicted of the tokens: masked ones, or each next one. replaces, counts: see `Masker`.
+) -> TargetMaker:
+    """What is predicted of the tokens: masked ones, or each next one. replaces, counts: see
+    `Masker`.
 
     Raises:
         BertworksError: masked ones, and the tokenizer has no mask token.
     """
     if kind == "causal_lm":
         return NextTokens()
-    require(tokenizer.mask_id >= 0, "the tokenizer has no mask token", hint="choose a tokenizer with [MASK] or <mask>")
-    return Masker(config, tokenizer.mask_id, tokenizer.starts_word, tokenizer.special_ids, replaces, counts)
+    require(
+        tokenizer.mask_id >= 0,
+        "the tokenizer has no mask token",
+        hint="choose a tokenizer with [MASK] or <mask>",
+    )
+    return Masker(
+        config, tokenizer.mask_id, tokenizer.starts_word, tokenizer.special_ids, replaces, counts
+    )

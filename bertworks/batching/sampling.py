@@ -1,8 +1,10 @@
-"""How a corpus is cut into sequences: pairs of segments (BERT, ALBERT), full sentences (RoBERTa), parts (ELECTRA).
+"""How a corpus is cut into sequences: pairs of segments (BERT, ALBERT), full sentences (RoBERTa),
+parts (ELECTRA).
 
-The cuts depend on random numbers and on one another, so they are planned once, from lengths alone. A plan has a few
-numbers per sequence; then any sequence is one look-up. A plan may be larger than memory: it is made block by block and
-read from a memory map. `FORMATS` has a sampler for each format.
+The cuts depend on random numbers and on one another, so they are planned once, from lengths alone.
+A plan has a few numbers per sequence; then any sequence is one look-up. A plan may be larger than
+memory: it is made block by block and read from a memory map. `FORMATS` has a sampler for each
+format.
 """
 
 from abc import ABC, abstractmethod
@@ -25,7 +27,9 @@ from bertworks.text.tokenizer import Template
 
 Ids = NDArray[np.int64]
 Plan = NDArray[np.int64]  # [rows, columns of the sampler]
-Format = Literal["next_sentence", "sentence_order", "full_sentences", "stream", "one_segment", "parallel"]
+Format = Literal[
+    "next_sentence", "sentence_order", "full_sentences", "stream", "one_segment", "parallel"
+]
 SINGLE_RATE = 0.1  # of sequences of one segment, in the format of this name
 BLOCK = 1 << 16  # rows of a plan that are made at once
 
@@ -34,26 +38,31 @@ BLOCK = 1 << 16  # rows of a plan that are made at once
 class SamplingConfig(Settings):
     """How a corpus is cut into sequences.
 
-    format: "next_sentence" (Devlin et al. 2019, section 3.1); "sentence_order" (Lan et al. 2020, section 3.1: two
-    segments that follow each other, in half of the pairs in the wrong order); "full_sentences" (Liu et al. 2019,
-    section 4.2: whole sentences without pairs, crossing documents with an extra [SEP]); "stream": all tokens in the
-    order of the text, cut into equal lengths, with the token that ends a text after each document (Radford et al. 2018,
-    2019); or "one_segment" (google-research/electra: a part of one document, nine of ten times divided into two
-    segments).
-    short_rate: fraction of the documents, or with "one_segment" of the sequences, that are cut to a random shorter
-    length (`short_seq_prob`).
+    format: "next_sentence" (Devlin et al. 2019, section 3.1); "sentence_order" (Lan et al. 2020,
+    section 3.1: two segments that follow each other, in half of the pairs in the wrong order);
+    "full_sentences" (Liu et al. 2019, section 4.2: whole sentences without pairs, crossing
+    documents with an extra [SEP]); "stream": all tokens in the order of the text, cut into equal
+    lengths, with the token that ends a text after each document (Radford et al. 2018, 2019); or
+    "one_segment" (google-research/electra: a part of one document, nine of ten times divided into
+    two segments).
+    short_rate: fraction of the documents, or with "one_segment" of the sequences, that are cut to a
+    random shorter length (`short_seq_prob`).
     copies: how often the corpus is cut, with other random numbers each time (`dupe_factor`).
-    language_power: with several languages, each step has the text of one, which is drawn with a probability in
-        proportion to its tokens to this power (Conneau and Lample 2019, section 3.1).
-    parallel_rate: fraction of the steps, evenly spread, with pairs of translations ("parallel": both sides between end
-        marks, positions of the second from 0; section 3.3). Pairs longer than a sequence are left out.
+    language_power: with several languages, each step has the text of one, which is drawn with a
+        probability in proportion to its tokens to this power (Conneau and Lample 2019, section
+        3.1).
+    parallel_rate: fraction of the steps, evenly spread, with pairs of translations ("parallel":
+        both sides between end marks, positions of the second from 0; section 3.3). Pairs longer
+        than a sequence are left out.
     """
 
     format: Format = "next_sentence"
     short_rate: Annotated[float, Range("a fraction from 0 to 1", lambda x: 0 <= x <= 1)] = 0.1
     copies: Size = 1
     language_power: Annotated[float, Range("a number from 0 to 1", lambda x: 0 <= x <= 1)] = 1.0
-    parallel_rate: Annotated[float, Range("a fraction from 0 to below 1", lambda x: 0 <= x < 1)] = 0.0
+    parallel_rate: Annotated[float, Range("a fraction from 0 to below 1", lambda x: 0 <= x < 1)] = (
+        0.0
+    )
 
 
 class Target(NamedTuple):
@@ -73,7 +82,8 @@ class TokenSequence(NamedTuple):
 
 
 def keyed_rng(purpose: str, *address: int) -> Generator:
-    """The random numbers of an address. The purpose is part of it, so that no two purposes share numbers."""
+    """The random numbers of an address. The purpose is part of it, so that no two purposes share
+    numbers."""
     return np.random.default_rng((int.from_bytes(purpose.encode(), "little"), *address))
 
 
@@ -83,16 +93,20 @@ def add_special_tokens(
     targets: Mapping[str, Target] = MappingProxyType({}),
     one_type: bool = False,
 ) -> TokenSequence:
-    """The segments, each [tokens], with the special tokens of a template around and between them: [all tokens]. The
-    number of its segment is the token type of a token.
-    With `one_type` they are pieces of one text: each ends with the suffix, and the token types are all 0."""
-    ends = [template.suffix if one_type else template.between] * (len(segments) - 1) + [template.suffix]
+    """The segments, each [tokens], with the special tokens of a template around and between them:
+    [all tokens]. The number of its segment is the token type of a token. With `one_type` they are
+    pieces of one text: each ends with the suffix, and the token types are all 0."""
+    ends = [template.suffix if one_type else template.between] * (len(segments) - 1) + [
+        template.suffix
+    ]
     # Special tokens and segments take turns.
     pieces: list[Any] = [template.prefix, *chain.from_iterable(zip(segments, ends, strict=True))]
     lengths, numbers = [len(piece) for piece in pieces], np.arange(len(pieces))
     types = np.zeros_like(numbers) if one_type else np.maximum(numbers - 1, 0) // 2
     input_ids = np.concatenate([np.asarray(piece, np.int64) for piece in pieces])
-    return TokenSequence(input_ids, types.repeat(lengths), (numbers % 2 == 0).repeat(lengths), targets)
+    return TokenSequence(
+        input_ids, types.repeat(lengths), (numbers % 2 == 0).repeat(lengths), targets
+    )
 
 
 class Sampler(ABC):
@@ -112,17 +126,25 @@ class Sampler(ABC):
     columns: ClassVar[int]
     needs: ClassVar[str] = "give more text"
 
-    def __init__(self, store: TokenStore, c: SamplingConfig, max_length: int, template: Template, seed: int):
+    def __init__(
+        self, store: TokenStore, c: SamplingConfig, max_length: int, template: Template, seed: int
+    ):
         special = template.num_special(self.segments)
         what = f"sequences of {max_length} tokens: special tokens and a token of each segment need"
         expect(max_length >= special + self.segments, f"{what} {special + self.segments}")
-        self.store, self.config, self.max_length, self.template, self.seed = store, c, max_length, template, seed
+        self.store, self.config, self.max_length, self.template, self.seed = (
+            store,
+            c,
+            max_length,
+            template,
+            seed,
+        )
         self.room = max_length - special
         self.plan: Plan = np.zeros((0, self.columns), np.int64)
 
     def plan_blocks(self, documents: Ids) -> Iterator[Plan]:
-        """A plan of some documents, int64 [D'], in arrays of BLOCK rows. The same arguments give the same plan on
-        every machine.
+        """A plan of some documents, int64 [D'], in arrays of BLOCK rows. The same arguments give
+        the same plan on every machine.
 
         Raises:
             BertworksError: the plan has no rows.
@@ -149,9 +171,9 @@ class Sampler(ABC):
 
 
 class Pairs(Sampler):
-    """Two segments of whole sentences, which fill a sequence together, as `create_pretraining_data.py` of
-    google-research/bert cuts them. A plan row is five numbers: first and last token of A, of B, and the label of the
-    pair.
+    """Two segments of whole sentences, which fill a sequence together, as
+    `create_pretraining_data.py` of google-research/bert cuts them. A plan row is five numbers:
+    first and last token of A, of B, and the label of the pair.
 
     swaps: whether segments are swapped; else the second one is replaced.
     """
@@ -169,7 +191,8 @@ class Pairs(Sampler):
             starts = sentences[first : last + 1].tolist()
             count, i, target = last - first, 0, self.room
             if coin() < self.config.short_rate:
-                target = 2 + int(coin() * (self.room - 1))  # uniform from 2 to the budget, once per document
+                # uniform from 2 to the budget, once per document
+                target = 2 + int(coin() * (self.room - 1))
             while i < count:
                 end = bisect_left(starts, starts[i] + target, lo=i + 1, hi=count)
                 split = end if end - i == 1 else i + 1 + int(coin() * (end - i - 1))
@@ -184,34 +207,42 @@ class Pairs(Sampler):
 
     def __getitem__(self, i: int) -> TokenSequence:
         a, a_end, b, b_end, label = self.plan[i].tolist()
-        a, a_end, b, b_end = truncate(a, a_end, b, b_end, self.room, lambda: keyed_rng("cut", self.seed, i))
+        a, a_end, b, b_end = truncate(
+            a, a_end, b, b_end, self.room, lambda: keyed_rng("cut", self.seed, i)
+        )
         target = Target(np.zeros(1, np.int64), np.array([label]))
         pair = [self.store.tokens[a:a_end], self.store.tokens[b:b_end]]
         return add_special_tokens(pair, self.template, dict.fromkeys(self.targets, target))
 
 
 class NextSentencePairs(Pairs):
-    """Half of the second segments are replaced from another document, of which there must be one; the sentences that
-    they replace are used again. The label is that of next sentence prediction (0: B follows A; 1: it does not)."""
+    """Half of the second segments are replaced from another document, of which there must be one;
+    the sentences that they replace are used again. The label is that of next sentence prediction
+    (0: B follows A; 1: it does not)."""
 
     targets = ("next_sentence",)
     swaps = False
 
 
 class SentenceOrderPairs(Pairs):
-    """The segments of half of the pairs are swapped (Lan et al. 2020, section 3.1). The label is that of sentence order
-    prediction (0: A comes first in the text; 1: B does). No sentence comes from another document: a chunk of one
-    sentence is left out, where google-research/albert takes one."""
+    """The segments of half of the pairs are swapped (Lan et al. 2020, section 3.1). The label is
+    that of sentence order prediction (0: A comes first in the text; 1: B does). No sentence comes
+    from another document: a chunk of one sentence is left out, where google-research/albert takes
+    one."""
 
     targets = ("sentence_order",)
     swaps = True
-    needs = "give documents of two sentences or more, in lines of one document or paragraphs of one file"
+    needs = (
+        "give documents of two sentences or more, in lines of one document or paragraphs of "
+        "one file"
+    )
 
 
 def _random_sentences(
     sentences: Ids, limits: NDArray[np.int64], d: int, tokens: int, coin: Callable[[], float]
 ) -> tuple[int, int]:
-    """First and last token of sentences of another document than d, from a random one on, up to `tokens`."""
+    """First and last token of sentences of another document than d, from a random one on, up to
+    `tokens`."""
     e = int(coin() * (len(limits) - 1))
     e += e >= d
     first, last = limits[e].tolist()
@@ -223,8 +254,8 @@ def _random_sentences(
 def truncate(
     a: int, a_end: int, b: int, b_end: int, budget: int, generator: Callable[[], Generator]
 ) -> tuple[int, int, int, int]:
-    """Removes tokens of the longer segment, at random from its front or its back, until both fit. Of equally long ones
-    the second counts as longer, as in the original."""
+    """Removes tokens of the longer segment, at random from its front or its back, until both fit.
+    Of equally long ones the second counts as longer, as in the original."""
     excess = a_end - a + b_end - b - budget
     if excess <= 0:
         return a, a_end, b, b_end
@@ -237,9 +268,10 @@ def truncate(
 
 
 class FullSentences(Sampler):
-    """Whole sentences in the order of the text until the sequence is full, with an extra [SEP] between documents. A
-    sentence longer than a sequence is cut. A plan row is (sequence, first token, last token) of one piece; the numbers
-    of the sequences are ascending, and none is left out."""
+    """Whole sentences in the order of the text until the sequence is full, with an extra [SEP]
+    between documents. A sentence longer than a sequence is cut. A plan row is (sequence, first
+    token, last token) of one piece; the numbers of the sequences are ascending, and none is left
+    out."""
 
     segments = 1
     columns = 3
@@ -253,7 +285,8 @@ class FullSentences(Sampler):
             starts = sentences[edges[d] : edges[d + 1] + 1].tolist()
             piece = starts[0]
             for start, end in pairwise(starts):
-                if end - piece + tail > room and (start > piece or room < full):  # does not fit: new sequence
+                # does not fit: new sequence
+                if end - piece + tail > room and (start > piece or room < full):
                     if start > piece:
                         yield number, piece, start
                     number, room, piece = number + 1, full, start
@@ -279,18 +312,22 @@ class FullSentences(Sampler):
             raise IndexError(i)
         numbers = self.plan[:, 0]
         begin = bisect_left(numbers, i, lo=i)  # reads about twenty numbers of a mapped plan
-        return cast("list[list[int]]", self.plan[begin : bisect_right(numbers, i, lo=begin), 1:].tolist())
+        return cast(
+            "list[list[int]]", self.plan[begin : bisect_right(numbers, i, lo=begin), 1:].tolist()
+        )
 
 
 class Stream(FullSentences):
-    """Documents one after the other, cut where a sequence is full. A plan row is (sequence, first token, last token) of
-    one piece, and 1 if the token that ends a text follows it."""
+    """Documents one after the other, cut where a sequence is full. A plan row is (sequence, first
+    token, last token) of one piece, and 1 if the token that ends a text follows it."""
 
     columns = 4
 
     def _plan_rows(self, documents: Ids) -> Iterator[tuple[int, ...]]:
         number, room, ending = 0, self.max_length, len(self.template.suffix)
-        for edges in self.store.sentences[self.store.documents[np.stack([documents, documents + 1], 1)]].tolist():
+        for edges in self.store.sentences[
+            self.store.documents[np.stack([documents, documents + 1], 1)]
+        ].tolist():
             start, end = edges
             is_done = False
             while not is_done:
@@ -303,16 +340,22 @@ class Stream(FullSentences):
                     number, room = number + 1, self.max_length
 
     def __getitem__(self, i: int) -> TokenSequence:
-        parts = [(self.store.tokens[a:b], self.template.suffix if ends else ()) for a, b, ends in self._pieces(i)]
+        parts = [
+            (self.store.tokens[a:b], self.template.suffix if ends else ())
+            for a, b, ends in self._pieces(i)
+        ]
         pieces = [np.asarray(piece, np.int64) for pair in parts for piece in pair]
         ids, lengths = np.concatenate(pieces), [len(piece) for piece in pieces]
-        return TokenSequence(ids, np.zeros_like(ids), (np.arange(len(pieces)) % 2 == 1).repeat(lengths), {})
+        return TokenSequence(
+            ids, np.zeros_like(ids), (np.arange(len(pieces)) % 2 == 1).repeat(lengths), {}
+        )
 
 
 class OneSegment(Sampler):
-    """`build_pretraining_dataset.py` of google-research/electra: sentences of one document are collected up to the
-    length. The first half of the length is segment A, the rest segment B; one of ten sequences has no B. What does not
-    fit at the end of a segment is left out. A plan row is four numbers: first and last token of A and of B."""
+    """`build_pretraining_dataset.py` of google-research/electra: sentences of one document are
+    collected up to the length. The first half of the length is segment A, the rest segment B; one
+    of ten sequences has no B. What does not fit at the end of a segment is left out. A plan row is
+    four numbers: first and last token of A and of B."""
 
     columns = 4
 
@@ -320,7 +363,11 @@ class OneSegment(Sampler):
         sentences, edges = self.store.sentences, self.store.documents
         for copy, d in product(range(self.config.copies), documents.tolist()):
             starts = sentences[edges[d] : edges[d + 1] + 1].tolist()
-            coin, i, count = Random(f"segments {self.seed} {copy} {starts[0]}").random, 0, len(starts) - 1
+            coin, i, count = (
+                Random(f"segments {self.seed} {copy} {starts[0]}").random,
+                0,
+                len(starts) - 1,
+            )
             while i < count:
                 target = self.max_length
                 if coin() < self.config.short_rate:
@@ -329,13 +376,16 @@ class OneSegment(Sampler):
                 yield self._segments(starts[i : end + 1], target, coin)
                 i = end
 
-    def _segments(self, starts: list[int], target: int, coin: Callable[[], float]) -> tuple[int, int, int, int]:
+    def _segments(
+        self, starts: list[int], target: int, coin: Callable[[], float]
+    ) -> tuple[int, int, int, int]:
         """A row. starts: first tokens of the sentences, and the end of the last one."""
         one, two = (self.template.num_special(n) for n in (1, 2))
         half, split = (target - two) // 2, 1  # sentences of A
         if coin() < SINGLE_RATE:
             split = len(starts) - 1
-        while split < len(starts) - 1:  # a sentence that crosses the middle belongs to A half of the time
+        # a sentence that crosses the middle belongs to A half of the time
+        while split < len(starts) - 1:
             size, longer = (starts[n] - starts[0] for n in (split, split + 1))
             if longer >= half and not (size < half and coin() < 0.5):
                 break
@@ -351,8 +401,9 @@ class OneSegment(Sampler):
 
 
 class Parallel(Sampler):
-    """Two sides of a document, each with the template around it; the number of the side is the token type. A plan row
-    is three numbers: the first token of each side, and the end of the second."""
+    """Two sides of a document, each with the template around it; the number of the side is the
+    token type. A plan row is three numbers: the first token of each side, and the end of the
+    second."""
 
     columns = 3
     needs = "raise sequence_length, or give shorter pairs"
@@ -366,7 +417,8 @@ class Parallel(Sampler):
 
     def __getitem__(self, i: int) -> TokenSequence:
         sides = [
-            add_special_tokens([self.store.tokens[a:b]], self.template) for a, b in pairwise(self.plan[i].tolist())
+            add_special_tokens([self.store.tokens[a:b]], self.template)
+            for a, b in pairwise(self.plan[i].tolist())
         ]
         types = np.repeat([0, 1], [len(side.input_ids) for side in sides])
         ids, special = (np.concatenate([side[n] for side in sides]) for n in (0, 2))
@@ -383,6 +435,8 @@ FORMATS: Mapping[Format, type[Sampler]] = {
 }
 
 
-def make_sampler(store: TokenStore, c: SamplingConfig, max_length: int, template: Template, seed: int) -> Sampler:
+def make_sampler(
+    store: TokenStore, c: SamplingConfig, max_length: int, template: Template, seed: int
+) -> Sampler:
     """The sampler of a format. template: with "stream", its suffix ends a text."""
     return FORMATS[c.format](store, c, max_length, template, seed)

@@ -1,4 +1,5 @@
-"""generation_config.json: where a text ends, and how the next token is sampled, as the publisher of a model says.
+"""generation_config.json: where a text ends, and how the next token is sampled, as the publisher of
+a model says.
 
 generation_config.toml lists every field of transformers and what becomes of it.
 """
@@ -25,7 +26,8 @@ class GenerationConfig:
     path: the file.
     end_ids: the ids of the tokens that end a text; None if the file does not have the field.
     sampling: `do_sample`, `temperature`, `top_k` and `top_p`, as far as the file has them.
-    not_computed: values that change which tokens are chosen, in ways that bertworks does not compute.
+    not_computed: values that change which tokens are chosen, in ways that bertworks does not
+        compute.
     """
 
     path: Path
@@ -55,22 +57,31 @@ class GenerationConfig:
 
     @property
     def top_p(self) -> float | None:
-        """The probability of the tokens that are sampled from; None in the cases in which `top_k` is None."""
+        """The probability of the tokens that are sampled from; None in the cases in which `top_k`
+        is None."""
         top_p = self.sampling.get("top_p", 1.0)
         if self.temperature == 0 or top_p == 1:
             return None
         return float(top_p)
 
     def notes(self, sampling: str) -> list[str]:
-        """Return notes on the sampling that the file describes and whether it is used; [] if it describes none.
+        """Return notes on the sampling that the file describes and whether it is used; [] if it
+        describes none.
 
         Args:
-            sampling: "model" if the sampling of the file is used; "options" if the user's options replace it.
+            sampling: "model" if the sampling of the file is used; "options" if the user's options
+                replace it.
         """
         if sampling == "model":
             names = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
-            settings = ", ".join(f"{name} {value}" for name, value in names.items() if value is not None)
-            return [f"sampling of the model: {settings}" if self.temperature else "the model does not sample"]
+            settings = ", ".join(
+                f"{name} {value}" for name, value in names.items() if value is not None
+            )
+            return [
+                f"sampling of the model: {settings}"
+                if self.temperature
+                else "the model does not sample"
+            ]
         values: dict[str, Any] = {}
         if self.sampling.get("do_sample"):
             values.update(self.sampling)
@@ -82,9 +93,16 @@ class GenerationConfig:
 
     def require_computed(self) -> None:
         """Raises BertworksError if the sampling of the model is not computed here."""
-        text = ", ".join(f"{name} {str(value).lower():.40}" for name, value in self.not_computed.items())
+        text = ", ".join(
+            f"{name} {str(value).lower():.40}" for name, value in self.not_computed.items()
+        )
         hint = "leave --sampling out, and choose --temperature, --top-k and --top-p"
-        require(not text, f"the model samples with {text}, which bertworks does not compute", self.path, hint)
+        require(
+            not text,
+            f"the model samples with {text}, which bertworks does not compute",
+            self.path,
+            hint,
+        )
 
 
 def read_generation_config(folder: Path) -> GenerationConfig:
@@ -119,7 +137,10 @@ def read_generation_config(folder: Path) -> GenerationConfig:
         if name in content and content[name] != neutral and content[name] != []
     }
     return GenerationConfig(
-        path=path, end_ids=_end_ids(content.get("eos_token_id"), path), sampling=sampling, not_computed=not_computed
+        path=path,
+        end_ids=_end_ids(content.get("eos_token_id"), path),
+        sampling=sampling,
+        not_computed=not_computed,
     )
 
 

@@ -1,8 +1,8 @@
-"""Parameters and settings under the names of Hugging Face: the engine that reads the tables of `families` in both
-directions.
+"""Parameters and settings under the names of Hugging Face: the engine that reads the tables of
+`families` in both directions.
 
-It imports no library of theirs, opens no file and builds no network. Everything that is read is checked against the
-configuration first: a name, a shape or a size that does not fit is an error.
+It imports no library of theirs, opens no file and builds no network. Everything that is read is
+checked against the configuration first: a name, a shape or a size that does not fit is an error.
 """
 
 import json
@@ -19,13 +19,16 @@ from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, require, some_names
 from bertworks.models.config import BERT, LIMITS, EncoderConfig, Head
 
-OWN_TYPE = "bertworks"  # the model_type of networks that transformers does not have: it refuses them
-# The class in config.json of an encoder with a linear layer on the means of its states. transformers has no such class:
-# AutoModel opens the encoder alone. The layer has the name of the last layer of the family's class for whole texts, so
-# that this class would read it, and its weight has one axis more than there, [1, labels, width], so that this class
-# refuses the file with any number of labels, instead of computing something else with other layers at random.
+# the model_type of networks that transformers does not have: it refuses them
+OWN_TYPE = "bertworks"
+# The class in config.json of an encoder with a linear layer on the means of its states.
+# transformers has no such class: AutoModel opens the encoder alone. The layer has the name of the
+# last layer of the family's class for whole texts, so that this class would read it, and its weight
+# has one axis more than there, [1, labels, width], so that this class refuses the file with any
+# number of labels, instead of computing something else with other layers at random.
 VECTOR_CLASS = "BertworksVectorClassifier"
-UNUSED_POSITIONS = "encoder.embeddings.unused_positions.weight"  # rows in front of a position table, kept as they were
+# rows in front of a position table, kept as they were
+UNUSED_POSITIONS = "encoder.embeddings.unused_positions.weight"
 _NAMES = packaged_table(__file__, "other_names.toml")
 _NOT_KEPT, _OF_LABELS = {*_NAMES["not_kept"]}, {*_NAMES["of_labels"]}
 _CORRECT = "correct the file, or get it again"
@@ -53,8 +56,8 @@ class _Parameter(NamedTuple):
 
 
 def component_names(state: Iterable[str]) -> frozenset[str]:
-    """The components of a state of ours, of: encoder, pooler, lm_head, next_sentence, sentence_order, replaced_token,
-    classifier, span, recurrent, mix."""
+    """The components of a state of ours, of: encoder, pooler, lm_head, next_sentence,
+    sentence_order, replaced_token, classifier, span, recurrent, mix."""
     return frozenset(name.split(".", 1)[0] for name in state)
 
 
@@ -62,12 +65,19 @@ def components_in_file(theirs: Iterable[str], config: EncoderConfig) -> frozense
     """The components, as in `component_names`, that a file with these names has something of."""
     family = FAMILIES[config.family]
     bare = {name.removeprefix(family.prefix) for name in theirs}
-    return frozenset(p.component for p in _parameters(config, bare) if not bare.isdisjoint(p.theirs))
+    return frozenset(
+        p.component for p in _parameters(config, bare) if not bare.isdisjoint(p.theirs)
+    )
 
 
 def their_names(config: EncoderConfig) -> list[str]:
     """The names, without prefix, of all parameters that a file of theirs may have."""
-    return [name for p in _parameters(config, []) if p.component not in ("recurrent", "mix") for name in p.theirs]
+    return [
+        name
+        for p in _parameters(config, [])
+        if p.component not in ("recurrent", "mix")
+        for name in p.theirs
+    ]
 
 
 def layer_of_means(config: EncoderConfig) -> str:
@@ -78,7 +88,8 @@ def layer_of_means(config: EncoderConfig) -> str:
 
 
 def architecture_of(state: Iterable[str], config: EncoderConfig = BERT) -> str:
-    """The class of transformers for a pre-trained state. KeyError for the heads of fine-tuning, which need labels."""
+    """The class of transformers for a pre-trained state. KeyError for the heads of fine-tuning,
+    which need labels."""
     classes = FAMILIES[config.family].pretraining_of(config)
     return classes[" ".join(sorted(component_names(state) - {"encoder", "pooler"}))]
 
@@ -86,15 +97,18 @@ def architecture_of(state: Iterable[str], config: EncoderConfig = BERT) -> str:
 def to_huggingface(
     state: Mapping[str, Tensor], config: EncoderConfig, architecture: str | None = None
 ) -> dict[str, Tensor]:
-    """Our parameters under their names: the names and shapes that their own class for these components saves.
+    """Our parameters under their names: the names and shapes that their own class for these
+    components saves.
 
-    Tied copies are left out and the body has a prefix only next to a head, as in their files. Tensors are views.
+    Tied copies are left out and the body has a prefix only next to a head, as in their files.
+    Tensors are views.
 
     Args:
         architecture: their class, or VECTOR_CLASS; None: that of a pre-trained state.
 
     Raises:
-        BertworksError: a name has no place there, a shape does not fit, or a component is incomplete.
+        BertworksError: a name has no place there, a shape does not fit, or a component is
+            incomplete.
     """
     family = FAMILIES[config.family]
     has_head = config.lm_head == "plain" or bool(component_names(state) - {"encoder", "pooler"})
@@ -102,30 +116,39 @@ def to_huggingface(
     theirs: dict[str, Tensor] = {}
     for parameter in _present(table, state.keys() - {UNUSED_POSITIONS}, lambda p: [p.ours], None):
         value, parts = state[parameter.ours], len(parameter.theirs)
-        _check_shape(parameter.ours, value, (parameter.shape[0] * parts, *parameter.shape[1:]), None)
+        _check_shape(
+            parameter.ours, value, (parameter.shape[0] * parts, *parameter.shape[1:]), None
+        )
         if parameter.unused_rows:
-            unused = state.get(UNUSED_POSITIONS, value.new_zeros(parameter.unused_rows, value.shape[1]))
+            unused = state.get(
+                UNUSED_POSITIONS, value.new_zeros(parameter.unused_rows, value.shape[1])
+            )
             value = torch.cat([unused, value])
         value = value.t() if parameter.is_transposed else value
         if architecture == VECTOR_CLASS and parameter.ours == _LAYER_OF_MEANS:
             value = value[None]
         for name, piece in zip(parameter.theirs, value.chunk(parts)):
-            theirs[family.prefix + name if has_head and name.startswith(family.body) else name] = piece
+            theirs[family.prefix + name if has_head and name.startswith(family.body) else name] = (
+                piece
+            )
     return theirs
 
 
 def from_huggingface(
     state: Mapping[str, Tensor], config: EncoderConfig, *, where: str | None = None
 ) -> dict[str, Tensor]:
-    """Their parameters under our names, from a file of the body alone or with any head. What it has: `component_names`.
+    """Their parameters under our names, from a file of the body alone or with any head. What it
+    has: `component_names`.
 
-    The body must be complete and every head whole or absent. Tied copies must be equal to their original.
+    The body must be complete and every head whole or absent. Tied copies must be equal to their
+    original.
 
     Args:
         where: the file, for messages.
 
     Raises:
-        BertworksError: unknown names (listed), a wrong shape, a component incomplete (what is missing is listed).
+        BertworksError: unknown names (listed), a wrong shape, a component incomplete (what is
+            missing is listed).
     """
     family = FAMILIES[config.family]
     theirs = _renamed(state, family, where)
@@ -133,10 +156,18 @@ def from_huggingface(
     present = _present(_parameters(config, theirs), theirs.keys(), lambda p: p.theirs, where)
     has_pooler = "pooler" in {parameter.component for parameter in present}
     for parameter in present:
-        pieces = [theirs[name].t() if parameter.is_transposed else theirs[name] for name in parameter.theirs]
+        pieces = [
+            theirs[name].t() if parameter.is_transposed else theirs[name]
+            for name in parameter.theirs
+        ]
         if parameter.unused_rows and pieces[0].dim() == 2:
             ours[UNUSED_POSITIONS], pieces[0] = pieces[0].tensor_split([parameter.unused_rows])
-        if parameter.ours == _LAYER_OF_MEANS and not has_pooler and pieces[0].dim() == 3 and len(pieces[0]) == 1:
+        if (
+            parameter.ours == _LAYER_OF_MEANS
+            and not has_pooler
+            and pieces[0].dim() == 3
+            and len(pieces[0]) == 1
+        ):
             pieces[0] = pieces[0][0]  # see `VECTOR_CLASS`
         for name, piece in zip(parameter.theirs, pieces):
             _check_shape(name, piece, parameter.shape, where)
@@ -152,36 +183,49 @@ def check_output_layer(
     *,
     predicts_tokens: bool = False,
 ) -> None:
-    """Raises BertworksError if config.json says that the output layer over the vocabulary is not the embedding matrix,
-    and the file has no such layer: transformers would draw one at random.
+    """Raises BertworksError if config.json says that the output layer over the vocabulary is not
+    the embedding matrix, and the file has no such layer: transformers would draw one at random.
 
     Args:
         settings: the content of config.json.
         names: the names of the tensors in the file.
-        predicts_tokens: whether the caller needs the layer, even if the class of the file does not have it.
+        predicts_tokens: whether the caller needs the layer, even if the class of the file does not
+            have it.
     """
     is_tied = settings.get("tie_word_embeddings", True)
-    require(type(is_tied) is bool, f"tie_word_embeddings is {is_tied!r:.60}: expected true or false", where, _CORRECT)
+    require(
+        type(is_tied) is bool,
+        f"tie_word_embeddings is {is_tied!r:.60}: expected true or false",
+        where,
+        _CORRECT,
+    )
     family = FAMILIES[config.family]
     names_in_network = {name.removeprefix(family.prefix) for name in names}
     layers = [copy for copy, original in family.tied.items() if original.endswith(".weight")]
     if is_tied or not layers or not names_in_network.isdisjoint(layers):
         return
-    if config.lm_head == "plain":  # without parameters of its own: the class says whether it is there
+    # without parameters of its own: the class says whether it is there
+    if config.lm_head == "plain":
         classes = settings.get("architectures") or list(family.pretraining.values())
         has_head = any(name in family.pretraining.values() for name in classes)
     else:
         has_head = "lm_head" in components_in_file(names, config)
     what = f"tie_word_embeddings is false, but there is no {layers[0]}: the output layer is missing"
-    hint = "get the whole model; or set it to true in config.json, if the output layer is the embedding matrix"
+    hint = (
+        "get the whole model; or set it to true in config.json, if the output layer is the "
+        "embedding matrix"
+    )
     require(not (has_head or predicts_tokens), what, where, hint)
 
 
 def redundant_tensors(names: Collection[str], family: str = "bert") -> list[str]:
-    """Which of the names in a file `from_huggingface` does not need: buffers, and copies of what is there as well."""
+    """Which of the names in a file `from_huggingface` does not need: buffers, and copies of what is
+    there as well."""
     f = FAMILIES[family]
     bare = {name.removeprefix(f.prefix): name for name in names}
-    return sorted(name for short, name in bare.items() if _is_buffer(short, f) or f.tied.get(short) in bare)
+    return sorted(
+        name for short, name in bare.items() if _is_buffer(short, f) or f.tied.get(short) in bare
+    )
 
 
 def can_hold(config: EncoderConfig, heads: Collection[str]) -> bool:
@@ -190,45 +234,72 @@ def can_hold(config: EncoderConfig, heads: Collection[str]) -> bool:
 
 
 def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
-    """Raises BertworksError for a network that the files of its family cannot describe, which transformers would read
-    as another one. pad_token_id: of its tokenizer; RoBERTa counts positions from it."""
+    """Raises BertworksError for a network that the files of its family cannot describe, which
+    transformers would read as another one. pad_token_id: of its tokenizer; RoBERTa counts positions
+    from it."""
     family = FAMILIES.get(config.family)
     if family is None:
         raise BertworksError(f"family is {config.family!r}: expected one of {', '.join(FAMILIES)}")
-    free = {"pooler"} if config.pooler == "last" and config.direction == "left_to_right" else set()  # without a pooler
+    # without a pooler
+    free = {"pooler"} if config.pooler == "last" and config.direction == "left_to_right" else set()
     types = config.type_vocab_size
-    what = f"encoder.type_vocab_size is {types}: files of {config.family} cannot hold a table of one type"
+    what = (
+        f"encoder.type_vocab_size is {types}: files of {config.family} cannot hold a table of "
+        "one type"
+    )
     require(not types or types != family.untyped, what, hint="use type_vocab_size 0, or 2 and more")
     free |= {"lm_head_act"}  # `check_lm_head_act`: such a network has a model_type of its own
     config = _with_canonical_dropouts(config)
     if config.sequence_dropout is None:  # then it is the dropout of the layers for tokens too
         free |= {"token_dropout"}
     if family.choices_have_hidden_dropout:
-        what = f"encoder.choice_dropout is {config.choice_dropout}: in {config.family} it is hidden_dropout"
+        what = (
+            f"encoder.choice_dropout is {config.choice_dropout}: in {config.family} it is "
+            "hidden_dropout"
+        )
         hint = f"--set encoder.choice_dropout={config.hidden_dropout}"
         require(config.choice_rate == config.hidden_dropout, what, hint=hint)
         free |= {"choice_dropout"}
     for name, value in vars(family.default_of(family.is_decoder(config))).items():
-        if name not in family.settings.values() and getattr(config, name) != value and name not in free:
-            what = f"encoder.{name} is {getattr(config, name)!r}: files of {config.family} can only hold {value!r}"
+        if (
+            name not in family.settings.values()
+            and getattr(config, name) != value
+            and name not in free
+        ):
+            what = (
+                f"encoder.{name} is {getattr(config, name)!r}: files of {config.family} can "
+                f"only hold {value!r}"
+            )
             setting = f"--set encoder.{name}={json.dumps(value)}"
-            raise BertworksError(what, hint=f"leave {name} out of the recipe" if value is None else setting)
+            raise BertworksError(
+                what, hint=f"leave {name} out of the recipe" if value is None else setting
+            )
     if family.always_projects and config.embedding_width == config.hidden_size:
-        what = f"encoder.embedding_size and encoder.hidden_size are both {config.hidden_size}: files of {config.family}"
+        what = (
+            f"encoder.embedding_size and encoder.hidden_size are both {config.hidden_size}: "
+            f"files of {config.family}"
+        )
         hint = f"--set encoder.embedding_size={config.hidden_size // 2 or 1}"
-        raise BertworksError(f"{what} have a projection between them, which the network then lacks", hint=hint)
+        raise BertworksError(
+            f"{what} have a projection between them, which the network then lacks", hint=hint
+        )
     if config.family == "xlm" and config.direction == "right_to_left":
         raise BertworksError("files of xlm cannot hold a network that reads from right to left")
     if pad_token_id != (expected := family.required.get("pad_token_id", pad_token_id)):
-        what = f"the padding token has id {pad_token_id}: in {config.family} positions are counted from it"
+        what = (
+            f"the padding token has id {pad_token_id}: in {config.family} positions are "
+            "counted from it"
+        )
         hint = f"use the tokenizer of a {config.family} model: --tokenizer FOLDER"
         raise BertworksError(f"{what}, so it must be {expected}", hint=hint)
 
 
 def _with_canonical_dropouts(config: EncoderConfig) -> EncoderConfig:
-    """Return the same configuration with None for each dropout that equals the one which None stands for.
+    """Return the same configuration with None for each dropout that equals the one which None
+    stands for.
 
-    Files of transformers have a number for each dropout, so that configurations could not be compared otherwise.
+    Files of transformers have a number for each dropout, so that configurations could not be
+    compared otherwise.
     """
     if config.embedding_dropout == config.hidden_dropout:
         config = replace(config, embedding_dropout=None)
@@ -238,14 +309,18 @@ def _with_canonical_dropouts(config: EncoderConfig) -> EncoderConfig:
 
 
 def check_lm_head_act(config: EncoderConfig) -> None:
-    """Raises BertworksError if the head for masked tokens has another activation than the heads of its family.
+    """Raises BertworksError if the head for masked tokens has another activation than the heads of
+    its family.
 
     transformers has no such network. bertworks reads existing ones, but does not train new ones.
     """
     if not _has_own_lm_head_act(config):
         return
     expected = FAMILIES[config.family].lm_head_act or config.hidden_act
-    what = f"the head for masked tokens has the activation {config.lm_head_activation!r}: in {config.family} with"
+    what = (
+        f"the head for masked tokens has the activation {config.lm_head_activation!r}: in "
+        f"{config.family} with"
+    )
     what += f" hidden_act {config.hidden_act!r} it is {expected!r}"
     raise BertworksError(what, hint=f"--set encoder.lm_head_act={expected}")
 
@@ -256,8 +331,12 @@ def _has_own_lm_head_act(config: EncoderConfig) -> bool:
 
 
 def num_parameters(config: EncoderConfig, heads: Collection[Head]) -> int:
-    """Parameters of a network and its heads in the files of its family, with unused rows of the position table."""
-    return config.num_parameters(*heads) + FAMILIES[config.family].unused_positions * config.embedding_width
+    """Parameters of a network and its heads in the files of its family, with unused rows of the
+    position table."""
+    return (
+        config.num_parameters(*heads)
+        + FAMILIES[config.family].unused_positions * config.embedding_width
+    )
 
 
 def config_to_huggingface(
@@ -271,18 +350,24 @@ def config_to_huggingface(
 
     Args:
         architectures: their class that the saved parameters are of, such as `BertForPreTraining`.
-        pad_token_id: the id of the padding token of the tokenizer that is saved in the same folder; a negative number
-            if it has none.
-        token_ids: the ids of the tokens of that tokenizer, by token and by role, such as "cls_token".
+        pad_token_id: the id of the padding token of the tokenizer that is saved in the same folder;
+            a negative number if it has none.
+        token_ids: the ids of the tokens of that tokenizer, by token and by role, such as
+            "cls_token".
 
     Raises:
-        BertworksError: see `check_representable`; a padding token from which positions would be counted otherwise.
+        BertworksError: see `check_representable`; a padding token from which positions would be
+            counted otherwise.
     """
     check_representable(config, pad_token_id)
     family = FAMILIES[config.family]
-    activation_names = {activation: name for name, activation in reversed(list(family.activations.items()))}
+    activation_names = {
+        activation: name for name, activation in reversed(list(family.activations.items()))
+    }
     what = f"encoder.hidden_act is {config.hidden_act!r}: files of {config.family} cannot name it"
-    require(config.hidden_act in activation_names, what, hint=f"use {' or '.join(activation_names)}")
+    require(
+        config.hidden_act in activation_names, what, hint=f"use {' or '.join(activation_names)}"
+    )
     values = {
         **vars(config),
         "intermediate_size": config.ffn_size,
@@ -296,7 +381,9 @@ def config_to_huggingface(
     }
     for key, meanings in family.flags.items():
         name = family.settings[key]
-        values[name] = next(json.loads(text) for text, meaning in meanings.items() if meaning == values[name])
+        values[name] = next(
+            json.loads(text) for text, meaning in meanings.items() if meaning == values[name]
+        )
     fields = dict(vars(family.default))
     fields.update({name: value for name, value in values.items() if value is not None})
     ids_of_tokens = token_ids or {}
@@ -319,43 +406,64 @@ def config_to_huggingface(
 
 
 def _own_lm_head(config: EncoderConfig, architectures: Collection[str]) -> dict[str, str]:
-    """Return the settings of a saved head for masked tokens that transformers does not have; {} for any other network.
+    """Return the settings of a saved head for masked tokens that transformers does not have; {} for
+    any other network.
 
     Because of the model_type transformers refuses the folder instead of computing another function.
     """
     classes = FAMILIES[config.family].pretraining_of(config).items()
-    has_lm_head = any("lm_head" in heads.split() and name in architectures for heads, name in classes)
+    has_lm_head = any(
+        "lm_head" in heads.split() and name in architectures for heads, name in classes
+    )
     if not has_lm_head or not _has_own_lm_head_act(config):
         return {}
     return {"model_type": own_type(config.family), "lm_head_act": config.lm_head_activation}
 
 
 def is_own_lm_head(config: EncoderConfig, architectures: Collection[str]) -> bool:
-    """Whether transformers refuses a folder of this network, saved as one of these classes, because of its head for
-    masked tokens."""
+    """Whether transformers refuses a folder of this network, saved as one of these classes, because
+    of its head for masked tokens."""
     return bool(_own_lm_head(config, architectures))
 
 
-def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = None) -> EncoderConfig:
+def config_from_huggingface(
+    settings: Mapping[str, Any], *, where: str | None = None
+) -> EncoderConfig:
     """The encoder that a config.json describes. Keys that do not concern an encoder are ignored.
 
     Args:
         where: the file, for messages.
 
     Raises:
-        BertworksError: an unknown family, or a network that is not computed here; a value of the wrong type or an
-            absurd size.
+        BertworksError: an unknown family, or a network that is not computed here; a value of the
+            wrong type or an absurd size.
     """
     kind = _kind(settings) if isinstance(settings, Mapping) else None
     family_name = _family_name(kind)
     if family_name not in FAMILIES:
-        there = f"the family {kind!r:.60} is not supported yet" if kind is not None else "there is no model_type"
-        hint = 'choose a folder with such a "model_type" in its config.json (for files of Google add "bert")'
-        raise BertworksError(f"{there}: expected one of {', '.join(FAMILIES)}", where=where, hint=hint)
+        there = (
+            f"the family {kind!r:.60} is not supported yet"
+            if kind is not None
+            else "there is no model_type"
+        )
+        hint = (
+            'choose a folder with such a "model_type" in its config.json (for files of Google '
+            'add "bert")'
+        )
+        raise BertworksError(
+            f"{there}: expected one of {', '.join(FAMILIES)}", where=where, hint=hint
+        )
     family = FAMILIES[family_name]
-    for name, value in {**REQUIRED, **family.required, **dict.fromkeys(family.required_null)}.items():
+    for name, value in {
+        **REQUIRED,
+        **family.required,
+        **dict.fromkeys(family.required_null),
+    }.items():
         supported = "null" if value is None else repr(value)
-        what = f"{name} is {settings.get(name)!r:.60}: only {supported} is supported for {family.default.family}"
+        what = (
+            f"{name} is {settings.get(name)!r:.60}: only {supported} is supported for "
+            f"{family.default.family}"
+        )
         require(settings.get(name, value) == value, what, where)
     decoder = settings.get("is_decoder", False)
     what = f"is_decoder is {decoder!r:.60}: expected true or false"
@@ -371,13 +479,19 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
     values["type_vocab_size"] -= values["type_vocab_size"] == family.untyped == 1
     if values["direction"] == "left_to_right" and values["pooler"] == "first":
         classes = {*family.tasks.values()} & {*map(str, settings.get("architectures") or [])}
-        what = f"{', '.join(classes)} reads from left to right, and pools the first token, which has read nothing"
+        what = (
+            f"{', '.join(classes)} reads from left to right, and pools the first token, which "
+            "has read nothing"
+        )
         require(not classes, what, where)
         values["pooler"] = "last"
     if "lang2id" in family.settings and values["type_vocab_size"] and not values["languages"]:
         values["languages"] = tuple(map(str, range(values["type_vocab_size"])))
     width = values["hidden_size"]
-    what = f"embedding_size and hidden_size are both {width}: a projection between equal widths is not supported"
+    what = (
+        f"embedding_size and hidden_size are both {width}: a projection between equal widths "
+        "is not supported"
+    )
     require(not family.always_projects or values["embedding_size"] not in (0, width), what, where)
     if values["sequence_dropout"] is None:
         values["token_dropout"] = False
@@ -389,12 +503,15 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
         raise BertworksError(str(error), where=where, hint=_CORRECT) from error
 
 
-def _lm_head_act(settings: Mapping[str, Any], family: Family, hidden_act: str, where: str | None) -> str:
-    """Return the activation in the head for masked tokens, or "" if it is the activation of the layers.
+def _lm_head_act(
+    settings: Mapping[str, Any], family: Family, hidden_act: str, where: str | None
+) -> str:
+    """Return the activation in the head for masked tokens, or "" if it is the activation of the
+    layers.
 
-    A head that differs from those of its family has the setting `lm_head_act` (`_own_lm_head`). bertworks 0.1.0 gave
-    the head of a RoBERTa the activation of its layers without such a setting: its files are recognized by a null that
-    transformers does not write.
+    A head that differs from those of its family has the setting `lm_head_act` (`_own_lm_head`).
+    bertworks 0.1.0 gave the head of a RoBERTa the activation of its layers without such a setting:
+    its files are recognized by a null that transformers does not write.
     """
     if "lm_head_act" in settings:
         name = settings["lm_head_act"]
@@ -408,17 +525,20 @@ def _lm_head_act(settings: Mapping[str, Any], family: Family, hidden_act: str, w
 
 
 def is_of_first_version(settings: Mapping[str, Any]) -> bool:
-    """Whether a config.json was written by bertworks 0.1.0, in a family in which it computed another head for masked
-    tokens than transformers."""
+    """Whether a config.json was written by bertworks 0.1.0, in a family in which it computed
+    another head for masked tokens than transformers."""
     family = FAMILIES[_family_name(_kind(settings))]
     is_null = family.earlier_null in settings and settings[family.earlier_null] is None
     return is_null and "transformers_version" not in settings
 
 
-def settings_to_keep(settings: Mapping[str, Any], *, head: bool) -> tuple[dict[str, Any], list[str]]:
+def settings_to_keep(
+    settings: Mapping[str, Any], *, head: bool
+) -> tuple[dict[str, Any], list[str]]:
     """Return the settings of a config.json to preserve, and the names of those that are dropped.
 
-    The settings that an EncoderConfig and a head describe are in neither: they are written from these.
+    The settings that an EncoderConfig and a head describe are in neither: they are written from
+    these.
 
     Args:
         head: whether the model has a head, which describes the labels.
@@ -438,7 +558,8 @@ def settings_to_keep(settings: Mapping[str, Any], *, head: bool) -> tuple[dict[s
     }
     preserved_settings: dict[str, Any] = {}
     for name, value in settings.items():
-        # The tokenizer's id replaces a null: without an id transformers would take that of the published models.
+        # The tokenizer's id replaces a null: without an id transformers would take that of the
+        # published models.
         is_null_id = value is None and name in family.token_ids
         if name not in described_keys and name not in _NOT_KEPT and not is_null_id:
             preserved_settings[name] = value
@@ -451,7 +572,11 @@ def settings_to_keep(settings: Mapping[str, Any], *, head: bool) -> tuple[dict[s
 def _kind(settings: Mapping[str, Any]) -> Any:
     """The model_type. The first versions did not write it, but some wrote the name of the class."""
     named = settings.get("architectures")
-    old = isinstance(named, list) and all(re.match("Bert(For|Model)", str(name)) for name in named) and named
+    old = (
+        isinstance(named, list)
+        and all(re.match("Bert(For|Model)", str(name)) for name in named)
+        and named
+    )
     return settings.get("model_type", "bert" if old else None)
 
 
@@ -509,34 +634,60 @@ def _value(value: Any, key: str, name: str, family: Family, where: str | None) -
 
 
 def _language_names(value: Any, key: str, where: str | None) -> tuple[str, ...]:
-    """Return the names of the languages in the order of their numbers. value: the number of each name."""
-    names = {number: name for name, number in value.items()} if isinstance(value, dict) else {-1: ""}
+    """Return the names of the languages in the order of their numbers. value: the number of each
+    name."""
+    names = (
+        {number: name for name, number in value.items()} if isinstance(value, dict) else {-1: ""}
+    )
     what = f"{key} is {value!r:.60}: expected a number from 0 for each name"
     require(names.keys() == {*range(len(names))}, what, where, _CORRECT)
     return tuple(names[number] for number in range(len(names)))
 
 
-def _parameters(config: EncoderConfig, names: Collection[str], architecture: str | None = None) -> list[_Parameter]:
+def _parameters(
+    config: EncoderConfig, names: Collection[str], architecture: str | None = None
+) -> list[_Parameter]:
     """The table of a family with its signs replaced: one entry for each parameter of ours.
 
     Args:
         names: those of the file.
-        architecture: their class; None: the one, among those with rows of their own, that has these names.
+        architecture: their class; None: the one, among those with rows of their own, that has these
+            names.
     """
     family, hidden = FAMILIES[config.family], config.hidden_size
     sizes = {
-        "V": config.vocab_size, "P": config.max_position_embeddings, "T": config.type_vocab_size,
-        "E": config.embedding_width, "H": hidden, "I": config.ffn_size, "Q": 3 * hidden, "1": 1, "2": 2,
-        "L": _ANY, "A": _ANY, "C": hidden if {"pooler"} == component_names(names) & {"pooler", "recurrent"} else _ANY,
-    }  # fmt: skip
+        "V": config.vocab_size,
+        "P": config.max_position_embeddings,
+        "T": config.type_vocab_size,
+        "E": config.embedding_width,
+        "H": hidden,
+        "I": config.ffn_size,
+        "Q": 3 * hidden,
+        "1": 1,
+        "2": 2,
+        "L": _ANY,
+        "A": _ANY,
+        "C": hidden if {"pooler"} == component_names(names) & {"pooler", "recurrent"} else _ANY,
+    }
     for kind, of_class in family.by_class.items():
         names_of_class = {name for row in of_class.values() for name in row[1:]}
-        if all(name.replace("*", end) in names for name in names_of_class for end in ("weight", "bias")):
+        if all(
+            name.replace("*", end) in names for name in names_of_class for end in ("weight", "bias")
+        ):
             architecture = architecture or kind
     heads = {head for names in family.pretraining_of(config) for head in names.split()}
-    of_heads = {name: row for name, row in family.pretraining_rows.items() if name.split(".")[0] in heads}
-    rows = {**family.rows, **of_heads, **family.by_class.get(architecture or "", {}), **_NAMES["recurrent"]}
-    absent = ["projection"] * (config.embedding_width == hidden) + ["token_type"] * (not config.type_vocab_size)
+    of_heads = {
+        name: row for name, row in family.pretraining_rows.items() if name.split(".")[0] in heads
+    }
+    rows = {
+        **family.rows,
+        **of_heads,
+        **family.by_class.get(architecture or "", {}),
+        **_NAMES["recurrent"],
+    }
+    absent = ["projection"] * (config.embedding_width == hidden) + ["token_type"] * (
+        not config.type_vocab_size
+    )
     absent_rows = tuple(f"encoder.embeddings.{table}." for table in absent)
     entries = []
     for ours, (axes, *theirs) in (
@@ -548,15 +699,19 @@ def _parameters(config: EncoderConfig, names: Collection[str], architecture: str
         unused_rows = family.unused_positions if ours.endswith("position.weight") else 0
         for number in map(str, range(config.num_groups)) if "#" in ours else [""]:
             for end in ("weight", "bias") if "*" in ours else [""]:
-                name, *parts = [name.replace("#", number).replace("*", end) for name in (ours, *theirs)]
+                name, *parts = [
+                    name.replace("#", number).replace("*", end) for name in (ours, *theirs)
+                ]
                 of_end = shape[:1] if end == "bias" else shape
-                entries.append(_Parameter(name, parts, of_end, name.endswith(family.transposed), unused_rows))
+                entries.append(
+                    _Parameter(name, parts, of_end, name.endswith(family.transposed), unused_rows)
+                )
     return entries
 
 
 def _renamed(state: Mapping[str, Tensor], family: Family, where: str | None) -> dict[str, Tensor]:
-    """With today's names, without the prefix, buffers and copies of tied parameters. An original that is missing is
-    taken from its copy."""
+    """With today's names, without the prefix, buffers and copies of tied parameters. An original
+    that is missing is taken from its copy."""
     theirs: dict[str, Tensor] = {}
     for name, value in state.items():
         new = name.removeprefix(family.prefix)
@@ -568,17 +723,23 @@ def _renamed(state: Mapping[str, Tensor], family: Family, where: str | None) -> 
     for name in [name for name in family.tied if name in theirs]:
         copy = theirs.pop(name)
         original = theirs.setdefault(family.tied[name], copy)
-        what = f"{name} differs from {family.tied[name]}: only models with an output layer tied to the embeddings"
+        what = (
+            f"{name} differs from {family.tied[name]}: only models with an output layer tied "
+            "to the embeddings"
+        )
         is_equal = copy.dtype == original.dtype and torch.equal(copy, original)
         require(is_equal, f"{what} are supported", where)
     return theirs
 
 
 def _present(
-    table: Iterable[_Parameter], names: Collection[str], names_of: Callable[[_Parameter], Sequence[str]],
+    table: Iterable[_Parameter],
+    names: Collection[str],
+    names_of: Callable[[_Parameter], Sequence[str]],
     where: str | None,
-) -> list[_Parameter]:  # fmt: skip
-    """The parameters of the encoder and of the heads that have one of the names. names_of: a parameter's own.
+) -> list[_Parameter]:
+    """The parameters of the encoder and of the heads that have one of the names. names_of: a
+    parameter's own.
 
     Raises:
         BertworksError: a name of no parameter, or a head or an encoder that is incomplete.
@@ -586,7 +747,9 @@ def _present(
     there = set(names)
     if unknown := there.difference(*map(names_of, table)):
         what = f"{some_names(unknown)}: no place for this in a BERT of this configuration"
-        raise BertworksError(what, where=where, hint=f"{_OTHER_CONFIG}; other networks than BERT cannot be read")
+        raise BertworksError(
+            what, where=where, hint=f"{_OTHER_CONFIG}; other networks than BERT cannot be read"
+        )
     begun = {p.component for p in table if not there.isdisjoint(names_of(p))} | {"encoder"}
     present = [p for p in table if p.component in begun]
     if missing := {name for p in present for name in names_of(p)} - there:
@@ -596,7 +759,9 @@ def _present(
 
 
 def _check_shape(name: str, value: Tensor, shape: Sequence[int], where: str | None) -> None:
-    fits = value.dim() == len(shape) and all(size in (_ANY, found) for size, found in zip(shape, value.shape))
+    fits = value.dim() == len(shape) and all(
+        size in (_ANY, found) for size, found in zip(shape, value.shape)
+    )
     axes = ", ".join("any" if size == _ANY else str(size) for size in shape)
     expected = f"the configuration expects floating-point numbers of the shape [{axes}]"
     what = f"{name} is {value.dtype} {list(value.shape)}, but {expected}"

@@ -5,7 +5,8 @@
 - `pretraining_card`: the card of a pre-trained model
 - `without_division`: a card of an earlier version without a sentence that is no longer true
 - `with_tokenizer_note`: a card that says how other programs read the tokenizer
-- `encoder_use`: how other programs compute the answers of a model that transformers opens without its last layer
+- `encoder_use`: how other programs compute the answers of a model that transformers opens without
+  its last layer
 - `with_encoder_use`: a card of an earlier version that says this
 - `loading_code`: Python code that loads a model, for the card of a converted one
 """
@@ -26,14 +27,17 @@ from bertworks.text.tokenizer import Tokenizer
 _COMPOSING_TOKENIZER = """
 ## Tokenizer
 
-`tokenizer.json` composes the text (Unicode NFC) before it is split into tokens. `AutoTokenizer.from_pretrained` and
-sentence-transformers do so too. `BertTokenizer.from_pretrained`, and programs that read `vocab.txt` alone, do not:
-compose the text yourself for them, with `unicodedata.normalize("NFC", text)`. In transformers.js, call the tokenizer
+`tokenizer.json` composes the text (Unicode NFC) before it is split into tokens.
+`AutoTokenizer.from_pretrained` and sentence-transformers do so too.
+`BertTokenizer.from_pretrained`, and programs that read `vocab.txt` alone, do not: compose the text
+yourself for them, with `unicodedata.normalize("NFC", text)`. In transformers.js, call the tokenizer
 with `return_token_type_ids: true` for pairs of texts.
 """
 
 # In cards of earlier versions, which left the division by the temperature to other programs.
-_DIVISION = re.compile(r"\nIn transformers, divide the logits by \S+ to get the same probabilities\.")
+_DIVISION = re.compile(
+    r"\nIn transformers, divide the logits by \S+ to get the same probabilities\."
+)
 _SNIPPETS: dict[str, Any] = packaged_table(__file__, "snippets.toml")
 REFUSED = "transformers has no such network, and refuses this folder.\n"
 
@@ -46,13 +50,21 @@ def fill_template(template: Path, **values: object) -> str:
 def render_table(heads: Sequence[str], rows: Mapping[str, object]) -> str:
     """A Markdown table. rows: the first cell, and the others: a value, or a tuple of values."""
     lines = [heads, ["---"] * len(heads)]
-    lines += [(name, *(value if isinstance(value, tuple) else (value,))) for name, value in rows.items()]
+    lines += [
+        (name, *(value if isinstance(value, tuple) else (value,))) for name, value in rows.items()
+    ]
     return "\n".join(f"| {' | '.join(map(render_cell, line))} |" for line in lines) + "\n"
 
 
 def render_cell(value: object) -> str:
     """A value as one line of Markdown."""
-    text = f"{value:,}" if type(value) is int else f"{value:.4f}" if isinstance(value, float) else str(value)
+    text = (
+        f"{value:,}"
+        if type(value) is int
+        else f"{value:.4f}"
+        if isinstance(value, float)
+        else str(value)
+    )
     return " ".join(text.replace("|", "\\|").split())
 
 
@@ -84,7 +96,8 @@ def pretraining_card(
         held_out: metrics on held-out text; may be empty.
         versions: of the software.
         mask_token: None: the model has none, and continues texts.
-        num_end_tokens: number of special tokens that the tokenizer puts after a text, such as 1 for [SEP].
+        num_end_tokens: number of special tokens that the tokenizer puts after a text, such as 1 for
+            [SEP].
         detects: whether it predicts which tokens were replaced.
         counts: `parameters` of the network and its heads; `steps` and `tokens` of the training.
     """
@@ -98,7 +111,9 @@ def pretraining_card(
         "use": use,
         "name": name,
         "c": config,
-        "figures": render_table(("Held-out figure", ""), held_out) if held_out else "No held-out text was evaluated.\n",
+        "figures": render_table(("Held-out figure", ""), held_out)
+        if held_out
+        else "No held-out text was evaluated.\n",
         "corpus": render_table(("Corpus", ""), corpus),
         "recipe": render_code("toml", recipe),
         "software": render_table(("Package", ""), versions),
@@ -108,20 +123,22 @@ def pretraining_card(
 
 
 def with_tokenizer_note(card: str, tokenizer: Tokenizer) -> str:
-    """A card that says what programs must do which do not read tokenizer.json, if the tokenizer composes its text."""
+    """A card that says what programs must do which do not read tokenizer.json, if the tokenizer
+    composes its text."""
     if not tokenizer.composes_text or _COMPOSING_TOKENIZER in card:
         return card
     return card.rstrip("\n") + "\n" + _COMPOSING_TOKENIZER
 
 
 def without_division(card: str) -> str:
-    """Return the card of a model whose temperature has been put into its weights: without the sentence of earlier
-    versions that other programs must divide the logits by the temperature."""
+    """Return the card of a model whose temperature has been put into its weights: without the
+    sentence of earlier versions that other programs must divide the logits by the temperature."""
     return _DIVISION.sub("", card)
 
 
 def encoder_use(task: TaskConfig, config: EncoderConfig) -> str:
-    """The section "Use" of a model whose last layer reads means of hidden states: Python code without bertworks.
+    """The section "Use" of a model whose last layer reads means of hidden states: Python code
+    without bertworks.
 
     Args:
         task: of vectors that are means.
@@ -132,18 +149,22 @@ def encoder_use(task: TaskConfig, config: EncoderConfig) -> str:
     if config.languages:
         code += in_language(_SNIPPETS["means_in_a_language"], config).lstrip("\n")
     code += _SNIPPETS["means_features"][task.vectors].lstrip("\n")
-    code += _SNIPPETS["means_answer"][task.task].lstrip("\n").replace("LAYER", layer_of_means(config))
+    code += (
+        _SNIPPETS["means_answer"][task.task].lstrip("\n").replace("LAYER", layer_of_means(config))
+    )
     text = fill_template(Path(__file__).with_name("encoder_use.md"))
     return f"{text}\n{render_code('python', code)}"
 
 
 def with_encoder_use(card: str, task: TaskConfig, config: EncoderConfig) -> str:
-    """Return the card of a model that an earlier version wrote, and of which transformers opens the encoder now."""
+    """Return the card of a model that an earlier version wrote, and of which transformers opens the
+    encoder now."""
     return card.replace(REFUSED, encoder_use(task, config))
 
 
 def loading_code(config: EncoderConfig, class_name: str, *, in_transformers: bool) -> str:
-    """A block of Python code that loads a model folder, and for a model of several languages runs it on a text.
+    """A block of Python code that loads a model folder, and for a model of several languages runs
+    it on a text.
 
     Args:
         class_name: the class of the network in transformers.
@@ -152,12 +173,16 @@ def loading_code(config: EncoderConfig, class_name: str, *, in_transformers: boo
     if not in_transformers:
         return render_code("python", _SNIPPETS["load_own"])
     if config.languages:
-        return render_code("python", in_language(_SNIPPETS["load_in_a_language"], config).replace("CLASS", class_name))
+        return render_code(
+            "python",
+            in_language(_SNIPPETS["load_in_a_language"], config).replace("CLASS", class_name),
+        )
     return render_code("python", _SNIPPETS["load"].replace("CLASS", class_name))
 
 
 def in_language(code: str, config: EncoderConfig) -> str:
-    """Python code with the number and the name of the language of a model: the chosen one, or else the first."""
+    """Python code with the number and the name of the language of a model: the chosen one, or else
+    the first."""
     language = _language_of(config)
     return code.replace("LANGUAGE", str(config.languages.index(language))).replace("NAME", language)
 
@@ -168,7 +193,11 @@ def _language_of(config: EncoderConfig) -> str:
 
 def _filling_use(config: EncoderConfig, name: str, prompt: str) -> str:
     """The section "Use" of a model that fills blanks."""
-    code = in_language(_SNIPPETS["fill_in_a_language"], config) if config.languages else _SNIPPETS["fill"]
+    code = (
+        in_language(_SNIPPETS["fill_in_a_language"], config)
+        if config.languages
+        else _SNIPPETS["fill"]
+    )
     commands = _commands(config, name, f'bertworks fill {{}} "{prompt}"')
     return f"{commands}\n{render_code('python', code.replace('PROMPT', repr_of(prompt)))}"
 
@@ -177,16 +206,25 @@ def _generation_use(config: EncoderConfig, name: str, prompt: str, num_end_token
     """The section "Use" of a model that continues texts."""
     commands = _commands(config, name, f'bertworks generate {{}} "{prompt}"')
     if config.family == "xlm":
-        remark = "The method `generate` of transformers puts a mask behind texts of XLM: it gives other texts."
+        remark = (
+            "The method `generate` of transformers puts a mask behind texts of XLM: it gives "
+            "other texts."
+        )
         return f"{commands}\n{remark}\n"
     ending = f"[:, :-{num_end_tokens}]  # without what ends a text" if num_end_tokens else ""
     end = "tokenizer.sep_token_id" if num_end_tokens else "tokenizer.eos_token_id"
-    code = _SNIPPETS["generate"].replace("PROMPT", repr_of(prompt)).replace("ENDING", ending).replace("EOS", end)
+    code = (
+        _SNIPPETS["generate"]
+        .replace("PROMPT", repr_of(prompt))
+        .replace("ENDING", ending)
+        .replace("EOS", end)
+    )
     return f"{commands}\n{render_code('python', code)}"
 
 
 def _commands(config: EncoderConfig, name: str, command: str) -> str:
-    """A block of commands to type in the folder. A model of several languages becomes a folder for one of them first.
+    """A block of commands to type in the folder. A model of several languages becomes a folder for
+    one of them first.
 
     Args:
         name: of the folder.

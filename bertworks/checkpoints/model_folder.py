@@ -1,11 +1,12 @@
-"""A model folder: config.json, model.safetensors, tokenizer files and README.md, as Hugging Face's tools expect them.
+"""A model folder: config.json, model.safetensors, tokenizer files and README.md, as Hugging Face's
+tools expect them.
 
 - `ModelFolder`: a folder, each of its files read once
 - `load_model`, `save_model`: a `Model` in memory
 - `read_weights`: the weights under the names in their files; `weight_files`: these files
 
-Folders may be hostile: nothing in them is executed, and pickles are never opened here (`pickled_weights` has a child
-process that reads them, for `convert --trust-pickle`).
+Folders may be hostile: nothing in them is executed, and pickles are never opened here
+(`pickled_weights` has a child process that reads them, for `convert --trust-pickle`).
 """
 
 import json
@@ -22,7 +23,10 @@ from bertworks.checkpoints.families.family import FAMILIES
 from bertworks.checkpoints.model_card import with_tokenizer_note, without_division
 from bertworks.checkpoints.pickled_weights import find_pickle
 from bertworks.checkpoints.resolve import INDEX, WEIGHTS as WEIGHTS
-from bertworks.checkpoints.sentence_transformers import SentenceTransformer, read_sentence_transformer
+from bertworks.checkpoints.sentence_transformers import (
+    SentenceTransformer,
+    read_sentence_transformer,
+)
 from bertworks.checkpoints.storage import (
     read_index,
     read_json,
@@ -57,7 +61,8 @@ from bertworks.text.tokenizer import Tokenizer
 
 _ADAPTER = "adapter_config.json"  # of the PEFT library
 EXPORTED = "model.onnx"  # instead of the weights, in a folder of `export`
-EXPORTED_BELOW = f"onnx/{EXPORTED}"  # the same file, where transformers.js and other programs look for it
+# the same file, where transformers.js and other programs look for it
+EXPORTED_BELOW = f"onnx/{EXPORTED}"
 _EXPORTED_PLACES = (EXPORTED, EXPORTED_BELOW)
 _OTHER_WEIGHTS = {  # files of other programs, and what is in them
     "adapter_model.safetensors": "the changes of an adapter, not a whole model",
@@ -72,7 +77,8 @@ class Model(NamedTuple):
     """The content of a model folder."""
 
     config: EncoderConfig
-    state: dict[str, Tensor]  # float32, under our names; `hf_mapping.component_names(state)` lists the components
+    # float32, under our names; `hf_mapping.component_names(state)` lists the components
+    state: dict[str, Tensor]
     tokenizer: Tokenizer
 
 
@@ -81,12 +87,15 @@ class ModelFolder:
 
     Args:
         language: of all texts, of a model with several; "": none is chosen.
-        accepts_changes: whether the folder may differ from what bertworks wrote (see `weights_record`).
-        weights: the tensors under the names in their files, if they were read already; None: those of the folder.
+        accepts_changes: whether the folder may differ from what bertworks wrote (see
+            `weights_record`).
+        weights: the tensors under the names in their files, if they were read already; None: those
+            of the folder.
 
     Attributes:
         folder: the model folder.
-        within: the folder of config.json, weights and tokenizer: with sentence-transformers it may be a subfolder.
+        within: the folder of config.json, weights and tokenizer: with sentence-transformers it may
+            be a subfolder.
 
     Raises:
         UsageError: the model does not have the language.
@@ -104,10 +113,19 @@ class ModelFolder:
         self.folder = as_path(folder)
         self._accepts_changes = accepts_changes
         self._weights = weights
-        require(self.folder.is_dir(), "no such model folder", folder, "make one with `bertworks pretrain`")
+        require(
+            self.folder.is_dir(),
+            "no such model folder",
+            folder,
+            "make one with `bertworks pretrain`",
+        )
         if language:
             hint = f"it has {', '.join(self.config.languages) or 'none'}"
-            expect(language in self.config.languages, f"the model has no language {language!r}", hint=hint)
+            expect(
+                language in self.config.languages,
+                f"the model has no language {language!r}",
+                hint=hint,
+            )
             self.config = replace(self.config, language=language)
 
     @cached_property
@@ -141,7 +159,9 @@ class ModelFolder:
 
     @cached_property
     def config(self) -> EncoderConfig:
-        return hf_mapping.config_from_huggingface(self.settings, where=str(self.within / "config.json"))
+        return hf_mapping.config_from_huggingface(
+            self.settings, where=str(self.within / "config.json")
+        )
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -181,20 +201,30 @@ class ModelFolder:
         if self.exported:
             what = f"the ONNX file is damaged, or another program has written it: {difference}"
             raise BertworksError(
-                what, where=str(where), hint=f"export the model again; or, if this is meant, delete {record.file}"
+                what,
+                where=str(where),
+                hint=f"export the model again; or, if this is meant, delete {record.file}",
             )
         if self._other_program_wrote_settings(record):
-            what = "another program has saved this folder, and its weights are not those that bertworks wrote"
+            what = (
+                "another program has saved this folder, and its weights are not those that "
+                "bertworks wrote"
+            )
             hint = f"if this is meant: {accept}"
             raise BertworksError(f"{what} ({difference})", where=str(where), hint=hint)
         what = f"the weights are damaged, or another program has written them: {difference}"
-        raise BertworksError(what, where=str(where), hint=f"get the folder again; if the change is meant: {accept}")
+        raise BertworksError(
+            what, where=str(where), hint=f"get the folder again; if the change is meant: {accept}"
+        )
 
     def _other_program_wrote_settings(self, record: WeightsRecord) -> bool:
-        """Whether another program wrote config.json, too: a program that saves a model writes it with the weights."""
+        """Whether another program wrote config.json, too: a program that saves a model writes it
+        with the weights."""
         if "transformers_version" in self.settings:
             return True
-        return bool(record.config_sha256) and record.config_sha256 != file_sha256(self.within / "config.json")
+        return bool(record.config_sha256) and record.config_sha256 != file_sha256(
+            self.within / "config.json"
+        )
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -204,7 +234,8 @@ class ModelFolder:
 
     @property
     def has_task(self) -> bool:
-        """Whether the model was fine-tuned for a task of bertworks. Raises BertworksError as `has_task_file`."""
+        """Whether the model was fine-tuned for a task of bertworks. Raises BertworksError as
+        `has_task_file`."""
         return self.has_task_file or bool(tasks_of(self.settings))
 
     @property
@@ -217,7 +248,10 @@ class ModelFolder:
         if (self.within / TASK_FILE).exists():
             return True
         if self._record is not None and self._record.has_task and not self._accepts_changes:
-            what = f"{TASK_FILE} is missing: it says how the model reads texts and what its answers mean"
+            what = (
+                f"{TASK_FILE} is missing: it says how the model reads texts and what its "
+                "answers mean"
+            )
             hint = f"put it back; {self._record.file} says that it belongs to this folder"
             raise BertworksError(what, where=str(self.within), hint=hint)
         return False
@@ -237,8 +271,14 @@ class ModelFolder:
         """Raises UsageError for a model of several languages, none of which is chosen."""
         if self.config.languages and not self.config.language:
             some, folder, one = self.config.languages, str(self.folder), self.config.languages[0]
-            what, new = f"the model has the languages {', '.join(some)}: which one are the texts in?", f"{folder}-{one}"
-            hint = f"bertworks convert {quoted(folder)} -o {quoted(new)} --language {one}, and name that one"
+            what, new = (
+                f"the model has the languages {', '.join(some)}: which one are the texts in?",
+                f"{folder}-{one}",
+            )
+            hint = (
+                f"bertworks convert {quoted(folder)} -o {quoted(new)} --language {one}, and "
+                "name that one"
+            )
             raise UsageError(what, where=folder, hint=hint)
 
     def load(self, *, needs: Collection[str] = ()) -> Model:
@@ -251,7 +291,8 @@ class ModelFolder:
         """The weights as in `Model.state`.
 
         Raises:
-            BertworksError: files missing, damaged, changed or hostile; weights that do not fit the configuration.
+            BertworksError: files missing, damaged, changed or hostile; weights that do not fit the
+                configuration.
         """
         where = str(self.within / WEIGHTS)
         weights = self.weights
@@ -280,22 +321,26 @@ def save_model(
     task: TaskConfig | None = None,
     shared: Path | None = None,
 ) -> None:
-    """Write the files of a model folder. Each is replaced atomically; other files in the folder stay.
+    """Write the files of a model folder. Each is replaced atomically; other files in the folder
+    stay.
 
-    The weights are written after the files that they need: a folder with weights is complete. Last comes the record of
-    the weights, which is compared when the folder is opened.
+    The weights are written after the files that they need: a folder with weights is complete. Last
+    comes the record of the weights, which is compared when the folder is opened.
 
     Args:
         state: parameters of an encoder and of heads, under our names.
-        card: the text of README.md, to which a note about the tokenizer is added where other programs need it.
-        head: settings of the head of a fine-tuned model in config.json (`task_settings`): its class and its labels;
-            None: a pre-trained model.
-        task: the content of task.json; None: no such file is written. A temperature other than 1 goes into the weights
-            of the output layer.
-        shared: the folder of several with the same body that has its file; None: the weights are one file.
+        card: the text of README.md, to which a note about the tokenizer is added where other
+            programs need it.
+        head: settings of the head of a fine-tuned model in config.json (`task_settings`): its class
+            and its labels; None: a pre-trained model.
+        task: the content of task.json; None: no such file is written. A temperature other than 1
+            goes into the weights of the output layer.
+        shared: the folder of several with the same body that has its file; None: the weights are
+            one file.
 
     Raises:
-        BertworksError: weights that are not finite, or do not fit the configuration or the tokenizer; a full disk.
+        BertworksError: weights that are not finite, or do not fit the configuration or the
+            tokenizer; a full disk.
     """
     folder = local_path(folder)
     if task is not None:
@@ -313,23 +358,26 @@ def save_model(
     else:
         for file in record_files(folder):
             file.unlink(missing_ok=True)
-        weights_hash = combined_sha256(write_sharded(folder / INDEX, tensors, _body_prefixes(config), shared / INDEX))
+        weights_hash = combined_sha256(
+            write_sharded(folder / INDEX, tensors, _body_prefixes(config), shared / INDEX)
+        )
     write_text(folder / "README.md", with_tokenizer_note(card, tokenizer))
     write_record(folder, weights_hash, has_task=task is not None)
 
 
 def _body_prefixes(config: EncoderConfig) -> tuple[str, ...]:
-    """Return the beginnings of the names of all tensors in a file that belong to the body, not to a head."""
+    """Return the beginnings of the names of all tensors in a file that belong to the body, not to a
+    head."""
     family = FAMILIES[config.family]
     return tuple(family.prefix + part for part in family.body)
 
 
 def save_output_layer(folder: Path, layer: Mapping[str, Tensor], task: TaskConfig) -> None:
-    """Replace the output layer and the task of a complete model folder. A temperature goes into the weights, as in
-    `save_model`; all other weights stay.
+    """Replace the output layer and the task of a complete model folder. A temperature goes into the
+    weights, as in `save_model`; all other weights stay.
 
-    Only the file that holds the output layer is written, and it is replaced atomically. The records of the weights are
-    deleted before, and weights.json is written again after everything else.
+    Only the file that holds the output layer is written, and it is replaced atomically. The records
+    of the weights are deleted before, and weights.json is written again after everything else.
 
     Args:
         layer: the parameters of `task_config.output_layer`, float32.
@@ -343,7 +391,8 @@ def save_output_layer(folder: Path, layer: Mapping[str, Tensor], task: TaskConfi
     tensors = hf_mapping.to_huggingface(state, source.config, source.settings["architectures"][0])
     refuse_non_finite(layer, str(folder))
     path = folder / WEIGHTS
-    if not path.exists():  # the weights are two files, and the one with the body belongs to several folders
+    # the weights are two files, and the one with the body belongs to several folders
+    if not path.exists():
         file_of_tensor = read_index(folder / INDEX, ".safetensors")
         prefixes = _body_prefixes(source.config)
         tensors = {name: value for name, value in tensors.items() if not name.startswith(prefixes)}
@@ -356,7 +405,8 @@ def save_output_layer(folder: Path, layer: Mapping[str, Tensor], task: TaskConfi
 
 
 def put_temperature_into_folder(folder: Path) -> None:
-    """Divide the output layer of a model folder by the temperature in its task.json, if an earlier version wrote it.
+    """Divide the output layer of a model folder by the temperature in its task.json, if an earlier
+    version wrote it.
 
     Raises:
         BertworksError: see `save_output_layer`.
@@ -375,19 +425,29 @@ def put_temperature_into_folder(folder: Path) -> None:
 
 
 def save_settings(
-    folder: Path, config: EncoderConfig, tokenizer: Tokenizer, head: Mapping[str, Any], *, max_length: int | None = None
+    folder: Path,
+    config: EncoderConfig,
+    tokenizer: Tokenizer,
+    head: Mapping[str, Any],
+    *,
+    max_length: int | None = None,
 ) -> None:
     """Write config.json and the tokenizer files.
 
     Args:
         head: its settings in config.json.
-        max_length: tokens to which other programs cut a text: as many as a fine-tuned model was trained with; None: the
-            number of the tokenizer.
+        max_length: tokens to which other programs cut a text: as many as a fine-tuned model was
+            trained with; None: the number of the tokenizer.
     """
     numbers = {token: number for number, token in enumerate(tokenizer.tokens)}
-    roles = {role: numbers[token] for role, token in tokenizer.special_tokens.items() if token in numbers}
+    roles = {
+        role: numbers[token] for role, token in tokenizer.special_tokens.items() if token in numbers
+    }
     settings = hf_mapping.config_to_huggingface(
-        config, architectures=head["architectures"], pad_token_id=tokenizer.pad_id, token_ids=numbers | roles
+        config,
+        architectures=head["architectures"],
+        pad_token_id=tokenizer.pad_id,
+        token_ids=numbers | roles,
     )
     write_text(folder / "config.json", json.dumps(settings | dict(head), indent=2) + "\n")
     has_types = config.type_vocab_size > 1 and not config.languages
@@ -401,7 +461,8 @@ def load_model(folder: str | Path, *, needs: Collection[str] = ()) -> Model:
         needs: components that the caller needs, such as `lm_head`.
 
     Raises:
-        BertworksError: files missing, damaged or hostile; an unsupported network; a component of `needs` is missing.
+        BertworksError: files missing, damaged or hostile; an unsupported network; a component of
+            `needs` is missing.
     """
     return ModelFolder(folder).load(needs=needs)
 
@@ -409,7 +470,9 @@ def load_model(folder: str | Path, *, needs: Collection[str] = ()) -> Model:
 def check_components(components: Collection[str], needs: Collection[str], folder: Path) -> None:
     """Raises BertworksError if a model lacks a component in `needs`."""
     if missing := sorted(set(needs) - set(components)):
-        what = f"this model has no {' and no '.join(missing)} (it has {', '.join(sorted(components))})"
+        what = (
+            f"this model has no {' and no '.join(missing)} (it has {', '.join(sorted(components))})"
+        )
         hint = "use a folder that `bertworks pretrain` made, or one saved as BertForPreTraining"
         if "lm_head" in missing and (folder / "generator").is_dir():  # of a discriminator
             hint = f"its generator has one: use {quoted(folder / 'generator')}"
@@ -417,7 +480,8 @@ def check_components(components: Collection[str], needs: Collection[str], folder
 
 
 def weights_sha256(folder: str | Path) -> str:
-    """The sha256 of the weights in a folder, or of its ONNX file. Equal hashes: the same network."""
+    """The sha256 of the weights in a folder, or of its ONNX file. Equal hashes: the same
+    network."""
     return combined_sha256(weight_files(as_path(folder)))
 
 
@@ -426,7 +490,9 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS]
     if (folder / INDEX).exists():
-        return [folder / name for name in sorted({*read_index(folder / INDEX, ".safetensors").values()})]
+        return [
+            folder / name for name in sorted({*read_index(folder / INDEX, ".safetensors").values()})
+        ]
     return [onnx_file(folder) or folder / EXPORTED]
 
 
@@ -439,14 +505,25 @@ def onnx_file(folder: Path) -> Path | None:
 
 
 def check_vocabulary(tokenizer: Tokenizer, config: EncoderConfig, where: Path) -> None:
-    """Raises BertworksError if the tokenizer has more tokens, or more types of tokens, than the model."""
+    """Raises BertworksError if the tokenizer has more tokens, or more types of tokens, than the
+    model."""
     types = max(tokenizer.encode("a").type_ids + tokenizer.encode("a", "a").type_ids, default=0)
     hint = "use the tokenizer that the model was trained with"
-    what = f"the tokenizer gives tokens the type {types}, the model has {config.type_vocab_size} types"
-    fits = types < config.type_vocab_size or config.type_vocab_size < 2  # a model of one type, or of none, ignores them
+    what = (
+        f"the tokenizer gives tokens the type {types}, the model has {config.type_vocab_size} types"
+    )
+    # a model of one type, or of none, ignores them
+    fits = types < config.type_vocab_size or config.type_vocab_size < 2
     require(fits, what, where, hint)
-    what = f"the tokenizer has {tokenizer.vocab_size:,} tokens, the model only {config.vocab_size:,}"
-    require(tokenizer.vocab_size <= config.vocab_size, f"{what}: they do not belong together", where, hint)
+    what = (
+        f"the tokenizer has {tokenizer.vocab_size:,} tokens, the model only {config.vocab_size:,}"
+    )
+    require(
+        tokenizer.vocab_size <= config.vocab_size,
+        f"{what}: they do not belong together",
+        where,
+        hint,
+    )
 
 
 def has_weights(folder: Path) -> bool:
@@ -471,7 +548,8 @@ def read_weights(folder: Path, model: Path | None = None) -> dict[str, Tensor]:
 
 
 def _missing_weights(folder: Path, model: Path) -> BertworksError:
-    """The error for a folder without weights in safetensors: what it has instead, and what can be done.
+    """The error for a folder without weights in safetensors: what it has instead, and what can be
+    done.
 
     Args:
         folder: of the weights.
@@ -482,17 +560,29 @@ def _missing_weights(folder: Path, model: Path) -> BertworksError:
     exported_file = onnx_file(folder)
     other_file = next((name for name in _OTHER_WEIGHTS if (folder / name).exists()), None)
     if pickle is not None:
-        what = f"only {pickle.name}: a pickle, which can run any program when it is opened, and is not read"
-        hint = f"if you trust where it comes from: bertworks convert {quoted(model)} -o ANOTHER-FOLDER --trust-pickle"
+        what = (
+            f"only {pickle.name}: a pickle, which can run any program when it is opened, and "
+            "is not read"
+        )
+        hint = (
+            f"if you trust where it comes from: bertworks convert {quoted(model)} -o "
+            "ANOTHER-FOLDER --trust-pickle"
+        )
         hint += ", and name that one"
     elif exported_file is not None:
-        what = f"only {exported_file.relative_to(folder)}: an exported model has no weights that can be read"
+        what = (
+            f"only {exported_file.relative_to(folder)}: an exported model has no weights that "
+            "can be read"
+        )
         hint = "use the folder that it was exported from"
     elif other_file is not None:
         what = f"only {other_file}: {_OTHER_WEIGHTS[other_file]}"
         hint = f"choose a model that has {WEIGHTS}"
         if other_file.startswith("adapter"):
-            hint = "merge it into its model with the library PEFT (merge_and_unload), save that and name its folder"
+            hint = (
+                "merge it into its model with the library PEFT (merge_and_unload), save that "
+                "and name its folder"
+            )
     else:
         what = f"there is no {WEIGHTS}"
         hint = "choose a folder that holds a model"
@@ -500,15 +590,22 @@ def _missing_weights(folder: Path, model: Path) -> BertworksError:
 
 
 def refuse_adapter(folder: Path) -> None:
-    """Raises BertworksError for a folder of the PEFT library: its weights are changes to those of another model."""
-    has_weights = any((folder / name).exists() for name in (WEIGHTS, INDEX)) or find_pickle(folder) is not None
+    """Raises BertworksError for a folder of the PEFT library: its weights are changes to those of
+    another model."""
+    has_weights = (
+        any((folder / name).exists() for name in (WEIGHTS, INDEX))
+        or find_pickle(folder) is not None
+    )
     is_model = has_weights or onnx_file(folder) is not None
     if is_model or not (folder / _ADAPTER).exists():
         return
     base = read_json(folder / _ADAPTER).get("base_model_name_or_path")
     of_base = f" of {base[:100]!r}" if isinstance(base, str) and base else ""
     what = f"this is an adapter of PEFT: it holds changes to the weights{of_base}, and no model"
-    hint = "merge both with peft: MODEL.merge_and_unload().save_pretrained(FOLDER); save the tokenizer there, too"
+    hint = (
+        "merge both with peft: MODEL.merge_and_unload().save_pretrained(FOLDER); save the "
+        "tokenizer there, too"
+    )
     raise BertworksError(what, where=str(folder), hint=hint)
 
 
@@ -518,5 +615,7 @@ def _read_sharded(folder: Path, index: Path) -> dict[str, Tensor]:
     for file in sorted(set(files.values())):
         tensors |= read_tensors(folder / file)
     if strays := set(files) ^ set(tensors):
-        raise BertworksError(f"the index and its files disagree about {sorted(strays)[0]}", where=str(index))
+        raise BertworksError(
+            f"the index and its files disagree about {sorted(strays)[0]}", where=str(index)
+        )
     return tensors

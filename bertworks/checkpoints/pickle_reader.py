@@ -1,15 +1,20 @@
-"""The program of a child process that reads files of torch.save and writes their tensors as safetensors.
+"""The program of a child process that reads files of torch.save and writes their tensors as
+safetensors.
 
-`pickled_weights` starts it, by the path of this file. It imports the standard library and, after the first checks,
-torch: nothing else, because other libraries add classes to those that torch's restricted loader accepts. A pickle is
-a program, so a file is refused unless
+`pickled_weights` starts it, by the path of this file. It imports the standard library and, after
+the first checks,
+torch: nothing else, because other libraries add classes to those that torch's restricted loader
+accepts. A pickle is a program, so a file is refused unless
 
-1. it is a zip archive without compressed parts, or the older format of torch, and its pickles name nothing but the
-   functions and types that dense tensors are made of (this is read off, nothing is executed);
-2. torch's restricted loader (`weights_only=True`) accepts it, while the process has limits of memory, of time and of
-   the size of its output, and may start no process, open no connection and change no other file;
-3. it holds one table of dense tensors of real numbers with plain names, which together are not larger than the file
-   explains. Storages of zip archives are mapped, not read: nothing is copied before this check.
+1. it is a zip archive without compressed parts, or the older format of torch, and its pickles name
+   nothing but the functions and types that dense tensors are made of (this is read off, nothing is
+   executed);
+2. torch's restricted loader (`weights_only=True`) accepts it, while the process has limits of
+   memory, of time and of the size of its output, and may start no process, open no connection and
+   change no other file;
+3. it holds one table of dense tensors of real numbers with plain names, which together are not
+   larger than the file explains. Storages of zip archives are mapped, not read: nothing is copied
+   before this check.
 """
 
 import io
@@ -38,9 +43,12 @@ _GLOBALS = {  # as pickletools names them: the module and the name with a space 
     "torch._utils _rebuild_parameter",
     *(f"torch {kind}Storage" for kind in _STORAGES),
 }
-_OTHER_IMPORTS = {"STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4"}  # operations that name classes in other ways
-_LEGACY_START = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the first pickle of the older format: a number
-_LEGACY_PICKLES = 5  # this number, the version, the machine, the tensors, the order of their storages
+# operations that name classes in other ways
+_OTHER_IMPORTS = {"STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4"}
+# the first pickle of the older format: a number
+_LEGACY_START = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+# this number, the version, the machine, the tensors, the order of their storages
+_LEGACY_PICKLES = 5
 _MOST_OPERATIONS = 2_000_000  # of a pickle; the weights of BERT-Large have 20,000
 _LARGEST_PICKLE = 1 << 25  # bytes, within a zip archive; that of BERT-Large has 40 kB
 _MOST_PARTS = 60_000  # of a zip archive
@@ -50,10 +58,17 @@ _MOST_AXES = 8
 _MOST_COPIES = 3  # tied weights are stored once and have a name for each use
 _SPARE_MEMORY = 1 << 29  # bytes, besides those for the file
 _DTYPES = {
-    "torch.float64": "F64", "torch.float32": "F32", "torch.float16": "F16", "torch.bfloat16": "BF16",
-    "torch.int64": "I64", "torch.int32": "I32", "torch.int16": "I16", "torch.int8": "I8", "torch.uint8": "U8",
+    "torch.float64": "F64",
+    "torch.float32": "F32",
+    "torch.float16": "F16",
+    "torch.bfloat16": "BF16",
+    "torch.int64": "I64",
+    "torch.int32": "I32",
+    "torch.int16": "I16",
+    "torch.int8": "I8",
+    "torch.uint8": "U8",
     "torch.bool": "BOOL",
-}  # fmt: skip
+}
 _TABLES = (dict, OrderedDict)
 _SIDE_EFFECTS = re.compile(  # audit events of Python that reading weights does not cause
     r"os\.(system|exec|fork|forkpty|posix_spawn|spawn|kill|killpg|chmod|chown|chdir|link|symlink|putenv|unsetenv"
@@ -66,7 +81,8 @@ class RefusedFileError(Exception):
 
 
 def check_format(source: Path) -> bool:
-    """Return whether the file is a zip archive. Raises RefusedFileError unless its pickles only describe tensors."""
+    """Return whether the file is a zip archive. Raises RefusedFileError unless its pickles only
+    describe tensors."""
     size = source.stat().st_size
     with source.open("rb") as file:
         start = file.read(len(_LEGACY_START))
@@ -76,7 +92,9 @@ def check_format(source: Path) -> bool:
                 _check_operations(file)
             return False
     if not start.startswith(b"PK\x03\x04"):
-        raise RefusedFileError("this is no file of torch.save: neither a zip archive nor the format before torch 1.6")
+        raise RefusedFileError(
+            "this is no file of torch.save: neither a zip archive nor the format before torch 1.6"
+        )
     try:
         with zipfile.ZipFile(source) as archive:
             pickle = _check_parts(archive.infolist(), size)
@@ -91,20 +109,30 @@ def _check_parts(parts: list[zipfile.ZipInfo], size: int) -> zipfile.ZipInfo:
     if len(parts) > _MOST_PARTS:
         raise RefusedFileError(f"the zip archive has {len(parts):,} parts: more than any model")
     for part in parts:
-        if part.compress_type != zipfile.ZIP_STORED or part.compress_size != part.file_size or part.flag_bits & 1:
+        if (
+            part.compress_type != zipfile.ZIP_STORED
+            or part.compress_size != part.file_size
+            or part.flag_bits & 1
+        ):
             raise RefusedFileError(
-                f"{part.filename[:100]!r} in the zip archive is compressed: torch.save compresses nothing"
+                f"{part.filename[:100]!r} in the zip archive is compressed: torch.save compresses "
+                "nothing"
             )
     if sum(part.file_size for part in parts) > size:
-        raise RefusedFileError("the parts of the zip archive are larger than the file: they overlap")
+        raise RefusedFileError(
+            "the parts of the zip archive are larger than the file: they overlap"
+        )
     names = [part.filename.lower() for part in parts]
     pickles = [part for part in parts if part.filename.lower().rpartition("/")[2] == "data.pkl"]
     if len(pickles) != 1 or len(set(names)) < len(names):
         raise RefusedFileError(
-            "the zip archive does not have one data.pkl and a name for each part, as torch.save writes it"
+            "the zip archive does not have one data.pkl and a name for each part, as torch.save "
+            "writes it"
         )
     if pickles[0].file_size > _LARGEST_PICKLE:
-        raise RefusedFileError(f"its pickle has {pickles[0].file_size / 1e6:,.0f} MB: more than any table of weights")
+        raise RefusedFileError(
+            f"its pickle has {pickles[0].file_size / 1e6:,.0f} MB: more than any table of weights"
+        )
     return pickles[0]
 
 
@@ -122,13 +150,16 @@ def _check_operations(file: IO[bytes]) -> None:
                 raise RefusedFileError("the pickle names classes in a way that torch.save does not")
             if operation.name == "GLOBAL" and argument not in _GLOBALS:
                 name = str(argument).replace(" ", ".")
-                raise RefusedFileError(f"the pickle names {name[:100]!r}, which dense tensors are not made of")
+                raise RefusedFileError(
+                    f"the pickle names {name[:100]!r}, which dense tensors are not made of"
+                )
     except ValueError as error:
         raise RefusedFileError(f"the pickle is damaged: {error}") from error
 
 
 def convert_pickle(source: Path, target: Path, *, is_zip: bool) -> list[str]:
-    """Write the tensors of a file of torch.save as a safetensors file, and return what was left out of it.
+    """Write the tensors of a file of torch.save as a safetensors file, and return what was left out
+    of it.
 
     Args:
         is_zip: what `check_format` returned for this file.
@@ -143,14 +174,19 @@ def convert_pickle(source: Path, target: Path, *, is_zip: bool) -> list[str]:
 
 
 def _load(source: Path, *, is_mapped: bool) -> object:
-    """The content of a file, by torch's restricted loader. is_mapped: whether storages are mapped and not read."""
+    """The content of a file, by torch's restricted loader. is_mapped: whether storages are mapped
+    and not read."""
     import torch
 
     torch.serialization.clear_safe_globals()
     try:
         return torch.load(source, map_location="cpu", weights_only=True, mmap=is_mapped)
     except Exception as error:
-        text = str(error).rpartition("WeightsUnpickler error:")[2].partition("Check the documentation of torch.load")[0]
+        text = (
+            str(error)
+            .rpartition("WeightsUnpickler error:")[2]
+            .partition("Check the documentation of torch.load")[0]
+        )
         reason = f"{type(error).__name__}: {' '.join(text.split())[:200]}"
         raise RefusedFileError(f"torch's restricted loader does not accept it: {reason}") from error
 
@@ -184,7 +220,8 @@ def _table(content: object) -> Mapping[str, Any]:
         is_plain = re.fullmatch(r"[\w-]+(\.[\w-]+)*", name, re.ASCII) and name != "__metadata__"
         if not is_plain or len(name) > _LONGEST_NAME:
             raise RefusedFileError(
-                f"{name[:100]!r} is no name of a tensor: letters, digits, _ and - between dots are expected"
+                f"{name[:100]!r} is no name of a tensor: letters, digits, _ and - between dots "
+                "are expected"
             )
     return content
 
@@ -202,7 +239,8 @@ def _check_tensor(name: str, value: Any) -> None:
     is_dense = value.layout == torch.strided and not value.is_quantized and not value.is_nested
     if not is_dense or str(value.dtype) not in _DTYPES or value.device.type != "cpu":
         raise RefusedFileError(
-            f"{name} is a tensor of {value.dtype} ({value.layout}): dense tensors of real numbers are read"
+            f"{name} is a tensor of {value.dtype} ({value.layout}): dense tensors of real numbers "
+            "are read"
         )
     if value.dim() > _MOST_AXES:
         raise RefusedFileError(f"{name} has {value.dim()} axes")
@@ -210,26 +248,35 @@ def _check_tensor(name: str, value: Any) -> None:
     for stride, length in sorted(zip(value.stride(), value.shape, strict=True)):
         if length > 1 and value.numel():
             if stride < reach:
-                raise RefusedFileError(f"{name} uses elements of its storage several times: its size is only claimed")
+                raise RefusedFileError(
+                    f"{name} uses elements of its storage several times: its size is only claimed"
+                )
             reach += stride * (length - 1)
 
 
 def _check_sizes(tensors: Mapping[str, "Tensor"], size: int) -> None:
-    """Check that tensors and their storages claim no more bytes than the file can hold. Nothing is read for it.
+    """Check that tensors and their storages claim no more bytes than the file can hold. Nothing is
+    read for it.
 
     Raises:
         RefusedFileError: they claim more.
     """
-    storages = {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in tensors.values()}
+    storages = {
+        value.untyped_storage().data_ptr(): value.untyped_storage().nbytes()
+        for value in tensors.values()
+    }
     if sum(storages.values()) > size:
-        raise RefusedFileError(f"the storages claim {sum(storages.values()):,} bytes: the file has {size:,}")
+        raise RefusedFileError(
+            f"the storages claim {sum(storages.values()):,} bytes: the file has {size:,}"
+        )
     total = sum(value.numel() * value.element_size() for value in tensors.values())
     if total > _MOST_COPIES * size:
         raise RefusedFileError(f"the tensors claim {total:,} bytes: the file has {size:,}")
 
 
 def _write_safetensors(path: Path, tensors: Mapping[str, "Tensor"]) -> None:
-    """Write a safetensors file, one tensor after the other, those with the largest numbers first."""
+    """Write a safetensors file, one tensor after the other, those with the largest numbers
+    first."""
     import torch
 
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
@@ -238,7 +285,11 @@ def _write_safetensors(path: Path, tensors: Mapping[str, "Tensor"]) -> None:
     for name, value in ordered:
         start = end
         end += value.numel() * value.element_size()
-        header[name] = {"dtype": _DTYPES[str(value.dtype)], "shape": list(value.shape), "data_offsets": [start, end]}
+        header[name] = {
+            "dtype": _DTYPES[str(value.dtype)],
+            "shape": list(value.shape),
+            "data_offsets": [start, end],
+        }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with path.open("xb") as file:
@@ -272,7 +323,8 @@ def _limit_work(size: int, seconds: int) -> None:
 
 
 def _forbid_side_effects(target: Path) -> None:
-    """From now on, end this process when it starts a program, opens a connection, or changes a file but the target.
+    """From now on, end this process when it starts a program, opens a connection, or changes a file
+    but the target.
 
     Nothing that the loader accepts does so: this is for faults of the loader, which had some.
     """
@@ -290,7 +342,8 @@ def _forbid_side_effects(target: Path) -> None:
 
 
 def _refuse(reason: str) -> NoReturn:
-    """Print why the file is not read, and end this process at once: an exception could be caught."""
+    """Print why the file is not read, and end this process at once: an exception could be
+    caught."""
     print(reason, flush=True)
     os._exit(REFUSED)
 

@@ -1,9 +1,11 @@
-"""Weights in pytorch_model.bin, which is a pickle: a program. Only `convert --trust-pickle` reads them.
+"""Weights in pytorch_model.bin, which is a pickle: a program. Only `convert --trust-pickle` reads
+them.
 
-A child process (`pickle_reader`) reads the file and writes the tensors as safetensors; this process never opens the
-pickle. It reads what the child wrote as it reads any safetensors file of a stranger: sizes and places are checked
-against the length of the file. So even a child that a hostile file controls can only hand over other numbers, which
-the author of the file could have put into it anyway.
+A child process (`pickle_reader`) reads the file and writes the tensors as safetensors; this process
+never opens the pickle. It reads what the child wrote as it reads any safetensors file of a
+stranger: sizes and places are checked against the length of the file. So even a child that a
+hostile file controls can only hand over other numbers, which the author of the file could have put
+into it anyway.
 """
 
 import os
@@ -27,12 +29,14 @@ PICKLE_FILES = (PICKLE, PICKLE_INDEX, "pytorch_model-*.bin")
 _FIRST_SECONDS = 120  # that a file may take, however small it is
 _BYTES_PER_SECOND = 5_000_000  # of a slow disk
 _LONGEST_ANSWER = 20_000  # characters of what the child prints
-_VARIABLES = ("LD_LIBRARY_PATH", "TMPDIR")  # all that the child sees of the environment: no tokens and no keys
+# all that the child sees of the environment: no tokens and no keys
+_VARIABLES = ("LD_LIBRARY_PATH", "TMPDIR")
 _HINT = "choose a model with safetensors, or ask the author of this one for them"
 
 
 class PickledWeights(NamedTuple):
-    """The tensors under the names in their files, and what was left out or renamed, as sentences."""
+    """The tensors under the names in their files, and what was left out or renamed, as
+    sentences."""
 
     tensors: dict[str, Tensor]
     notes: list[str]
@@ -51,11 +55,13 @@ def read_pickled_weights(pickle: Path, scratch: Path, root: Path) -> PickledWeig
 
     Args:
         pickle: what `find_pickle` returned.
-        scratch: an empty folder, for the weights as safetensors. The tensors are maps of the files in it.
+        scratch: an empty folder, for the weights as safetensors. The tensors are maps of the files
+            in it.
         root: the folder that the files must be in, also where they are links.
 
     Raises:
-        BertworksError: a file is missing, damaged or hostile, holds something else than weights, or takes too long.
+        BertworksError: a file is missing, damaged or hostile, holds something else than weights, or
+            takes too long.
     """
     names = {PICKLE}
     index = None
@@ -73,7 +79,9 @@ def read_pickled_weights(pickle: Path, scratch: Path, root: Path) -> PickledWeig
             notes.append(f"left out of {name}: {some_names(left_out, 20)}")
         tensors |= read_tensors(target)
     if index is not None and (strays := index.keys() ^ tensors.keys()):
-        raise BertworksError(f"the index and its files disagree about {min(strays)}", where=str(pickle))
+        raise BertworksError(
+            f"the index and its files disagree about {min(strays)}", where=str(pickle)
+        )
     prefix = "module."  # of a network that several GPUs trained
     if tensors and all(name.startswith(prefix) for name in tensors):
         tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
@@ -86,17 +94,31 @@ def _check_file(file: Path, root: Path) -> None:
     with explain_os_errors("cannot be read", file, "get the whole model"):
         place = file.resolve(strict=True)
         is_file = S_ISREG(place.stat().st_mode)
-        require(root.resolve() in place.parents, "a link that leads out of the model folder", file, _HINT)
+        require(
+            root.resolve() in place.parents,
+            "a link that leads out of the model folder",
+            file,
+            _HINT,
+        )
         require(is_file, "a folder, a pipe or a device", file, _HINT)
         with file.open("rb") as opened:
             refuse_lfs_pointer(opened.read(len(LFS_POINTER)), file)
 
 
 def _convert(file: Path, target: Path) -> list[str]:
-    """Write the tensors of a pickle as safetensors, in a child process, and return the names of what is left out."""
+    """Write the tensors of a pickle as safetensors, in a child process, and return the names of
+    what is left out."""
     seconds = _FIRST_SECONDS + file.stat().st_size // _BYTES_PER_SECOND
-    # -I: neither variables nor the current folder decide what is imported; -B: no compiled files are written.
-    program = [sys.executable, "-I", "-B", "-W", "ignore", str(Path(pickle_reader.__file__).resolve())]
+    # -I: neither variables nor the current folder decide what is imported; -B: no compiled files
+    # are written.
+    program = [
+        sys.executable,
+        "-I",
+        "-B",
+        "-W",
+        "ignore",
+        str(Path(pickle_reader.__file__).resolve()),
+    ]
     places = [path for path in sys.path if Path(path).is_absolute()]
     variables = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
     answer = target.with_suffix(".txt")
@@ -124,7 +146,9 @@ def _convert(file: Path, target: Path) -> list[str]:
         how = " ".join([f"exit code {process.returncode}", *_lines(trouble)[-1:]])[:400]
         if process.returncode < 0:
             how = f"signal {-process.returncode}, perhaps for lack of memory or time"
-        raise BertworksError(f"the process that read it has ended ({how})", where=str(file), hint=_HINT)
+        raise BertworksError(
+            f"the process that read it has ended ({how})", where=str(file), hint=_HINT
+        )
     return [line for line in lines if line]
 
 

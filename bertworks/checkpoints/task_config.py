@@ -1,5 +1,5 @@
-"""The task of a fine-tuned model: task.json, or the settings of config.json that transformers writes. Labels are
-compared by name, not by id.
+"""The task of a fine-tuned model: task.json, or the settings of config.json that transformers
+writes. Labels are compared by name, not by id.
 """
 
 from collections.abc import Mapping
@@ -25,8 +25,8 @@ from bertworks.training.task_heads import SentenceVectors
 TASK_FILE, FORMAT = "task.json", 1
 MAX_LABELS = 100_000
 _OWN_CLASS = "BertworksRecurrentTagger"  # unknown to transformers
-# In config.json of a model that predicts a number: sentence-transformers' CrossEncoder would apply a sigmoid to it. The
-# second name is that of its versions before 4.
+# In config.json of a model that predicts a number: sentence-transformers' CrossEncoder would apply
+# a sigmoid to it. The second name is that of its versions before 4.
 _IDENTITY = "torch.nn.modules.linear.Identity"
 _NUMBER_SETTINGS = {
     "sentence_transformers": {"activation_fn": _IDENTITY},
@@ -45,18 +45,22 @@ class TaskConfig(Settings):
 
     labels: names of the outputs, in order; none for regression, qa and choice.
     lstm_units, lstm_encoder, feature_layers: see `FinetuneRecipe`.
-    document: the column of the document of a row, for document context; None: that of a CoNLL file, or none.
-    text, label: the columns of the training data; several labels: one column for each, in their order.
+    document: the column of the document of a row, for document context; None: that of a CoNLL file,
+        or none.
+    text, label: the columns of the training data; several labels: one column for each, in their
+        order.
     first_choice: the number of the first choice in the data; None: inferred from each file.
     threshold: see `inference.decoding`.
-    temperature: what the logits of the weights are still divided by, see `inference.decoding`. It is 1 in a folder of
-        this version; earlier versions left the division to the program that reads the folder.
-    weights_temperature: what the output layer in the weights has been divided by, so that every program computes the
-        calibrated probabilities (`put_temperature_into_weights`). Logits times this number are those of the training.
+    temperature: what the logits of the weights are still divided by, see `inference.decoding`. It
+        is 1 in a folder of this version; earlier versions left the division to the program that
+        reads the folder.
+    weights_temperature: what the output layer in the weights has been divided by, so that every
+        program computes the calibrated probabilities (`put_temperature_into_weights`). Logits times
+        this number are those of the training.
     vectors: what of a sequence is classified, see `training.task_heads`.
     bare_types: see `Schema`.
-    positive: the class whose F1 is reported, if there are two; None in folders of earlier versions, which report the
-        F1 of the second class.
+    positive: the class whose F1 is reported, if there are two; None in folders of earlier versions,
+        which report the F1 of the second class.
     """
 
     task: TaskType
@@ -91,7 +95,8 @@ class TaskConfig(Settings):
 
     @property
     def divides_logits(self) -> bool:
-        """Whether the temperature is not in the weights, as in folders of earlier versions: logits are divided by it.
+        """Whether the temperature is not in the weights, as in folders of earlier versions: logits
+        are divided by it.
 
         Numbers have no temperature.
         """
@@ -99,7 +104,8 @@ class TaskConfig(Settings):
 
     @property
     def reads_means(self) -> bool:
-        """Whether the output layer reads means of hidden states. transformers then opens the encoder alone."""
+        """Whether the output layer reads means of hidden states. transformers then opens the
+        encoder alone."""
         return self.vectors != "pooler"
 
     def is_own(self, c: EncoderConfig) -> bool:
@@ -136,22 +142,31 @@ def task_from_settings(settings: Mapping[str, Any], path: Path) -> TaskConfig:
         tasks = [task for task, name in _PROBLEMS.items() if name == problem] or ["classification"]
     config = config_from_huggingface(settings, where=str(path))
     length = config.max_position_embeddings
-    what = f"{head} reads the first token of a text, which from left to right has read nothing (is_decoder is true)"
+    what = (
+        f"{head} reads the first token of a text, which from left to right has read nothing "
+        "(is_decoder is true)"
+    )
     require(not _pools_last(cast(TaskType, tasks[0]), config), what, path.parent, hint)
     labels = () if tasks[0] in ("regression", "qa", "choice") else labels
     return TaskConfig(task=cast(TaskType, tasks[0]), labels=labels, max_length=min(512, length))
 
 
 def _pools_last(task: TaskType, c: EncoderConfig) -> bool:
-    """Whether a decoder is read at the last token of a text: transformers reads the first, which has read nothing."""
-    return FAMILIES[c.family].is_decoder(c) and task in ("classification", "multilabel", "regression", "choice")
+    """Whether a decoder is read at the last token of a text: transformers reads the first, which
+    has read nothing."""
+    return FAMILIES[c.family].is_decoder(c) and task in (
+        "classification",
+        "multilabel",
+        "regression",
+        "choice",
+    )
 
 
 def task_settings(description: TaskConfig, c: EncoderConfig = BERT) -> dict[str, Any]:
     """The settings of the head in config.json.
 
-    transformers does not have some networks. If it has the encoder, the class is one that transformers does not know;
-    else the model_type is, too, and transformers refuses the folder.
+    transformers does not have some networks. If it has the encoder, the class is one that
+    transformers does not know; else the model_type is, too, and transformers refuses the folder.
     """
     task, family = description.task, c.family
     own: dict[str, Any] = {}
@@ -159,7 +174,9 @@ def task_settings(description: TaskConfig, c: EncoderConfig = BERT) -> dict[str,
         own = {"architectures": [VECTOR_CLASS]}
     elif description.is_own(c):
         own = {"architectures": [_OWN_CLASS], "model_type": own_type(family)}
-    labels = description.labels or (("LABEL_0",) if task in ("regression", "choice") else ("LABEL_0", "LABEL_1"))
+    labels = description.labels or (
+        ("LABEL_0",) if task in ("regression", "choice") else ("LABEL_0", "LABEL_1")
+    )
     return {
         "architectures": [FAMILIES[family].tasks[task]],
         "id2label": {str(number): label for number, label in enumerate(labels)},
@@ -171,10 +188,12 @@ def task_settings(description: TaskConfig, c: EncoderConfig = BERT) -> dict[str,
 
 
 def exported_settings(description: TaskConfig, c: EncoderConfig) -> dict[str, Any]:
-    """The settings of the head in config.json of an exported model. Its file computes the logits itself, also those of
-    a linear layer on means: programs that run the file take them for the logits of the usual class.
+    """The settings of the head in config.json of an exported model. Its file computes the logits
+    itself, also those of a linear layer on means: programs that run the file take them for the
+    logits of the usual class.
 
-    A decoder of the BERT family keeps its own class, as everywhere: the usual class would read its first token.
+    A decoder of the BERT family keeps its own class, as everywhere: the usual class would read its
+    first token.
     """
     settings = task_settings(description, c)
     family = FAMILIES[c.family]
@@ -183,15 +202,18 @@ def exported_settings(description: TaskConfig, c: EncoderConfig) -> dict[str, An
     return settings
 
 
-def put_temperature_into_weights(state: Mapping[str, Tensor], task: TaskConfig) -> tuple[dict[str, Tensor], TaskConfig]:
-    """Divide the output layer by the temperature of the task, so that programs that do not know of the temperature
-    compute the same probabilities.
+def put_temperature_into_weights(
+    state: Mapping[str, Tensor], task: TaskConfig
+) -> tuple[dict[str, Tensor], TaskConfig]:
+    """Divide the output layer by the temperature of the task, so that programs that do not know of
+    the temperature compute the same probabilities.
 
     Args:
         state: parameters under our names, in float32; those of the output layer are enough.
 
     Returns:
-        The parameters, and the task, whose temperature is 1 now: applying this function twice divides once.
+        The parameters, and the task, whose temperature is 1 now: applying this function twice
+        divides once.
     """
     if not task.divides_logits:
         return dict(state), task
@@ -203,17 +225,23 @@ def put_temperature_into_weights(state: Mapping[str, Tensor], task: TaskConfig) 
 
 
 def output_layer(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parameters of the last layer of a fine-tuned model: its weight, and its bias if it has one."""
-    return {name: value for name, value in state.items() if name.split(".")[0] in ("classifier", "span")}
+    """Return the parameters of the last layer of a fine-tuned model: its weight, and its bias if it
+    has one."""
+    return {
+        name: value for name, value in state.items() if name.split(".")[0] in ("classifier", "span")
+    }
 
 
 def check_same_task(head: TaskConfig, data: TaskConfig, where: str) -> None:
     """Check that the head of a model can be fine-tuned for the task of the data.
 
     Raises:
-        BertworksError: another task, other labels, or another LSTM or other layers that it reads; both are shown.
+        BertworksError: another task, other labels, or another LSTM or other layers that it reads;
+            both are shown.
     """
-    names, others = (f" ({first_names(task.labels, 20)})" if task.labels else "" for task in (head, data))
+    names, others = (
+        f" ({first_names(task.labels, 20)})" if task.labels else "" for task in (head, data)
+    )
     hint = "--reset-head discards the model's head and trains a new one"
     what = f"the model was fine-tuned for {head.task}{names}, the data is for {data.task}{others}"
     require(head.task == data.task, what, where, hint)
@@ -221,7 +249,10 @@ def check_same_task(head: TaskConfig, data: TaskConfig, where: str) -> None:
     require({*head.labels} == {*data.labels}, what, where, hint)
     what = f"the model's head has {head.lstm_units} LSTM units, the recipe has {data.lstm_units}"
     require(head.lstm_units == data.lstm_units, what, where, hint)
-    what = f"the model's LSTM reads feature_layers {head.feature_layers!r}, the recipe has {data.feature_layers!r}"
+    what = (
+        f"the model's LSTM reads feature_layers {head.feature_layers!r}, the recipe has "
+        f"{data.feature_layers!r}"
+    )
     require(head.feature_layers == data.feature_layers, what, where, hint)
 
 
@@ -239,9 +270,18 @@ def read_task_json(path: Path) -> TaskConfig:
         BertworksError: a later format, or a damaged file.
     """
     content = read_json(path)
-    require(content.pop("format", None) == FORMAT, f"not a description of format {FORMAT}", path, "upgrade bertworks")
+    require(
+        content.pop("format", None) == FORMAT,
+        f"not a description of format {FORMAT}",
+        path,
+        "upgrade bertworks",
+    )
     # Fields that may be null have null as their default.
-    given = {name: value for name, value in content.items() if value is not getattr(TaskConfig, name, ...)}
+    given = {
+        name: value
+        for name, value in content.items()
+        if value is not getattr(TaskConfig, name, ...)
+    }
     try:
         require({"labels", "text"} <= content.keys(), "labels or text is missing")
         task = build(TaskConfig, given, lambda _: str(path))
@@ -249,12 +289,17 @@ def read_task_json(path: Path) -> TaskConfig:
         is_known = task.positive is None or task.positive in task.labels
         require(is_known, f"the positive label {task.positive!r} is not one of the labels")
         names, columns = sorted(task.labels), sorted(task.label)
-        require(len({*names}) == len(names) <= MAX_LABELS, "two labels have the same name, or there are too many")
+        require(
+            len({*names}) == len(names) <= MAX_LABELS,
+            "two labels have the same name, or there are too many",
+        )
         is_one_each = task.task == "multilabel" and columns == names
         require(len(columns) < 2 or is_one_each, "the columns of several labels are not the labels")
     except BertworksError as error:
         reason = error.what[:200]
-        raise BertworksError(f"damaged, or not written by fine-tuning: {reason}", where=str(path)) from None
+        raise BertworksError(
+            f"damaged, or not written by fine-tuning: {reason}", where=str(path)
+        ) from None
     return task
 
 

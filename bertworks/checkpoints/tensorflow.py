@@ -1,8 +1,8 @@
-"""Google's TensorFlow checkpoints of BERT -> a model: bert_model.ckpt with bert_config.json and vocab.txt. No
-TensorFlow.
+"""Google's TensorFlow checkpoints of BERT -> a model: bert_model.ckpt with bert_config.json and
+vocab.txt. No TensorFlow.
 
-- `read_index`: `NAME.index`, a sorted table of LevelDB (blocks of names with shared beginnings and checksums) whose
-  values are protobuf messages -> the variables in `NAME.data-00000-of-00001`.
+- `read_index`: `NAME.index`, a sorted table of LevelDB (blocks of names with shared beginnings and
+  checksums) whose values are protobuf messages -> the variables in `NAME.data-00000-of-00001`.
 - `find_checkpoint`, `load_checkpoint`: a checkpoint with its config and vocabulary -> a model.
 
 Files may come from strangers: whatever is wrong is a BertworksError before much memory is used.
@@ -37,13 +37,20 @@ _LARGEST_INDEX = 1 << 23  # bytes; BERT-Large with the state of its optimizer ha
 _MOST_VARIABLES = 20_000
 _LONGEST_NAME = 1024
 _DTYPES = {  # of tensorflow/core/framework/types.proto; others hold no parameters
-    1: torch.float32, 2: torch.float64, 3: torch.int32, 9: torch.int64, 14: torch.bfloat16, 19: torch.float16,
-}  # fmt: skip
-_OPTIMIZER = re.compile(r"(.+/)?(adam_m|adam_v|Adam|Adam_1|beta[12]_power|global_step)")  # its variables
+    1: torch.float32,
+    2: torch.float64,
+    3: torch.int32,
+    9: torch.int64,
+    14: torch.bfloat16,
+    19: torch.float16,
+}
+# its variables
+_OPTIMIZER = re.compile(r"(.+/)?(adam_m|adam_v|Adam|Adam_1|beta[12]_power|global_step)")
 
 
 class Variable(NamedTuple):
-    """Where a variable stands. dtype None: of a kind that holds no numbers of a network, such as strings."""
+    """Where a variable stands. dtype None: of a kind that holds no numbers of a network, such as
+    strings."""
 
     dtype: torch.dtype | None
     shape: tuple[int, ...]
@@ -63,19 +70,22 @@ class Variable(NamedTuple):
             data = np.fromfile(self.path, np.uint8, self.size, offset=self.offset)
         if len(data) < self.size or _checksum(data.tobytes()) != self.checksum:
             where = f"{self.path}, bytes {self.offset:,} to {self.offset + self.size:,}"
-            raise BertworksError("the checksum is wrong: not what was written", where=where, hint=DAMAGED)
+            raise BertworksError(
+                "the checksum is wrong: not what was written", where=where, hint=DAMAGED
+            )
         return torch.from_numpy(data).view(self.dtype).reshape(self.shape)
 
 
 def read_index(prefix: Path) -> dict[str, Variable]:
-    """The variables of a checkpoint by name. Every place is checked to be in its file; no number is read.
+    """The variables of a checkpoint by name. Every place is checked to be in its file; no number is
+    read.
 
     Args:
         prefix: the name without `.index`, such as bert_model.ckpt.
 
     Raises:
-        BertworksError: no such files; not an index; a checksum, size or place that is wrong; compressed, big-endian or
-            partitioned variables.
+        BertworksError: no such files; not an index; a checksum, size or place that is wrong;
+            compressed, big-endian or partitioned variables.
     """
     path = prefix.with_name(f"{prefix.name}.index")
     content = read_small(path, _LARGEST_INDEX)
@@ -85,25 +95,35 @@ def read_index(prefix: Path) -> dict[str, Variable]:
         rows = [(key.decode("utf-8"), read_protobuf(value)) for key, value in entries]
         names = [name for name, _ in rows]
         check(len(names) <= _MOST_VARIABLES + 1, f"more than {_MOST_VARIABLES:,} variables")
-        check(names[:1] == [""] and names == sorted(set(names)), "no header, or names that are not sorted")
+        check(
+            names[:1] == [""] and names == sorted(set(names)),
+            "no header, or names that are not sorted",
+        )
         files, is_big_endian = _numbers(rows[0][1], 1, 2)
         check(not is_big_endian, "it was written by a big-endian machine, which is not read")
         return {name: _variable(name, entry, prefix, files) for name, entry in rows[1:]}
     except OSError as error:
         hint = "the .index and .data files of a checkpoint belong together: get both"
-        raise BertworksError(f"{error.filename} cannot be read: {error.strerror}", where=str(path), hint=hint) from None
-    except (ValueError, IndexError, TypeError) as error:  # of other types: cut, or another kind of field
+        raise BertworksError(
+            f"{error.filename} cannot be read: {error.strerror}", where=str(path), hint=hint
+        ) from None
+    # of other types: cut, or another kind of field
+    except (ValueError, IndexError, TypeError) as error:
         reason = f": {error}" if isinstance(error, ValueError) else ""
         raise BertworksError(f"a damaged index{reason}", where=str(path), hint=DAMAGED) from None
 
 
 def _variable(name: str, entry: Protobuf, prefix: Path, files: int) -> Variable:
-    """A variable from a BundleEntryProto (tensorflow/core/protobuf/tensor_bundle.proto). files: of data."""
+    """A variable from a BundleEntryProto (tensorflow/core/protobuf/tensor_bundle.proto). files: of
+    data."""
     check(7 not in entry, f"{name} is stored in several pieces, which is not read")
     kind, file, offset, size, checksum = _numbers(entry, 1, 3, 4, 5, 6)
     sizes = [size for shape in entry.get(2, []) for size in read_protobuf(shape).get(2, [])]
     shape = tuple(number for size in sizes for number in _numbers(read_protobuf(size), 1))
-    dtype, path = _DTYPES.get(kind), prefix.with_name(f"{prefix.name}.data-{file:05d}-of-{files:05d}")
+    dtype, path = (
+        _DTYPES.get(kind),
+        prefix.with_name(f"{prefix.name}.data-{file:05d}-of-{files:05d}"),
+    )
     fits = dtype is None or (len(shape) <= 8 and prod(shape) * dtype.itemsize == size)
     check(fits, f"{name} has, by the index, the shape {list(shape)[:8]} and {size} bytes")
     available = path.stat().st_size
@@ -137,7 +157,8 @@ def _place(data: bytes, at: int) -> tuple[int, int, int]:
 
 
 def _block(data: bytes, start: int, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """Keys, of which each begins as the one before it, and values. At the end stand places to begin, not needed."""
+    """Keys, of which each begins as the one before it, and values. At the end stand places to
+    begin, not needed."""
     block, trailer = data[start : start + size], data[start + size : start + size + _TRAILER]
     check(size >= 4 and len(trailer) == _TRAILER, "a block beyond the end")
     check(not trailer[0], "a compressed block, which is not read")
@@ -157,7 +178,8 @@ def _block(data: bytes, start: int, size: int) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _checksum(data: bytes) -> int:
-    """The CRC-32C of RFC 3720 as TensorFlow stores it: rotated, because the bytes may hold checksums themselves."""
+    """The CRC-32C of RFC 3720 as TensorFlow stores it: rotated, because the bytes may hold
+    checksums themselves."""
     import google_crc32c  # not needed to import the package
 
     checksum = int(google_crc32c.value(data))
@@ -168,7 +190,8 @@ Gelu = Literal["tanh", "exact"]
 
 
 def find_checkpoint(path: Path) -> Path | None:
-    """The name of a checkpoint without `.index`: given so, or by one of its files, or as the folder of just one.
+    """The name of a checkpoint without `.index`: given so, or by one of its files, or as the folder
+    of just one.
 
     None: there is none. Raises BertworksError where a folder holds several.
     """
@@ -178,7 +201,11 @@ def find_checkpoint(path: Path) -> Path | None:
         require(len(found) < 2, "several checkpoints in this folder", path, f"give one of {names}")
         return found[0].with_suffix("") if found else None
     prefix = path.with_name(re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", path.name))
-    there = [f"{prefix}{end}" for end in (".index", ".data-00000-of-00001") if Path(f"{prefix}{end}").exists()]
+    there = [
+        f"{prefix}{end}"
+        for end in (".index", ".data-00000-of-00001")
+        if Path(f"{prefix}{end}").exists()
+    ]
     return prefix if prefix.name and there else None
 
 
@@ -191,42 +218,58 @@ def load_checkpoint(
     gelu: Gelu = "tanh",
     leave_out: Collection[str] = (),
 ) -> tuple[Model, list[str]]:
-    """Read a checkpoint of google-research/bert: pre-trained, or fine-tuned by run_classifier.py or run_squad.py.
-    Returns it as a model, with notes for users.
+    """Read a checkpoint of google-research/bert: pre-trained, or fine-tuned by run_classifier.py or
+    run_squad.py. Returns it as a model, with notes for users.
 
-    The state of its optimizer is left out, and counted. Everything is checked by names and shapes before a number is
-    read, and each variable against its checksum.
+    The state of its optimizer is left out, and counted. Everything is checked by names and shapes
+    before a number is read, and each variable against its checksum.
 
     Args:
         prefix: of the checkpoint, as `find_checkpoint` gives it.
         config, vocabulary: None: bert_config.json and vocab.txt beside it.
-        lowercase: None: as the names of checkpoint and folder say (cased, uncased), else as the vocabulary looks.
-        gelu: what "gelu" in the configuration means: the approximation by tanh, which Google's code computes, or the
-            exact function, which Hugging Face's conversions of the same checkpoints compute.
+        lowercase: None: as the names of checkpoint and folder say (cased, uncased), else as the
+            vocabulary looks.
+        gelu: what "gelu" in the configuration means: the approximation by tanh, which Google's code
+            computes, or the exact function, which Hugging Face's conversions of the same
+            checkpoints compute.
         leave_out: names or patterns (`*`) of variables that are not wanted.
 
     Raises:
-        BertworksError: files missing or damaged, a variable that is none of a BERT of this configuration (named), or
-            one that is missing.
+        BertworksError: files missing or damaged, a variable that is none of a BERT of this
+            configuration (named), or one that is missing.
     """
     variables, index = read_index(prefix), f"{prefix}.index"
-    encoder, approximate = _read_config(config or _beside(prefix, "bert_config.json", "--config"), gelu)
+    encoder, approximate = _read_config(
+        config or _beside(prefix, "bert_config.json", "--config"), gelu
+    )
     slots = [name for name in variables if _OPTIMIZER.fullmatch(name)]
-    unwanted = [name for name in variables if any(fnmatchcase(name, pattern) for pattern in leave_out)]
-    wanted = {name: variable for name, variable in variables.items() if name not in {*slots, *unwanted}}
+    unwanted = [
+        name for name in variables if any(fnmatchcase(name, pattern) for pattern in leave_out)
+    ]
+    wanted = {
+        name: variable for name, variable in variables.items() if name not in {*slots, *unwanted}
+    }
     names = _names_of_google(encoder)
-    _refuse_unknown([name for name, variable in wanted.items() if name not in names or variable.dtype is None], index)
+    _refuse_unknown(
+        [name for name, variable in wanted.items() if name not in names or variable.dtype is None],
+        index,
+    )
 
     def converted(tensor_of: Callable[[Variable], Tensor]) -> dict[str, Tensor]:
         """Under our names. A variable that is called `kernel` is the transposed matrix."""
         tensors = {name: tensor_of(variable) for name, variable in wanted.items()}
-        theirs = {names[name]: x.transpose(0, -1) if name.endswith("/kernel") else x for name, x in tensors.items()}
+        theirs = {
+            names[name]: x.transpose(0, -1) if name.endswith("/kernel") else x
+            for name, x in tensors.items()
+        }
         return hf_mapping.from_huggingface(theirs, encoder, where=index)
 
     converted(lambda variable: torch.empty(variable.shape, dtype=variable.dtype, device="meta"))
     said, why = _casing(prefix) if lowercase is None else (lowercase, "as the options say")
     path = vocabulary or _beside(prefix, "vocab.txt", "--vocab")
-    tokenizer = Tokenizer.from_vocabulary(path, lowercase=said, model_max_length=encoder.max_position_embeddings)
+    tokenizer = Tokenizer.from_vocabulary(
+        path, lowercase=said, model_max_length=encoder.max_position_embeddings
+    )
     check_vocabulary(tokenizer, encoder, path)
     state = converted(lambda variable: variable.read().float())
     refuse_non_finite(state, index)
@@ -234,8 +277,10 @@ def load_checkpoint(
         f"left out: {len(slots)} variables of the optimizer": slots,
         f"left out, as the options say: {', '.join(unwanted)}": unwanted,
         f"text is {'lower-cased' if said else 'left as it is (cased)'}, {why}": said is not None,
-        "gelu is the approximation by tanh, as Google's code computes it (hidden_act gelu_new); Hugging Face's "
-        "conversions say gelu, the exact function, which differs in the third decimal: --gelu exact": approximate,
+        "gelu is the approximation by tanh, as Google's code computes it (hidden_act gelu_new); "
+        "Hugging Face's "
+        "conversions say gelu, the exact function, which differs in the third decimal: --gelu "
+        "exact": approximate,
     }
     model = Model(encoder, state, tokenizer)
     return model, [*(note for note, holds in notes.items() if holds), *tokenizer.notes]
@@ -277,7 +322,8 @@ def _beside(prefix: Path, name: str, option: str) -> Path:
 
 
 def _casing(prefix: Path) -> tuple[bool | None, str]:
-    """What the names of the checkpoint and of its folder say, and which did: such as uncased_L-12_H-768_A-12."""
+    """What the names of the checkpoint and of its folder say, and which did: such as
+    uncased_L-12_H-768_A-12."""
     for name in (prefix.name, prefix.resolve().parent.name):
         if match := re.search(r"(un)?cased", name.lower()):
             return match[1] is not None, f"as the name {name} says (--cased or --uncased decides)"

@@ -1,13 +1,16 @@
-"""The state of a training run on disk: saved whole or not at all, verified when read, the newest valid one wins.
+"""The state of a training run on disk: saved whole or not at all, verified when read, the newest
+valid one wins.
 
-One dict of tensors, one dict of facts that JSON can hold; no pickle, and no state of random generators, since whatever
-is drawn is a function of the step. It does not know what the tensors are.
+One dict of tensors, one dict of facts that JSON can hold; no pickle, and no state of random
+generators, since whatever is drawn is a function of the step. It does not know what the tensors
+are.
 
     folder/step-00000123/state.safetensors    the tensors
-                         checkpoint.json      format, step, facts, size and sha256 of the other file and of itself
+                         checkpoint.json      format, step, facts, size and sha256 of the other file
+                         and of itself
 
-A power cut or `kill -9` at any moment leaves the checkpoints that were complete and, at most, a leftover that the next
-save removes. Only the process that holds the run folder may write there.
+A power cut or `kill -9` at any moment leaves the checkpoints that were complete and, at most, a
+leftover that the next save removes. Only the process that holds the run folder may write there.
 """
 
 import json
@@ -33,7 +36,8 @@ _NAME = re.compile(r"step-(\d{8,})")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint. The tensors stand in a private map of the file: copy them into the network."""
+    """A verified checkpoint. The tensors stand in a private map of the file: copy them into the
+    network."""
 
     path: Path
     step: int
@@ -59,8 +63,8 @@ def save_checkpoint(
         best: the step whose checkpoint stays as well.
 
     Raises:
-        BertworksError: a full disk, a folder that cannot be written, numbers that are not finite. Older checkpoints are
-            then as they were.
+        BertworksError: a full disk, a folder that cannot be written, numbers that are not finite.
+            Older checkpoints are then as they were.
         ValueError, TypeError: facts that JSON cannot hold.
     """
     folder = Path(folder)
@@ -69,7 +73,9 @@ def save_checkpoint(
     json_sha256(manifest)  # a fact that JSON cannot hold is found before anything is written
     refuse_non_finite(tensors, str(path))
     hint = "make the folder writable, or choose another with -o"
-    with explain_os_errors("older checkpoints are untouched, but this one cannot be written", path, hint):
+    with explain_os_errors(
+        "older checkpoints are untouched, but this one cannot be written", path, hint
+    ):
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)
         with replacing_folder(path) as temporary:
@@ -77,7 +83,9 @@ def save_checkpoint(
             size = (temporary / _TENSORS).stat().st_size
             manifest["files"] = {_TENSORS: {"bytes": size, "sha256": digest}}
             manifest["sha256"] = json_sha256(manifest)
-            (temporary / _MANIFEST).write_bytes(json.dumps(manifest, indent=2, allow_nan=False).encode() + b"\n")
+            (temporary / _MANIFEST).write_bytes(
+                json.dumps(manifest, indent=2, allow_nan=False).encode() + b"\n"
+            )
     _prune(folder, step, keep, best)
     return path
 
@@ -85,12 +93,12 @@ def save_checkpoint(
 def latest_checkpoint(folder: str | Path) -> tuple[Checkpoint | None, dict[Path, str]]:
     """The newest checkpoint whose every byte is as it was written; None if there is none.
 
-    Newer ones that are damaged are renamed to `step-....corrupt` and returned: their paths, and what is wrong. Nothing
-    is deleted.
+    Newer ones that are damaged are renamed to `step-....corrupt` and returned: their paths, and
+    what is wrong. Nothing is deleted.
 
     Raises:
-        BertworksError: a checkpoint of a later version of this software, or one that the disk does not give now: they
-            must not be renamed.
+        BertworksError: a checkpoint of a later version of this software, or one that the disk does
+            not give now: they must not be renamed.
     """
     damaged: dict[Path, str] = {}
     for step, path in reversed(_checkpoints(Path(folder))):
@@ -111,26 +119,42 @@ def _read(path: Path, step: int) -> Checkpoint:
     """Everything in it, verified. ValueError if a byte is not as it was written."""
     try:
         manifest = json.loads((path / _MANIFEST).read_bytes())
-        check(manifest["sha256"] == json_sha256(manifest), "not as it was written")  # the same rule in every format
-        what = f"a checkpoint of format {manifest['format']}; this version knows formats up to {FORMAT}"
+        # the same rule in every format
+        check(manifest["sha256"] == json_sha256(manifest), "not as it was written")
+        what = (
+            f"a checkpoint of format {manifest['format']}; this version knows formats up to "
+            f"{FORMAT}"
+        )
         require(manifest["format"] <= FORMAT, what, path, "use a newer version of bertworks")
         check(manifest["step"] == step, f"it is that of step {manifest['step']}")
         expected, size = manifest["files"][_TENSORS], (path / _TENSORS).stat().st_size
-        check(size == expected["bytes"], f"{_TENSORS} has {size:,} bytes instead of {expected['bytes']:,}")
+        check(
+            size == expected["bytes"],
+            f"{_TENSORS} has {size:,} bytes instead of {expected['bytes']:,}",
+        )
         check(sha256(path / _TENSORS) == expected["sha256"], f"the sha256 of {_TENSORS} differs")
         return Checkpoint(path, step, read_tensors(path / _TENSORS), manifest["facts"])
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        raise ValueError(f"{Path(error.filename or path).name} cannot be read: {error.strerror}") from error
+        raise ValueError(
+            f"{Path(error.filename or path).name} cannot be read: {error.strerror}"
+        ) from error
     except OSError as error:  # it may be as good as ever: a network disk that is away, permissions
-        hint = "try again; if it stays so, move this checkpoint away, and the one before it is taken"
-        raise BertworksError(f"cannot be read: {error.strerror}", where=str(path), hint=hint) from None
+        hint = (
+            "try again; if it stays so, move this checkpoint away, and the one before it is taken"
+        )
+        raise BertworksError(
+            f"cannot be read: {error.strerror}", where=str(path), hint=hint
+        ) from None
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{_MANIFEST}: {error}") from error
 
 
 def _quarantine(path: Path) -> Path:
-    """Rename to a name that is no checkpoint's; where even that is impossible it stays, and is skipped again."""
-    names = (path.with_name(f"{path.name}.corrupt{number if number > 1 else ''}") for number in count(1))
+    """Rename to a name that is no checkpoint's; where even that is impossible it stays, and is
+    skipped again."""
+    names = (
+        path.with_name(f"{path.name}.corrupt{number if number > 1 else ''}") for number in count(1)
+    )
     try:
         return path.rename(next(name for name in names if not name.exists()))
     except OSError:
@@ -138,8 +162,11 @@ def _quarantine(path: Path) -> Path:
 
 
 def _prune(folder: Path, saved: int, keep: int, best: int | None) -> None:
-    """Delete all but the newest `keep`, the best and the one just saved. A rename first makes each vanish at once."""
-    with explain_os_errors(f"checkpoint {saved} is saved, but an older one cannot be deleted", folder):
+    """Delete all but the newest `keep`, the best and the one just saved. A rename first makes each
+    vanish at once."""
+    with explain_os_errors(
+        f"checkpoint {saved} is saved, but an older one cannot be deleted", folder
+    ):
         for step, path in _checkpoints(folder)[: -max(keep, 1)]:
             if step not in (saved, best):
                 shutil.rmtree(path.rename(temporary_sibling(path)))

@@ -1,6 +1,7 @@
 """What the weights of a model folder were when bertworks wrote them, and whether they still are.
 
-- `write_record`: writes weights.json; `record_files`: what is deleted before other weights are written
+- `write_record`: writes weights.json; `record_files`: what is deleted before other weights are
+  written
 - `read_record`: the record of a folder: weights.json, or what earlier versions and `export` wrote
 - `file_sha256`, `combined_sha256`: hashes of files; each version of a file is read once per process
 """
@@ -19,7 +20,8 @@ from bertworks.io.atomic_write import sha256, write_json
 RECORD_FILE = "weights.json"
 EVALUATION_FILE = "result.json"  # has a hash of the weights, too
 _EXPORT_FILE = "export.json"  # has a hash of the weights, too
-_TRUSTED_AGE = 50_000_000  # nanoseconds; a file that changed later may change again without a new time
+# nanoseconds; a file that changed later may change again without a new time
+_TRUSTED_AGE = 50_000_000
 
 _known_hashes: dict[tuple[int, ...], str] = {}  # by device, inode, size and times of a file
 
@@ -55,8 +57,8 @@ def write_record(folder: Path, weights_sha256: str, *, has_task: bool) -> None:
 
 
 def record_files(folder: Path) -> list[Path]:
-    """The files with a hash of the weights. Delete them before the weights are replaced: a killed process then leaves
-    no wrong record."""
+    """The files with a hash of the weights. Delete them before the weights are replaced: a killed
+    process then leaves no wrong record."""
     return [folder / RECORD_FILE, folder / EVALUATION_FILE]
 
 
@@ -71,7 +73,9 @@ def read_record(folder: Path) -> WeightsRecord | None:
         weights = content.get("weights_sha256")
         config = content.get("config_sha256")
         has_task = content.get("has_task")
-        is_record = isinstance(weights, str) and isinstance(config, str) and isinstance(has_task, bool)
+        is_record = (
+            isinstance(weights, str) and isinstance(config, str) and isinstance(has_task, bool)
+        )
         require(is_record, "not a record of weights", folder / RECORD_FILE, "get the folder again")
         return WeightsRecord(RECORD_FILE, weights, config, has_task)
     if (folder / _EXPORT_FILE).exists():
@@ -81,12 +85,15 @@ def read_record(folder: Path) -> WeightsRecord | None:
         return _older_record(_EXPORT_FILE, content.get("sha256"), has_task=has_task)
     if (folder / EVALUATION_FILE).exists():
         content = read_json(folder / EVALUATION_FILE)
-        return _older_record(EVALUATION_FILE, content.get("weights_sha256"), has_task="task" in content)
+        return _older_record(
+            EVALUATION_FILE, content.get("weights_sha256"), has_task="task" in content
+        )
     return None
 
 
 def _older_record(file: str, weights: object, *, has_task: bool) -> WeightsRecord | None:
-    """Return the record in a file of an earlier version or of `export`, or None if it has no hash of the weights."""
+    """Return the record in a file of an earlier version or of `export`, or None if it has no hash
+    of the weights."""
     if not isinstance(weights, str):
         return None
     return WeightsRecord(file, weights, "", has_task)
@@ -104,7 +111,8 @@ def combined_sha256(files: Sequence[Path]) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """The sha256 of a file. It is remembered in this process, for as long as the file has the same size and times."""
+    """The sha256 of a file. It is remembered in this process, for as long as the file has the same
+    size and times."""
     status = os.stat(path)  # noqa: PTH116 - of the file that a link leads to
     version = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     if version in _known_hashes:

@@ -1,15 +1,16 @@
 """Options that commands share, and output.
 
-- Options: one name, one meaning. Their help is in the docstring of each command; that of shared options, below.
-- Output: results go to standard output, everything else to standard error. Progress stays in place on a terminal and is
-  a line every few seconds in a pipe. With `--json`, results are JSON lines.
+- Options: one name, one meaning. Their help is in the docstring of each command; that of shared
+  options, below.
+- Output: results go to standard output, everything else to standard error. Progress stays in place
+  on a terminal and is a line every few seconds in a pipe. With `--json`, results are JSON lines.
 
 Options that several commands share:
     model: minilm, a model folder, or the name of a model on the Hugging Face hub.
-    inputs: Files, folders or globs, or - for standard input: .txt, .jsonl, .csv, .tsv, .parquet or WikiExtractor
-        output, also as .gz, .zst, .xz or .bz2.
-    data: A file (.csv, .tsv, .jsonl, .parquet, CoNLL columns, SQuAD or entity JSON, also compressed), - for standard
-        input; or texts, in quotes and with a space.
+    inputs: Files, folders or globs, or - for standard input: .txt, .jsonl, .csv, .tsv, .parquet or
+        WikiExtractor output, also as .gz, .zst, .xz or .bz2.
+    data: A file (.csv, .tsv, .jsonl, .parquet, CoNLL columns, SQuAD or entity JSON, also
+        compressed), - for standard input; or texts, in quotes and with a space.
     text_input: A text, whatever it is like. Repeatable.
     text: Column of the text; give two for pairs. Unset: inferred and printed. Repeatable.
     label: Column of the label; give several if each holds 0 and 1. Unset: inferred and printed.
@@ -18,13 +19,16 @@ Options that several commands share:
     learn_from: Texts to compute centering and whitening from. Unset: the data.
     language: Language of the texts, as english: bm25 compares stems of words.
     rerank: A model fine-tuned on pairs that reranks the first 50 documents.
-    within_word: With each token, also mask the later pieces of its word, which would reveal it (PLL-word-l2r).
-    guard_formulas: In csv and tsv, write ' before texts that spreadsheet programs would compute as formulas.
+    within_word: With each token, also mask the later pieces of its word, which would reveal it
+        (PLL-word-l2r).
+    guard_formulas: In csv and tsv, write ' before texts that spreadsheet programs would compute as
+        formulas.
     settings: Change a field of the recipe: --set seed=1. Repeatable.
     workers: Number of processes. Unset: one per usable core.
     device: The device to compute on: auto, cpu, cuda, or one of several GPUs, cuda:1.
-    precision: auto: bf16 where the hardware is faster with it, else fp32. int8: 8-bit matrix multiplication. Faster on
-        CPUs with VNNI, slightly less accurate; the difference is reported.
+    precision: auto: bf16 where the hardware is faster with it, else fp32. int8: 8-bit matrix
+        multiplication. Faster on CPUs with VNNI, slightly less accurate; the difference is
+        reported.
 """
 
 import inspect
@@ -55,22 +59,30 @@ def _values(kind: Any, tokens: Sequence[Token]) -> Any:
     return values if getattr(kind, "__origin__", kind) is list else values[0]
 
 
-def at_least(minimum: float, name: Sequence[str] = (), most: float | None = None, **options: Any) -> Parameter:
+def at_least(
+    minimum: float, name: Sequence[str] = (), most: float | None = None, **options: Any
+) -> Parameter:
     """A number with a minimum, and perhaps a maximum."""
     return Parameter(name or None, validator=Number(gte=minimum, lte=most), **options)
 
 
-stdin_or = partial(Parameter, converter=_values)  # text, files or a file, where "-" means standard input or output
+# text, files or a file, where "-" means standard input or output
+stdin_or = partial(Parameter, converter=_values)
 output_file = partial(Parameter, ["--output", "-o"])
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]  # an option without a value
-Repeatable = Annotated[list[str] | None, Parameter(negative="")]  # an option that may be given several times
+# an option that may be given several times
+Repeatable = Annotated[list[str] | None, Parameter(negative="")]
 
 Inputs = Annotated[list[str], stdin_or()]
 TopK = Annotated[int, at_least(1, ["--top-k", "-k"])]
 Output = Annotated[Path, output_file(help="The output folder.")]
-OutputOrEstimate = Annotated[Path | None, output_file(help="The output folder; not needed for an estimate.")]
+OutputOrEstimate = Annotated[
+    Path | None, output_file(help="The output folder; not needed for an estimate.")
+]
 OutputFile = Annotated[Path | None, output_file(help="The output file.")]
-JointTask = Annotated[str | None, Parameter("--task", help="The task of a joint fine-tuning: finetune --joint.")]
+JointTask = Annotated[
+    str | None, Parameter("--task", help="The task of a joint fine-tuning: finetune --joint.")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +90,10 @@ class RawText:
     """How raw text is read.
 
     Args:
-        text_column: Column or JSON field of the text. Unset: inferred and printed; a title is put before its text.
-        documents: Where a document of a .txt file ends: at a blank line; at a blank line, but not after a title; or at
-            the end of the file.
+        text_column: Column or JSON field of the text. Unset: inferred and printed; a title is put
+            before its text.
+        documents: Where a document of a .txt file ends: at a blank line; at a blank line, but not
+            after a title; or at the end of the file.
         encoding: Encoding of the text, as cp1252 or cp932. Unset: UTF-8, or UTF-16 with its mark.
     """
 
@@ -101,9 +114,11 @@ class Training:
 
     Args:
         epochs: Passes over the training data. Unset: the recipe's, else more for fewer rows.
-        learning_rate: The highest learning rate. Unset: the recipe's, else by the size of the model.
+        learning_rate: The highest learning rate. Unset: the recipe's, else by the size of the
+            model.
         batch_size: Rows per step. Unset: the recipe's.
-        max_length: Maximum number of tokens per row. Unset: the recipe's, else the limit of the model, up to 512.
+        max_length: Maximum number of tokens per row. Unset: the recipe's, else the limit of the
+            model, up to 512.
     """
 
     epochs: int | None = None
@@ -120,8 +135,9 @@ class Group:
     """The processes of a training.
 
     Args:
-        processes: Train in this number of processes on each machine, one per GPU. The same training, but faster. One
-            that is lost or hangs is named, and all start again from the last checkpoint.
+        processes: Train in this number of processes on each machine, one per GPU. The same
+            training, but faster. One that is lost or hangs is named, and all start again from the
+            last checkpoint.
         nodes: Machines: 2; or 1:2, the least and the most. Type the same command on each.
         rendezvous: Where machines meet: the name of one and a free port, as node1:29500.
         restarts: The most restarts.
@@ -153,7 +169,9 @@ typed = list[str]()  # the words of the command
 Pooling = Literal["mean", "cls", "max", "last-four"] | None
 MaxLength = Annotated[int | None, at_least(3)]
 Overwrite = Annotated[Flag, Parameter(help="Replace the content of the output folder.")]
-OverwriteFile = Annotated[Flag, Parameter("--overwrite", help="Replace the output file if it exists.")]
+OverwriteFile = Annotated[
+    Flag, Parameter("--overwrite", help="Replace the output file if it exists.")
+]
 RowsOrTexts = Annotated[list[str] | None, stdin_or()]
 Texts = Annotated[Repeatable, Parameter(["--text-input", "-t"])]
 InferencePrecision = Literal["auto", "fp32", "bf16", "int8"]
@@ -161,8 +179,12 @@ TrainingPrecision = Literal["auto", "fp32", "bf16"]
 Json = Annotated[Flag, Parameter("--json", help="Write results as JSON to standard output.")]
 Result = tuple[Any, str]  # a value for --json, and its text
 
-_BIDIRECTIONAL = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))  # they reorder what is shown
-CONTROLS = {code: f"\\u{code:04x}" for code in (*range(9), *range(11, 32), *range(127, 160), *_BIDIRECTIONAL)}
+# they reorder what is shown
+_BIDIRECTIONAL = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+CONTROLS = {
+    code: f"\\u{code:04x}"
+    for code in (*range(9), *range(11, 32), *range(127, 160), *_BIDIRECTIONAL)
+}
 PLAIN_SECONDS = 5.0  # between two lines of progress without a terminal
 
 
@@ -172,7 +194,8 @@ def is_terminal() -> bool:
 
 
 def say(text: str) -> None:
-    """Print a line to standard error. A full disk ends no work: there is no place where it could be reported."""
+    """Print a line to standard error. A full disk ends no work: there is no place where it could be
+    reported."""
     try:
         out(text, sys.stderr)
     except OSError as error:
@@ -181,7 +204,8 @@ def say(text: str) -> None:
 
 
 def out(text: str, stream: TextIO | None = None) -> None:
-    """Print a line to a stream, by default standard output. On a terminal control characters are shown as JSON writes
+    """Print a line to a stream, by default standard output. On a terminal control characters are
+    shown as JSON writes
     them: they could move its cursor, change its title or hide text."""
     from bertworks.io.remote import shown
 
@@ -196,14 +220,17 @@ def emit(data: Any) -> None:
 
 
 def with_json(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command with the option --json, which prints what it returns: events, or a `Result`; or what it yields: each
-    `Result`. With a `Group` the command is run by its processes. A command that has the option itself is unchanged."""
+    """The command with the option --json, which prints what it returns: events, or a `Result`; or
+    what it yields: each `Result`. With a `Group` the command is run by its processes. A command
+    that has the option itself is unchanged."""
     signature = inspect.signature(command)
     if "as_json" in signature.parameters:
         return command
 
     @wraps(command)
-    def shown(*words: Any, as_json: bool = False, group: Group | None = None, **options: Any) -> None:
+    def shown(
+        *words: Any, as_json: bool = False, group: Group | None = None, **options: Any
+    ) -> None:
         result: Any = group.launch() if group and group.starts else command(*words, **options)
         if isinstance(result, tuple) or inspect.isgeneratorfunction(command):
             for value, text in [result] if isinstance(result, tuple) else result:
@@ -211,13 +238,18 @@ def with_json(command: Callable[..., Any]) -> Callable[..., Any]:
         else:
             show_events(result, as_json=as_json)
 
-    option = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
-    vars(shown)["__signature__"] = signature.replace(parameters=[*signature.parameters.values(), option])
+    option = inspect.Parameter(
+        "as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json
+    )
+    vars(shown)["__signature__"] = signature.replace(
+        parameters=[*signature.parameters.values(), option]
+    )
     return shown
 
 
 def with_urls(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command with an -o that may be a URL: it writes to a local working copy, which is uploaded at the end."""
+    """The command with an -o that may be a URL: it writes to a local working copy, which is
+    uploaded at the end."""
 
     @wraps(command)
     def run(*words: Any, **options: Any) -> Any:
@@ -226,11 +258,14 @@ def with_urls(command: Callable[..., Any]) -> Callable[..., Any]:
 
         output: str | Path | None = options.get("output")
         group, bulk = options.get("group"), options.get("bulk") or Bulk()
-        if output is None or not (url := url_of(output)) or (group and group.starts):  # its processes upload
+        # its processes upload
+        if output is None or not (url := url_of(output)) or (group and group.starts):
             return command(*words, **options)
         if bulk and bulk.on != "local":
             hint = "write to a folder that all machines see, and copy the output from there"
-            raise UsageError("portions of several machines meet in a folder, not under a URL", hint=hint)
+            raise UsageError(
+                "portions of several machines meet in a folder, not under a URL", hint=hint
+            )
         with published(url, overwrite=bool(options.get("overwrite")), note=say) as path:
             return command(*words, **options | {"output": type(output)(path)})
 
@@ -244,12 +279,15 @@ def table(rows: Iterable[tuple[str, str]]) -> str:
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
-def show_events(events: Iterable[Event], *, as_json: bool = False, results: bool = True) -> Event | None:
+def show_events(
+    events: Iterable[Event], *, as_json: bool = False, results: bool = True
+) -> Event | None:
     """Print events as they come, and return the last.
 
-    Progress, notes and evaluations go to standard error, results to standard output. With `as_json` all events but
-    progress within a stage are also JSON lines on standard output: `kind` and the fields. Under torchrun only the first
-    process prints. Without `results` the last event is not printed: the work itself writes to standard output.
+    Progress, notes and evaluations go to standard error, results to standard output. With `as_json`
+    all events but progress within a stage are also JSON lines on standard output: `kind` and the
+    fields. Under torchrun only the first process prints. Without `results` the last event is not
+    printed: the work itself writes to standard output.
     """
     last: Event | None = None
     is_first = os.environ.get("RANK", "0") == "0"
@@ -258,7 +296,13 @@ def show_events(events: Iterable[Event], *, as_json: bool = False, results: bool
         for last in events:
             within_stage = last.kind == "stage" and "amount" in last.fields
             if is_first and as_json and not within_stage:
-                emit({"kind": last.kind, **({"text": last.text} if last.kind == "note" else {}), **last.fields})
+                emit(
+                    {
+                        "kind": last.kind,
+                        **({"text": last.text} if last.kind == "note" else {}),
+                        **last.fields,
+                    }
+                )
             if is_first and (last.kind == "step" or within_stage):
                 show_progress(last)
             elif is_first and not (last.kind == "done" and prints):
@@ -275,7 +319,9 @@ def _line_progress() -> Iterator[Callable[[Event], None]]:
 
     def show_line(event: Event) -> None:
         nonlocal last
-        if time.monotonic() - last >= PLAIN_SECONDS or event.fields.get("step") == event.fields.get("steps", ""):
+        if time.monotonic() - last >= PLAIN_SECONDS or event.fields.get("step") == event.fields.get(
+            "steps", ""
+        ):
             last = time.monotonic()
             say(event.text)
 
@@ -284,19 +330,24 @@ def _line_progress() -> Iterator[Callable[[Event], None]]:
 
 @contextmanager
 def _terminal_progress() -> Iterator[Callable[[Event], None]]:
-    """Yield a function that shows progress in place at the bottom of the terminal, below what `say` prints."""
+    """Yield a function that shows progress in place at the bottom of the terminal, below what `say`
+    prints."""
     from rich.console import Console
     from rich.live import Live
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
-    with Live(console=Console(stderr=True), refresh_per_second=4, transient=True, redirect_stdout=False) as live:
+    with Live(
+        console=Console(stderr=True), refresh_per_second=4, transient=True, redirect_stdout=False
+    ) as live:
 
         def draw(event: Event) -> None:
             rows = Table.grid(expand=True)
             if event.kind == "step":
-                rows.add_row(ProgressBar(total=event.fields["steps"], completed=event.fields["step"]))
+                rows.add_row(
+                    ProgressBar(total=event.fields["steps"], completed=event.fields["step"])
+                )
             rows.add_row(Text(event.text.translate(CONTROLS)))
             live.update(rows)
 

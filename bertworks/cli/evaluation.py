@@ -23,7 +23,8 @@ def mlm(
     bulk: console.InBulk = Bulk(),
     overwrite: console.OverwriteFile = False,
 ) -> Iterator[console.Result]:
-    """Masked LM loss, accuracy and perplexity, and next sentence accuracy. The masks are the same every time.
+    """Masked LM loss, accuracy and perplexity, and next sentence accuracy. The masks are the same
+    every time.
 
     Examples:
         bertworks evaluate mlm MODEL held-out.txt
@@ -32,9 +33,14 @@ def mlm(
     from bertworks.io.atomic_write import refuse_existing
 
     refuse_existing(output, overwrite)
-    result = bw.evaluate_mlm(model, inputs, **vars(raw), output=output, bulk=bulk, on_note=console.say)
+    result = bw.evaluate_mlm(
+        model, inputs, **vars(raw), output=output, bulk=bulk, on_note=console.say
+    )
     if result is not None:
-        rows = ((name, f"{v:,.0f}" if v == int(v) and v > 1 else f"{v:.4f}") for name, v in result.items())
+        rows = (
+            (name, f"{v:,.0f}" if v == int(v) and v > 1 else f"{v:.4f}")
+            for name, v in result.items()
+        )
         yield result, console.table(rows)
 
 
@@ -48,10 +54,12 @@ def blimp(
     within_word: console.Flag = False,
     overwrite: console.OverwriteFile = False,
 ) -> Iterable[Event]:
-    """BLiMP: the fraction of pairs in which the grammatical sentence has the higher score, per paradigm.
+    """BLiMP: the fraction of pairs in which the grammatical sentence has the higher score, per
+    paradigm.
 
     Args:
-        data: Sentence pairs: a file with sentence_good, sentence_bad, UID, or a folder of .jsonl files.
+        data: Sentence pairs: a file with sentence_good, sentence_bad, UID, or a folder of .jsonl
+            files.
         sample: Pairs per paradigm, the same every time; 0: all.
 
     Examples:
@@ -97,7 +105,12 @@ def task(
     from bertworks.io.atomic_write import refuse_existing
 
     refuse_existing(errors, overwrite)
-    options: dict[str, Any] = {"threshold": threshold, "positive": positive, "read": read, "precision": precision}
+    options: dict[str, Any] = {
+        "threshold": threshold,
+        "positive": positive,
+        "read": read,
+        "precision": precision,
+    }
     result = bw.evaluate_task(
         bw.task_folder(model, joint_task),
         data,
@@ -108,22 +121,32 @@ def task(
         **options,
     )
     positive = result["positive"]
-    lines = [f"{result['rows']:,} rows: {format_metrics(result['figures'], result['intervals'], positive)}"]
+    lines = [
+        f"{result['rows']:,} rows: "
+        f"{format_metrics(result['figures'], result['intervals'], positive)}"
+    ]
     fp32_figures = result.get("figures_fp32")
     if fp32_figures:
         lines.append(f"in fp32: {format_metrics(fp32_figures, positive=positive)}")
     if result["truncated"]:
         rows = "questions" if result["task"] == "qa" else "rows"
-        lines.append(f"WARNING: {format_truncation(result, rows)}; these are figures of their beginnings")
+        lines.append(
+            f"WARNING: {format_truncation(result, rows)}; these are figures of their beginnings"
+        )
     if result["never_found"]:
         lines.append(f"WARNING: {format_never_found(result['never_found'])}")
 
     def format_row(row: dict[str, float]) -> str:
-        cells = [f"{key} {value:,.0f}" if key == "support" else f"{key} {value:.1%}" for key, value in row.items()]
+        cells = [
+            f"{key} {value:,.0f}" if key == "support" else f"{key} {value:.1%}"
+            for key, value in row.items()
+        ]
         return "  ".join(cells)
 
     if result["table"]:
-        lines.append(console.table((name, format_row(row)) for name, row in result["table"].items()))
+        lines.append(
+            console.table((name, format_row(row)) for name, row in result["table"].items())
+        )
     yield result, "\n".join(lines)
     if result["rows_without_text"]:
         console.say(f"rows without text, left out: {result['rows_without_text']:,}")
@@ -151,7 +174,8 @@ def squad(
         data: Questions with gold answers, in the format of SQuAD 1.1 or 2.0.
         predictions: A JSON object of answers: {"question id": "answer"}, "" for no answer.
         output: JSON file for the model's answers.
-        no_answer_probabilities: A JSON object {"question id": 0.25}. Adds the best threshold for "no answer".
+        no_answer_probabilities: A JSON object {"question id": 0.25}. Adds the best threshold for
+            "no answer".
         unit: Unit of F1. auto: characters for Japanese and Chinese, else words.
 
     Examples:
@@ -162,7 +186,9 @@ def squad(
     from bertworks.io.atomic_write import refuse_existing, refuse_unwritable, write_json
 
     if (predictions is None) == (model is None):
-        raise UsageError("expected either a file of answers or a model", hint="give --predictions or --model")
+        raise UsageError(
+            "expected either a file of answers or a model", hint="give --predictions or --model"
+        )
     refuse_existing(output, overwrite)
     answers: Path | dict[str, str] = predictions or {}
     truncation = Truncation()
@@ -173,17 +199,28 @@ def squad(
         answers = {identity: answer["answer"] for identity, answer in found}
         if output is not None:
             write_json(output, answers)
-    result = bw.evaluate_squad(data, answers, na_probs=no_answer_probabilities, unit=unit, on_note=console.say)
-    ids = {"questions without an answer": result["missing_ids"], "answers without a question": result["unknown_ids"]}
+    result = bw.evaluate_squad(
+        data, answers, na_probs=no_answer_probabilities, unit=unit, on_note=console.say
+    )
+    ids = {
+        "questions without an answer": result["missing_ids"],
+        "answers without a question": result["unknown_ids"],
+    }
     intervals = result["intervals"]
-    figures = {name: v for name, v in result.items() if v is not intervals and v not in ids.values()}
+    figures = {
+        name: v for name, v in result.items() if v is not intervals and v not in ids.values()
+    }
     shown = {name: f"{v:,}" if isinstance(v, int) else str(v) for name, v in figures.items()}
-    shown |= {name: f"{shown[name]} ({low:.1f} to {high:.1f})" for name, (low, high) in intervals.items()}
+    shown |= {
+        name: f"{shown[name]} ({low:.1f} to {high:.1f})" for name, (low, high) in intervals.items()
+    }
     lines = [console.table(shown.items())]
     if model is not None:
         result |= truncation.as_dict()
         if truncation.truncated:
-            sentence = format_truncation({"rows": truncation.rows, **truncation.as_dict()}, "questions")
+            sentence = format_truncation(
+                {"rows": truncation.rows, **truncation.as_dict()}, "questions"
+            )
             lines.append(f"WARNING: {sentence}; these are figures of their beginnings")
     yield result, "\n".join(lines)
     for what, identities in ids.items():
@@ -204,7 +241,8 @@ def glue(
     recipe: str = "stable",
     settings: console.Settings = None,
 ) -> Iterable[Event]:
-    """Fine-tune on every task of GLUE in the folder. Write a table with published results, and leaderboard files.
+    """Fine-tune on every task of GLUE in the folder. Write a table with published results, and
+    leaderboard files.
 
     Args:
         data: The folder of GLUE's folders: CoLA, SST-2, MRPC, ...
@@ -218,12 +256,21 @@ def glue(
         bertworks evaluate glue MODEL --data GLUE -o RESULTS --task RTE --seeds 5
     """
     return bw.evaluate_glue(
-        data, output, model=model, tasks=task or [], seeds=seeds, seed=seed, recipe=recipe, overrides=settings or [],
+        data,
+        output,
+        model=model,
+        tasks=task or [],
+        seeds=seeds,
+        seed=seed,
+        recipe=recipe,
+        overrides=settings or [],
         **vars(training),
-    )  # fmt: skip
+    )
 
 
-def sts(model: str, data: str, /, *, pooling: console.Pooling = None, learn_from: str | None = None) -> console.Result:
+def sts(
+    model: str, data: str, /, *, pooling: console.Pooling = None, learn_from: str | None = None
+) -> console.Result:
     """Correlation of cosine similarity with human scores: plain, centered and whitened.
 
     Args:
@@ -233,7 +280,9 @@ def sts(model: str, data: str, /, *, pooling: console.Pooling = None, learn_from
         bertworks evaluate sts minilm pairs.csv
         bertworks evaluate sts MODEL pairs.tsv --pooling cls
     """
-    result = bw.evaluate_sts(model, data, pooling=pooling, learn_from=learn_from, on_note=console.say)
+    result = bw.evaluate_sts(
+        model, data, pooling=pooling, learn_from=learn_from, on_note=console.say
+    )
     return _with_text(result, ("none", "center", "whiten"))
 
 
@@ -252,16 +301,22 @@ def retrieval(
 
     Args:
         data: A test collection: a folder in the layout of TREC or BEIR.
-        keep_identical: Keep the document that has the id of the query in its ranking. BEIR leaves it out.
+        keep_identical: Keep the document that has the id of the query in its ranking. BEIR leaves
+            it out.
 
     Examples:
         bertworks evaluate retrieval minilm --data COLLECTION
         bertworks evaluate retrieval MODEL --data COLLECTION --rerank RERANKER
     """
     events = bw.evaluate_retrieval(
-        data, model, pooling=pooling, max_length=max_length, language=language, rerank=rerank,
+        data,
+        model,
+        pooling=pooling,
+        max_length=max_length,
+        language=language,
+        rerank=rerank,
         keep_identical=keep_identical,
-    )  # fmt: skip
+    )
     last = console.show_events(events, results=False)
     assert last is not None
     return _with_text(last.fields, ("dense", "bm25", "hybrid", "reranked"))
@@ -275,7 +330,8 @@ def pairs(
     language: console.Repeatable = None,
     device: str = "auto",
 ) -> console.Result:
-    """Translations by nearest vector: how often the nearest sentence on the other side is the translation.
+    """Translations by nearest vector: how often the nearest sentence on the other side is the
+    translation.
 
     Args:
         files: A table of two columns, separated by tabs, or two files of as many lines.
@@ -287,11 +343,17 @@ def pairs(
     """
     from bertworks.batching.features import format_truncation
 
-    result = bw.evaluate_pairs(model, files, languages=language or (), device=device, on_note=console.say)
+    result = bw.evaluate_pairs(
+        model, files, languages=language or (), device=device, on_note=console.say
+    )
     sides = result["intervals"].items()
-    lines = [f"{name:8}  P@1 {result[name]:.1%} ({low:.1%} to {high:.1%})" for name, (low, high) in sides]
+    lines = [
+        f"{name:8}  P@1 {result[name]:.1%} ({low:.1%} to {high:.1%})" for name, (low, high) in sides
+    ]
     if result["truncated"]:
-        lines.append(f"WARNING: {format_truncation({'rows': 2 * result['pairs'], **result}, 'texts')}")
+        lines.append(
+            f"WARNING: {format_truncation({'rows': 2 * result['pairs'], **result}, 'texts')}"
+        )
     return result, "\n".join([f"{result['pairs']:,} pairs", *lines])
 
 
@@ -311,7 +373,8 @@ def probe(
     """Structural probes: how well distances and depths in syntax trees can be read from each layer.
 
     Args:
-        treebank: A folder of CoNLL-U files with train, dev and test in their names, or one such file.
+        treebank: A folder of CoNLL-U files with train, dev and test in their names, or one such
+            file.
         output: A new folder for probe.json and probe.html, a page with a chart.
         layers: Layers, as 0,2-4. 0 is the embeddings.
         rank: Rank of the probes; 0: the width of the model.
@@ -325,7 +388,15 @@ def probe(
         bertworks evaluate probe MODEL en.conllu --sample 3000 --rank 64 -o RESULTS
     """
     return bw.evaluate_probe(
-        model, treebank, output=output, layers=layers, rank=rank, epochs=epochs, sample=sample, seeds=seeds, seed=seed
+        model,
+        treebank,
+        output=output,
+        layers=layers,
+        rank=rank,
+        epochs=epochs,
+        sample=sample,
+        seeds=seeds,
+        seed=seed,
     )
 
 
@@ -340,7 +411,8 @@ def ablation(
     scale: float | None = None,
     overwrite: console.Overwrite = False,
 ) -> console.Result | Iterable[Event]:
-    """Controlled comparisons: train all arms of one, and write a table with paired differences and published figures.
+    """Controlled comparisons: train all arms of one, and write a table with paired differences and
+    published figures.
 
     Args:
         name: One of the ablations that are listed without a name, or a .toml file.
@@ -360,12 +432,22 @@ def ablation(
         return titles, console.table(titles.items())
     if output is None:
         raise UsageError("an ablation needs an output folder", hint="-o FOLDER")
-    options: dict[str, Any] = {"data": data, "seeds": seeds, "steps": steps, "scale": scale, "overwrite": overwrite}
+    options: dict[str, Any] = {
+        "data": data,
+        "seeds": seeds,
+        "steps": steps,
+        "scale": scale,
+        "overwrite": overwrite,
+    }
     return bw.evaluate_ablation(name, inputs, output, **options)
 
 
 def _with_text(result: dict[str, Any], names: tuple[str, ...]) -> console.Result:
-    sizes = {name: value for name, value in result.items() if isinstance(value, int) and "truncated" not in name}
+    sizes = {
+        name: value
+        for name, value in result.items()
+        if isinstance(value, int) and "truncated" not in name
+    }
     counts = "  ".join(f"{value:,} {name}" for name, value in sizes.items())
     rows = []
     for name in names:

@@ -1,4 +1,5 @@
-"""Commands that use a model: `fill`, `generate`, `score`, `explain`; `embed`, `index`, `search` for vectors."""
+"""Commands that use a model: `fill`, `generate`, `score`, `explain`; `embed`, `index`, `search` for
+vectors."""
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,12 +17,16 @@ from bertworks.io.options import STDIN, Bulk, ReadOptions
 _SHOWN = 200  # characters of a text
 _MEASURES = {
     "log_likelihood": "log-likelihood: each token is predicted from the tokens before it",
-    "pseudo_log_likelihood": "pseudo-log-likelihood: each token is masked, and predicted from the tokens on both sides",
+    "pseudo_log_likelihood": (
+        "pseudo-log-likelihood: each token is masked, and predicted from the tokens on both sides"
+    ),
 }
 _ROWS = "Rows or lines of text, in any format; - for standard input."
 
 
-def fill(model: str, texts: console.Inputs, /, *, top_k: console.TopK = 5) -> Iterator[console.Result]:
+def fill(
+    model: str, texts: console.Inputs, /, *, top_k: console.TopK = 5
+) -> Iterator[console.Result]:
     """Predict the most probable tokens for every [MASK].
 
     Args:
@@ -33,7 +38,10 @@ def fill(model: str, texts: console.Inputs, /, *, top_k: console.TopK = 5) -> It
         bertworks fill MODEL - --top-k 3 < lines.txt
     """
     for number, masks in enumerate(bw.fill(model, _lines(texts), k=top_k)):
-        shown = ([(f"{token['score']:6.1%}  {token['token_str']}", token["text"]) for token in mask] for mask in masks)
+        shown = (
+            [(f"{token['score']:6.1%}  {token['token_str']}", token["text"]) for token in mask]
+            for mask in masks
+        )
         yield masks, "\n" * bool(number) + "\n\n".join(map(console.table, shown))
 
 
@@ -58,13 +66,14 @@ def generate(
     Args:
         texts: Texts, a file of rows or lines, or - for the lines of standard input.
         max_tokens: Maximum number of tokens of a continuation.
-        temperature: 0: the most probable token each time. Above 0, tokens are sampled; 1: with the model's
-            probabilities.
+        temperature: 0: the most probable token each time. Above 0, tokens are sampled; 1: with the
+            model's probabilities.
         top_k: Sample among the k most probable tokens.
         top_p: Sample among the most probable tokens that have this probability together.
         seed: Of the random numbers. A text has its own, whatever the other texts are.
         stop: A string at which a continuation ends. Repeatable.
-        sampling: model: temperature, top-k and top-p are those of the model's generation_config.json.
+        sampling: model: temperature, top-k and top-p are those of the model's
+            generation_config.json.
 
     Examples:
         bertworks generate MODEL "The old house" --max-tokens 50
@@ -94,13 +103,20 @@ def generate(
         separator = "\n" if number > 1 else ""
         yield result, separator + result["text"] + result["continuation"]
         if result["finish_reason"] == "context":
-            console.say(f"text {number} ends here: with its continuation it has as many tokens as the model reads")
+            console.say(
+                f"text {number} ends here: with its continuation it has as many tokens as the "
+                "model reads"
+            )
 
 
-def score(model: str, sentences: console.Inputs, /, *, within_word: console.Flag = False) -> Iterator[console.Result]:
-    """Log-likelihood of sentences; of a masked language model the pseudo-log-likelihood: each token is masked in turn.
+def score(
+    model: str, sentences: console.Inputs, /, *, within_word: console.Flag = False
+) -> Iterator[console.Result]:
+    """Log-likelihood of sentences; of a masked language model the pseudo-log-likelihood: each token
+    is masked in turn.
 
-    A model that reads from left to right predicts each token from those before it, the first from the end token.
+    A model that reads from left to right predicts each token from those before it, the first from
+    the end token.
 
     Columns: the sum of the log-probabilities, their mean over the tokens, the sentence.
 
@@ -132,8 +148,8 @@ def explain(
     """Explain a prediction: attributions of words, attention, similarity of tokens.
 
     Args:
-        texts: A text, for a pre-trained model with a [MASK]; two for a pair, or a question and its context; or - for
-            the lines of standard input.
+        texts: A text, for a pre-trained model with a [MASK]; two for a pair, or a question and its
+            context; or - for the lines of standard input.
         output: The HTML file to write.
         target: What to explain instead of the prediction: a label, a tagged word, or a token.
         baseline: The token that stands for "no information".
@@ -173,14 +189,16 @@ def embed(
     bulk: console.InBulk = Bulk(),
     as_json: console.Json = False,
 ) -> None:
-    """Write the vector of every row or text, in order: an array in .npy, else a column next to those of the input.
+    """Write the vector of every row or text, in order: an array in .npy, else a column next to
+    those of the input.
 
     Run the same command again to resume. The output appears when it is complete.
 
     Args:
         output: The output file: .npy, .parquet, .jsonl, ...; - for standard output.
         normalize: Vectors of length 1. Unset: as in the model's files.
-        whitening: center: subtract the mean of all vectors. whiten: also make the covariance the identity.
+        whitening: center: subtract the mean of all vectors. whiten: also make the covariance the
+            identity.
 
     Examples:
         bertworks embed minilm documents.csv -o vectors.npy
@@ -191,10 +209,21 @@ def embed(
 
     refuse_finished(Path(output), overwrite)
     events = bw.embed_file(
-        model, file_or_texts(data or (), text_input or ()), output, text=text or [], pooling=pooling,
-        normalize=normalize, max_length=max_length, whitening=whitening, learn_from=learn_from,
-        guard_formulas=guard_formulas, read=read, device=device, precision=precision, bulk=bulk,
-    )  # fmt: skip
+        model,
+        file_or_texts(data or (), text_input or ()),
+        output,
+        text=text or [],
+        pooling=pooling,
+        normalize=normalize,
+        max_length=max_length,
+        whitening=whitening,
+        learn_from=learn_from,
+        guard_formulas=guard_formulas,
+        read=read,
+        device=device,
+        precision=precision,
+        bulk=bulk,
+    )
     console.show_events(events, as_json=as_json and output != "-", results=output != "-")
 
 
@@ -235,24 +264,42 @@ def index(
         bertworks index -o INDEX --delete 17 --compact
     """
     hint = "name a file of documents, or give --delete, --compact, --approximate or --verify"
-    expect(documents is not None or delete or compact or approximate or verify, "nothing to do", hint=hint)
+    expect(
+        documents is not None or delete or compact or approximate or verify,
+        "nothing to do",
+        hint=hint,
+    )
     if verify:
         bw.Index(output).verify()
         console.say(f"{output}: every file is as it was written")
     if documents is not None:
         events = bw.index_file(
-            documents, output, model=model, text=text or [], identity=identity, pooling=pooling,
-            max_length=max_length, language=language, device=device, read=read, bulk=bulk,
-        )  # fmt: skip
+            documents,
+            output,
+            model=model,
+            text=text or [],
+            identity=identity,
+            pooling=pooling,
+            max_length=max_length,
+            language=language,
+            device=device,
+            read=read,
+            bulk=bulk,
+        )
         console.show_events(events, as_json=as_json)
     if delete:
         count = bw.Index(output).delete(delete)
-        console.emit({"deleted": count}) if as_json else console.say(f"deleted {count:,} of {len(delete):,}")
+        console.emit({"deleted": count}) if as_json else console.say(
+            f"deleted {count:,} of {len(delete):,}"
+        )
     if compact:
         bw.Index(output).compact()
     if approximate:
         recall = bw.Index(output).build_graph()
-        line = f"the graph finds {recall:.1%} of the ten nearest documents, measured with 100 documents"
+        line = (
+            f"the graph finds {recall:.1%} of the ten nearest documents, measured with 100 "
+            "documents"
+        )
         console.emit({"recall": recall}) if as_json else console.say(line)
 
 
@@ -294,17 +341,21 @@ def search(
         title = f"{hit['title']}: " if hit["title"] else ""
         text = title + " ".join(hit["text"].removeprefix(hit["title"]).split())
         text = text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
-        cosine = "" if hit["cosine"] is None or ranking == "dense" else f"cosine {hit['cosine']:.3f}  "
+        cosine = (
+            "" if hit["cosine"] is None or ranking == "dense" else f"cosine {hit['cosine']:.3f}  "
+        )
         yield hit, f"{hit['score']:.3f}  {cosine}{hit['id']}  {text}"
 
 
 def _prompts(words: list[str], names: Sequence[str]) -> Iterator[str]:
-    """The texts of a file, if its name is the only word; else those of `_lines`. Rows without text are left out and
-    reported. names: of the columns of the text."""
+    """The texts of a file, if its name is the only word; else those of `_lines`. Rows without text
+    are left out and reported. names: of the columns of the text."""
     from bertworks.io.text_files import IssueCounter, names_file
 
     if len(words) != 1 or words[0] == "-" or not names_file(words[0]):
-        expect(not names, "a column of a file is named, but texts are given", hint="leave --text out")
+        expect(
+            not names, "a column of a file is named, but texts are given", hint="leave --text out"
+        )
         yield from _lines(words)
         return
     from bertworks.datasets.reader import RowReader  # both import libraries that take long
@@ -319,8 +370,8 @@ def _prompts(words: list[str], names: Sequence[str]) -> Iterator[str]:
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
-    """The texts, with the lines of standard input instead of "-". Blank lines are left out and reported. Bytes that are
-    not UTF-8 are replaced, so that they can be printed.
+    """The texts, with the lines of standard input instead of "-". Blank lines are left out and
+    reported. Bytes that are not UTF-8 are replaced, so that they can be printed.
 
     Raises:
         UsageError: a text is the name of a file.
@@ -341,7 +392,12 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
                     blank.add(f"line {number}")
         else:
             hint = "give a text in quotes; or - for the lines of standard input"
-            expect(not names_file(text), "expected a text, not the name of a file", where=text, hint=hint)
+            expect(
+                not names_file(text),
+                "expected a text, not the name of a file",
+                where=text,
+                hint=hint,
+            )
             yield text.encode("utf-8", "replace").decode()
     if blank.count:
         console.say(f"blank lines, left out: {blank}")

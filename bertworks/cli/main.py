@@ -1,8 +1,9 @@
 """The command `bertworks`: threads, error messages and exit codes.
 
-Exit codes: 0 success; 1 a problem with data, model or machine; 2 a wrong command or recipe; 130 Ctrl-C, 143 SIGTERM.
-`--debug` shows tracebacks. The page that `bertworks` prints without a command comes from a stored text: this module is
-imported in a few milliseconds, and imports the parser when there is a command.
+Exit codes: 0 success; 1 a problem with data, model or machine; 2 a wrong command or recipe; 130
+Ctrl-C, 143 SIGTERM. `--debug` shows tracebacks. The page that `bertworks` prints without a command
+comes from a stored text: this module is imported in a few milliseconds, and imports the parser when
+there is a command.
 """
 
 import atexit
@@ -19,8 +20,19 @@ from bertworks.cli.start_page import print_at_once
 from bertworks.errors import BertworksError, UsageError, quoted
 
 _RESUMED = {  # if they are repeated
-    "pretrain", "finetune", "prepare", "predict", "embed", "index", "demo", "glue", "ablation", "mlm", "--on", "--part",
-}  # fmt: skip
+    "pretrain",
+    "finetune",
+    "prepare",
+    "predict",
+    "embed",
+    "index",
+    "demo",
+    "glue",
+    "ablation",
+    "mlm",
+    "--on",
+    "--part",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,10 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     typed = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in typed
     words = [word for word in typed if word != "--debug"]
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # bertworks starts worker processes itself
-    # Idle threads spin for some microseconds, then sleep. The default, endless spinning, makes a step tens of times
-    # slower when another program uses one of the cores. Without spinning, small networks gain nothing from a second
-    # core (docs/experiments).
+    # bertworks starts worker processes itself
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Idle threads spin for some microseconds, then sleep. The default, endless spinning, makes a
+    # step tens of times slower when another program uses one of the cores. Without spinning, small
+    # networks gain nothing from a second core (docs/experiments).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     try:
@@ -57,14 +70,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _set_threads(words: list[str]) -> list[str]:
-    """Takes `--threads N` out of the words, and tells the libraries before they are imported. An = becomes a space here
-    and for `--model`.
+    """Takes `--threads N` out of the words, and tells the libraries before they are imported. An =
+    becomes a space here and for `--model`.
 
     Raises:
         UsageError: not a number from 1, and not auto.
     """
     both = ("--threads=", "--model=")
-    words = [part for word in words for part in (word.split("=", 1) if word.startswith(both) else [word])]
+    words = [
+        part for word in words for part in (word.split("=", 1) if word.startswith(both) else [word])
+    ]
     if "--threads" not in words:
         return words
     place = words.index("--threads")
@@ -75,7 +90,10 @@ def _set_threads(words: list[str]) -> list[str]:
     elif count.isdigit() and int(count):
         os.environ["OMP_NUM_THREADS"] = count
     else:
-        raise UsageError(f"--threads {count}: expected a number from 1, or auto", hint="--threads 1, or --threads auto")
+        raise UsageError(
+            f"--threads {count}: expected a number from 1, or auto",
+            hint="--threads 1, or --threads auto",
+        )
     return words[:place] + words[place + 2 :]
 
 
@@ -88,26 +106,33 @@ def _report(error: BaseException, words: list[str]) -> int:
         return error.exit_code
     if isinstance(error, KeyboardInterrupt | SystemExit):
         code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else error.code
-        if code in (128 + signal.SIGINT, 128 + signal.SIGTERM) and "TORCHELASTIC_RUN_ID" not in os.environ:
+        if (
+            code in (128 + signal.SIGINT, 128 + signal.SIGTERM)
+            and "TORCHELASTIC_RUN_ID" not in os.environ
+        ):
             say(_how_to_go_on(words))
         return code if isinstance(code, int) else 1
     if isinstance(error, BrokenPipeError):  # `bertworks ... | head`: the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    full = (errno.ENOSPC, errno.EDQUOT)  # of standard output, which has no name: what writes files names them
+    # of standard output, which has no name: what writes files names them
+    full = (errno.ENOSPC, errno.EDQUOT)
     if isinstance(error, OSError) and (error.filename or error.errno in (*full, errno.EIO)):
         name = error.filename or ("standard output" if error.errno in full else "a disk")
         say(f"error: {name}: {error.strerror or error}")
         return 1
     say(f"error: {type(error).__name__}: {error}")
     command = " ".join(quoted(word) for word in words)
-    say(f"  this is a bug in bertworks: please report it with the output of\n  bertworks --debug {command}")
+    say(
+        "  this is a bug in bertworks: please report it with the output of\n"
+        f"  bertworks --debug {command}"
+    )
     return 1
 
 
 def _how_to_go_on(words: list[str]) -> str:
-    """The message after Ctrl-C or SIGTERM, with the command that goes on where what was done is kept. Without
-    --overwrite, with which it would start again."""
+    """The message after Ctrl-C or SIGTERM, with the command that goes on where what was done is
+    kept. Without --overwrite, with which it would start again."""
     has_output = not {"-o", "--output", "demo"}.isdisjoint(word.partition("=")[0] for word in words)
     options = [word.partition("=")[0] for word in words if word.startswith("--")]
     is_repeatable = "-" not in words and "--estimate" not in options
@@ -118,23 +143,25 @@ def _how_to_go_on(words: list[str]) -> str:
 
 
 def run() -> NoReturn:
-    """Run a command and end the process, without the interpreter's shutdown: threads that libraries leave running
-    sometimes abort it, with a wrong exit code although everything is saved.
+    """Run a command and end the process, without the interpreter's shutdown: threads that libraries
+    leave running sometimes abort it, with a wrong exit code although everything is saved.
     """
-    # A stream that was closed when the process started: its number must not become that of a file, which would get the
-    # messages of libraries. Results are written nowhere then.
+    # A stream that was closed when the process started: its number must not become that of a file,
+    # which would get the messages of libraries. Results are written nowhere then.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
     sys.stdin, sys.stderr = sys.stdin or os.fdopen(0), sys.stderr or os.fdopen(2, "w")
     if isinstance(sys.stdout, io.TextIOWrapper):  # for file names that are not UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # as Ctrl-C: trainings save, then end
+    # as Ctrl-C: trainings save, then end
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     code = main()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the process ends
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # the reader has closed the pipe; there is no stream
+        # the reader has closed the pipe; there is no stream
+        with suppress(OSError, ValueError, AttributeError):
             stream.flush()
     os._exit(code)
 

@@ -31,23 +31,27 @@ def serve(
     device: str = "auto",
     precision: console.InferencePrecision = "auto",
 ) -> Iterator[console.Result]:
-    """Serve a model over HTTP: a page, and an API for clients of Text Embeddings Inference and OpenAI embeddings.
+    """Serve a model over HTTP: a page, and an API for clients of Text Embeddings Inference and
+    OpenAI embeddings.
 
-    GET /info lists what the model can do. Logs are JSON lines on standard error. SIGTERM and Ctrl-C finish what is
-    being computed first, and answer what waits with 503.
+    GET /info lists what the model can do. Logs are JSON lines on standard error. SIGTERM and Ctrl-C
+    finish what is being computed first, and answer what waits with 503.
 
     Args:
-        host: Address to listen on. Addresses other than this machine need a token of 16 characters or more.
+        host: Address to listen on. Addresses other than this machine need a token of 16 characters
+            or more.
         port: 0: any free port.
         index: The folder of an index to search.
-        api_key: Token that requests need, or several, one on each line. Prefer BERTWORKS_API_KEY, which other users
-            cannot see.
+        api_key: Token that requests need, or several, one on each line. Prefer BERTWORKS_API_KEY,
+            which other users cannot see.
         max_batch_tokens: Tokens per batch.
         max_concurrent_requests: Requests at a time; more are refused. Clients get equal shares.
-        patience: Seconds that a request may wait for the network; if it would have to wait longer, it is refused with
+        patience: Seconds that a request may wait for the network; if it would have to wait longer,
+            it is refused with
             429. 32 requests of 32 texts of one client always wait.
-        token_ids: What ids of tokens mean that clients send to /v1/embeddings: own: those of this model; cl100k_base,
-            o200k_base: those of OpenAI, whose table is read from the cache of tiktoken. Unset: they are refused.
+        token_ids: What ids of tokens mean that clients send to /v1/embeddings: own: those of this
+            model; cl100k_base, o200k_base: those of OpenAI, whose table is read from the cache of
+            tiktoken. Unset: they are refused.
 
     Examples:
         bertworks serve MODEL
@@ -57,11 +61,18 @@ def serve(
     from bertworks.serve.server import serve as run
 
     for event in run(
-        bw.task_folder(model, task), host=host, port=port, index=index,
-        token=api_key or os.environ.get("BERTWORKS_API_KEY", ""), device=device, precision=precision,
-        limits=Limits(batch_tokens=max_batch_tokens, requests=max_concurrent_requests, patience=patience),
+        bw.task_folder(model, task),
+        host=host,
+        port=port,
+        index=index,
+        token=api_key or os.environ.get("BERTWORKS_API_KEY", ""),
+        device=device,
+        precision=precision,
+        limits=Limits(
+            batch_tokens=max_batch_tokens, requests=max_concurrent_requests, patience=patience
+        ),
         token_ids=token_ids,
-    ):  # fmt: skip
+    ):
         yield {"kind": event.kind, **event.fields}, event.text
 
 
@@ -79,23 +90,26 @@ def export(
 ) -> Iterable[Event]:
     """Export a model to one ONNX file, and compare it with the original.
 
-    `predict` and `evaluate task` read the folder too. The outputs are the logits of a fine-tuned model, the logits over
-    the vocabulary of a pre-trained model, or the hidden states of an encoder.
+    `predict` and `evaluate task` read the folder too. The outputs are the logits of a fine-tuned
+    model, the logits over the vocabulary of a pre-trained model, or the hidden states of an
+    encoder.
 
     Args:
         format: The file format.
         encoder: Export the hidden states only, without the head.
         int8: 8-bit weights: smaller, faster, slightly less accurate.
         data: Labelled rows to evaluate, compare and time both models on.
-        subfolder: Write onnx/model.onnx beside the tokenizer, where transformers.js, optimum and sentence-transformers
-            look for it. Without it: model.onnx.
+        subfolder: Write onnx/model.onnx beside the tokenizer, where transformers.js, optimum and
+            sentence-transformers look for it. Without it: model.onnx.
 
     Examples:
         bertworks export MODEL -o EXPORTED
         bertworks export MODEL -o EXPORTED --int8 --data test.csv
     """
     folder = bw.task_folder(model, task)
-    return bw.export(folder, output, format=format, encoder=encoder, int8=int8, data=data, subfolder=subfolder)
+    return bw.export(
+        folder, output, format=format, encoder=encoder, int8=int8, data=data, subfolder=subfolder
+    )
 
 
 def import_(
@@ -123,7 +137,12 @@ def import_(
         bertworks import bert_model.ckpt -o MODEL
         bertworks import CHECKPOINT-FOLDER -o MODEL --cased
     """
-    options: dict[str, Any] = {"config": config, "vocabulary": vocabulary, "lowercase": lowercase, "gelu": gelu}
+    options: dict[str, Any] = {
+        "config": config,
+        "vocabulary": vocabulary,
+        "lowercase": lowercase,
+        "gelu": gelu,
+    }
     return bw.import_checkpoint(checkpoint, output, leave_out=leave_out or [], **options)
 
 
@@ -140,11 +159,13 @@ def convert(
     """Convert a model to a clean folder: safetensors, configuration, tokenizer, model card.
 
     Args:
-        model: A model folder, old or new, a name on the hub, or a TensorFlow checkpoint of Google's.
-        language: Language of all texts that the new folder will read, of a model with several, as en.
+        model: A model folder, old or new, a name on the hub, or a TensorFlow checkpoint of
+            Google's.
+        language: Language of all texts that the new folder will read, of a model with several, as
+            en.
         accept_changes: Accept weights that another program has written into a folder of bertworks.
-        trust_pickle: Read weights in pytorch_model.bin, of a model that has no others: in a process with limits, by
-            torch's restricted loader, and dense tensors only.
+        trust_pickle: Read weights in pytorch_model.bin, of a model that has no others: in a process
+            with limits, by torch's restricted loader, and dense tensors only.
 
     Examples:
         bertworks convert OLD-MODEL -o MODEL
@@ -168,7 +189,8 @@ def push(
     private: console.Flag = False,
     licence: Annotated[str | None, Parameter(name="--license")] = None,
 ) -> Iterable[Event]:
-    """Upload a model folder to the Hugging Face hub: only weights, configuration, tokenizer and card.
+    """Upload a model folder to the Hugging Face hub: only weights, configuration, tokenizer and
+    card.
 
     Args:
         model: A model folder.
@@ -194,7 +216,8 @@ def slurm(
 ) -> console.Result:
     """Print a script for Slurm's sbatch that runs a training, on one machine or several.
 
-    The job saves a minute before its time limit and is put into the queue again until the training is done.
+    The job saves a minute before its time limit and is put into the queue again until the training
+    is done.
 
     Args:
         words: The training: pretrain or finetune with its arguments.
@@ -212,18 +235,24 @@ def slurm(
     from bertworks.runs.launch import batch_script
 
     if not {*words[:1]} & {"pretrain", "finetune"}:
-        raise UsageError("a job is a training: pretrain or finetune", hint="bertworks slurm pretrain SHARDS -o MODEL")
+        raise UsageError(
+            "a job is a training: pretrain or finetune",
+            hint="bertworks slurm pretrain SHARDS -o MODEL",
+        )
     app = App(print_error=False, exit_on_error=False)
     for command in (pretrain, finetune):
         app.command(with_json(command))
     app.parse_args(words)  # a wrong option is found now, and not when the job starts
     count = processes or max(1, gpus)
-    text = batch_script(words, nodes=nodes, processes=count, gpus=gpus, cpus=cpus or 8 * count, time=time)
+    text = batch_script(
+        words, nodes=nodes, processes=count, gpus=gpus, cpus=cpus or 8 * count, time=time
+    )
     return {"script": text}, text.rstrip()
 
 
 def doctor(*, as_json: console.Json = False) -> int:
-    """Report this machine's hardware, the settings chosen for it, and whether training works. Takes a few seconds.
+    """Report this machine's hardware, the settings chosen for it, and whether training works. Takes
+    a few seconds.
 
     Examples:
         bertworks doctor
@@ -245,7 +274,8 @@ def demo(
     output: Annotated[Path, console.output_file()] = Path("demo"),
     minutes: Annotated[float, console.at_least(0.5)] = 3.5,
 ) -> Iterable[Event]:
-    """Pre-train and fine-tune small BERTs on the English text that comes with Python, and show the results.
+    """Pre-train and fine-tune small BERTs on the English text that comes with Python, and show the
+    results.
 
     Nothing is downloaded.
 

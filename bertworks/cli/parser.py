@@ -1,19 +1,23 @@
 """The parser of the command line: the words of a command -> a call of its function.
 
-Each command is a public function of `training`, `inference`, `models` or `evaluation`. Of these modules only that of
-the typed command is imported. Commands import heavy modules when they run, so that help and completion are fast.
+Each command is a public function of `training`, `inference`, `models` or `evaluation`. Of these
+modules only that of the typed command is imported. Commands import heavy modules when they run, so
+that help and completion are fast.
 
-A command that uses a model takes it as its first word or as --model; check, finetune and index as --model. Every
-command has its own --help. Two options may stand anywhere: --debug shows the traceback of an error; --threads N
-sets the threads on the CPU (default: by the CPUs that are free; auto: trainings adapt as well).
+A command that uses a model takes it as its first word or as --model; check, finetune and index as
+--model. Every command has its own --help. Two options may stand anywhere: --debug shows the
+traceback of an error; --threads N sets the threads on the CPU (default: by the CPUs that are free;
+auto: trainings adapt as well).
 """
 
 import inspect
 import re
 import textwrap
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import is_dataclass
 from importlib import import_module
 from types import ModuleType
+from typing import get_args
 
 from cyclopts import App, CycloptsError, Group, MissingArgumentError, UnknownOptionError
 
@@ -66,13 +70,14 @@ def make_app(name: str | None = None) -> App:
     """The parser. It prints only help and the version.
 
     Args:
-        name: the command to parse: the parser knows no other one, and is made in less time. None, or a word that is no
-            command: all commands.
+        name: the command to parse: the parser knows no other one, and is made in less time. None,
+            or a word that is no command: all commands.
     """
     app = App(
         name="bertworks",
         help="Train, fine-tune and use BERT models on your own data.",
-        help_epilogue=" ".join(str(__doc__).rpartition("\n\n")[2].split()),  # the last paragraph above
+        # the last paragraph above
+        help_epilogue=" ".join(str(__doc__).rpartition("\n\n")[2].split()),
         help_format="plaintext",
         version=__version__,
         print_error=False,
@@ -100,8 +105,8 @@ def make_app(name: str | None = None) -> App:
 
 
 def _is_help(app: App, words: list[str]) -> bool:
-    """Whether these words are the name of a command and --help. Then the page is printed without parsing the words, for
-    which cyclopts would collect the options of the command once more."""
+    """Whether these words are the name of a command and --help. Then the page is printed without
+    parsing the words, for which cyclopts would collect the options of the command once more."""
     names = words[:-1]
     if words[-1:] not in (["--help"], ["-h"]) or any(name.startswith("-") for name in names):
         return False
@@ -111,7 +116,10 @@ def _is_help(app: App, words: list[str]) -> bool:
 
 def _evaluation_app(module: ModuleType, group: Group, position: int) -> App:
     """The parser of the commands `evaluate ...`, at this position of its group."""
-    examples = "bertworks evaluate task MODEL-FOLDER test.csv\nbertworks evaluate mlm MODEL-FOLDER held-out.txt"
+    examples = (
+        "bertworks evaluate task MODEL-FOLDER test.csv\n"
+        "bertworks evaluate mlm MODEL-FOLDER held-out.txt"
+    )
     app = App(
         name="evaluate",
         help="Evaluate a model, or predictions, on held-out data.",
@@ -131,22 +139,34 @@ def _functions(module: ModuleType) -> dict[str, Callable[..., object]]:
     return {
         name.rstrip("_"): value
         for name, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+        if inspect.isfunction(value)
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
     }
 
 
 def _prepared(function: Callable[..., object]) -> tuple[Callable[..., object], str]:
     """The function of a command with the options --json and -o URL, and its examples.
 
-    Its docstring gets the help of shared options and loses the examples. It has no line breaks within a paragraph or
-    the help of an option: the terminal's width decides where lines break.
+    Its docstring gets the help of shared options and loses the examples. It has no line breaks
+    within a paragraph or the help of an option: the terminal's width decides where lines break.
+    The same holds for the docstrings of its groups of options.
     """
     text, _, examples = (inspect.getdoc(function) or "").partition("\nExamples:\n")
     text = _with_shared_options(text, inspect.signature(function).parameters)
-    function.__doc__ = re.sub(r"(?<=\S)\n( {8,}|(?=\S))", " ", text)
+    function.__doc__ = _join_lines(text)
+    for parameter in inspect.signature(function).parameters.values():
+        group = next(iter(get_args(parameter.annotation)), None)
+        if is_dataclass(group):
+            group.__doc__ = _join_lines(inspect.getdoc(group) or "")
     # A second parser finds no examples in the docstring any more.
     formatted = vars(function).setdefault("examples", _format_examples(examples))
     return with_urls(with_json(function)), formatted
+
+
+def _join_lines(docstring: str) -> str:
+    """The docstring with each paragraph, and the help of each option, in one line."""
+    return re.sub(r"(?<=\S)\n( {8,}|(?=\S))", " ", docstring)
 
 
 def _format_examples(text: str) -> str:
@@ -155,15 +175,21 @@ def _format_examples(text: str) -> str:
 
 
 def _with_shared_options(text: str, names: Collection[str]) -> str:
-    """The docstring of a command with the help of `console` for the parameters that it does not explain itself."""
+    """The docstring of a command with the help of `console` for the parameters that it does not
+    explain itself."""
     shared = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", console.__doc__ or "", re.MULTILINE)
-    added = [f"    {name}: {line}" for name, line in shared if name in names and f"\n    {name}: " not in text]
+    added = [
+        f"    {name}: {line}"
+        for name, line in shared
+        if name in names and f"\n    {name}: " not in text
+    ]
     head = ["\nArgs:"] if added and "\nArgs:\n" not in text else []
     return "\n".join([text.rstrip(), *head, *added])
 
 
 def _model_first(words: list[str]) -> list[str]:
-    """The words of a command that takes a model as its first word, with the value of `--model` in that place."""
+    """The words of a command that takes a model as its first word, with the value of `--model` in
+    that place."""
     if not words or words[0] not in MODEL_FIRST or "--model" not in words:
         return words
     place, depth = words.index("--model"), 1 + (words[0] == "evaluate")
@@ -189,7 +215,8 @@ def _usage_error(error: CycloptsError) -> UsageError:
 
 
 def _what_is_missing(error: MissingArgumentError) -> str:
-    """What is missing. The parser's own message, "requires an argument", fits only an option without its value."""
+    """What is missing. The parser's own message, "requires an argument", fits only an option
+    without its value."""
     argument, chain = error.argument, " ".join(error.command_chain or ())
     if argument is None or error.keyword is not None or argument.tokens or error.unused_tokens:
         return str(error)
@@ -198,13 +225,16 @@ def _what_is_missing(error: MissingArgumentError) -> str:
 
 
 def _meant_option(chain: list[str], error: UnknownOptionError) -> str | None:
-    """What to type instead of an unknown option that is like --model, or like a field of a recipe."""
+    """What to type instead of an unknown option that is like --model, or like a field of a
+    recipe."""
     from difflib import get_close_matches
 
     from bertworks.config import near_field, option_of
     from bertworks.training.recipe import FinetuneRecipe, Recipe
 
-    kind = {"pretrain": Recipe, "finetune": FinetuneRecipe, "glue": FinetuneRecipe}.get(chain[-1] if chain else "")
+    kind = {"pretrain": Recipe, "finetune": FinetuneRecipe, "glue": FinetuneRecipe}.get(
+        chain[-1] if chain else ""
+    )
     name = (error.token.keyword or error.token.value or "").partition("=")[0].strip("-")
     path = near_field(kind, name) if kind else None
     if path is None:

@@ -1,8 +1,9 @@
-"""What `bertworks`, `bertworks --help` and `bertworks --version` print, without the parser, which takes long to import.
+"""What `bertworks`, `bertworks --help` and `bertworks --version` print, without the parser, which
+takes long to import.
 
-The page is stored in `start_page.txt`, as the parser writes it for a screen that is wide enough for every line, without
-the borders on the right. `make docs` keeps it, and a test compares it with the parser's own page. Here its lines are
-broken for the width of the screen, as `rich` breaks them.
+The page is stored in `start_page.txt`, as the parser writes it for a screen that is wide enough for
+every line, without the borders on the right. `make docs` keeps it, and a test compares it with the
+parser's own page. Here its lines are broken for the width of the screen, as `rich` breaks them.
 """
 
 import io
@@ -15,7 +16,8 @@ from bertworks import __version__
 PAGE = Path(__file__).with_suffix(".txt")
 MIN_WIDTH = 60  # on a narrower screen the names of options are broken too: the parser does that
 _TITLE, _ROW, _END = "╭─ ", "│ ", "╰"  # how lines of a box begin
-_STYLE_VARIABLES = ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE")  # they change what `rich` makes of a terminal
+# they change what `rich` makes of a terminal
+_STYLE_VARIABLES = ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE")
 _BOLD, _CYAN, _PLAIN = "\x1b[1m", "\x1b[36m", "\x1b[0m"
 
 
@@ -23,8 +25,8 @@ def print_at_once(words: list[str]) -> bool:
     """Print the page or the version if these words of the command line ask for it.
 
     Returns:
-        Whether it was printed. If not, the parser answers: there is another command, the screen is narrow, or standard
-        output has no UTF-8 or unusual settings.
+        Whether it was printed. If not, the parser answers: there is another command, the screen is
+        narrow, or standard output has no UTF-8 or unusual settings.
     """
     stream = sys.stdout
     if not isinstance(stream, io.TextIOWrapper):  # closed, or that of a notebook
@@ -38,7 +40,8 @@ def print_at_once(words: list[str]) -> bool:
     try:
         stream.write(text)
         stream.flush()
-    except BrokenPipeError:  # the reader has closed the pipe: the same status as for the pages that `rich` prints
+    # the reader has closed the pipe: the same status as for the pages that `rich` prints
+    except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         raise SystemExit(1) from None
     return True
@@ -87,7 +90,8 @@ def _layout_row(row: str, width: int, *, styled: bool) -> list[str]:
 
 
 def _wrap(text: str, width: int) -> list[str]:
-    """The lines of a text. The space where a line is broken stays at its end if there is room, as in `rich`."""
+    """The lines of a text. The space where a line is broken stays at its end if there is room, as
+    in `rich`."""
     lines = [""]
     for word in text.split(" "):
         line = f"{lines[-1]}{word}"
@@ -99,14 +103,16 @@ def _wrap(text: str, width: int) -> list[str]:
 
 
 def _is_usual(stream: io.TextIOWrapper) -> bool:
-    """Whether `rich` would write to this stream in UTF-8 and, if it is a terminal, with its usual styles."""
+    """Whether `rich` would write to this stream in UTF-8 and, if it is a terminal, with its usual
+    styles."""
     is_dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown") and stream.isatty()
     is_utf8 = stream.encoding.lower().startswith("utf")
     return is_utf8 and not is_dumb and not any(name in os.environ for name in _STYLE_VARIABLES)
 
 
 def _width() -> int:
-    """The width of the screen, found as `rich` finds it: COLUMNS, else the first terminal among the three streams."""
+    """The width of the screen, found as `rich` finds it: COLUMNS, else the first terminal among the
+    three streams."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isdigit():
         return int(columns) or 80

@@ -1,4 +1,5 @@
-"""Training commands: `vocab`, `prepare` and `pretrain` for raw text; `check`, `finetune` and `predict` for labels."""
+"""Training commands: `vocab`, `prepare` and `pretrain` for raw text; `check`, `finetune` and
+`predict` for labels."""
 
 import shlex
 from collections.abc import Iterable, Iterator
@@ -35,8 +36,8 @@ def vocab(
         size: Number of tokens, special tokens included.
         algorithm: bpe is byte-level; unigram needs sentencepiece.
         lowercase: Lowercase the text.
-        special_tokens: bert: [CLS] and [SEP]. For byte-level BPE of the text as it is: roberta: <s> and </s>; xlm:
-            </s> on both sides; gpt2: <|endoftext|>.
+        special_tokens: bert: [CLS] and [SEP]. For byte-level BPE of the text as it is: roberta: <s>
+            and </s>; xlm: </s> on both sides; gpt2: <|endoftext|>.
         max_memory: Memory for counting words: 512m, 1g.
 
     Examples:
@@ -47,11 +48,15 @@ def vocab(
     from bertworks.io.tables import parse_size
     from bertworks.runs.prepare import make_vocabulary, read_text
 
-    config = bw.VocabularyConfig(size=size, algorithm=algorithm, lowercase=lowercase, special_tokens=special_tokens)
+    config = bw.VocabularyConfig(
+        size=size, algorithm=algorithm, lowercase=lowercase, special_tokens=special_tokens
+    )
     memory = parse_size(max_memory, "--max-memory")
     refuse_finished(output, overwrite, "tokenizer.json")
     reader = read_text(inputs, **vars(raw))
-    return make_vocabulary(reader, output, config, bulk=bulk, max_memory=memory, workers=bulk.workers)
+    return make_vocabulary(
+        reader, output, config, bulk=bulk, max_memory=memory, workers=bulk.workers
+    )
 
 
 def prepare(
@@ -77,7 +82,9 @@ def prepare(
 
     vocabulary = bw.Tokenizer.load(tokenizer)
     reader = read_text(inputs, **vars(raw))
-    return make_shards(reader, output, vocabulary, overwrite=overwrite, bulk=bulk, workers=bulk.workers)
+    return make_shards(
+        reader, output, vocabulary, overwrite=overwrite, bulk=bulk, workers=bulk.workers
+    )
 
 
 def pretrain(
@@ -107,20 +114,23 @@ def pretrain(
 ) -> Iterable[Event] | console.Result:
     """Pre-train a BERT on raw text, or on shards from `prepare`.
 
-    The output folder is a model folder from the first step on; Hugging Face transformers opens it. Run the same command
-    again to resume. Ctrl-C saves first.
+    The output folder is a model folder from the first step on; Hugging Face transformers opens it.
+    Run the same command again to resume. Ctrl-C saves first.
 
     Args:
-        recipe: A recipe (bert-base), a family (roberta; its size is chosen for the budget), or a .toml file.
+        recipe: A recipe (bert-base), a family (roberta; its size is chosen for the budget), or a
+            .toml file.
         budget: Training time (30m, 2h). Model size, batch size and steps are chosen to fit.
-        estimate: Print parameters, steps, tokens and disk space, and do not start. --estimate speed: also measure
-            memory and time with a few steps.
+        estimate: Print parameters, steps, tokens and disk space, and do not start. --estimate
+            speed: also measure memory and time with a few steps.
         tokenizer: A tokenizer folder. Unset: built from the text.
-        init: Initialize from this model (domain adaptation): a folder, minilm, or a name on the hub.
+        init: Initialize from this model (domain adaptation): a folder, minilm, or a name on the
+            hub.
         extend_vocabulary: Add this number of words of the text to the vocabulary of the model.
         teacher: Distillation (--recipe distilbert): the model from which a smaller one learns.
         language: Language of an input, as en; give one per input. Repeatable.
-        parallel: Translations: a table of two columns, or two files of as many lines, as pairs.en pairs.de.
+        parallel: Translations: a table of two columns, or two files of as many lines, as pairs.en
+            pairs.de.
         learning_rate: The highest learning rate. Unset: the recipe's.
         precision: auto: that of the recipe, else bf16 where the hardware is faster with it.
         seed: Seed of the weights, the order of the text and the masks.
@@ -134,16 +144,30 @@ def pretrain(
 
     request: dict[str, Any] = {
         "overrides": add_overrides(settings or [], {"optimizer.learning_rate": learning_rate}),
-        "recipe": recipe, "budget": budget, "tokenizer": tokenizer, "init": init, "teacher": teacher,
-        "extend_vocabulary": extend_vocabulary, "languages": language or (), "parallel": parallel or (), "seed": seed,
-        "device": device, "precision": None if precision == "auto" else precision, **vars(raw),
-    }  # fmt: skip
+        "recipe": recipe,
+        "budget": budget,
+        "tokenizer": tokenizer,
+        "init": init,
+        "teacher": teacher,
+        "extend_vocabulary": extend_vocabulary,
+        "languages": language or (),
+        "parallel": parallel or (),
+        "seed": seed,
+        "device": device,
+        "precision": None if precision == "auto" else precision,
+        **vars(raw),
+    }
     if estimate:
         result = bw.estimate(inputs, speed=estimate == "speed", **request)
         return result.as_dict(), str(result)
     if output is None:
-        raise UsageError("pretrain needs an output folder", hint="add -o MODEL; or --estimate, which writes nothing")
-    return bw.pretrain(inputs, output, overwrite=overwrite, workers=workers, verify=verify, **request)
+        raise UsageError(
+            "pretrain needs an output folder",
+            hint="add -o MODEL; or --estimate, which writes nothing",
+        )
+    return bw.pretrain(
+        inputs, output, overwrite=overwrite, workers=workers, verify=verify, **request
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,12 +180,16 @@ class Meaning:
         text: Column of the text; give two for pairs. Unset: inferred and printed. Repeatable.
         label: Column of the label; give several if each holds 0 and 1. Unset: inferred and printed.
         group: Rows with the same value in this column stay on one side of the split.
-        positive: Of two classes the one whose F1 is reported. Unset: 1, yes, true or pos, else the rarer one.
+        positive: Of two classes the one whose F1 is reported. Unset: 1, yes, true or pos, else the
+            rarer one.
     """
 
     dev: str | None = None
     # as in `datasets.schema`, which is not imported for help
-    task: Literal["classification", "multilabel", "regression", "tagging", "spans", "qa", "choice"] | None = None
+    task: (
+        Literal["classification", "multilabel", "regression", "tagging", "spans", "qa", "choice"]
+        | None
+    ) = None
     text: console.Repeatable = None
     label: console.Repeatable = None
     group: str | None = None
@@ -179,11 +207,12 @@ def check(
     meaning: Meanings = Meaning(),
     read: console.Read = ReadOptions(),
 ) -> Iterator[console.Result]:
-    """Report what is in labelled data before training: labels, lengths, duplicates, conflicting labels, problems.
+    """Report what is in labelled data before training: labels, lengths, duplicates, conflicting
+    labels, problems.
 
     Args:
-        data: A file (.csv, .tsv, .jsonl, .parquet, CoNLL columns, SQuAD or entity JSON, also compressed), or a folder
-            with a train and a dev file.
+        data: A file (.csv, .tsv, .jsonl, .parquet, CoNLL columns, SQuAD or entity JSON, also
+            compressed), or a folder with a train and a dev file.
 
     Examples:
         bertworks check reviews.csv
@@ -193,8 +222,15 @@ def check(
     console.say("\n".join(report.examples))
     yield report.as_dict(), str(report)
     given = {"model": None if model == "minilm" else model, **vars(meaning)}
-    words = [word for name, value in given.items() for one in names_of(value) for word in (f"--{name}", one)]
-    console.say(f"next: bertworks finetune {shlex.join([data, *words, *read.words])} -o MODEL-FOLDER")
+    words = [
+        word
+        for name, value in given.items()
+        for one in names_of(value)
+        for word in (f"--{name}", one)
+    ]
+    console.say(
+        f"next: bertworks finetune {shlex.join([data, *words, *read.words])} -o MODEL-FOLDER"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,8 +238,8 @@ class Joint:
     """Several data sets.
 
     Args:
-        joint: One encoder with a head for each data set (MT-DNN): each step is a batch of one of them. A task has the
-            name of its file or folder.
+        joint: One encoder with a head for each data set (MT-DNN): each step is a batch of one of
+            them. A task has the name of its file or folder.
         mix: With --joint, batches of all other data sets together for one of the first; 0: all.
     """
 
@@ -252,54 +288,97 @@ def finetune(
     group: console.Grouped = console.Group(),
     overwrite: console.Overwrite = False,
 ) -> Iterable[Event]:
-    """Fine-tune a BERT on labelled data: classes, several labels, numbers, pairs, tags, spans, answers or choices.
+    """Fine-tune a BERT on labelled data: classes, several labels, numbers, pairs, tags, spans,
+    answers or choices.
 
-    The output folder is a model folder with a report and a list of errors. Hugging Face transformers opens it; with
-    the methods frozen and cosine, only its encoder. Run the same command again to resume. Ctrl-C saves first.
+    The output folder is a model folder with a report and a list of errors. Hugging Face
+    transformers opens it; with the methods frozen and cosine, only its encoder. Run the same
+    command again to resume. Ctrl-C saves first.
 
     Args:
-        data: A file (.csv, .tsv, .jsonl, .parquet, CoNLL columns, SQuAD or entity JSON, also compressed), or a folder
-            with a train and a dev file. With --joint several.
-        method: full: train the whole network. frozen: a linear head on its vectors, in seconds. cosine: compare pairs
-            by the cosine of their vectors, and train from there. auto: with few rows cosine for pairs, full for other
-            data, unless another one is clearly better in a cross-validation; else full.
-        validation: Without a dev file. split: a random tenth of the rows is dev. folds: scores come from a
-            cross-validation, the model from all rows. auto: folds for fewer than 2,000 rows.
+        data: A file (.csv, .tsv, .jsonl, .parquet, CoNLL columns, SQuAD or entity JSON, also
+            compressed), or a folder with a train and a dev file. With --joint several.
+        method: full: train the whole network. frozen: a linear head on its vectors, in seconds.
+            cosine: compare pairs by the cosine of their vectors, and train from there. auto: with
+            few rows cosine for pairs, full for other data, unless another one is clearly better in
+            a cross-validation; else full.
+        validation: Without a dev file. split: a random tenth of the rows is dev. folds: scores come
+            from a cross-validation, the model from all rows. auto: folds for fewer than 2,000 rows.
         budget: Time of each run (5m, 1h): fewer epochs, if those of the recipe take longer.
-        recipe: stable, mt-dnn (with --joint), paper, electra, gpt, feature_based (LSTM on a frozen BERT), or a .toml.
+        recipe: stable, mt-dnn (with --joint), paper, electra, gpt, feature_based (LSTM on a frozen
+            BERT), or a .toml.
         metric: The metric that is reported first, and compares methods.
         seed: Seed of the new head, the order of the rows and dropout. Unset: the recipe's.
         seeds: Number of runs with different seeds; reports mean and 95 % interval.
         folds: k-fold cross-validation with this number of folds; 0: none.
-        sweep: Try several values: --sweep batch_size=16,32; or paper: the grid of the BERT paper. Repeatable.
+        sweep: Try several values: --sweep batch_size=16,32; or paper: the grid of the BERT paper.
+            Repeatable.
         reset_head: Discard the existing task head and train a new one.
         precision: auto: that of the recipe, else bf16 where the hardware is faster with it.
 
     Examples:
         bertworks finetune reviews.csv -o MODEL
         bertworks finetune train.csv --dev dev.csv -o MODEL --epochs 4
-    """  # fmt: skip
+    """
     options: dict[str, Any] = {
-        "recipe": recipe or ("mt-dnn" if several.joint else "stable"), "overrides": settings or [],
-        "metric": metric, "read": read, "seed": seed, "new_head": reset_head, "method": method,
-        "precision": None if precision == "auto" else precision, "validation": validation, "budget": budget,
-        **vars(start), **vars(training), **vars(meaning),
-    }  # fmt: skip
-    return _finetune(data, output, several, {"device": device, "overwrite": overwrite}, options, seeds, folds, sweep)
+        "recipe": recipe or ("mt-dnn" if several.joint else "stable"),
+        "overrides": settings or [],
+        "metric": metric,
+        "read": read,
+        "seed": seed,
+        "new_head": reset_head,
+        "method": method,
+        "precision": None if precision == "auto" else precision,
+        "validation": validation,
+        "budget": budget,
+        **vars(start),
+        **vars(training),
+        **vars(meaning),
+    }
+    return _finetune(
+        data,
+        output,
+        several,
+        {"device": device, "overwrite": overwrite},
+        options,
+        seeds,
+        folds,
+        sweep,
+    )
 
 
 def _finetune(
-    data: list[str], output: Path, several: Joint, run: dict[str, Any], options: dict[str, Any], seeds: int,
-    folds: int, sweep: list[str] | None,
-) -> Iterable[Event]:  # fmt: skip
+    data: list[str],
+    output: Path,
+    several: Joint,
+    run: dict[str, Any],
+    options: dict[str, Any],
+    seeds: int,
+    folds: int,
+    sweep: list[str] | None,
+) -> Iterable[Event]:
     if several.joint:
-        joint = bw.make_joint_request(data, mix=several.mix, seeds=seeds, folds=folds, sweep=sweep, **options)
+        joint = bw.make_joint_request(
+            data, mix=several.mix, seeds=seeds, folds=folds, sweep=sweep, **options
+        )
         return bw.joint_events(output, joint, **run)
-    what = "--mix is for --joint" if several.mix else f"{len(data)} data sets, and a model for one is trained"
-    expect(len(data) < 2 and not several.mix, what, hint="--joint trains one encoder with a head for each")
+    what = (
+        "--mix is for --joint"
+        if several.mix
+        else f"{len(data)} data sets, and a model for one is trained"
+    )
+    expect(
+        len(data) < 2 and not several.mix,
+        what,
+        hint="--joint trains one encoder with a head for each",
+    )
     request = bw.make_finetune_request(data[0], **options)
     trials = bw.plan_trials(request, seeds=seeds, folds=folds, sweep=sweep or [])
-    return bw.finetune_events(output, request, **run) if len(trials) == 1 else bw.run_trials(output, trials, **run)
+    return (
+        bw.finetune_events(output, request, **run)
+        if len(trials) == 1
+        else bw.run_trials(output, trials, **run)
+    )
 
 
 def predict(
@@ -314,7 +393,9 @@ def predict(
     top_k: console.TopK = 1,
     probabilities: console.Flag = False,
     threshold: float | None = None,
-    kind: Annotated[Literal["csv", "tsv", "jsonl", "parquet", "conll"] | None, Parameter(name="--format")] = None,
+    kind: Annotated[
+        Literal["csv", "tsv", "jsonl", "parquet", "conll"] | None, Parameter(name="--format")
+    ] = None,
     guard_formulas: console.Flag = False,
     overwrite: console.OverwriteFile = False,
     read: console.Read = ReadOptions(),
@@ -323,17 +404,19 @@ def predict(
     bulk: console.InBulk = Bulk(),
     as_json: console.Json = False,
 ) -> None:
-    """Predict every row of a file, or texts. Predictions are added to the columns of the input, in its order.
+    """Predict every row of a file, or texts. Predictions are added to the columns of the input, in
+    its order.
 
-    Run the same command again to resume. The output appears when it is complete. With --json each row is a JSON object
-    on a line.
+    Run the same command again to resume. The output appears when it is complete. With --json each
+    row is a JSON object on a line.
 
     Args:
         output: The output file; - for standard output.
         top_k: Predictions per row.
         probabilities: Write the probabilities of all labels.
-        threshold: Several labels: the lowest probability of a predicted label; unset: 0.5. Questions: the lead in
-            logits from which "no answer" is predicted; unset: the best value on dev.
+        threshold: Several labels: the lowest probability of a predicted label; unset: 0.5.
+            Questions: the lead in logits from which "no answer" is predicted; unset: the best value
+            on dev.
         kind: Unset: that of the suffix. conll: the input lines with a column of tags.
 
     Examples:
@@ -347,8 +430,18 @@ def predict(
 
     refuse_finished(Path(output), overwrite)
     events = bw.predict_file(
-        bw.task_folder(model, task), file_or_texts(data or (), text_input or ()), output, text=text or [], top_k=top_k,
-        probabilities=probabilities, threshold=threshold, kind=kind, guard_formulas=guard_formulas, read=read,
-        device=device, precision=precision, bulk=bulk,
-    )  # fmt: skip
+        bw.task_folder(model, task),
+        file_or_texts(data or (), text_input or ()),
+        output,
+        text=text or [],
+        top_k=top_k,
+        probabilities=probabilities,
+        threshold=threshold,
+        kind=kind,
+        guard_formulas=guard_formulas,
+        read=read,
+        device=device,
+        precision=precision,
+        bulk=bulk,
+    )
     console.show_events(events, as_json=as_json and output != "-", results=output != "-")

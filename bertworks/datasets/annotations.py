@@ -1,4 +1,5 @@
-"""Labelled text that is not a table -> plain values: CoNLL columns, schemes of tags, SQuAD articles, character spans.
+"""Labelled text that is not a table -> plain values: CoNLL columns, schemes of tags, SQuAD
+articles, character spans.
 
 Only the layout is checked here. The meaning of labels and answers is checked later, by `schema`.
 """
@@ -16,25 +17,42 @@ from bertworks.errors import BertworksError, expect
 
 ENTITY_TAG = re.compile(r"[BIESLUMW][-_]\S+")
 _FASTTEXT = re.compile(r"(?:(?<=\s)|^)__label__(\S+)\s*")
-_SPLIT = re.compile(r"(\w+[-_ ])?(train|training|dev|devel|development|val|valid|validation|test)([-_ ]?\w+)?")
+_SPLIT = re.compile(
+    r"(\w+[-_ ])?(train|training|dev|devel|development|val|valid|validation|test)([-_ ]?\w+)?"
+)
 _RANGE = re.compile(r"\d+[-.]\d+")  # of CoNLL-U
 _DOCUMENT = re.compile(r"-DOCSTART-|# ?(newdoc|begin document)")
 OUTSIDE = ("O", "o")  # tags of words outside entities
-_SCHEMES = {"IOB1": "I", "IOB": "BI", "IOBES": "BIES", "BILOU": "BILU", "BMES": "BMES", "BMEWO": "BMEW"}
+_SCHEMES = {
+    "IOB1": "I",
+    "IOB": "BI",
+    "IOBES": "BIES",
+    "BILOU": "BILU",
+    "BMES": "BMES",
+    "BMEWO": "BMEW",
+}
 _PREFIXED = re.compile(r"(?is)(?P<mark>[BIESLUMW])([-_](?P<type>.+))?")
 _SUFFIXED = re.compile(r"(?is)((?P<type>.+)[-_])?(?P<mark>[BIESLUMW])")
 _AS_IOBES = str.maketrans("LUWM", "ESSI")
 _SPAN_COLUMNS = ("entities", "spans", "labels", "label", "annotations", "ents")
-_EXPORTED = {"annotation_id", "annotator", "lead_time", "_task_hash"}  # fields of Label Studio and Prodigy
+# fields of Label Studio and Prodigy
+_EXPORTED = {"annotation_id", "annotator", "lead_time", "_task_hash"}
 _TYPE_NAMES = ("type", "label", "entity", "entity_group", "tag", "labels")
 _SPAN_FIELDS = (("start", "start_offset", "begin"), ("end", "end_offset", "stop"), _TYPE_NAMES)
 SQUAD_FIELDS = ("id", "title", "context", "question", "answers", "is_impossible")
-_SQUAD = 'SQuAD: {"data": [{"title", "paragraphs": [{"context", "qas": [{"id", "question", "answers"}]}]}]}'
-_SPAN_HINT = 'write spans as {"start": 0, "end": 5, "type": "person"}: characters from 0, the end after the last one'
+_SQUAD = (
+    'SQuAD: {"data": [{"title", "paragraphs": [{"context", "qas": [{"id", "question", '
+    '"answers"}]}]}]}'
+)
+_SPAN_HINT = (
+    'write spans as {"start": 0, "end": 5, "type": "person"}: characters from 0, the end '
+    "after the last one"
+)
 
 
 class TagScheme(NamedTuple):
-    """How tags mark entities. name: IOB1, IOB (either IOB1 or IOB2), IOBES, BILOU, BMES, BMEWO, or bare types.
+    """How tags mark entities. name: IOB1, IOB (either IOB1 or IOB2), IOBES, BILOU, BMES, BMEWO, or
+    bare types.
     marks: for each tag but O, its letter in IOBES and its type, "" if it has none."""
 
     name: str
@@ -43,24 +61,33 @@ class TagScheme(NamedTuple):
 
 @lru_cache(maxsize=64)
 def tag_scheme(labels: tuple[str, ...], bare_types: bool = False) -> TagScheme | None:
-    """The first scheme that has all these tags; None if they mark no entities, as parts of speech. The letter is before
-    or after the type: B-PER, b_per, PER-B.
+    """The first scheme that has all these tags; None if they mark no entities, as parts of speech.
+    The letter is before or after the type: B-PER, b_per, PER-B.
 
     bare_types: all tags but O are types of entities.
     """
     tags = [label for label in labels if label not in OUTSIDE]
     if bare_types:
-        return TagScheme("bare types (neighbours of one type are one entity)", {tag: ("I", tag) for tag in tags})
+        return TagScheme(
+            "bare types (neighbours of one type are one entity)", {tag: ("I", tag) for tag in tags}
+        )
     for pattern in (_PREFIXED, _SUFFIXED):
-        found = [(tag, m["mark"].upper(), m["type"] or "") for tag in tags if (m := pattern.fullmatch(tag))]
+        found = [
+            (tag, m["mark"].upper(), m["type"] or "")
+            for tag in tags
+            if (m := pattern.fullmatch(tag))
+        ]
         letters = {letter for _, letter, _ in found}
         names = [name for name, known in _SCHEMES.items() if letters <= set(known)]
         if names and len(found) == len(tags):
-            return TagScheme(names[0], {tag: (letter.translate(_AS_IOBES), kind) for tag, letter, kind in found})
+            return TagScheme(
+                names[0], {tag: (letter.translate(_AS_IOBES), kind) for tag, letter, kind in found}
+            )
     return None
 
 
-# --- CoNLL ------------------------------------------------------------------------------------------------------------
+# --- CoNLL
+# --------------------------------------------------------------------------------------------------
 
 
 class ConllLayout(NamedTuple):
@@ -76,15 +103,21 @@ class ConllLayout(NamedTuple):
     def notes(self) -> list[str]:
         """Where word and tag are, in words; nothing where there are no other columns."""
         tag = "" if self.tag is None else f", tag {self.tag + 1}"
-        return [f"columns: word {self.word + 1}{tag} of {self.width}"] if self.width > 2 or self.word else []
+        return (
+            [f"columns: word {self.word + 1}{tag} of {self.width}"]
+            if self.width > 2 or self.word
+            else []
+        )
 
 
-def conll_layout(sample: Iterable[str], chosen: Mapping[str, int], *, treebank: bool = False) -> ConllLayout:
+def conll_layout(
+    sample: Iterable[str], chosen: Mapping[str, int], *, treebank: bool = False
+) -> ConllLayout:
     """The layout of a CoNLL file.
 
-    The word is the first cell, or the second if the first counts the words. The tag is the last cell; in a treebank
-    (CoNLL-U: ten cells) it is the fourth, the part of speech. Of nested entities (GermEval: the last two columns have
-    the same types) it is the outer one.
+    The word is the first cell, or the second if the first counts the words. The tag is the last
+    cell; in a treebank (CoNLL-U: ten cells) it is the fourth, the part of speech. Of nested
+    entities (GermEval: the last two columns have the same types) it is the outer one.
 
     Args:
         chosen: the columns of "word" and "tag" that are known, from 1.
@@ -94,11 +127,22 @@ def conll_layout(sample: Iterable[str], chosen: Mapping[str, int], *, treebank: 
         UsageError: the lines have fewer cells.
     """
     lines = [conll_cells(line) if not _is_boundary(line) else [] for line in sample]
-    blocks = [list(dropwhile(lambda row: row[0] == "#", group)) for filled, group in groupby(lines, bool) if filled]
+    blocks = [
+        list(dropwhile(lambda row: row[0] == "#", group))
+        for filled, group in groupby(lines, bool)
+        if filled
+    ]
     width = mode([len(row) for block in blocks for row in block] or [1])
-    blocks = [[row for row in block if len(row) == width and not _RANGE.fullmatch(row[0])] for block in blocks]
-    counted = [all(row[0] in (str(n), str(n + 1)) for n, row in enumerate(block)) for block in blocks]
-    counts = sum(counted) > 0.9 * len(counted) and any(len({row[0] for row in block}) > 1 for block in blocks)
+    blocks = [
+        [row for row in block if len(row) == width and not _RANGE.fullmatch(row[0])]
+        for block in blocks
+    ]
+    counted = [
+        all(row[0] in (str(n), str(n + 1)) for n, row in enumerate(block)) for block in blocks
+    ]
+    counts = sum(counted) > 0.9 * len(counted) and any(
+        len({row[0] for row in block}) > 1 for block in blocks
+    )
     is_numbered = width > 1 and (treebank or counts)
     word = chosen.get("word", 1 + is_numbered) - 1
     columns = [[row[index] for block in blocks for row in block] for index in range(width)]
@@ -108,7 +152,11 @@ def conll_layout(sample: Iterable[str], chosen: Mapping[str, int], *, treebank: 
         if index > word and sum(map(_is_entity_tag, cells)) >= 0.9 * len(cells)
     }
     last = types.get(width - 1, {"no tag"})
-    outer = (index for index, names in types.items() if is_numbered and (names & last or (names and not last)))
+    outer = (
+        index
+        for index, names in types.items()
+        if is_numbered and (names & last or (names and not last))
+    )
     usual = 3 if width == 10 and is_numbered and width - 1 not in types else next(outer, width - 1)
     tag = chosen.get("tag", usual + 1) - 1
     what = f"the lines have {width} cells: there is no column {max(word, tag) + 1}"
@@ -121,10 +169,18 @@ def _is_entity_tag(cell: str) -> bool:
 
 
 def looks_like_conll(sample: Iterable[str]) -> bool:
-    """Whether nearly all lines begin with a token and end with a tag like O or B-person, or are those of CoNLL-U."""
-    rows = [conll_cells(line) for line in sample if not (_is_boundary(line) or line.startswith(("# ", "#\t")))]
+    """Whether nearly all lines begin with a token and end with a tag like O or B-person, or are
+    those of CoNLL-U."""
+    rows = [
+        conll_cells(line)
+        for line in sample
+        if not (_is_boundary(line) or line.startswith(("# ", "#\t")))
+    ]
     tagged = sum(len(row) > 1 and _is_entity_tag(row[-1]) for row in rows)
-    treebank = sum(len(row) == 10 and (row[6].isdecimal() or _RANGE.fullmatch(row[0]) is not None) for row in rows)
+    treebank = sum(
+        len(row) == 10 and (row[6].isdecimal() or _RANGE.fullmatch(row[0]) is not None)
+        for row in rows
+    )
     return len(rows) > 1 and max(tagged, treebank) >= 0.9 * len(rows)
 
 
@@ -138,9 +194,12 @@ def conll_cells(line: str) -> list[str]:
     return line.split("\t") if "\t" in line else re.split(" +", line)
 
 
-def _conll_lines(lines: Iterable[tuple[int, str]], layout: ConllLayout) -> Iterator[tuple[str, int, str, list[str]]]:
-    """The kind, number, text and cells of each line. Kinds: "word"; "part", a range (1-2) or an empty node (5.1), which
-    are no words; "comment", which begins with "# " and stands before the words of a sentence; "end" of a sentence."""
+def _conll_lines(
+    lines: Iterable[tuple[int, str]], layout: ConllLayout
+) -> Iterator[tuple[str, int, str, list[str]]]:
+    """The kind, number, text and cells of each line. Kinds: "word"; "part", a range (1-2) or an
+    empty node (5.1), which are no words; "comment", which begins with "# " and stands before the
+    words of a sentence; "end" of a sentence."""
     kind = "end"
     for number, line in lines:
         cells = conll_cells(line)
@@ -162,10 +221,12 @@ def _is_word(cells: list[str], layout: ConllLayout) -> bool:
 def read_conll(
     lines: Iterable[tuple[int, str]], name: str, layout: ConllLayout
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line, values) for each sentence: `tokens`, `tags` (if there are any), `document`, `lines`.
+    """Yield (line, values) for each sentence: `tokens`, `tags` (if there are any), `document`,
+    `lines`.
 
     Args:
-        lines: numbered. A blank line ends a sentence; -DOCSTART- or a comment "newdoc" begins a document.
+        lines: numbered. A blank line ends a sentence; -DOCSTART- or a comment "newdoc" begins a
+            document.
 
     Raises:
         BertworksError: a line has fewer or more cells, or an empty token or tag.
@@ -175,7 +236,8 @@ def read_conll(
         if kind == "word":
             first, line = first or number, line.removesuffix("\r")
             _check_conll_line(name, number, line, cells, layout)
-            tokens.append(intern(cells[layout.word]))  # kept once: a long sentence repeats most of its words
+            # kept once: a long sentence repeats most of its words
+            tokens.append(intern(cells[layout.word]))
             tags.append(intern(cells[layout.tag or 0]))
             kept.append(intern(line))
         elif kind == "end" and tokens:
@@ -185,17 +247,28 @@ def read_conll(
         document += kind != "word" and _DOCUMENT.match(line) is not None
 
 
-def _check_conll_line(name: str, number: int, line: str, cells: list[str], layout: ConllLayout) -> None:
+def _check_conll_line(
+    name: str, number: int, line: str, cells: list[str], layout: ConllLayout
+) -> None:
     has_tag = len(cells) >= layout.width and cells[-1 if layout.tag is None else layout.tag]
     if not has_tag or len(cells) > layout.width or not cells[layout.word]:
-        what = f"{line!r} has {f'{len(cells)} cells' if has_tag else 'no tag'}; most lines have {layout.width} cells"
-        hint = "write a token, one tab and its tag on each line: O where there is no entity; no tab within a token"
+        what = (
+            f"{line!r} has {f'{len(cells)} cells' if has_tag else 'no tag'}; most lines have "
+            f"{layout.width} cells"
+        )
+        hint = (
+            "write a token, one tab and its tag on each line: O where there is no entity; no "
+            "tab within a token"
+        )
         raise BertworksError(what, where=f"{name}:{number}", hint=hint)
 
 
-def with_tags(lines: Iterable[tuple[int, str]], tags: Iterable[str], layout: ConllLayout) -> Iterator[str]:
-    """The lines of a CoNLL file with one more cell. Comments and lines between sentences stay as they are. A -DOCSTART-
-    line with as many cells as the others gets O, and what is no word gets _, so that all have the same number of cells.
+def with_tags(
+    lines: Iterable[tuple[int, str]], tags: Iterable[str], layout: ConllLayout
+) -> Iterator[str]:
+    """The lines of a CoNLL file with one more cell. Comments and lines between sentences stay as
+    they are. A -DOCSTART- line with as many cells as the others gets O, and what is no word gets _,
+    so that all have the same number of cells.
 
     Args:
         tags: of all words of the file.
@@ -205,18 +278,22 @@ def with_tags(lines: Iterable[tuple[int, str]], tags: Iterable[str], layout: Con
         bare = line.rstrip(" \r")
         separator, end = "\t" if "\t" in bare else " ", line[len(line.rstrip("\r")) :]
         is_document = kind == "end" and bare.strip() and layout.width == len(cells) > 1
-        new = next(tag) if kind == "word" else "_" if kind == "part" else "O" if is_document else None
+        new = (
+            next(tag) if kind == "word" else "_" if kind == "part" else "O" if is_document else None
+        )
         yield line if new is None else f"{bare}{separator}{new}{end}"
 
 
-# --- JSON of annotation tools and libraries ---------------------------------------------------------------------------
+# --- JSON of annotation tools and libraries
+# ---------------------------------------------------------------------------
 
 
 def json_rows(value: Any) -> Any:
-    """The rows of a JSON value that fills a file, or a SQuAD document; None: it is one row, or something else.
+    """The rows of a JSON value that fills a file, or a SQuAD document; None: it is one row, or
+    something else.
 
-    Known: lists; {"data": rows}; {"classes", "annotations": rows}; pandas (orient records, split, table, values;
-    columns and index with row numbers); SQuAD; spaCy 2.
+    Known: lists; {"data": rows}; {"classes", "annotations": rows}; pandas (orient records, split,
+    table, values; columns and index with row numbers); SQuAD; spaCy 2.
     """
     if isinstance(value, dict):
         data, names, parts = value.get("data"), value.get("columns"), list(value.values())
@@ -231,7 +308,9 @@ def json_rows(value: Any) -> Any:
             if all(map(str.isdecimal, value)):
                 value = parts
             elif all(map(str.isdecimal, parts[0])):
-                value = [{name: cells.get(key) for name, cells in value.items()} for key in parts[0]]
+                value = [
+                    {name: cells.get(key) for name, cells in value.items()} for key in parts[0]
+                ]
     if not isinstance(value, list):
         return None
     first = value[0] if value and isinstance(value[0], dict) else {}
@@ -241,36 +320,57 @@ def json_rows(value: Any) -> Any:
 
 
 def _spacy_sentences(articles: Any) -> list[dict[str, Any]] | None:
-    """The words and tags (entities, else parts of speech) in JSON of spaCy 2; None: it is something else."""
+    """The words and tags (entities, else parts of speech) in JSON of spaCy 2; None: it is something
+    else."""
     with suppress(AttributeError, KeyError, TypeError):
         paragraphs = chain.from_iterable(article["paragraphs"] for article in articles)
         sentences = [sentence["tokens"] for part in paragraphs for sentence in part["sentences"]]
         tag = "ner" if any(word.get("ner") for words in sentences for word in words) else "tag"
-        return [{"tokens": [word["orth"] for word in s], "tags": [word.get(tag) for word in s]} for s in sentences]
+        return [
+            {"tokens": [word["orth"] for word in s], "tags": [word.get(tag) for word in s]}
+            for s in sentences
+        ]
     return None
 
 
 def splits_of(value: Any) -> list[str]:
-    """The names of the parts of a JSON value like {"train": [...], "validation": [...]}; [] if it is none."""
+    """The names of the parts of a JSON value like {"train": [...], "validation": [...]}; [] if it
+    is none."""
     names = list(value) if isinstance(value, dict) else []
-    return names if all(isinstance(value[name], list) and _SPLIT.fullmatch(name) for name in names) else []
+    return (
+        names
+        if all(isinstance(value[name], list) and _SPLIT.fullmatch(name) for name in names)
+        else []
+    )
 
 
 def record_of(row: Any) -> Any:
-    """One row of JSON as a flat object, if it has a known layout: of spaCy, Label Studio, or Prodigy's choices. Other
-    lists become "column 1", "column 2", ..."""
+    """One row of JSON as a flat object, if it has a known layout: of spaCy, Label Studio, or
+    Prodigy's choices. Other lists become "column 1", "column 2", ..."""
     if isinstance(row, list):
         pair = len(row) == 2 and isinstance(row[1], dict)
-        row = {"text": row[0], **row[1]} if pair else {f"column {number}": cell for number, cell in enumerate(row, 1)}
+        row = (
+            {"text": row[0], **row[1]}
+            if pair
+            else {f"column {number}": cell for number, cell in enumerate(row, 1)}
+        )
     if not isinstance(row, dict):
         return row
-    if isinstance(row.get("data"), dict) and row.keys() & {"annotations", "completions", "predictions"}:
+    if isinstance(row.get("data"), dict) and row.keys() & {
+        "annotations",
+        "completions",
+        "predictions",
+    }:
         row = _label_studio(row)
     if "accept" in row and "options" in row:
         row["accept_options"] = options = row.pop("options")
         names = {option["id"]: option.get("text") for option in options}
-        row["label"] = [key if isinstance(key, str) else names.get(key) or key for key in row.pop("accept")]
-        row["label"] = row["label"] or ([] if row.get("config", {}).get("choice_style") != "single" else None)
+        row["label"] = [
+            key if isinstance(key, str) else names.get(key) or key for key in row.pop("accept")
+        ]
+        row["label"] = row["label"] or (
+            [] if row.get("config", {}).get("choice_style") != "single" else None
+        )
     if isinstance(row.get("spans"), dict) and not row.get("ents"):  # groups of spans in spaCy 3
         row |= {"spans": list(chain.from_iterable(row["spans"].values())), "ents": None}
     if isinstance(row.get("cats"), dict):
@@ -279,14 +379,18 @@ def record_of(row: Any) -> Any:
         only = value[0] if isinstance(value, list) and len(value) == 1 else value
         if isinstance(only, dict) and list(only) in (["choices"], ["rating"], ["number"]):
             (row[name],) = only.values()
-        elif isinstance(value, list) and value and all(isinstance(part, list) and part == part[:9] for part in value):
+        elif (
+            isinstance(value, list)
+            and value
+            and all(isinstance(part, list) and part == part[:9] for part in value)
+        ):
             row[name] = list(map(" > ".join, value))  # the path of a taxonomy
     return row
 
 
 def _label_studio(task: Mapping[str, Any]) -> dict[str, Any]:
-    """The data and the first annotation of a task; "annotations" is their number if there are several. ValueError:
-    annotations of other data than plain text."""
+    """The data and the first annotation of a task; "annotations" is their number if there are
+    several. ValueError: annotations of other data than plain text."""
     every = task.get("annotations") or task.get("completions") or []  # the latter: until 2021
     done = [entry for entry in every if not (entry.get("was_cancelled") or entry.get("skipped"))]
     flat = {"id": task.get("id"), **task["data"]}
@@ -296,10 +400,13 @@ def _label_studio(task: Mapping[str, Any]) -> dict[str, Any]:
     for result in done[0].get("result", []):
         kind, value = result["type"], result.get("value")
         if kind == "labels":
-            flat.setdefault("entities", []).extend({**value, "labels": [name]} for name in value["labels"])
+            flat.setdefault("entities", []).extend(
+                {**value, "labels": [name]} for name in value["labels"]
+            )
         elif kind.endswith("labels"):
             raise ValueError(f"annotations of the type {kind}, not of plain text")
-        elif kind in ("choices", "taxonomy", "rating", "number") and "start" not in value:  # of the whole text
+        # of the whole text
+        elif kind in ("choices", "taxonomy", "rating", "number") and "start" not in value:
             flat[result["from_name"]] = value[kind]
     return flat | ({"annotations": len(done)} if len(done) > 1 else {})
 
@@ -321,47 +428,73 @@ def looks_like_fasttext(sample: Iterable[str]) -> bool:
     return sum(begins) > 0.9 * len(begins)
 
 
-# --- questions --------------------------------------------------------------------------------------------------------
+# --- questions
+# --------------------------------------------------------------------------------------------------
 
 
-def answer_fields(columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> tuple[str, str, str | None] | None:
-    """The fields of the context, of answers as text, and of their start, in rows with questions; None if there are
-    none, or if most answers are not in their context."""
+def answer_fields(
+    columns: Iterable[str], rows: Iterable[Mapping[str, Any]]
+) -> tuple[str, str, str | None] | None:
+    """The fields of the context, of answers as text, and of their start, in rows with questions;
+    None if there are none, or if most answers are not in their context."""
     names = {name.strip().lower().replace(" ", "_"): name for name in columns}
-    answer = next((names[name] for name in ("answer_text", "answers", "answer") if name in names), None)
+    answer = next(
+        (names[name] for name in ("answer_text", "answers", "answer") if name in names), None
+    )
     if answer is None or not {"question", "context"} <= names.keys():
         return None
     context = names["context"]
-    texts = [(text, str(record.get(context))) for record in rows for text in _answer_texts(record.get(answer))]
+    texts = [
+        (text, str(record.get(context)))
+        for record in rows
+        for text in _answer_texts(record.get(answer))
+    ]
     if sum(text in within for text, within in texts) <= 0.5 * len(texts):
         return None
-    return context, answer, next((names[name] for name in ("answer_start", "start") if name in names), None)
+    return (
+        context,
+        answer,
+        next((names[name] for name in ("answer_start", "start") if name in names), None),
+    )
 
 
 def _answer_texts(value: Any) -> list[str]:
-    return [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str) and text.strip()]
+    return [
+        text
+        for text in (value if isinstance(value, list) else [value])
+        if isinstance(text, str) and text.strip()
+    ]
 
 
 def with_answers(
     record: Mapping[str, Any], context: str, answer: str, start: str | None
 ) -> tuple[dict[str, Any], bool]:
-    """The record with `answers` as in SQuAD, and whether an answer without a start occurs several times in the context:
-    the first place counts; -1 is none. The names are those of `answer_fields`."""
+    """The record with `answers` as in SQuAD, and whether an answer without a start occurs several
+    times in the context: the first place counts; -1 is none. The names are those of
+    `answer_fields`."""
     within, texts = str(record.get(context)), _answer_texts(record.get(answer))
     given = str(record.get(start)).removesuffix(".0").strip("[]") if start else ""
     is_given = re.fullmatch(r"\d{1,9}", given) is not None and len(texts) == 1
-    answers = [{"text": text, "answer_start": int(given) if is_given else within.find(text)} for text in texts]
+    answers = [
+        {"text": text, "answer_start": int(given) if is_given else within.find(text)}
+        for text in texts
+    ]
     several = not is_given and any(within.count(text) > 1 for text in texts)
-    return {name: record[name] for name in record if name not in (answer, start)} | {"answers": answers}, several
+    return {name: record[name] for name in record if name not in (answer, start)} | {
+        "answers": answers
+    }, several
 
 
 def read_squad(document: Mapping[str, Any], file: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (" question ID", values) for each question: id, title, context, question, answers, is_impossible.
+    """Yield (" question ID", values) for each question: id, title, context, question, answers,
+    is_impossible.
 
-    `answers` is a list of {"text", "answer_start"} that may have more fields; None where the file has no answers.
+    `answers` is a list of {"text", "answer_start"} that may have more fields; None where the file
+    has no answers.
 
     Raises:
-        BertworksError: something is missing or has the wrong type; `where` names the question or the paragraph.
+        BertworksError: something is missing or has the wrong type; `where` names the question or
+            the paragraph.
     """
     for article_number, article in enumerate(document["data"], 1):
         within = f"{file}: article {article_number}"
@@ -379,7 +512,10 @@ def read_squad(document: Mapping[str, Any], file: str) -> Iterator[tuple[str, di
                     _part(answer, "answer_start", int, where)
                 text = _part(entry, "question", str, where)
                 is_impossible = bool(_part(entry, "is_impossible", bool | None, where))
-                yield place, dict(zip(SQUAD_FIELDS, (name, title, context, text, answers, is_impossible)))
+                yield (
+                    place,
+                    dict(zip(SQUAD_FIELDS, (name, title, context, text, answers, is_impossible))),
+                )
 
 
 def _part(entry: Any, key: str, kind: Any, where: str) -> Any:
@@ -390,25 +526,36 @@ def _part(entry: Any, key: str, kind: Any, where: str) -> Any:
     return value
 
 
-# --- character spans --------------------------------------------------------------------------------------------------
+# --- character spans
+# --------------------------------------------------------------------------------------------------
 
 
-def span_column(sample: Sequence[Mapping[str, Any]], records: Iterable[Mapping[str, Any]]) -> str | None:
-    """The field of JSON objects with lists of character spans; None if there is none, or if all lists are empty.
+def span_column(
+    sample: Sequence[Mapping[str, Any]], records: Iterable[Mapping[str, Any]]
+) -> str | None:
+    """The field of JSON objects with lists of character spans; None if there is none, or if all
+    lists are empty.
 
-    sample: the first of the records. The others show it if a field with the name of a span column is an empty list.
+    sample: the first of the records. The others show it if a field with the name of a span column
+        is an empty list.
     """
     is_open = any(record.get(key) == [] for record in sample for key in _SPAN_COLUMNS)
     for record in chain(sample, records if is_open else ()):
         for key, value in sorted(record.items(), key=lambda item: item[0] not in _SPAN_COLUMNS):
             known = key in _SPAN_COLUMNS or record.keys() & _EXPORTED
-            if known and isinstance(value, list) and value and all(span_of(entry) is not None for entry in value):
+            if (
+                known
+                and isinstance(value, list)
+                and value
+                and all(span_of(entry) is not None for entry in value)
+            ):
                 return key
     return None
 
 
 def with_entities(record: Mapping[str, Any], column: str, where: str) -> dict[str, Any]:
-    """The record with its spans as `entities`: a list of {"start", "end", "type"} that keep their other fields.
+    """The record with its spans as `entities`: a list of {"start", "end", "type"} that keep their
+    other fields.
 
     Raises:
         BertworksError: a span has no start, end or type.
@@ -417,17 +564,24 @@ def with_entities(record: Mapping[str, Any], column: str, where: str) -> dict[st
         record = {**record, column: []}
     spans = record.get(column)
     if spans is not None and not isinstance(spans, list):
-        raise BertworksError(f"{column!r} is {spans!r:.60}, not a list of spans", where=where, hint=_SPAN_HINT)
+        raise BertworksError(
+            f"{column!r} is {spans!r:.60}, not a list of spans", where=where, hint=_SPAN_HINT
+        )
     for entry in spans or ():
         if span_of(entry) is None:
-            raise BertworksError(f"{entry!r:.80} is not a span of characters", where=where, hint=_SPAN_HINT)
+            raise BertworksError(
+                f"{entry!r:.80} is not a span of characters", where=where, hint=_SPAN_HINT
+            )
     entities = None if spans is None else list(map(span_of, spans))
-    return {"entities" if key == column else key: entities if key == column else record[key] for key in record}
+    return {
+        "entities" if key == column else key: entities if key == column else record[key]
+        for key in record
+    }
 
 
 def span_of(entry: Any) -> dict[str, Any] | None:
-    """One span as {"start", "end", "type"} with its other fields, from any usual layout: {"start", "end", "label"},
-    {"span": [0, 5], ...}, [0, 5, "x"]; None if it is no span."""
+    """One span as {"start", "end", "type"} with its other fields, from any usual layout: {"start",
+    "end", "label"}, {"span": [0, 5], ...}, [0, 5, "x"]; None if it is no span."""
     if isinstance(entry, list) and len(entry) == 3:
         entry = dict(zip(("start", "end", "type"), entry))
     if not isinstance(entry, dict):
@@ -435,9 +589,12 @@ def span_of(entry: Any) -> dict[str, Any] | None:
     rest = dict(entry)
     if isinstance(rest.get("span"), list) and len(rest["span"]) == 2:
         rest["start"], rest["end"] = rest.pop("span")
-    start, end, kind = (next((rest.pop(name) for name in names if name in rest), None) for names in _SPAN_FIELDS)
+    start, end, kind = (
+        next((rest.pop(name) for name in names if name in rest), None) for names in _SPAN_FIELDS
+    )
     kind = kind[0] if isinstance(kind, list) and len(kind) == 1 else kind
-    kind = str(kind) if type(kind) is int and "start_offset" in entry else kind  # doccano until 2021
+    # doccano until 2021
+    kind = str(kind) if type(kind) is int and "start_offset" in entry else kind
     if type(start) is not int or type(end) is not int or not isinstance(kind, str):
         return None
     return {"start": start, "end": end, "type": kind, **rest}

@@ -1,7 +1,7 @@
 """What the columns of labelled data mean: texts, labels, choices, row names, and the task.
 
-Inferred from known names first, then from statistics of the values. What is not safe is refused with the candidates
-and the options that settle it. `schema` checks single rows later.
+Inferred from known names first, then from statistics of the values. What is not safe is refused
+with the candidates and the options that settle it. `schema` checks single rows later.
 """
 
 import itertools
@@ -30,9 +30,14 @@ _MIN_TEXT = 15  # characters on average of a text that is named by no known name
 _DATE = 8  # characters of codes that are dates or addresses, not the names of classes
 _MIN_FILLED = 0.5  # of the rows have a text, if its column is inferred
 _SAMPLE_ROWS = 1000  # read where labels do not matter
-_CHOICE = re.compile(r"(choice|ending|option|answer|alternative|candidate|sol|solution|選択肢|보기)s?[ _-]?(\d+|[a-e])")
+_CHOICE = re.compile(
+    r"(choice|ending|option|answer|alternative|candidate|sol|solution|選択肢|보기)s?"
+    r"[ _-]?(\d+|[a-e])"
+)
 _CHOICE_LISTS = ("choices", "endings", "options", "candidates", "answers")
-_OFFSETS = re.compile(r"((answer|span|char|token|entity)s?)?[ _-]?(start|begin|end|offset)s?[ _-]?(index|char|pos)?")
+_OFFSETS = re.compile(
+    r"((answer|span|char|token|entity)s?)?[ _-]?(start|begin|end|offset)s?[ _-]?(index|char|pos)?"
+)
 
 
 def infer_schema(
@@ -44,7 +49,8 @@ def infer_schema(
     group: str | None = None,
     labelled: bool = True,
 ) -> tuple[Schema, list[str]]:
-    """What the columns of a file mean, and why, in words. Reads the file twice; only its beginning unless `labelled`.
+    """What the columns of a file mean, and why, in words. Reads the file twice; only its beginning
+    unless `labelled`.
 
     Args:
         task, text, label: what is known already. Several labels: columns of 0 and 1.
@@ -52,19 +58,30 @@ def infer_schema(
         labelled: whether labels are looked for.
 
     Raises:
-        UsageError: `text`, `label` or `group` names no column, or the task reads fewer or more texts; the columns may
-            mean several things, or the rows are no texts with labels.
+        UsageError: `text`, `label` or `group` names no column, or the task reads fewer or more
+            texts; the columns may mean several things, or the rows are no texts with labels.
         BertworksError: no column looks like a text or a label; all rows have the same label.
     """
     text, label = values.names_of(text), values.names_of(label)
-    for names, option in ((text, "--text"), (label, "--label"), (values.names_of(group), "--group")):
+    for names, option in (
+        (text, "--text"),
+        (label, "--label"),
+        (values.names_of(group), "--group"),
+    ):
         for name in names:
             find_column(reader.columns, reader.name, name, option)
     if len({*text, *label}) < len(text) + len(label):
-        raise UsageError("one column is named twice", where=reader.name, hint="name each text and the label once")
+        raise UsageError(
+            "one column is named twice", where=reader.name, hint="name each text and the label once"
+        )
     columns = study(reader, None if labelled else _SAMPLE_ROWS)
     spelling_notes: list[str] = []
-    require(next(iter(reader), None) is not None, "there are no rows", reader.name, "name a file that holds rows")
+    require(
+        next(iter(reader), None) is not None,
+        "there are no rows",
+        reader.name,
+        "name a file that holds rows",
+    )
     try:
         schema = _by_layout(reader, columns, text, label)
         if schema is None or (task and schema.task != task) or (label and schema.label != label):
@@ -77,10 +94,18 @@ def infer_schema(
     for value, what in ((schema.text, "text"), (schema.label, "label")):
         if not value and (labelled or what == "text"):
             others = set(reader.columns) - {*schema.text}
-            hint = f"name the one with the {what} with --{what}" if others else f"add one with the {what}"
-            codes = [name for name, column in columns.items() if what == "text" and column.holds_codes()]
+            hint = (
+                f"name the one with the {what} with --{what}"
+                if others
+                else f"add one with the {what}"
+            )
+            codes = [
+                name for name, column in columns.items() if what == "text" and column.holds_codes()
+            ]
             but = f"; dates, ids or numbers are in: {', '.join(codes)}" if codes else ""
-            problem = f"no column looks like a {what}; the columns are: {', '.join(reader.columns)}{but}"
+            problem = (
+                f"no column looks like a {what}; the columns are: {', '.join(reader.columns)}{but}"
+            )
             raise BertworksError(problem, where=reader.name, hint=hint)
     _check_texts(schema, columns, reader.name, is_explicit=bool(text) or not labelled)
     row_id = "id" if reader.kind == "squad" else _find_id(columns)
@@ -107,7 +132,8 @@ def study(reader: RowReader, count: int | None) -> dict[str, Column]:
     return columns
 
 
-# --- the task ---------------------------------------------------------------------------------------------------------
+# --- the task
+# --------------------------------------------------------------------------------------------------
 
 
 def _by_layout(reader: RowReader, columns: Columns, text: Names, label: Names) -> Schema | None:
@@ -115,18 +141,31 @@ def _by_layout(reader: RowReader, columns: Columns, text: Names, label: Names) -
     if reader.kind == "squad":
         return Schema(task="qa", text=("question", "context"), label=("answers",))
     if reader.kind == "spans":
-        return Schema(task="spans", text=text or _find_texts(columns, ("entities",), is_one=True), label=("entities",))
+        return Schema(
+            task="spans",
+            text=text or _find_texts(columns, ("entities",), is_one=True),
+            label=("entities",),
+        )
     if reader.kind == "conll":
         document = "document" if columns["document"].high > 0 else None
-        return Schema(task="tagging", text=("tokens",), label=("tags",) if "tags" in columns else (), document=document)
+        return Schema(
+            task="tagging",
+            text=("tokens",),
+            label=("tags",) if "tags" in columns else (),
+            document=document,
+        )
     return _tagging(columns, text, label) or _questions(columns, label)
 
 
-def _by_columns(columns: Columns, text: Names, label: Names, task: TaskType | None, options: Options) -> Schema:
+def _by_columns(
+    columns: Columns, text: Names, label: Names, task: TaskType | None, options: Options
+) -> Schema:
     """The schema by names and values."""
     if options:
         _refuse_parts(columns, text, label, task)
-    if task in (None, "choice") and (schema := _choice(columns, text, label, options, is_explicit=task is not None)):
+    if task in (None, "choice") and (
+        schema := _choice(columns, text, label, options, is_explicit=task is not None)
+    ):
         return schema
     text = text or _find_texts(columns, label, is_one=task in ("tagging", "spans"))
     label = label or (_find_label(columns, text) if options and text else ())
@@ -134,48 +173,94 @@ def _by_columns(columns: Columns, text: Names, label: Names, task: TaskType | No
         return Schema(task=task or "classification", text=text)
     several = len(label) > 1 or options.label_names or options.label_separator
     if several and task not in (None, "multilabel"):
-        hint = "--label NAME names one; --label-separator and --label-names are for --task multilabel"
+        hint = (
+            "--label NAME names one; --label-separator and --label-names are for --task multilabel"
+        )
         raise UsageError(f"{task} reads one label, not several: {', '.join(label)}", hint=hint)
     if len(label) > 1:
         return Schema(task="multilabel", text=text, label=label)
     column = columns[label[0]]
     has_commas = _has_decimal_commas(column) and not several and task in (None, "regression")
     if has_commas and options.decimal != ",":
-        what = f"{column.name!r} holds numbers with a decimal comma or lists of numbers: {_some_values(column)}"
-        raise UsageError(what, hint="--decimal , for numbers; --label-separator , for several labels")
-    separator = "" if has_commas else options.label_separator or _separator_of(column, is_explicit=task == "multilabel")
+        what = (
+            f"{column.name!r} holds numbers with a decimal comma or lists of numbers: "
+            f"{_some_values(column)}"
+        )
+        raise UsageError(
+            what, hint="--decimal , for numbers; --label-separator , for several labels"
+        )
+    separator = (
+        ""
+        if has_commas
+        else options.label_separator or _separator_of(column, is_explicit=task == "multilabel")
+    )
     if task is None:
         amounts: TaskType = "regression" if column.has_amounts else "classification"
-        plural = re.fullmatch(r".*[^s]s", column.known_name)  # annotation tools write one label as a list, `label`
+        # annotation tools write one label as a list, `label`
+        plural = re.fullmatch(r".*[^s]s", column.known_name)
         is_list = column.is_listed and (plural is not None or column.single < column.filled)
         task = "multilabel" if is_list or several or separator else amounts
     in_cells = task == "multilabel" and not column.is_listed
-    return Schema(task=task, text=text, label=label, separator=(separator or "|") if in_cells else "")
+    return Schema(
+        task=task, text=text, label=label, separator=(separator or "|") if in_cells else ""
+    )
 
 
 def _refuse_parts(columns: Columns, text: Names, label: Names, task: TaskType | None) -> None:
-    """Raises UsageError if a row is one word or one stretch of a text, or if not all rows are for training."""
+    """Raises UsageError if a row is one word or one stretch of a text, or if not all rows are for
+    training."""
     tags = [name for name in label or columns if _holds_tags(columns[name])]
-    short = [c for name, c in columns.items() if name not in tags and c.mean_length <= 12 and 2 * c.numbers < c.filled]
-    words = [column.name for column in short if column.holds(values.WORD) and (not text or column.name in text)]
+    short = [
+        c
+        for name, c in columns.items()
+        if name not in tags and c.mean_length <= 12 and 2 * c.numbers < c.filled
+    ]
+    words = [
+        column.name
+        for column in short
+        if column.holds(values.WORD) and (not text or column.name in text)
+    ]
     is_whole = not text and any(column.holds(values.SENTENCE, 0.5) for column in columns.values())
     if task in (None, "tagging") and tags and words and not is_whole:
         sentence = next((name for name in columns if name.lower().startswith("sent")), "COLUMN")
-        options = f"--sentence-column {quoted(sentence)} --text {quoted(words[0])} --label {tags[-1]}"
-        hint = f"{options}; or write a CoNLL file: a word and its tag on each line, a blank line after a sentence"
-        raise UsageError(f"each row holds one word: {words[0]!r} with the tag {tags[-1]!r}", hint=hint)
+        options = (
+            f"--sentence-column {quoted(sentence)} --text {quoted(words[0])} --label {tags[-1]}"
+        )
+        hint = (
+            f"{options}; or write a CoNLL file: a word and its tag on each line, a blank line "
+            "after a sentence"
+        )
+        raise UsageError(
+            f"each row holds one word: {words[0]!r} with the tag {tags[-1]!r}", hint=hint
+        )
     for column in columns.values() if not label else ():
-        what = f"{column.name!r} divides the rows ({_some_values(column)}), and all of them would be trained on"
-        hint = "write one file for each part: bertworks finetune TRAIN --dev DEV; --label COLUMN uses all rows"
+        what = (
+            f"{column.name!r} divides the rows ({_some_values(column)}), and all of them would "
+            "be trained on"
+        )
+        hint = (
+            "write one file for each part: bertworks finetune TRAIN --dev DEV; --label COLUMN "
+            "uses all rows"
+        )
         expect(not _is_split(column), what, hint=hint)
-        if _OFFSETS.fullmatch(column.known_name) and column.is_numeric and not column.fractions and column.high > 1:
-            hint = 'write answers as in SQuAD, or spans as {"start": 0, "end": 5, "type": "person"}; or --label COLUMN'
+        if (
+            _OFFSETS.fullmatch(column.known_name)
+            and column.is_numeric
+            and not column.fractions
+            and column.high > 1
+        ):
+            hint = (
+                'write answers as in SQuAD, or spans as {"start": 0, "end": 5, "type": '
+                '"person"}; or --label COLUMN'
+            )
             raise UsageError(f"{column.name!r} holds places in a text, and no labels", hint=hint)
 
 
 def _holds_tags(column: Column) -> bool:
     """Whether each value is one tag of a word."""
-    is_named = column.known_name in _TAG_NAMES and column.has_few_values and column.holds(values.WORD)
+    is_named = (
+        column.known_name in _TAG_NAMES and column.has_few_values and column.holds(values.WORD)
+    )
     return is_named or (column.holds(_TAG) and [*column.values] != ["O"])
 
 
@@ -197,7 +282,9 @@ def _some_values(column: Column) -> str:
     return values.first_names(list(column.values), _SHOWN_VALUES)
 
 
-def _choice(columns: Columns, text: Names, label: Names, options: Options, *, is_explicit: bool) -> Schema | None:
+def _choice(
+    columns: Columns, text: Names, label: Names, options: Options, *, is_explicit: bool
+) -> Schema | None:
     """A multiple choice, if the columns hold one, or if the task was named."""
     texts = text or _find_choices(columns)
     if not texts or (text and not is_explicit) or len(label) > 1:
@@ -211,12 +298,17 @@ def _choice(columns: Columns, text: Names, label: Names, options: Options, *, is
     are_choices = right.numbers < MOST * right.filled or sum(counts) >= MOST * right.filled
     if not is_explicit and (not label or not are_choices):
         return None
-    return Schema(task="choice", text=texts, label=label, first_choice=int(not counts[0] and counts[number] > 0))
+    return Schema(
+        task="choice",
+        text=texts,
+        label=label,
+        first_choice=int(not counts[0] and counts[number] > 0),
+    )
 
 
 def _separator_of(column: Column, *, is_explicit: bool) -> str:
-    """The mark between several labels in one cell; "" if there is none. A comma or semicolon counts only if the parts
-    recur, unless the task was named."""
+    """The mark between several labels in one cell; "" if there is none. A comma or semicolon counts
+    only if the parts recur, unless the task was named."""
     for mark in "|;,/" if is_explicit else "|;,":
         cells = [value for value in column.values if mark in value]
         if is_explicit and cells:
@@ -228,7 +320,8 @@ def _separator_of(column: Column, *, is_explicit: bool) -> str:
     return ""
 
 
-# --- texts, labels and ids --------------------------------------------------------------------------------------------
+# --- texts, labels and ids
+# --------------------------------------------------------------------------------------------
 
 
 def _named(columns: Iterable[Column]) -> dict[str, Column]:
@@ -245,13 +338,20 @@ def _find_choices(columns: Columns) -> tuple[str, ...]:
     stems = {known: match[1] for known in named if (match := _CHOICE.fullmatch(known))}
     choices = [named[known].name for known, stem in stems.items() if stem == mode(stems.values())]
     if len(choices) < 2:
-        choices = [named[known].name for known in _CHOICE_LISTS if known in named and named[known].is_listed][:1]
+        choices = [
+            named[known].name
+            for known in _CHOICE_LISTS
+            if known in named and named[known].is_listed
+        ][:1]
     prompt = _first(named, values.PROMPTS)
     if choices and prompt is not None:
         return prompt.name, *choices
-    # A prompt, at least three choices and the number of the right one, at the end of a table without header.
+    # A prompt, at least three choices and the number of the right one, at the end of a table
+    # without header.
     *others, label = columns.values()
-    number = int(label.high) + 1 if label.is_numeric and not label.fractions and label.low == 0 else 0
+    number = (
+        int(label.high) + 1 if label.is_numeric and not label.fractions and label.low == 0 else 0
+    )
     texts = others[-1 - number :]
     if not _are_nameless(columns) or number < 3 or len(texts) <= number:
         return ()
@@ -264,7 +364,8 @@ def _find_texts(columns: Columns, excluded: Names, *, is_one: bool = False) -> N
     """The text or the pair of texts; () if no column looks like one.
 
     Raises:
-        UsageError: there is another text, and no known name tells which are read, unless the task reads one (`is_one`).
+        UsageError: there is another text, and no known name tells which are read, unless the task
+            reads one (`is_one`).
     """
     possible_columns = [column for name, column in columns.items() if name not in excluded]
     columns_by_name = _named(
@@ -274,7 +375,9 @@ def _find_texts(columns: Columns, excluded: Names, *, is_one: bool = False) -> N
         if all(name in columns_by_name for name in pair):
             return tuple(columns_by_name[name].name for name in pair)
     text_names = [
-        name for name in values.SINGLE_TEXTS if name in columns_by_name and not columns_by_name[name].is_numeric
+        name
+        for name in values.SINGLE_TEXTS
+        if name in columns_by_name and not columns_by_name[name].is_numeric
     ]
     texts = []
     for name, column in columns_by_name.items():
@@ -299,7 +402,9 @@ def _find_texts(columns: Columns, excluded: Names, *, is_one: bool = False) -> N
         text_pair = (longest.name, other_names[0])
         pair_options = " ".join(f"--text {quoted(name)}" for name in columns if name in text_pair)
         names = ", ".join(repr(name) for name in columns if name in (longest.name, *other_names))
-        raise UsageError(f"several columns hold texts: {names}", hint=f"{single_option}, or {pair_options}")
+        raise UsageError(
+            f"several columns hold texts: {names}", hint=f"{single_option}, or {pair_options}"
+        )
     return (longest.name,)
 
 
@@ -313,20 +418,25 @@ def _is_unused(column: Column) -> bool:
 
 
 def _only_words_or_codes(possible_columns: Sequence[Column]) -> Names:
-    """Return the only column that can be the text although it holds single words, names, ids, dates, addresses or one
-    value; () if there is none.
+    """Return the only column that can be the text although it holds single words, names, ids,
+    dates, addresses or one value; () if there is none.
 
     Raises:
         UsageError: there are several.
     """
     candidates = [
-        column for column in possible_columns if column.is_text and column.known_name not in values.KNOWN_NO_TEXTS
+        column
+        for column in possible_columns
+        if column.is_text and column.known_name not in values.KNOWN_NO_TEXTS
     ]
     candidates = [column for column in candidates if not column.is_constant] or candidates
     candidates = [column for column in candidates if not column.holds_codes()] or candidates
     if len(candidates) > 1:
         names = ", ".join(repr(column.name) for column in candidates)
-        what = f"several columns hold single words, names or codes, and none holds longer texts: {names}"
+        what = (
+            "several columns hold single words, names or codes, and none holds longer texts: "
+            f"{names}"
+        )
         raise UsageError(what, hint=f"--text {quoted(candidates[0].name)}, or another")
     return tuple(column.name for column in candidates)
 
@@ -338,28 +448,37 @@ def _find_label(columns: Columns, texts: Names) -> Names:
         UsageError: several columns look like one, and no name tells which.
     """
     named = _named(column for name, column in columns.items() if name not in texts)
-    known = [named[name] for name in values.LABEL_NAMES if name in named and not _is_split(named[name])]
+    known = [
+        named[name] for name in values.LABEL_NAMES if name in named and not _is_split(named[name])
+    ]
     candidates = sorted(_candidates(columns, texts), key=lambda column: len(column.values))
-    if len(known) > 1 or (known and not any(_flags(columns, [*known, c]) for c in candidates if c is not known[0])):
+    if len(known) > 1 or (
+        known and not any(_flags(columns, [*known, c]) for c in candidates if c is not known[0])
+    ):
         candidates = known
     if known and (known[0].known_name in values.SURE_LABELS or len(candidates) == 1):
         return (known[0].name,)
     first, *others = candidates or [Column("")]
     if _are_nameless(columns):  # 0 and 1 beside ids, as in CoLA
-        is_sure = first.holds(values.FLAG_KINDS[0]) and all(len(c.values) > 9 and _holds_ids(c) for c in others)
+        is_sure = first.holds(values.FLAG_KINDS[0]) and all(
+            len(c.values) > 9 and _holds_ids(c) for c in others
+        )
         candidates = [first] if is_sure else candidates
     elif run := not known and others and _flags(columns, candidates):
         return run
     if len(candidates) < 2:
         return tuple(column.name for column in candidates)
-    shown = ", ".join(f"{column.name!r} ({_some_values(column)})" for column in candidates[:_SHOWN_LABELS])
+    shown = ", ".join(
+        f"{column.name!r} ({_some_values(column)})" for column in candidates[:_SHOWN_LABELS]
+    )
     name = quoted(candidates[0].name)
     hint = f"--label {name}, or another; several columns of 0 and 1: --label {name} --label ..."
     raise UsageError(f"several columns could be the label: {shown}", hint=hint)
 
 
 def _flags(columns: Columns, candidates: Sequence[Column]) -> Names:
-    """Columns of 0 and 1 that stand together and are written in the same way: each is a label. () if these are none."""
+    """Columns of 0 and 1 that stand together and are written in the same way: each is a label. ()
+    if these are none."""
     places = [[*columns].index(column.name) for column in candidates]
     run = [*columns.values()][min(places) : max(places) + 1]
     is_even = any(all(column.holds(kind) for column in run) for kind in values.FLAG_KINDS)
@@ -369,8 +488,16 @@ def _flags(columns: Columns, candidates: Sequence[Column]) -> Names:
 def _candidates(columns: Columns, texts: Names) -> list[Column]:
     """The columns that could be the label by their values: classes, or numbers with fractions."""
     rows = max(column.filled for column in columns.values())
-    found = [column for name, column in columns.items() if name not in texts and column.filled > MOST * rows]
-    found = [c for c in found if c.known_name not in values.ID_NAMES and not values.NO_LABELS.fullmatch(c.known_name)]
+    found = [
+        column
+        for name, column in columns.items()
+        if name not in texts and column.filled > MOST * rows
+    ]
+    found = [
+        c
+        for c in found
+        if c.known_name not in values.ID_NAMES and not values.NO_LABELS.fullmatch(c.known_name)
+    ]
     found = [c for c in found if not (_is_split(c) or _OFFSETS.fullmatch(c.known_name))]
     found = [c for c in found if c.mean_length < _DATE or not _holds_ids(c)]
     fractions = [c for c in found if c.is_numeric and c.fractions and not c.leading_zeros]
@@ -387,28 +514,49 @@ def _find_id(columns: Columns) -> str | None:
 
 
 def _tagging(columns: Columns, text: Names, label: Names) -> Schema | None:
-    """The columns with lists of words and of their tags; None if there are none. `text` and `label` are known."""
+    """The columns with lists of words and of their tags; None if there are none. `text` and `label`
+    are known."""
     lists = _named(column for column in columns.values() if column.is_listed)
-    words = _first(lists, [columns[name].known_name for name in text] or ["tokens", "words", "token", "word"])
-    known = [columns[name].known_name for name in label] or ["tags", "ner_tags", "pos_tags", "labels", "label", "tag"]
+    words = _first(
+        lists, [columns[name].known_name for name in text] or ["tokens", "words", "token", "word"]
+    )
+    known = [columns[name].known_name for name in label] or [
+        "tags",
+        "ner_tags",
+        "pos_tags",
+        "labels",
+        "label",
+        "tag",
+    ]
     for tags in [lists[name] for name in known if name in lists]:
         # Of the rows with a value: some may have no tags.
-        if words and MOST <= tags.entries * words.lists / max(1, words.entries * tags.lists) <= 1 / MOST:
+        if (
+            words
+            and MOST <= tags.entries * words.lists / max(1, words.entries * tags.lists) <= 1 / MOST
+        ):
             return Schema(task="tagging", text=(words.name,), label=(tags.name,))
     return None
 
 
 def _questions(columns: Columns, label: Names) -> Schema | None:
-    """The columns with questions, contexts and answers; None if there are none. `label` is known."""
+    """The columns with questions, contexts and answers; None if there are none. `label` is
+    known."""
     named = _named(columns.values())
     answers = _first(named, [columns[name].known_name for name in label] or ["answers", "answer"])
-    if not {"question", "context"} <= named.keys() or not answers or answers.answers < MOST * answers.filled:
+    if (
+        not {"question", "context"} <= named.keys()
+        or not answers
+        or answers.answers < MOST * answers.filled
+    ):
         return None
-    return Schema(task="qa", text=(named["question"].name, named["context"].name), label=(answers.name,))
+    return Schema(
+        task="qa", text=(named["question"].name, named["context"].name), label=(answers.name,)
+    )
 
 
 def _doubt_about_text(column: Column) -> list[str]:
-    """Return a note if a column that was inferred to be the text probably holds no text, or only single words."""
+    """Return a note if a column that was inferred to be the text probably holds no text, or only
+    single words."""
     kind = ""
     if column.holds_codes():
         kind = "dates, ids, addresses or other codes"
@@ -425,31 +573,44 @@ def _are_nameless(columns: Columns) -> bool:
     return all(re.fullmatch(r"column \d+", name) for name in columns)
 
 
-# --- the labels of the file -------------------------------------------------------------------------------------------
+# --- the labels of the file
+# -------------------------------------------------------------------------------------------
 
 
 def _check_texts(schema: Schema, columns: Columns, name: str, *, is_explicit: bool) -> None:
     """Raises UsageError if the task reads more or fewer texts, or if most rows have none."""
     least, most = TASKS[schema.task]["columns"]
-    hint = "name them: --text QUESTION --text CONTEXT" if schema.task == "qa" else "name others: --text, --task"
+    hint = (
+        "name them: --text QUESTION --text CONTEXT"
+        if schema.task == "qa"
+        else "name others: --text, --task"
+    )
     reads = f"{schema.task} reads {TASKS[schema.task]['texts']}"
     what = f"{reads}, not {len(schema.text)} columns: {', '.join(map(repr, schema.text))}"
     expect(least <= len(schema.text) <= most, what, where=name, hint=hint)
     rows = max(column.filled for column in columns.values())
     if not is_explicit and (column := columns[schema.text[0]]).filled < _MIN_FILLED * rows:
         what = f"only {column.filled:,} of {rows:,} rows have a text in {column.name!r}"
-        hint = f"name another column with --text, or leave the other rows out: --text {quoted(column.name)}"
+        hint = (
+            "name another column with --text, or leave the other rows out: --text "
+            f"{quoted(column.name)}"
+        )
         raise UsageError(what, where=name, hint=hint)
 
 
 def _check_labels(schema: Schema, column: Column, name: str, *, is_explicit: bool) -> None:
-    """Raises BertworksError if the labels cannot train a model: no label, one label only, or as many as rows."""
+    """Raises BertworksError if the labels cannot train a model: no label, one label only, or as
+    many as rows."""
     what, hint = "", "name another column with --label, or another task with --task"
     count = f"{column.filled:,} rows"
     task, labels = schema.task, schema.labels
     few = column.has_few_values if column.values else 5 * len(labels) <= column.filled
     if task == "classification" and len(labels) < 2:
-        what = f"all rows with a text have the same label, {labels[0]!r}" if labels else "there is no label"
+        what = (
+            f"all rows with a text have the same label, {labels[0]!r}"
+            if labels
+            else "there is no label"
+        )
         hint = "add rows with another label"
     elif task == "classification" and not (is_explicit or few) and len(labels) > MAX_CLASSES:
         what = f"{len(labels):,} different values in {count} are not classes"
@@ -457,34 +618,59 @@ def _check_labels(schema: Schema, column: Column, name: str, *, is_explicit: boo
             what += ", and those with leading zeros are codes and no numbers"
             hint = "if they are numbers: --task regression; else name another column with --label"
     elif task == "regression" and column.low == column.high and column.is_numeric:
-        what, hint = f"all {count} have the same number, {column.low}", "add rows with other numbers"
+        what, hint = (
+            f"all {count} have the same number, {column.low}",
+            "add rows with other numbers",
+        )
     elif task == "tagging" and not set(labels) - {"O"}:
         what, hint = "no word has a tag other than O", "tag some words"
     elif task == "tagging" and len(labels) < 2:
-        what, hint = f"all words have the same tag, {labels[0]!r}", "tag the words differently, or name another column"
-    elif task == "multilabel" and labels and {label.lower() for label in labels} <= values.FLAGS.keys():
+        what, hint = (
+            f"all words have the same tag, {labels[0]!r}",
+            "tag the words differently, or name another column",
+        )
+    elif (
+        task == "multilabel"
+        and labels
+        and {label.lower() for label in labels} <= values.FLAGS.keys()
+    ):
         what = "the labels are named only 0 and 1"
-        hint = "lists: --label-names A,B,C; columns: --label A --label B; one label: --task classification"
+        hint = (
+            "lists: --label-names A,B,C; columns: --label A --label B; one label: --task "
+            "classification"
+        )
     elif task in ("multilabel", "spans") and not labels:
         what, hint = "no row has a label", "label some rows"
     elif task == "choice" and len(schema.text) < 2:
-        what, hint = "there are no choices", "name them: --text PROMPT --text CHOICE1 --text CHOICE2"
+        what, hint = (
+            "there are no choices",
+            "name them: --text PROMPT --text CHOICE1 --text CHOICE2",
+        )
     require(not what, f"{what} (in {', '.join(map(repr, schema.label))})", name, hint)
 
 
 def _certainty(schema: Schema, columns: Columns, reader: RowReader, given: set[str]) -> list[str]:
-    """The header, the grounds of what was inferred, and what else is possible. given: columns that were named."""
+    """The header, the grounds of what was inferred, and what else is possible. given: columns that
+    were named."""
     lines = [reader.header_note] if reader.header_note else []
     layout, inferred = reader.kind in ("squad", "spans", "conll"), []
     for what, names in (("text", schema.text), ("label", schema.label)):
         if {*names} - given:
-            by_name = {columns[name].known_name for name in names} <= values.KNOWN_NAMES | {*_CHOICE_LISTS}
-            inferred.append(f"{what} by its {'layout' if layout else 'name' if by_name else 'values'}")
+            by_name = {columns[name].known_name for name in names} <= values.KNOWN_NAMES | {
+                *_CHOICE_LISTS
+            }
+            inferred.append(
+                f"{what} by its {'layout' if layout else 'name' if by_name else 'values'}"
+            )
     for name in schema.text:
         if name in columns and name not in given and not layout:
             lines += _doubt_about_text(columns[name])
     is_open = not layout and {*schema.label} - given
     others = [repr(c.name) for c in _candidates(columns, (*schema.text, *schema.label)) if is_open]
     also = f"; another label could be: {', '.join(others)}" if others else ""
-    split = [f"all rows are used, though {c.name!r} divides them" for c in columns.values() if given and _is_split(c)]
+    split = [
+        f"all rows are used, though {c.name!r} divides them"
+        for c in columns.values()
+        if given and _is_split(c)
+    ]
     return lines + [f"inferred: {', '.join(inferred)}{also}"] * bool(inferred) + split

@@ -1,7 +1,8 @@
-"""One file of labelled or unlabelled data -> rows: tables, JSON, Parquet, CoNLL, SQuAD, character spans.
+"""One file of labelled or unlabelled data -> rows: tables, JSON, Parquet, CoNLL, SQuAD, character
+spans.
 
-Nothing is converted, repaired or left out: what cannot be read is an error that names its line. Memory use does not
-grow with the file, except for one JSON value that fills a whole file.
+Nothing is converted, repaired or left out: what cannot be read is an error that names its line.
+Memory use does not grow with the file, except for one JSON value that fills a whole file.
 """
 
 import itertools
@@ -20,16 +21,25 @@ from bertworks.io.class_names import ClassNames, class_names_of_schema
 from bertworks.io.options import ReadOptions
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import Data, StoredRows, first_rows, split_rows, stored
-from bertworks.io.text_files import IssueCounter, Issues, LineReader, infer_encoding, open_lines, rereadable
+from bertworks.io.text_files import (
+    IssueCounter,
+    Issues,
+    LineReader,
+    infer_encoding,
+    open_lines,
+    rereadable,
+)
 
 Names = Collection[str]
 Kind = Literal["table", "json", "parquet", "conll", "squad", "spans"]
 _Rows = Iterator[tuple[int | str, dict[str, Any]]]  # line or number, or name; values
-_Found = tuple[Kind, list[str], Callable[[], _Rows]]  # the kind of a file, the names of its columns, its rows
+# the kind of a file, the names of its columns, its rows
+_Found = tuple[Kind, list[str], Callable[[], _Rows]]
 _SPANS = '{"text": "...", "entities": [{"start": 0, "end": 5, "type": "person"}]}'
 _SEVERAL = "rows with several annotations: the first one counts"
 _BAD_LINES = 1000  # from which the encoding is inferred
-_SEPARATOR = re.compile(r'"?sep=([^\w\s"]|\t)"?', re.IGNORECASE)  # the first line of some tables of Excel
+# the first line of some tables of Excel
+_SEPARATOR = re.compile(r'"?sep=([^\w\s"]|\t)"?', re.IGNORECASE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SAMPLE_CHARACTERS = 1 << 20  # from which the meaning of quote marks is inferred
 
@@ -37,43 +47,58 @@ _SAMPLE_CHARACTERS = 1 << 20  # from which the meaning of quote marks is inferre
 class Row(NamedTuple):
     """One row as the file has it; spans are brought into one layout."""
 
-    values: dict[str, Any]  # by column, in the file's order: strings in tables, JSON values elsewhere
-    where: str  # "reviews.csv:17": the line where it begins; for Parquet and JSON arrays the number of the row
-    written: dict[str, Any] | None = None  # the fields of the file, if `values` has them in another layout
+    # by column, in the file's order: strings in tables, JSON values elsewhere
+    values: dict[str, Any]
+    # "reviews.csv:17": the line where it begins; for Parquet and JSON arrays the number of the row
+    where: str
+    # the fields of the file, if `values` has them in another layout
+    written: dict[str, Any] | None = None
 
 
 class RowReader:
     """The rows of one file. It can be iterated any number of times.
 
-    Values by kind: cells of a table are strings, and columns without a header are "column 1", "column 2", ...; plain
-    text has a row for each line, `text`. CoNLL: `tokens`, `tags` (if there are any), `document` (its number), `lines`
-    (as in the file). SQuAD: `id`, `title`, `context`, `question`, `answers` (list of {"text", "answer_start"}; None if
-    the file has none), `is_impossible`. Spans: `entities` (list of {"start", "end", "type"}) among the other fields.
+    Values by kind: cells of a table are strings, and columns without a header are "column 1",
+    "column 2", ...; plain text has a row for each line, `text`. CoNLL: `tokens`, `tags` (if there
+    are any), `document` (its number), `lines` (as in the file). SQuAD: `id`, `title`, `context`,
+    `question`, `answers` (list of {"text", "answer_start"}; None if the file has none),
+    `is_impossible`. Spans: `entities` (list of {"start", "end", "type"}) among the other fields.
 
     Args:
-        path: the file, in any compression; "-" is standard input; or rows in memory, see `io.tables.Data`.
-        options: how it is read. quoting="auto": inferred for tab-separated tables, "quoted" for others.
+        path: the file, in any compression; "-" is standard input; or rows in memory, see
+            `io.tables.Data`.
+        options: how it is read. quoting="auto": inferred for tab-separated tables, "quoted" for
+            others.
         name: the name of the file in messages.
         known: names of columns that a header may have, as those of the training.
 
     Attributes:
         kind: the kind of file.
-        columns: the names of the values; of JSON lines those of the first rows. written_columns: the same as the file
-            names them.
-        header_note: whether the first row names the columns, in words; "" where that was not inferred.
+        columns: the names of the values; of JSON lines those of the first rows. written_columns:
+            the same as the file names them.
+        header_note: whether the first row names the columns, in words; "" where that was not
+            inferred.
 
     Raises:
-        BertworksError: the file is not of any known kind. While iterating also: a row with too few or too many cells,
-            a line that is not JSON or not UTF-8, a quote mark that is never closed, a file that changes meanwhile.
+        BertworksError: the file is not of any known kind. While iterating also: a row with too few
+            or too many cells, a line that is not JSON or not UTF-8, a quote mark that is never
+            closed, a file that changes meanwhile.
     """
 
-    def __init__(self, path: Data, options: ReadOptions = ReadOptions(), *, name: str = "", known: Names = ()):
+    def __init__(
+        self, path: Data, options: ReadOptions = ReadOptions(), *, name: str = "", known: Names = ()
+    ):
         self._source = stored(path)  # rows in memory are kept as long as this object
         self.path, piped = rereadable(self._source, self)
         self.name = name or piped or str(self._source)
         if not self.path.exists():
             raise text_files.nothing_there(self.path)
-        expect(not self.path.is_dir(), "this is a folder, not a file", where=self.name, hint="name one of its files")
+        expect(
+            not self.path.is_dir(),
+            "this is a folder, not a file",
+            where=self.name,
+            hint="name one of its files",
+        )
         self.options, self._counts = options, Issues()
         self.header_note = ""
         self._known = known
@@ -81,12 +106,17 @@ class RowReader:
         self._state = self._file_state()
         self._skipped = 0  # lines before a table
         self._spans: str | None = None  # the field with spans
-        self._answers: tuple[str, str, str | None] | None = None  # fields of the context, the answer, its start
+        # fields of the context, the answer, its start
+        self._answers: tuple[str, str, str | None] | None = None
         self._row_type: type | None = None  # of the first row of JSON
         self._layout: annotations.ConllLayout | None = None
         self._class_names = ClassNames({})  # of a Parquet file
         self.kind, self.written_columns, self._rows = self._recognize()
-        self.columns = list(dict.fromkeys("entities" if name == self._spans else name for name in self.written_columns))
+        self.columns = list(
+            dict.fromkeys(
+                "entities" if name == self._spans else name for name in self.written_columns
+            )
+        )
         is_plain = self.kind in ("table", "json", "parquet")
         self._sentence_column = options.sentence_column if is_plain else None
         if self._sentence_column is not None:
@@ -95,7 +125,10 @@ class RowReader:
             sample = (values for _, values in first_rows(self._rows()))
             if fields := annotations.answer_fields(self.columns, sample):
                 self._answers = fields
-                self.columns = [*(name for name in self.columns if name not in fields[1:]), "answers"]
+                self.columns = [
+                    *(name for name in self.columns if name not in fields[1:]),
+                    "answers",
+                ]
 
     def __iter__(self) -> Iterator[Row]:
         self._check_unchanged()
@@ -115,16 +148,21 @@ class RowReader:
             elif self._answers is not None:
                 plain, several = annotations.with_answers(values, *self._answers)
                 if several:
-                    self._counts["answers that occur several times in the context: the first one counts"].add(where)
+                    self._counts[
+                        "answers that occur several times in the context: the first one counts"
+                    ].add(where)
             if isinstance(number := values.get("annotations"), int) and number > 1:
                 self._counts[_SEVERAL].add(where)
-            if "annotator" in values and "id" in values:  # Label Studio, JSON-MIN or CSV: a row for each annotation
+            # Label Studio, JSON-MIN or CSV: a row for each annotation
+            if "annotator" in values and "id" in values:
                 mark = f"{values['annotator']} {values.get('annotation_id')}"
                 if first.setdefault(str(values["id"]), mark) != mark:
                     self._counts[_SEVERAL].add(where)
                     continue
             if values.get("_is_binary") is True and "spans" in values:
-                self._counts["rows of Prodigy about one span: nothing else in them counts as an entity"].add(where)
+                self._counts[
+                    "rows of Prodigy about one span: nothing else in them counts as an entity"
+                ].add(where)
             yield Row(plain, where, None if plain is values else values)
 
     def _sentences(self) -> Iterator[Row]:
@@ -142,7 +180,9 @@ class RowReader:
             for place, values in self._within(group, f": all its words have one {column!r}"):
                 first = first or f"{self.name}:{place}"
                 for key, cells in written.items():
-                    cells.append(intern(values[key]) if type(values.get(key)) is str else values.get(key))
+                    cells.append(
+                        intern(values[key]) if type(values.get(key)) is str else values.get(key)
+                    )
             yield Row(written | {column: name}, first, written)
 
     @property
@@ -152,12 +192,16 @@ class RowReader:
 
     @property
     def notes(self) -> list[str]:
-        """How the file is read where it could be read in other ways, and what the last pass repaired or left out, in
-        words."""
+        """How the file is read where it could be read in other ways, and what the last pass
+        repaired or left out, in words."""
         counts = [f"{what}: {counter}" for what, counter in self._counts.items()]
         if self._answers is not None:
             context, answer, start = self._answers
-            counts.insert(0, f"answers: {answer!r}, " + (f"at {start!r}" if start else f"searched in {context!r}"))
+            counts.insert(
+                0,
+                f"answers: {answer!r}, "
+                + (f"at {start!r}" if start else f"searched in {context!r}"),
+            )
         layout_notes = self._layout.notes if self._layout else []
         stored_notes = self._source.notes if isinstance(self._source, StoredRows) else []
         return [*layout_notes, *stored_notes, *self._class_names.notes, *counts]
@@ -167,7 +211,10 @@ class RowReader:
         return state.st_size, state.st_mtime_ns
 
     def _check_unchanged(self) -> None:
-        what, hint = "the file changed while it was read", "wait until it is complete, then try again"
+        what, hint = (
+            "the file changed while it was read",
+            "wait until it is complete, then try again",
+        )
         require(self.path.exists() and self._file_state() == self._state, what, self.name, hint)
 
     def _parquet_rows(self) -> _Rows:
@@ -183,7 +230,11 @@ class RowReader:
         if tables.is_parquet(self.path):
             with tables.open_parquet(self.path, self.name) as file:
                 self._class_names = class_names_of_schema(file.schema_arrow, self.name)
-                return "parquet", tables.distinct_names(file.schema_arrow.names, self.name), self._parquet_rows
+                return (
+                    "parquet",
+                    tables.distinct_names(file.schema_arrow.names, self.name),
+                    self._parquet_rows,
+                )
         with open_lines(self.path, self.name, encoding=self.options.encoding) as reader:
             return self._recognize_text(reader)
 
@@ -196,25 +247,41 @@ class RowReader:
             hint = hint or "name a csv, tsv, json, Parquet or CoNLL file"
             hint = f"it may be text in {likely}: --encoding {likely}" if likely else hint
             raise BertworksError(f"this is {what}", where=self.name, hint=hint)
-        if reader.format in ("json", "jsonl") or head.startswith((b'{"', b"[{", b"{\n", b"[\n", b"[[")):
+        if reader.format in ("json", "jsonl") or head.startswith(
+            (b'{"', b"[{", b"{\n", b"[\n", b"[[")
+        ):
             return self._recognize_json(reader.format)
         reader.require_line_feeds()
         sample = reader.sample()
         for pattern, (what, hint) in text_files.OTHER_FORMATS["first_lines"].items():
-            require(not re.match(pattern, "\n".join(sample[:50]), re.IGNORECASE), f"this is {what}", self.name, hint)
+            require(
+                not re.match(pattern, "\n".join(sample[:50]), re.IGNORECASE),
+                f"this is {what}",
+                self.name,
+                hint,
+            )
         if annotations.looks_like_fasttext(sample):
             row = annotations.fasttext_row
-            return "table", ["text", "label"], lambda: ((n, row(line)) for n, line in self._lines() if line.strip())
+            return (
+                "table",
+                ["text", "label"],
+                lambda: ((n, row(line)) for n, line in self._lines() if line.strip()),
+            )
         treebank = reader.suffix == ".conllu"
         chosen = self.options.numbers_of_columns
         if treebank or chosen or reader.format == "conll" or annotations.looks_like_conll(sample):
             layout = self._layout = annotations.conll_layout(sample, chosen, treebank=treebank)
             columns = ["tokens", *(["tags"] if layout.tag is not None else []), "document", "lines"]
-            return "conll", columns, lambda: annotations.read_conll(self._conll_lines(), self.name, layout)
+            return (
+                "conll",
+                columns,
+                lambda: annotations.read_conll(self._conll_lines(), self.name, layout),
+            )
         return self._recognize_table(reader.format, sample)
 
     def with_tags(self, tags: Iterable[str]) -> Iterator[str]:
-        """The lines of a CoNLL file, each with the tag of its word as one more cell (`annotations.with_tags`)."""
+        """The lines of a CoNLL file, each with the tag of its word as one more cell
+        (`annotations.with_tags`)."""
         assert self._layout is not None
         return annotations.with_tags(self._lines(), tags, self._layout)
 
@@ -229,11 +296,16 @@ class RowReader:
         for _, lines in itertools.groupby(self._lines(), lambda numbered: not numbered[1].strip()):
             yield from self._within(lines, ": no blank line ends this sentence")
 
-    def _within(self, parts: Iterable[tuple[int | str, Any]], why: str) -> Iterator[tuple[Any, Any]]:
+    def _within(
+        self, parts: Iterable[tuple[int | str, Any]], why: str
+    ) -> Iterator[tuple[Any, Any]]:
         """The parts of a row, which has a limit. why: where it would end."""
         first, size = "", 0
         for place, part in parts:
-            first, size = first or f"{self.name}:{place}", size + len(str(part).strip().encode("utf-8", "replace"))
+            first, size = (
+                first or f"{self.name}:{place}",
+                size + len(str(part).strip().encode("utf-8", "replace")),
+            )
             if size > self._largest:
                 raise text_files.too_large(first, self._largest, why)
             yield place, part
@@ -247,9 +319,17 @@ class RowReader:
         if format not in ("csv", "tsv"):
             first_line = next(line for line in sample if line.strip())
             delimiter = "\t" if "\t" in first_line else delimiter
-            if self.options.header is None and delimiter != "\t" and not has_header(sample, delimiter):
+            if (
+                self.options.header is None
+                and delimiter != "\t"
+                and not has_header(sample, delimiter)
+            ):
                 self.header_note = "header: no"
-                return "table", ["text"], lambda: ((n, {"text": line.removesuffix("\r")}) for n, line in self._lines())
+                return (
+                    "table",
+                    ["text"],
+                    lambda: ((n, {"text": line.removesuffix("\r")}) for n, line in self._lines()),
+                )
         quoted = self.options.quoting == "quoted"
         if self.options.quoting == "auto":
             quoted = delimiter != "\t" or tables.quotes_matter(_first_quoted_lines(self._lines()))
@@ -259,23 +339,43 @@ class RowReader:
             named = names_columns(first, others, self._known)
             self.header_note = f"header: {'yes' if named else 'no'}"
         if named is None:
-            what, hint = f"does the first row name the columns? {first!r:.120}", "--header if so, else --no-header"
+            what, hint = (
+                f"does the first row name the columns? {first!r:.120}",
+                "--header if so, else --no-header",
+            )
             raise UsageError(what, where=f"{self.name}:1", hint=hint)
         hint = "name them differently, or read it without header"
-        columns = tables.distinct_names(tables.column_names(first, named=named), f"{self.name}:1", hint)
+        columns = tables.distinct_names(
+            tables.column_names(first, named=named), f"{self.name}:1", hint
+        )
         return "table", columns, lambda: self._table_rows(columns, delimiter, quoted, named)
 
     def _split(self, delimiter: str, quoted: bool) -> Iterator[tuple[int, list[str]]]:
-        return split_rows(self._lines(), delimiter, quoted=quoted, name=self.name, strict=True, largest=self._largest)
+        return split_rows(
+            self._lines(),
+            delimiter,
+            quoted=quoted,
+            name=self.name,
+            strict=True,
+            largest=self._largest,
+        )
 
     def _table_rows(self, columns: list[str], delimiter: str, quoted: bool, named: bool) -> _Rows:
         rows, width = self._split(delimiter, quoted), len(columns)
         rows = rows if quoted else tables.rejoin_broken_rows(rows, width, self._counts, self.name)
-        rows = itertools.islice(itertools.dropwhile(lambda row: not row[1], rows), 1, None) if named else rows
-        for number, cells in ((number, cells or [""]) for number, cells in rows if cells or width == 1):
+        rows = (
+            itertools.islice(itertools.dropwhile(lambda row: not row[1], rows), 1, None)
+            if named
+            else rows
+        )
+        for number, cells in (
+            (number, cells or [""]) for number, cells in rows if cells or width == 1
+        ):
             if len(cells) != width:
                 what = f"{len(cells)} cells, but the first row has {width}: {cells!r:.120}"
-                other = "raw: quote marks are text" if quoted else "quoted: quote marks enclose cells"
+                other = (
+                    "raw: quote marks are text" if quoted else "quoted: quote marks enclose cells"
+                )
                 hint = f"repair the row; or is the table {other}?"
                 raise BertworksError(what, where=f"{self.name}:{number}", hint=hint)
             yield number, dict(zip(columns, cells))
@@ -297,23 +397,37 @@ class RowReader:
         if isinstance(value, list):  # a row by itself is one like ["text", "label"]
             whole = format != "jsonl" or isinstance((value or [{}])[0], dict)
         elif annotations.splits_of(value) or annotations.json_rows(value) is not None:
-            whole = whole or not any(line.strip() for other, line in self._lines(long=True) if other > number)
+            whole = whole or not any(
+                line.strip() for other, line in self._lines(long=True) if other > number
+            )
         if whole and isinstance(self._whole_json(), dict):
             return "squad", [*annotations.SQUAD_FIELDS], self._whole_rows
         rows = self._whole_rows if whole else self._line_rows
         sample = [values for _, values in first_rows(rows())]
         self._spans = annotations.span_column(sample, (values for _, values in rows()))
-        require(any(sample) or not sample, "the rows have no fields", self.name, f"write rows like {_SPANS}")
+        require(
+            any(sample) or not sample,
+            "the rows have no fields",
+            self.name,
+            f"write rows like {_SPANS}",
+        )
         names = list(dict.fromkeys(itertools.chain.from_iterable(sample)))
         return "json" if self._spans is None else "spans", names, rows
 
     def _line_rows(self) -> _Rows:
         lines = ((number, line) for number, line in self._lines() if line.strip())
-        return ((number, self._checked(parse_json(line, self.name, number), number, line)) for number, line in lines)
+        return (
+            (number, self._checked(parse_json(line, self.name, number), number, line))
+            for number, line in lines
+        )
 
     def _whole_rows(self) -> _Rows:
         whole = self._whole_json()
-        rows = annotations.read_squad(whole, self.name) if isinstance(whole, dict) else enumerate(whole, 1)
+        rows = (
+            annotations.read_squad(whole, self.name)
+            if isinstance(whole, dict)
+            else enumerate(whole, 1)
+        )
         return ((place, self._checked(row, place, repr(row))) for place, row in rows)
 
     def _checked(self, value: Any, number: int | str, source: str) -> dict[str, Any]:
@@ -324,15 +438,24 @@ class RowReader:
         try:
             value = annotations.record_of(value)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            what = f"this is no row of Label Studio, Prodigy or spaCy that is read ({error}): {value!r:.80}"
+            what = (
+                f"this is no row of Label Studio, Prodigy or spaCy that is read ({error}): "
+                f"{value!r:.80}"
+            )
             raise BertworksError(what, where=where, hint=f"write it as {_SPANS}") from error
         if not isinstance(value, dict) or kind is not self._row_type:
             raise BertworksError(
-                f"expected a JSON object, not {value!r:.60}", where=where, hint='write {"text": "..."}'
+                f"expected a JSON object, not {value!r:.60}",
+                where=where,
+                hint='write {"text": "..."}',
             )
         # Only an escape can be half a character.
-        if "\\ud" in source.lower() and (half := _SURROGATE.search(json.dumps(value, ensure_ascii=False))):
-            raise BertworksError(f"a text holds half a character, {half[0]!r}", where=where, hint="repair the text")
+        if "\\ud" in source.lower() and (
+            half := _SURROGATE.search(json.dumps(value, ensure_ascii=False))
+        ):
+            raise BertworksError(
+                f"a text holds half a character, {half[0]!r}", where=where, hint="repair the text"
+            )
         return value
 
     def _whole_json(self) -> Any:
@@ -344,7 +467,9 @@ class RowReader:
             value = value[self.options.split]
         if (rows := annotations.json_rows(value)) is None:
             what = f"the file is one JSON value, {value!r:.60}, not a list of rows"
-            raise BertworksError(what, where=self.name, hint='write an object like {"text": "..."} on each line')
+            raise BertworksError(
+                what, where=self.name, hint='write an object like {"text": "..."} on each line'
+            )
         return rows
 
     def _check_size(self, number: int | str, row: str) -> None:
@@ -353,35 +478,48 @@ class RowReader:
 
 
 class SplitsError(UsageError):
-    """A file has several parts, as {"train": [...], "validation": [...]}, and none is named. splits: their names."""
+    """A file has several parts, as {"train": [...], "validation": [...]}, and none is named.
+    splits: their names."""
 
     def __init__(self, splits: list[str], name: str):
-        super().__init__(f"the file has the parts {', '.join(splits)}", where=name, hint=f"--split {splits[0]}")
+        super().__init__(
+            f"the file has the parts {', '.join(splits)}", where=name, hint=f"--split {splits[0]}"
+        )
         self.splits = splits
 
 
 def _first_quoted_lines(lines: Iterator[tuple[int, str]]) -> list[str]:
     """A sample of lines that begins with the first line with a quote mark."""
-    quoted = itertools.dropwhile(lambda line: '"' not in line, (line.removesuffix("\r") for _, line in lines))
+    quoted = itertools.dropwhile(
+        lambda line: '"' not in line, (line.removesuffix("\r") for _, line in lines)
+    )
     return next(chunk_by_size(quoted, _SAMPLE_CHARACTERS, len), [])
 
 
 def utf8_lines(
-    path: Path, name: str, encoding: str | None = None, largest: int = text_files.LARGEST_LINE, *, whole: bool = False
+    path: Path,
+    name: str,
+    encoding: str | None = None,
+    largest: int = text_files.LARGEST_LINE,
+    *,
+    whole: bool = False,
 ) -> Iterator[tuple[int, str]]:
-    """The numbered lines of a file; BertworksError for a line that is not in its encoding (None: UTF-8), or has more
-    than `largest` bytes. whole: also for all lines together."""
+    """The numbered lines of a file; BertworksError for a line that is not in its encoding (None:
+    UTF-8), or has more than `largest` bytes. whole: also for all lines together."""
     with open_lines(path, name, encoding=encoding) as reader:
         for numbered in reader.lines(exact=True, largest=largest):
             if bad := reader.repairs.counts[text_files.BAD_BYTES].places:
                 raise _bad_bytes(path, name, bad[0], encoding)
             if whole and reader.repairs.bytes > largest + text_files.BLOCK_SIZE:
-                raise text_files.too_large(f"{name}:{numbered[0]}", largest, ": it is one JSON value over many lines")
+                raise text_files.too_large(
+                    f"{name}:{numbered[0]}", largest, ": it is one JSON value over many lines"
+                )
             yield numbered
 
 
 def _bad_bytes(path: Path, name: str, where: str, encoding: str | None) -> BertworksError:
-    """The error for the first bad line, with the encoding that the bytes of all such lines suggest."""
+    """The error for the first bad line, with the encoding that the bytes of all such lines
+    suggest."""
     bad: list[bytes] = []
     others = 0  # lines of UTF-8 with other characters than ASCII
     with open_lines(path, name, encoding="latin-1") as reader:
@@ -398,17 +536,26 @@ def _bad_bytes(path: Path, name: str, where: str, encoding: str | None) -> Bertw
         what += f"; in {likely} it is {shown!r:.120}"
         hint = f"--encoding {likely}, or convert the file with iconv"
         if others:
-            hint = f"repair the line: {others:,} other lines are UTF-8, so the file has two encodings"
+            hint = (
+                f"repair the line: {others:,} other lines are UTF-8, so the file has two encodings"
+            )
     return BertworksError(what, where=where, hint=hint)
 
 
 def _require_content(text: str, name: str, line: int) -> None:
-    """Raise BertworksError for a JSON value that is little else than empty lists, before it is parsed."""
-    require(not text_files.is_hollow(text), text_files.HOLLOW, f"{name}:{line}", "repair the line, or leave it out")
+    """Raise BertworksError for a JSON value that is little else than empty lists, before it is
+    parsed."""
+    require(
+        not text_files.is_hollow(text),
+        text_files.HOLLOW,
+        f"{name}:{line}",
+        "repair the line, or leave it out",
+    )
 
 
 def parse_json(text: str, name: str, line: int = 1) -> Any:
-    """A JSON value; BertworksError if it is not JSON, or if an object names a field twice. line: where it begins."""
+    """A JSON value; BertworksError if it is not JSON, or if an object names a field twice. line:
+    where it begins."""
     _require_content(text, name, line)
     try:
         return json.loads(text, object_pairs_hook=_object)
@@ -418,7 +565,11 @@ def parse_json(text: str, name: str, line: int = 1) -> Any:
         where = f"{name}:{line + error.lineno - 1}"
         raise BertworksError(what, where=where, hint="repair or remove the line") from error
     except (ValueError, RecursionError) as error:
-        what = str(error) if isinstance(error, ValueError) else "this JSON has too many lists or objects within others"
+        what = (
+            str(error)
+            if isinstance(error, ValueError)
+            else "this JSON has too many lists or objects within others"
+        )
         raise BertworksError(what, where=f"{name}:{line}", hint="repair the line") from error
 
 

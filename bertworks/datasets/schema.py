@@ -29,14 +29,17 @@ TASKS = packaged_table(__file__, "tasks.toml")
 class Item(NamedTuple):
     """The texts and the label of one row."""
 
-    # one text; two for a pair; tagging: the words; spans: the text; qa: question, context; choice: prompt, choices
+    # one text; two for a pair; tagging: the words; spans: the text; qa: question, context; choice:
+    # prompt, choices
     texts: tuple[str, ...]
-    # None if it is not known. classification: str; multilabel: tuple[str, ...]; regression: float; tagging: tuple of
-    # tags; spans: tuple of (start, end, type); qa: tuple of (start, text), () = no answer; choice: int, from 0
+    # None if it is not known. classification: str; multilabel: tuple[str, ...]; regression: float;
+    # tagging: tuple of tags; spans: tuple of (start, end, type); qa: tuple of (start, text), () =
+    # no answer; choice: int, from 0
     label: Any
     where: str  # "reviews.csv:17"
     id: str = ""
-    document: str = ""  # the document that it is part of: splits keep documents whole, and it may serve as context
+    # the document that it is part of: splits keep documents whole, and it may serve as context
+    document: str = ""
     raw: bool = False  # tagging: there is one text instead of words
 
     @property
@@ -49,12 +52,13 @@ class Item(NamedTuple):
 class Schema:
     """What the columns mean.
 
-    text: the columns of `Item.texts`, in that order; for tagging the one with the words, for choice the prompt and the
-        choices (or one column with the list of them).
-    label: the column with the label; (): there is none. Several: each says whether the label of its name is true
-        (multilabel).
-    labels: the names of the classes, tags or types of spans, sorted (numbers by value), or in the order of their
-        columns; (): not known yet, any name is read. Regression, qa and choice have none.
+    text: the columns of `Item.texts`, in that order; for tagging the one with the words, for choice
+        the prompt and the choices (or one column with the list of them).
+    label: the column with the label; (): there is none. Several: each says whether the label of its
+        name is true (multilabel).
+    labels: the names of the classes, tags or types of spans, sorted (numbers by value), or in the
+        order of their columns; (): not known yet, any name is read. Regression, qa and choice have
+        none.
     separator: between several labels in one cell of a table; "" if cells or fields are JSON lists.
     decimal: the mark before the fraction of a number.
     label_names: of lists of 0 and 1, in their order; (): labels are written as names.
@@ -92,16 +96,19 @@ def items(
 ) -> Iterator[Item]:
     """The rows of a file as items, every row checked. Items with labels must have unique ids.
 
-    Rows without a label are left out with the option `skip_unlabelled`; the notes of the reader count them.
+    Rows without a label are left out with the option `skip_unlabelled`; the notes of the reader
+    count them.
 
     Args:
-        left_out: counts the rows with an empty text, which are left out; None: an empty text is an error.
+        left_out: counts the rows with an empty text, which are left out; None: an empty text is an
+            error.
         errors: collects the errors of rows, which are left out; None: the first one is raised.
 
     Raises:
         UsageError: the file lacks a column.
-        BertworksError: with `where` the row: an empty text (EmptyTextError); a label that is missing, unknown or not a
-            number; more or fewer tags than words; a span outside its text; a repeated id; no row at all.
+        BertworksError: with `where` the row: an empty text (EmptyTextError); a label that is
+            missing, unknown or not a number; more or fewer tags than words; a span outside its
+            text; a repeated id; no row at all.
     """
     schema = fitted(schema, reader)
     places: dict[str, str] = {}
@@ -110,8 +117,13 @@ def items(
         try:
             item = read_item(row, schema)
             if item.id in places:
-                what = f"the id {item.id!r} in column {schema.id!r} occurs twice; first at {places[item.id]}"
-                raise BertworksError(what, where=row.where, hint="give each row its own id, or rename the column")
+                what = (
+                    f"the id {item.id!r} in column {schema.id!r} occurs twice; first at "
+                    f"{places[item.id]}"
+                )
+                raise BertworksError(
+                    what, where=row.where, hint="give each row its own id, or rename the column"
+                )
         except BertworksError as error:
             if left_out is not None and isinstance(error, values.EmptyTextError):
                 has_nan = any(values.is_nan_text(row.values.get(column)) for column in schema.text)
@@ -146,8 +158,8 @@ def refuse_rows(errors: Sequence[BertworksError], name: str) -> None:
 
 
 def fitted(schema: Schema, reader: RowReader) -> Schema:
-    """The schema for this file, with its options: if it reads one text and no label, the only column of a file is
-    that text.
+    """The schema for this file, with its options: if it reads one text and no label, the only
+    column of a file is that text.
 
     Raises:
         UsageError: the file lacks a column.
@@ -155,7 +167,9 @@ def fitted(schema: Schema, reader: RowReader) -> Schema:
     if len(schema.text) == 1 and len(reader.columns) == 1 and not schema.label:
         return replace(schema, text=tuple(reader.columns), id=None, document=None)
     for column in (*schema.text, *schema.label):
-        find_column(reader.columns, reader.name, column, "--label" if column in schema.label else "--text")
+        find_column(
+            reader.columns, reader.name, column, "--label" if column in schema.label else "--text"
+        )
     names = (reader.options.label_names or "").split(",")
     return replace(
         schema,
@@ -170,26 +184,37 @@ def read_item(row: Row, schema: Schema) -> Item:
     where = row.where
     columns = schema.text
     if len(row.values) > 1 and all(name == value for name, value in row.values.items()):
-        raise BertworksError("the names of the columns come again as a row", where=where, hint="remove the row")
+        raise BertworksError(
+            "the names of the columns come again as a row", where=where, hint="remove the row"
+        )
     if schema.task == "tagging" and not schema.raw:
         texts = values.words_of(_field(row, columns[0]), columns[0], where)
     else:
         cells = [(_field(row, column), column) for column in columns]
         if schema.task == "choice" and len(columns) == 2:  # the second column lists the choices
-            cells = [cells[0], *((choice, columns[1]) for choice in values.list_of(cells[1][0]) or ())]
+            cells = [
+                cells[0],
+                *((choice, columns[1]) for choice in values.list_of(cells[1][0]) or ()),
+            ]
         texts = tuple(values.text_of(value, column, where) for value, column in cells)
     label: Any = None
     if len(schema.label) > 1:
-        label = tuple(column for column in schema.label if values.flag_of(_field(row, column, True), column, where))
+        label = tuple(
+            column
+            for column in schema.label
+            if values.flag_of(_field(row, column, True), column, where)
+        )
     elif schema.label:
         label = label_of(_field(row, schema.label[0], True), schema.label[0], texts, schema, where)
         if schema.task == "qa" and row.values.get("is_impossible") is True:
-            label = ()  # such answers are only plausible; google-research/bert reads them the same way
+            # such answers are only plausible; google-research/bert reads them the same way
+            label = ()
 
     def name(column: str | None) -> str:
         return "" if column is None else values.label_text(row.values.get(column)) or ""
 
-    document = values.canonical_label(name(schema.document))  # rows of group 1 and of group 1.0 stay together
+    # rows of group 1 and of group 1.0 stay together
+    document = values.canonical_label(name(schema.document))
     return Item(texts, label, where, name(schema.id), document, schema.raw)
 
 
@@ -205,9 +230,9 @@ def overlapping(item: Item) -> bool:
 
 
 def find_labels(reader: RowReader, schema: Schema) -> tuple[tuple[str, ...], list[str]]:
-    """All classes of the file, and notes on those that are written in several ways. The most frequent spelling names
-    the class. Rows with errors are left out: they are refused when they are read again, or here if the others have too
-    few labels.
+    """All classes of the file, and notes on those that are written in several ways. The most
+    frequent spelling names the class. Rows with errors are left out: they are refused when they are
+    read again, or here if the others have too few labels.
 
     Raises:
         UsageError: a label is true of every row; the words count or repeat something.
@@ -229,14 +254,18 @@ def find_labels(reader: RowReader, schema: Schema) -> tuple[tuple[str, ...], lis
     problem = _no_words([item.texts for item in sample]) if schema.task == "tagging" else ""
     if problem:
         hint = "--columns word=2,tag=4 names those of a CoNLL file, and --text that of a table"
-        raise UsageError(f"the words of a row {problem}: {sample[0].texts[:5]}", where=reader.name, hint=hint)
+        raise UsageError(
+            f"the words of a row {problem}: {sample[0].texts[:5]}", where=reader.name, hint=hint
+        )
     totals = {name: sum(spellings.values()) for name, spellings in classes.items()}
     if schema.task == "multilabel" and num_rows > 1:
         for name, count in totals.items():
             if count == num_rows and name.lower() not in values.FLAGS:
                 column = "its column" if len(schema.label) > 1 else "it"
                 hint = f"leave {column} out, or name other columns with --label"
-                raise UsageError(f"the label {name!r} is true of every row", where=reader.name, hint=hint)
+                raise UsageError(
+                    f"the label {name!r} is true of every row", where=reader.name, hint=hint
+                )
     names = fitted(schema, reader).label_names or (schema.label[1:] and schema.label)
     labels = values.sorted_labels(_true_tags(totals) if schema.task == "tagging" else totals)
     if names and labels:
@@ -263,39 +292,62 @@ def label_names(item: Item) -> list[str]:
 
 
 def _no_words(rows: Sequence[tuple[str, ...]]) -> str:
-    """What shows that the words of all rows are none: they count, or are the same; "" if nothing does."""
+    """What shows that the words of all rows are none: they count, or are the same; "" if nothing
+    does."""
     long = [row for row in rows if len(row) > 1]
     if len(long) < max(2, values.MOST * len(rows)):
         return ""
-    if all(row[0].isdecimal() and row == tuple(map(str, range(int(row[0]), int(row[0]) + len(row)))) for row in long):
+    if all(
+        row[0].isdecimal() and row == tuple(map(str, range(int(row[0]), int(row[0]) + len(row))))
+        for row in long
+    ):
         return "count"
     return "are all the same" if all(len(set(row)) == 1 for row in long) else ""
 
 
 def _true_tags(counts: Mapping[str, int]) -> Iterable[str]:
-    """If nearly all tags but O say where an entity begins or continues, all others are errors: a header, a 0."""
+    """If nearly all tags but O say where an entity begins or continues, all others are errors: a
+    header, a 0."""
     marks = {tag for tag in counts if ENTITY_TAG.fullmatch(tag)}
     marked = sum(counts[tag] for tag in marks)
     total = sum(counts.values()) - counts.get("O", 0)
-    return [tag for tag in counts if tag in marks or tag == "O"] if marked >= values.MOST * total else counts
+    return (
+        [tag for tag in counts if tag in marks or tag == "O"]
+        if marked >= values.MOST * total
+        else counts
+    )
 
 
 def schema_notes(schema: Schema, columns: Mapping[str, values.Column]) -> list[str]:
     """The schema in words."""
-    lines = [f"task: {schema.task} ({TASKS[schema.task]['meaning']})", f"text: {' and '.join(map(repr, schema.text))}"]
+    lines = [
+        f"task: {schema.task} ({TASKS[schema.task]['meaning']})",
+        f"text: {' and '.join(map(repr, schema.text))}",
+    ]
     shown = values.first_names(schema.labels, _SHOWN_LABELS)
     if len(schema.label) > 1:
         lines.append(f"label: {len(schema.label)} columns, each for one label: {shown}")
     elif schema.label:
         column = columns[schema.label[0]]
-        values_of = {"schema": schema, "column": column, "count": len(schema.labels), "shown": shown}
-        meaning = str(TASKS[schema.task]["label"]).format_map(values_of | {"mark": schema.separator or "commas"})
+        values_of = {
+            "schema": schema,
+            "column": column,
+            "count": len(schema.labels),
+            "shown": shown,
+        }
+        meaning = str(TASKS[schema.task]["label"]).format_map(
+            values_of | {"mark": schema.separator or "commas"}
+        )
         lines.append(f"label: {column.name!r}, {meaning}")
     if schema.id:
         lines.append(f"name of a row: {schema.id!r}")
     if schema.document in columns and schema.task != "tagging":
         lines.append(f"kept together: rows with the same {schema.document!r}")
-    if unused := [name for name in columns if name not in (*schema.text, *schema.label, schema.id, schema.document)]:
+    if unused := [
+        name
+        for name in columns
+        if name not in (*schema.text, *schema.label, schema.id, schema.document)
+    ]:
         lines.append(f"not used: {', '.join(map(repr, unused))}")
     return lines
 
@@ -304,7 +356,9 @@ def _field(row: Row, column: str, is_label: bool = False) -> Any:
     if column not in row.values:
         what = f"the row has no field {column!r}, only {', '.join(row.values)}"
         hint = "add it to the row" + "; or leave such rows out: --skip-unlabelled" * is_label
-        raise (values.MissingLabelError if is_label else BertworksError)(what, where=row.where, hint=hint)
+        raise (values.MissingLabelError if is_label else BertworksError)(
+            what, where=row.where, hint=hint
+        )
     return row.values[column]
 
 
@@ -321,7 +375,9 @@ def label_of(value: Any, column: str, texts: tuple[str, ...], schema: Schema, wh
     if schema.task not in ("classification", "multilabel") and values.label_text(value) is None:
         raise values.missing_label(column, where, expected)
     if schema.task in ("classification", "multilabel") and values.is_nan_text(value):
-        raise values.missing_label(column, where, "write a label there; a class of this name needs another name", value)
+        raise values.missing_label(
+            column, where, "write a label there; a class of this name needs another name", value
+        )
     read_label = partial(
         values.known_label,
         labels=schema.labels,
@@ -333,31 +389,44 @@ def label_of(value: Any, column: str, texts: tuple[str, ...], schema: Schema, wh
     match schema.task:
         case "classification" if not isinstance(value, list | dict):
             return read_label(values.label_text(value))
-        case "multilabel" if (parts := values.several_labels(value, schema.separator, schema.label_names)) is not None:
+        case "multilabel" if (
+            parts := values.several_labels(value, schema.separator, schema.label_names)
+        ) is not None:
             return tuple(dict.fromkeys(map(read_label, parts)))
         case "regression" if math.isfinite(number := values.as_number(value, schema.decimal)):
             return number
         case "tagging" if (tags := values.list_of(value)) is not None:
             if len(tags) != len(texts):
-                raise BertworksError(f"{len(texts)} words and {len(tags)} tags", where=where, hint=expected)
+                raise BertworksError(
+                    f"{len(texts)} words and {len(tags)} tags", where=where, hint=expected
+                )
             return tuple(intern(read_label(values.label_text(tag))) for tag in tags)
         case "spans" if (spans := values.spans_of(value)) is not None:
             places = [(span["start"], span["end"], span["type"]) for span in spans]
             for start, end, kind in places:
                 if not 0 <= start < end <= len(texts[0]):
-                    what = f"the {kind} from {start} to {end} is not inside its text of {len(texts[0])} characters"
-                    hint = "count characters (not bytes) from 0; the end is the place after the last one"
+                    what = (
+                        f"the {kind} from {start} to {end} is not inside its text of "
+                        f"{len(texts[0])} characters"
+                    )
+                    hint = (
+                        "count characters (not bytes) from 0; the end is the place after the "
+                        "last one"
+                    )
                     raise BertworksError(what, where=where, hint=hint)
             return tuple((start, end, read_label(kind)) for start, end, kind in places)
         case "qa" if (answers := values.answers_of(value)) is not None:
             return tuple(answers)
-        case "choice" if (choice := values.choice_number(value, texts[1:], schema.first_choice)) is not None:
+        case "choice" if (
+            choice := values.choice_number(value, texts[1:], schema.first_choice)
+        ) is not None:
             return choice
     raise BertworksError(f"the label in {column!r} holds {value!r:.80}", where=where, hint=expected)
 
 
 def compared_texts(rows: Sequence[Item], task: TaskType) -> list[tuple[str, ...]]:
-    """Return the texts by which rows are compared, to find copies: of a sentence in words, the sentence."""
+    """Return the texts by which rows are compared, to find copies: of a sentence in words, the
+    sentence."""
     if task == "tagging":
         return [(" ".join(item.texts),) for item in rows]
     return [item.texts for item in rows]

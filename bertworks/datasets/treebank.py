@@ -16,11 +16,15 @@ from bertworks.errors import BertworksError, require, some_names
 from bertworks.io.remote import as_path
 
 _DEV = {"dev", "devel", "development", "valid", "validation", "val"}
-_PARTS = {"train": {"train", "training"}, "dev": _DEV, "test": {"test", "testing"}}  # words in the names of files
+# words in the names of files
+_PARTS = {"train": {"train", "training"}, "dev": _DEV, "test": {"test", "testing"}}
 _CELLS, _WORD, _UPOS, _HEAD = 10, 1, 3, 6  # of a line of CoNLL-U
 _FEWEST = 10  # sentences of a file that is divided into parts
 _REPAIR = "repair the tree, or remove the sentence"
-_LAYOUT = "name a .conllu file, or a folder with files such as en-train.conllu, en-dev.conllu and en-test.conllu"
+_LAYOUT = (
+    "name a .conllu file, or a folder with files such as en-train.conllu, en-dev.conllu and "
+    "en-test.conllu"
+)
 
 
 class TreeSentence(NamedTuple):
@@ -38,7 +42,8 @@ class TreeSentence(NamedTuple):
 
 
 class Treebank(NamedTuple):
-    """The parts of a treebank. test is empty if there is no such file; notes: what was read, in words."""
+    """The parts of a treebank. test is empty if there is no such file; notes: what was read, in
+    words."""
 
     train: list[TreeSentence]
     dev: list[TreeSentence]
@@ -50,52 +55,74 @@ def read_treebank(path: str | Path) -> Treebank:
     """All sentences of a treebank.
 
     Args:
-        path: a folder with CoNLL-U files that have train, dev and test in their names, test is optional; or one file,
-            of which a random tenth each is dev and test, the same every time.
+        path: a folder with CoNLL-U files that have train, dev and test in their names, test is
+            optional; or one file, of which a random tenth each is dev and test, the same every
+            time.
 
     Raises:
-        BertworksError: no such files, no train or no dev file, a file without sentences, or a tree that is none.
+        BertworksError: no such files, no train or no dev file, a file without sentences, or a tree
+            that is none.
     """
     path = as_path(path, "treebank").expanduser()
     if not path.is_dir():
         return _divided(path)
-    present = sorted(file for file in path.iterdir() if file.is_file() and ".conllu" in file.suffixes[-2:])
+    present = sorted(
+        file for file in path.iterdir() if file.is_file() and ".conllu" in file.suffixes[-2:]
+    )
     require(present, "there is no .conllu file in this folder", path, _LAYOUT)
     words = {file: {*re.split("[-_.]", file.name.lower())} for file in present}
-    parts = {file: [part for part, known in _PARTS.items() if known & words[file]] for file in present}
+    parts = {
+        file: [part for part, known in _PARTS.items() if known & words[file]] for file in present
+    }
     files = {part: [file for file in present if parts[file] == [part]] for part in _PARTS}
     others = [file.name for file in present if len(parts[file]) != 1]
     for part in ("train", "dev"):
         found = some_names(file.name for file in present)
-        require(files[part], f"no file has the part {part!r} in its name; there are {found}", path, _LAYOUT)
-    sentences = {part: [one for file in group for one in read_trees(file)] for part, group in files.items()}
+        require(
+            files[part],
+            f"no file has the part {part!r} in its name; there are {found}",
+            path,
+            _LAYOUT,
+        )
+    sentences = {
+        part: [one for file in group for one in read_trees(file)] for part, group in files.items()
+    }
     notes = [
         f"{part}: {', '.join(file.name for file in group)}, {len(sentences[part]):,} sentences"
         for part, group in files.items()
         if group
     ]
-    notes += [f"not used, as their names have no part or several: {', '.join(others)}"] * bool(others)
+    notes += [f"not used, as their names have no part or several: {', '.join(others)}"] * bool(
+        others
+    )
     return Treebank(sentences["train"], sentences["dev"], sentences["test"], notes)
 
 
 def _divided(path: Path) -> Treebank:
     """The sentences of one file in three random parts."""
     sentences = list(read_trees(path))
-    what = f"{len(sentences)} sentences are too few to be divided into train, dev and test: expected {_FEWEST} or more"
+    what = (
+        f"{len(sentences)} sentences are too few to be divided into train, dev and test: "
+        f"expected {_FEWEST} or more"
+    )
     require(len(sentences) >= _FEWEST, what, path, _LAYOUT)
     random.Random(0).shuffle(sentences)
     count = len(sentences) // 10
     train, dev, test = sentences[2 * count :], sentences[:count], sentences[count : 2 * count]
-    note = f"{path.name}: {len(sentences):,} sentences, a random tenth each is dev and test; sentences of one document "
+    note = (
+        f"{path.name}: {len(sentences):,} sentences, a random tenth each is dev and test; "
+        "sentences of one document "
+    )
     return Treebank(train, dev, test, [note + "are in several parts"])
 
 
 def read_trees(path: str | Path) -> Iterator[TreeSentence]:
-    """The sentences of a CoNLL-U file, in any compression. Ranges of words (1-2) and empty nodes (1.1) are no words.
+    """The sentences of a CoNLL-U file, in any compression. Ranges of words (1-2) and empty nodes
+    (1.1) are no words.
 
     Raises:
-        BertworksError: the file cannot be read or has no sentence; the lines have no heads; the heads of a sentence
-            are no tree with one root. Its line is named.
+        BertworksError: the file cannot be read or has no sentence; the lines have no heads; the
+            heads of a sentence are no tree with one root. Its line is named.
     """
     reader = RowReader(path)
     require(reader.kind == "conll", "this is not a treebank in CoNLL-U", reader.name, _LAYOUT)
@@ -108,9 +135,15 @@ def read_trees(path: str | Path) -> Iterator[TreeSentence]:
 def _tree(row: Row) -> TreeSentence:
     lines = [line.split("\t") for line in row.values["lines"]]
     for number, cells in enumerate(lines, 1):
-        what = f"a line of a treebank has {_CELLS} cells between tabs, this one has {len(cells)}: {cells[0]!r:.60}"
+        what = (
+            f"a line of a treebank has {_CELLS} cells between tabs, this one has {len(cells)}: "
+            f"{cells[0]!r:.60}"
+        )
         require(len(cells) == _CELLS, what, row.where, _LAYOUT)
-        what = f"the words of a sentence are numbered 1, 2, 3, ...: word {number} has the number {cells[0]!r:.20}"
+        what = (
+            f"the words of a sentence are numbered 1, 2, 3, ...: word {number} has the number "
+            f"{cells[0]!r:.20}"
+        )
         require(cells[0] == str(number), what, row.where, _REPAIR)
         what = f"word {number}, {cells[_WORD]!r:.60}, has the head {cells[_HEAD]!r:.20}: "
         what += f"expected a number from 0 (the root) to {len(lines)}, and not its own"
@@ -122,9 +155,15 @@ def _tree(row: Row) -> TreeSentence:
     what = f"words {', '.join(map(str, roots[:5]))} have the head 0: a sentence has one root"
     require(len(roots) <= 1, what, row.where, _REPAIR)
     if cycle := _cycle(heads):
-        what = f"the heads lead from word {' to '.join(map(str, [*cycle[:8], cycle[0]]))}: this is a cycle, not a tree"
+        what = (
+            f"the heads lead from word {' to '.join(map(str, [*cycle[:8], cycle[0]]))}: this "
+            "is a cycle, not a tree"
+        )
         raise BertworksError(what, where=row.where, hint=_REPAIR)
-    words, is_punctuation = (cells[_WORD] for cells in lines), (cells[_UPOS] == "PUNCT" for cells in lines)
+    words, is_punctuation = (
+        (cells[_WORD] for cells in lines),
+        (cells[_UPOS] == "PUNCT" for cells in lines),
+    )
     return TreeSentence(tuple(words), heads, tuple(is_punctuation), row.where)
 
 
@@ -133,5 +172,6 @@ def _cycle(heads: tuple[int, ...]) -> list[int]:
     try:
         TopologicalSorter({word: [head] for word, head in enumerate(heads)}).prepare()
     except CycleError as error:
-        return [word + 1 for word in reversed(error.args[1][1:])]  # the error names a head before its word
+        # the error names a head before its word
+        return [word + 1 for word in reversed(error.args[1][1:])]
     return []

@@ -1,7 +1,8 @@
 """Names and values of columns.
 
 - known names of columns, and whether the first row of a table is a header
-- a cell of a table or a field of JSON -> a text, words, a label, a number, spans, answers; or an error
+- a cell of a table or a field of JSON -> a text, words, a label, a number, spans, answers; or an
+  error
 - `Column`: statistics of all values of a column
 
 In errors `column` is the name of the column and `where` the row.
@@ -26,15 +27,20 @@ from bertworks.text.codes import is_code, is_single_word
 
 # The label, whatever else there is; others.
 SURE_LABELS, _OTHER_LABELS, _OTHER_TEXTS, PROMPTS, ID_NAMES = (
-    tuple(COLUMN_NAMES[kind].split()) for kind in ("sure_label", "other_label", "other_text", "prompt", "id")
+    tuple(COLUMN_NAMES[kind].split())
+    for kind in ("sure_label", "other_label", "other_text", "prompt", "id")
 )
 LABEL_NAMES, SINGLE_TEXTS = (*SURE_LABELS, *_OTHER_LABELS), (*TEXT_NAMES, *_OTHER_TEXTS)
 PAIRS = [tuple(pair) for pair in COLUMN_NAMES["pairs"]]
 KNOWN_NO_TEXTS = frozenset((*ID_NAMES, *LABEL_NAMES))
-KNOWN_NAMES = frozenset((*ID_NAMES, *LABEL_NAMES, *SINGLE_TEXTS, *PROMPTS, *itertools.chain(*PAIRS)))
+KNOWN_NAMES = frozenset(
+    (*ID_NAMES, *LABEL_NAMES, *SINGLE_TEXTS, *PROMPTS, *itertools.chain(*PAIRS))
+)
 MAX_CLASSES = 20  # different numbers without fraction; more of them are amounts
 MAX_LABEL_LENGTH = 60  # characters
-MOST = 0.9  # a fraction of the values that decides for all: the others are errors, reported when the rows are read
+# a fraction of the values that decides for all: the others are errors, reported when the rows are
+# read
+MOST = 0.9
 _LISTED_LABELS = 30
 SIMILAR = 0.8  # of the letters of two names that one is written for the other by mistake
 _MANY_ROWS = 10  # from which one value in half of them says something about a column
@@ -44,12 +50,17 @@ _LONGEST_VALUE = 1000  # characters of a value by which it differs
 _PRINTED_LIST = re.compile(r"""\[(['"].*['"]|\d[\d\s]*)\]""", re.DOTALL)
 NUMBERED = re.compile(r"\W*[^\W\d_]+\W*\d+\W*")  # "Sentence: 1"
 WORD, SENTENCE = re.compile(r"\S{1,25}"), re.compile(r"\s*\S+(\s+\S+){2,}\s*|.{26,}", re.DOTALL)
-SPLIT = re.compile(r"(public|private)?(train(ing)?|test(ing)?|dev|devel(opment)?|val|valid(ation)?|eval|holdout)", re.I)
+SPLIT = re.compile(
+    r"(public|private)?(train(ing)?|test(ing)?|dev|devel(opment)?|val|valid(ation)?|eval|holdout)",
+    re.I,
+)
 _WHOLE_NUMBER = re.compile(r"(-?(?:0|[1-9][0-9]*))(?:\.0+)?")
-_LEADING_ZEROS = re.compile(r"[+-]?0[0-9]+(\.[0-9]+)?")  # of a code, as a postal code: no number is written so
+# of a code, as a postal code: no number is written so
+_LEADING_ZEROS = re.compile(r"[+-]?0[0-9]+(\.[0-9]+)?")
 DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?")
 FLAG_KINDS = [re.compile(kind, re.I) for kind in ("0|1", "false|true", "no|yes")]
-FLAGS = {"0": False, "1": True, "false": False, "true": True, "no": False, "yes": True}  # whether a label is true
+# whether a label is true
+FLAGS = {"0": False, "1": True, "false": False, "true": True, "no": False, "yes": True}
 NO_LABELS = re.compile("|".join(COLUMN_NAMES["no_label"]))
 _MISSING = frozenset(("", "nan", "NaN"))  # pandas writes the latter two for a cell without a value
 
@@ -63,7 +74,8 @@ class MissingLabelError(BertworksError):
 
 
 def missing_label(column: str, where: str, hint: str, value: Any = None) -> MissingLabelError:
-    """The error for a row without a label. value: what the cell holds, which is named if it is the text "nan"."""
+    """The error for a row without a label. value: what the cell holds, which is named if it is the
+    text "nan"."""
     hint = f"{hint}; or skip all rows without a label: --skip-unlabelled"
     what = f"the label in {column!r} is missing"
     if is_nan_text(value):
@@ -76,9 +88,12 @@ def is_nan_text(value: Any) -> bool:
     return isinstance(value, str) and value.strip() in _MISSING and bool(value.strip())
 
 
-def names_columns(first: Sequence[str], others: Sequence[Sequence[str]], known: Container[str] = ()) -> bool | None:
-    """Whether the first row of a table is a header: known names, or cells unlike those below; None: in doubt. Names may
-    be empty: pandas leaves out that of its index, and columns without values have none.
+def names_columns(
+    first: Sequence[str], others: Sequence[Sequence[str]], known: Container[str] = ()
+) -> bool | None:
+    """Whether the first row of a table is a header: known names, or cells unlike those below; None:
+    in doubt. Names may be empty: pandas leaves out that of its index, and columns without values
+    have none.
 
     known: more names.
     """
@@ -100,40 +115,59 @@ def names_columns(first: Sequence[str], others: Sequence[Sequence[str]], known: 
 
 
 def _is_unlike_its_name(column: "Column") -> bool:
-    """Whether the values of a column are numbers and its name is none, few that all come again, or texts of which each
-    is more than twice as long."""
-    once = sum(count == 1 for count in column.values.values())  # Good and Turing: how likely another value is new
+    """Whether the values of a column are numbers and its name is none, few that all come again, or
+    texts of which each is more than twice as long."""
+    # Good and Turing: how likely another value is new
+    once = sum(count == 1 for count in column.values.values())
     is_short = column.filled >= _FEW and 2 * len(column.name) <= min(map(len, column.values))
     is_number = not math.isnan(as_number(column.name))
     is_closed = column.filled > _FEW and once <= (1 - MOST) * column.filled
-    return not is_number and (column.numbers >= MOST * max(1, column.filled) or is_short or is_closed)
+    return not is_number and (
+        column.numbers >= MOST * max(1, column.filled) or is_short or is_closed
+    )
 
 
 def _is_sentence(name: str) -> bool:
-    """Whether a cell is too long for a name: four words, or twelve characters of a script without spaces."""
-    return len(name.split()) > _FEW or (not name.isascii() and len(max(name.split(), key=len)) >= 12)
+    """Whether a cell is too long for a name: four words, or twelve characters of a script without
+    spaces."""
+    return len(name.split()) > _FEW or (
+        not name.isascii() and len(max(name.split(), key=len)) >= 12
+    )
 
 
 def has_header(sample: list[str], delimiter: str) -> bool:
-    """Whether a file that may be plain text is a table: rows of equal length below a header of bare names."""
+    """Whether a file that may be plain text is a table: rows of equal length below a header of bare
+    names."""
     try:
         rows = split_rows(enumerate(sample, 1), delimiter, quoted=True, name="", strict=True)
         first, *others = [row for _, row in first_rows(rows) if row]
     except BertworksError:
         return False
-    bare = all(cell == cell.strip() for cell in first) and (len(first) > 1 or first[0] in TEXT_NAMES)
-    return bare and len(others) > 0 and {len(first)} == set(map(len, others)) and bool(names_columns(first, others))
+    bare = all(cell == cell.strip() for cell in first) and (
+        len(first) > 1 or first[0] in TEXT_NAMES
+    )
+    return (
+        bare
+        and len(others) > 0
+        and {len(first)} == set(map(len, others))
+        and bool(names_columns(first, others))
+    )
 
 
-# --- texts ------------------------------------------------------------------------------------------------------------
+# --- texts
+# --------------------------------------------------------------------------------------------------
 
 
 def text_of(value: Any, column: str, where: str) -> str:
     if label_text(value) is None:
-        what = f"the text in {column!r} is empty" + (f": {value!r}" if isinstance(value, str) else "")
+        what = f"the text in {column!r} is empty" + (
+            f": {value!r}" if isinstance(value, str) else ""
+        )
         raise EmptyTextError(what, where=where, hint="write a text there, or remove the row")
     if not isinstance(value, str):
-        raise BertworksError(f"{column!r} holds {value!r:.60}, not a text", where=where, hint='write it as "text"')
+        raise BertworksError(
+            f"{column!r} holds {value!r:.60}, not a text", where=where, hint='write it as "text"'
+        )
     return value
 
 
@@ -143,18 +177,25 @@ def words_of(value: Any, column: str, where: str) -> tuple[str, ...]:
     if words is None or not all(isinstance(word, str) for word in words):
         what, hint = f"{column!r} holds {value!r:.60}, not words", 'write them as ["some", "words"]'
         raise BertworksError(what, where=where, hint=hint)
-    if not words or not all(words):  # white space, as in the Japanese web treebank, is a word of its own
+    # white space, as in the Japanese web treebank, is a word of its own
+    if not words or not all(words):
         what = f"a word in {column!r} is empty" if words else f"{column!r} has no word"
         raise EmptyTextError(what, where=where, hint="write a word there, or remove the row")
-    return tuple(map(intern, words))  # equal ones are one object: those of a long text take a seventh of the memory
+    # equal ones are one object: those of a long text take a seventh of the memory
+    return tuple(map(intern, words))
 
 
 def list_of(value: Any) -> list[Any] | None:
-    """A list, a JSON list, or a text split at white space; else None, also for a list as Python or numpy print it."""
+    """A list, a JSON list, or a text split at white space; else None, also for a list as Python or
+    numpy print it."""
     parsed = _parsed(value)
     if isinstance(parsed, list):
         return parsed
-    return value.split() if isinstance(value, str) and not _PRINTED_LIST.fullmatch(value.strip()) else None
+    return (
+        value.split()
+        if isinstance(value, str) and not _PRINTED_LIST.fullmatch(value.strip())
+        else None
+    )
 
 
 def _parsed(value: Any) -> Any:
@@ -165,7 +206,8 @@ def _parsed(value: Any) -> Any:
         return None
 
 
-# --- labels -----------------------------------------------------------------------------------------------------------
+# --- labels
+# --------------------------------------------------------------------------------------------------
 
 
 def label_text(value: Any) -> str | None:
@@ -211,20 +253,33 @@ def sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:
     """The labels sorted; by value if all are numbers."""
     names = sorted(set(labels))
     numbers = {name: as_number(name) for name in names}
-    return tuple(names if any(map(math.isnan, numbers.values())) else sorted(names, key=numbers.__getitem__))
+    return tuple(
+        names if any(map(math.isnan, numbers.values())) else sorted(names, key=numbers.__getitem__)
+    )
 
 
 def known_label(
-    label: str | None, labels: Sequence[str], column: str, where: str, *, accept: bool = False, join: bool = False
+    label: str | None,
+    labels: Sequence[str],
+    column: str,
+    where: str,
+    *,
+    accept: bool = False,
+    join: bool = False,
 ) -> str:
-    """Return the label, or the only one of `labels` that other programs write like it (see `canonical_label`).
+    """Return the label, or the only one of `labels` that other programs write like it (see
+    `canonical_label`).
 
     Args:
         labels: the labels of the model or of the training data; () if any label is right.
         accept: whether other labels are returned as they are; else they are errors.
         join: whether labels may also differ as `folded_label` says.
     """
-    hint = f"the labels are: {first_names(labels, _LISTED_LABELS)}" if labels else "write one there, or remove the row"
+    hint = (
+        f"the labels are: {first_names(labels, _LISTED_LABELS)}"
+        if labels
+        else "write one there, or remove the row"
+    )
     if label is None:
         raise missing_label(column, where, hint)
     if label in labels or not labels:
@@ -245,7 +300,8 @@ def known_label(
 
 
 def misspelt_labels(label: str, labels: Sequence[str]) -> list[str]:
-    """Return [the known label that an unknown one with hardly more than a wrong letter may mean], or [].
+    """Return [the known label that an unknown one with hardly more than a wrong letter may mean],
+    or [].
 
     Short names that differ in one letter of three, as HUM and NUM, are two labels.
     """
@@ -253,8 +309,9 @@ def misspelt_labels(label: str, labels: Sequence[str]) -> list[str]:
 
 
 def canonical_label(label: str) -> str:
-    """The usual spelling of a class: programs write 1 also as 1.0, and true also as True or TRUE. The comparison is one
-    of texts: 01 and 1.10 are other classes than 1 and 1.1, and true is not 1."""
+    """The usual spelling of a class: programs write 1 also as 1.0, and true also as True or TRUE.
+    The comparison is one of texts: 01 and 1.10 are other classes than 1 and 1.1, and true is not 1.
+    """
     if label.lower() in ("true", "false"):
         return label.lower()
     whole_number = _WHOLE_NUMBER.fullmatch(label)
@@ -262,20 +319,24 @@ def canonical_label(label: str) -> str:
 
 
 def folded_label(label: str) -> str:
-    """Return the same text for labels that differ only in case, width or spaces, as pos, Pos and full-width ｐｏｓ."""
-    visible_text = "".join(character for character in label if unicodedata.category(character) != "Cf")
+    """Return the same text for labels that differ only in case, width or spaces, as pos, Pos and
+    full-width ｐｏｓ."""
+    visible_text = "".join(
+        character for character in label if unicodedata.category(character) != "Cf"
+    )
     return " ".join(unicodedata.normalize("NFKC", canonical_label(visible_text)).casefold().split())
 
 
 def spellings_of_classes(counts: Mapping[str, int], *, join: bool) -> dict[str, dict[str, int]]:
-    """Return the classes of a file: for each the counts of all of its spellings, the most frequent spelling first.
+    """Return the classes of a file: for each the counts of all of its spellings, the most frequent
+    spelling first.
 
     That spelling is also the name of the class. Of equally frequent spellings it is the shortest.
 
     Args:
         counts: the number of rows of each label.
-        join: whether labels are one class that `folded_label` makes equal; else only those that `canonical_label`
-            makes equal.
+        join: whether labels are one class that `folded_label` makes equal; else only those that
+            `canonical_label` makes equal.
     """
     groups: dict[str, dict[str, int]] = {}
     for label, count in counts.items():
@@ -283,24 +344,36 @@ def spellings_of_classes(counts: Mapping[str, int], *, join: bool) -> dict[str, 
         groups.setdefault(key, {})[label] = count
     classes = {}
     for spellings in groups.values():
-        ordered_spellings = sorted((-count, len(label), label) for label, count in spellings.items())
+        ordered_spellings = sorted(
+            (-count, len(label), label) for label, count in spellings.items()
+        )
         name = ordered_spellings[0][2]
         classes[name] = {label: spellings[label] for _, _, label in ordered_spellings}
     return classes
 
 
 def similar_labels(counts: Mapping[str, int]) -> list[str]:
-    """Classes that differ only in case, width or spaces, each group in words: "'pos' (12) and 'Pos' (3)"."""
+    """Classes that differ only in case, width or spaces, each group in words: "'pos' (12) and 'Pos'
+    (3)"."""
     groups = spellings_of_classes(counts, join=True).values()
     similar_groups = [group for group in groups if len(group) > 1]
-    return [" and ".join(f"{label!r} ({count:,})" for label, count in group.items()) for group in similar_groups]
+    return [
+        " and ".join(f"{label!r} ({count:,})" for label, count in group.items())
+        for group in similar_groups
+    ]
 
 
 def as_number(value: Any, decimal: str = ".") -> float:
-    """A number, or a text that is one; NaN for other values. decimal: the mark before the fraction in a text."""
+    """A number, or a text that is one; NaN for other values. decimal: the mark before the fraction
+    in a text."""
     if decimal == "," and isinstance(value, str):
-        value = value.replace(".", "").replace(",", ".") if DECIMAL_COMMA.fullmatch(value.strip()) else None
-    if isinstance(value, str) and "_" in value:  # Python reads 12_34 as a number; in data it is an id
+        value = (
+            value.replace(".", "").replace(",", ".")
+            if DECIMAL_COMMA.fullmatch(value.strip())
+            else None
+        )
+    # Python reads 12_34 as a number; in data it is an id
+    if isinstance(value, str) and "_" in value:
         return math.nan
     try:
         return math.nan if isinstance(value, bool) else float(value)
@@ -309,14 +382,16 @@ def as_number(value: Any, decimal: str = ".") -> float:
 
 
 def spans_of(value: Any) -> list[dict[str, Any]] | None:
-    """Spans of characters (`annotations.span_of`), from any usual layout; None if the value holds something else."""
+    """Spans of characters (`annotations.span_of`), from any usual layout; None if the value holds
+    something else."""
     value = _parsed(value)
     spans: list[Any] = list(map(span_of, value)) if isinstance(value, list) else [None]
     return None if None in spans else spans
 
 
 def answers_of(value: Any) -> list[tuple[int, str]] | None:
-    """The answers to a question as (start, text), from any usual layout; None if the value holds no answers."""
+    """The answers to a question as (start, text), from any usual layout; None if the value holds no
+    answers."""
     match _parsed(value):
         case {"answer_start": list(starts), "text": list(texts)} if len(starts) == len(texts):
             answers = list(zip(starts, texts))
@@ -330,7 +405,8 @@ def answers_of(value: Any) -> list[tuple[int, str]] | None:
 
 
 def choice_number(value: Any, choices: Sequence[str], first: int) -> int | None:
-    """Which choice is right, from 0: by its number (`first` for the first), its letter or its own text."""
+    """Which choice is right, from 0: by its number (`first` for the first), its letter or its own
+    text."""
     name = canonical_label(label_text(value) or "")
     if name.isdecimal() and 0 <= int(name) - first < len(choices):
         return int(name) - first
@@ -340,7 +416,8 @@ def choice_number(value: Any, choices: Sequence[str], first: int) -> int | None:
     return list(choices).index(name) if name in choices else None
 
 
-# --- all values of a column -------------------------------------------------------------------------------------------
+# --- all values of a column
+# -------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -386,19 +463,29 @@ class Column:
         """Whether the different values are few and frequent enough to be classes."""
         count = len(self.values)
         frequent = 5 * count <= self.filled or (count <= MAX_CLASSES and 2 * count <= self.filled)
-        return not self.has_more_values and count > 1 and frequent and self.mean_length <= MAX_LABEL_LENGTH
+        return (
+            not self.has_more_values
+            and count > 1
+            and frequent
+            and self.mean_length <= MAX_LABEL_LENGTH
+        )
 
     @property
     def is_text(self) -> bool:
-        return self.filled > 0 and not self.is_listed and self.numbers < 0.5 * self.filled and not self.has_few_values
+        return (
+            self.filled > 0
+            and not self.is_listed
+            and self.numbers < 0.5 * self.filled
+            and not self.has_few_values
+        )
 
     @property
     def has_amounts(self) -> bool:
-        """Whether numbers are amounts and not names of classes: with fractions, or many of them with gaps between.
-        Values with leading zeros are codes.
+        """Whether numbers are amounts and not names of classes: with fractions, or many of them
+        with gaps between. Values with leading zeros are codes.
 
-        If there are many different values, some of them may be no numbers: they are errors, reported when the rows are
-        read.
+        If there are many different values, some of them may be no numbers: they are errors,
+        reported when the rows are read.
         """
         many = len(self.values) > MAX_CLASSES
         gaps = self.high - self.low + 1 > len(self.values)
@@ -435,12 +522,16 @@ class Column:
 
     def add(self, value: Any) -> None:
         """Count one more value."""
-        if isinstance(value, list | dict) or (isinstance(value, str) and value[:1] in "[{" and value[-1:] in "]}"):
+        if isinstance(value, list | dict) or (
+            isinstance(value, str) and value[:1] in "[{" and value[-1:] in "]}"
+        ):
             self.answers += answers_of(value) is not None
             if isinstance(value, list) or (isinstance(value, str) and value[:1] == "["):
                 entries = list_of(value)
                 self.lists += 1
-                self.single += isinstance(value, list) and len(value) == 1 and isinstance(value[0], str)
+                self.single += (
+                    isinstance(value, list) and len(value) == 1 and isinstance(value[0], str)
+                )
                 self.entries += len(str(value).split() if entries is None else entries)
             if not isinstance(value, str):
                 self.filled += 1

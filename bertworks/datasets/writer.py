@@ -1,4 +1,5 @@
-"""Rows -> one file: csv, tsv, JSON lines or Parquet, compressed or not. `reader` reads the same cells back.
+"""Rows -> one file: csv, tsv, JSON lines or Parquet, compressed or not. `reader` reads the same
+cells back.
 
 The file appears when it is complete. Memory use does not grow with the file.
 """
@@ -20,21 +21,28 @@ from bertworks.io.text_files import COMPRESSIONS, FORMATS, IssueCounter, format_
 
 FileKind = Literal["csv", "tsv", "jsonl", "json", "parquet", "conll"]
 _BATCH_ROWS = 500  # held in memory
-# A cell that spreadsheet programs compute: it begins with one of = + - @ tab CR, also of full width, and is no number.
+# A cell that spreadsheet programs compute: it begins with one of = + - @ tab CR, also of full
+# width, and is no number.
 _FORMULA = re.compile(r"[=@＝＠＋－\t\r]|[+-](?!\d*[.,]?\d*(?:[eE][+-]?\d+)?%?$)")
 
 
 def write_rows(
-    path: str | Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], *, kind: FileKind | None = None,
-    formulas: IssueCounter | None = None, guard_formulas: bool = False,
-) -> int:  # fmt: skip
+    path: str | Path,
+    columns: Sequence[str],
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    kind: FileKind | None = None,
+    formulas: IssueCounter | None = None,
+    guard_formulas: bool = False,
+) -> int:
     """Write rows and return their number.
 
-    Missing values are empty cells in tables and null in Parquet. JSON lines leave them out, and may have fields besides
-    the columns. Lists and mappings in tables are written as JSON.
+    Missing values are empty cells in tables and null in Parquet. JSON lines leave them out, and may
+    have fields besides the columns. Lists and mappings in tables are written as JSON.
 
     Args:
-        path: the file. Its suffix gives the kind and the compression. "-" is standard output, csv by default.
+        path: the file. Its suffix gives the kind and the compression. "-" is standard output, csv
+            by default.
         columns: in the order of tables and Parquet.
         kind: overrides the suffix.
         formulas: counts the texts in csv and tsv that spreadsheet programs would compute.
@@ -42,22 +50,36 @@ def write_rows(
 
     Raises:
         UsageError: the suffix gives no kind.
-        BertworksError: a row has a field that is not a column; the values of a column have no common type in Parquet;
-            the file cannot be written. Then no file is left behind.
+        BertworksError: a row has a field that is not a column; the values of a column have no
+            common type in Parquet; the file cannot be written. Then no file is left behind.
     """
     kind = kind or kind_of(path)
     name = "<stdout>" if str(path) == "-" else str(path)
-    expect(kind != "conll", "CoNLL files hold words and tags, not rows", where=name, hint="use another kind")
+    expect(
+        kind != "conll",
+        "CoNLL files hold words and tags, not rows",
+        where=name,
+        hint="use another kind",
+    )
     if kind == "parquet":
-        expect(str(path) != "-", "Parquet cannot be written to a stream", where=name, hint="name a file, or use csv")
+        expect(
+            str(path) != "-",
+            "Parquet cannot be written to a stream",
+            where=name,
+            hint="name a file, or use csv",
+        )
         with replacing(Path(path).expanduser()) as temporary:
             return _write_parquet(temporary, _checked(name, columns, rows), columns, name)
     if kind in ("csv", "tsv"):
         mark = "'" if guard_formulas else ""
-        lines = _table_lines(name, columns, rows, "," if kind == "csv" else "\t", formulas or IssueCounter(), mark)
+        lines = _table_lines(
+            name, columns, rows, "," if kind == "csv" else "\t", formulas or IssueCounter(), mark
+        )
         return write_lines(path, lines) - 1
     lines = (as_json(dict(row)) for row in rows)
-    return write_lines(path, lines) if kind == "jsonl" else write_lines(path, _json_array(lines)) - 2
+    return (
+        write_lines(path, lines) if kind == "jsonl" else write_lines(path, _json_array(lines)) - 2
+    )
 
 
 def write_lines(path: str | Path, lines: Iterable[str]) -> int:
@@ -91,7 +113,11 @@ def kind_of(path: str | Path, *, vectors: bool = False) -> FileKind:
     if kind is None or kind == "text" or (kind == "parquet" and name.endswith(tuple(COMPRESSIONS))):
         left_out = ("text", "conll") if vectors else ("text",)
         suffixes = ", ".join(suffix for suffix, other in FORMATS.items() if other not in left_out)
-        what = "Parquet is compressed inside" if kind == "parquet" else "the name does not tell the kind of file"
+        what = (
+            "Parquet is compressed inside"
+            if kind == "parquet"
+            else "the name does not tell the kind of file"
+        )
         also = f"all but Parquet also with {', '.join(COMPRESSIONS)} after it"
         hint = f"end it in {'.npy; or in ' if vectors else ''}{suffixes}; {also}"
         raise UsageError(what, where=str(path), hint=hint)
@@ -121,19 +147,26 @@ class _Line:
 
 
 def _table_lines(
-    name: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], delimiter: str, formulas: IssueCounter,
+    name: str,
+    columns: Sequence[str],
+    rows: Iterable[Mapping[str, Any]],
+    delimiter: str,
+    formulas: IssueCounter,
     mark: str,
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[str]:
     """mark: is put before each of the `formulas`."""
 
     def cells(values: Sequence[Any], place: str) -> list[str]:
         texts = [_cell(value) for value in values]
-        for number in [n for n, value in enumerate(values) if isinstance(value, str) and _FORMULA.match(value)]:
+        for number in [
+            n for n, value in enumerate(values) if isinstance(value, str) and _FORMULA.match(value)
+        ]:
             formulas.add(f"{place}, column {columns[number]!r:.60}")
             texts[number] = mark + texts[number]
         return texts
 
-    # csv quotes the characters of its line end: cells with "\r" or "\n" are quoted in all versions of Python.
+    # csv quotes the characters of its line end: cells with "\r" or "\n" are quoted in all versions
+    # of Python.
     line = csv.writer(_Line(), delimiter=delimiter, lineterminator="\r\n").writerow
     yield line(cells(columns, "header"))
     for number, row in enumerate(_checked(name, columns, rows), 1):
@@ -146,13 +179,17 @@ def _cell(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _checked(name: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def _checked(
+    name: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]
+) -> Iterator[Mapping[str, Any]]:
     """The rows; BertworksError for a row with a field that is not a column."""
     known = set(columns)
     for number, row in enumerate(rows, 1):
         if extra := [key for key in row if key not in known]:
             what = f"row {number} has the field {extra[0]!r}, which no earlier row has"
-            raise BertworksError(what, where=name, hint="write .jsonl: there each row has its own fields")
+            raise BertworksError(
+                what, where=name, hint="write .jsonl: there each row has its own fields"
+            )
         yield row
 
 
@@ -161,7 +198,9 @@ def _open_output(path: str | Path) -> Iterator[Any]:
     """A stream of bytes. The file appears when the block ends without an error."""
     if str(path) == "-":
         if sys.stdout is None:
-            raise BertworksError("it was closed when the process started", where="standard output", hint="-o FILE")
+            raise BertworksError(
+                "it was closed when the process started", where="standard output", hint="-o FILE"
+            )
         yield sys.stdout.buffer
         return
     target = Path(path).expanduser()
@@ -170,8 +209,11 @@ def _open_output(path: str | Path) -> Iterator[Any]:
         yield stream
 
 
-def _write_parquet(path: Path, rows: Iterator[Mapping[str, Any]], columns: Sequence[str], name: str) -> int:
-    """The types are those of the rows so far. If later rows need wider types, the file is rewritten with them."""
+def _write_parquet(
+    path: Path, rows: Iterator[Mapping[str, Any]], columns: Sequence[str], name: str
+) -> int:
+    """The types are those of the rows so far. If later rows need wider types, the file is rewritten
+    with them."""
     import pyarrow
     from pyarrow import parquet
 
@@ -181,7 +223,9 @@ def _write_parquet(path: Path, rows: Iterator[Mapping[str, Any]], columns: Seque
     try:
         while batch := list(itertools.islice(rows, _BATCH_ROWS)):
             try:
-                table = pyarrow.table({column: [row.get(column) for row in batch] for column in columns})
+                table = pyarrow.table(
+                    {column: [row.get(column) for row in batch] for column in columns}
+                )
                 wider = pyarrow.unify_schemas([schema, table.schema], promote_options="permissive")
                 if wider != schema:
                     writer.close()
@@ -191,8 +235,13 @@ def _write_parquet(path: Path, rows: Iterator[Mapping[str, Any]], columns: Seque
                             writer.write_table(pyarrow.Table.from_batches([earlier]).cast(schema))
                 writer.write_table(table.cast(schema))
             except pyarrow.ArrowException as error:
-                what = f"rows {count + 1} to {count + len(batch)} cannot be written as Parquet: {error}"
-                raise BertworksError(what, where=name, hint="write .jsonl: there a column holds anything") from error
+                what = (
+                    f"rows {count + 1} to {count + len(batch)} cannot be written as Parquet: "
+                    f"{error}"
+                )
+                raise BertworksError(
+                    what, where=name, hint="write .jsonl: there a column holds anything"
+                ) from error
             count += len(batch)
     finally:
         writer.close()

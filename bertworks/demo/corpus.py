@@ -1,9 +1,9 @@
 """English text from the installed Python: a corpus and a labelled data set for the demo.
 
-- `prose`: docstrings and README files (reStructuredText, Markdown) -> English sentences without markup. Sentences that
-  look like code, tables or fragments are left out.
-- `write_demo_corpus`: texts in the sources of the standard library and of installed packages. Sources are read as text,
-  never imported.
+- `prose`: docstrings and README files (reStructuredText, Markdown) -> English sentences without
+  markup. Sentences that look like code, tables or fragments are left out.
+- `write_demo_corpus`: texts in the sources of the standard library and of installed packages.
+  Sources are read as text, never imported.
 - `write_demo_origins`: paragraphs, labelled with the library that they come from.
 """
 
@@ -23,18 +23,22 @@ from bertworks.datasets.writer import write_rows
 from bertworks.errors import require
 from bertworks.text.segmentation import split_sentences
 
-_BLOCK_END = re.compile(r"\n\s*(?:\n|(?=:)|[-*•] )|:[ \t]*\n")  # a blank line, a field, a list item, a heading
+# a blank line, a field, a list item, a heading
+_BLOCK_END = re.compile(r"\n\s*(?:\n|(?=:)|[-*•] )|:[ \t]*\n")
 _MARKUP = (
     (re.compile(r"!?\[([^\]]*)\]\([^)]*\)"), r"\1"),  # Markdown link
     (re.compile(r":[\w:+-]+:`~[^`]*?([^`.]+)`"), r"\1"),  # role with a shortened target
-    (re.compile(r"(?::[\w:+-]+:)?`+([^`<]+?)(?:\s*<[^`]*)?`+_{0,2}"), r"\1"),  # code, role, reStructuredText link
+    # code, role, reStructuredText link
+    (re.compile(r"(?::[\w:+-]+:)?`+([^`<]+?)(?:\s*<[^`]*)?`+_{0,2}"), r"\1"),
     (re.compile(r"(?<![\w*])\*{1,2}([^*\s][^*]*)\*{1,2}(?![\w*])"), r"\1"),
     (re.compile(r"\b([a-zA-Z]+)\(\)"), r"\1"),
 )
 _STRAIGHT = str.maketrans("\u2018\u2019\u201c\u201d", "''\"\"")  # quotation marks
 
 _WHOLE = re.compile(r"[\"'(]?[A-Z].*[.!?][\"')]*")
-_CODE = re.compile(r"[{}<>|\\=^~@#$`_\[\]*+]|://|\w/\w|\.\.|\w(?<!\bi)(?<!\be)\.[a-z]|\(\)|\s-{1,2}\w|--")
+_CODE = re.compile(
+    r"[{}<>|\\=^~@#$`_\[\]*+]|://|\w/\w|\.\.|\w(?<!\bi)(?<!\be)\.[a-z]|\(\)|\s-{1,2}\w|--"
+)
 _PLAIN = re.compile(
     r"^[\"'(]*(?:[A-Za-z]?[a-z]*(?:[-'][A-Za-z]?[a-z]+)*|[A-Z]{2,6}s?|Python|i\.e|e\.g|\d+(?:[.,]\d+)*%?)[\"')]*[.,;:!?]*[\"')]*$"
 )
@@ -64,7 +68,8 @@ def prose(text: str, seen: set[str]) -> Iterator[str]:
 
 
 def is_sentence(text: str) -> bool:
-    """Whether `text` looks like an English sentence: a capital, an end, mostly plain words, some function words."""
+    """Whether `text` looks like an English sentence: a capital, an end, mostly plain words, some
+    function words."""
     words = text.split()
     if not (_MIN_SENTENCE <= len(words) <= 80 and _WHOLE.fullmatch(text)) or _CODE.search(text):
         return False
@@ -77,7 +82,8 @@ def is_sentence(text: str) -> bool:
 
 
 _SKIPPED_FOLDERS = frozenset(
-    "__pycache__ _vendor benchmarks idlelib lib2to3 pip setuptools site-packages test testing tests turtledemo"
+    "__pycache__ _vendor benchmarks idlelib lib2to3 pip setuptools site-packages test testing "
+    "tests turtledemo"
     " _distutils_hack".split()
 )
 _HELD_OUT = 20  # one document of this many is held out
@@ -86,8 +92,9 @@ _TRIPLE_QUOTED = re.compile(r'("""|\'\'\')(.{40,}?)\1', re.DOTALL)
 
 
 def write_demo_corpus(folder: Path) -> list[tuple[int, int]]:
-    """Collect the prose of this Python installation into `folder/training.jsonl` and `folder/held-out.jsonl`, with `id`
-    and `text`. The numbers of documents and of words of both files.
+    """Collect the prose of this Python installation into `folder/training.jsonl` and
+    `folder/held-out.jsonl`, with `id` and `text`. The numbers of documents and of words of both
+    files.
 
     The same installation gives the same bytes. Takes some seconds and no network.
     """
@@ -104,15 +111,21 @@ def write_demo_corpus(folder: Path) -> list[tuple[int, int]]:
 
 
 def _documents() -> Iterator[tuple[str, str]]:
-    """Name and triple-quoted strings of every module that is not a test, a copy of another package, or an installer, in
-    the order of names within each folder of packages."""
+    """Name and triple-quoted strings of every module that is not a test, a copy of another package,
+    or an installer, in the order of names within each folder of packages."""
     packages = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
-    for kind, root in [("python", sysconfig.get_path("stdlib")), *(("package", root) for root in packages)]:
+    for kind, root in [
+        ("python", sysconfig.get_path("stdlib")),
+        *(("package", root) for root in packages),
+    ]:
         for path in sorted(Path(root).rglob("*.py")):
             parts = path.relative_to(root).with_suffix("").parts
             if _SKIPPED_FOLDERS.isdisjoint(parts) and not parts[-1].startswith("test_"):
                 strings = _TRIPLE_QUOTED.findall(path.read_text(encoding="utf-8", errors="ignore"))
-                yield f"{kind}/{'.'.join(parts).removesuffix('.__init__')}", "\n\n".join(text for _, text in strings)
+                yield (
+                    f"{kind}/{'.'.join(parts).removesuffix('.__init__')}",
+                    "\n\n".join(text for _, text in strings),
+                )
 
 
 MAX_LIBRARIES, MIN_ROWS = 8, 100
@@ -122,7 +135,8 @@ MAX_ROWS = {"train": 200, "dev": 75}  # of each library
 
 
 def write_demo_origins(corpus: Sequence[Path], folder: Path) -> None:
-    """Write `train.csv` and `dev.csv`, with columns `text` and `library`, of the libraries with the most paragraphs.
+    """Write `train.csv` and `dev.csv`, with columns `text` and `library`, of the libraries with the
+    most paragraphs.
 
     corpus: files of `write_demo_corpus`. The same installation gives the same bytes.
 
@@ -130,22 +144,38 @@ def write_demo_origins(corpus: Sequence[Path], folder: Path) -> None:
         BertworksError: fewer than two libraries have enough text.
     """
     texts = _texts(corpus)
-    counts = {library: min(len(parts["train"]), DEV_FRACTION * len(parts["dev"])) for library, parts in texts.items()}
-    names = sorted((n for n in counts if counts[n] >= MIN_ROWS), key=lambda n: (-counts[n], n))[:MAX_LIBRARIES]
+    counts = {
+        library: min(len(parts["train"]), DEV_FRACTION * len(parts["dev"]))
+        for library, parts in texts.items()
+    }
+    names = sorted((n for n in counts if counts[n] >= MIN_ROWS), key=lambda n: (-counts[n], n))[
+        :MAX_LIBRARIES
+    ]
     what = f"only {len(names)} of the installed libraries have enough text"
     require(len(names) >= 2, what, "", "install numpy or scipy with their sources")
     folder.mkdir(parents=True, exist_ok=True)
     for part, most in MAX_ROWS.items():
-        rows = [{"text": t, "library": name} for name in names for t in sorted(texts[name][part], key=_hash)[:most]]
-        write_rows(folder / f"{part}.csv", ("text", "library"), sorted(rows, key=lambda row: _hash(row["text"])))
+        rows = [
+            {"text": t, "library": name}
+            for name in names
+            for t in sorted(texts[name][part], key=_hash)[:most]
+        ]
+        write_rows(
+            folder / f"{part}.csv",
+            ("text", "library"),
+            sorted(rows, key=lambda row: _hash(row["text"])),
+        )
 
 
 def _texts(corpus: Iterable[Path]) -> Mapping[str, dict[str, list[str]]]:
-    """Library -> "train" and "dev" -> paragraphs of a fitting length that name no library. The paragraphs of a module
-    are all in one part."""
+    """Library -> "train" and "dev" -> paragraphs of a fitting length that name no library. The
+    paragraphs of a module are all in one part."""
     distributions = importlib.metadata.packages_distributions()
-    known = set(map(_letters, ("python", *distributions, *chain.from_iterable(distributions.values()))))
-    names = re.compile("|".join(sorted(name for name in known if len(name) >= 5)))  # `rich` is also a word
+    known = set(
+        map(_letters, ("python", *distributions, *chain.from_iterable(distributions.values())))
+    )
+    # `rich` is also a word
+    names = re.compile("|".join(sorted(name for name in known if len(name) >= 5)))
     texts: dict[str, dict[str, list[str]]] = defaultdict(lambda: {"train": [], "dev": []})
     for row, *_ in chain.from_iterable(map(RowReader, corpus)):
         kind, _, module = row["id"].partition("/")

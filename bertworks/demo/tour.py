@@ -22,29 +22,41 @@ from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.pretrain import pretrain
 from bertworks.training.objectives import BERT, OBJECTIVES
 
-# Settings of the fine-tuning, for about 90 seconds on two cores: of minilm, and of the small network just pre-trained.
+# Settings of the fine-tuning, for about 90 seconds on two cores: of minilm, and of the small
+# network just pre-trained.
 MINILM = ("epochs=3", "optimizer.learning_rate=1e-4")
 OWN = ("epochs=6", "optimizer.learning_rate=1e-3")
 _PREDICTIONS = 3  # per blank
 _BLANKS = 6
-_SENTENCE = re.compile(r"(?:^|(?<=[.] ))([A-Z][^.]{15,40} )([a-z]{5,9})( [^.]{15,40}[.])(?=\s|$)", re.MULTILINE)
+_SENTENCE = re.compile(
+    r"(?:^|(?<=[.] ))([A-Z][^.]{15,40} )([a-z]{5,9})( [^.]{15,40}[.])(?=\s|$)", re.MULTILINE
+)
 
 
 def demo(folder: str | Path, *, minutes: float = 3.5) -> Iterator[Event]:
-    """Write the corpus, pre-train for `minutes`, fine-tune for about one and a half, and show the figures.
+    """Write the corpus, pre-train for `minutes`, fine-tune for about one and a half, and show the
+    figures.
 
-    `folder` gets the pre-trained `model/`, the labelled data `origins/` and the fine-tuned `classifier/`. The same call
-    resumes an interrupted demo; after a finished one it only shows the results.
+    `folder` gets the pre-trained `model/`, the labelled data `origins/` and the fine-tuned
+    `classifier/`. The same call resumes an interrupted demo; after a finished one it only shows the
+    results.
     """
     folder = Path(folder)
     training, held_out = folder / "training.jsonl", folder / "held-out.jsonl"
     if not (training.exists() and held_out.exists()):
-        yield Event("stage", "collecting the English that comes with Python and the installed packages")
+        yield Event(
+            "stage", "collecting the English that comes with Python and the installed packages"
+        )
         (count, words), (held_count, held_words) = write_demo_corpus(folder)
-        text = f"{words:,} words in {count:,} documents; held out: {held_words:,} words in {held_count:,} documents"
+        text = (
+            f"{words:,} words in {count:,} documents; held out: {held_words:,} words in "
+            f"{held_count:,} documents"
+        )
         yield Event("note", text, {"training_words": words, "held_out_words": held_words})
     model, origins, classifier = folder / "model", folder / "origins", folder / "classifier"
-    pretrained = yield from forward_events(pretrain([training], model, budget=f"{round(minutes * 60)}s"))
+    pretrained = yield from forward_events(
+        pretrain([training], model, budget=f"{round(minutes * 60)}s")
+    )
     if not (origins / "dev.csv").exists():
         write_demo_origins((training, held_out), origins)
     start, settings = ("minilm", MINILM) if packaged_minilm() else (str(model), OWN)
@@ -52,18 +64,33 @@ def demo(folder: str | Path, *, minutes: float = 3.5) -> Iterator[Event]:
     request = make_finetune_request(origins, model=start, overrides=settings, method="full")
     finetuned = yield from forward_events(finetune_events(classifier, request))
     ours, *others = finetuned.fields["baselines"]["methods"]
-    figures = {one["method"]: one["score"] for one in others} | {f"{start}, fine-tuned": ours["score"]}
+    figures = {one["method"]: one["score"] for one in others} | {
+        f"{start}, fine-tuned": ours["score"]
+    }
     width = max(map(len, figures))
     accuracies = [f"{name:<{width}}  {accuracy:6.1%}" for name, accuracy in figures.items()]
-    text = "\n".join([
-        _results(pretrained, model), "", *_filled_blanks(model, held_out), "",
-        "from which library is a paragraph? right on held-out modules:", *accuracies, "", *_next_steps(folder),
-    ])  # fmt: skip
-    yield Event("done", text, {"pretrained": pretrained.fields, "finetuned": finetuned.fields, "accuracy": figures})
+    text = "\n".join(
+        [
+            _results(pretrained, model),
+            "",
+            *_filled_blanks(model, held_out),
+            "",
+            "from which library is a paragraph? right on held-out modules:",
+            *accuracies,
+            "",
+            *_next_steps(folder),
+        ]
+    )
+    yield Event(
+        "done",
+        text,
+        {"pretrained": pretrained.fields, "finetuned": finetuned.fields, "accuracy": figures},
+    )
 
 
 def _results(done: Event, model: Path) -> str:
-    """Figures before and after the training next to a constant prediction, on the same text and masks."""
+    """Figures before and after the training next to a constant prediction, on the same text and
+    masks."""
     with (model / "metrics.jsonl").open(encoding="utf-8") as file:
         before = json.loads(file.readline())["evaluation"]
     after, baseline = done.fields["evaluation"], done.fields["baseline"]
@@ -71,20 +98,28 @@ def _results(done: Event, model: Path) -> str:
     last = f"after {done.fields['step']:,} steps"
     rows = {f"always {baseline['token']!r}": always, "before training": before, last: after}
     columns = [("held-out text", *(OBJECTIVES[kind].title for kind in BERT))]
-    columns += [(name, *(f"{figures[f'{kind}_accuracy']:.1%}" for kind in BERT)) for name, figures in rows.items()]
+    columns += [
+        (name, *(f"{figures[f'{kind}_accuracy']:.1%}" for kind in BERT))
+        for name, figures in rows.items()
+    ]
     width = max(map(len, rows))
-    return "\n".join(f"{name:<{width}}  {words:>13}  {sentences:>13}" for name, words, sentences in columns)
+    return "\n".join(
+        f"{name:<{width}}  {words:>13}  {sentences:>13}" for name, words, sentences in columns
+    )
 
 
 def _filled_blanks(model: Path, held_out: Path) -> list[str]:
-    """Predictions for a long word of held-out sentences, from documents in all parts of the file, with the word."""
+    """Predictions for a long word of held-out sentences, from documents in all parts of the file,
+    with the word."""
     texts = [row.values["text"] for row in RowReader(held_out)]
     matches = filter(None, map(_SENTENCE.search, texts[:: max(1, len(texts) // _BLANKS)]))
     sentences = [(f"{match[1]}[MASK]{match[3]}", match[2]) for match in islice(matches, _BLANKS)]
     lines = ["filled blanks:"]
     results = fill(model, [text for text, _ in sentences], k=_PREDICTIONS)
     for (text, original), (predictions, *_) in zip(sentences, results, strict=True):
-        shown = ", ".join(f"{prediction['token_str']} {prediction['score']:.0%}" for prediction in predictions)
+        shown = ", ".join(
+            f"{prediction['token_str']} {prediction['score']:.0%}" for prediction in predictions
+        )
         lines += [f"  {text}", f"      {shown}  (it was: {original})"]
     return lines
 
@@ -92,13 +127,17 @@ def _filled_blanks(model: Path, held_out: Path) -> list[str]:
 def _next_steps(folder: Path) -> list[str]:
     activate = Path(sys.executable).with_name("activate")
     is_command = shutil.which("bertworks") or not activate.exists()
-    first = f"first:   . {quoted(os.path.relpath(activate))}    (makes bertworks a command in this shell)"
+    first = (
+        f"first:   . {quoted(os.path.relpath(activate))}    (makes bertworks a command in "
+        "this shell)"
+    )
     return [
         f"reports: {folder / 'model' / 'report.html'}",
         f"         {folder / 'classifier' / 'report.html'}",
         *([] if is_command else [first]),
         f'try:     bertworks fill {quoted(folder / "model")} "The result is a [MASK]."',
-        f"         bertworks predict {quoted(folder / 'classifier')} {quoted(folder / 'origins/dev.csv')} --top-k 3",
+        f"         bertworks predict {quoted(folder / 'classifier')} "
+        f"{quoted(folder / 'origins/dev.csv')} --top-k 3",
         "         bertworks pretrain YOUR-TEXT -o YOUR-MODEL --budget 1h",
         "         bertworks finetune YOUR-TABLE.csv -o YOUR-CLASSIFIER",
     ]

@@ -1,6 +1,7 @@
 """Ablations: controlled comparisons of the BERT literature, each a TOML file in `ablations/`.
 
-- `Ablation`: arms, which are keyword arguments of `pretrain` and `finetune`, and what is measured of them
+- `Ablation`: arms, which are keyword arguments of `pretrain` and `finetune`, and what is measured
+  of them
 - `evaluate_ablation`: trains the arms, all with one seed before the next seed, and writes the table
 - `ablation_tables`: figures -> means and paired differences
 """
@@ -20,7 +21,15 @@ import numpy as np
 
 from bertworks.checkpoints.model_card import render_table
 from bertworks.checkpoints.storage import read_json
-from bertworks.config import AboveZero, NotNegative, Positive, Range, Settings, parse_as, read_recipe_text
+from bertworks.config import (
+    AboveZero,
+    NotNegative,
+    Positive,
+    Range,
+    Settings,
+    parse_as,
+    read_recipe_text,
+)
 from bertworks.errors import UsageError, expect, names_of, require
 from bertworks.evaluation.measures import MEASURES, Arm, finetuning_request
 from bertworks.events import Event, forward_events
@@ -43,7 +52,8 @@ PACKAGED = {path.stem: path.read_text(encoding="utf-8") for path in _FILES}
 MAX_FACTOR = 1_000_000  # of the steps or times of an ablation
 NOT_RESOLVED = "not resolved at this budget"
 _PLACEHOLDER = re.compile(r"\{([\w:/-]+)\}")
-_ENGINE = {"arm", "options", "output", "device", "overwrite", "progress", "seed", "budget"}  # not set in a file
+# not set in a file
+_ENGINE = {"arm", "options", "output", "device", "overwrite", "progress", "seed", "budget"}
 Name = Annotated[str, Range("letters, digits, - and _", lambda x: bool(re.fullmatch(r"[\w-]+", x)))]
 
 
@@ -51,15 +61,17 @@ Name = Annotated[str, Range("letters, digits, - and _", lambda x: bool(re.fullma
 class ArmConfig(Settings):
     """One arm.
 
-    pretrain, finetune: keyword arguments of `bertworks.pretrain`, and of `bertworks.finetune` for each fine-tuning that
-        is measured.
+    pretrain, finetune: keyword arguments of `bertworks.pretrain`, and of `bertworks.finetune` for
+        each fine-tuning that is measured.
     model: without `pretrain`: the model that is measured.
     measures: names; (): all.
-    published: figures of the source, by the name of a measure or of something else that was measured.
+    published: figures of the source, by the name of a measure or of something else that was
+        measured.
     compared: false: it only serves others, as a teacher does. It has the steps of its recipe.
 
-    In all arguments `{shards}` is the prepared corpus, `{corpus}` its text, `{data}` the folder of labelled data,
-    `{arm:NAME}` the model of another arm, and `{arm:NAME/MEASURE}` the one that was fine-tuned for a measure.
+    In all arguments `{shards}` is the prepared corpus, `{corpus}` its text, `{data}` the folder of
+    labelled data, `{arm:NAME}` the model of another arm, and `{arm:NAME/MEASURE}` the one that was
+    fine-tuned for a measure.
     """
 
     name: Name
@@ -74,7 +86,8 @@ class ArmConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureConfig(Settings):
-    """A figure of each arm. kind: of `MEASURES`; options: its arguments; percent, digits: how it is shown."""
+    """A figure of each arm. kind: of `MEASURES`; options: its arguments; percent, digits: how it is
+    shown."""
 
     name: Name
     title: str
@@ -86,8 +99,16 @@ class MeasureConfig(Settings):
     def show(self, figure: Mapping[str, Any], sign: str = "") -> str:
         """A mean, with its interval if it has one."""
         form, factor = (f"{sign}.1f", 100) if self.percent else (f"{sign},.{self.digits}f", 1)
-        mean, *ends = (f"{factor * value:{form}}" for value in (figure["mean"], *(figure["interval"] or ())))
-        return f"{mean} ({' to '.join(ends)})" if ends else f"{mean} (one seed: no interval)" if sign else mean
+        mean, *ends = (
+            f"{factor * value:{form}}" for value in (figure["mean"], *(figure["interval"] or ()))
+        )
+        return (
+            f"{mean} ({' to '.join(ends)})"
+            if ends
+            else f"{mean} (one seed: no interval)"
+            if sign
+            else mean
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +116,8 @@ class Ablation(Settings):
     """A comparison.
 
     source: of the published figures. note: what to know before the figures are read.
-    equal: what all arms have in common: "steps"; "flops", the matrix-product operations of the pre-training; or "time",
-        `minutes` of pre-training for each arm.
+    equal: what all arms have in common: "steps"; "flops", the matrix-product operations of the
+        pre-training; or "time", `minutes` of pre-training for each arm.
     pretrain: arguments of every arm with a table `pretrain`; the overrides of both are joined.
     """
 
@@ -108,13 +129,21 @@ class Ablation(Settings):
     seeds: Positive = 3
     vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
     pretrain: dict[str, Any] = field(default_factory=dict)
-    arms: Annotated[tuple[ArmConfig, ...], Range("two arms or more, with different names", lambda x: _differ(x, 2))]
-    measures: Annotated[tuple[MeasureConfig, ...], Range("measures with different names", lambda x: _differ(x, 1))]
+    arms: Annotated[
+        tuple[ArmConfig, ...],
+        Range("two arms or more, with different names", lambda x: _differ(x, 2)),
+    ]
+    measures: Annotated[
+        tuple[MeasureConfig, ...], Range("measures with different names", lambda x: _differ(x, 1))
+    ]
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for measure in self.measures:
-            functions: list[Callable[..., Any]] = [MEASURES[measure.kind], *[finetune] * (measure.kind == "finetuning")]
+            functions: list[Callable[..., Any]] = [
+                MEASURES[measure.kind],
+                *[finetune] * (measure.kind == "finetuning"),
+            ]
             _check_names(f"the measure {measure.name}", measure.options, functions)
         measures = [measure.name for measure in self.measures]
         known = [f"arm:{arm.name}/{name}" for arm in self.arms for name in measures]
@@ -123,12 +152,21 @@ class Ablation(Settings):
             where = f"the arm {arm.name}"
             _check_names(where, self.arguments(arm), [pretrain])
             _check_names(where, arm.finetune, [finetune])
-            expect(bool(arm.pretrain) != bool(arm.model), f"{where}: expected pretrain or model, one of them")
-            for kind, names, allowed in (("measure", arm.measures, measures), ("input", self.inputs_of(arm), known)):
+            expect(
+                bool(arm.pretrain) != bool(arm.model),
+                f"{where}: expected pretrain or model, one of them",
+            )
+            for kind, names, allowed in (
+                ("measure", arm.measures, measures),
+                ("input", self.inputs_of(arm), known),
+            ):
                 if unknown := sorted({*names} - {*allowed}):
-                    raise UsageError(f"{where} names the {kind} {unknown[0]!r}: there are {', '.join(allowed)}")
+                    raise UsageError(
+                        f"{where} names the {kind} {unknown[0]!r}: there are {', '.join(allowed)}"
+                    )
             for measure in (one for one in self.measures_of(arm) if one.kind == "finetuning"):
-                finetuning_request(**{**measure.options, **arm.finetune})  # conflicts are refused before any training
+                # conflicts are refused before any training
+                finetuning_request(**{**measure.options, **arm.finetune})
         try:
             self.in_order()
         except CycleError as error:
@@ -136,20 +174,34 @@ class Ablation(Settings):
 
     def arguments(self, arm: ArmConfig) -> dict[str, Any]:
         """The keyword arguments of `pretrain` for an arm; {}: it is not pre-trained."""
-        words = [*names_of(self.pretrain.get("overrides")), *names_of(arm.pretrain.get("overrides"))]
-        return {"inputs": "{shards}", **self.pretrain, **arm.pretrain, "overrides": words} if arm.pretrain else {}
+        words = [
+            *names_of(self.pretrain.get("overrides")),
+            *names_of(arm.pretrain.get("overrides")),
+        ]
+        return (
+            {"inputs": "{shards}", **self.pretrain, **arm.pretrain, "overrides": words}
+            if arm.pretrain
+            else {}
+        )
 
     def measures_of(self, arm: ArmConfig) -> list[MeasureConfig]:
-        return [measure for measure in self.measures if not arm.measures or measure.name in arm.measures]
+        return [
+            measure for measure in self.measures if not arm.measures or measure.name in arm.measures
+        ]
 
     def inputs_of(self, arm: ArmConfig) -> list[str]:
         """The placeholders in the arguments of an arm."""
         options = [measure.options for measure in self.measures_of(arm)]
-        return _PLACEHOLDER.findall(json.dumps([self.arguments(arm), arm.finetune, arm.model, options]))
+        return _PLACEHOLDER.findall(
+            json.dumps([self.arguments(arm), arm.finetune, arm.model, options])
+        )
 
     def in_order(self) -> list[ArmConfig]:
         """The arms, each after those that it needs."""
-        needs = {a.name: [re.split("[:/]", x)[1] for x in self.inputs_of(a) if ":" in x] for a in self.arms}
+        needs = {
+            a.name: [re.split("[:/]", x)[1] for x in self.inputs_of(a) if ":" in x]
+            for a in self.arms
+        }
         names = [*TopologicalSorter(needs).static_order()]
         return sorted(self.arms, key=lambda arm: names.index(arm.name))
 
@@ -166,7 +218,9 @@ def _differ(parts: Sequence[Any], least: int) -> bool:
 def _check_names(where: str, given: Iterable[str], functions: Iterable[Callable[..., Any]]) -> None:
     names = {name for one in functions for name in inspect.signature(one).parameters} - _ENGINE
     if unknown := sorted({*given} - names):
-        raise UsageError(f"{where}: no argument {unknown[0]!r}: there are {', '.join(sorted(names))}")
+        raise UsageError(
+            f"{where}: no argument {unknown[0]!r}: there are {', '.join(sorted(names))}"
+        )
 
 
 def list_ablations() -> dict[str, str]:
@@ -175,21 +229,30 @@ def list_ablations() -> dict[str, str]:
 
 
 def evaluate_ablation(
-    name: str, inputs: Sequence[str | Path] | str | Path, output: str | Path, *, data: str | Path | None = None,
-    seeds: int | None = None, steps: int | None = None, scale: float | None = None, device: str = "auto",
+    name: str,
+    inputs: Sequence[str | Path] | str | Path,
+    output: str | Path,
+    *,
+    data: str | Path | None = None,
+    seeds: int | None = None,
+    steps: int | None = None,
+    scale: float | None = None,
+    device: str = "auto",
     overwrite: bool = False,
-) -> Iterator[Event]:  # fmt: skip
-    """Train all arms of an ablation, and write `table.md`, `table.json`, `report.html` and `figures.jsonl`. All arms
-    are trained with one seed before the next one, so that the table is complete after each seed. The same call
-    resumes, also with more seeds. `figures.jsonl` has the score of each arm, seed and measure, with the same score of
-    1,000 resamples of the held-out rows: `summarize` computes all means and intervals from it.
+) -> Iterator[Event]:
+    """Train all arms of an ablation, and write `table.md`, `table.json`, `report.html` and
+    `figures.jsonl`. All arms are trained with one seed before the next one, so that the table is
+    complete after each seed. The same call resumes, also with more seeds. `figures.jsonl` has the
+    score of each arm, seed and measure, with the same score of 1,000 resamples of the held-out
+    rows: `summarize` computes all means and intervals from it.
 
     Args:
         name: of an ablation, or its TOML file.
         inputs: raw text: files, folders, globs; ().
         data: the folder of labelled data, which ablations call {data}.
         seeds: their number, from 0; None: that of the ablation.
-        steps: of the first arm; the others get theirs in the same proportion. scale: a factor of all steps or times.
+        steps: of the first arm; the others get theirs in the same proportion. scale: a factor of
+            all steps or times.
 
     Raises:
         UsageError: no such ablation, or one with unknown arguments; the folder holds another one.
@@ -197,7 +260,9 @@ def evaluate_ablation(
     """
     text = read_recipe_text(name, "ablation", PACKAGED)
     ablation, output = parse_as(Ablation, text, name), local_path(output, "output folder")
-    sources = [absolute(one) for one in sources_of([inputs] if isinstance(inputs, str | Path) else inputs)]
+    sources = [
+        absolute(one) for one in sources_of([inputs] if isinstance(inputs, str | Path) else inputs)
+    ]
     work = _Work(ablation, sources, None if data is None else absolute(data), output, device)
     factor = work.check(ablation.seeds if seeds is None else seeds, steps, scale)
     refuse_nested(output, sources, sources)
@@ -218,7 +283,9 @@ def evaluate_ablation(
 class _Work:
     """The trainings of an ablation in its folder."""
 
-    def __init__(self, ablation: Ablation, sources: list[str], data: str | None, output: Path, device: str):
+    def __init__(
+        self, ablation: Ablation, sources: list[str], data: str | None, output: Path, device: str
+    ):
         self.ablation, self.sources, self.data, self.device = ablation, sources, data, device
         self.output, self.shards = output, output / "shards"
 
@@ -226,25 +293,47 @@ class _Work:
         """Raises an error for what is missing. Returns the factor of all steps or times."""
         a = self.ablation
         inputs = {name for arm in a.arms for name in a.inputs_of(arm)}
-        recipes = [self.recipe(x) for x in a.arms if x.compared and a.arguments(x) and a.equal != "time"]
+        recipes = [
+            self.recipe(x) for x in a.arms if x.compared and a.arguments(x) and a.equal != "time"
+        ]
         first = recipes[0].train.num_steps if steps and recipes else 1
         factor = (steps / first if steps else 1.0) * (1.0 if scale is None else scale)
         if seeds < 1 or factor <= 0 or (steps and (scale or a.equal == "time")):
-            raise UsageError("expected 1 seed or more, and a number of steps or a scale above 0, not both")
+            raise UsageError(
+                "expected 1 seed or more, and a number of steps or a scale above 0, not both"
+            )
         trainings = seeds * len(a.arms)
         what = f"{trainings:,} trainings (arms times seeds): expected at most {MAX_TRIALS:,}"
         expect(trainings <= MAX_TRIALS, what, hint="choose a smaller number of --seeds")
-        what = f"{factor:,.0f} times the steps or the time of the ablation: expected less than {MAX_FACTOR:,} times"
+        what = (
+            f"{factor:,.0f} times the steps or the time of the ablation: expected less than "
+            f"{MAX_FACTOR:,} times"
+        )
         expect(factor < MAX_FACTOR, what, hint="choose a smaller number of --steps or --scale")
         if inputs & {"shards", "corpus"} and not self.sources:
-            raise UsageError("this ablation pre-trains on text", hint="name files, folders or globs after its name")
+            raise UsageError(
+                "this ablation pre-trains on text",
+                hint="name files, folders or globs after its name",
+            )
         if self.sources:
-            read_text(self.sources)  # a file that is missing is refused before the folder is created
+            # a file that is missing is refused before the folder is created
+            read_text(self.sources)
         if "data" in inputs and self.data is None:
-            raise UsageError("this ablation fine-tunes on labelled data", hint="--data FOLDER names the folder")
-        texts = json.dumps([[a.arguments(x), x.finetune, [m.options for m in a.measures_of(x)]] for x in a.arms])
-        for path in (Path(f"{self.data}{name}") for name in re.findall(r'"\{data\}([^"*?]*)"', texts)):
-            require(path.exists(), "this is not in the folder of labelled data", path, "--data FOLDER names the folder")
+            raise UsageError(
+                "this ablation fine-tunes on labelled data", hint="--data FOLDER names the folder"
+            )
+        texts = json.dumps(
+            [[a.arguments(x), x.finetune, [m.options for m in a.measures_of(x)]] for x in a.arms]
+        )
+        for path in (
+            Path(f"{self.data}{name}") for name in re.findall(r'"\{data\}([^"*?]*)"', texts)
+        ):
+            require(
+                path.exists(),
+                "this is not in the folder of labelled data",
+                path,
+                "--data FOLDER names the folder",
+            )
         return factor
 
     def prepare(self) -> Iterator[Event]:
@@ -252,28 +341,47 @@ class _Work:
         if any("shards" in self.ablation.inputs_of(arm) for arm in self.ablation.arms):
             reader, tokenizer = read_text(self.sources), self.output / "tokenizer"
             if not (tokenizer / "tokenizer.json").exists():
-                yield from forward_events(make_vocabulary(reader, tokenizer, self.ablation.vocabulary))
+                yield from forward_events(
+                    make_vocabulary(reader, tokenizer, self.ablation.vocabulary)
+                )
             yield from forward_events(make_shards(reader, self.shards, Tokenizer.load(tokenizer)))
 
-    def figures(self, arm: ArmConfig, seed: int, factor: float) -> Generator[Event, None, list[dict[str, Any]]]:
+    def figures(
+        self, arm: ArmConfig, seed: int, factor: float
+    ) -> Generator[Event, None, list[dict[str, Any]]]:
         """The figures of an arm, which is trained first. What is finished is read."""
         folder, fill = self.output / "arms" / arm.name / f"seed-{seed}", partial(self._fill, seed)
         path, arguments = folder / "figures.json", self.ablation.arguments(arm)
         done, measures = read_json(path) if path.exists() else {}, self.ablation.measures_of(arm)
         if arguments and "training" not in done:
-            done["training"] = yield from self._pretrain(arm, fill(arguments), folder / "model", seed, factor)
+            done["training"] = yield from self._pretrain(
+                arm, fill(arguments), folder / "model", seed, factor
+            )
         model = str(folder / "model") if arguments else fill(arm.model)
         shards = folder / "model/shards" if (folder / "model/shards").exists() else self.shards
         for one in (one for one in measures if one.name not in done):
             trained = Arm(
-                model, seed, shards, folder / one.name, done.get("training", {}), fill(arm.finetune), self.device
+                model,
+                seed,
+                shards,
+                folder / one.name,
+                done.get("training", {}),
+                fill(arm.finetune),
+                self.device,
             )
             measured = yield from MEASURES[one.kind](trained, **fill(one.options))
             done[one.name] = measured._asdict()
             write_json(path, done)
             shown = one.show({"mean": measured.value, "interval": None})
-            yield Event("evaluation", f"{arm.name}, seed {seed}: {one.title} {shown}", {"value": measured.value})
-        return [{"arm": arm.name, "seed": seed, "measure": one.name, **done[one.name]} for one in measures]
+            yield Event(
+                "evaluation",
+                f"{arm.name}, seed {seed}: {one.title} {shown}",
+                {"value": measured.value},
+            )
+        return [
+            {"arm": arm.name, "seed": seed, "measure": one.name, **done[one.name]}
+            for one in measures
+        ]
 
     def _pretrain(
         self, arm: ArmConfig, arguments: dict[str, Any], folder: Path, seed: int, factor: float
@@ -285,19 +393,35 @@ class _Work:
             recipe = self.recipe(arm)
             if a.equal == "flops" and arm.compared:
                 factor *= self.recipe(a.first).training_flops() / recipe.training_flops()
-            phases = [vars(p) | {"num_steps": max(1, round(factor * p.num_steps))} for p in recipe.train.phases]
-            tables = ("{" + ", ".join(f"{name} = {value}" for name, value in p.items()) + "}" for p in phases)
+            phases = [
+                vars(p) | {"num_steps": max(1, round(factor * p.num_steps))}
+                for p in recipe.train.phases
+            ]
+            tables = (
+                "{" + ", ".join(f"{name} = {value}" for name, value in p.items()) + "}"
+                for p in phases
+            )
             arguments["overrides"] += [f"train.phases=[{', '.join(tables)}]"]
-        done = yield from forward_events(pretrain(output=folder, seed=seed, device=self.device, **arguments))
+        done = yield from forward_events(
+            pretrain(output=folder, seed=seed, device=self.device, **arguments)
+        )
         recipe, fields = load_recipe(str(folder / "recipe.toml")), done.fields
         facts = {"steps": fields["step"], "tokens": fields["tokens"], "seconds": fields["seconds"]}
-        facts |= {"flops": recipe.training_flops(), "parameters": num_trained(recipe), **fields["evaluation"]}
+        facts |= {
+            "flops": recipe.training_flops(),
+            "parameters": num_trained(recipe),
+            **fields["evaluation"],
+        }
         return facts | {"tokens_per_second": fields["tokens"] / max(1e-9, fields["seconds"])}
 
     def recipe(self, arm: ArmConfig) -> Recipe:
         """The recipe of an arm; after `prepare` with the size of the vocabulary."""
         arguments = self.ablation.arguments(arm)
-        expect("recipe" in arguments, f"the arm {arm.name} has no recipe, so no steps", hint="or set equal = 'time'")
+        expect(
+            "recipe" in arguments,
+            f"the arm {arm.name} has no recipe, so no steps",
+            hint="or set equal = 'time'",
+        )
         recipe = load_recipe(arguments["recipe"], arguments["overrides"])
         if recipe.encoder.vocab_size == 0 and (self.output / "tokenizer").exists():
             size = Tokenizer.load(self.output / "tokenizer").vocab_size
@@ -309,7 +433,11 @@ class _Work:
         if isinstance(value, dict):
             return {name: self._fill(seed, part) for name, part in value.items()}
         if isinstance(value, list) or value == "{corpus}":
-            return [*self.sources] if value == "{corpus}" else [self._fill(seed, part) for part in value]
+            return (
+                [*self.sources]
+                if value == "{corpus}"
+                else [self._fill(seed, part) for part in value]
+            )
 
         def path(match: re.Match[str]) -> str:
             _, _, arm = match[1].partition("arm:")
@@ -320,11 +448,15 @@ class _Work:
         return _PLACEHOLDER.sub(path, value) if isinstance(value, str) else value
 
 
-# --- the table --------------------------------------------------------------------------------------------------------
+# --- the table
+# --------------------------------------------------------------------------------------------------
 
 
-def _write(ablation: Ablation, figures: Sequence[Mapping[str, Any]], output: Path) -> tuple[dict[str, Any], str]:
-    """Write the figures and the tables. Return the result of `summarize`, and the tables in Markdown."""
+def _write(
+    ablation: Ablation, figures: Sequence[Mapping[str, Any]], output: Path
+) -> tuple[dict[str, Any], str]:
+    """Write the figures and the tables. Return the result of `summarize`, and the tables in
+    Markdown."""
     fields = ("arm", "seed", "measure", "value", "samples")
     lines = [json.dumps({name: figure[name] for name in fields}) for figure in figures]
     write_text(output / "figures.jsonl", "".join(f"{line}\n" for line in lines))
@@ -333,15 +465,20 @@ def _write(ablation: Ablation, figures: Sequence[Mapping[str, Any]], output: Pat
     text = ablation_markdown(ablation, figures)
     write_text(output / "table.md", text)
     tables = ablation_tables(ablation, means)
-    sections = [svg.section(title, svg.words(head, rows, wraps=False)) for title, head, rows in tables]
+    sections = [
+        svg.section(title, svg.words(head, rows, wraps=False)) for title, head, rows in tables
+    ]
     about = about_ablation(ablation, _count_seeds(figures))
-    page = svg.page(ablation.title, "ablation", ablation.source, [*sections, svg.preformatted("About", about)])
+    page = svg.page(
+        ablation.title, "ablation", ablation.source, [*sections, svg.preformatted("About", about)]
+    )
     write_text(output / "report.html", page)
     return means, text
 
 
 def ablation_markdown(ablation: Ablation, figures: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of `table.md`: all tables of an ablation, computed from the lines of its `figures.jsonl`."""
+    """Return the text of `table.md`: all tables of an ablation, computed from the lines of its
+    `figures.jsonl`."""
     about = about_ablation(ablation, _count_seeds(figures))
     text = f"# {ablation.title}\n\n{about}\n"
     for title, head, rows in ablation_tables(ablation, summarize(ablation, figures)):
@@ -354,10 +491,12 @@ def _count_seeds(figures: Sequence[Mapping[str, Any]]) -> int:
     return len({figure["seed"] for figure in figures})
 
 
-def summarize(ablation: Ablation, figures: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """By measure and arm: `values` of the seeds, their `mean` and `interval`, and `difference` to the first arm, paired
-    by seed and by row: mean, interval, and `resolved`: whether the interval excludes 0. Intervals are of 95 %, over
-    rows and seeds; None: one seed, and no rows."""
+def summarize(
+    ablation: Ablation, figures: Sequence[Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """By measure and arm: `values` of the seeds, their `mean` and `interval`, and `difference` to
+    the first arm, paired by seed and by row: mean, interval, and `resolved`: whether the interval
+    excludes 0. Intervals are of 95 %, over rows and seeds; None: one seed, and no rows."""
     by_key = {(one["measure"], one["arm"], one["seed"]): one for one in figures}
     seeds, result = sorted({one["seed"] for one in figures}), dict[str, dict[str, Any]]()
     for measure, arm in dict.fromkeys((one["measure"], one["arm"]) for one in figures):
@@ -388,7 +527,8 @@ Table = tuple[str, list[str], list[list[str]]]  # title, head, rows
 
 
 def ablation_tables(ablation: Ablation, means: Mapping[str, Mapping[str, Any]]) -> list[Table]:
-    """A table of each measure next to the published figures; and one of the published figures of other measures."""
+    """A table of each measure next to the published figures; and one of the published figures of
+    other measures."""
     titles = {arm.name: ": ".join(filter(None, (arm.name, arm.title))) for arm in ablation.arms}
     tables = []
     for measure in ablation.measures:
@@ -397,21 +537,44 @@ def ablation_tables(ablation: Ablation, means: Mapping[str, Mapping[str, Any]]) 
             row = means[measure.name][arm.name]
             change = row.get("difference")
             shown = measure.show(change, "+") if change else ""
-            shown += f": {NOT_RESOLVED}" if change and change["interval"] and not change["resolved"] else ""
-            rows.append([titles[arm.name], measure.show(row), shown, str(arm.published.get(measure.name, ""))])
+            shown += (
+                f": {NOT_RESOLVED}"
+                if change and change["interval"] and not change["resolved"]
+                else ""
+            )
+            rows.append(
+                [
+                    titles[arm.name],
+                    measure.show(row),
+                    shown,
+                    str(arm.published.get(measure.name, "")),
+                ]
+            )
         head = ["arm", "mean", f"difference to {ablation.first.name}", "published"]
         tables.append((measure.title + ", in percent" * measure.percent, head, rows))
     names = {name: None for arm in ablation.arms for name in arm.published if name not in means}
     if names:
-        rows = [[titles[arm.name], *(str(arm.published.get(name, "")) for name in names)] for arm in ablation.arms]
+        rows = [
+            [titles[arm.name], *(str(arm.published.get(name, "")) for name in names)]
+            for arm in ablation.arms
+        ]
         tables.append(("Published, not measured here", ["arm", *names], rows))
     return tables
 
 
 def about_ablation(ablation: Ablation, seeds: int) -> str:
     """What the tables are of."""
-    equal = {"steps": "equal steps", "flops": "equal matrix-product operations", "time": "equal time"}[ablation.equal]
-    chance = "over held-out rows and seeds" if seeds > 1 else "over held-out rows only, not over seeds"
-    lines = [f"Published: {ablation.source}.", f"Pre-trained with {equal}; {seeds} seed{'s' * (seeds > 1)}."]
+    equal = {
+        "steps": "equal steps",
+        "flops": "equal matrix-product operations",
+        "time": "equal time",
+    }[ablation.equal]
+    chance = (
+        "over held-out rows and seeds" if seeds > 1 else "over held-out rows only, not over seeds"
+    )
+    lines = [
+        f"Published: {ablation.source}.",
+        f"Pre-trained with {equal}; {seeds} seed{'s' * (seeds > 1)}.",
+    ]
     lines += [f"Intervals: 95 %, {chance}. Differences are paired by seed and by row."]
     return "\n".join([*lines, *filter(None, [ablation.note])])

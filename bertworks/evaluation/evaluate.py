@@ -18,7 +18,14 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from bertworks.batching.batch import shuffled_index
-from bertworks.batching.features import SHOWN, Features, Featurizer, Truncation, format_truncation, shortened
+from bertworks.batching.features import (
+    SHOWN,
+    Features,
+    Featurizer,
+    Truncation,
+    format_truncation,
+    shortened,
+)
 from bertworks.batching.sampling import FORMATS
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.model_folder import ModelFolder, check_components
@@ -66,41 +73,65 @@ Pair = Mapping[str, Any]  # a row of BLiMP
 
 
 def evaluate_squad(
-    data: str | Path, predictions: str | Path | Mapping[str, str], *,
-    na_probs: str | Path | Mapping[str, float] | None = None, unit: Literal["auto", "word", "character"] = "auto",
+    data: str | Path,
+    predictions: str | Path | Mapping[str, str],
+    *,
+    na_probs: str | Path | Mapping[str, float] | None = None,
+    unit: Literal["auto", "word", "character"] = "auto",
     on_note: Callable[[str], object] = no_notes,
-) -> dict[str, Any]:  # fmt: skip
-    """The figures of the official script (`metrics.squad.evaluate_answers`), in percent, and how they were computed:
-    `version` (2.0 if a question has no answer, or with `na_probs`), `unit`, `missing_ids` (questions without a
-    prediction, which count as wrong), `unknown_ids` (predictions for no question, which do not count), `intervals` of
-    `exact` and `f1`: 95 %, by the bootstrap over contexts.
+) -> dict[str, Any]:
+    """The figures of the official script (`metrics.squad.evaluate_answers`), in percent, and how
+    they were computed: `version` (2.0 if a question has no answer, or with `na_probs`), `unit`,
+    `missing_ids` (questions without a prediction, which count as wrong), `unknown_ids` (predictions
+    for no question, which do not count), `intervals` of `exact` and `f1`: 95 %, by the bootstrap
+    over contexts.
 
     Args:
         data: a file in the format of SQuAD, with gold answers.
         predictions: question id -> answer, "" for none; or a JSON file of that.
-        na_probs: question id -> confidence that it has no answer, on any scale; or a JSON file of that.
-        unit: of F1; "auto": characters if most letters of the contexts are Japanese or Chinese, else words.
+        na_probs: question id -> confidence that it has no answer, on any scale; or a JSON file of
+            that.
+        unit: of F1; "auto": characters if most letters of the contexts are Japanese or Chinese,
+            else words.
         on_note: is called with notes before the work: two examples.
 
     Raises:
-        BertworksError: the data is not SQuAD or has no gold answers; a file is not such JSON; no prediction belongs to
-            a question.
+        BertworksError: the data is not SQuAD or has no gold answers; a file is not such JSON; no
+            prediction belongs to a question.
     """
     rows = _squad_rows(data)
-    questions = [squad.SquadQuestion(row["id"], tuple(answer["text"] for answer in row["answers"])) for row in rows]
+    questions = [
+        squad.SquadQuestion(row["id"], tuple(answer["text"] for answer in row["answers"]))
+        for row in rows
+    ]
     contexts = [row["context"] for row in rows]
-    answers = _by_question(predictions, str, "answer to", '{"question id": "answer", ...}, with "" for no answer')
+    answers = _by_question(
+        predictions, str, "answer to", '{"question id": "answer", ...}, with "" for no answer'
+    )
     known = {question.id for question in questions}
     hint = "name the predictions for this file: an object of question ids and answers"
-    what = f"none of the {len(answers):,} answers belongs to any of the {len(questions):,} questions of {data}"
-    require(known & answers.keys(), what, predictions if isinstance(predictions, str | Path) else None, hint)
+    what = (
+        f"none of the {len(answers):,} answers belongs to any of the {len(questions):,} "
+        f"questions of {data}"
+    )
+    require(
+        known & answers.keys(),
+        what,
+        predictions if isinstance(predictions, str | Path) else None,
+        hint,
+    )
     for row, question in zip(rows[:2], questions):
         predicted = answers.get(question.id, "no prediction")
-        shown = f"{shortened(row['question'])!r} -> gold {[*question.answers]}, predicted {predicted!r:.{SHOWN}}"
+        shown = (
+            f"{shortened(row['question'])!r} -> gold {[*question.answers]}, predicted "
+            f"{predicted!r:.{SHOWN}}"
+        )
         on_note(printable(f"example  question {question.id}  {shown}"))
     probabilities = None
     if na_probs is not None:
-        probabilities = _by_question(na_probs, int | float, "no-answer probability of", '{"question id": 0.25, ...}')
+        probabilities = _by_question(
+            na_probs, int | float, "no-answer probability of", '{"question id": 0.25, ...}'
+        )
     answerable = all(question.answers for question in questions)
     version: squad.SquadVersion = "1.1" if answerable and probabilities is None else "2.0"
     f1_unit = squad.f1_unit_of(dict.fromkeys(contexts)) if unit == "auto" else unit
@@ -125,50 +156,86 @@ def _squad_rows(data: str | Path) -> list[dict[str, Any]]:
     require(reader.kind == "squad", "this is not in the format of SQuAD", reader.name, hint)
     for values, where, _ in reader:
         what = f"the question {values['id']!r} has no gold answers, not even an empty list"
-        require(values["answers"] is not None, what, where, "name a dev file: test files have no answers")
+        require(
+            values["answers"] is not None,
+            what,
+            where,
+            "name a dev file: test files have no answers",
+        )
     return [row.values for row in reader]
 
 
-def _by_question(source: str | Path | Mapping[str, Any], kind: Any, what: str, example: str) -> Mapping[str, Any]:
-    """Question id -> value, from a mapping or a JSON file; BertworksError for a value of another kind."""
+def _by_question(
+    source: str | Path | Mapping[str, Any], kind: Any, what: str, example: str
+) -> Mapping[str, Any]:
+    """Question id -> value, from a mapping or a JSON file; BertworksError for a value of another
+    kind."""
     values: Any = source
-    where, hint = None if isinstance(source, Mapping) else str(source), f"write one object, {example}"
+    where, hint = (
+        None if isinstance(source, Mapping) else str(source),
+        f"write one object, {example}",
+    )
     if not isinstance(source, Mapping):
         if not (path := as_path(source)).exists():
             raise nothing_there(path)
-        values = parse_json("\n".join(line for _, line in utf8_lines(path, str(source))), str(source))
+        values = parse_json(
+            "\n".join(line for _, line in utf8_lines(path, str(source))), str(source)
+        )
     if not isinstance(values, Mapping):
-        raise BertworksError(f"expected one JSON object, not {values!r:.60}", where=where, hint=hint)
+        raise BertworksError(
+            f"expected one JSON object, not {values!r:.60}", where=where, hint=hint
+        )
     for question, value in values.items():
-        fits = isinstance(value, kind) and not isinstance(value, bool) and (kind is str or math.isfinite(value))
-        problem = f"the {what} {question!r} is {value!r:.60}, not {'a string' if kind is str else 'a number'}"
+        fits = (
+            isinstance(value, kind)
+            and not isinstance(value, bool)
+            and (kind is str or math.isfinite(value))
+        )
+        problem = (
+            f"the {what} {question!r} is {value!r:.60}, not "
+            f"{'a string' if kind is str else 'a number'}"
+        )
         require(fits, problem, where, hint)
     return values
 
 
 def evaluate_mlm(
-    model: str | Path, inputs: Sequence[str | Path] | Data, *, sequence_length: int | None = None, sequences: int = 0,
-    device: str = "auto", precision: Precision = "fp32", text_column: str | None = None,
-    documents: Documents = "auto", encoding: str | None = None, output: str | Path | None = None,
-    bulk: Bulk = Bulk(), on_note: Callable[[str], object] = no_notes,
-) -> dict[str, float] | None:  # fmt: skip
-    """Loss, accuracy and perplexity on masked words of raw text, and accuracy of next sentence or sentence order
-    prediction if the model has such a head and the text two documents, one of them of two sentences. 15 % of the tokens
-    are masked, 80/10/10, always the same ones. `bits_per_character` compares models with any vocabulary
-    (`runs.adaptation`); `characters`: of its words.
+    model: str | Path,
+    inputs: Sequence[str | Path] | Data,
+    *,
+    sequence_length: int | None = None,
+    sequences: int = 0,
+    device: str = "auto",
+    precision: Precision = "fp32",
+    text_column: str | None = None,
+    documents: Documents = "auto",
+    encoding: str | None = None,
+    output: str | Path | None = None,
+    bulk: Bulk = Bulk(),
+    on_note: Callable[[str], object] = no_notes,
+) -> dict[str, float] | None:
+    """Loss, accuracy and perplexity on masked words of raw text, and accuracy of next sentence or
+    sentence order prediction if the model has such a head and the text two documents, one of them
+    of two sentences. 15 % of the tokens are masked, 80/10/10, always the same ones.
+    `bits_per_character` compares models with any vocabulary (`runs.adaptation`); `characters`: of
+    its words.
 
-    Of an ELECTRA discriminator: these figures of the generator in its folder; and loss, accuracy, area under the ROC
-    curve (`replaced_token_auc`) of the discriminator, and the fraction of the tokens that were replaced.
+    Of an ELECTRA discriminator: these figures of the generator in its folder; and loss, accuracy,
+    area under the ROC curve (`replaced_token_auc`) of the discriminator, and the fraction of the
+    tokens that were replaced.
 
     Args:
         model: a folder, or the name of a model on the Hugging Face hub.
         inputs: as in `pretrain`, without shards.
-        sequence_length: of the examples, in tokens; None: 128, or as many as the model reads if that is less.
+        sequence_length: of the examples, in tokens; None: 128, or as many as the model reads if
+            that is less.
         sequences: the most sequences to evaluate; 0: all of the text.
         text_column, documents, encoding: see `CorpusReader`.
         output: a JSON file for the figures.
-        bulk: where the figures of the batches are computed, if not here; after a part, there are none.
-        on_note: is called with notes before the work: how the text was read, two examples and their masked tokens.
+        bulk: where the figures of the batches are computed, if not here; after a part, there are
+            none.
+        on_note: is called with notes before the work: how the text was read, two examples and their
+            masked tokens.
 
     Raises:
         UsageError: sequences longer than the model can read.
@@ -181,24 +248,38 @@ def evaluate_mlm(
     check_components(parts, set() if detects else {"lm_head"}, path)
     longest = config.max_position_embeddings
     length = min(128, longest) if sequence_length is None else sequence_length
-    expect(5 <= length <= longest, f"a sequence length of {length}: the model reads from 5 to {longest} tokens")
+    expect(
+        5 <= length <= longest,
+        f"a sequence length of {length}: the model reads from 5 to {longest} tokens",
+    )
     reader = read_text(inputs, text_column, documents, encoding)
     with tempfile.TemporaryDirectory() as folder:
         store = split_long_documents(write_shards(reader, tokenizer, Path(folder) / "shards"))
         every = np.arange(len(store.documents) - 1)
-        follows = bool((np.diff(store.documents) > 1).any())  # else all pairs are of sentences drawn at random
-        formats = [name for name, sampler in FORMATS.items() if {*heads_of(sampler.targets)} <= parts]
+        # else all pairs are of sentences drawn at random
+        follows = bool((np.diff(store.documents) > 1).any())
+        formats = [
+            name for name, sampler in FORMATS.items() if {*heads_of(sampler.targets)} <= parts
+        ]
         format = formats[0] if len(every) >= 2 and follows else "full_sentences"
         kinds = cast(list[ObjectiveKind], ["masked_lm", *FORMATS[format].targets])
         network = load_with_generator(path, config) if detects else network_of(config, kinds, state)
         network.to(choose_device(device))
         most = sequences or 1 << 40
         batches = held_out_batches(
-            store, every, tokenizer, format=format, sequence_length=length, sequences=most, replaces=detects
+            store,
+            every,
+            tokenizer,
+            format=format,
+            sequence_length=length,
+            sequences=most,
+            replaces=detects,
         )
         for note in (str(reader.report), *masked_examples(batches[0], tokenizer)):
             on_note(note)
-        bits, _ = bits_batches(store, every, tokenizer, tokenizer.template, length=length, windows=most)
+        bits, _ = bits_batches(
+            store, every, tokenizer, tokenizer.template, length=length, windows=most
+        )
     settings = (reader.content_sha256(), text_column, documents, encoding, length, most, precision)
     job = mlm_job(bulk, output, settings, str(model), kinds, detects, precision, device)
     result = mlm_figures(network, batches, bits, precision, job, on_note)
@@ -208,17 +289,24 @@ def evaluate_mlm(
 
 
 def evaluate_sts(
-    model: str | Path, data: Data, *, pooling: Pooling | None = None, learn_from: str | Path | None = None,
-    device: str = "auto", on_note: Callable[[str], object] = no_notes,
-) -> dict[str, Any]:  # fmt: skip
-    """The correlation of the cosine of two texts with human scores of their similarity: `rows`, `notes` (what was read,
-    and two examples), `truncated`, `truncated_tokens` and `truncated_share` (how many texts were longer than the model
-    reads, and how much of them was left out), and `pearson` and `spearman` for vectors as they are (`none`), centered
-    (`center`) and, with more texts than dimensions, whitened (`whiten`).
+    model: str | Path,
+    data: Data,
+    *,
+    pooling: Pooling | None = None,
+    learn_from: str | Path | None = None,
+    device: str = "auto",
+    on_note: Callable[[str], object] = no_notes,
+) -> dict[str, Any]:
+    """The correlation of the cosine of two texts with human scores of their similarity: `rows`,
+    `notes` (what was read, and two examples), `truncated`, `truncated_tokens` and `truncated_share`
+    (how many texts were longer than the model reads, and how much of them was left out), and
+    `pearson` and `spearman` for vectors as they are (`none`), centered (`center`) and, with more
+    texts than dimensions, whitened (`whiten`).
 
     Args:
         data: labelled pairs, in any form that `finetune` takes.
-        learn_from: a file of texts from which the center and the whitening are computed; None: the texts of `data`.
+        learn_from: a file of texts from which the center and the whitening are computed; None: the
+            texts of `data`.
         on_note: is called with each of the notes before the work.
 
     Raises:
@@ -226,16 +314,25 @@ def evaluate_sts(
     """
     reader = RowReader(data)
     schema, notes = infer_schema(reader, task="regression")
-    require(len(schema.text) == 2, "these rows have no two texts to compare", reader.name, "name another file")
+    require(
+        len(schema.text) == 2,
+        "these rows have no two texts to compare",
+        reader.name,
+        "name another file",
+    )
     pairs = list(items(reader, schema))
     embedder = Embedder(model, pooling=pooling, device=device)
     shown = embedder.examples((pair.where, *pair.texts) for pair in pairs)
-    notes += [*reader.notes, *(f"{note.text} -> {pair.label:g}" for note, pair in zip(shown, pairs))]
+    notes += [
+        *reader.notes,
+        *(f"{note.text} -> {pair.label:g}" for note, pair in zip(shown, pairs)),
+    ]
     for note in notes:
         on_note(note)
     truncation = Truncation()
     first, second = (
-        embedder.embed_and_count([pair.texts[place] for pair in pairs], counts=truncation)[0] for place in (0, 1)
+        embedder.embed_and_count([pair.texts[place] for pair in pairs], counts=truncation)[0]
+        for place in (0, 1)
     )
     if truncation.truncated:
         notes.append(format_truncation({"rows": truncation.rows, **truncation.as_dict()}, "texts"))
@@ -258,33 +355,44 @@ def evaluate_sts(
 
 
 def evaluate_task(
-    model: str | Path, data: Data, *, errors: str | Path | None = None, text: str | Sequence[str] = (),
-    label: str | Sequence[str] | None = None, threshold: float | None = None, positive: str | None = None,
-    read: ReadOptions = ReadOptions(), device: str = "auto", precision: PrecisionOption = "auto",
+    model: str | Path,
+    data: Data,
+    *,
+    errors: str | Path | None = None,
+    text: str | Sequence[str] = (),
+    label: str | Sequence[str] | None = None,
+    threshold: float | None = None,
+    positive: str | None = None,
+    read: ReadOptions = ReadOptions(),
+    device: str = "auto",
+    precision: PrecisionOption = "auto",
     on_note: Callable[[str], object] = no_notes,
-) -> dict[str, Any]:  # fmt: skip
-    """Evaluate a fine-tuned model on labelled rows that it was not trained on: `task`, `rows`, `rows_without_text`
-    (which are left out), `figures` (in int8 also `figures_fp32`, of single precision), `table` (figures of each label,
-    type of entity or kind of question), `mistakes` (their number) and `frequent` (their most frequent kinds, in words),
-    `intervals` of the figures, `positive` (of two classes the one whose F1 is among the figures), `never_found` (the
-    labels of which no row is found, with the number of their rows), `unknown_labels` (how many rows have each label
-    that was never trained; these rows are mistakes), `truncated`, `truncated_tokens` and `truncated_share` (how many
-    rows were longer than the model reads, and how much of them was left out), `training_copies` (how many rows are
-    copies or near-copies of rows of the training data; None where that is not known), and `notes` (what was read, and
-    two examples as the network reads them).
+) -> dict[str, Any]:
+    """Evaluate a fine-tuned model on labelled rows that it was not trained on: `task`, `rows`,
+    `rows_without_text` (which are left out), `figures` (in int8 also `figures_fp32`, of single
+    precision), `table` (figures of each label, type of entity or kind of question), `mistakes`
+    (their number) and `frequent` (their most frequent kinds, in words), `intervals` of the figures,
+    `positive` (of two classes the one whose F1 is among the figures), `never_found` (the labels of
+    which no row is found, with the number of their rows), `unknown_labels` (how many rows have each
+    label that was never trained; these rows are mistakes), `truncated`, `truncated_tokens` and
+    `truncated_share` (how many rows were longer than the model reads, and how much of them was left
+    out), `training_copies` (how many rows are copies or near-copies of rows of the training data;
+    None where that is not known), and `notes` (what was read, and two examples as the network reads
+    them).
 
     Args:
         data: a file, or rows in memory as in `finetune`.
         errors: a file for all mistakes, those with the highest confidence first.
         text, label: columns; (): those of the training, else inferred.
         threshold, precision: see `Predictor`.
-        positive: of two classes the one whose F1 is reported; None: that of the training, and in a folder that does not
-            name it the second one.
+        positive: of two classes the one whose F1 is reported; None: that of the training, and in a
+            folder that does not name it the second one.
         on_note: is called with each of the notes before the work.
 
     Raises:
         UsageError: no such column; `positive` is not one of two classes.
-        BertworksError: no such model; a row that cannot be evaluated, with its line, as one without a label.
+        BertworksError: no such model; a row that cannot be evaluated, with its line, as one without
+            a label.
     """
     refuse_unwritable(errors)
     predictor = Predictor(model, device=device, precision=precision, threshold=threshold)
@@ -296,11 +404,15 @@ def evaluate_task(
         d = replace(d, positive=choose_positive((), schema, positive, notes))
     d = replace(d, text=d.text or schema.text)  # models of transformers do not name their columns
     rows = list(items(reader, replace(schema, any_label=True), left_out=empty_rows))
-    require(rows, "no row has a text and a label", reader.name, "name another file, or --text COLUMN")
+    require(
+        rows, "no row has a text and a label", reader.name, "name another file, or --text COLUMN"
+    )
     d, unknown = _with_labels_of(d, rows, schema.labels, reader.name)
     notes += _unknown_notes(unknown, schema.labels)
     # Rows of a regression have no label names; `unknown` is empty then.
-    has_known_labels = [not unknown or unknown.keys().isdisjoint(label_names(item)) for item in rows]
+    has_known_labels = [
+        not unknown or unknown.keys().isdisjoint(label_names(item)) for item in rows
+    ]
     known_rows = [item for item, is_known in zip(rows, has_known_labels) if is_known]
     examples = predictor.reading.preview(known_rows)
     copies = training_copies(predictor.folder, rows, d)
@@ -310,7 +422,10 @@ def evaluate_task(
     notes += [note.text for note in examples]
     for note in notes:
         on_note(note)
-    inputs = (item if is_known else item._replace(label=None) for item, is_known in zip(rows, has_known_labels))
+    inputs = (
+        item if is_known else item._replace(label=None)
+        for item, is_known in zip(rows, has_known_labels)
+    )
     answers = predictor.answers(inputs)
     results: list[tuple[Features, Answer]] = []
     truncation = Truncation()
@@ -334,22 +449,34 @@ def evaluate_task(
 def _with_labels_of(
     d: TaskConfig, rows: Sequence[Item], known: Sequence[str], name: str
 ) -> tuple[TaskConfig, dict[str, int]]:
-    """The task with the labels that only the rows have, too; and how many rows have each of these."""
+    """The task with the labels that only the rows have, too; and how many rows have each of
+    these."""
     named = d.task in ("classification", "multilabel", "tagging", "spans")
-    unknown = Counter(label for item in rows if named for label in set(label_names(item)) - set(known))
+    unknown = Counter(
+        label for item in rows if named for label in set(label_names(item)) - set(known)
+    )
     if d.task == "classification" and unknown.total() == len(rows):
         what = f"the model knows none of these labels: {first_names(sorted(unknown), 5)}"
         raise BertworksError(what, where=name, hint=f"its labels are: {first_names(known, 5)}")
     if d.task == "spans" or not unknown:
         return d, dict(unknown)
     wider = replace(d, labels=(*d.labels, *sorted(unknown)))
-    what = f"some of these tags mark no entities as those of the model do: {first_names(sorted(unknown), 5)}"
-    require(not d.tag_scheme or wider.tag_scheme, what, name, f"the tags of the model are: {first_names(d.labels, 5)}")
+    what = (
+        "some of these tags mark no entities as those of the model do: "
+        f"{first_names(sorted(unknown), 5)}"
+    )
+    require(
+        not d.tag_scheme or wider.tag_scheme,
+        what,
+        name,
+        f"the tags of the model are: {first_names(d.labels, 5)}",
+    )
     return wider, dict(unknown.most_common())
 
 
 def _unknown_notes(unknown: Mapping[str, int], known: Sequence[str]) -> list[str]:
-    """Return a note on the labels that the model was not trained on: at most 5, with the known one that may be meant.
+    """Return a note on the labels that the model was not trained on: at most 5, with the known one
+    that may be meant.
 
     Args:
         unknown: the number of rows of each of these labels.
@@ -370,17 +497,30 @@ def _unknown_notes(unknown: Mapping[str, int], known: Sequence[str]) -> list[str
 def _labelled(
     reader: RowReader, d: TaskConfig, text: str | Sequence[str], label: str | Sequence[str] | None
 ) -> tuple[Schema, list[str]]:
-    """The schema of a prediction, with labels by the names that the model has; and notes on what was inferred."""
+    """The schema of a prediction, with labels by the names that the model has; and notes on what
+    was inferred."""
     schema, notes = schema_for(reader, d, text)
     columns, first_choice = names_of(label) or d.label, d.first_choice
     if not columns or (d.task == "choice" and first_choice is None):
         inferred, _ = infer_schema(reader, task=d.task, text=schema.text, label=columns)
-        columns, first_choice = inferred.label, inferred.first_choice if first_choice is None else first_choice
+        columns, first_choice = (
+            inferred.label,
+            inferred.first_choice if first_choice is None else first_choice,
+        )
     # A model of spans has a tag for the first token of each type, and one for the others.
-    names = tuple(name[2:] for name in d.labels if name.startswith("B-")) if d.task == "spans" else d.labels
+    names = (
+        tuple(name[2:] for name in d.labels if name.startswith("B-"))
+        if d.task == "spans"
+        else d.labels
+    )
     if len(columns) > 1 and sorted(columns) != sorted(names):
-        what = f"the columns of the labels are {', '.join(columns)}, and those of the model: {', '.join(names)}"
-        raise UsageError(what, where=reader.name, hint=" ".join(f"--label {quoted(name)}" for name in names))
+        what = (
+            f"the columns of the labels are {', '.join(columns)}, and those of the model: "
+            f"{', '.join(names)}"
+        )
+        raise UsageError(
+            what, where=reader.name, hint=" ".join(f"--label {quoted(name)}" for name in names)
+        )
     schema = replace(schema, raw=False, label=columns, labels=names, first_choice=first_choice or 0)
     notes = [note for note in notes if not note.startswith(("label: ", "not used: "))]
     notes.append(f"label: {', '.join(map(repr, columns))}")
@@ -388,17 +528,25 @@ def _labelled(
 
 
 def evaluate_blimp(
-    model: str | Path, data: str | Path, *, output: str | Path | None = None, sample: int = 0,
-    within_word: bool = False, device: str = "auto", precision: Precision = "fp32",
-) -> Iterator[Event]:  # fmt: skip
-    """BLiMP (Warstadt et al. 2020): the fraction of minimal pairs in which the good sentence scores strictly higher
-    than the bad one: by paradigm (UID), by phenomenon, and the mean over paradigms. Equal scores are errors. The fields
-    of the last event are the result.
+    model: str | Path,
+    data: str | Path,
+    *,
+    output: str | Path | None = None,
+    sample: int = 0,
+    within_word: bool = False,
+    device: str = "auto",
+    precision: Precision = "fp32",
+) -> Iterator[Event]:
+    """BLiMP (Warstadt et al. 2020): the fraction of minimal pairs in which the good sentence scores
+    strictly higher than the bad one: by paradigm (UID), by phenomenon, and the mean over paradigms.
+    Equal scores are errors. The fields of the last event are the result.
 
     Args:
-        data: a file with the fields sentence_good, sentence_bad and UID, in any format, or a folder of .jsonl files.
+        data: a file with the fields sentence_good, sentence_bad and UID, in any format, or a folder
+            of .jsonl files.
         output: a JSON file for the result.
-        sample: pairs of each paradigm, the same every time. A sample is part of every larger one. 0: all.
+        sample: pairs of each paradigm, the same every time. A sample is part of every larger one.
+            0: all.
         within_word: see `score`.
 
     Raises:
@@ -409,9 +557,14 @@ def evaluate_blimp(
     refuse_unwritable(output)
     pairs = list(_read_pairs(data, sample))
     source = open_model(model, device)
-    yield Event("note", f"sentences: {' and '.join(map(repr, _PAIR_COLUMNS[:2]))}; {len(pairs):,} pairs")
+    yield Event(
+        "note", f"sentences: {' and '.join(map(repr, _PAIR_COLUMNS[:2]))}; {len(pairs):,} pairs"
+    )
     reading = Featurizer(source.tokenizer, "classification", apart=True)
-    shown = [Item(tuple(map(pair.__getitem__, _PAIR_COLUMNS[:2])), None, pair["UID"]) for pair in pairs[:2]]
+    shown = [
+        Item(tuple(map(pair.__getitem__, _PAIR_COLUMNS[:2])), None, pair["UID"])
+        for pair in pairs[:2]
+    ]
     yield from reading.preview(shown)
     sentences = (pair[column] for pair in pairs for column in _PAIR_COLUMNS[:2])
     scores = score(source, sentences, within_word=within_word, device=device, precision=precision)
@@ -419,9 +572,21 @@ def evaluate_blimp(
     for number, (good, bad) in enumerate(zip(scores, scores, strict=True), 1):
         outcomes.append(is_better(good, bad))
         if number % _REPORT_INTERVAL == 0:
-            text = f"blimp: {number:,} of {len(pairs):,} pairs, {sum(outcomes) / number:.1%} right so far"
-            yield Event("stage", text, {"stage": "blimp", "what": "pairs", "amount": number, "of": len(pairs)})
-    result = {"model": str(model), "sample": sample, "within_word": within_word, **_pair_figures(pairs, outcomes)}
+            text = (
+                f"blimp: {number:,} of {len(pairs):,} pairs, {sum(outcomes) / number:.1%} "
+                "right so far"
+            )
+            yield Event(
+                "stage",
+                text,
+                {"stage": "blimp", "what": "pairs", "amount": number, "of": len(pairs)},
+            )
+    result = {
+        "model": str(model),
+        "sample": sample,
+        "within_word": within_word,
+        **_pair_figures(pairs, outcomes),
+    }
     if output is not None:
         write_json(output, result)
     yield Event("done", _pair_table(result), result)
@@ -440,7 +605,11 @@ def _read_pairs(data: str | Path, sample: int) -> Iterator[Pair]:
     require(paradigms, "no pairs of sentences", data, "name a .jsonl file of BLiMP")
     for pairs in paradigms.values():
         count = min(sample or len(pairs), len(pairs))
-        yield from (pairs[shuffled_index(i, len(pairs), 0, 0)] for i in range(count)) if count < len(pairs) else pairs
+        yield from (
+            (pairs[shuffled_index(i, len(pairs), 0, 0)] for i in range(count))
+            if count < len(pairs)
+            else pairs
+        )
 
 
 def _pair_figures(pairs: Sequence[Pair], outcomes: Sequence[bool]) -> dict[str, Any]:
@@ -463,7 +632,11 @@ def _pair_table(result: Mapping[str, Any]) -> str:
     lines: list[str] = []
     for name, accuracy in result["phenomena"].items():
         lines.append(f"{name or 'paradigms':<{width}}  {accuracy:6.1%}")
-        paradigms = [(uid, row) for uid, row in result["paradigms"].items() if row["phenomenon"] == name]
+        paradigms = [
+            (uid, row) for uid, row in result["paradigms"].items() if row["phenomenon"] == name
+        ]
         lines += [f"  {uid:<{width - 2}}  {row['accuracy']:6.1%}" for uid, row in paradigms]
-    mean = f"{result['mean']:6.1%}, of {len(result['paradigms'])} paradigms, {result['pairs']:,} pairs"
+    mean = (
+        f"{result['mean']:6.1%}, of {len(result['paradigms'])} paradigms, {result['pairs']:,} pairs"
+    )
     return "\n".join([*lines, f"{'mean':<{width}}  {mean}"])

@@ -1,8 +1,10 @@
-"""GLUE (Wang et al. 2019): a model fine-tuned on each task, and the table next to published results.
+"""GLUE (Wang et al. 2019): a model fine-tuned on each task, and the table next to published
+results.
 
-- `GLUE`: columns, labels and metrics of each task; `PUBLISHED`: results of other models; both are in glue.toml
-- `find_glue_tasks`: the tasks in a folder with the layout of the official download. Samples of the large training sets
-  (`train-sample`, `heldout-from-train-sample`) are accepted and reported.
+- `GLUE`: columns, labels and metrics of each task; `PUBLISHED`: results of other models; both are
+  in glue.toml
+- `find_glue_tasks`: the tasks in a folder with the layout of the official download. Samples of the
+  large training sets (`train-sample`, `heldout-from-train-sample`) are accepted and reported.
 - `evaluate_glue`: fine-tuning on all tasks, the table, the files for the leaderboard
 """
 
@@ -34,7 +36,8 @@ COLUMNS = ("MNLI-m", "MNLI-mm", "QQP", "QNLI", "SST-2", "CoLA", "STS-B", "MRPC",
 
 
 class GlueTask(NamedTuple):
-    """One task of GLUE, and the files of it that are there. The other fields are those of glue.toml."""
+    """One task of GLUE, and the files of it that are there. The other fields are those of
+    glue.toml."""
 
     name: str  # of its folder
     text: Sequence[Sequence[str]]
@@ -48,7 +51,9 @@ class GlueTask(NamedTuple):
     @property
     def submissions(self) -> dict[str, str]:
         """Split -> the file that the leaderboard expects."""
-        return {split: f"{self.column(split)}.tsv" for split in self.splits if split.startswith("test")}
+        return {
+            split: f"{self.column(split)}.tsv" for split in self.splits if split.startswith("test")
+        }
 
     def column(self, split: str) -> str:
         """The column of the table for a split."""
@@ -61,9 +66,13 @@ class GlueTask(NamedTuple):
 
     @property
     def measured_on(self) -> tuple[str, ...]:
-        """The splits to evaluate: the official dev sets; else the mixed one, else the held-out one."""
+        """The splits to evaluate: the official dev sets; else the mixed one, else the held-out
+        one."""
         official = [split for split in self.splits if split.startswith("dev")]
-        present = ([s for s in splits if s in self.files] for splits in (official, ["dev_mixed"], ["heldout"]))
+        present = (
+            [s for s in splits if s in self.files]
+            for splits in (official, ["dev_mixed"], ["heldout"])
+        )
         return tuple(next(filter(None, present), ()))
 
     def read(self, split: str) -> tuple[RowReader, Schema]:
@@ -75,7 +84,9 @@ class GlueTask(NamedTuple):
         path = self.files[split]
         is_tsv = path.name.split(".")[1] == "tsv"
         has_header = not is_tsv or split not in self.without_header
-        reader = RowReader(path, ReadOptions(quoting="raw" if is_tsv else "auto", header=has_header))
+        reader = RowReader(
+            path, ReadOptions(quoting="raw" if is_tsv else "auto", header=has_header)
+        )
         return reader, Schema(
             task="classification" if self.labels else "regression",
             text=tuple(_column(reader, names) for names in self.text),
@@ -89,18 +100,23 @@ GLUE = tuple(GlueTask(**task) for task in _CONTENT["tasks"])
 PUBLISHED: list[dict[str, Any]] = _CONTENT["published"]
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
+# --- files
+# --------------------------------------------------------------------------------------------------
 
 
 def find_glue_tasks(folder: str | Path) -> list[GlueTask]:
-    """The tasks of GLUE in a folder, in GLUE's order. The folder may be that of one task. The folder of a task may be
-    empty.
+    """The tasks of GLUE in a folder, in GLUE's order. The folder may be that of one task. The
+    folder of a task may be empty.
 
     Raises:
         BertworksError: there is no folder of any task.
     """
     root = as_path(folder).expanduser()
-    folders = {_key(path.name): path for path in [root, *(root.iterdir() if root.is_dir() else ())] if path.is_dir()}
+    folders = {
+        _key(path.name): path
+        for path in [root, *(root.iterdir() if root.is_dir() else ())]
+        if path.is_dir()
+    }
     tasks = [(task, folders[_key(task.name)]) for task in GLUE if _key(task.name) in folders]
     names = ", ".join(task.name for task in GLUE)
     hint = "name the folder that holds them, such as glue_data"
@@ -110,7 +126,9 @@ def find_glue_tasks(folder: str | Path) -> list[GlueTask]:
 
 def _files(folder: Path, splits: Sequence[str]) -> dict[str, Path]:
     """Split -> its best file. Every task may have a held-out set, MNLI also a mixed one."""
-    present = {tuple(path.name.split(".")[:2]): path for path in sorted(folder.iterdir()) if path.is_file()}
+    present = {
+        tuple(path.name.split(".")[:2]): path for path in sorted(folder.iterdir()) if path.is_file()
+    }
     files: dict[str, Path] = {}
     for split in (*splits, "heldout", "dev_mixed"):
         for name in product(_CONTENT["files"].get(split, (split,)), _SUFFIXES):
@@ -128,92 +146,136 @@ def _column(reader: RowReader, names: Sequence[str]) -> str:
     if present := [name for name in names if name in reader.columns]:
         return present[0]
     what = f"no column is called {' or '.join(names)}; there are {', '.join(reader.columns)}"
-    raise BertworksError(what, where=reader.name, hint="is this file of another task? Fetch it again from GLUE")
+    raise BertworksError(
+        what, where=reader.name, hint="is this file of another task? Fetch it again from GLUE"
+    )
 
 
 def submission(task: GlueTask, predictions: Iterable[str | float]) -> str:
-    """The file that the leaderboard expects of a test split: `index`, `prediction`, one line for each row in the order
-    of the test file; labels by name, similarities (STS-B) within 0 and 5 with three digits."""
+    """The file that the leaderboard expects of a test split: `index`, `prediction`, one line for
+    each row in the order of the test file; labels by name, similarities (STS-B) within 0 and 5 with
+    three digits."""
     shown = (one if task.labels else f"{min(max(float(one), 0.0), 5.0):.3f}" for one in predictions)
-    return "index\tprediction\n" + "".join(f"{row}\t{prediction}\n" for row, prediction in enumerate(shown))
+    return "index\tprediction\n" + "".join(
+        f"{row}\t{prediction}\n" for row, prediction in enumerate(shown)
+    )
 
 
-# --- evaluation -------------------------------------------------------------------------------------------------------
+# --- evaluation
+# --------------------------------------------------------------------------------------------------
 
 
 def evaluate_glue(
-    data: str | Path, output: str | Path, *, model: str | Path = "minilm", tasks: Sequence[str] = (), seeds: int = 1,
-    epochs: int | None = None, learning_rate: float | None = None, batch_size: int | None = None,
-    max_length: int | None = None, recipe: str = "stable", overrides: Sequence[str] = (), seed: int | None = None,
-    device: str = "auto", precision: str | None = None,
-) -> Iterator[Event]:  # fmt: skip
-    """Fine-tune on every task in the folder with several seeds. Write `table.md` and `glue.json` after each task, and
-    its files for the leaderboard, of the seed that is best on dev.
+    data: str | Path,
+    output: str | Path,
+    *,
+    model: str | Path = "minilm",
+    tasks: Sequence[str] = (),
+    seeds: int = 1,
+    epochs: int | None = None,
+    learning_rate: float | None = None,
+    batch_size: int | None = None,
+    max_length: int | None = None,
+    recipe: str = "stable",
+    overrides: Sequence[str] = (),
+    seed: int | None = None,
+    device: str = "auto",
+    precision: str | None = None,
+) -> Iterator[Event]:
+    """Fine-tune on every task in the folder with several seeds. Write `table.md` and `glue.json`
+    after each task, and its files for the leaderboard, of the seed that is best on dev.
 
-    The best checkpoint is chosen on the dev set, and its score on the same set is reported, as in the paper; the table
-    says so.
-    An interrupted call resumes when it is repeated.
+    The best checkpoint is chosen on the dev set, and its score on the same set is reported, as in
+    the paper; the table says so. An interrupted call resumes when it is repeated.
 
     Args:
         tasks: names of GLUE's folders; (): all in the folder.
-        seed: the first of the `seeds`; None: the recipe's. epochs, learning_rate, batch_size, max_length: the same.
+        seed: the first of the `seeds`; None: the recipe's. epochs, learning_rate, batch_size,
+            max_length: the same.
 
     Raises:
         UsageError: a name that is not a task of GLUE; more than MAX_TRIALS seeds.
         BertworksError: the folder has no task, or lacks a named one.
     """
-    options = {k: v for k, v in locals().items() if k not in ("data", "output", "tasks", "seeds", "device")}
+    options = {
+        k: v for k, v in locals().items() if k not in ("data", "output", "tasks", "seeds", "device")
+    }
     output, tasks, known = local_path(output), names_of(tasks), [task.name for task in GLUE]
     present = {task.name: task for task in find_glue_tasks(data)}
     what = f"{seeds:,} trainings of each task: expected at most {MAX_TRIALS:,}"
     expect(seeds <= MAX_TRIALS, what, hint="choose a smaller number of --seeds")
     for name in tasks:
-        expect(name in known, f"{name!r} is no task of GLUE", hint=f"name some of {', '.join(known)}")
-        require(name in present, f"the task {name} is not there", data, "name the folder that holds it")
+        expect(
+            name in known, f"{name!r} is no task of GLUE", hint=f"name some of {', '.join(known)}"
+        )
+        require(
+            name in present, f"the task {name} is not there", data, "name the folder that holds it"
+        )
     rows: dict[str, dict[str, Any]] = {}
     for name in [name for name in present if not tasks or name in tasks]:
         task = present[name]
         if "train" not in task.files or not task.measured_on:
-            yield Event("note", f"{name}: no {'dev' if 'train' in task.files else 'train'} file: left out")
+            yield Event(
+                "note", f"{name}: no {'dev' if 'train' in task.files else 'train'} file: left out"
+            )
             continue
         trials, interval, summary = yield from _trials(task, output / name, options, seeds, device)
         rows |= _figures(task, trials, interval, output / name, device)
         text = table(rows, str(model), recipe, seeds)
-        write_json(output / "glue.json", {"model": str(model), "recipe": recipe, "seeds": seeds, "columns": rows})
+        write_json(
+            output / "glue.json",
+            {"model": str(model), "recipe": recipe, "seeds": seeds, "columns": rows},
+        )
         write_text(output / "table.md", text)
         _submit(task, output, device)
         yield Event("evaluation", f"{name}: {summary}", {"task": name, "trials": trials})
     require(rows, "no task has both a train and a dev file", data, "get the files of GLUE again")
-    yield Event("done", f"{text}\nwritten to {output}/table.md", {"output": str(output), "columns": rows})
+    yield Event(
+        "done", f"{text}\nwritten to {output}/table.md", {"output": str(output), "columns": rows}
+    )
 
 
 def _trials(
     task: GlueTask, folder: Path, options: Mapping[str, Any], seeds: int, device: str
 ) -> Generator[Event, None, tuple[list[dict[str, Any]], Interval, str]]:
-    """The fine-tunings of one task: their entries in trials.json, the interval of their mean, and their figures in a
-    line."""
+    """The fine-tunings of one task: their entries in trials.json, the interval of their mean, and
+    their figures in a line."""
     split = task.measured_on[0]
     train, schema = task.read("train")
     dev, dev_schema = task.read(split)
     empty = IssueCounter()  # the official train file of QQP has two such rows
-    train_items, dev_items = list(items(train, schema, left_out=empty)), list(items(dev, dev_schema, left_out=empty))
+    train_items, dev_items = (
+        list(items(train, schema, left_out=empty)),
+        list(items(dev, dev_schema, left_out=empty)),
+    )
     notes = [f"{task.name} of GLUE: trained on {train.name}, evaluated on {dev.name}"]
     notes += [f"rows without text are left out: {empty}"] if empty.count else []
     labelled = LabelledData(schema, train_items, dev_items, [*notes, *train.notes, *dev.notes])
-    request = make_finetune_request(task.files["train"], dev=task.files[split], metric=task.metrics[0], **options)
+    request = make_finetune_request(
+        task.files["train"], dev=task.files[split], metric=task.metrics[0], **options
+    )
     events = run_trials(folder, plan_trials(request, seeds=seeds), device=device, data=labelled)
     last = yield from forward_events(events)
     return last.fields["trials"], last.fields["settings"][0]["interval"], last.text.splitlines()[0]
 
 
 def _figures(
-    task: GlueTask, trials: Sequence[Mapping[str, Any]], interval: Interval, folder: Path, device: str
+    task: GlueTask,
+    trials: Sequence[Mapping[str, Any]],
+    interval: Interval,
+    folder: Path,
+    device: str,
 ) -> dict[str, dict[str, Any]]:
-    """Columns of the table: the figures of every seed, the interval of their mean, and what they are figures of."""
+    """Columns of the table: the figures of every seed, the interval of their mean, and what they
+    are figures of."""
     split, *others = task.measured_on
     about = {"split": split, "sampled": task.sampled, "train": task.files["train"].name}
     about |= {"seconds": [trial["seconds"] for trial in trials], "metrics": [*task.metrics]}
-    columns = {task.column(split): [{name: trial["figures"][name] for name in task.metrics} for trial in trials]}
+    columns = {
+        task.column(split): [
+            {name: trial["figures"][name] for name in task.metrics} for trial in trials
+        ]
+    }
     intervals = {task.column(split): interval}
     for other in others:  # the other half of MNLI
         reader, schema = task.read(other)
@@ -223,11 +285,18 @@ def _figures(
             predictor = Predictor(folder / str(trial["folder"]), device=device)
             answers = [answer for _, answer in predictor.answers(rows)]
             found.append(row_sums(predictor.description, rows, answers))
-        columns[task.column(other)] = [{name: sums[name].value for name in task.metrics} for sums in found]
+        columns[task.column(other)] = [
+            {name: sums[name].value for name in task.metrics} for sums in found
+        ]
         main = [sums[task.metrics[0]] for sums in found]
-        done = [{**trial, "score": one.value, "rows": len(rows)} for trial, one in zip(trials, main)]
+        done = [
+            {**trial, "score": one.value, "rows": len(rows)} for trial, one in zip(trials, main)
+        ]
         intervals[task.column(other)] = interval_of_trials(done, [resampled(one) for one in main])
-    return {name: {**about, "seeds": seeds, "interval": intervals[name]} for name, seeds in columns.items()}
+    return {
+        name: {**about, "seeds": seeds, "interval": intervals[name]}
+        for name, seeds in columns.items()
+    }
 
 
 def _submit(task: GlueTask, output: Path, device: str) -> None:
@@ -241,20 +310,26 @@ def _submit(task: GlueTask, output: Path, device: str) -> None:
         write_text(output / "submission" / task.submissions[split], submission(task, predictions))
 
 
-# --- the table --------------------------------------------------------------------------------------------------------
+# --- the table
+# --------------------------------------------------------------------------------------------------
 
 
 def macro_average(row: Mapping[str, float]) -> tuple[float, list[str]]:
-    """The mean over tasks, and the names of the tasks without a score. A row of a table is by `COLUMNS`; MNLI counts
+    """The mean over tasks, and the names of the tasks without a score. A row of a table is by
+    `COLUMNS`; MNLI counts
     once: as "MNLI", else as the mean of those of "MNLI-m" and "MNLI-mm" that are there."""
     names = [task.name for task in GLUE]
-    scores = {name: [row[column] for column in (name, f"{name}-m", f"{name}-mm") if column in row] for name in names}
+    scores = {
+        name: [row[column] for column in (name, f"{name}-m", f"{name}-mm") if column in row]
+        for name in names
+    }
     means = [sum(values) / len(values) for values in scores.values() if values]
     return sum(means) / len(means), [name for name, values in scores.items() if not values]
 
 
 def table(rows: Mapping[str, Mapping[str, Any]], model: str, recipe: str, seeds: int) -> str:
-    """Our row next to the published ones, in percent. Notes name what is missing, sampled or measured otherwise."""
+    """Our row next to the published ones, in percent. Notes name what is missing, sampled or
+    measured otherwise."""
     columns = [name for name in (*COLUMNS, "MNLI") if name in rows or name in COLUMNS]
     metrics = {name: row["metrics"][0] for name, row in rows.items()}
     means, cells = dict[str, float](), dict[str, str]()
@@ -268,7 +343,9 @@ def table(rows: Mapping[str, Mapping[str, Any]], model: str, recipe: str, seeds:
     ours = ("dev", *(cells.get(name, "") for name in columns), f"{average:.1f}{of_tasks}")
     lines: dict[str, object] = {f"{model}, {seeds} seed{'s' if seeds > 1 else ''}": ours}
     for result in PUBLISHED:
-        shown = [f"{result['scores'][name]:.1f}" if name in result["scores"] else "" for name in columns]
+        shown = [
+            f"{result['scores'][name]:.1f}" if name in result["scores"] else "" for name in columns
+        ]
         title = f"{result['name']} ({result['source']})"
         lines[title] = (result["split"], *shown, str(result.get("average", "")))
     notes = [
@@ -277,10 +354,17 @@ def table(rows: Mapping[str, Mapping[str, Any]], model: str, recipe: str, seeds:
         f"Figures: {', '.join(f'{name} {metric}' for name, metric in metrics.items())}.",
     ]
     if missing:
-        notes.append(f"Missing from the average: {', '.join(missing)}. It does not compare with averages of all tasks.")
+        notes.append(
+            f"Missing from the average: {', '.join(missing)}. It does not compare with averages "
+            "of all tasks."
+        )
     if sampled := [f"{name} ({row['train']})" for name, row in rows.items() if row["sampled"]]:
         notes.append(f"Trained on a sample of the official training set: {', '.join(sampled)}.")
-    if odd := [f"{name} on {row['split']}" for name, row in rows.items() if row["split"] in ("heldout", "dev_mixed")]:
+    if odd := [
+        f"{name} on {row['split']}"
+        for name, row in rows.items()
+        if row["split"] in ("heldout", "dev_mixed")
+    ]:
         notes.append(f"Not measured on the official dev set as it is: {', '.join(odd)}.")
     notes += [f"{r['name']} ({r['source']}): {r['remark']}." for r in PUBLISHED if "remark" in r]
     return render_table(("", "split", *columns, "average"), lines) + "\n" + "\n".join(notes) + "\n"

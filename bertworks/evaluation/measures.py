@@ -1,6 +1,8 @@
-"""What an ablation reads of a trained arm: figures of held-out text, of a fine-tuning, of the training.
+"""What an ablation reads of a trained arm: figures of held-out text, of a fine-tuning, of the
+training.
 
-- `MEASURES`: the measures by kind; the options of a measure are the keyword arguments of its function
+- `MEASURES`: the measures by kind; the options of a measure are the keyword arguments of its
+  function
 - `Arm`: what a measure reads; `Measured`: the figure and its resamples
 """
 
@@ -38,8 +40,8 @@ from bertworks.training.recipe import ObjectiveKind
 class Arm(NamedTuple):
     """A trained arm of an ablation, with one seed.
 
-    shards: the text of which this seed holds documents out. output: a new folder for a fine-tuning. facts: figures of
-    the pre-training. finetune: arguments of the arm for each of its fine-tunings.
+    shards: the text of which this seed holds documents out. output: a new folder for a fine-tuning.
+    facts: figures of the pre-training. finetune: arguments of the arm for each of its fine-tunings.
     """
 
     model: str
@@ -52,8 +54,8 @@ class Arm(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A figure; and the same of SAMPLES resamples of its rows, or [] if it has no rows. Arms that are measured on the
-    same rows have the same resamples, so that their difference is paired."""
+    """A figure; and the same of SAMPLES resamples of its rows, or [] if it has no rows. Arms that
+    are measured on the same rows have the same resamples, so that their difference is paired."""
 
     value: float
     samples: list[float]
@@ -63,15 +65,23 @@ Measuring = Generator[Event, None, Measured]
 
 
 def measure_held_out(
-    arm: Arm, *, predict: Literal["tokens", "pairs"] = "tokens", figure: str = "loss", mask: float = 0.8,
-    random: float = 0.1, format: Format = "full_sentences", sequence_length: int = 128, sequences: int = 512,
-) -> Measuring:  # fmt: skip
-    """The loss, accuracy or perplexity of held-out sequences, which are the rows: of their masked tokens; or of their
-    pairs by the head of pairs, whatever it was trained for.
+    arm: Arm,
+    *,
+    predict: Literal["tokens", "pairs"] = "tokens",
+    figure: str = "loss",
+    mask: float = 0.8,
+    random: float = 0.1,
+    format: Format = "full_sentences",
+    sequence_length: int = 128,
+    sequences: int = 512,
+) -> Measuring:
+    """The loss, accuracy or perplexity of held-out sequences, which are the rows: of their masked
+    tokens; or of their pairs by the head of pairs, whatever it was trained for.
 
-    mask, random: fractions of the predicted tokens that become [MASK], or any token. With 0 and 0 the network reads
-    the text as it is, as in fine-tuning.
-    format: of pairs: "next_sentence" (does B follow A?) or "sentence_order" (in order, or swapped?).
+    mask, random: fractions of the predicted tokens that become [MASK], or any token. With 0 and 0
+    the network reads the text as it is, as in fine-tuning.
+    format: of pairs: "next_sentence" (does B follow A?) or "sentence_order" (in order, or
+        swapped?).
 
     Raises:
         UsageError: a format without pairs.
@@ -80,21 +90,41 @@ def measure_held_out(
     path, shards = resolve_model(arm.model), Shards.open(arm.shards)
     config, state, tokenizer = load_model(path, needs={"encoder"})
     what = "the vocabulary of the model is not that of the held-out text"
-    require(tokenizer.tokens == shards.tokenizer().tokens, what, path, "measure a fine-tuning instead")
-    longest, hint = config.max_position_embeddings, "set sequence_length in the options of the measure"
-    require(sequence_length <= longest, f"the model reads {longest} tokens, not {sequence_length}", path, hint)
+    require(
+        tokenizer.tokens == shards.tokenizer().tokens, what, path, "measure a fine-tuning instead"
+    )
+    longest, hint = (
+        config.max_position_embeddings,
+        "set sequence_length in the options of the measure",
+    )
+    require(
+        sequence_length <= longest,
+        f"the model reads {longest} tokens, not {sequence_length}",
+        path,
+        hint,
+    )
     kind: ObjectiveKind = "masked_lm"
     if predict == "pairs":
         kind = "sentence_order" if "sentence_order" in component_names(state) else "next_sentence"
-        expect(FORMATS[format].targets, f"sequences of the format {format!r} have no pairs", hint="name next_sentence")
+        expect(
+            FORMATS[format].targets,
+            f"sequences of the format {format!r} have no pairs",
+            hint="name next_sentence",
+        )
     check_components(component_names(state), set(heads_of([kind])), path)
     network = network_of(config, [kind], state).to(choose_device(arm.device))
     store, rows = split_long_documents(shards), []
     documents = split_documents(store, arm.seed)[1]
     batches = held_out_batches(
-        store, documents, shards.tokenizer(), format=format, sequence_length=sequence_length, sequences=sequences,
-        masking=MaskingConfig(dynamic=False, mask=mask, random=random), at_once=1,
-    )  # fmt: skip
+        store,
+        documents,
+        shards.tokenizer(),
+        format=format,
+        sequence_length=sequence_length,
+        sequences=sequences,
+        masking=MaskingConfig(dynamic=False, mask=mask, random=random),
+        at_once=1,
+    )
     yield Event("stage", f"evaluating {len(batches):,} held-out sequences", {"stage": "held-out"})
     for batch in batches:
         target = batch.targets["masked_lm" if predict == "tokens" else format]
@@ -109,19 +139,27 @@ def measure_held_out(
     return Measured(metric.value, np.round(resampled(metric), 8).tolist())
 
 
-def finetuning_request(data: str | list[str] = "", **options: Any) -> FinetuneRequest | JointRequest:
+def finetuning_request(
+    data: str | list[str] = "", **options: Any
+) -> FinetuneRequest | JointRequest:
     """options: of `bertworks.finetune`. Several `data` are those of a joint fine-tuning.
 
     Raises:
         UsageError: options that are set twice, or that do not fit together.
     """
-    return make_finetune_request(data, **options) if isinstance(data, str) else make_joint_request(data, **options)
+    return (
+        make_finetune_request(data, **options)
+        if isinstance(data, str)
+        else make_joint_request(data, **options)
+    )
 
 
 def measure_finetuning(arm: Arm, **options: Any) -> Measuring:
-    """The score on dev of a fine-tuning, see `finetuning_request`. Of a joint one, the first task is measured. There
-    is no comparison with simple methods."""
-    request = finetuning_request(**{"model": arm.model, "seed": arm.seed, **options, **arm.finetune})
+    """The score on dev of a fine-tuning, see `finetuning_request`. Of a joint one, the first task
+    is measured. There is no comparison with simple methods."""
+    request = finetuning_request(
+        **{"model": arm.model, "seed": arm.seed, **options, **arm.finetune}
+    )
     folder = arm.output
     if isinstance(request, FinetuneRequest):
         events = finetune_events(folder, request, device=arm.device, compares=False)
@@ -134,8 +172,8 @@ def measure_finetuning(arm: Arm, **options: Any) -> Measuring:
 
 
 def measure_training(arm: Arm, *, figure: str) -> Measuring:
-    """A figure of the pre-training: its `steps`, `tokens`, `flops`, `seconds`, `tokens_per_second`, the `parameters`
-    of the model, or one of its last evaluation, as `replaced_token_accuracy`.
+    """A figure of the pre-training: its `steps`, `tokens`, `flops`, `seconds`, `tokens_per_second`,
+    the `parameters` of the model, or one of its last evaluation, as `replaced_token_accuracy`.
 
     Raises:
         UsageError: it has no such figure.
@@ -147,9 +185,14 @@ def measure_training(arm: Arm, *, figure: str) -> Measuring:
 
 
 def measure_pairs(
-    arm: Arm, *, files: Sequence[str], languages: Sequence[str], direction: Literal["forward", "backward"] = "forward"
+    arm: Arm,
+    *,
+    files: Sequence[str],
+    languages: Sequence[str],
+    direction: Literal["forward", "backward"] = "forward",
 ) -> Measuring:
-    """How often the nearest sentence is the translation, see `evaluate_pairs`. The pairs are the rows."""
+    """How often the nearest sentence is the translation, see `evaluate_pairs`. The pairs are the
+    rows."""
     yield Event("stage", "translations by the nearest vector", {"stage": "pairs"})
     found = evaluate_pairs(arm.model, files, languages=languages, device=arm.device)
     metric = mean_sums(found["correct"][direction])
@@ -157,7 +200,8 @@ def measure_pairs(
 
 
 def measure_bits(arm: Arm, *, inputs: Sequence[str], sequences: int = 0) -> Measuring:
-    """Bits per character of a text that the arm has not read, whatever its vocabulary is; see `runs.adaptation`."""
+    """Bits per character of a text that the arm has not read, whatever its vocabulary is; see
+    `runs.adaptation`."""
     yield Event("stage", "bits per character", {"stage": "bits"})
     figures = evaluate_mlm(arm.model, inputs, sequences=sequences, device=arm.device) or {}
     return Measured(figures[BITS], [])

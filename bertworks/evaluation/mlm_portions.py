@@ -1,6 +1,8 @@
-"""The figures of a masked LM on batches, from what any number of processes found about some of them.
+"""The figures of a masked LM on batches, from what any number of processes found about some of
+them.
 
-The sums of each batch are added in their order, so the figures have the same bits wherever the batches were computed.
+The sums of each batch are added in their order, so the figures have the same bits wherever the
+batches were computed.
 """
 
 import json
@@ -36,14 +38,18 @@ Task = tuple[Kind, Sequence[Batch]]
 _BATCHES = 16  # of a portion
 
 
-def network_of(config: EncoderConfig, kinds: Iterable[ObjectiveKind], state: Mapping[str, Any]) -> PretrainingModel:
+def network_of(
+    config: EncoderConfig, kinds: Iterable[ObjectiveKind], state: Mapping[str, Any]
+) -> PretrainingModel:
     """The network with the heads of these objectives and the weights of a model folder."""
     network = PretrainingModel(config, dict.fromkeys(kinds, 1.0))
     network.load_state_dict({name: state[name] for name, _ in network.named_parameters()})
     return network
 
 
-def _compute(network: PretrainingModel, detects: bool, precision: Precision, task: Task) -> tuple[int, bytes]:
+def _compute(
+    network: PretrainingModel, detects: bool, precision: Precision, task: Task
+) -> tuple[int, bytes]:
     kind, batches = task
     reader = network if kind == "masks" else network.generator or network
     terms = [
@@ -51,34 +57,59 @@ def _compute(network: PretrainingModel, detects: bool, precision: Precision, tas
         for sums, counts in batch_sums(reader, batches, precision)
     ]
     ranked = detection_scores(network, batches) if detects and kind == "masks" else ()
-    return 0, json.dumps([kind, terms, [[array.tolist() for array in pair] for pair in ranked]]).encode()
+    return 0, json.dumps(
+        [kind, terms, [[array.tolist() for array in pair] for pair in ranked]]
+    ).encode()
 
 
 def mlm_maker(
-    model: str, kinds: Sequence[ObjectiveKind], detects: bool, precision: Precision, device: str, threads: int
+    model: str,
+    kinds: Sequence[ObjectiveKind],
+    detects: bool,
+    precision: Precision,
+    device: str,
+    threads: int,
 ) -> tuple[dict[str, Any], Callable[[Task], tuple[int, bytes]]]:
     """The `maker` of sums, see `Portions`."""
     machine, source = fixed_machine(device, threads), ModelFolder(resolve_model(model))
     config, state, _ = source.load(needs={"encoder"})
-    network = load_with_generator(source.folder, config) if detects else network_of(config, kinds, state)
+    network = (
+        load_with_generator(source.folder, config) if detects else network_of(config, kinds, state)
+    )
     identity = open_model(model, device).fingerprint | machine
     return identity, partial(_compute, network.to(choose_device(device)), detects, precision)
 
 
-def mlm_job(bulk: Bulk, output: str | Path | None, settings: Sequence[Any], *options: Any) -> Portions:
-    """The `bulk_portions` of batches. settings: all that they depend on. options: of `mlm_maker`."""
-    identity = {"settings": [*settings, *options], **(open_model(options[0], options[4]).fingerprint if output else {})}
+def mlm_job(
+    bulk: Bulk, output: str | Path | None, settings: Sequence[Any], *options: Any
+) -> Portions:
+    """The `bulk_portions` of batches. settings: all that they depend on. options: of
+    `mlm_maker`."""
+    identity = {
+        "settings": [*settings, *options],
+        **(open_model(options[0], options[4]).fingerprint if output else {}),
+    }
     maker = "bertworks.evaluation.mlm_portions:mlm_maker"
-    return bulk_portions(bulk, output or "-", "evaluate mlm", None, identity, options[4], maker, *options)
+    return bulk_portions(
+        bulk, output or "-", "evaluate mlm", None, identity, options[4], maker, *options
+    )
 
 
 def mlm_figures(
-    network: PretrainingModel, batches: Sequence[Batch], bits: BitsBatches, precision: Precision,
-    job: Portions, on_note: Callable[[str], object],
-) -> dict[str, float] | None:  # fmt: skip
+    network: PretrainingModel,
+    batches: Sequence[Batch],
+    bits: BitsBatches,
+    precision: Precision,
+    job: Portions,
+    on_note: Callable[[str], object],
+) -> dict[str, float] | None:
     """The figures of a masked LM; None after a part. job: has the batches computed."""
     by_kind: dict[Kind, Sequence[Batch]] = {"masks": batches, "bits": bits.batches}
-    tasks = [(kind, some[n : n + _BATCHES]) for kind, some in by_kind.items() for n in range(0, len(some), _BATCHES)]
+    tasks = [
+        (kind, some[n : n + _BATCHES])
+        for kind, some in by_kind.items()
+        for n in range(0, len(some), _BATCHES)
+    ]
     compute = partial(_compute, network, network.replaced_token is not None, precision)
     with job.open():
         for event in job.make("evaluate", tasks, compute):
@@ -87,16 +118,26 @@ def mlm_figures(
         found = [json.loads(results_in(file)) for file in job.files]
     if job.bulk.part:
         return None
-    masks, rest = ([term for name, terms, _ in found if name == kind for term in terms] for kind in by_kind)
+    masks, rest = (
+        [term for name, terms, _ in found if name == kind for term in terms] for kind in by_kind
+    )
     stats = _added(masks)
     result = figures(stats)
     if bits.characters:
         (scored,) = _added(rest).values()
         result[BITS] = scored.loss * scored.count / math.log(2) / bits.characters
-    ranked = [(np.array(scores), np.array(replaced)) for _, _, pairs in found for scores, replaced in pairs]
+    ranked = [
+        (np.array(scores), np.array(replaced))
+        for _, _, pairs in found
+        for scores, replaced in pairs
+    ]
     result |= ranking_figures(ranked) if ranked else {}
     sequences = sum(batch.layout.num_sequences for batch in batches)
-    counts = {"sequences": sequences, "masked_tokens": stats["masked_lm"].count, "characters": bits.characters}
+    counts = {
+        "sequences": sequences,
+        "masked_tokens": stats["masked_lm"].count,
+        "characters": bits.characters,
+    }
     return result | {name: float(count) for name, count in counts.items()}
 
 

@@ -1,6 +1,8 @@
-"""Where in a network syntax is: structural probes of every layer on a treebank (Hewitt and Manning 2019).
+"""Where in a network syntax is: structural probes of every layer on a treebank (Hewitt and Manning
+2019).
 
-- `evaluate_probe`: a model and a treebank -> figures of each layer, of a random encoder and of a chain of words
+- `evaluate_probe`: a model and a treebank -> figures of each layer, of a random encoder and of a
+  chain of words
 - `probe_table`, `probe_page`: the result in words, and as a page with a chart
 """
 
@@ -33,12 +35,16 @@ from bertworks.training.probes import ProbeKind, WordStates, predictions, train_
 FIGURES = {"uuas": "UUAS", "dspr": "DSpr", "root_accuracy": "root accuracy", "nspr": "NSpr"}
 _KINDS: tuple[ProbeKind, ...] = ("distance", "depth")
 MOST_REPEATS = 10_000  # epochs of a probe, and probes of a layer
-_SMALLER = "--sample 3000 reads fewer sentences, --layers 0,1 keeps fewer layers; TMPDIR names another disk"
+_SMALLER = (
+    "--sample 3000 reads fewer sentences, --layers 0,1 keeps fewer layers; TMPDIR names "
+    "another disk"
+)
 _CHAIN = "linear chain"
 
 
 class _Sentences(NamedTuple):
-    """All sentences as the network reads them, and their trees. Parts are ranges of their numbers."""
+    """All sentences as the network reads them, and their trees. Parts are ranges of their
+    numbers."""
 
     sequences: list[word_states.WordSequence]
     gold: list[GoldTree]
@@ -60,14 +66,23 @@ class _Work(NamedTuple):
 
 
 def evaluate_probe(
-    model: str | Path | LazyModel, data: str | Path, *, layers: str | Sequence[int] = "all", rank: int = 0,
-    epochs: int = 40, sample: int = 0, seeds: int = 1, seed: int = 0, output: str | Path | None = None,
+    model: str | Path | LazyModel,
+    data: str | Path,
+    *,
+    layers: str | Sequence[int] = "all",
+    rank: int = 0,
+    epochs: int = 40,
+    sample: int = 0,
+    seeds: int = 1,
+    seed: int = 0,
+    output: str | Path | None = None,
     device: str = "auto",
-) -> Iterator[Event]:  # fmt: skip
-    """Train a distance and a depth probe on the frozen states of each layer, and evaluate them on the test part of a
-    treebank (on dev if there is no test part). The event "done" has the figures of each layer, of an untrained encoder
-    of the same shape and of a linear chain, with 95 % intervals over sentences and seeds. See `metrics.trees` for the
-    figures and `training.probes` for the training.
+) -> Iterator[Event]:
+    """Train a distance and a depth probe on the frozen states of each layer, and evaluate them on
+    the test part of a treebank (on dev if there is no test part). The event "done" has the figures
+    of each layer, of an untrained encoder of the same shape and of a linear chain, with 95 %
+    intervals over sentences and seeds. See `metrics.trees` for the figures and `training.probes`
+    for the training.
 
     Args:
         data: a folder of CoNLL-U files, or one file (`datasets.treebank.read_treebank`).
@@ -79,14 +94,19 @@ def evaluate_probe(
         output: a new folder for `probe.json` and `probe.html`.
 
     Raises:
-        UsageError: no such layer or rank; absurdly many seeds or epochs; an exported model, which has only its last
-            layer.
-        BertworksError: no such model; no treebank, or a tree that is none; no sentence of 5 to 50 words; a word without
-            a token; no room on the disk.
+        UsageError: no such layer or rank; absurdly many seeds or epochs; an exported model, which
+            has only its last layer.
+        BertworksError: no such model; no treebank, or a tree that is none; no sentence of 5 to 50
+            words; a word without a token; no room on the disk.
     """
     if output is not None:
         refuse_not_empty(local_path(output).expanduser())
-    for name, value, least in (("rank", rank, 0), ("epochs", epochs, 1), ("sample", sample, 0), ("seeds", seeds, 1)):
+    for name, value, least in (
+        ("rank", rank, 0),
+        ("epochs", epochs, 1),
+        ("sample", sample, 0),
+        ("seeds", seeds, 1),
+    ):
         expect(value >= least, f"{name} is {value}: expected {least} or more")
     for name, value in (("epochs", epochs), ("seeds", seeds)):
         expect(value <= MOST_REPEATS, f"{name} is {value:,}: expected at most {MOST_REPEATS:,}")
@@ -94,15 +114,35 @@ def evaluate_probe(
     yield from (Event("note", note) for note in bank.notes)
     source = open_model(model, device)
     hint = "use the model that was exported"
-    expect(not source.exported, "an exported model has only its last layer", where=source.within, hint=hint)
-    numbers, seed_range = _layers(layers, source.config.num_hidden_layers), range(seed, seed + seeds)
+    expect(
+        not source.exported,
+        "an exported model has only its last layer",
+        where=source.within,
+        hint=hint,
+    )
+    numbers, seed_range = (
+        _layers(layers, source.config.num_hidden_layers),
+        range(seed, seed + seeds),
+    )
     width = source.config.hidden_size
-    expect(rank <= width, f"the rank is {rank}: a probe of this model has at most {width} rows, its width")
+    expect(
+        rank <= width,
+        f"the rank is {rank}: a probe of this model has at most {width} rows, its width",
+    )
     read = yield from _read(source, bank, sample)
     _check_counted([read.gold[number] for number in read.evaluated], data)
     work = _Work(read, numbers, rank or width, epochs, seed_range, choose_device(device))
-    result: dict[str, Any] = {"model": source.name, "treebank": str(data), "evaluated_on": read.tested}
-    result |= {"train": len(read.train), "sentences": len(read.evaluated), "rank": work.rank, "epochs": epochs}
+    result: dict[str, Any] = {
+        "model": source.name,
+        "treebank": str(data),
+        "evaluated_on": read.tested,
+    }
+    result |= {
+        "train": len(read.train),
+        "sentences": len(read.evaluated),
+        "rank": work.rank,
+        "epochs": epochs,
+    }
     result |= {"seed": seed, "seeds": seeds}
     yield from _figures(source, work, result)
     text = probe_table(result)
@@ -122,7 +162,9 @@ def _layers(layers: str | Sequence[int], count: int) -> list[int]:
     numbers = set[int]()
     for part in layers.split(",") if isinstance(layers, str) else map(str, layers):
         first, dash, last = part.strip().partition("-")
-        expect(first.isdecimal() and (last.isdecimal() or not dash), f"{part!r} is no layer", hint=hint)
+        expect(
+            first.isdecimal() and (last.isdecimal() or not dash), f"{part!r} is no layer", hint=hint
+        )
         numbers.update(range(int(first), int(last or first) + 1) or [count + 1])
     expect(numbers and max(numbers) <= count, f"the model has no such layers: {layers}", hint=hint)
     return sorted(numbers)
@@ -130,11 +172,18 @@ def _layers(layers: str | Sequence[int], count: int) -> list[int]:
 
 def _read(source: LazyModel, bank: Treebank, sample: int) -> Generator[Event, None, _Sentences]:
     """The sentences that fit into the model. sample: see `evaluate_probe`."""
-    longest, lowercase = source.config.max_position_embeddings, source.sentence_transformer.settings.lowercase
+    longest, lowercase = (
+        source.config.max_position_embeddings,
+        source.sentence_transformer.settings.lowercase,
+    )
     train, tested = bank.train, "test" if bank.test else "dev"
     if 0 < sample < len(train):
         train = [train[shuffled_index(n, len(train), 0, 0)] for n in range(sample)]
-    kept, long, parts = list[tuple[TreeSentence, word_states.WordSequence]](), IssueCounter(), dict[str, range]()
+    kept, long, parts = (
+        list[tuple[TreeSentence, word_states.WordSequence]](),
+        IssueCounter(),
+        dict[str, range](),
+    )
     for name, sentences in (("train", train), ("dev", bank.dev), ("test", bank.test)):
         start, pairs = len(kept), [(sentence.words, sentence.where) for sentence in sentences]
         read = word_states.read_words(pairs, source.tokenizer, longest, lowercase=lowercase)
@@ -145,30 +194,60 @@ def _read(source: LazyModel, bank: Treebank, sample: int) -> Generator[Event, No
                 kept.append((sentence, sequence))
         parts[name] = range(start, len(kept))
         what = f"no sentence of {name} is short enough for this model: it reads {longest} tokens"
-        require(parts[name] or not sentences, what, sentences[0].where if sentences else "", "use another model")
+        require(
+            parts[name] or not sentences,
+            what,
+            sentences[0].where if sentences else "",
+            "use another model",
+        )
     if long.count:
-        yield Event("note", f"sentences of more than {longest} tokens, left out: {long}", {"long": long.count})
+        yield Event(
+            "note",
+            f"sentences of more than {longest} tokens, left out: {long}",
+            {"long": long.count},
+        )
     for sentence, sequence in kept[:2]:
         pieces = " ".join(map(source.tokenizer.piece, sequence.example.input_ids.tolist()))
-        text = f"example  {sentence.where.rpartition('/')[2]}  {shortened(pieces)} -> {sentence.words[sentence.root]}"
+        text = (
+            f"example  {sentence.where.rpartition('/')[2]}  {shortened(pieces)} -> "
+            f"{sentence.words[sentence.root]}"
+        )
         yield Event("note", f"{printable(text)} (root)")
     if tested == "dev":
-        yield Event("note", "there is no test file: the figures are those of dev, by which each training was ended")
+        yield Event(
+            "note",
+            "there is no test file: the figures are those of dev, by which each training was ended",
+        )
     gold = [GoldTree(sentence.heads, sentence.is_punctuation) for sentence, _ in kept]
-    return _Sentences([sequence for _, sequence in kept], gold, parts["train"], parts["dev"], parts[tested], tested)
+    return _Sentences(
+        [sequence for _, sequence in kept],
+        gold,
+        parts["train"],
+        parts["dev"],
+        parts[tested],
+        tested,
+    )
 
 
 def _check_counted(gold: Sequence[GoldTree], data: object) -> None:
-    """Refuse sentences that no figure could be computed of, before the network computes anything."""
+    """Refuse sentences that no figure could be computed of, before the network computes
+    anything."""
     hint = "name a larger treebank"
-    what = f"no sentence to evaluate on has {SHORTEST} to {LONGEST} words: only these count in DSpr and NSpr"
+    what = (
+        f"no sentence to evaluate on has {SHORTEST} to {LONGEST} words: only these count in "
+        "DSpr and NSpr"
+    )
     require(any(tree.counts_for_correlation for tree in gold), what, data, hint)
-    what = "no sentence to evaluate on has two words that are no punctuation: there are no edges to find"
+    what = (
+        "no sentence to evaluate on has two words that are no punctuation: there are no edges "
+        "to find"
+    )
     require(any(tree.edges for tree in gold), what, data, hint)
 
 
 def _figures(source: LazyModel, work: _Work, result: dict[str, Any]) -> Iterator[Event]:
-    """Add the figures of all layers, of the baselines, and the differences between them to the result."""
+    """Add the figures of all layers, of the baselines, and the differences between them to the
+    result."""
     encoder, _ = prepared_encoder(source.network(Encoder, "encoder."), "fp32")
     ours = yield from _encoder_figures(encoder, work, "")
     random = yield from _encoder_figures(_random_encoder(source, work), work, "untrained encoder, ")
@@ -178,13 +257,24 @@ def _figures(source: LazyModel, work: _Work, result: dict[str, Any]) -> Iterator
     result["chain"] = _row([chain])
     result["layers"] = [{"layer": layer, **_row(runs)} for layer, runs in ours.items()]
     result["random"] = [{"layer": layer, **_row(runs)} for layer, runs in random.items()]
-    best, best_random = (max(result[part], key=lambda row: row["uuas"])["layer"] for part in ("layers", "random"))
-    others = {f"layer {layer}": ours[layer] for layer in (work.layers[0], work.layers[-1]) if layer != best}
-    others |= {f"untrained encoder, layer {best_random}": random[best_random], _CHAIN: [chain] * len(work.seeds)}
+    best, best_random = (
+        max(result[part], key=lambda row: row["uuas"])["layer"] for part in ("layers", "random")
+    )
+    others = {
+        f"layer {layer}": ours[layer]
+        for layer in (work.layers[0], work.layers[-1])
+        if layer != best
+    }
+    others |= {
+        f"untrained encoder, layer {best_random}": random[best_random],
+        _CHAIN: [chain] * len(work.seeds),
+    }
     differences = {}
     for name, runs in others.items():
         pairs = zip(ours[best], runs, strict=True)
-        uuas, interval = mean_of_runs([difference(one["uuas"], other["uuas"]) for one, other in pairs])
+        uuas, interval = mean_of_runs(
+            [difference(one["uuas"], other["uuas"]) for one, other in pairs]
+        )
         differences[name] = {"uuas": uuas, "interval": list(interval)}
     result |= {"best_layer": best, "differences": differences}
 
@@ -200,41 +290,63 @@ def _random_encoder(source: LazyModel, work: _Work) -> Encoder | InferenceEncode
 def _encoder_figures(
     encoder: Encoder | InferenceEncoder, work: _Work, name: str
 ) -> Generator[Event, None, dict[int, list[dict[str, RowSums]]]]:
-    """The figures of each layer of an encoder, for each seed. name: of the encoder, before that of a layer."""
+    """The figures of each layer of an encoder, for each seed. name: of the encoder, before that of
+    a layer."""
     counts = [sequence.num_words for sequence in work.data.sequences]
     starts = np.cumsum([0, *counts], dtype=np.int64)
     figures: dict[int, list[dict[str, RowSums]]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder, total = Path(temporary), len(counts)
-        size = 2 * sum(counts) * len(work.layers) * encoder.config.hidden_size  # bytes: numbers are float16
+        # bytes: numbers are float16
+        size = 2 * sum(counts) * len(work.layers) * encoder.config.hidden_size
         word_states.check_room(folder, size, _SMALLER)
-        for done in word_states.write_word_states(encoder, work.data.sequences, work.layers, folder):
+        for done in word_states.write_word_states(
+            encoder, work.data.sequences, work.layers, folder
+        ):
             fields = {"stage": "probe", "what": "sentences", "amount": done, "of": total}
             yield Event("stage", f"{name}hidden states: {done:,} of {total:,} sentences", fields)
         for layer in work.layers:
-            words = WordStates(np.load(word_states.states_file(folder, layer), mmap_mode="r"), starts)
+            words = WordStates(
+                np.load(word_states.states_file(folder, layer), mmap_mode="r"), starts
+            )
             figures[layer] = []
             for seed in work.seeds:
                 run = yield from _probed(words, work, seed, f"{name}layer {layer}")
                 figures[layer].append(run)
             row = _row(figures[layer])
             text = "  ".join(f"{FIGURES[key]} {row[key]:.3f}" for key in FIGURES)
-            yield Event("evaluation", f"{name}layer {layer}: {text}", {"encoder": name, "layer": layer, **row})
+            yield Event(
+                "evaluation",
+                f"{name}layer {layer}: {text}",
+                {"encoder": name, "layer": layer, **row},
+            )
     return figures
 
 
-def _probed(words: WordStates, work: _Work, seed: int, name: str) -> Generator[Event, None, dict[str, RowSums]]:
+def _probed(
+    words: WordStates, work: _Work, seed: int, name: str
+) -> Generator[Event, None, dict[str, RowSums]]:
     """Train the two probes of a layer with one seed, and evaluate them. name: of the layer."""
     data, outputs = work.data, dict[ProbeKind, Any]()
     for kind in _KINDS:
         gold = [tree.distances if kind == "distance" else tree.depths for tree in data.gold]
-        settings: dict[str, Any] = {"rank": work.rank, "epochs": work.epochs, "seed": seed, "device": work.device}
+        settings: dict[str, Any] = {
+            "rank": work.rank,
+            "epochs": work.epochs,
+            "seed": seed,
+            "device": work.device,
+        }
         for loss, probe in train_probe(words, gold, data.train, data.dev, kind=kind, **settings):
-            text = f"{name}, {kind} probe: epoch {probe.epochs} of at most {work.epochs}, loss on dev {loss:.4f}"
+            text = (
+                f"{name}, {kind} probe: epoch {probe.epochs} of at most {work.epochs}, loss on "
+                f"dev {loss:.4f}"
+            )
             fields = {"stage": "probe", "what": "epochs", "amount": probe.epochs, "of": work.epochs}
             yield Event("stage", text, fields)
         outputs[kind] = predictions(probe.matrix, words, data.evaluated, kind)
-    return tree_metrics([data.gold[number] for number in data.evaluated], outputs["distance"], outputs["depth"])
+    return tree_metrics(
+        [data.gold[number] for number in data.evaluated], outputs["distance"], outputs["depth"]
+    )
 
 
 def _row(runs: Sequence[Mapping[str, RowSums]]) -> dict[str, Any]:
@@ -244,14 +356,21 @@ def _row(runs: Sequence[Mapping[str, RowSums]]) -> dict[str, Any]:
     return row | {"intervals": {name: list(interval) for name, (_, interval) in means.items()}}
 
 
-# --- the result for readers -------------------------------------------------------------------------------------------
+# --- the result for readers
+# -------------------------------------------------------------------------------------------
 
 
 def _shown(row: Mapping[str, Any]) -> list[str]:
-    """The figures of a row: fractions in percent, correlations as they are, the main ones with intervals."""
+    """The figures of a row: fractions in percent, correlations as they are, the main ones with
+    intervals."""
     (low, high), (least, most) = row["intervals"]["uuas"], row["intervals"]["dspr"]
     uuas = f"{100 * row['uuas']:.1f} ({100 * low:.1f} to {100 * high:.1f})"
-    return [uuas, f"{row['dspr']:.2f} ({least:.2f} to {most:.2f})", f"{row['root_accuracy']:.1%}", f"{row['nspr']:.2f}"]
+    return [
+        uuas,
+        f"{row['dspr']:.2f} ({least:.2f} to {most:.2f})",
+        f"{row['root_accuracy']:.1%}",
+        f"{row['nspr']:.2f}",
+    ]
 
 
 def _rows(result: Mapping[str, Any]) -> list[list[str]]:
@@ -266,7 +385,9 @@ def _verdict(result: Mapping[str, Any]) -> list[str]:
     lines = [f"best UUAS: layer {result['best_layer']}"]
     for name, row in result["differences"].items():
         low, high = (100 * end for end in row["interval"])
-        lines.append(f"  {100 * row['uuas']:+.1f} points against {name} ({low:+.1f} to {high:+.1f})")
+        lines.append(
+            f"  {100 * row['uuas']:+.1f} points against {name} ({low:+.1f} to {high:+.1f})"
+        )
     return lines
 
 
@@ -274,7 +395,9 @@ def probe_table(result: Mapping[str, Any]) -> str:
     """The result of `evaluate_probe` in words."""
     rows = [["", *FIGURES.values()], *_rows(result)]
     widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths)).rstrip() for row in rows]
+    lines = [
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths)).rstrip() for row in rows
+    ]
     return "\n".join([_summary(result), *lines, *_verdict(result)])
 
 
@@ -288,17 +411,28 @@ def probe_page(result: Mapping[str, Any]) -> str:
     """The result of `evaluate_probe` as a page with two charts."""
     name = str(result["model"])
     best = next(row for row in result["layers"] if row["layer"] == result["best_layer"])
-    headline = f"Syntax is clearest in layer {best['layer']}: UUAS {100 * best['uuas']:.1f}, DSpr {best['dspr']:.2f}"
+    headline = (
+        f"Syntax is clearest in layer {best['layer']}: UUAS {100 * best['uuas']:.1f}, DSpr "
+        f"{best['dspr']:.2f}"
+    )
     uuas, dspr = (_series(result, key, name) for key in ("uuas", "dspr"))
-    charts = [svg.chart("UUAS: edges of the trees that are found", uuas, svg.percent, True, "layer")]
+    charts = [
+        svg.chart("UUAS: edges of the trees that are found", uuas, svg.percent, True, "layer")
+    ]
     charts += [svg.chart("DSpr: rank correlation of distances", dspr, svg.plain, True, "layer")]
     what = (
-        "A probe is a linear map of the hidden states of a layer: squared distances of words under it are trained to "
-        "be their distances in the dependency tree, and squared lengths their depths. Layer 0 is the embeddings. The "
-        "untrained encoder has the same shape and random weights; the chain links each word to the next one. "
+        "A probe is a linear map of the hidden states of a layer: squared distances of words "
+        "under it are trained to "
+        "be their distances in the dependency tree, and squared lengths their depths. Layer 0 is "
+        "the embeddings. The "
+        "untrained encoder has the same shape and random weights; the chain links each word to "
+        "the next one. "
         "Intervals: 95 %, over sentences"
     )
-    data = f"{result['treebank']}\n{_summary(result)}\nseed {result['seed']}, at most {result['epochs']} epochs"
+    data = (
+        f"{result['treebank']}\n{_summary(result)}\n"
+        f"seed {result['seed']}, at most {result['epochs']} epochs"
+    )
     sections = [
         svg.headline(headline),
         svg.side_by_side(charts),
@@ -311,7 +445,9 @@ def probe_page(result: Mapping[str, Any]) -> str:
 
 
 def _series(result: Mapping[str, Any], key: str, name: str) -> list[Series]:
-    points, random = ([(row["layer"], row[key]) for row in result[part]] for part in ("layers", "random"))
+    points, random = (
+        [(row["layer"], row[key]) for row in result[part]] for part in ("layers", "random")
+    )
     best = next(point for point in points if point[0] == result["best_layer"])
     chain = [(float(layer), result["chain"][key]) for layer, _ in (points[0], points[-1])]
     ours = Series(name, "held", points, best)

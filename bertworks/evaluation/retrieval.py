@@ -1,6 +1,8 @@
-"""Search evaluated on a test collection: by vectors, by words, by both, and reranked by a second model.
+"""Search evaluated on a test collection: by vectors, by words, by both, and reranked by a second
+model.
 
-- `read_collection`: a folder in the layout of TREC or BEIR -> documents, queries, relevance judgments
+- `read_collection`: a folder in the layout of TREC or BEIR -> documents, queries, relevance
+  judgments
 - `evaluate_retrieval`: nDCG, average precision and recall of each ranking
 - `evaluate_pairs`: translations found by nearest vectors
 """
@@ -41,7 +43,10 @@ _DEPTH = 1000  # documents of a ranking that count, as in trec_eval
 _ELEMENT = re.compile(r"<(doc|top)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
 _FIELD = re.compile(r"<(docno|num|title|text)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
 _JUDGMENT_LINE = re.compile(r"(\S+)\s+\S+\s+(\S+)\s+(-?\d+)\s*")
-_LAYOUTS = "name a folder with corpus.jsonl, queries.jsonl and qrels/test.tsv, or with TREC's <doc>, <top> and qrels"
+_LAYOUTS = (
+    "name a folder with corpus.jsonl, queries.jsonl and qrels/test.tsv, or with TREC's "
+    "<doc>, <top> and qrels"
+)
 _LEFT_OUT = "left out of their own ranking, as in BEIR (--keep-identical keeps them)"
 Grades = dict[str, dict[str, int]]  # query -> document -> grade
 _Judgment = tuple[str, str, int, str]  # query, document, grade, "path:line"
@@ -50,10 +55,11 @@ _Judgment = tuple[str, str, int, str]  # query, document, grade, "path:line"
 class Collection(NamedTuple):
     """Texts by id, and the grades (0: not relevant) of documents, by query.
 
-    missing: judgments of unknown queries or documents, which do not count. repeated: judgments that occur again with
-        the same grade, which count once.
-    own: the queries that are documents as well, under the same id. Where the layout is that of BEIR, an equal id is
-        enough; where it is TREC's, which often numbers both from 1, the document must end with the text of the query.
+    missing: judgments of unknown queries or documents, which do not count. repeated: judgments that
+        occur again with the same grade, which count once.
+    own: the queries that are documents as well, under the same id. Where the layout is that of
+        BEIR, an equal id is enough; where it is TREC's, which often numbers both from 1, the
+        document must end with the text of the query.
     """
 
     documents: dict[str, str]
@@ -65,12 +71,13 @@ class Collection(NamedTuple):
 
 
 def read_collection(folder: str | Path) -> Collection:
-    """A whole collection. If TREC's judgments number the queries by their position, as in Cranfield, the positions are
-    the ids of the queries. A title is put before its text, unless the text begins with it.
+    """A whole collection. If TREC's judgments number the queries by their position, as in
+    Cranfield, the positions are the ids of the queries. A title is put before its text, unless the
+    text begins with it.
 
     Raises:
-        BertworksError: something is missing or occurs twice, a line is not a judgment, or two lines contradict each
-            other.
+        BertworksError: something is missing or occurs twice, a line is not a judgment, or two lines
+            contradict each other.
     """
     folder = as_path(folder)
     require(folder.is_dir(), "no such folder", folder, _LAYOUTS)
@@ -80,7 +87,10 @@ def read_collection(folder: str | Path) -> Collection:
     first: dict[tuple[str, str], tuple[int, str]] = {}
     for query, document, grade, where in judgments:
         earlier, place = first.setdefault((query, document), (grade, where))
-        what = f"query {query}, document {document} has the grade {grade} here and {earlier} in {place}"
+        what = (
+            f"query {query}, document {document} has the grade {grade} here and {earlier} in "
+            f"{place}"
+        )
         require(earlier == grade, what, where, "remove the wrong one of the two lines")
         if place != where:
             repeated.add(where)
@@ -90,29 +100,45 @@ def read_collection(folder: str | Path) -> Collection:
             missing.add(f"query {query}, document {document}")
     require(grades, "there are no documents, no queries, or no judgments of them", folder, _LAYOUTS)
     queries = {name: queries[name] for name in grades}
-    own = {name for name, text in queries.items() if name in documents and (is_beir or documents[name].endswith(text))}
+    own = {
+        name
+        for name, text in queries.items()
+        if name in documents and (is_beir or documents[name].endswith(text))
+    }
     return Collection(documents, queries, grades, missing, repeated, own)
 
 
 def _read_beir(folder: Path) -> tuple[dict[str, str], dict[str, str], list[_Judgment]]:
     judgments: list[_Judgment] = []
     for row in RowReader(folder / "qrels" / "test.tsv", ReadOptions(header=False)):
-        query, document, grade = list(map(str, row.values.values()))[:3] if len(row.values) >= 3 else ("", "", "")
+        query, document, grade = (
+            list(map(str, row.values.values()))[:3] if len(row.values) >= 3 else ("", "", "")
+        )
         if re.fullmatch(r"\s*-?\d+\s*", grade):
             judgments.append((query, document, int(grade), row.where))
         elif judgments or not grade:  # else it is the header
-            raise BertworksError("not a judgment: query, document, grade", where=row.where, hint="repair the line")
+            raise BertworksError(
+                "not a judgment: query, document, grade", where=row.where, hint="repair the line"
+            )
     return _beir_texts(folder / "corpus.jsonl"), _beir_texts(folder / "queries.jsonl"), judgments
 
 
 def _beir_texts(path: Path) -> dict[str, str]:
     texts: dict[str, str] = {}
     for row in RowReader(path):
-        _add_text(texts, "row", "_id", {name: as_text(value) or "" for name, value in row.values.items()}, row.where)
+        _add_text(
+            texts,
+            "row",
+            "_id",
+            {name: as_text(value) or "" for name, value in row.values.items()},
+            row.where,
+        )
     return texts
 
 
-def _add_text(texts: dict[str, str], kind: str, key: str, fields: Mapping[str, str], where: str) -> None:
+def _add_text(
+    texts: dict[str, str], kind: str, key: str, fields: Mapping[str, str], where: str
+) -> None:
     """Raises BertworksError if the key is missing, or occurs twice."""
     name = fields.get(key, "")
     title, text = (" ".join(fields.get(field, "").split()) for field in ("title", "text"))
@@ -124,17 +150,23 @@ def _add_text(texts: dict[str, str], kind: str, key: str, fields: Mapping[str, s
 
 def _read_trec(folder: Path) -> tuple[dict[str, str], dict[str, str], list[_Judgment]]:
     documents, queries, judgments = dict[str, str](), dict[str, str](), list[_Judgment]()
-    for path in sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
+    for path in sorted(
+        path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")
+    ):
         with open_lines(path, str(path)) as reader:
             lines = list(reader.lines(universal=True))
-        matches = [(number, _JUDGMENT_LINE.fullmatch(line)) for number, line in lines if line.strip()]
+        matches = [
+            (number, _JUDGMENT_LINE.fullmatch(line)) for number, line in lines if line.strip()
+        ]
         if lines and all(match for _, match in matches):
             judgments += [(m[1], m[2], int(m[3]), f"{path}:{number}") for number, m in matches if m]
             continue
         for element in _ELEMENT.finditer("\n".join(line for _, line in lines)):
             fields = dict[str, str]()
             for name, value in _FIELD.findall(element[2]):  # a text may consist of several pieces
-                fields[name.lower()] = f"{fields.get(name.lower(), '')} {unescape(value).strip()}".strip()
+                fields[name.lower()] = (
+                    f"{fields.get(name.lower(), '')} {unescape(value).strip()}".strip()
+                )
             if element[1].lower() == "doc":
                 _add_text(documents, "document", "docno", fields, str(path))
             else:
@@ -147,23 +179,31 @@ def _read_trec(folder: Path) -> tuple[dict[str, str], dict[str, str], list[_Judg
 
 
 def evaluate_retrieval(
-    data: str | Path, model: str | Path = "minilm", *, pooling: Pooling | None = None, max_length: int | None = None,
-    language: str | None = None, rerank: str | Path | None = None, keep_identical: bool = False, device: str = "auto",
-) -> Iterator[Event]:  # fmt: skip
-    """nDCG@10, mean average precision and recall over all queries of a test collection, for each ranking. The fields of
-    the event "done" are `dense`, `bm25`, `hybrid` and, with `rerank`, `reranked`: figures by name; and `truncated`,
-    `truncated_tokens` and `truncated_share`: how many documents the model does not read to their end, and how much of
-    them it leaves out.
+    data: str | Path,
+    model: str | Path = "minilm",
+    *,
+    pooling: Pooling | None = None,
+    max_length: int | None = None,
+    language: str | None = None,
+    rerank: str | Path | None = None,
+    keep_identical: bool = False,
+    device: str = "auto",
+) -> Iterator[Event]:
+    """nDCG@10, mean average precision and recall over all queries of a test collection, for each
+    ranking. The fields of the event "done" are `dense`, `bm25`, `hybrid` and, with `rerank`,
+    `reranked`: figures by name; and `truncated`, `truncated_tokens` and `truncated_share`: how many
+    documents the model does not read to their end, and how much of them it leaves out.
 
     Args:
         data: a folder in the layout of TREC or BEIR (`read_collection`).
         model, pooling, max_length, language: see `Index.create`.
         rerank: a model fine-tuned on pairs, which orders the first 50 of the hybrid ranking again.
-        keep_identical: keep a query that is a document itself in its own ranking. BEIR leaves it out, as is done here
-            by default, but its judgment, if there is one, counts in both.
+        keep_identical: keep a query that is a document itself in its own ranking. BEIR leaves it
+            out, as is done here by default, but its judgment, if there is one, counts in both.
 
     Raises:
-        BertworksError, UsageError: no such collection or model, or its judgments contradict each other.
+        BertworksError, UsageError: no such collection or model, or its judgments contradict each
+            other.
     """
     collection = read_collection(data)
     for name, what, counter in (
@@ -173,18 +213,33 @@ def evaluate_retrieval(
         if counter.count:
             yield Event("note", f"judgments {what}: {counter}", {name: counter.count})
     if own := collection.own:
-        differing = sum(not collection.documents[name].endswith(collection.queries[name]) for name in own)
-        text = f"queries with the id of a document: {len(own):,}, {differing:,} of them with another text; they are "
+        differing = sum(
+            not collection.documents[name].endswith(collection.queries[name]) for name in own
+        )
+        text = (
+            f"queries with the id of a document: {len(own):,}, {differing:,} of them with "
+            "another text; they are "
+        )
         text += "kept in their own ranking" if keep_identical else _LEFT_OUT
         yield Event("note", text, {"identical": len(own)})
     collection = collection._replace(own=set()) if keep_identical else collection
     reranker = None if rerank is None else Reranker(rerank, device=device)
-    names, texts = list(collection.documents), [text or "-" for text in collection.documents.values()]
+    names, texts = (
+        list(collection.documents),
+        [text or "-" for text in collection.documents.values()],
+    )
     queries = list(collection.queries.values())
-    settings: dict[str, Any] = {"pooling": pooling, "max_length": max_length, "language": language, "device": device}
+    settings: dict[str, Any] = {
+        "pooling": pooling,
+        "max_length": max_length,
+        "language": language,
+        "device": device,
+    }
     with tempfile.TemporaryDirectory() as folder:
         index = Index.create(Path(folder) / "i", model, **settings)
-        yield from index.embedder.examples([(f"query {next(iter(collection.queries))}", queries[0])], "query")
+        yield from index.embedder.examples(
+            [(f"query {next(iter(collection.queries))}", queries[0])], "query"
+        )
         yield from index.embedder.examples([(f"document {names[0]}", texts[0])], *DOCUMENT_PROMPTS)
         for start in range(0, len(names), AT_ONCE):
             stop = min(start + AT_ONCE, len(names))
@@ -193,7 +248,9 @@ def evaluate_retrieval(
             yield Event("stage", f"index: {stop:,} of {len(names):,} documents", fields)
         scores = {ranking: index.scores(queries, ranking) for ranking in get_args(Ranking)}
         if reranker is not None:
-            scores["reranked"] = _reranked(reranker, queries, texts, index.scores(queries, "hybrid"))
+            scores["reranked"] = _reranked(
+                reranker, queries, texts, index.scores(queries, "hybrid")
+            )
         figures = {ranking: _figures(collection, names, some) for ranking, some in scores.items()}
         truncation = index.truncation
     if truncation.truncated:
@@ -212,39 +269,50 @@ def evaluate_pairs(
     device: str = "auto",
     on_note: Callable[[str], None] = no_notes,
 ) -> dict[str, Any]:
-    """How often the nearest sentence among all on the other side is the translation (P@1), in both directions, by the
-    cosine of vectors: the mean over tokens and layers. Without a trained vector space; chance is 1 / pairs.
+    """How often the nearest sentence among all on the other side is the translation (P@1), in both
+    directions, by the cosine of vectors: the mean over tokens and layers. Without a trained vector
+    space; chance is 1 / pairs.
 
     Args:
         files: translations, see `read_translations`: a table of two columns, or two files.
         languages: of the two sides, for a model with several.
-        on_note: is called with what a person should know: pairs that look wrong, and where they are.
+        on_note: is called with what a person should know: pairs that look wrong, and where they
+            are.
 
     Raises:
         UsageError: the model has several languages, and no two are given.
         BertworksError: the files cannot be used.
 
     Returns:
-        pairs, forward and backward (fractions), intervals (95 %, Wilson), correct (for each pair, both directions);
-        truncated, truncated_tokens and truncated_share (how many texts were longer than the model reads, and how much
-        of them was left out).
+        pairs, forward and backward (fractions), intervals (95 %, Wilson), correct (for each pair,
+        both directions); truncated, truncated_tokens and truncated_share (how many texts were
+        longer than the model reads, and how much of them was left out).
     """
-    expect(len(languages) in (0, 2), f"{len(languages)} languages: expected those of the two sides, or none")
+    expect(
+        len(languages) in (0, 2),
+        f"{len(languages)} languages: expected those of the two sides, or none",
+    )
     translations = read_translations(files)
     for note in translations.notes():
         on_note(note)
     truncation = Truncation()
     vectors_of_sides = []
-    for texts, language in zip(zip(*translations.pairs, strict=True), languages or ["", ""], strict=True):
+    for texts, language in zip(
+        zip(*translations.pairs, strict=True), languages or ["", ""], strict=True
+    ):
         source = LazyModel(model, device, language)
         vectors_of_sides.append(_mean_vectors(source, texts, truncation))
     first, second = vectors_of_sides
-    hits = {"forward": _nearest_is_translation(first, second), "backward": _nearest_is_translation(second, first)}
+    hits = {
+        "forward": _nearest_is_translation(first, second),
+        "backward": _nearest_is_translation(second, first),
+    }
     result: dict[str, Any] = {"pairs": len(translations.pairs)}
     for name, of_pairs in hits.items():
         result[name] = float(of_pairs.mean())
     result["intervals"] = {
-        name: wilson_interval(float(of_pairs.sum()), len(of_pairs)) for name, of_pairs in hits.items()
+        name: wilson_interval(float(of_pairs.sum()), len(of_pairs))
+        for name, of_pairs in hits.items()
     }
     result["correct"] = {name: of_pairs.tolist() for name, of_pairs in hits.items()}
     result.update(truncation.as_dict())
@@ -276,14 +344,22 @@ def _mean_vectors(source: LazyModel, texts: Sequence[str], truncation: Truncatio
 
 def _nearest_is_translation(queries: Vectors, candidates: Vectors) -> NDArray[np.bool_]:
     """Return for each query whether the candidate with the same number is the nearest of all."""
-    nearest = [(queries[n : n + 1024] @ candidates.T).argmax(1) for n in range(0, len(queries), 1024)]
+    nearest = [
+        (queries[n : n + 1024] @ candidates.T).argmax(1) for n in range(0, len(queries), 1024)
+    ]
     return np.concatenate(nearest) == np.arange(len(queries))  # type: ignore[no-any-return]
 
 
-def _figures(collection: Collection, names: Sequence[str], scores: Iterator[Scores]) -> dict[str, float]:
+def _figures(
+    collection: Collection, names: Sequence[str], scores: Iterator[Scores]
+) -> dict[str, float]:
     rows = []
     for (query, grades), of_query in zip(collection.grades.items(), scores, strict=True):
-        ranking = [names[n] for n in top_k(of_query, _DEPTH + 1) if names[n] != query or query not in collection.own]
+        ranking = [
+            names[n]
+            for n in top_k(of_query, _DEPTH + 1)
+            if names[n] != query or query not in collection.own
+        ]
         rows.append(ranking_figures(ranking[:_DEPTH], grades))
     means = np.mean([list(row.values()) for row in rows], axis=0)
     return dict(zip(rows[0], means.tolist(), strict=True))
@@ -292,7 +368,8 @@ def _figures(collection: Collection, names: Sequence[str], scores: Iterator[Scor
 def _reranked(
     reranker: Reranker, queries: Sequence[str], texts: Sequence[str], scores: Iterator[Scores]
 ) -> Iterator[Scores]:
-    """The scores with the first documents in the order of the reranker, before all others, which keep their order."""
+    """The scores with the first documents in the order of the reranker, before all others, which
+    keep their order."""
     for query, first in zip(queries, scores, strict=True):
         numbers = top_k(first, RERANKED)
         again = reranker(query, [texts[number] for number in numbers])

@@ -1,7 +1,9 @@
-"""The rows that a fine-tuned model was trained on, found again to see whether evaluated rows are among them.
+"""The rows that a fine-tuned model was trained on, found again to see whether evaluated rows are
+among them.
 
-The run folder of a fine-tuning names its data. Where that is a file of this machine and has not changed since, it is
-read again. Nothing is fetched from elsewhere: a folder may come from a stranger.
+The run folder of a fine-tuning names its data. Where that is a file of this machine and has not
+changed since, it is read again. Nothing is fetched from elsewhere: a folder may come from a
+stranger.
 
 - `training_copies`: evaluated rows that are copies or near-copies of rows of the training data
 """
@@ -39,7 +41,8 @@ class TrainingCopies(NamedTuple):
 
 
 def training_copies(folder: Path, rows: Sequence[Item], d: TaskConfig) -> TrainingCopies:
-    """Look for copies and near-copies of rows in the data that the model in a folder was trained on.
+    """Look for copies and near-copies of rows in the data that the model in a folder was trained
+    on.
 
     Args:
         folder: a model folder; one that is no run folder has no known training data.
@@ -58,20 +61,26 @@ def training_copies(folder: Path, rows: Sequence[Item], d: TaskConfig) -> Traini
         train = _training_rows(folder, request, d)
     except BertworksError as error:
         return TrainingCopies(None, f"{unknown}: {error}")
-    except (TypeError, ValueError, KeyError, AttributeError):  # a field is missing, unknown, or of another type
+    # a field is missing, unknown, or of another type
+    except (TypeError, ValueError, KeyError, AttributeError):
         return TrainingCopies(None, f"{unknown}: run.json holds no request that this version reads")
     copies = _copies_among(train, rows, d)
     if not copies.count:
-        return TrainingCopies(0, f"no row is a copy or a near-copy of one in the training data {name}")
+        return TrainingCopies(
+            0, f"no row is a copy or a near-copy of one in the training data {name}"
+        )
     share = f"{copies.count:,} of the {len(rows):,} rows ({copies.count / len(rows):.1%})"
-    what = f"are copies or near-copies of rows in the training data ({', '.join(copies.places[:2])})"
+    what = (
+        f"are copies or near-copies of rows in the training data ({', '.join(copies.places[:2])})"
+    )
     return TrainingCopies(copies.count, f"WARNING: {share} {what}: the figures are too good")
 
 
 def _request_of(folder: Path) -> dict[str, Any] | None:
     """Return the stored request of the fine-tuning that made a model folder, or None."""
     stored = stored_request(folder)
-    if stored is None and folder.parent.name == TASKS:  # the folder of a task of a joint fine-tuning
+    # the folder of a task of a joint fine-tuning
+    if stored is None and folder.parent.name == TASKS:
         joint_request = stored_request(folder.parent.parent) or {}
         stored = joint_request.get("joint", {}).get(folder.name)
     if not stored or not isinstance(stored.get("data"), str) or "data_sha256" not in stored:
@@ -80,7 +89,8 @@ def _request_of(folder: Path) -> dict[str, Any] | None:
 
 
 def _data_request(stored: Mapping[str, Any]) -> FinetuneRequest | None:
-    """Return the request for the data alone, or None if the data is not on this machine as it was then."""
+    """Return the request for the data alone, or None if the data is not on this machine as it was
+    then."""
     paths = [path for path in (stored["data"], stored.get("dev")) if path]
     if any(url_of(path) for path in paths) or not Path(stored["data"]).exists():
         return None

@@ -23,13 +23,14 @@ ATTRIBUTION_TOKENS = 4096  # of a batch of copies
 FEWEST_STEPS, MOST_STEPS = 32, 512
 MOST_TOKENS = 1 << 15  # of all copies: long texts get fewer steps
 TOLERANCE = 0.01  # of the sum of absolute attributions
-Output = Callable[[Sequence[Example]], Tensor]  # of a network, for copies of one sequence: [copies], with gradients
+# of a network, for copies of one sequence: [copies], with gradients
+Output = Callable[[Sequence[Example]], Tensor]
 
 
 @dataclass(frozen=True)
 class IntegratedGradients:
-    """attributions: float64 [n]. They should sum to `end - start`, the output for the sequence minus the output for the
-    baseline (completeness). `error` is the difference."""
+    """attributions: float64 [n]. They should sum to `end - start`, the output for the sequence
+    minus the output for the baseline (completeness). `error` is the difference."""
 
     attributions: NDArray[np.float64]
     start: float
@@ -44,25 +45,35 @@ class IntegratedGradients:
 def integrated_gradients(
     output: Output, embedding: nn.Embedding, example: Example, baseline: Ids
 ) -> IntegratedGradients:
-    """Integrated gradients over the token embeddings (Sundararajan et al. 2017): the mean gradient on the straight line
-    from the embeddings of `baseline` to those of the sequence (Gauss-Legendre), times the difference. The number of
-    steps doubles until the completeness error is below TOLERANCE, or up to a limit.
+    """Integrated gradients over the token embeddings (Sundararajan et al. 2017): the mean gradient
+    on the straight line from the embeddings of `baseline` to those of the sequence
+    (Gauss-Legendre), times the difference. The number of steps doubles until the completeness error
+    is below TOLERANCE, or up to a limit.
 
     embedding: the token embeddings of the network.
-    baseline: int64 [n], the tokens that stand for "no information". Tokens that are the same in the sequence get 0.
+    baseline: int64 [n], the tokens that stand for "no information". Tokens that are the same in the
+        sequence get 0.
     """
     with torch.no_grad():
         end, start = output([example, example._replace(input_ids=baseline)]).tolist()
-        ids, other = (torch.from_numpy(x).to(embedding.weight.device) for x in (example.input_ids, baseline))
+        ids, other = (
+            torch.from_numpy(x).to(embedding.weight.device) for x in (example.input_ids, baseline)
+        )
         base = embedding(other)
         difference = embedding(ids) - base
 
     def mean_gradient(steps: int) -> Tensor:
         """[n, hidden]"""
-        nodes, weights = (torch.from_numpy(x).to(base) / 2 for x in np.polynomial.legendre.leggauss(steps))
+        nodes, weights = (
+            torch.from_numpy(x).to(base) / 2 for x in np.polynomial.legendre.leggauss(steps)
+        )
         at_once, mean = max(1, ATTRIBUTION_TOKENS // len(base)), torch.zeros_like(base)
         for positions, weight in zip(nodes.split(at_once), weights.split(at_once), strict=True):
-            mixed = (base + (positions[:, None, None] + 0.5) * difference).flatten(0, 1).requires_grad_()
+            mixed = (
+                (base + (positions[:, None, None] + 0.5) * difference)
+                .flatten(0, 1)
+                .requires_grad_()
+            )
             replaced = embedding.register_forward_hook(lambda *_, mixed=mixed: mixed)
             with replaced, torch.enable_grad():
                 (gradient,) = torch.autograd.grad(output([example] * len(positions)).sum(), mixed)
@@ -79,8 +90,11 @@ def integrated_gradients(
 
 
 @torch.no_grad()
-def occlusion(output: Output, example: Example, words: Sequence[tuple[int, int]], baseline: Ids) -> NDArray[np.float64]:
-    """float64 [words]: by how much the output falls when the tokens of a word are replaced by those of `baseline`.
+def occlusion(
+    output: Output, example: Example, words: Sequence[tuple[int, int]], baseline: Ids
+) -> NDArray[np.float64]:
+    """float64 [words]: by how much the output falls when the tokens of a word are replaced by those
+    of `baseline`.
 
     words: the first token and the end of each.
     """
@@ -99,19 +113,21 @@ def occlusion(output: Output, example: Example, words: Sequence[tuple[int, int]]
 
 
 def read_tokens(encoder: Encoder, example: Example, layer: int = -1) -> NDArray[np.bool_]:
-    """bool [n, n]: whether the hidden state of a token (row) after a layer depends on a token of the text (column): who
-    reads whom, as in Figure 3 of Devlin et al. 2019.
+    """bool [n, n]: whether the hidden state of a token (row) after a layer depends on a token of
+    the text (column): who reads whom, as in Figure 3 of Devlin et al. 2019.
 
-    From the network, not from its settings: whether the derivative by the embedding of the token is zero. One product
-    of a random vector with the Jacobian of each state, in one pass over n copies of the sequence. A derivative that is
-    zero by construction is exactly zero; one that is too small for the precision of the network counts as zero too.
+    From the network, not from its settings: whether the derivative by the embedding of the token is
+    zero. One product of a random vector with the Jacobian of each state, in one pass over n copies
+    of the sequence. A derivative that is zero by construction is exactly zero; one that is too
+    small for the precision of the network counts as zero too.
 
     layer: the number of the hidden states, 0: the embeddings.
     """
     table, n = encoder.embeddings.token, len(example.input_ids)
     batch = collate([example] * n).to(table.weight.device)
     tokens = table(batch.input_ids).detach().requires_grad_()
-    with table.register_forward_hook(lambda *_: tokens), torch.enable_grad():  # replaces the embeddings
+    # replaces the embeddings
+    with table.register_forward_hook(lambda *_: tokens), torch.enable_grad():
         states = encoder(batch.input_ids, batch.layout, batch.token_type_ids)[layer]
         own = states.view(n, n, -1).diagonal().T  # of each copy another state
         weights = torch.randn(own.shape, generator=torch.Generator().manual_seed(0)).to(own)
@@ -121,8 +137,8 @@ def read_tokens(encoder: Encoder, example: Example, layer: int = -1) -> NDArray[
 
 
 def log_odds(logits: Tensor, output: int) -> Tensor:
-    """[copies, outputs] -> [copies]: log p / (1 - p) of one output of a softmax. Unlike a logit it does not change when
-    a constant is added to all logits. A single output is returned as it is."""
+    """[copies, outputs] -> [copies]: log p / (1 - p) of one output of a softmax. Unlike a logit it
+    does not change when a constant is added to all logits. A single output is returned as it is."""
     if logits.shape[-1] == 1:
         return logits[:, 0]
     own = torch.arange(logits.shape[-1], device=logits.device) == output

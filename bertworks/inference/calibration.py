@@ -1,4 +1,5 @@
-"""Labelled rows and logits -> the temperature of the probabilities, the threshold of a task, and how good they are."""
+"""Labelled rows and logits -> the temperature of the probabilities, the threshold of a task, and
+how good they are."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
@@ -22,12 +23,13 @@ FEWEST_CALIBRATED = 50  # rows from which a temperature is fitted
 def fit_outputs(
     d: TaskConfig, rows: Sequence[Features], logits: Sequence[Logits]
 ) -> tuple[TaskConfig, list[Answer], dict[str, Any]]:
-    """The task with the threshold and the temperature that fit labelled rows; predictions for these rows, with a
-    threshold that fits the other half of the rows, so that their scores are those of new rows; and the calibration
-    error before and after, estimated in the same way; {}: there are too few rows, or no probabilities of labels.
+    """The task with the threshold and the temperature that fit labelled rows; predictions for these
+    rows, with a threshold that fits the other half of the rows, so that their scores are those of
+    new rows; and the calibration error before and after, estimated in the same way; {}: there are
+    too few rows, or no probabilities of labels.
 
-    Contexts, documents and near-copies of a text are in one half. Few rows: only the threshold of "no answer" is
-    fitted.
+    Contexts, documents and near-copies of a text are in one half. Few rows: only the threshold of
+    "no answer" is fitted.
     """
     enough = len(rows) >= FEWEST_CALIBRATED and d.task not in ("regression", "qa")
     items = [features.item for features in rows]
@@ -51,17 +53,27 @@ def fit_outputs(
     reliability: dict[str, Any] = {"temperature": fitted.temperature, "rows": len(rows)}
     for name, divisor in (("before", np.ones(len(x))), ("after", temperatures[row_of])):
         sides = intervals.confidences(x, gold, divisor)
-        error, interval = intervals.expected_calibration_error(*sides, np.repeat(row_of, len(sides[0]) // len(x)))
+        error, interval = intervals.expected_calibration_error(
+            *sides, np.repeat(row_of, len(sides[0]) // len(x))
+        )
         reliability[name] = {"error": error, "interval": interval}
-    before, after = (task_metrics.format_score("", *reliability[name].values()) for name in ("before", "after"))
+    before, after = (
+        task_metrics.format_score("", *reliability[name].values()) for name in ("before", "after")
+    )
     how = f"calibrated on {len(rows):,} rows with the temperature {fitted.temperature:.3g}"
-    return fitted, answers, reliability | {"text": f"{how}: expected calibration error {after}, before {before}"}
+    return (
+        fitted,
+        answers,
+        reliability | {"text": f"{how}: expected calibration error {after}, before {before}"},
+    )
 
 
 def _halves(groups: Sequence[Hashable]) -> list[list[int]]:
     names = list(dict.fromkeys(groups))
     first = {names[n] for n in keyed_rng("halves", 0).permutation(len(names))[: len(names) // 2]}
-    return [[n for n, name in enumerate(groups) if (name in first) == side] for side in (True, False)]
+    return [
+        [n for n, name in enumerate(groups) if (name in first) == side] for side in (True, False)
+    ]
 
 
 def _fitted(d: TaskConfig, rows: Sequence[Features], logits: Sequence[Logits]) -> TaskConfig:
@@ -69,7 +81,11 @@ def _fitted(d: TaskConfig, rows: Sequence[Features], logits: Sequence[Logits]) -
     if d.task == "qa":
         answers = list(map(Decoder(d), rows, logits))
         figures = task_metrics.compute_metrics(d, [features.item for features in rows], answers)
-        return replace(d, threshold=task_metrics.best_threshold(answers, figures)) if "threshold" in figures else d
+        return (
+            replace(d, threshold=task_metrics.best_threshold(answers, figures))
+            if "threshold" in figures
+            else d
+        )
     x, gold, _ = gold_logits(d, rows, logits)
     d = replace(d, temperature=intervals.fit_temperature(x, gold))
     if d.task == "multilabel":
@@ -80,9 +96,15 @@ def _fitted(d: TaskConfig, rows: Sequence[Features], logits: Sequence[Logits]) -
 def gold_logits(
     d: TaskConfig, rows: Sequence[Features], logits: Sequence[Logits]
 ) -> tuple[Logits, NDArray[np.float64], NDArray[np.int64]]:
-    """Logits [n, labels] and gold labels as in `metrics.intervals`, of all words or tokens, or of each row; and the
-    number of the row of each."""
-    gold = [np.concatenate([example.target.labels for example in features.unit]) for features in rows]
+    """Logits [n, labels] and gold labels as in `metrics.intervals`, of all words or tokens, or of
+    each row; and the number of the row of each."""
+    gold = [
+        np.concatenate([example.target.labels for example in features.unit]) for features in rows
+    ]
     if d.task == "choice":
         return np.stack([x[:, 0] for x in logits]), np.stack(gold).argmax(1), np.arange(len(rows))
-    return np.concatenate(logits), np.concatenate(gold), np.repeat(np.arange(len(rows)), list(map(len, gold)))
+    return (
+        np.concatenate(logits),
+        np.concatenate(gold),
+        np.repeat(np.arange(len(rows)), list(map(len, gold))),
+    )

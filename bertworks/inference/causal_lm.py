@@ -1,4 +1,5 @@
-"""Networks that read from left to right: an open one with its output layer; sentences -> log-likelihoods.
+"""Networks that read from left to right: an open one with its output layer; sentences ->
+log-likelihoods.
 
 - `CausalModel`: texts -> tokens, hidden states, logits, in a precision
 - `mark_texts`: a model with a tokenizer that separates the texts of a pair, for fine-tuning
@@ -23,7 +24,13 @@ from bertworks.checkpoints.hf_mapping import check_output_layer
 from bertworks.checkpoints.model_folder import Model
 from bertworks.checkpoints.storage import read_json
 from bertworks.errors import quoted, require
-from bertworks.inference.engine import MAX_SCORES, LazyModel, compute_each, precision_for, prepared_encoder
+from bertworks.inference.engine import (
+    MAX_SCORES,
+    LazyModel,
+    compute_each,
+    precision_for,
+    prepared_encoder,
+)
 from bertworks.io.processes import chunk_by_size
 from bertworks.models.cache import KeyValueCache
 from bertworks.models.layout import Layout
@@ -49,7 +56,9 @@ class Score(TypedDict):
     measure: Measure
 
 
-def make_score(text: str, tokens: list[str], values: NDArray[np.float64], measure: Measure) -> Score:
+def make_score(
+    text: str, tokens: list[str], values: NDArray[np.float64], measure: Measure
+) -> Score:
     """The score of a sentence. values: the log-probability of each token."""
     total, each = float(values.sum()), values.tolist()
     return Score(text=text, score=total, tokens=tokens, log_probabilities=each, measure=measure)
@@ -65,7 +74,8 @@ class CausalModel:
         generation: what generation_config.json says.
 
     Raises:
-        BertworksError: it reads in both directions, it is an exported one, or the weights lack the head.
+        BertworksError: it reads in both directions, it is an exported one, or the weights lack the
+            head.
     """
 
     def __init__(self, source: LazyModel, precision: PrecisionOption = "auto"):
@@ -85,18 +95,26 @@ class CausalModel:
             else prepared_encoder(network.encoder, self.precision)[0]
         )
         self._transform = network.lm_head.transform
-        self._output = pack_output(network.encoder.embeddings.token.weight, network.lm_head.bias, self.precision)
+        self._output = pack_output(
+            network.encoder.embeddings.token.weight, network.lm_head.bias, self.precision
+        )
         self.device = network.encoder.embeddings.token.weight.device
         self.longest = self.config.max_position_embeddings
         self.generation = read_generation_config(source.within)
         ends = _end_ids(source)
         self.start_ids = ends[:1]
         if self.generation.end_ids is not None:
-            ends = [number for number in self.generation.end_ids if number < self.tokenizer.vocab_size]
+            ends = [
+                number for number in self.generation.end_ids if number < self.tokenizer.vocab_size
+            ]
         self.end_ids = ends
 
     def states(
-        self, ids: Tensor, layout: Layout, rows: Tensor | None = None, cache: KeyValueCache | None = None
+        self,
+        ids: Tensor,
+        layout: Layout,
+        rows: Tensor | None = None,
+        cache: KeyValueCache | None = None,
     ) -> Tensor:
         """The last hidden states; see `Encoder.forward`."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
@@ -117,14 +135,17 @@ class CausalModel:
         ids = self.tokenizer.encode(text).ids
         ids = ids[: len(ids) - len(self.tokenizer.template.suffix)]
         require(ids, f"text {number} has no tokens: {text[:60]!r}", "", "begin it with a word")
-        what = f"text {number} has {len(ids):,} tokens: the model reads {self.longest:,}, with those that it adds"
+        what = (
+            f"text {number} has {len(ids):,} tokens: the model reads {self.longest:,}, with "
+            "those that it adds"
+        )
         require(len(ids) < self.longest, what, self.where, "shorten the text")
         return ids
 
 
 def _end_ids(source: LazyModel) -> list[int]:
-    """The tokens that end a text: by config.json, else by tokenizer_config.json, else the one that the template puts
-    after a text, as BERT's [SEP]; [] without any."""
+    """The tokens that end a text: by config.json, else by tokenizer_config.json, else the one that
+    the template puts after a text, as BERT's [SEP]; [] without any."""
     given = source.settings.get("eos_token_id")
     path = source.within / "tokenizer_config.json"
     if given is None and path.exists():
@@ -134,18 +155,26 @@ def _end_ids(source: LazyModel) -> list[int]:
     if given is None:
         given = list(source.tokenizer.template.suffix[:1])
     numbers = given if isinstance(given, list) else [given]
-    return [number for number in numbers if type(number) is int and 0 <= number < source.tokenizer.vocab_size]
+    return [
+        number
+        for number in numbers
+        if type(number) is int and 0 <= number < source.tokenizer.vocab_size
+    ]
 
 
 def mark_texts(model: Model) -> Model:
-    """A causal model with <|endoftext|> in front of each text, where its tokenizer has nothing between two texts. The
-    mark is also the padding, unless there is another one. An embedding is added for a mark that the vocabulary lacks.
+    """A causal model with <|endoftext|> in front of each text, where its tokenizer has nothing
+    between two texts. The mark is also the padding, unless there is another one. An embedding is
+    added for a mark that the vocabulary lacks.
     """
     c, t = model.config, model.tokenizer
     if c.direction != "left_to_right" or t.template.between:
         return model
     make, (serialized,) = t.__reduce__()
-    tokenizer = make(begin_with(serialized, END_OF_TEXT), special_tokens={"pad_token": END_OF_TEXT} | t.special_tokens)
+    tokenizer = make(
+        begin_with(serialized, END_OF_TEXT),
+        special_tokens={"pad_token": END_OF_TEXT} | t.special_tokens,
+    )
     embeddings = model.state[TOKEN_EMBEDDING_KEY]
     shape = max(0, tokenizer.vocab_size - c.vocab_size), embeddings.shape[1]
     new = torch.normal(0.0, c.initializer_range, shape, generator=torch.Generator().manual_seed(0))
@@ -154,13 +183,14 @@ def mark_texts(model: Model) -> Model:
 
 
 def log_likelihoods(model: CausalModel, sentences: Iterable[str]) -> Iterator[Score]:
-    """The log-likelihood of each sentence, in order: the log-probability of every token given those before it, in one
-    pass.
+    """The log-likelihood of each sentence, in order: the log-probability of every token given those
+    before it, in one pass.
 
-    The first token is predicted from the special tokens of the template, or from the end token, which stands between
-    the texts of a training. Without either it is not predicted, and `tokens` begins with the second. Special tokens in
-    a sentence are ordinary text. A sentence that is longer than the network reads is computed in windows: each token is
-    predicted from half of the maximum number of tokens or more.
+    The first token is predicted from the special tokens of the template, or from the end token,
+    which stands between the texts of a training. Without either it is not predicted, and `tokens`
+    begins with the second. Special tokens in a sentence are ordinary text. A sentence that is
+    longer than the network reads is computed in windows: each token is predicted from half of the
+    maximum number of tokens or more.
 
     Raises:
         BertworksError: a sentence without a token that can be predicted.
@@ -173,7 +203,11 @@ def log_likelihoods(model: CausalModel, sentences: Iterable[str]) -> Iterator[Sc
         sequences = [np.array([*start, *ids], np.int64) for ids in t.ids(texts)]
         for text, ids in zip(texts, sequences, strict=True):
             number += 1
-            hint = "leave it out" if start else "give a longer one: this model cannot predict the first token"
+            hint = (
+                "leave it out"
+                if start
+                else "give a longer one: this model cannot predict the first token"
+            )
             what = f"sentence {number} has no tokens{'' if start else ' to predict'}: {text[:60]!r}"
             require(len(ids) > first, what, "", hint)
         windows = [list(_windows(ids, first, model.longest)) for ids in sequences]
@@ -186,7 +220,8 @@ def log_likelihoods(model: CausalModel, sentences: Iterable[str]) -> Iterator[Sc
 
 
 def _windows(ids: Ids, first: int, longest: int) -> Iterator[Example]:
-    """Sequences of up to `longest` tokens that predict the tokens from `first` on, each of them once."""
+    """Sequences of up to `longest` tokens that predict the tokens from `first` on, each of them
+    once."""
     begin = 0
     while first < len(ids):
         end = min(len(ids) - 1, begin + longest)

@@ -1,4 +1,5 @@
-"""Logits -> labels with probabilities, tags, entities, and answers with their positions in the text."""
+"""Logits -> labels with probabilities, tags, entities, and answers with their positions in the
+text."""
 
 from array import array
 from collections.abc import Sequence
@@ -27,8 +28,9 @@ NUM_BEST_SPANS = 20  # starts and ends that are combined, and answers that are k
 
 @dataclass(frozen=True)
 class Decoder:
-    """`decoder(features, logits)` is the prediction for an item; logits: float32 [M, outputs], all of the item. They
-    are divided by the temperature of the task, which changes the probabilities; thresholds apply to these."""
+    """`decoder(features, logits)` is the prediction for an item; logits: float32 [M, outputs], all
+    of the item. They are divided by the temperature of the task, which changes the probabilities;
+    thresholds apply to these."""
 
     config: TaskConfig
 
@@ -39,10 +41,18 @@ class Decoder:
         match task:
             case "classification":
                 p = softmax(logits[0])
-                return {"label": labels[int(p.argmax())], "score": float(p.max()), "scores": self._by_label(p)}
+                return {
+                    "label": labels[int(p.argmax())],
+                    "score": float(p.max()),
+                    "scores": self._by_label(p),
+                }
             case "multilabel":
                 p, threshold = sigmoid(logits[0]), self.config.threshold
-                best = [n for n in np.argsort(-p, kind="stable") if p[n] >= (0.5 if threshold is None else threshold)]
+                best = [
+                    n
+                    for n in np.argsort(-p, kind="stable")
+                    if p[n] >= (0.5 if threshold is None else threshold)
+                ]
                 return {"labels": [labels[n] for n in best], "scores": self._by_label(p)}
             case "regression":
                 return {"value": float(logits[0, 0])}
@@ -58,8 +68,9 @@ class Decoder:
         return dict(zip(self.config.labels, p.tolist(), strict=True))
 
     def _tags(self, features: Features, logits: Logits) -> Answer:
-        """The best label of each word or token. Tagging: also the probability of each label. A text: also its entities
-        and words. A long text has millions of tokens, so no array here is larger than their logits."""
+        """The best label of each word or token. Tagging: also the probability of each label. A
+        text: also its entities and words. A long text has millions of tokens, so no array here is
+        larger than their logits."""
         tags, scores, by_word = list[str](), array("d"), self.config.task == "tagging"
 
         def probabilities(start: int, end: int) -> NDArray[np.float64]:
@@ -80,36 +91,59 @@ class Decoder:
             start, end = _strip_span(text, offsets[first, 0], offsets[last - 1, 1])
             if start < end:
                 score = float(probabilities(first, last).max(-1).mean())
-                entities.append({"start": start, "end": end, "type": kind, "text": text[start:end], "score": score})
+                entities.append(
+                    {
+                        "start": start,
+                        "end": end,
+                        "type": kind,
+                        "text": text[start:end],
+                        "score": score,
+                    }
+                )
         return answer | {"entities": entities}
 
     def _answer(self, features: Features, logits: Logits) -> Answer:
-        """The best answers over all windows, by the sum of the logits of their first and last token; and the margin by
-        which "no answer" is better (google-research/bert `run_squad.py`, `write_predictions`). With a threshold, there
-        is no answer if the margin exceeds it."""
+        """The best answers over all windows, by the sum of the logits of their first and last
+        token; and the margin by which "no answer" is better (google-research/bert `run_squad.py`,
+        `write_predictions`). With a threshold, there is no answer if the margin exceeds it."""
         best = dict[str, tuple[Any, ...]]()  # by text: score, first and last token, start, end
         no_answer, start, context = NOWHERE, 0, features.item.texts[1]
         for example, window in zip(features.unit, features.windows, strict=True):
             end = start + len(example.input_ids)
             part = logits[start:end] / np.float32(self.config.temperature)
             no_answer, start = min(no_answer, float(part[0].sum())), end
-            part, places = part[features.begin :][: len(window.own)], np.arange(window.start, window.end)
-            spans, best = [*best.values(), *best_spans(part, places, window.own, self.config.max_answer)], {}
+            part, places = (
+                part[features.begin :][: len(window.own)],
+                np.arange(window.start, window.end),
+            )
+            spans, best = (
+                [*best.values(), *best_spans(part, places, window.own, self.config.max_answer)],
+                {},
+            )
             for score, first, last, *_ in sorted(spans, reverse=True):
                 a, b = _strip_span(context, features.offsets[first, 0], features.offsets[last, 1])
                 if a < b and len(best) < NUM_BEST_SPANS:
                     best.setdefault(context[a:b], (score, first, last, a, b))
-        answers = [{"text": text, "start": a, "end": b, "score": score} for text, (score, _, _, a, b) in best.items()]
+        answers = [
+            {"text": text, "start": a, "end": b, "score": score}
+            for text, (score, _, _, a, b) in best.items()
+        ]
         threshold = self.config.threshold
         margin = no_answer - answers[0]["score"] if answers else NOWHERE
-        scores = [answer["score"] for answer in answers] + ([] if threshold is None else [no_answer])
+        scores = [answer["score"] for answer in answers] + (
+            [] if threshold is None else [no_answer]
+        )
         p = softmax(np.array(scores)).tolist() if scores else [0.0]
         for answer, probability in zip(answers, p, strict=False):
             answer["score"] = probability
         is_given = answers and (threshold is None or margin <= threshold)
         answer = answers[0] if is_given else {"text": "", "start": -1, "end": -1, "score": p[-1]}
-        return {"answer": answer["text"], **{name: answer[name] for name in ("start", "end", "score")},
-                "no_answer_margin": float(margin), "n_best": answers}  # fmt: skip
+        return {
+            "answer": answer["text"],
+            **{name: answer[name] for name in ("start", "end", "score")},
+            "no_answer_margin": float(margin),
+            "n_best": answers,
+        }
 
 
 def _strip_span(text: str, start: int, end: int) -> tuple[int, int]:
@@ -122,8 +156,9 @@ def _strip_span(text: str, start: int, end: int) -> tuple[int, int]:
 def best_spans(
     logits: Logits, places: NDArray[np.int64], own: NDArray[np.bool_], max_answer: int
 ) -> list[tuple[float, int, int]]:
-    """Score, first and last token of the best answers in a window: pairs of its NUM_BEST_SPANS best starts and ends
-    that are in order and short enough. A start must have its best context in this window."""
+    """Score, first and last token of the best answers in a window: pairs of its NUM_BEST_SPANS best
+    starts and ends that are in order and short enough. A start must have its best context in this
+    window."""
     starts = np.flatnonzero(own & (places >= 0))
     ends = np.flatnonzero(places >= 0)
     starts = starts[np.argsort(-logits[starts, 0], kind="stable")[:NUM_BEST_SPANS]]
@@ -146,20 +181,35 @@ def sigmoid(x: NDArray[np.floating]) -> NDArray[np.float64]:
     return np.asarray(1 / (1 + np.exp(-x.astype(np.float64))))
 
 
-def make_task_head(d: TaskConfig, units: Sequence[ExampleGroup] = (), recipe: FinetuneRecipe | None = None) -> TaskHead:
-    """The head and the loss of a task. In training, `units` give the weights of classes and the scale of values."""
+def make_task_head(
+    d: TaskConfig, units: Sequence[ExampleGroup] = (), recipe: FinetuneRecipe | None = None
+) -> TaskHead:
+    """The head and the loss of a task. In training, `units` give the weights of classes and the
+    scale of values."""
     smoothing = recipe.label_smoothing if recipe else 0.0
     match d.task:
         case "classification" | "tagging" | "spans":
-            is_balanced, outputs = recipe is not None and recipe.class_weights == "balanced", len(d.labels)
-            weights, pooled = balanced_weights(units, outputs) if is_balanced else (), d.task == "classification"
+            is_balanced, outputs = (
+                recipe is not None and recipe.class_weights == "balanced",
+                len(d.labels),
+            )
+            weights, pooled = (
+                balanced_weights(units, outputs) if is_balanced else (),
+                d.task == "classification",
+            )
             return task_heads.Classification(
-                outputs=outputs, pooled=pooled, vectors=d.vectors, weights=weights, smoothing=smoothing
+                outputs=outputs,
+                pooled=pooled,
+                vectors=d.vectors,
+                weights=weights,
+                smoothing=smoothing,
             )
         case "multilabel":
             return task_heads.MultiLabel(outputs=len(d.labels), vectors=d.vectors)
         case "regression":
-            targets = [float(y) for unit in units for example in unit for y in example.target.labels] or [0.0, 1.0]
+            targets = [
+                float(y) for unit in units for example in unit for y in example.target.labels
+            ] or [0.0, 1.0]
             mean, deviation = float(np.mean(targets)), float(np.std(targets)) or 1.0
             return task_heads.Regression(mean=mean, deviation=deviation, vectors=d.vectors)
         case "qa":

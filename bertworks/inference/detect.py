@@ -1,8 +1,10 @@
-"""Replaced tokens: an ELECTRA discriminator gives each token of a text the probability that it was replaced.
+"""Replaced tokens: an ELECTRA discriminator gives each token of a text the probability that it was
+replaced.
 
 - `Discriminator`: the network
 - `detect`: texts -> `Detection`
-- `load_with_generator`, `detection_scores`, `ranking_figures`: a discriminator and its generator, evaluated
+- `load_with_generator`, `detection_scores`, `ranking_figures`: a discriminator and its generator,
+  evaluated
 """
 
 from collections.abc import Iterable, Iterator
@@ -31,7 +33,8 @@ from bertworks.training.device import Precision
 from bertworks.training.objectives import PretrainingModel
 
 GENERATOR = "generator."  # how names of its parameters begin; its folder in that of the model
-Ranked = tuple[NDArray[np.float64], NDArray[np.bool_]]  # scores of tokens, and whether they were replaced
+# scores of tokens, and whether they were replaced
+Ranked = tuple[NDArray[np.float64], NDArray[np.bool_]]
 AT_ONCE = 256  # texts that are computed together
 
 
@@ -58,13 +61,19 @@ class Discriminator(nn.Module):
 
 
 def detect(
-    model: str | Path | LazyModel, texts: Iterable[str], *, device: str = "auto", precision: Precision = "fp32"
+    model: str | Path | LazyModel,
+    texts: Iterable[str],
+    *,
+    device: str = "auto",
+    precision: Precision = "fp32",
 ) -> Iterator[Detection]:
-    """For each token of each text the probability that it was replaced (Clark et al. 2020). In a text longer than the
-    model's maximum, each token is seen in the window in which it is farthest from the edges.
+    """For each token of each text the probability that it was replaced (Clark et al. 2020). In a
+    text longer than the model's maximum, each token is seen in the window in which it is farthest
+    from the edges.
 
     Args:
-        model: the folder of a discriminator, or a name; or an open model, which stays on its device.
+        model: the folder of a discriminator, or a name; or an open model, which stays on its
+            device.
 
     Raises:
         UsageError: a text that is no string.
@@ -85,23 +94,34 @@ def detect(
         units = [list(_windows(ids.astype(np.int64), room, t)) for ids, _ in encodings]
         results = compute_each(network, compute, units, (), precision)
         for text, (ids, places), probabilities in zip(group, encodings, results, strict=True):
-            tokens, offsets = [t.tokens[n] for n in ids], [(start, end) for start, end in places.tolist()]
-            yield Detection(text=text, tokens=tokens, offsets=offsets, probabilities=probabilities.tolist())
+            tokens, offsets = (
+                [t.tokens[n] for n in ids],
+                [(start, end) for start, end in places.tolist()],
+            )
+            yield Detection(
+                text=text, tokens=tokens, offsets=offsets, probabilities=probabilities.tolist()
+            )
 
 
 def _windows(ids: Ids, room: int, t: Tokenizer) -> Iterator[Example]:
-    """The text, or windows of `room` tokens that overlap by half. The target of each has the tokens that are nearer to
-    its middle than to that of another one, so that every token is in one target."""
+    """The text, or windows of `room` tokens that overlap by half. The target of each has the tokens
+    that are nearer to its middle than to that of another one, so that every token is in one target.
+    """
     starts = [*range(0, len(ids) - room, max(1, room // 2)), max(0, len(ids) - room)]
     edges = [0, *((a + b + room) // 2 for a, b in pairwise(starts)), len(ids)]
     for start, (begin, end) in zip(starts, pairwise(edges), strict=True):
         s = add_special_tokens([ids[start : start + room]], t.template)
         positions = np.arange(begin, end) - start + len(t.template.prefix)
-        yield Example(s.input_ids, s.token_type_ids, {"replaced_token": Target(positions, np.zeros_like(positions))})
+        yield Example(
+            s.input_ids,
+            s.token_type_ids,
+            {"replaced_token": Target(positions, np.zeros_like(positions))},
+        )
 
 
 def state_with_generator(folder: Path, model: PretrainingModel) -> dict[str, Tensor]:
-    """The parameters of a model folder; with those of the generator in it, if the model has one of this size."""
+    """The parameters of a model folder; with those of the generator in it, if the model has one of
+    this size."""
     state = load_model(folder, needs={"encoder"}).state
     if model.generator is not None and (folder / GENERATOR[:-1]).is_dir():
         config, own, _ = load_model(folder / GENERATOR[:-1], needs={"encoder", "lm_head"})
@@ -117,12 +137,24 @@ def load_with_generator(folder: Path, config: EncoderConfig) -> PretrainingModel
         BertworksError: there is none.
     """
     inner = folder / GENERATOR[:-1]
-    what, hint = "the folder has no generator, which replaces tokens", "use the run folder of its pre-training"
-    require((inner / "config.json").is_file(), f"a discriminator alone cannot be evaluated: {what}", folder, hint)
+    what, hint = (
+        "the folder has no generator, which replaces tokens",
+        "use the run folder of its pre-training",
+    )
+    require(
+        (inner / "config.json").is_file(),
+        f"a discriminator alone cannot be evaluated: {what}",
+        folder,
+        hint,
+    )
     size = ModelFolder(inner).config.hidden_size / config.hidden_size
-    network = PretrainingModel(config, {"masked_lm": 1.0, "replaced_token": 1.0}, generator_size=size)
+    network = PretrainingModel(
+        config, {"masked_lm": 1.0, "replaced_token": 1.0}, generator_size=size
+    )
     state = state_with_generator(folder, network)
-    network.load_state_dict(state | {n: p for n, p in network.state_dict().items() if n not in state})
+    network.load_state_dict(
+        state | {n: p for n, p in network.state_dict().items() if n not in state}
+    )
     return network
 
 
@@ -139,8 +171,8 @@ def detection_scores(network: PretrainingModel, batches: Iterable[Batch]) -> Ite
 
 
 def ranking_figures(ranked: Iterable[Ranked]) -> dict[str, float]:
-    """How well a discriminator ranks replaced tokens above others (`replaced_token_auc`), and which fraction was
-    replaced (`replaced_tokens`)."""
+    """How well a discriminator ranks replaced tokens above others (`replaced_token_auc`), and which
+    fraction was replaced (`replaced_tokens`)."""
     scores, labels = zip(*ranked, strict=True)
     all_labels = np.concatenate(labels)
     auc = area_under_curve(np.concatenate(scores), all_labels)

@@ -79,7 +79,11 @@ class Moments:
     """Count, sum and products of vectors, which come in blocks [N, D]."""
 
     def __init__(self, dimension: int, blocks: Iterable[Vectors]):
-        self.count, self._sum, self._products = 0, np.zeros(dimension), np.zeros((dimension, dimension))
+        self.count, self._sum, self._products = (
+            0,
+            np.zeros(dimension),
+            np.zeros((dimension, dimension)),
+        )
         for block in blocks:
             exact = block.astype(np.float64)
             self.count += len(block)
@@ -92,17 +96,23 @@ class Moments:
         return self.count > len(self._sum)
 
     def whitener(self, kind: Literal["center", "whiten"]) -> Callable[[Vectors], Vectors]:
-        """The transformation that centers, or whitens (Su et al. 2021, arXiv 2103.15316): the covariance of the
-        vectors becomes the identity, except in directions without variance.
+        """The transformation that centers, or whitens (Su et al. 2021, arXiv 2103.15316): the
+        covariance of the vectors becomes the identity, except in directions without variance.
 
         Raises:
-            BertworksError: to whiten, not more vectors than dimensions: all would end at the same distance.
+            BertworksError: to whiten, not more vectors than dimensions: all would end at the same
+                distance.
         """
         mean = self._sum / self.count
         if kind == "center":
             return lambda x: (x - mean).astype(np.float32)
-        what = f"whitening needs more vectors than dimensions: {self.count:,} vectors of {len(self._sum)} dimensions"
-        require(self.can_whiten, what, "", "--learn-from a file with more texts, or --whitening center")
+        what = (
+            f"whitening needs more vectors than dimensions: {self.count:,} vectors of "
+            f"{len(self._sum)} dimensions"
+        )
+        require(
+            self.can_whiten, what, "", "--learn-from a file with more texts, or --whitening center"
+        )
         variances, directions = np.linalg.eigh(self._products / self.count - np.outer(mean, mean))
         is_wide = variances > _SMALLEST * variances[-1]
         matrix = directions * np.where(is_wide, np.where(is_wide, variances, 1.0) ** -0.5, 0.0)
@@ -121,17 +131,19 @@ def _num_characters(text: object) -> int:
 
 
 class Embedder(ModelUser):
-    """A loaded model that computes vectors of texts. A pickle of it holds the path of the model folder, these settings
-    and a hash of the files; another process opens the folder again when it uses the object.
+    """A loaded model that computes vectors of texts. A pickle of it holds the path of the model
+    folder, these settings and a hash of the files; another process opens the folder again when it
+    uses the object.
 
     Args:
-        model: a folder of ours, of transformers or of sentence-transformers, an exported encoder, `minilm`, or a hub
-            id; or an open model, which stays on its device.
-        pooling, normalize, max_length: None: as in the model's files, else the mean, not normalized, and the maximum
-            length of the model.
-        precision: "auto": bf16 where the hardware is faster with it, else fp32; a single short text then uses weights
-            in half precision, which changes the fourth digit. "fp32": exact. "int8": 8-bit matrix multiplication; the
-            cosine of MiniLM's vectors with exact ones is above .99. A single short text uses half precision too.
+        model: a folder of ours, of transformers or of sentence-transformers, an exported encoder,
+            `minilm`, or a hub id; or an open model, which stays on its device.
+        pooling, normalize, max_length: None: as in the model's files, else the mean, not
+            normalized, and the maximum length of the model.
+        precision: "auto": bf16 where the hardware is faster with it, else fp32; a single short text
+            then uses weights in half precision, which changes the fourth digit. "fp32": exact.
+            "int8": 8-bit matrix multiplication; the cosine of MiniLM's vectors with exact ones is
+            above .99. A single short text uses half precision too.
 
     Attributes:
         dimension: of the vectors; it is smaller than the hidden size with `truncate_dim`.
@@ -154,9 +166,18 @@ class Embedder(ModelUser):
         precision: PrecisionOption = "auto",
     ):
         known = get_args(Pooling)
-        expect(pooling in (None, *known), f"there is no pooling {pooling!r}", hint=f"use one of {', '.join(known)}")
+        expect(
+            pooling in (None, *known),
+            f"there is no pooling {pooling!r}",
+            hint=f"use one of {', '.join(known)}",
+        )
         source = open_model(model, device)
-        options = {"pooling": pooling, "normalize": normalize, "max_length": max_length, "precision": precision}
+        options = {
+            "pooling": pooling,
+            "normalize": normalize,
+            "max_length": max_length,
+            "precision": precision,
+        }
         self._set_opening(Embedder, source, options)
         self.folder, settings = source.within, source.sentence_transformer.settings
         self.tokenizer, longest = source.tokenizer, source.config.max_position_embeddings
@@ -167,10 +188,13 @@ class Embedder(ModelUser):
             settings,
             pooling=pooling or settings.pooling,
             normalize=settings.normalize if normalize is None else normalize,
-            max_length=max_length or min(settings.max_length or longest, self.tokenizer.model_max_length, longest),
+            max_length=max_length
+            or min(settings.max_length or longest, self.tokenizer.model_max_length, longest),
         )
         self.normalize_option = normalize
-        self.dimension = min(source.config.hidden_size, settings.truncate_dim or source.config.hidden_size)
+        self.dimension = min(
+            source.config.hidden_size, settings.truncate_dim or source.config.hidden_size
+        )
         fits = self.settings.pooling != "last-four" or not source.exported
         hint = "use another pooling, or the model that was exported"
         expect(fits, "an exported model has only the last layer", where=self.folder, hint=hint)
@@ -178,7 +202,8 @@ class Embedder(ModelUser):
         self._is_open()
 
     def embed(self, texts: Iterable[str], *, prompt: str | None = None) -> Vectors:
-        """float32 [texts, dimension]. The vector of a text does not depend on the other texts (in int8 slightly).
+        """float32 [texts, dimension]. The vector of a text does not depend on the other texts (in
+        int8 slightly).
 
         Args:
             texts: a list of strings.
@@ -191,7 +216,8 @@ class Embedder(ModelUser):
     def embed_and_count(
         self, texts: Iterable[str], *, prompt: str | None = None, counts: Truncation | None = None
     ) -> tuple[Vectors, Truncation]:
-        """Return the vectors, as `embed`, and how many texts were truncated and how much of them was left out.
+        """Return the vectors, as `embed`, and how many texts were truncated and how much of them
+        was left out.
 
         Args:
             counts: the counts of earlier calls, to which those of this call are added.
@@ -231,30 +257,37 @@ class Embedder(ModelUser):
         hf_subset: str | None = None,
         prompt_type: str | None = None,
     ) -> Any:
-        """Return vectors as `SentenceTransformer.encode` does, for programs that call this method: of one string
-        float32 [dimension], else float32 [texts, dimension]. In Python, `embed` is shorter.
+        """Return vectors as `SentenceTransformer.encode` does, for programs that call this method:
+        of one string float32 [dimension], else float32 [texts, dimension]. In Python, `embed` is
+        shorter.
 
         Args:
-            inputs: one string; a list, a column or a table of texts; or the batches of a DataLoader, as mteb gives
-                them: dicts with a list of texts named "text".
+            inputs: one string; a list, a column or a table of texts; or the batches of a
+                DataLoader, as mteb gives them: dicts with a list of texts named "text".
             prompt_name: the name of one of the model's prompts; None: see `prompt_type`.
             prompt: the prefix of each text itself, whatever `prompt_name` is.
-            batch_size: has no effect: a batch has a fixed number of tokens, and vectors do not depend on it.
+            batch_size: has no effect: a batch has a fixed number of tokens, and vectors do not
+                depend on it.
             show_progress_bar: whether a line shows the progress; None: no line.
             output_value: "sentence_embedding" is the only one.
             precision: "float32" is the only one.
             convert_to_numpy: whether the result is an array; else it is a list of tensors.
             convert_to_tensor: whether the result is one tensor, whatever `convert_to_numpy` is.
             device: None, or the device of the model.
-            normalize_embeddings: whether vectors have length 1, also those of a model that does not normalize.
-            truncate_dim: how many of the first numbers of each vector are kept, before it is normalized.
-            task_metadata: the task of mteb: prompts can be named after it, as sentence-transformers has it.
+            normalize_embeddings: whether vectors have length 1, also those of a model that does not
+                normalize.
+            truncate_dim: how many of the first numbers of each vector are kept, before it is
+                normalized.
+            task_metadata: the task of mteb: prompts can be named after it, as sentence-transformers
+                has it.
             hf_split, hf_subset: of mteb; they have no effect.
-            prompt_type: "query" or "document": the prompt with this name (for documents also "passage" or "corpus"),
-                and no prompt if the model has none. None: the default prompt of the model.
+            prompt_type: "query" or "document": the prompt with this name (for documents also
+                "passage" or "corpus"), and no prompt if the model has none. None: the default
+                prompt of the model.
 
         Raises:
-            UsageError: values that are no texts, an unknown prompt, or a value that the argument does not have.
+            UsageError: values that are no texts, an unknown prompt, or a value that the argument
+                does not have.
             TypeError: an unknown argument.
         """
         what = f"output_value is {output_value!r:.60}: bertworks has only 'sentence_embedding'"
@@ -264,9 +297,16 @@ class Embedder(ModelUser):
         model_device = choose_device(self._source.device)
         is_same_device = device is None or str(choose_device(str(device))) == str(model_device)
         what = f"the device is {str(device)!r}, but the model is on {str(model_device)!r}"
-        expect(is_same_device, what, hint="name the device when the model is opened: Embedder(MODEL, device=DEVICE)")
+        expect(
+            is_same_device,
+            what,
+            hint="name the device when the model is opened: Embedder(MODEL, device=DEVICE)",
+        )
         expect(batch_size >= 1, f"batch_size is {batch_size!r:.60}: expected 1 or more")
-        expect(truncate_dim is None or truncate_dim >= 1, f"truncate_dim is {truncate_dim!r:.60}: expected 1 or more")
+        expect(
+            truncate_dim is None or truncate_dim >= 1,
+            f"truncate_dim is {truncate_dim!r:.60}: expected 1 or more",
+        )
         is_single = isinstance(inputs, str)
         texts = texts_to_encode([inputs] if is_single else inputs)
         prefix = selected_prompt(
@@ -290,7 +330,9 @@ class Embedder(ModelUser):
             result = list(torch.from_numpy(vectors).to(model_device))
         return result[0] if is_single else result
 
-    def _encoding(self, texts: Sequence[str], prompt: str, portions: list[Vectors]) -> Iterator[Event]:
+    def _encoding(
+        self, texts: Sequence[str], prompt: str, portions: list[Vectors]
+    ) -> Iterator[Event]:
         """Append the vectors of texts to `portions`. Yield the progress."""
         num_encoded = 0
         for portion_texts in predict.portions(texts, _num_characters):
@@ -300,19 +342,20 @@ class Embedder(ModelUser):
         yield Event("done", f"encode: {len(texts):,} texts")
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
-        """Return how similar each of M vectors is to each of N, a tensor [M, N], by the measure in the model's files:
-        cosine, dot, or negative euclidean or manhattan distance. For programs that know sentence-transformers."""
+        """Return how similar each of M vectors is to each of N, a tensor [M, N], by the measure in
+        the model's files: cosine, dot, or negative euclidean or manhattan distance. For programs
+        that know sentence-transformers."""
         return similarity_matrix(self.settings.similarity, embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
-        """Return how similar each of N vectors is to the vector with the same number, a tensor [N]: see
-        `similarity`."""
+        """Return how similar each of N vectors is to the vector with the same number, a tensor [N]:
+        see `similarity`."""
         return pairwise_similarity(self.settings.similarity, embeddings1, embeddings2)
 
     @property
     def mteb_model_meta(self) -> Any:
-        """The description of the model for mteb, a `ModelMeta`. Its revision is a hash of everything that the vectors
-        depend on.
+        """The description of the model for mteb, a `ModelMeta`. Its revision is a hash of
+        everything that the vectors depend on.
 
         Raises:
             BertworksError: mteb is not installed.
@@ -335,18 +378,23 @@ class Embedder(ModelUser):
         """The input of the network for each text; and the number of truncated tokens of each.
 
         Args:
-            keep_end: whether a text that is too long, with its prompt, loses its beginning and not its end.
+            keep_end: whether a text that is too long, with its prompt, loses its beginning and not
+                its end.
 
         Raises:
             UsageError: not strings."""
         if wrong := [n for n, text in enumerate(texts, 1) if not isinstance(text, str)]:
             raise UsageError(f"text {wrong[0]} is {texts[wrong[0] - 1]!r:.60}: expected a string")
         prefix = self.settings.prompt() if prompt is None else prompt
-        inputs = [(prefix + text).lower() if self.settings.lowercase else prefix + text for text in texts]
+        inputs = [
+            (prefix + text).lower() if self.settings.lowercase else prefix + text for text in texts
+        ]
         if keep_end:
             return self._units_of_ends(inputs)
         encodings = list(self.tokenizer.encode_each(inputs, max_length=self.settings.max_length))
-        units: list[ExampleGroup] = [[Example(np.array(e.ids), np.array(e.type_ids), {})] for e in encodings]
+        units: list[ExampleGroup] = [
+            [Example(np.array(e.ids), np.array(e.type_ids), {})] for e in encodings
+        ]
         return units, [e.num_truncated for e in encodings]
 
     def units_of_ids(
@@ -355,7 +403,8 @@ class Embedder(ModelUser):
         """`units` for texts whose tokens are known already.
 
         Args:
-            lists: for each text the ids of its tokens, with or without the special tokens around them.
+            lists: for each text the ids of its tokens, with or without the special tokens around
+                them.
             prompt: see `embed`.
             keep_end: see `units`.
         """
@@ -366,7 +415,9 @@ class Embedder(ModelUser):
         prefix = self.settings.prompt() if prompt is None else prompt
         prompt_ids: list[int] = []
         if prefix:
-            ((prompt_array, _),) = self.tokenizer.arrays([prefix.lower() if self.settings.lowercase else prefix])
+            ((prompt_array, _),) = self.tokenizer.arrays(
+                [prefix.lower() if self.settings.lowercase else prefix]
+            )
             prompt_ids = prompt_array.tolist()
         longest = self.settings.max_length or self.tokenizer.model_max_length
         room = longest - template.num_special()
@@ -377,7 +428,11 @@ class Embedder(ModelUser):
             num_truncated = max(0, len(inner) - room)
             read = inner[num_truncated:] if keep_end else inner[:room]
             types = [inner_type] * len(read)
-            types = [*sample.type_ids[:num_prefix], *types, *sample.type_ids[len(sample.type_ids) - num_suffix :]]
+            types = [
+                *sample.type_ids[:num_prefix],
+                *types,
+                *sample.type_ids[len(sample.type_ids) - num_suffix :],
+            ]
             read = [*template.prefix, *read, *template.suffix]
             units.append([Example(np.array(read), np.array(types), {})])
             truncated.append(num_truncated)
@@ -394,7 +449,9 @@ class Embedder(ModelUser):
     def _units_of_ends(self, inputs: Sequence[str]) -> tuple[list[ExampleGroup], list[int]]:
         """`units` of the ends of texts."""
         template = self.tokenizer.template
-        room = (self.settings.max_length or self.tokenizer.model_max_length) - template.num_special()
+        room = (
+            self.settings.max_length or self.tokenizer.model_max_length
+        ) - template.num_special()
         units = list[ExampleGroup]()
         truncated = list[int]()
         for ids, _ in self.tokenizer.arrays(inputs):
@@ -404,22 +461,28 @@ class Embedder(ModelUser):
         return units, truncated
 
     def examples(self, rows: Iterable[tuple[str, ...]], *prompts: str) -> list[Event]:
-        """Notes on the first two rows as the network reads them. rows: where each row stands, and its texts. prompts:
-        names of the prompt before them (`SentenceTransformerSettings.prompt`)."""
+        """Notes on the first two rows as the network reads them. rows: where each row stands, and
+        its texts. prompts: names of the prompt before them (`SentenceTransformerSettings.prompt`).
+        """
         prompt = self.settings.prompt(*prompts)
-        shown = islice(((where, self.units(texts, prompt)) for where, *texts in rows if any(texts)), 2)
+        shown = islice(
+            ((where, self.units(texts, prompt)) for where, *texts in rows if any(texts)), 2
+        )
         features = [
-            Features(Item((), None, where), list(chain.from_iterable(units)), sum(cut)) for where, (units, cut) in shown
+            Features(Item((), None, where), list(chain.from_iterable(units)), sum(cut))
+            for where, (units, cut) in shown
         ]
         return Featurizer(self.tokenizer, "classification", apart=True).examples(features)
 
     def raw(self, units: Sequence[ExampleGroup]) -> Vectors:
         """float32 [units, hidden_size], before normalization and truncation."""
-        return compute_vectors(self._network, units, self.settings.pooling, self.width, self.precision)
+        return compute_vectors(
+            self._network, units, self.settings.pooling, self.width, self.precision
+        )
 
     def token_vectors(self, units: Sequence[ExampleGroup]) -> list[Vectors]:
-        """For each unit float32 [tokens, hidden_size]: the last hidden states of its tokens, special tokens
-        included."""
+        """For each unit float32 [tokens, hidden_size]: the last hidden states of its tokens,
+        special tokens included."""
         return compute_token_vectors(self._network, units, self.width, self.precision)
 
     @property
@@ -428,8 +491,9 @@ class Embedder(ModelUser):
         return self._source.config.hidden_size
 
     def finish(self, vectors: Vectors) -> Vectors:
-        """float32 [units, dimension]: vectors of length 1, if the model normalizes; truncated after that, as in
-        sentence-transformers; and of length 1 again, if the caller of this class normalizes."""
+        """float32 [units, dimension]: vectors of length 1, if the model normalizes; truncated after
+        that, as in sentence-transformers; and of length 1 again, if the caller of this class
+        normalizes."""
         if self.settings.normalize:
             vectors = normalized(vectors)
         if vectors.shape[1] > self.dimension:
@@ -442,12 +506,21 @@ class Embedder(ModelUser):
 
         Raises:
             UsageError: the folder is not empty.
-            BertworksError: sentence-transformers lacks this pooling, or cannot normalize truncated vectors.
+            BertworksError: sentence-transformers lacks this pooling, or cannot normalize truncated
+                vectors.
         """
         refuse_not_empty(local_path(folder))
         width = self._source.config.hidden_size
-        what = "sentence-transformers truncates vectors after it normalizes them: a folder cannot hold normalize=True"
-        require(self.dimension == width or not self.normalize_option, what, self.folder, "leave normalize out")
+        what = (
+            "sentence-transformers truncates vectors after it normalizes them: a folder cannot "
+            "hold normalize=True"
+        )
+        require(
+            self.dimension == width or not self.normalize_option,
+            what,
+            self.folder,
+            "leave normalize out",
+        )
         self.settings.save(Path(folder), width)
         copy_files(self.folder, Path(folder))
 
@@ -469,7 +542,10 @@ def _network(
         return source.session(option, gives=output), "fp32"
     encoder = source.network(Encoder, "encoder.")
     ready, precision = prepared_encoder(encoder, option, source)
-    return with_fp16_weights(encoder, ready) if (option, precision) == ("auto", "fp32") else ready, precision
+    return with_fp16_weights(encoder, ready) if (option, precision) == (
+        "auto",
+        "fp32",
+    ) else ready, precision
 
 
 def embed(
@@ -481,7 +557,8 @@ def embed(
     device: str = "auto",
     precision: PrecisionOption = "auto",
 ) -> Vectors:
-    """The vectors of texts, float32 [texts, dimension]. For more than one call, `Embedder` loads the model only once.
+    """The vectors of texts, float32 [texts, dimension]. For more than one call, `Embedder` loads
+    the model only once.
 
     Args:
         model, pooling, normalize, precision: see `Embedder`.
@@ -491,7 +568,9 @@ def embed(
         BertworksError: no such model.
     """
     texts = list(texts_of(texts, "embed(model, [text])[0]"))  # before the model is loaded
-    return Embedder(model, pooling=pooling, normalize=normalize, device=device, precision=precision).embed(texts)
+    return Embedder(
+        model, pooling=pooling, normalize=normalize, device=device, precision=precision
+    ).embed(texts)
 
 
 def text_columns(reader: RowReader, names: str | Sequence[str]) -> tuple[str, ...]:
@@ -507,7 +586,9 @@ def text_columns(reader: RowReader, names: str | Sequence[str]) -> tuple[str, ..
     sample = [row.values for row in first_rows(reader)]
     statistics = study(reader, len(sample))
     languages = [name for name in reader.columns if not statistics[name].holds_codes()]
-    columns = {name: [values.get(name) for values in sample] for name in languages or reader.columns}
+    columns = {
+        name: [values.get(name) for values in sample] for name in languages or reader.columns
+    }
     name = choose_column(columns, reader.name, None, "--text")
     what = f"{name!r} holds dates, ids or numbers, not texts: {columns[name][0]!r:.60}"
     hint = f"name another column with --text; or this one, --text {quoted(name)}"
@@ -518,12 +599,18 @@ def text_columns(reader: RowReader, names: str | Sequence[str]) -> tuple[str, ..
 def reading_note(reader: RowReader, columns: Sequence[str], more: str) -> Event:
     """What is read of a file of texts, as a note."""
     unused = ", ".join(name for name in reader.columns if name not in columns)
-    parts = (f"text: {', '.join(columns)}", reader.header_note, unused and f"not used: {unused}", more)
+    parts = (
+        f"text: {', '.join(columns)}",
+        reader.header_note,
+        unused and f"not used: {unused}",
+        more,
+    )
     return Event("note", "; ".join(filter(None, parts)))
 
 
 def row_text(row: Row, columns: Sequence[str], empty: IssueCounter) -> str:
-    """The text of a row, its columns joined by a space. A row without text is counted in `empty` and gives "".
+    """The text of a row, its columns joined by a space. A row without text is counted in `empty`
+    and gives "".
 
     Raises:
         BertworksError: a value is not text.
@@ -539,7 +626,9 @@ def row_text(row: Row, columns: Sequence[str], empty: IssueCounter) -> str:
     return text
 
 
-def _texts(reader: RowReader, columns: Sequence[str], empty: IssueCounter, names: Sequence[str] = ()) -> Iterator[str]:
+def _texts(
+    reader: RowReader, columns: Sequence[str], empty: IssueCounter, names: Sequence[str] = ()
+) -> Iterator[str]:
     """The text of each row, see `row_text`. names: of new columns, which no row may have."""
     for row in reader:
         predict.refuse_taken(row, names)
@@ -570,27 +659,39 @@ def embed_file(
     guard_formulas: bool = False,
     bulk: Bulk = Bulk(),
 ) -> Iterator[Event]:
-    """Write the vector of every row of a file, in order: an array in .npy, else a column `embedding` next to those of
-    the input. Call it again to resume after an interruption. The output appears when it is complete.
+    """Write the vector of every row of a file, in order: an array in .npy, else a column
+    `embedding` next to those of the input. Call it again to resume after an interruption. The
+    output appears when it is complete.
 
     Args:
-        data: any file of rows, or of lines; "-" is standard input; rows in memory, see `finetune`; or a list of texts.
+        data: any file of rows, or of lines; "-" is standard input; rows in memory, see `finetune`;
+            or a list of texts.
         text: columns, joined by a space; (): inferred.
         pooling, normalize, max_length, precision: see `Embedder`.
-        whitening: "center" subtracts the mean of all vectors; "whiten" also makes the covariance the identity.
+        whitening: "center" subtracts the mean of all vectors; "whiten" also makes the covariance
+            the identity.
         learn_from: a file of texts to compute that from; None: `data`.
         guard_formulas, bulk: see `predict_file`.
 
     Raises:
-        BertworksError, UsageError: no such model or column, an unreadable row, an unknown kind of output.
+        BertworksError, UsageError: no such model or column, an unreadable row, an unknown kind of
+            output.
     """
     kind = None if str(output).endswith(".npy") else kind_of(output, vectors=True)
     expect(kind != "conll", "CoNLL files cannot hold vectors", hint="use another format")
-    make = partial(Embedder, open_model(model, device), pooling=pooling, normalize=normalize, max_length=max_length)
+    make = partial(
+        Embedder,
+        open_model(model, device),
+        pooling=pooling,
+        normalize=normalize,
+        max_length=max_length,
+    )
     embedder = make(precision=precision)
     reader = RowReader(rows_of_texts(data, ["text"]), read)
     columns = text_columns(reader, text)
-    yield reading_note(reader, columns, f"{embedder.settings.pooling} of {embedder.dimension} dimensions")
+    yield reading_note(
+        reader, columns, f"{embedder.settings.pooling} of {embedder.dimension} dimensions"
+    )
     if embedder.precision == "int8":
         yield _compare(embedder, make(precision="fp32"), reader, columns)
     empty, column = IssueCounter(), "embedding"
@@ -603,16 +704,31 @@ def embed_file(
         blocks = _finished(embedder, files, has_text, whitening, learn_from)
         return _write_vectors(output, kind, reader, names, blocks, guard_formulas)
 
-    job, compute = in_bulk(bulk, output, "embed", reader, columns, embedder, str(model), device, precision)
+    job, compute = in_bulk(
+        bulk, output, "embed", reader, columns, embedder, str(model), device, precision
+    )
     yield from predict.compute_file(
-        "embed", reader, job, _texts(reader, columns, empty, names), compute, write,
-        empty=empty, size=len, results=f"vectors of {embedder.dimension}", dimension=embedder.dimension,
-        examples=lambda texts: embedder.examples((f"{reader.name}: row {n}", text) for n, text in enumerate(texts, 1)),
-    )  # fmt: skip
+        "embed",
+        reader,
+        job,
+        _texts(reader, columns, empty, names),
+        compute,
+        write,
+        empty=empty,
+        size=len,
+        results=f"vectors of {embedder.dimension}",
+        dimension=embedder.dimension,
+        examples=lambda texts: embedder.examples(
+            (f"{reader.name}: row {n}", text) for n, text in enumerate(texts, 1)
+        ),
+    )
 
 
-def _portion(embedder: Embedder, prompts: Sequence[str] | None, texts: Sequence[str]) -> tuple[int, bytes]:
-    """The number of truncated texts, and the vectors. prompts: names; then, as an index has them, of length 1."""
+def _portion(
+    embedder: Embedder, prompts: Sequence[str] | None, texts: Sequence[str]
+) -> tuple[int, bytes]:
+    """The number of truncated texts, and the vectors. prompts: names; then, as an index has them,
+    of length 1."""
     if prompts is not None:
         vectors, counts = embedder.embed_and_count(texts, prompt=embedder.settings.prompt(*prompts))
         return counts.truncated, normalized(vectors).tobytes()
@@ -630,35 +746,57 @@ def vector_maker(
 
 
 def in_bulk(
-    bulk: Bulk, output: str | Path, command: str, reader: RowReader, columns: Sequence[str], embedder: Embedder,
-    model: str, device: str, precision: PrecisionOption = "auto", prompts: Sequence[str] | None = None,
-) -> tuple[Portions, Callable[[Sequence[str]], tuple[int, bytes]]]:  # fmt: skip
-    """Vectors of a file: its `bulk_portions`; and what computes a portion here. model, device, precision: of the
-    embedder, as they were given. prompts: see `_portion`."""
+    bulk: Bulk,
+    output: str | Path,
+    command: str,
+    reader: RowReader,
+    columns: Sequence[str],
+    embedder: Embedder,
+    model: str,
+    device: str,
+    precision: PrecisionOption = "auto",
+    prompts: Sequence[str] | None = None,
+) -> tuple[Portions, Callable[[Sequence[str]], tuple[int, bytes]]]:
+    """Vectors of a file: its `bulk_portions`; and what computes a portion here. model, device,
+    precision: of the embedder, as they were given. prompts: see `_portion`."""
     identity = {"model": embedder.fingerprint, "columns": columns, "precision": embedder.precision}
-    options: dict[str, Any] = {name: getattr(embedder.settings, name) for name in ("pooling", "max_length")}
+    options: dict[str, Any] = {
+        name: getattr(embedder.settings, name) for name in ("pooling", "max_length")
+    }
     options["normalize"] = embedder.normalize_option
     options |= {"model": model, "device": device, "precision": precision}
     maker = "bertworks.inference.embed:vector_maker"
-    job = predict.bulk_portions(bulk, output, command, reader, identity, device, maker, options, prompts)
+    job = predict.bulk_portions(
+        bulk, output, command, reader, identity, device, maker, options, prompts
+    )
     return job, partial(_portion, embedder, prompts)
 
 
 def _finished(
-    embedder: Embedder, files: Sequence[Path], has_text: Iterator[bool], whitening: Whitening, path: str | Path | None
+    embedder: Embedder,
+    files: Sequence[Path],
+    has_text: Iterator[bool],
+    whitening: Whitening,
+    path: str | Path | None,
 ) -> Iterator[Vectors]:
     """The vectors of all portions, centered or whitened. path: see `learn_from`."""
 
     def stored() -> Iterator[Vectors]:
         yield np.zeros((0, embedder.dimension), np.float32)  # the shape of a file without rows
         for file in files:
-            yield np.frombuffer(predict.results_in(file), np.float32).reshape(-1, embedder.dimension)
+            yield np.frombuffer(predict.results_in(file), np.float32).reshape(
+                -1, embedder.dimension
+            )
 
     if whitening == "none":
         return stored()
     own = (vectors[list(islice(has_text, len(vectors)))] for vectors in stored())
     moments = Moments(embedder.dimension, own if path is None else vectors_of_file(embedder, path))
-    return map(embedder.finish, map(moments.whitener(whitening), stored())) if moments.count else stored()
+    return (
+        map(embedder.finish, map(moments.whitener(whitening), stored()))
+        if moments.count
+        else stored()
+    )
 
 
 def _compare(ours: Embedder, exact: Embedder, reader: RowReader, columns: Sequence[str]) -> Event:
@@ -667,20 +805,28 @@ def _compare(ours: Embedder, exact: Embedder, reader: RowReader, columns: Sequen
     a, b = (normalized(embedder.embed(texts)) for embedder in (ours, exact))
     cosines = (a * b).sum(1) if texts else np.ones(1)
     least, mean = float(cosines.min()), float(cosines.mean())
-    text = f"cosine with fp32 at least {least:.4f}, mean {mean:.4f}, for the first {len(texts)} texts"
+    text = (
+        f"cosine with fp32 at least {least:.4f}, mean {mean:.4f}, for the first {len(texts)} texts"
+    )
     return Event("note", f"{ours.precision}: {text}", {"least_cosine": least, "mean_cosine": mean})
 
 
 def _write_vectors(
-    output: str | Path, kind: FileKind | None, reader: RowReader, names: Sequence[str], blocks: Iterator[Vectors],
+    output: str | Path,
+    kind: FileKind | None,
+    reader: RowReader,
+    names: Sequence[str],
+    blocks: Iterator[Vectors],
     guard_formulas: bool,
-) -> str | None:  # fmt: skip
+) -> str | None:
     """kind: None: an array, without names of columns. Returns the note of `write_columns`."""
     if kind is None:
         write_npy(Path(output), blocks)
         return None
     vectors = chain.from_iterable(blocks)
     # Parquet has float32. Other formats get the shortest digits that identify a float32.
-    shown = vectors if kind == "parquet" else ([float(str(x)) for x in vector] for vector in vectors)
+    shown = (
+        vectors if kind == "parquet" else ([float(str(x)) for x in vector] for vector in vectors)
+    )
     columns = (dict.fromkeys(names, vector) for vector in shown)
     return predict.write_columns(output, kind, reader, names, columns, guard_formulas)

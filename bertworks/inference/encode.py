@@ -1,5 +1,5 @@
-"""What other programs expect of an object with a method `encode`: those that look for the methods of
-sentence-transformers, and mteb with its `EncoderProtocol`.
+"""What other programs expect of an object with a method `encode`: those that look for the methods
+of sentence-transformers, and mteb with its `EncoderProtocol`.
 
 - `texts_to_encode`: a list of texts, or the batches of a DataLoader, as texts
 - `selected_prompt`: the prompt before the texts
@@ -30,13 +30,18 @@ def texts_to_encode(inputs: Any) -> list[str]:
     """Return the texts in the first argument of `encode`.
 
     Args:
-        inputs: a list, a column or a table of texts (see `texts_of`); or the batches of a DataLoader, of which each is
-            a dict with a list of texts named "text". Other entries of a batch, such as ids, are not read.
+        inputs: a list, a column or a table of texts (see `texts_of`); or the batches of a
+            DataLoader, of which each is a dict with a list of texts named "text". Other entries of
+            a batch, such as ids, are not read.
 
     Raises:
         UsageError: a batch without a list of texts, or a value that is no text.
     """
-    is_stream = isinstance(inputs, Iterable) and not isinstance(inputs, Set) and not hasattr(inputs, "__getitem__")
+    is_stream = (
+        isinstance(inputs, Iterable)
+        and not isinstance(inputs, Set)
+        and not hasattr(inputs, "__getitem__")
+    )
     if is_stream:  # a generator, or a DataLoader
         inputs = list(inputs)
     has_batches = isinstance(inputs, list | tuple) and len(inputs) > 0 and _is_batch(inputs[0])
@@ -67,15 +72,16 @@ def selected_prompt(
 ) -> str:
     """Return the prompt before the texts, selected as sentence-transformers and mteb select it.
 
-    The first of these that is given decides: `prompt`, `prompt_name`, the task and the type of the texts. For a task,
-    the first name decides that the model has: NAME-TYPE, NAME, KIND-TYPE, KIND, where NAME is the name of the task and
-    KIND its kind, such as Retrieval. Then come the names of the type: query; or document, passage and corpus. Texts
-    with a type never get the default prompt of the model; other texts get it if nothing else is selected.
+    The first of these that is given decides: `prompt`, `prompt_name`, the task and the type of the
+    texts. For a task, the first name decides that the model has: NAME-TYPE, NAME, KIND-TYPE, KIND,
+    where NAME is the name of the task and KIND its kind, such as Retrieval. Then come the names of
+    the type: query; or document, passage and corpus. Texts with a type never get the default prompt
+    of the model; other texts get it if nothing else is selected.
 
     Args:
         prompt: the prompt itself.
-        prompt_name: the name of a prompt of the model. "query" and "document" are known for each model, and are empty
-            for one that has no such prompt.
+        prompt_name: the name of a prompt of the model. "query" and "document" are known for each
+            model, and are empty for one that has no such prompt.
         task_metadata: a task of mteb, with attributes `name` and `type`; None: no task.
         prompt_type: "query" or "document"; None: neither.
 
@@ -85,11 +91,16 @@ def selected_prompt(
     kind_of_text = None if prompt_type is None else str(getattr(prompt_type, "value", prompt_type))
     types = " and ".join(_PROMPTS_OF_TYPE)
     is_known_type = kind_of_text is None or kind_of_text in _PROMPTS_OF_TYPE
-    expect(is_known_type, f"there is no prompt_type {kind_of_text!r}", hint=f"the types are {types}")
+    expect(
+        is_known_type, f"there is no prompt_type {kind_of_text!r}", hint=f"the types are {types}"
+    )
     if prompt is not None:
         return prompt
     if prompt_name is not None:
-        names = [*settings.prompts, *(name for name in _PROMPTS_OF_TYPE if name not in settings.prompts)]
+        names = [
+            *settings.prompts,
+            *(name for name in _PROMPTS_OF_TYPE if name not in settings.prompts),
+        ]
         what = f"the model has no prompt named {prompt_name!r}"
         expect(prompt_name in names, what, hint=f"the names are {', '.join(names)}")
         return settings.prompt(prompt_name)
@@ -110,8 +121,8 @@ def similarity_matrix(measure: str, vectors_1: Any, vectors_2: Any) -> Tensor:
     """Return how similar each of M vectors is to each of N, float32 [M, N]: more is more similar.
 
     Args:
-        measure: cosine, dot, euclidean or manhattan. The last two are distances, and their similarity is the negative
-            distance.
+        measure: cosine, dot, euclidean or manhattan. The last two are distances, and their
+            similarity is the negative distance.
         vectors_1: [M, dimension], or one vector [dimension].
         vectors_2: [N, dimension], or one vector [dimension].
     """
@@ -138,7 +149,9 @@ def pairwise_similarity(measure: str, vectors_1: Any, vectors_2: Any) -> Tensor:
     first = _tensor(vectors_1)
     second = _tensor(vectors_2)
     if measure in _DISTANCE_ORDERS:
-        distances: Tensor = torch.linalg.vector_norm(first - second, ord=_DISTANCE_ORDERS[measure], dim=-1)
+        distances: Tensor = torch.linalg.vector_norm(
+            first - second, ord=_DISTANCE_ORDERS[measure], dim=-1
+        )
         return -distances
     if measure == "cosine":
         first = normalize(first, dim=-1)
@@ -159,12 +172,13 @@ def _tensor(vectors: Any) -> Tensor:
 def mteb_model_meta(
     name: str, settings: SentenceTransformerSettings, dimension: int, fingerprint: Mapping[str, Any]
 ) -> Any:
-    """Return the `ModelMeta` of a model for mteb, which keeps results of earlier evaluations by name and revision.
+    """Return the `ModelMeta` of a model for mteb, which keeps results of earlier evaluations by
+    name and revision.
 
     Args:
         name: the name of the model, without an organization.
-        fingerprint: everything that the vectors depend on, except the texts: its hash is the revision, so that mteb
-            never takes the results of other vectors for those of this model.
+        fingerprint: everything that the vectors depend on, except the texts: its hash is the
+            revision, so that mteb never takes the results of other vectors for those of this model.
 
     Raises:
         BertworksError: mteb is not installed.

@@ -1,8 +1,10 @@
 """Opens model folders for inference, and computes batches of examples.
 
 - `LazyModel`: the networks of a model folder, over one copy of its weights
-- `ModelUser`: the base class of public objects over a `LazyModel`, which pickles hold by path, settings and hash
-- `OnnxModel`: the network of an ONNX file, computed by onnxruntime, with the interface of our networks
+- `ModelUser`: the base class of public objects over a `LazyModel`, which pickles hold by path,
+  settings and hash
+- `OnnxModel`: the network of an ONNX file, computed by onnxruntime, with the interface of our
+  networks
 - `prepared_encoder`: an encoder in a precision
 - `compute_logits`, `compute_vectors`, `log_probabilities`: results in the order of the examples
 """
@@ -21,15 +23,35 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bertworks.batching.batch import Batch, ExampleGroup, collate, longest_sequence, token_budget_indices
+from bertworks.batching.batch import (
+    Batch,
+    ExampleGroup,
+    collate,
+    longest_sequence,
+    token_budget_indices,
+)
 from bertworks.batching.features import Lazy
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Target
 from bertworks.checkpoints import model_folder
 from bertworks.checkpoints.hf_mapping import component_names
-from bertworks.checkpoints.resolve import MODEL_DOCUMENTS, MODEL_FILES, is_model_name, resolve_model, split_files
+from bertworks.checkpoints.resolve import (
+    MODEL_DOCUMENTS,
+    MODEL_FILES,
+    is_model_name,
+    resolve_model,
+    split_files,
+)
 from bertworks.checkpoints.weights_record import RECORD_FILE, file_sha256
-from bertworks.errors import BertworksError, UsageError, expect, explain_os_errors, one_line, optional_import, require
+from bertworks.errors import (
+    BertworksError,
+    UsageError,
+    expect,
+    explain_os_errors,
+    one_line,
+    optional_import,
+    require,
+)
 from bertworks.inference.decoding import Logits
 from bertworks.inference.reopening import NUM_KEPT_OPEN, Opening, Reopened
 from bertworks.io.atomic_write import LFS_POINTER, refuse_lfs_pointer, url_of, utf8_path
@@ -56,19 +78,22 @@ OUTPUTS = (["last_hidden_state"], ["logits"], ["start_logits", "end_logits"])
 
 
 class OnnxModel(nn.Module):
-    """The network of an ONNX file. `logits` is that of `TaskModel`; a call is that of an `Encoder` that returns only
-    its last hidden states. It uses as many threads as torch: one per core, or OMP_NUM_THREADS.
+    """The network of an ONNX file. `logits` is that of `TaskModel`; a call is that of an `Encoder`
+    that returns only its last hidden states. It uses as many threads as torch: one per core, or
+    OMP_NUM_THREADS.
 
     Args:
         task: of the head; None: no head of a task.
         gives: without a task: the name of the output for every token, and its width.
 
     Raises:
-        BertworksError: no such file, a damaged file, another kind of network, other outputs; onnxruntime is not
-            installed.
+        BertworksError: no such file, a damaged file, another kind of network, other outputs;
+            onnxruntime is not installed.
     """
 
-    def __init__(self, path: Path, task: TaskHead | None = None, *, gives: tuple[str, int] | None = None):
+    def __init__(
+        self, path: Path, task: TaskHead | None = None, *, gives: tuple[str, int] | None = None
+    ):
         super().__init__()
         with optional_import("an exported model", '"bertworks[export]"'):
             import onnxruntime
@@ -82,28 +107,43 @@ class OnnxModel(nn.Module):
         _refuse_subgraphs(path)
         try:
             with utf8_path(path) as name:
-                self.session = onnxruntime.InferenceSession(str(name), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime has a class for each kind of damage, and no common base
+                self.session = onnxruntime.InferenceSession(
+                    str(name), options, providers=["CPUExecutionProvider"]
+                )
+        # onnxruntime has a class for each kind of damage, and no common base
+        except Exception as error:
             what = f"onnxruntime cannot open it: {one_line(error)}"
             raise BertworksError(what, where=str(path), hint="export the model again") from error
         inputs, outputs = self.session.get_inputs(), self.session.get_outputs()
-        self.inputs, self.outputs = [value.name for value in inputs], [value.name for value in outputs]
+        self.inputs, self.outputs = (
+            [value.name for value in inputs],
+            [value.name for value in outputs],
+        )
         if not {"input_ids"} <= set(self.inputs) <= set(INPUTS) or self.outputs not in OUTPUTS:
-            what = f"not a BERT: from {', '.join(self.inputs)} it computes {', '.join(self.outputs)}"
+            what = (
+                f"not a BERT: from {', '.join(self.inputs)} it computes {', '.join(self.outputs)}"
+            )
             raise BertworksError(what, where=str(path))
         fixed = [size for value in inputs for size in value.shape if isinstance(size, int)]
-        what = f"the ONNX file takes texts of one fixed size only: {' x '.join(map(str, inputs[0].shape))} tokens"
+        what = (
+            "the ONNX file takes texts of one fixed size only: "
+            f"{' x '.join(map(str, inputs[0].shape))} tokens"
+        )
         hint = "export it again with dynamic axes for the batch and the length"
         require(not fixed, what, path, hint)
         self.where, self.shape = str(path), outputs[0].shape
         has_choices, is_span = len(inputs[0].shape) == 3, len(outputs) == 2
-        self.each = "choice" if has_choices else "token" if is_span or len(self.shape) == 3 else "text"
+        self.each = (
+            "choice" if has_choices else "token" if is_span or len(self.shape) == 3 else "text"
+        )
         self.stacked = has_choices or is_span  # the file declares no axis for the number of outputs
         self.width = len(outputs) if self.stacked else [0, *self.shape][-1]
         if task is not None:
             self.task = task
             names = ["start_logits", "end_logits"] if task.head == "span" else ["logits"]
-            each = "choice" if isinstance(task, MultipleChoice) else "text" if task.pooled else "token"
+            each = (
+                "choice" if isinstance(task, MultipleChoice) else "text" if task.pooled else "token"
+            )
             self._check(names, each, task.outputs)
         elif gives is not None:
             self._check([gives[0]], "token", gives[1])
@@ -111,12 +151,20 @@ class OnnxModel(nn.Module):
     def logits(self, batch: Batch) -> Tensor:
         """float32 [M, outputs]: the logits of all targets of the batch."""
         x = self._run(batch.input_ids, batch.layout, batch.token_type_ids)
-        return batch.layout.unpad(x)[batch.target.positions] if self.each == "token" else x.view(-1, self.width)
+        return (
+            batch.layout.unpad(x)[batch.target.positions]
+            if self.each == "token"
+            else x.view(-1, self.width)
+        )
 
     scores = logits  # the name in a `PretrainingModel`
 
     def forward(
-        self, input_ids: Tensor, layout: Layout, token_type_ids: Tensor | None = None, rows: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        layout: Layout,
+        token_type_ids: Tensor | None = None,
+        rows: Tensor | None = None,
     ) -> list[Tensor]:
         """The last hidden states: of all tokens, [T, hidden], or only of `rows`."""
         x = layout.unpad(self._run(input_ids, layout, token_type_ids))
@@ -124,17 +172,27 @@ class OnnxModel(nn.Module):
 
     def _run(self, input_ids: Tensor, layout: Layout, token_type_ids: Tensor | None) -> Tensor:
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-        inputs = dict(zip(INPUTS, (layout.pad(input_ids), layout.present.long(), layout.pad(types))))
+        inputs = dict(
+            zip(INPUTS, (layout.pad(input_ids), layout.present.long(), layout.pad(types)))
+        )
         n, length = layout.num_sequences, layout.max_seqlen
         size = {"text": (n,), "token": (n, length), "choice": (1, n)}[self.each]
-        feed = {name: (inputs[name][None] if self.each == "choice" else inputs[name]).numpy() for name in self.inputs}
+        feed = {
+            name: (inputs[name][None] if self.each == "choice" else inputs[name]).numpy()
+            for name in self.inputs
+        }
         try:
             results = [torch.from_numpy(output) for output in self.session.run(self.outputs, feed)]
             x = torch.stack(results, -1) if self.stacked else results[0]
         except Exception as error:
             hint = "its tokenizer or config.json belongs to another model"
-            raise BertworksError(f"onnxruntime fails: {one_line(error)}", where=self.where, hint=hint) from error
-        what = f"the output for {list(size)} has the shape {list(x.shape)}, which the file does not declare"
+            raise BertworksError(
+                f"onnxruntime fails: {one_line(error)}", where=self.where, hint=hint
+            ) from error
+        what = (
+            f"the output for {list(size)} has the shape {list(x.shape)}, which the file does "
+            "not declare"
+        )
         require(x.shape == (*size, self.width), what, self.where, "export the model again")
         return x
 
@@ -144,16 +202,26 @@ class OnnxModel(nn.Module):
             expected = f"{names[0]} of {width:,}" if len(names) == 1 else " and ".join(names)
             given = f"{' and '.join(self.outputs)} {self.shape}"
             what = f"this exported model gives {given}, which is not {expected} for each {each}"
-            hint = "export the model with that output; for vectors: bertworks export MODEL --encoder -o FOLDER"
+            hint = (
+                "export the model with that output; for vectors: bertworks export MODEL "
+                "--encoder -o FOLDER"
+            )
             raise BertworksError(what, where=self.where, hint=hint)
 
 
 def _refuse_subgraphs(path: Path) -> None:
-    """Raises BertworksError for a graph within the graph: it may be the body of a loop that never ends."""
+    """Raises BertworksError for a graph within the graph: it may be the body of a loop that never
+    ends."""
     try:
         model = read_protobuf(np.memmap(path, np.uint8, "r").data)
-        nodes = [read_protobuf(node) for graph in model.get(7, []) for node in read_protobuf(graph).get(1, [])]
-        attributes = (read_protobuf(attribute).keys() for node in nodes for attribute in node.get(5, []))
+        nodes = [
+            read_protobuf(node)
+            for graph in model.get(7, [])
+            for node in read_protobuf(graph).get(1, [])
+        ]
+        attributes = (
+            read_protobuf(attribute).keys() for node in nodes for attribute in node.get(5, [])
+        )
         has_subgraphs = 25 in model or any({6, 11} & names for names in attributes)
     except (OSError, TypeError, ValueError, IndexError):
         return  # no file, or another format: onnxruntime reports it
@@ -167,10 +235,12 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 class LazyModel(model_folder.ModelFolder):
-    """A model folder with one copy of the weights for all its networks, read when it is first needed.
+    """A model folder with one copy of the weights for all its networks, read when it is first
+    needed.
 
     Args:
-        model: a folder of ours, of transformers, of sentence-transformers, or an exported one; `minilm`; or a hub id.
+        model: a folder of ours, of transformers, of sentence-transformers, or an exported one;
+            `minilm`; or a hub id.
         language: of the texts, for a model with several; "": that in its config.json.
 
     Attributes:
@@ -188,7 +258,8 @@ class LazyModel(model_folder.ModelFolder):
         super().__init__(resolve_model(model), language)
         self._versions_at_opening = self._file_versions()
         self.require_language()
-        _ = self.config, self.tokenizer  # refuses damaged settings, and networks that are not supported, here
+        # refuses damaged settings, and networks that are not supported, here
+        _ = self.config, self.tokenizer
 
     def __str__(self) -> str:
         return str(self.folder)
@@ -196,18 +267,24 @@ class LazyModel(model_folder.ModelFolder):
     @property
     def fingerprint(self) -> dict[str, Any]:
         """Hashes of the weights and of the tokenizer."""
-        return {"weights_sha256": model_folder.weights_sha256(self.within), "tokenizer_sha256": self.tokenizer.sha256}
+        return {
+            "weights_sha256": model_folder.weights_sha256(self.within),
+            "tokenizer_sha256": self.tokenizer.sha256,
+        }
 
     @cached_property
     def auto_precision(self) -> InferencePrecision:
-        """The precision that "auto" selects. It is measured, and part of a pickle: processes may measure others."""
+        """The precision that "auto" selects. It is measured, and part of a pickle: processes may
+        measure others."""
         return best_precision(choose_device(self.device))
 
     def _file_versions(self) -> dict[str, tuple[int, ...]]:
-        """Return the files that answers depend on, by their names within the folder, and what changes with them."""
+        """Return the files that answers depend on, by their names within the folder, and what
+        changes with them."""
         folder = self.folder.absolute()
         names = set(split_files(folder, MODEL_FILES)[0]) - {RECORD_FILE, *MODEL_DOCUMENTS}
-        for path in model_folder.weight_files(self.within):  # those of a joint fine-tuning lie outside
+        # those of a joint fine-tuning lie outside
+        for path in model_folder.weight_files(self.within):
             names.add(os.path.relpath(path, folder))
         versions: dict[str, tuple[int, ...]] = {}
         for name in sorted(names):
@@ -220,17 +297,25 @@ class LazyModel(model_folder.ModelFolder):
         """Return a hash of the files that answers depend on.
 
         Raises:
-            BertworksError: files were written since this object has been opened: another process would read others.
+            BertworksError: files were written since this object has been opened: another process
+                would read others.
         """
         folder = self.folder.absolute()
         hashes: dict[str, str] = {}
         if folder.is_dir():
             hashes = {
-                name: file_sha256(folder / name) for name in self._versions_at_opening if (folder / name).exists()
+                name: file_sha256(folder / name)
+                for name in self._versions_at_opening
+                if (folder / name).exists()
             }
         if not hashes or self._file_versions() != self._versions_at_opening:
-            what = "the files of the model have changed since it was opened: a pickle holds their path and their hash"
-            raise BertworksError(what, where=str(folder), hint="open the model again, and pickle that object")
+            what = (
+                "the files of the model have changed since it was opened: a pickle holds their "
+                "path and their hash"
+            )
+            raise BertworksError(
+                what, where=str(folder), hint="open the model again, and pickle that object"
+            )
         return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -256,8 +341,9 @@ class LazyModel(model_folder.ModelFolder):
 
     @cached_property
     def state(self) -> dict[str, Tensor]:
-        """The parameters under our names, float32, on the device. They are copies: the file may change. Matrices are
-        stored by columns: a CPU then multiplies few rows in two thirds of the time."""
+        """The parameters under our names, float32, on the device. They are copies: the file may
+        change. Matrices are stored by columns: a CPU then multiplies few rows in two thirds of the
+        time."""
         device = choose_device(self.device)
         state = self.load_state()
 
@@ -269,8 +355,9 @@ class LazyModel(model_folder.ModelFolder):
         return {name: copied(name, state.pop(name)) for name in list(state)}
 
     def network(self, make: Callable[[EncoderConfig], Network], prefix: str = "") -> Network:
-        """A network over the weights, in evaluation mode and without gradients. Its modules are its own, so that hooks
-        in them do not affect other networks; its parameters are the tensors of `state`.
+        """A network over the weights, in evaluation mode and without gradients. Its modules are its
+        own, so that hooks in them do not affect other networks; its parameters are the tensors of
+        `state`.
 
         Args:
             prefix: of the names of its parameters.
@@ -281,12 +368,21 @@ class LazyModel(model_folder.ModelFolder):
         with meta_device_init():
             network = make(self.config)
         shapes = {prefix + name: tensor.shape for name, tensor in network.state_dict().items()}
-        model_folder.check_components(component_names(self.state), component_names(shapes), self.within)
+        model_folder.check_components(
+            component_names(self.state), component_names(shapes), self.within
+        )
         for name, shape in shapes.items():
             found = list(self.state[name].shape) if name in self.state else "missing"
             what = f"{name} is {found}, but the task needs {list(shape)}"
-            require(found == list(shape), what, self.within, "its task.json or config.json belongs to another model")
-        network.load_state_dict({name.removeprefix(prefix): self.state[name] for name in shapes}, assign=True)
+            require(
+                found == list(shape),
+                what,
+                self.within,
+                "its task.json or config.json belongs to another model",
+            )
+        network.load_state_dict(
+            {name.removeprefix(prefix): self.state[name] for name in shapes}, assign=True
+        )
         return network.requires_grad_(False).eval()
 
     def session(self, precision: PrecisionOption, **options: Any) -> OnnxModel:
@@ -297,7 +393,11 @@ class LazyModel(model_folder.ModelFolder):
             BertworksError: the file has other outputs.
         """
         fits = not self.device.startswith("cuda") and precision in ("auto", "fp32")
-        expect(fits, "an exported model is computed on the CPU, in the precision of its file", where=self.within)
+        expect(
+            fits,
+            "an exported model is computed on the CPU, in the precision of its file",
+            where=self.within,
+        )
         model = OnnxModel(model_folder.weight_files(self.within)[0], **options)
         self.check_unchanged()
         return model
@@ -312,7 +412,8 @@ class ModelReference(NamedTuple):
     """A model in a pickle.
 
     folder: its absolute path.
-    name: the name or the URL that was resolved to the folder, for a machine without this folder; "": none.
+    name: the name or the URL that was resolved to the folder, for a machine without this folder;
+        "": none.
     device, language, auto_precision: see `LazyModel`.
     files_sha256: a hash of the files that answers depend on.
     """
@@ -334,10 +435,17 @@ def reopened_model(reference: ModelReference) -> LazyModel:
     """
     folder = Path(reference.folder)
     if not folder.is_dir() and not reference.name:
-        what = "the model folder of an object in a pickle is missing: the pickle holds its path, and no weights"
-        hint = "keep the folder as long as the pickle; a fine-tuned model is kept with output=FOLDER"
+        what = (
+            "the model folder of an object in a pickle is missing: the pickle holds its path, "
+            "and no weights"
+        )
+        hint = (
+            "keep the folder as long as the pickle; a fine-tuned model is kept with output=FOLDER"
+        )
         raise BertworksError(what, where=reference.folder, hint=hint)
-    model = LazyModel(folder if folder.is_dir() else reference.name, reference.device, reference.language)
+    model = LazyModel(
+        folder if folder.is_dir() else reference.name, reference.device, reference.language
+    )
     if model.files_sha256() != reference.files_sha256:
         what = "the model folder of an object in a pickle has changed since the object was pickled"
         hint = "open the model again, and pickle that object"
@@ -347,14 +455,17 @@ def reopened_model(reference: ModelReference) -> LazyModel:
 
 
 class ModelUser(Reopened):
-    """An object over an open model. Its pickle holds the path of the model, the settings of the object, and a hash.
+    """An object over an open model. Its pickle holds the path of the model, the settings of the
+    object, and a hash.
 
     A subclass calls `_set_opening` in its constructor.
     """
 
     _source: LazyModel
 
-    def _set_opening(self, kind: Callable[..., Reopened], source: LazyModel, settings: Mapping[str, Any]) -> None:
+    def _set_opening(
+        self, kind: Callable[..., Reopened], source: LazyModel, settings: Mapping[str, Any]
+    ) -> None:
         """Set what opens an equal object.
 
         Args:
@@ -377,8 +488,8 @@ def _open_user(
 def prepared_encoder(
     encoder: Encoder, option: PrecisionOption, source: LazyModel | None = None
 ) -> tuple[Encoder | InferenceEncoder, InferencePrecision]:
-    """The encoder, converted to its fastest form in a precision; and the precision that "auto" selects: bf16 where the
-    hardware is faster with it, else fp32.
+    """The encoder, converted to its fastest form in a precision; and the precision that "auto"
+    selects: bf16 where the hardware is faster with it, else fp32.
 
     Raises:
         UsageError: no such precision, or int8 on hardware without instructions for it.
@@ -386,21 +497,29 @@ def prepared_encoder(
     conversions: dict[str, Callable[[Encoder], Encoder | InferenceEncoder]] = {
         "fp32": packed_linear.to_fp32_inference,
         "bf16": packed_linear.to_bf16_inference,
-        # For a few tokens int8 would take twice as long as weights in half precision, and be less exact.
-        "int8": lambda encoder: packed_linear.with_fp16_weights(encoder, packed_linear.to_int8_inference(encoder)),
+        # For a few tokens int8 would take twice as long as weights in half precision, and be less
+        # exact.
+        "int8": lambda encoder: packed_linear.with_fp16_weights(
+            encoder, packed_linear.to_int8_inference(encoder)
+        ),
     }
     precision = precision_for(encoder, option, source)
     return conversions[precision](encoder), precision
 
 
-def precision_for(network: nn.Module, option: PrecisionOption, source: LazyModel | None = None) -> InferencePrecision:
+def precision_for(
+    network: nn.Module, option: PrecisionOption, source: LazyModel | None = None
+) -> InferencePrecision:
     """The precision that an option selects for a network. Raises as `prepared_encoder`.
 
     Args:
         source: the model of the network, with its selection; None: of a network in training.
     """
     if option not in get_args(PrecisionOption):
-        raise UsageError(f"the precision {option!r} is not known", hint=f"use {', '.join(get_args(PrecisionOption))}")
+        raise UsageError(
+            f"the precision {option!r} is not known",
+            hint=f"use {', '.join(get_args(PrecisionOption))}",
+        )
     device = next(network.parameters()).device
     precision: InferencePrecision
     if option != "auto":
@@ -410,17 +529,21 @@ def precision_for(network: nn.Module, option: PrecisionOption, source: LazyModel
     else:
         precision = best_precision(device)
     if precision == "int8":
-        expect(device.type == "cpu", "int8 is for CPUs", hint="leave --precision out: GPUs use bf16")
+        expect(
+            device.type == "cpu", "int8 is for CPUs", hint="leave --precision out: GPUs use bf16"
+        )
         what = "this processor has no instructions for int8 (VNNI)"
         expect(packed_linear.cpu_supports_int8(), what, hint="leave --precision out")
     return precision
 
 
 def compute_logits(
-    model: TaskModel | OnnxModel, units: Sequence[ExampleGroup], precision: InferencePrecision = "fp32"
+    model: TaskModel | OnnxModel,
+    units: Sequence[ExampleGroup],
+    precision: InferencePrecision = "fp32",
 ) -> list[Logits]:
-    """For each unit float32 [M, outputs]: the logits of all its predictions, over all its sequences in order. The
-    network computes without dropout; its mode is restored afterwards."""
+    """For each unit float32 [M, outputs]: the logits of all its predictions, over all its sequences
+    in order. The network computes without dropout; its mode is restored afterwards."""
     return compute_each(model, model.logits, units, (model.task.outputs,), precision)
 
 
@@ -444,15 +567,20 @@ def compute_logits_and_loss(
 def log_probabilities(
     model: PretrainingModel, examples: Sequence[Example], precision: InferencePrecision = "fp32"
 ) -> NDArray[np.float64]:
-    """[examples]: the log-probability of the label of the one masked token of each example. The model is in evaluation
-    mode."""
+    """[examples]: the log-probability of the label of the one masked token of each example. The
+    model is in evaluation mode."""
 
     def compute(batch: Batch) -> Tensor:
         logits = model.scores(batch).float()
         return logits.gather(1, batch.target.labels[:, None])[:, 0] - logits.logsumexp(-1)
 
-    units, at_once = [[example] for example in examples], max(1, MAX_SCORES // model.encoder.config.vocab_size)
-    return np.concatenate([np.zeros(0), *compute_each(model, compute, units, (), precision, at_once)])
+    units, at_once = (
+        [[example] for example in examples],
+        max(1, MAX_SCORES // model.encoder.config.vocab_size),
+    )
+    return np.concatenate(
+        [np.zeros(0), *compute_each(model, compute, units, (), precision, at_once)]
+    )
 
 
 def compute_vectors(
@@ -462,10 +590,12 @@ def compute_vectors(
     width: int,
     precision: InferencePrecision = "fp32",
 ) -> NDArray[np.float32]:
-    """float32 [units, width]: the vector of each unit, which is one sequence. width: the hidden size."""
+    """float32 [units, width]: the vector of each unit, which is one sequence. width: the hidden
+    size."""
 
     def compute(batch: Batch) -> Tensor:
-        rows = batch.layout.first if pooling == "cls" else None  # the last layer is computed for these tokens only
+        # the last layer is computed for these tokens only
+        rows = batch.layout.first if pooling == "cls" else None
         states = encoder(batch.input_ids, batch.layout, batch.token_type_ids, rows)
         return states[-1] if pooling == "cls" else pool(states, batch.layout, pooling)
 
@@ -479,8 +609,8 @@ def compute_token_vectors(
     width: int,
     precision: InferencePrecision = "fp32",
 ) -> list[NDArray[np.float32]]:
-    """For each unit, which is one sequence, float32 [tokens, width]: the last hidden state of each token, special
-    tokens included. width: the hidden size."""
+    """For each unit, which is one sequence, float32 [tokens, width]: the last hidden state of each
+    token, special tokens included. width: the hidden size."""
 
     def compute(batch: Batch) -> Tensor:
         states: list[Tensor] = encoder(batch.input_ids, batch.layout, batch.token_type_ids)
@@ -489,12 +619,15 @@ def compute_token_vectors(
     all_tokens = list[ExampleGroup]()
     for (example,) in units:
         places = np.arange(len(example.input_ids))
-        all_tokens.append([example._replace(targets={"task": Target(places, np.zeros_like(places))})])
+        all_tokens.append(
+            [example._replace(targets={"task": Target(places, np.zeros_like(places))})]
+        )
     return compute_each(encoder, compute, all_tokens, (width,), precision)
 
 
 def batch_tokens(device: torch.device) -> int:
-    """The largest number of tokens of a batch, with padding. Many keep a GPU busy; a CPU has a small cache."""
+    """The largest number of tokens of a batch, with padding. Many keep a GPU busy; a CPU has a
+    small cache."""
     if device.type != "cuda":
         return BATCH_TOKENS
     return max(BATCH_TOKENS, min(GPU_BATCH_TOKENS, total_memory(device) // TOKEN_MEMORY))
@@ -508,9 +641,12 @@ def compute_each(
     precision: InferencePrecision = "fp32",
     most: int = 1 << 30,
 ) -> list[NDArray[np.float32]]:
-    """For each unit the rows of the result of its batch: one for each prediction, or for each sequence that has no
-    targets. shape: of a row. most: units of a batch."""
-    training, device = model.training, next((p.device for p in model.parameters()), torch.device("cpu"))
+    """For each unit the rows of the result of its batch: one for each prediction, or for each
+    sequence that has no targets. shape: of a row. most: units of a batch."""
+    training, device = (
+        model.training,
+        next((p.device for p in model.parameters()), torch.device("cpu")),
+    )
     if training:  # setting the mode of all modules would take a tenth of the time of one short text
         model.eval()
     tokens = batch_tokens(device)
@@ -518,25 +654,37 @@ def compute_each(
     for unit in units:
         counts = [len(e.target.positions) if e.targets else 1 for e in unit]
         results.append(np.empty((sum(counts), *shape), np.float32))
-        is_long = isinstance(unit, Lazy) and longest_sequence(unit) * len(unit) > tokens  # many windows
+        # many windows
+        is_long = isinstance(unit, Lazy) and longest_sequence(unit) * len(unit) > tokens
         groups = [unit[n : n + 1] for n in range(len(unit))] if is_long else [unit]
-        parts += zip(groups, np.split(results[-1], np.cumsum(counts)[: len(groups) - 1]), strict=True)
+        parts += zip(
+            groups, np.split(results[-1], np.cumsum(counts)[: len(groups) - 1]), strict=True
+        )
     # A unit without predictions, such as a text without words to tag, is left out.
     parts = [(group, rows) for group, rows in parts if len(rows)]
-    lengths, sizes = [longest_sequence(group) for group, _ in parts], [len(group) for group, _ in parts]
+    lengths, sizes = (
+        [longest_sequence(group) for group, _ in parts],
+        [len(group) for group, _ in parts],
+    )
     batches = token_budget_indices(lengths, sizes, tokens)
-    computed: list[tuple[list[int], Tensor]] = []  # on a GPU one batch is computed while the host makes the next
+    # on a GPU one batch is computed while the host makes the next
+    computed: list[tuple[list[int], Tensor]] = []
 
     def read() -> None:
         numbers, result = computed.pop(0)
         counts = [len(parts[number][1]) for number in numbers]
-        for number, rows in zip(numbers, np.split(result.cpu().numpy(), np.cumsum(counts)[:-1]), strict=True):
+        for number, rows in zip(
+            numbers, np.split(result.cpu().numpy(), np.cumsum(counts)[:-1]), strict=True
+        ):
             parts[number][1][:] = rows
 
     for numbers in (batch[n : n + most] for batch in batches for n in range(0, len(batch), most)):
         batch = collate([example for number in numbers for example in parts[number][0]]).to(device)
         THREADS.adapt()
-        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+        with (
+            torch.no_grad(),
+            torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"),
+        ):
             computed.append((numbers, compute(batch).float()))
         if len(computed) > (device.type == "cuda"):
             read()

@@ -25,7 +25,13 @@ from bertworks.batching.sampling import Ids, Target
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.errors import UsageError, expect
-from bertworks.inference.attribution import IntegratedGradients, integrated_gradients, log_odds, occlusion, read_tokens
+from bertworks.inference.attribution import (
+    IntegratedGradients,
+    integrated_gradients,
+    log_odds,
+    occlusion,
+    read_tokens,
+)
 from bertworks.inference.decoding import Answer
 from bertworks.inference.detect import Discriminator
 from bertworks.inference.engine import LazyModel, open_model
@@ -39,7 +45,8 @@ from bertworks.training.objectives import PretrainingModel
 
 MOST_CELLS = 8_000_000  # of all attention maps on a page; long sequences are truncated
 TEMPLATE = Path(__file__).with_name("explanation.html")
-MAPS = Path(__file__).with_name("maps")  # the drawing code, shared with the page of `bertworks serve`
+# the drawing code, shared with the page of `bertworks serve`
+MAPS = Path(__file__).with_name("maps")
 MOST_READERS = 24  # tokens of the picture of who reads whom, which costs a pass over their square
 MOST_ANSWERS = 5  # for a mask
 Number = TypeVar("Number", bound=np.generic)
@@ -53,7 +60,8 @@ class UnwantedError(Exception):
 
 @dataclass(frozen=True)
 class Explanation:
-    """A prediction of a model for a text, or a pair: n tokens in w words, including `[CLS]` and `[SEP]`.
+    """A prediction of a model for a text, or a pair: n tokens in w words, including `[CLS]` and
+    `[SEP]`.
 
     answer: the prediction: names and values, the best first, and all labels of a classification.
     explained: the output that is attributed, in words; "": none, without attributions.
@@ -62,11 +70,12 @@ class Explanation:
     gradients: integrated gradients of every token; None: the network has no gradients.
     occlusion: float64 [w]: by how much the output falls without a word.
     attention: of each layer float32 [heads, n, n]: attention of a token (row) to another (column).
-    similarity: float32 [layers + 1, n, n]: cosine similarity of tokens after each layer, embeddings first.
-    reads: bool [m, m]: whether the last hidden state of a token (row) depends on another (column), of the first tokens,
-        read as a text; None: the network has no gradients.
-    replaced: float64 [w]: of a discriminator (ELECTRA) the probability that a word was replaced: the highest of its
-        tokens; None: another model.
+    similarity: float32 [layers + 1, n, n]: cosine similarity of tokens after each layer, embeddings
+        first.
+    reads: bool [m, m]: whether the last hidden state of a token (row) depends on another (column),
+        of the first tokens, read as a text; None: the network has no gradients.
+    replaced: float64 [w]: of a discriminator (ELECTRA) the probability that a word was replaced:
+        the highest of its tokens; None: another model.
     """
 
     model: str
@@ -99,7 +108,10 @@ class Explanation:
             return ""
         fraction = abs(g.error) / max(float(np.abs(g.attributions).sum()), 1e-12)
         ends = f"the output goes from {g.start:+.3f} (all words {self.baseline}) to {g.end:+.3f}"
-        error = f"completeness error {g.error:+.4f}, {fraction:.1%} of all attributions, {g.steps} steps"
+        error = (
+            f"completeness error {g.error:+.4f}, {fraction:.1%} of all attributions, "
+            f"{g.steps} steps"
+        )
         return f"integrated gradients sum to {g.attributions.sum():+.3f}; {ends}: {error}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -120,7 +132,10 @@ class Explanation:
             lines += ["", f"for {self.explained}:", f"{'gradients':>9}  {'occlusion':>9}"]
             blank = [" " * 9] * len(self.words)
             shown = (self.word_gradients, self.occlusion)
-            columns = (blank if values is None else [f"{value:+9.3f}" for value in values] for values in shown)
+            columns = (
+                blank if values is None else [f"{value:+9.3f}" for value in values]
+                for values in shown
+            )
             lines += ["  ".join(cells) for cells in zip(*columns, self.words, strict=True)]
         return "\n".join([*lines, *([self.completeness] if self.gradients else []), *self.notes])
 
@@ -139,25 +154,50 @@ class Explanation:
         """The page. Texts, labels and tokens are escaped."""
         import jinja2
 
-        environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
-        sections = environment.from_string(TEMPLATE.read_text("utf-8")).render(e=self, maps=self.maps(), zip=zip)
-        summary = f"explained: {self.explained}" if self.explained else "attention and similarity of a text"
+        environment = jinja2.Environment(
+            autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
+        )
+        sections = environment.from_string(TEMPLATE.read_text("utf-8")).render(
+            e=self, maps=self.maps(), zip=zip
+        )
+        summary = (
+            f"explained: {self.explained}"
+            if self.explained
+            else "attention and similarity of a text"
+        )
         style, script = (MAPS.joinpath(f"maps.{kind}").read_text("utf-8") for kind in ("css", "js"))
-        parts = [sections] if self.reads is None else [sections, section("Who reads whom", self._reading(self.reads))]
-        return page(self.model, "explanation of a prediction", summary, parts, style=style, script=script)
+        parts = (
+            [sections]
+            if self.reads is None
+            else [sections, section("Who reads whom", self._reading(self.reads))]
+        )
+        return page(
+            self.model, "explanation of a prediction", summary, parts, style=style, script=script
+        )
 
     def _reading(self, reads: NDArray[np.bool_]) -> str:
         """The picture of Figure 3, and a sentence."""
         m = len(reads)
-        which = f"The first {m} of {len(self.tokens)} tokens, read as a text" if m < len(self.tokens) else "All tokens"
+        which = (
+            f"The first {m} of {len(self.tokens)} tokens, read as a text"
+            if m < len(self.tokens)
+            else "All tokens"
+        )
         title = "Figure 3 of Devlin et al. 2019: a row reads the filled columns"
-        text = f"{which}. A cell is filled if the last hidden state of the row depends on the token of the column"
+        text = (
+            f"{which}. A cell is filled if the last hidden state of the row depends on the "
+            "token of the column"
+        )
         picture = grid(title, self.tokens[:m], reads.tolist())
-        return f'{picture}\n<p class="quiet">{text}: if the derivative by its embedding is not zero.</p>'
+        return (
+            f'{picture}\n<p class="quiet">{text}: if the derivative by its embedding is not '
+            "zero.</p>"
+        )
 
     def maps(self) -> dict[str, Any]:
-        """Input of maps/maps.js: the first tokens, up to a limit, and maps of them as bytes in base64: attention of
-        each layer [heads, n, n], 255 for 1; similarity after each layer, embeddings first, [n, n], 127 for 0."""
+        """Input of maps/maps.js: the first tokens, up to a limit, and maps of them as bytes in
+        base64: attention of each layer [heads, n, n], 255 for 1; similarity after each layer,
+        embeddings first, [n, n], 127 for 0."""
         layers, heads, n = len(self.attention), len(self.attention[0]), len(self.tokens)
         shown = min(n, int((MOST_CELLS / (layers * heads)) ** 0.5))
         return {
@@ -172,7 +212,8 @@ def _packed(values: NDArray[np.float32]) -> str:
     return b64encode(np.rint(values).clip(0, 255).astype(np.uint8).tobytes()).decode()
 
 
-_Attributed = tuple[Example, str, Value | None]  # a sequence and an output for it: its name and value; "", None: none
+# a sequence and an output for it: its name and value; "", None: none
+_Attributed = tuple[Example, str, Value | None]
 
 
 class _Prediction(NamedTuple):
@@ -190,7 +231,8 @@ class _Prediction(NamedTuple):
     ] = ()  # the sequences of the attributed one, if the network reads both texts of a pair apart
 
     def sequences(self, example: Example) -> list[Example]:
-        """Return what the network reads of a copy of the attributed sequence: this copy, or each of its parts."""
+        """Return what the network reads of a copy of the attributed sequence: this copy, or each of
+        its parts."""
         if not self.parts:
             return [example]
         borders = np.cumsum([len(part.input_ids) for part in self.parts])[:-1]
@@ -209,21 +251,23 @@ def explain(
     device: str = "auto",
     is_wanted: Callable[[], bool] | None = None,
 ) -> Explanation:
-    """Explain a prediction: integrated gradients and occlusion of the words, attention of every head, similarity of
-    the tokens after every layer, and who reads whom.
+    """Explain a prediction: integrated gradients and occlusion of the words, attention of every
+    head, similarity of the tokens after every layer, and who reads whom.
 
-    The attributed output is the log-odds of the label; the value of a regression; the tag of a word; the score of the
-    answer or choice; for a pre-trained model, the log-odds of the token at the first [MASK]; for a discriminator, the
-    log-odds that a word was replaced. Without a [MASK], or without a head, there are no attributions.
+    The attributed output is the log-odds of the label; the value of a regression; the tag of a
+    word; the score of the answer or choice; for a pre-trained model, the log-odds of the token at
+    the first [MASK]; for a discriminator, the log-odds that a word was replaced. Without a [MASK],
+    or without a head, there are no attributions.
 
     Args:
-        model: a folder or a name, pre-trained or fine-tuned; or an open model, which stays on its device.
+        model: a folder or a name, pre-trained or fine-tuned; or an open model, which stays on its
+            device.
         texts: one; or a pair, a question and its context, a prompt and its choices.
-        target: what to explain instead of the prediction: a label; a word, for tags and replaced words; another token
-            for [MASK].
+        target: what to explain instead of the prediction: a label; a word, for tags and replaced
+            words; another token for [MASK].
         baseline: the token that stands for "no information": [MASK], or [PAD].
-        is_wanted: called before each batch of copies of the text; the computation ends when it returns false. With None
-            it runs to its end.
+        is_wanted: called before each batch of copies of the text; the computation ends when it
+            returns false. With None it runs to its end.
 
     Raises:
         UnwantedError: the explanation is not wanted any more.
@@ -262,15 +306,21 @@ def explain(
         explained=name,
         baseline=t.tokens[blank_id] if blank_id >= 0 else "",
         tokens=tuple(t.tokens[n] for n in example.input_ids),
-        words=tuple(t.decode(example.input_ids[a:b], skip_special_tokens=False).strip() for a, b in spans),
+        words=tuple(
+            t.decode(example.input_ids[a:b], skip_special_tokens=False).strip() for a, b in spans
+        ),
         spans=spans,
         gradients=gradients,
         occlusion=falls,
-        attention=tuple(_attention(layer, lengths) for layer in p.encoder.attention_maps(states, batch.layout)),
+        attention=tuple(
+            _attention(layer, lengths) for layer in p.encoder.attention_maps(states, batch.layout)
+        ),
         similarity=(directions @ directions.transpose(1, 2)).cpu().numpy(),
         notes=tuple(p.notes),
         reads=None if p.frozen else _readers(p.encoder, sequences),
-        replaced=None if p.replaced is None else np.array([p.replaced[a:b].max() for a, b in spans]),
+        replaced=None
+        if p.replaced is None
+        else np.array([p.replaced[a:b].max() for a, b in spans]),
     )
 
 
@@ -282,14 +332,19 @@ def _attention(layer: Tensor, lengths: Sequence[int]) -> NDArray[np.float32]:
         lengths: of the sequences.
     """
     probabilities = layer.float().cpu().numpy()
-    maps = [attention[:, :length, :length] for attention, length in zip(probabilities, lengths, strict=True)]
+    maps = [
+        attention[:, :length, :length]
+        for attention, length in zip(probabilities, lengths, strict=True)
+    ]
     return np.stack([_block_diagonal(maps_of_head) for maps_of_head in zip(*maps, strict=True)])
 
 
 def _readers(encoder: Encoder, sequences: Sequence[Example]) -> NDArray[np.bool_]:
-    """Return which of the first tokens read which, see `read_tokens`: none reads a token of another sequence."""
+    """Return which of the first tokens read which, see `read_tokens`: none reads a token of another
+    sequence."""
     beginnings = [
-        Example(sequence.input_ids[:MOST_READERS], sequence.token_type_ids[:MOST_READERS], {}) for sequence in sequences
+        Example(sequence.input_ids[:MOST_READERS], sequence.token_type_ids[:MOST_READERS], {})
+        for sequence in sequences
     ]
     reads = _block_diagonal([read_tokens(encoder, beginning) for beginning in beginnings])
     return reads[:MOST_READERS, :MOST_READERS]
@@ -307,8 +362,11 @@ def _block_diagonal(blocks: Sequence[NDArray[Number]]) -> NDArray[Number]:
 
 
 def _words(ids: Ids, t: Tokenizer, blank_id: int) -> tuple[tuple[tuple[int, int], ...], Ids]:
-    """The first token and the end of each word; and the ids with all tokens blank except special tokens and masks."""
-    is_special = np.isin(ids, [*t.template.prefix, *t.template.between, *t.template.suffix, t.mask_id])
+    """The first token and the end of each word; and the ids with all tokens blank except special
+    tokens and masks."""
+    is_special = np.isin(
+        ids, [*t.template.prefix, *t.template.between, *t.template.suffix, t.mask_id]
+    )
     edges = np.flatnonzero(is_special | np.roll(is_special, 1) | t.starts_word[ids]).tolist()
     return tuple(pairwise([*edges, len(ids)])), np.where(is_special, ids, blank_id)
 
@@ -318,9 +376,18 @@ def _words(ids: Ids, t: Tokenizer, blank_id: int) -> tuple[tuple[tuple[int, int]
 
 def _pretrained(source: LazyModel, texts: Sequence[str], target: str | None) -> _Prediction:
     expect(1 <= len(texts) <= 2, f"{len(texts)} texts: a pre-trained model reads one, or a pair")
-    t, parts, answer, network = source.tokenizer, component_names(source.state), tuple[tuple[str, str], ...](), None
+    t, parts, answer, network = (
+        source.tokenizer,
+        component_names(source.state),
+        tuple[tuple[str, str], ...](),
+        None,
+    )
     encoding = t.encode(*texts, max_length=source.config.max_position_embeddings)
-    notes = [f"{encoding.num_truncated} tokens at the end were truncated"] if encoding.num_truncated else []
+    notes = (
+        [f"{encoding.num_truncated} tokens at the end were truncated"]
+        if encoding.num_truncated
+        else []
+    )
     ids, types = (np.array(values, np.int64) for values in (encoding.ids, encoding.type_ids))
     masks = np.flatnonzero(ids == t.mask_id)[:1]
     example = Example(ids, types, {"masked_lm": Target(masks, np.zeros_like(masks))})
@@ -335,7 +402,11 @@ def _pretrained(source: LazyModel, texts: Sequence[str], target: str | None) -> 
     elif not len(masks):
         mask = t.special_tokens.get("mask_token", "[MASK]")
         cut = f": {notes[0]}" if notes else ""
-        expect(target is None, f"the text has no {mask} for the target {target!r}{cut}", hint=f"put {mask} in the text")
+        expect(
+            target is None,
+            f"the text has no {mask} for the target {target!r}{cut}",
+            hint=f"put {mask} in the text",
+        )
         notes.append(f"there is no prediction to attribute: put {mask} in place of a word")
     else:
         attributed, answer = _masked(network, t, example, target)
@@ -345,8 +416,8 @@ def _pretrained(source: LazyModel, texts: Sequence[str], target: str | None) -> 
 def _discriminated(
     network: Discriminator, t: Tokenizer, example: Example, target: str | None, notes: Sequence[str]
 ) -> _Prediction:
-    """Of an ELECTRA discriminator: the words that were most probably replaced. The log-odds of one of them is
-    attributed."""
+    """Of an ELECTRA discriminator: the words that were most probably replaced. The log-odds of one
+    of them is attributed."""
     ids = example.input_ids
     with torch.no_grad():
         batch = collate([example]).to(network.encoder.embeddings.token.weight.device)
@@ -363,23 +434,35 @@ def _discriminated(
     name = f"“{words[chosen]}” as a replaced word (log-odds)"
     answer = tuple((words[n], f"{probabilities[places[n]]:.1%}") for n in best[:MOST_ANSWERS])
     attributed: _Attributed = example, name, lambda x: x[:, places[chosen], 0]
-    return _Prediction(network.encoder, network.logits, attributed, answer, notes, replaced=probabilities)
+    return _Prediction(
+        network.encoder, network.logits, attributed, answer, notes, replaced=probabilities
+    )
 
 
-def _masked(network: PretrainingModel, t: Tokenizer, example: Example, target: str | None) -> tuple[_Attributed, Rows]:
+def _masked(
+    network: PretrainingModel, t: Tokenizer, example: Example, target: str | None
+) -> tuple[_Attributed, Rows]:
     batch = collate([example]).to(network.encoder.embeddings.token.weight.device)
     with torch.no_grad():
-        words = network.scores(batch)[0].float().softmax(-1)[: t.vocab_size]  # the model may have more
+        # the model may have more
+        words = network.scores(batch)[0].float().softmax(-1)[: t.vocab_size]
     best = words.topk(min(MOST_ANSWERS, len(words)))
     token = int(best.indices[0])
     if target is not None:
         ids = t.ids([target])[0]
-        expect(len(ids) == 1, f"{target!r} is {len(ids)} tokens: expected a single token of the vocabulary")
+        expect(
+            len(ids) == 1,
+            f"{target!r} is {len(ids)} tokens: expected a single token of the vocabulary",
+        )
         (token,) = ids
         expect(token != t.unk_id, f"{target!r} is not in the vocabulary", hint="use another word")
-    shown, *best_shown = (t.decode([n], skip_special_tokens=False) for n in [token, *best.indices.tolist()])
+    shown, *best_shown = (
+        t.decode([n], skip_special_tokens=False) for n in [token, *best.indices.tolist()]
+    )
     name = f"“{shown}” in place of {t.tokens[t.mask_id]} (log-odds)"
-    answer = tuple((text, f"{p:.1%}") for text, p in zip(best_shown, best.values.tolist(), strict=True))
+    answer = tuple(
+        (text, f"{p:.1%}") for text, p in zip(best_shown, best.values.tolist(), strict=True)
+    )
     return (example, name, lambda x: log_odds(x[:, 0], token)), answer
 
 
@@ -392,19 +475,34 @@ def _finetuned(source: LazyModel, texts: Sequence[str], target: str | None) -> _
     item = item_of(texts[0] if len(texts) == 1 else texts, 1, d)
     ((encoded, answer),) = predictor.answers([item])
     if target is not None and d.task in ("regression", "choice", "qa"):
-        raise UsageError(f"a model for {d.task} has a single prediction to explain", hint="leave the target out")
-    notes = [f"{encoded.num_truncated} tokens at the end were truncated"] if encoded.num_truncated else []
+        raise UsageError(
+            f"a model for {d.task} has a single prediction to explain", hint="leave the target out"
+        )
+    notes = (
+        [f"{encoded.num_truncated} tokens at the end were truncated"]
+        if encoded.num_truncated
+        else []
+    )
     parts = encoded.unit if predictor.reading.apart else ()
     if d.task != "choice" and not parts and len(encoded.unit) > 1:
-        notes.append("the text is longer than the model's maximum: the window with this prediction is explained")
+        notes.append(
+            "the text is longer than the model's maximum: the window with this prediction is "
+            "explained"
+        )
     attributed, rows = _explained(d, encoded, answer, target)
     if parts:
-        ids, types = ([getattr(part, name) for part in parts] for name in ("input_ids", "token_type_ids"))
-        joined = parts[0]._replace(input_ids=np.concatenate(ids), token_type_ids=np.concatenate(types))
+        ids, types = (
+            [getattr(part, name) for part in parts] for name in ("input_ids", "token_type_ids")
+        )
+        joined = parts[0]._replace(
+            input_ids=np.concatenate(ids), token_type_ids=np.concatenate(types)
+        )
         attributed = joined, *attributed[1:]
     frozen = network.features is not None
     if frozen and attributed[-1] is not None:
-        notes.append("the encoder of this model is frozen and has no gradients: there is only occlusion")
+        notes.append(
+            "the encoder of this model is frozen and has no gradients: there is only occlusion"
+        )
     logits = network.logits
     return _Prediction(
         network.encoder,
@@ -425,23 +523,37 @@ def _explained(
     match d.task:
         case "classification" | "multilabel":
             best = sorted(answer["scores"].items(), key=lambda pair: -pair[1])
-            return _label_output(d, first, target or best[0][0]), [(label, f"{p:.1%}") for label, p in best]
+            return _label_output(d, first, target or best[0][0]), [
+                (label, f"{p:.1%}") for label, p in best
+            ]
         case "regression":
             return (first, "the value", lambda x: x[:, 0, 0]), [("value", f"{answer['value']:.4g}")]
         case "choice":
             number, scores = answer["choice"], (f"{p:.1%}" for p in answer["scores"])
-            attributed = encoded.unit[number], f"choice {number + 1} (its score)", lambda x: x[:, 0, 0]
+            attributed = (
+                encoded.unit[number],
+                f"choice {number + 1} (its score)",
+                lambda x: x[:, 0, 0],
+            )
             return attributed, zip(encoded.item.texts[1:], scores, strict=True)
         case "tagging" | "spans":
             words, tags = encoded.words, answer["tags"]
             entities = [(entity["text"], entity["type"]) for entity in answer.get("entities", ())]
-            return _tag_output(d, encoded, words, tags, target), entities if d.task == "spans" else zip(words, tags)
+            return _tag_output(
+                d, encoded, words, tags, target
+            ), entities if d.task == "spans" else zip(words, tags)
         case "qa":
-            return _span_output(encoded, answer), [(answer["answer"] or "(no answer)", f"{answer['score']:.1%}")]
+            return _span_output(encoded, answer), [
+                (answer["answer"] or "(no answer)", f"{answer['score']:.1%}")
+            ]
 
 
 def _label_output(d: TaskConfig, example: Example, label: str) -> _Attributed:
-    expect(label in d.labels, f"the model has no label {label!r}", hint=f"use one of {', '.join(d.labels[:20])}")
+    expect(
+        label in d.labels,
+        f"the model has no label {label!r}",
+        hint=f"use one of {', '.join(d.labels[:20])}",
+    )
     number = d.labels.index(label)
     is_independent = d.task == "multilabel"  # the logit of each label is its log-odds
     name = f"the label “{label}” (log-odds)"
@@ -451,13 +563,21 @@ def _label_output(d: TaskConfig, example: Example, label: str) -> _Attributed:
 def _tag_output(
     d: TaskConfig, encoded: Features, words: Sequence[str], tags: Sequence[str], target: str | None
 ) -> _Attributed:
-    """The tag of one word, or of one token of spans: the target, else the first that is not O, else the first."""
+    """The tag of one word, or of one token of spans: the target, else the first that is not O, else
+    the first."""
     if not tags:
         return encoded.unit[0], "", None
     what = f"the word {target!r} is not in the text, as the tokenizer splits it"
     expect(target is None or target in words, what, hint=f"use one of {', '.join(words[:20])}")
-    word = words.index(target) if target is not None else next((n for n, tag in enumerate(tags) if tag != "O"), 0)
-    ends, label = np.cumsum([len(example.target.positions) for example in encoded.unit]), d.labels.index(tags[word])
+    word = (
+        words.index(target)
+        if target is not None
+        else next((n for n, tag in enumerate(tags) if tag != "O"), 0)
+    )
+    ends, label = (
+        np.cumsum([len(example.target.positions) for example in encoded.unit]),
+        d.labels.index(tags[word]),
+    )
     window = int(np.searchsorted(ends, word, side="right"))
     place = word - int(ends[window])  # among the predictions of the window, from its end
     return (
@@ -468,13 +588,22 @@ def _tag_output(
 
 
 def _span_output(encoded: Features, answer: Answer) -> _Attributed:
-    """The logits of start and end of an answer, in the window of the answer; without an answer those of [CLS]."""
+    """The logits of start and end of an answer, in the window of the answer; without an answer
+    those of [CLS]."""
     if not answer["answer"]:
         return encoded.unit[0], "“no answer” (its score)", lambda x: x[:, 0].sum(-1)
     tokens = tokens_in_span(encoded.offsets, answer["start"], answer["end"])
-    starts = ((n, int(tokens[0]) - window.start, window.own) for n, window in enumerate(encoded.windows))
-    number, start = next((n, start) for n, start, own in starts if 0 <= start < len(own) and own[start])
+    starts = (
+        (n, int(tokens[0]) - window.start, window.own) for n, window in enumerate(encoded.windows)
+    )
+    number, start = next(
+        (n, start) for n, start, own in starts if 0 <= start < len(own) and own[start]
+    )
     example = encoded.unit[number]
     first = encoded.begin + start - len(example.input_ids)
     last = first + len(tokens) - 1
-    return example, f"the answer “{answer['answer']}” (its score)", lambda x: x[:, first, 0] + x[:, last, 1]
+    return (
+        example,
+        f"the answer “{answer['answer']}” (its score)",
+        lambda x: x[:, first, 0] + x[:, last, 1],
+    )

@@ -29,7 +29,8 @@ from bertworks.training.device import THREADS, PrecisionOption
 AT_ONCE = 64  # texts that are read, sorted by length and continued together
 CACHE_BYTES = 1 << 30  # of keys and values of a batch
 _LIKELY = 1024  # tokens that are sorted first for top_p: they nearly always suffice
-_AROUND_STOP = 8  # tokens before a stop string that are decoded with it: a decoder may change the first of them
+# tokens before a stop string that are decoded with it: a decoder may change the first of them
+_AROUND_STOP = 8
 _KEPT = 0.75  # fraction of unfinished texts below which the finished ones leave the cache
 
 FinishReason = Literal["end_token", "stop", "max_tokens", "context"]
@@ -53,15 +54,17 @@ class SamplingOptions:
         max_tokens: of a continuation.
         temperature: 0: the most probable token. Else logits are divided by it.
         top_k: sample among the k most probable tokens; None: among all.
-        top_p: sample among the most probable tokens that have this probability together (Holtzman et al. 2020, section
-            3.1), after `top_k`; None: among all.
+        top_p: sample among the most probable tokens that have this probability together (Holtzman
+            et al. 2020, section 3.1), after `top_k`; None: among all.
         seed: of the random numbers.
         stop: strings at which a continuation ends.
-        sampling: "model": the temperature, `top_k` and `top_p` of the model's generation_config.json.
+        sampling: "model": the temperature, `top_k` and `top_p` of the model's
+            generation_config.json.
 
     Raises:
-        UsageError: a value outside its range; one string and no list of them; `top_k` or `top_p` at temperature 0,
-            where they change nothing; a temperature, `top_k` or `top_p` beside `sampling`.
+        UsageError: a value outside its range; one string and no list of them; `top_k` or `top_p` at
+            temperature 0, where they change nothing; a temperature, `top_k` or `top_p` beside
+            `sampling`.
     """
 
     max_tokens: int = 50
@@ -74,28 +77,46 @@ class SamplingOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(
-            self, "stop", tuple(listed(self.stop, "give a list of strings", "stop string", ordered=False))
+            self,
+            "stop",
+            tuple(listed(self.stop, "give a list of strings", "stop string", ordered=False)),
         )
         rules = [
             (self.max_tokens >= 1, "max_tokens is {max_tokens}: expected 1 or more"),
-            (0 <= self.temperature < float("inf"), "temperature is {temperature}: expected a number from 0"),
+            (
+                0 <= self.temperature < float("inf"),
+                "temperature is {temperature}: expected a number from 0",
+            ),
             (self.top_k is None or self.top_k >= 1, "top_k is {top_k}: expected 1 or more"),
-            (self.top_p is None or 0 < self.top_p <= 1, "top_p is {top_p}: expected a number above 0, up to 1"),
+            (
+                self.top_p is None or 0 < self.top_p <= 1,
+                "top_p is {top_p}: expected a number above 0, up to 1",
+            ),
             (self.seed >= 0, "seed is {seed}: expected a whole number from 0"),
             (all(self.stop), "a stop string is empty"),
-            (self.sampling in ("options", "model"), "sampling is {sampling!r}: expected 'options' or 'model'"),
+            (
+                self.sampling in ("options", "model"),
+                "sampling is {sampling!r}: expected 'options' or 'model'",
+            ),
         ]
         for holds, message in rules:
             expect(holds, message.format_map(vars(self)))
-        what = "top_k and top_p change nothing at temperature 0, which takes the most probable token"
+        what = (
+            "top_k and top_p change nothing at temperature 0, which takes the most probable token"
+        )
         samples = self.temperature > 0 or (self.top_k, self.top_p) == (None, None)
         expect(samples, what, hint="add --temperature 1, or leave them out")
         has_options = (self.temperature, self.top_k, self.top_p) != (0.0, None, None)
         what = "temperature, top_k and top_p are those of the model with sampling 'model'"
-        expect(not (has_options and self.sampling == "model"), what, hint="leave --sampling out, or the others")
+        expect(
+            not (has_options and self.sampling == "model"),
+            what,
+            hint="leave --sampling out, or the others",
+        )
 
     def of_model(self, generation: GenerationConfig) -> "SamplingOptions":
-        """Return these options, or with `sampling` "model" those of the model's generation_config.json.
+        """Return these options, or with `sampling` "model" those of the model's
+        generation_config.json.
 
         Raises:
             BertworksError: the file asks for what is not computed here.
@@ -115,8 +136,9 @@ class SamplingOptions:
 def next_token_probabilities(
     logits: Tensor, temperature: float, top_k: int | None = None, top_p: float | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """float [B, V] -> float64 [B, n], which sum to 1, and int64 [B, n]: the tokens, the most probable first. None: all
-    tokens in order. Temperature, top_k and top_p are applied in this order, each to the probabilities that remain."""
+    """float [B, V] -> float64 [B, n], which sum to 1, and int64 [B, n]: the tokens, the most
+    probable first. None: all tokens in order. Temperature, top_k and top_p are applied in this
+    order, each to the probabilities that remain."""
     size = logits.shape[1]
     scores = (logits.float() - logits.float().amax(-1, keepdim=True)) / temperature
     if top_k is None and top_p is None:
@@ -135,15 +157,16 @@ def next_token_probabilities(
 
 
 def _largest(logits: Tensor) -> Tensor:
-    """[B, V] -> int64 [B]: the first of the largest. On a CPU numpy takes a tenth of the time of torch."""
+    """[B, V] -> int64 [B]: the first of the largest. On a CPU numpy takes a tenth of the time of
+    torch."""
     if logits.device.type != "cpu":
         return logits.argmax(-1)
     return torch.from_numpy(logits.float().numpy().argmax(-1))
 
 
 def sampled(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """float64 [B, n], and float64 [B] from 0 to below 1 -> int64 [B]: the columns in which the sums of the
-    probabilities pass these numbers."""
+    """float64 [B, n], and float64 [B] from 0 to below 1 -> int64 [B]: the columns in which the sums
+    of the probabilities pass these numbers."""
     sums = probabilities.cumsum(-1)
     total = sums[:, -1:]
     below = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
@@ -151,7 +174,8 @@ def sampled(probabilities: Tensor, uniform: Tensor) -> Tensor:
 
 
 def random_numbers(seed: int, prompt: Sequence[int], copy: int, count: int) -> NDArray[np.float64]:
-    """float64 [count] from 0 to below 1. They depend on the seed, the prompt and the number of earlier copies of it
+    """float64 [count] from 0 to below 1. They depend on the seed, the prompt and the number of
+    earlier copies of it
     alone: not on the other texts of a batch."""
     key = hashlib.sha256(f"{seed} {copy} {','.join(map(str, prompt))}".encode()).digest()[:16]
     return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little"))).random(count)
@@ -170,8 +194,8 @@ class _Continuation:
 
 
 class TextGenerator(ModelUser):
-    """A loaded network that continues texts. The model is a folder, a name, or an open model, which stays on its
-    device.
+    """A loaded network that continues texts. The model is a folder, a name, or an open model, which
+    stays on its device.
 
     Args:
         precision: see `Embedder`.
@@ -180,19 +204,26 @@ class TextGenerator(ModelUser):
         BertworksError: no such model; one that reads in both directions, or an exported one.
     """
 
-    def __init__(self, model: str | Path | LazyModel, device: str = "auto", precision: PrecisionOption = "auto"):
+    def __init__(
+        self,
+        model: str | Path | LazyModel,
+        device: str = "auto",
+        precision: PrecisionOption = "auto",
+    ):
         source = open_model(model, device)
         self._set_opening(TextGenerator, source, {"precision": precision})
         self.model = CausalModel(source, precision)
         self._is_open()
 
-    def __call__(self, texts: Iterable[str], options: SamplingOptions = SamplingOptions()) -> Iterator[Generation]:
+    def __call__(
+        self, texts: Iterable[str], options: SamplingOptions = SamplingOptions()
+    ) -> Iterator[Generation]:
         """The continuation of each text, in order. Texts are computed in batches of similar length.
 
         Raises:
             UsageError: a text that is not a string.
-            BertworksError: a text without tokens, or one that fills all positions of the network; a sampling of the
-                model that is not computed here.
+            BertworksError: a text without tokens, or one that fills all positions of the network; a
+                sampling of the model that is not computed here.
         """
         options = options.of_model(self.model.generation)
         copies: Counter[bytes] = Counter()
@@ -211,7 +242,9 @@ class TextGenerator(ModelUser):
             for one in group:
                 yield self._finished(one, options)
 
-    def _batches(self, group: list[_Continuation], options: SamplingOptions) -> Iterator[list[_Continuation]]:
+    def _batches(
+        self, group: list[_Continuation], options: SamplingOptions
+    ) -> Iterator[list[_Continuation]]:
         """Of similar lengths, with caches of up to CACHE_BYTES."""
         c = self.model.config
         room = CACHE_BYTES // (c.num_hidden_layers * 2 * c.hidden_size * 4)
@@ -253,7 +286,8 @@ class TextGenerator(ModelUser):
                 unfinished = int(live.sum())
                 if unfinished == 0:
                     break
-                # A finished text is computed on until it leaves the cache: it must not run out of positions.
+                # A finished text is computed on until it leaves the cache: it must not run out of
+                # positions.
                 if unfinished < _KEPT * len(rows) or cache.num_columns == model.longest:
                     kept = live.nonzero()[:, 0]
                     cache.keep(kept)
@@ -269,27 +303,34 @@ class TextGenerator(ModelUser):
     def _chooser(
         self, batch: list[_Continuation], options: SamplingOptions, most: int
     ) -> Callable[[Tensor, Tensor, int], Tensor]:
-        """A function of logits [B', V], rows of the batch int64 [B'] and the step -> int64 [B']: the next tokens."""
+        """A function of logits [B', V], rows of the batch int64 [B'] and the step -> int64 [B']:
+        the next tokens."""
         if options.temperature == 0:
             return lambda logits, rows, step: _largest(logits)
         numbers = [random_numbers(options.seed, one.prompt, one.copy, most) for one in batch]
         uniform = torch.from_numpy(np.stack(numbers)).to(self.model.device)
 
         def choose(logits: Tensor, rows: Tensor, step: int) -> Tensor:
-            p, tokens = next_token_probabilities(logits, options.temperature, options.top_k, options.top_p)
+            p, tokens = next_token_probabilities(
+                logits, options.temperature, options.top_k, options.top_p
+            )
             columns = sampled(p, uniform[rows, step])
             return columns if tokens is None else tokens.gather(1, columns[:, None])[:, 0]
 
         return choose
 
-    def _has_stop(self, tokens: Tensor, rows: Tensor, live: Tensor, count: int, stop: Iterable[str]) -> Tensor:
-        """bool [B']: whether the last of `count` tokens completes a stop string. Every token but a special one has a
-        byte or more, so the last tokens are enough."""
+    def _has_stop(
+        self, tokens: Tensor, rows: Tensor, live: Tensor, count: int, stop: Iterable[str]
+    ) -> Tensor:
+        """bool [B']: whether the last of `count` tokens completes a stop string. Every token but a
+        special one has a byte or more, so the last tokens are enough."""
         longest = max(len(text.encode("utf-8", "replace")) for text in stop) + _AROUND_STOP
-        begins = max(0, count - longest), 0  # the whole is decoded only if its end has a stop string
+        # the whole is decoded only if its end has a stop string
+        begins = max(0, count - longest), 0
         made = tokens[rows, :count].tolist()
         has_stop = [
-            alive and all(any(end in self._decoded(ids[begin:]) for end in stop) for begin in begins)
+            alive
+            and all(any(end in self._decoded(ids[begin:]) for end in stop) for begin in begins)
             for ids, alive in zip(made, live.tolist(), strict=True)
         ]
         return torch.tensor(has_stop, device=tokens.device)
@@ -298,14 +339,18 @@ class TextGenerator(ModelUser):
         return self.model.tokenizer.decode(ids, skip_special_tokens=False)
 
     def _finished(self, one: _Continuation, options: SamplingOptions) -> Generation:
-        """The result for a text. Decoders may change the first token of a text (a space before it), so that the
-        continuation is the end of the whole text."""
+        """The result for a text. Decoders may change the first token of a text (a space before it),
+        so that the continuation is the end of the whole text."""
         before, whole = self._decoded(one.prompt), self._decoded([*one.prompt, *one.ids])
-        continuation = whole.removeprefix(before) if whole.startswith(before) else self._decoded(one.ids)
+        continuation = (
+            whole.removeprefix(before) if whole.startswith(before) else self._decoded(one.ids)
+        )
         places = [place for text in options.stop if (place := continuation.find(text)) >= 0]
         if places:
             continuation, one.reason = continuation[: min(places)], "stop"
-        return Generation(text=one.text, continuation=continuation, ids=one.ids, finish_reason=one.reason)
+        return Generation(
+            text=one.text, continuation=continuation, ids=one.ids, finish_reason=one.reason
+        )
 
 
 def generate(
@@ -324,28 +369,29 @@ def generate(
 ) -> Iterator[Generation]:
     """The continuation of each text by a model that reads from left to right (GPT-2), in order.
 
-    A continuation ends at an end token of the model (those of generation_config.json, else that of config.json), at
-    a stop string, after `max_tokens`, or where the text has as many tokens as the model reads: `finish_reason` says
-    which. At temperature 0 each token is the most probable one. Else tokens are drawn, with random numbers that
-    depend on the seed and the text alone, not on the other texts; equal texts get different ones. In bf16 the last
-    digits of logits depend on the batch, and rarely so does a token.
+    A continuation ends at an end token of the model (those of generation_config.json, else that of
+    config.json), at a stop string, after `max_tokens`, or where the text has as many tokens as the
+    model reads: `finish_reason` says which. At temperature 0 each token is the most probable one.
+    Else tokens are drawn, with random numbers that depend on the seed and the text alone, not on
+    the other texts; equal texts get different ones. In bf16 the last digits of logits depend on the
+    batch, and rarely so does a token.
 
     Args:
         model: a folder or a name; or an open model, which stays on its device.
         max_tokens: of a continuation.
         temperature: 0: no sampling; 1: the probabilities of the model.
         top_k: sample among the k most probable tokens.
-        top_p: sample among the most probable tokens that have this probability together, after `top_k` (Holtzman et al.
-            2020, section 3.1).
+        top_p: sample among the most probable tokens that have this probability together, after
+            `top_k` (Holtzman et al. 2020, section 3.1).
         stop: strings at which a continuation ends; they are not part of it.
-        sampling: "model": the temperature, `top_k` and `top_p` of the model's generation_config.json, in place of these
-            options.
+        sampling: "model": the temperature, `top_k` and `top_p` of the model's
+            generation_config.json, in place of these options.
         precision: see `Embedder`.
 
     Raises:
         UsageError: one text and no list; an option outside its range.
-        BertworksError: no such model, or one that reads in both directions; a text without tokens, or with as many as
-            the model reads.
+        BertworksError: no such model, or one that reads in both directions; a text without tokens,
+            or with as many as the model reads.
     """
     texts = texts_of(texts, "generate(model, [text])")
     options = SamplingOptions(

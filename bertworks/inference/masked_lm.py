@@ -1,7 +1,7 @@
 """Masked language models: predicted tokens for [MASK], and pseudo-log-likelihoods of sentences.
 
-Pseudo-log-likelihoods rank sentences. They are not probabilities of sentences: each token is predicted from the tokens
-on both sides.
+Pseudo-log-likelihoods rank sentences. They are not probabilities of sentences: each token is
+predicted from the tokens on both sides.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +21,13 @@ from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, Target, add_special_tokens
 from bertworks.errors import expect, quoted, require
 from bertworks.inference.causal_lm import CausalModel, Score, log_likelihoods, make_score
-from bertworks.inference.engine import LazyModel, ModelUser, compute_each, log_probabilities, open_model
+from bertworks.inference.engine import (
+    LazyModel,
+    ModelUser,
+    compute_each,
+    log_probabilities,
+    open_model,
+)
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import texts_of
 from bertworks.text.tokenizer import Tokenizer
@@ -30,8 +36,9 @@ from bertworks.training.objectives import PretrainingModel
 
 
 class Filling(TypedDict, total=False):
-    """One predicted token, with the fields of Hugging Face's fill-mask pipeline, and `text`. The answers of a server
-    leave `sequence` or `text` out where they would repeat a long text for every token."""
+    """One predicted token, with the fields of Hugging Face's fill-mask pipeline, and `text`. The
+    answers of a server leave `sequence` or `text` out where they would repeat a long text for every
+    token."""
 
     score: float  # probability
     token: int
@@ -46,11 +53,18 @@ def load_masked_lm(source: LazyModel) -> PretrainingModel:
     Raises:
         BertworksError: it reads from left to right, or has no masked LM head or no mask token.
     """
-    what = "this model reads from left to right: it continues texts, and cannot predict masked tokens"
+    what = (
+        "this model reads from left to right: it continues texts, and cannot predict masked tokens"
+    )
     hint = f'bertworks generate {quoted(source.folder)} "a text"'
     require(source.config.direction != "left_to_right", what, source, hint)
     what = "this model has no mask token: it was not trained to predict masked tokens"
-    require(source.tokenizer.mask_id >= 0, what, source, "use a masked language model, such as BERT or RoBERTa")
+    require(
+        source.tokenizer.mask_id >= 0,
+        what,
+        source,
+        "use a masked language model, such as BERT or RoBERTa",
+    )
     return source.network(partial(PretrainingModel, objectives={"masked_lm": 1.0}))
 
 
@@ -61,8 +75,8 @@ class MaskedText(NamedTuple):
     ids: NDArray[np.int32]  # without [CLS] and [SEP]
     masks: Ids  # their positions in `ids`
     offsets: NDArray[np.int32]  # [ids, 2]: the characters of each
-    # Tokens, and positions of the masks in them: one window; for a long text one around each mask. They are views,
-    # because there may be as many windows as tokens.
+    # Tokens, and positions of the masks in them: one window; for a long text one around each mask.
+    # They are views, because there may be as many windows as tokens.
     windows: list[tuple[NDArray[np.int32], Ids]]
 
     @property
@@ -72,19 +86,22 @@ class MaskedText(NamedTuple):
 
 
 class Filler(ModelUser):
-    """A loaded model that predicts masked tokens. The model is a folder, also an exported one, or a name; or an open
-    model, which stays on its device."""
+    """A loaded model that predicts masked tokens. The model is a folder, also an exported one, or a
+    name; or an open model, which stays on its device."""
 
     def __init__(self, model: str | Path | LazyModel, device: str = "cpu"):
         source = open_model(model, device)
         self._set_opening(Filler, source, {})
         self.tokenizer, self.longest = source.tokenizer, source.config.max_position_embeddings
         output = "logits", source.config.vocab_size
-        self.model = source.session("fp32", gives=output) if source.exported else load_masked_lm(source)
+        self.model = (
+            source.session("fp32", gives=output) if source.exported else load_masked_lm(source)
+        )
         self._is_open()
 
     def __call__(self, text: str, k: int = 5) -> list[list[Filling]]:
-        """For each mask of the text, in order, the k most probable tokens. Masks are predicted independently.
+        """For each mask of the text, in order, the k most probable tokens. Masks are predicted
+        independently.
 
         Raises:
             UsageError: k is not positive.
@@ -106,15 +123,21 @@ class Filler(ModelUser):
         ((ids, offsets),) = t.arrays([text])
         masks = np.flatnonzero(ids == t.mask_id)
         mask = t.special_tokens["mask_token"]
-        require(len(masks), f"there is no {mask} in {text!r:.60}", "", f"put {mask} in place of a word")
+        require(
+            len(masks), f"there is no {mask} in {text!r:.60}", "", f"put {mask} in place of a word"
+        )
         room = self.longest - t.template.num_special()
         groups = [masks] if len(ids) <= room else masks[:, None]
         edges = [centered_window(int(group[0]), int(group[0]), len(ids), room) for group in groups]
-        windows = [(ids[start:end], group - start) for group, (start, end) in zip(groups, edges, strict=True)]
+        windows = [
+            (ids[start:end], group - start)
+            for group, (start, end) in zip(groups, edges, strict=True)
+        ]
         return MaskedText(text, ids, masks, offsets, windows)
 
     def target(self, text: str) -> int:
-        """The token that a text is: of the vocabulary as it is spelled there, else after tokenization.
+        """The token that a text is: of the vocabulary as it is spelled there, else after
+        tokenization.
 
         Raises:
             UsageError: it is several tokens, none, or unknown.
@@ -126,7 +149,11 @@ class Filler(ModelUser):
         what = f"the target {text[:60]!r} is {len(ids)} tokens of this model: expected one"
         if len(ids) == 1 and ids[0] == t.unk_id:
             what = f"the target {text[:60]!r} is not in the vocabulary"
-        expect(len(ids) == 1 and ids[0] != t.unk_id, what, hint="give words that the vocabulary has as a whole")
+        expect(
+            len(ids) == 1 and ids[0] != t.unk_id,
+            what,
+            hint="give words that the vocabulary has as a whole",
+        )
         return ids[0]
 
     @cached_property
@@ -134,13 +161,16 @@ class Filler(ModelUser):
         """The number of each token of the vocabulary."""
         return {token: number for number, token in enumerate(self.tokenizer.tokens)}
 
-    def top_tokens(self, texts: Sequence[MaskedText], k: int, targets: Sequence[int] = ()) -> list[NDArray[np.float32]]:
-        """For each text float32 [masks, 2, k]: the k highest probabilities and their tokens. Texts are computed in
-        batches sorted by length. Tokens of the model that the tokenizer lacks are left out.
+    def top_tokens(
+        self, texts: Sequence[MaskedText], k: int, targets: Sequence[int] = ()
+    ) -> list[NDArray[np.float32]]:
+        """For each text float32 [masks, 2, k]: the k highest probabilities and their tokens. Texts
+        are computed in batches sorted by length. Tokens of the model that the tokenizer lacks are
+        left out.
 
         Args:
-            targets: different tokens, the only ones that are returned; none: all. Their probabilities are among all
-                tokens, as in the pipeline of transformers.
+            targets: different tokens, the only ones that are returned; none: all. Their
+                probabilities are among all tokens, as in the pipeline of transformers.
         """
         t = self.tokenizer
         windows = [
@@ -162,7 +192,9 @@ class Filler(ModelUser):
         results = iter(compute_each(self.model, best, windows, (2, shown)))
         return [np.concatenate(list(islice(results, len(text.windows)))) for text in texts]
 
-    def fillings(self, masked: MaskedText, top_tokens: NDArray[np.float32], k: int) -> list[list[Filling]]:
+    def fillings(
+        self, masked: MaskedText, top_tokens: NDArray[np.float32], k: int
+    ) -> list[list[Filling]]:
         """The k most probable tokens of each mask, as text. top_tokens: see the method."""
         return [
             self.fillings_of_mask(masked, number, mask_tokens[:, :k], sequence=True, text=True)
@@ -170,7 +202,13 @@ class Filler(ModelUser):
         ]
 
     def fillings_of_mask(
-        self, masked: MaskedText, number: int, top_tokens: NDArray[np.float32], *, sequence: bool, text: bool
+        self,
+        masked: MaskedText,
+        number: int,
+        top_tokens: NDArray[np.float32],
+        *,
+        sequence: bool,
+        text: bool,
     ) -> list[Filling]:
         """The most probable tokens of one mask, as text.
 
@@ -193,7 +231,9 @@ class Filler(ModelUser):
                 ids[position] = token
                 filling["sequence"] = t.decode(ids, skip_special_tokens=False)
             if text:
-                piece = mask.replace(t.special_tokens["mask_token"], word.strip().removeprefix("##"))
+                piece = mask.replace(
+                    t.special_tokens["mask_token"], word.strip().removeprefix("##")
+                )
                 filling["text"] = masked.text[:begin] + piece + masked.text[end:]
             fillings.append(filling)
         return fillings
@@ -212,7 +252,8 @@ def fill(model: str | Path, texts: Iterable[str], k: int = 5) -> Iterator[list[l
 
 AT_ONCE = 256  # sentences that are tokenized together
 COPIES = 4096  # copies of sentences with different masks that are computed together
-_Sentence = tuple[str, Ids, list[Example]]  # its tokens, and a copy for each of them, with that token masked
+# its tokens, and a copy for each of them, with that token masked
+_Sentence = tuple[str, Ids, list[Example]]
 
 
 def score(
@@ -223,18 +264,20 @@ def score(
     device: str = "auto",
     precision: Precision = "fp32",
 ) -> Iterator[Score]:
-    """The log-likelihood of each sentence; of a masked language model the pseudo-log-likelihood: `measure` says which.
+    """The log-likelihood of each sentence; of a masked language model the pseudo-log-likelihood:
+    `measure` says which.
 
-    A model that reads from left to right predicts each token from those before it, and the first from the end token
-    (`causal_lm.log_likelihoods`). Else each token is masked in turn, and the log-probabilities of the original tokens
-    are summed (Salazar et al. 2020). Longer sentences have lower sums: compare sentences of one
-    length, or `score / len(tokens)`. "[MASK]" in a sentence is ordinary text. In sentences longer than the model's
-    maximum, each token is predicted from the window around it.
+    A model that reads from left to right predicts each token from those before it, and the first
+    from the end token (`causal_lm.log_likelihoods`). Else each token is masked in turn, and the
+    log-probabilities of the original tokens are summed (Salazar et al. 2020). Longer sentences have
+    lower sums: compare sentences of one length, or `score / len(tokens)`. "[MASK]" in a sentence is
+    ordinary text. In sentences longer than the model's maximum, each token is predicted from the
+    window around it.
 
     Args:
         model: a folder or a name; or an open model, which stays on its device.
-        within_word: with each token, also mask the later pieces of its word, which would reveal it (PLL-word-l2r, Kauf
-            and Ivanova 2023).
+        within_word: with each token, also mask the later pieces of its word, which would reveal it
+            (PLL-word-l2r, Kauf and Ivanova 2023).
 
     Raises:
         UsageError: one sentence and no list; `within_word` with a model that masks nothing.
@@ -243,7 +286,10 @@ def score(
     sentences = texts_of(sentences, "score(model, [text])")
     source = open_model(model, device)
     if source.config.direction == "left_to_right":
-        what = "within_word masks pieces of words, but this model reads from left to right and masks nothing"
+        what = (
+            "within_word masks pieces of words, but this model reads from left to right and "
+            "masks nothing"
+        )
         expect(not within_word, what, where=source, hint="leave --within-word out")
         yield from log_likelihoods(CausalModel(source, precision), sentences)
         return
@@ -251,26 +297,36 @@ def score(
     longest = network.encoder.config.max_position_embeddings
     encoded = _encoded(sentences, tokenizer, longest, within_word)
     for group in chunk_by_size(encoded, COPIES, lambda sentence: len(sentence[1])):
-        results = log_probabilities(network, [copy for _, _, copies in group for copy in copies], precision)
+        results = log_probabilities(
+            network, [copy for _, _, copies in group for copy in copies], precision
+        )
         ends = np.cumsum([len(ids) for _, ids, _ in group])
         for (text, ids, _), values in zip(group, np.split(results, ends[:-1]), strict=True):
-            yield make_score(text, [tokenizer.tokens[n] for n in ids], values, "pseudo_log_likelihood")
+            yield make_score(
+                text, [tokenizer.tokens[n] for n in ids], values, "pseudo_log_likelihood"
+            )
 
 
 def is_better(good: Score, bad: Score) -> bool:
-    """Strictly. Sentences with the same tokens are a tie even if the last bits of their scores differ, which depend on
-    the other sentences of a batch."""
+    """Strictly. Sentences with the same tokens are a tie even if the last bits of their scores
+    differ, which depend on the other sentences of a batch."""
     return good["tokens"] != bad["tokens"] and good["score"] > bad["score"]
 
 
-def _encoded(sentences: Iterable[str], tokenizer: Tokenizer, longest: int, within_word: bool) -> Iterator[_Sentence]:
+def _encoded(
+    sentences: Iterable[str], tokenizer: Tokenizer, longest: int, within_word: bool
+) -> Iterator[_Sentence]:
     groups = chunk_by_size(sentences, AT_ONCE, lambda _: 1)
     pairs = chain.from_iterable(zip(texts, tokenizer.ids(texts), strict=True) for texts in groups)
     for number, (text, token_ids) in enumerate(pairs, 1):
         require(token_ids, f"sentence {number} has no tokens: {text[:60]!r}", "", "leave it out")
         ids = np.array(token_ids, np.int64)
         ends = _ends_of_words(ids, tokenizer.starts_word) if within_word else range(1, len(ids) + 1)
-        yield text, ids, [_masked_example(ids, n, int(end), tokenizer, longest) for n, end in enumerate(ends)]
+        yield (
+            text,
+            ids,
+            [_masked_example(ids, n, int(end), tokenizer, longest) for n, end in enumerate(ends)],
+        )
 
 
 def _ends_of_words(ids: Ids, starts_word: NDArray[np.bool_]) -> Ids:
@@ -280,9 +336,11 @@ def _ends_of_words(ids: Ids, starts_word: NDArray[np.bool_]) -> Ids:
 
 
 def _masked_example(ids: Ids, place: int, end: int, tokenizer: Tokenizer, longest: int) -> Example:
-    """The sentence, or the window around `place`, with the tokens from `place` to `end` masked and the first of them
-    predicted."""
-    begin, stop = centered_window(place, place + 1, len(ids), longest - tokenizer.template.num_special())
+    """The sentence, or the window around `place`, with the tokens from `place` to `end` masked and
+    the first of them predicted."""
+    begin, stop = centered_window(
+        place, place + 1, len(ids), longest - tokenizer.template.num_special()
+    )
     masked = ids.copy()
     masked[place:end] = tokenizer.mask_id
     return _example(masked[begin:stop], np.array([place - begin]), ids[[place]], tokenizer)

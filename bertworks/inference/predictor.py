@@ -63,7 +63,9 @@ class OutputFields:
     first_choice: int = 0
 
     @classmethod
-    def of_task(cls, d: TaskConfig, top_k: int, probabilities: bool, raw: bool = False) -> "OutputFields":
+    def of_task(
+        cls, d: TaskConfig, top_k: int, probabilities: bool, raw: bool = False
+    ) -> "OutputFields":
         """The fields of a task. raw: tagging of texts, which the tokenizer splits into words.
 
         Raises:
@@ -74,7 +76,9 @@ class OutputFields:
             parts = (*(("entities",) if d.tag_scheme else ()), "words", *parts)
         if top_k > 1 or probabilities:
             has_several = d.task in ("classification", "multilabel", "choice", "qa")
-            expect(has_several, f"a model for {d.task} has a single prediction, without alternatives")
+            expect(
+                has_several, f"a model for {d.task} has a single prediction, without alternatives"
+            )
             parts = (*parts, "n_best" if d.task == "qa" else "scores")
         return cls(parts, top_k, probabilities, d.first_choice or 0)
 
@@ -84,7 +88,9 @@ class OutputFields:
         if not self.probabilities and "n_best" in shown:
             shown["n_best"] = shown["n_best"][: self.top_k]
         elif not self.probabilities and isinstance(shown.get("scores"), dict):
-            shown["scores"] = dict(sorted(shown["scores"].items(), key=lambda pair: -pair[1])[: self.top_k])
+            shown["scores"] = dict(
+                sorted(shown["scores"].items(), key=lambda pair: -pair[1])[: self.top_k]
+            )
         return shown
 
     @property
@@ -97,20 +103,23 @@ class OutputFields:
         shown = self.select(answer)
         if "choice" in shown:
             shown["choice"] += self.first_choice
-        return {**{f"predicted_{part}": shown[part] for part in shown}, "truncated_tokens": features.num_truncated}
+        return {
+            **{f"predicted_{part}": shown[part] for part in shown},
+            "truncated_tokens": features.num_truncated,
+        }
 
 
 class Predictor(ModelUser):
-    """A loaded fine-tuned model. A pickle of it holds the path of the model folder, these settings and a hash of the
-    files; another process opens the folder again when it uses the object.
+    """A loaded fine-tuned model. A pickle of it holds the path of the model folder, these settings
+    and a hash of the files; another process opens the folder again when it uses the object.
 
     Args:
-        model: a folder of ours, also an exported one, or of transformers, or a hub id; or an open model, which stays on
-            its device.
-        threshold: multilabel: the probability from which a label is predicted; None: as in the model, else 0.5. qa: see
-            `Decoder`.
-        precision: "auto": bf16 where the hardware is faster with it, which changes the third digit of probabilities;
-            else fp32. "int8" changes the second digit.
+        model: a folder of ours, also an exported one, or of transformers, or a hub id; or an open
+            model, which stays on its device.
+        threshold: multilabel: the probability from which a label is predicted; None: as in the
+            model, else 0.5. qa: see `Decoder`.
+        precision: "auto": bf16 where the hardware is faster with it, which changes the third digit
+            of probabilities; else fp32. "int8" changes the second digit.
 
     Attributes:
         precision: the precision that "auto" selected.
@@ -121,17 +130,32 @@ class Predictor(ModelUser):
     """
 
     def __init__(
-        self, model: str | Path | LazyModel, *, device: str = "auto", precision: PrecisionOption = "auto",
-        threshold: float | None = None, max_length: int | None = None,
-    ):  # fmt: skip
+        self,
+        model: str | Path | LazyModel,
+        *,
+        device: str = "auto",
+        precision: PrecisionOption = "auto",
+        threshold: float | None = None,
+        max_length: int | None = None,
+    ):
         source = open_model(model, device)
         self.folder, self.tokenizer = source.within, source.tokenizer
         d = source.task_config
-        has_threshold, fits = d.task in ("multilabel", "qa"), d.task != "multilabel" or 0 <= (threshold or 0) <= 1
-        expect(threshold is None or has_threshold, f"a model for {d.task} has no threshold", hint="leave it out")
+        has_threshold, fits = (
+            d.task in ("multilabel", "qa"),
+            d.task != "multilabel" or 0 <= (threshold or 0) <= 1,
+        )
+        expect(
+            threshold is None or has_threshold,
+            f"a model for {d.task} has no threshold",
+            hint="leave it out",
+        )
         expect(fits, f"the threshold is {threshold}: expected a probability, from 0 to 1")
-        changes = {"threshold": threshold, "max_length": max_length}
-        self.description = replace(d, **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]
+        self.description = d
+        if threshold is not None:
+            self.description = replace(self.description, threshold=threshold)
+        if max_length is not None:
+            self.description = replace(self.description, max_length=max_length)
         options = {"precision": precision, "threshold": threshold, "max_length": max_length}
         self._set_opening(Predictor, source, options)
         self._network, self.precision = _prepare(source, self.description, precision)
@@ -149,7 +173,9 @@ class Predictor(ModelUser):
     def in_fp32(self) -> "Predictor":
         """The same model in exact precision."""
         d = self.description
-        return Predictor(self._source, precision="fp32", threshold=d.threshold, max_length=d.max_length)
+        return Predictor(
+            self._source, precision="fp32", threshold=d.threshold, max_length=d.max_length
+        )
 
     @cached_property
     def network(self) -> TaskModel:
@@ -165,9 +191,12 @@ class Predictor(ModelUser):
         return compute_logits(self._network, units, self.precision)
 
     def answers(self, items: Iterable[Item]) -> Iterator[tuple[Features, Answer]]:
-        """The features and the prediction of each item, in order. AT_ONCE items or CHARACTERS are in memory."""
+        """The features and the prediction of each item, in order. AT_ONCE items or CHARACTERS are
+        in memory."""
         decoder, features = Decoder(self.description), self.reading(items)
-        for group in chunk_by_size(features, CHARACTERS, lambda x: max(CHARACTERS // AT_ONCE, x.item.characters)):
+        for group in chunk_by_size(
+            features, CHARACTERS, lambda x: max(CHARACTERS // AT_ONCE, x.item.characters)
+        ):
             for item, logits in zip(group, self.logits([item.unit for item in group]), strict=True):
                 yield item, decoder(item, logits)
 
@@ -177,8 +206,8 @@ class Predictor(ModelUser):
         return np.array(self.description.labels, np.str_)
 
     def predict_proba(self, texts: Data) -> NDArray[np.float64]:
-        """float64 [texts, labels]: the probability of each label, in the order of `classes_`. Of several labels each
-        has its own.
+        """float64 [texts, labels]: the probability of each label, in the order of `classes_`. Of
+        several labels each has its own.
 
         Args:
             texts: see `predict`.
@@ -190,16 +219,19 @@ class Predictor(ModelUser):
         what = f"a model for {task} has no labels of a whole text"
         expect(task in ("classification", "multilabel"), what, hint="use predict")
         rows = [answer["scores"] for _, answer in self.answers(self._items(texts))]
-        return np.array([[row[name] for name in names] for row in rows]).reshape(len(rows), len(names))
+        return np.array([[row[name] for name in names] for row in rows]).reshape(
+            len(rows), len(names)
+        )
 
     def score(self, texts: Data, labels: Iterable[Any]) -> float:
-        """The metric of the predictions that comes first for the task: accuracy of one label, of choices and of tags
-        that mark no entities; micro F1 of several labels; Spearman's correlation of numbers; F1 of entities and of
-        answers.
+        """The metric of the predictions that comes first for the task: accuracy of one label, of
+        choices and of tags that mark no entities; micro F1 of several labels; Spearman's
+        correlation of numbers; F1 of entities and of answers.
 
         Args:
             texts: see `predict`.
-            labels: the right label of each text, as in training data; of a question also its answer, or several.
+            labels: the right label of each text, as in training data; of a question also its
+                answer, or several.
 
         Raises:
             UsageError: more or fewer labels than texts.
@@ -210,8 +242,18 @@ class Predictor(ModelUser):
         values = [_as_answers(value) if d.task == "qa" else value for value in values]
         what = f"{len(rows):,} texts and {len(values):,} labels"
         expect(len(rows) == len(values), what, hint="give one label for each text")
-        names = tuple(name[2:] for name in d.labels if name.startswith("B-")) if d.task == "spans" else d.labels
-        schema = Schema(task=d.task, text=d.text, labels=names, separator=d.separator, first_choice=d.first_choice or 0)
+        names = (
+            tuple(name[2:] for name in d.labels if name.startswith("B-"))
+            if d.task == "spans"
+            else d.labels
+        )
+        schema = Schema(
+            task=d.task,
+            text=d.text,
+            labels=names,
+            separator=d.separator,
+            first_choice=d.first_choice or 0,
+        )
         gold = [
             item._replace(label=label_of(value, "labels", item.texts, schema, f"label {number}"))
             for number, (item, value) in enumerate(zip(rows, values, strict=True), 1)
@@ -225,13 +267,17 @@ class Predictor(ModelUser):
         if are_rows(texts):
             reader = RowReader(texts)
             return list(items(reader, Schema(task=d.task, text=d.text or tuple(reader.columns))))
-        return [item_of(text, number, d) for number, text in enumerate(listed(texts, "predict([text])[0]"), 1)]
+        return [
+            item_of(text, number, d)
+            for number, text in enumerate(listed(texts, "predict([text])[0]"), 1)
+        ]
 
     def predict_frame(self, texts: Data, **options: Any) -> Any:
-        """`predict` as a pandas DataFrame with the columns `predicted_label`, `predicted_score`, ... and
-        `truncated_tokens`: how many tokens of the text were left out, because the model does not read as many. It has
-        the index of `texts`, if that is a DataFrame or a Series: `frame.join(model.predict_frame(frame))`. For a
-        DataFrame, a LazyFrame or a Series of polars it is a DataFrame of polars.
+        """`predict` as a pandas DataFrame with the columns `predicted_label`, `predicted_score`,
+        ... and `truncated_tokens`: how many tokens of the text were left out, because the model
+        does not read as many. It has the index of `texts`, if that is a DataFrame or a Series:
+        `frame.join(model.predict_frame(frame))`. For a DataFrame, a LazyFrame or a Series of polars
+        it is a DataFrame of polars.
 
         Raises:
             UsageError: as `predict`.
@@ -246,7 +292,10 @@ class Predictor(ModelUser):
         for answer in self.predict(texts, **options):
             truncated = answer.pop("truncated_tokens", 0)
             rows.append(
-                {**{f"predicted_{part}": value for part, value in answer.items()}, "truncated_tokens": truncated}
+                {
+                    **{f"predicted_{part}": value for part, value in answer.items()},
+                    "truncated_tokens": truncated,
+                }
             )
         if is_polars:
             return frames.DataFrame(rows, infer_schema_length=None)
@@ -264,18 +313,20 @@ class Predictor(ModelUser):
     def predict(self, texts: Data, *, top_k: int = 1, probabilities: bool = False) -> list[Answer]:
         """The prediction for each text.
 
-        One label: `label` and `score`, its probability. Several: `labels`. A number: `value`. Tagging: `tags`, one for
-        each word; for a string also its `words`, and `entities` if the tags mark entities. Spans: `entities`, each with
-        `start`, `end`, `type`, `text` and `score`. A question: `answer`, its `start` and `end` in the context, and
-        `score`; "" and -1 for no answer. Choices: `choice`, from 0, and `score`. Only where a text is longer than the
-        model reads: `truncated_tokens`, the number of its tokens that were left out.
+        One label: `label` and `score`, its probability. Several: `labels`. A number: `value`.
+        Tagging: `tags`, one for each word; for a string also its `words`, and `entities` if the
+        tags mark entities. Spans: `entities`, each with `start`, `end`, `type`, `text` and `score`.
+        A question: `answer`, its `start` and `end` in the context, and `score`; "" and -1 for no
+        answer. Choices: `choice`, from 0, and `score`. Only where a text is longer than the model
+        reads: `truncated_tokens`, the number of its tokens that were left out.
 
         Args:
-            texts: strings; for pairs, questions with contexts, or a prompt with its choices: tuples; for tagging: lists
-                of words, or strings, which the tokenizer splits into words. Or rows with the columns of the training
-                data: a list of dicts, a dict of columns, a DataFrame.
-            top_k: if more than one: `scores` has the probabilities of the best labels; for a question, `n_best` has
-                the best answers.
+            texts: strings; for pairs, questions with contexts, or a prompt with its choices:
+                tuples; for tagging: lists of words, or strings, which the tokenizer splits into
+                words. Or rows with the columns of the training data: a list of dicts, a dict of
+                columns, a DataFrame.
+            top_k: if more than one: `scores` has the probabilities of the best labels; for a
+                question, `n_best` has the best answers.
             probabilities: `scores` or `n_best` has all labels or answers.
 
         Raises:
@@ -283,7 +334,10 @@ class Predictor(ModelUser):
             BertworksError: a row without text, or with another value in its place.
         """
         d = self.description
-        fields = {raw: OutputFields.of_task(d, top_k, probabilities, raw) for raw in (False, d.task == "tagging")}
+        fields = {
+            raw: OutputFields.of_task(d, top_k, probabilities, raw)
+            for raw in (False, d.task == "tagging")
+        }
         answers = self.answers(self._items(texts))
         predictions = []
         for features, answer in answers:
@@ -299,8 +353,8 @@ class Predictor(ModelUser):
         return {**self._source.fingerprint, "precision": self.precision, **asdict(self.description)}
 
     def save(self, folder: str | Path) -> None:
-        """Copy the model folder, which transformers can open too. The temperature of a folder of an earlier version is
-        put into the weights of the copy.
+        """Copy the model folder, which transformers can open too. The temperature of a folder of an
+        earlier version is put into the weights of the copy.
 
         Raises:
             UsageError: the folder is not empty.
@@ -311,15 +365,20 @@ class Predictor(ModelUser):
         put_temperature_into_folder(target)
 
     def keep_alive(self, owner: object) -> None:
-        """Keep an object, such as a temporary folder, as long as this model or a copy of it. No pickle holds it."""
+        """Keep an object, such as a temporary folder, as long as this model or a copy of it. No
+        pickle holds it."""
         vars(self._source)["owner"] = owner
 
 
 def copy_files(source: Path, target: Path, names: Iterable[str] | None = None) -> None:
-    """Copy files of a model folder. names: within it; None: all that are not in a subfolder, and that the target
-    lacks; and the ONNX file, wherever it is."""
+    """Copy files of a model folder. names: within it; None: all that are not in a subfolder, and
+    that the target lacks; and the ONNX file, wherever it is."""
     if names is None:
-        present = (path.name for path in sorted(source.iterdir()) if path.is_file() and not path.name.startswith("."))
+        present = (
+            path.name
+            for path in sorted(source.iterdir())
+            if path.is_file() and not path.name.startswith(".")
+        )
         names = [name for name in present if not (target / name).exists()]
         exported = onnx_file(source)
         if exported is not None and exported.parent != source:
@@ -330,7 +389,11 @@ def copy_files(source: Path, target: Path, names: Iterable[str] | None = None) -
 
 
 def task_network(source: LazyModel, d: TaskConfig) -> TaskModel:
-    lstm = {"lstm_units": d.lstm_units, "lstm_encoder": d.lstm_encoder, "feature_layers": d.feature_layers}
+    lstm = {
+        "lstm_units": d.lstm_units,
+        "lstm_encoder": d.lstm_encoder,
+        "feature_layers": d.feature_layers,
+    }
     return source.network(lambda config: TaskModel(config, make_task_head(d), **lstm))  # type: ignore[arg-type]
 
 
@@ -342,7 +405,11 @@ def _prepare(
         return source.session(option, task=make_task_head(d)), "fp32"
     network = task_network(source, d)
     if network.features is not None:  # they compute the encoder themselves, in fp32
-        expect(option != "int8", "a model of the recipe `feature_based` has no int8", hint="leave --precision out")
+        expect(
+            option != "int8",
+            "a model of the recipe `feature_based` has no int8",
+            hint="leave --precision out",
+        )
         return network, precision_for(network, option, source)
     encoder, precision = prepared_encoder(network.encoder, option, source)
     network.encoder = cast(Encoder, encoder)
@@ -361,19 +428,36 @@ def item_of(text: Any, number: int, d: TaskConfig) -> Item:
     of_length = {0: "a string, or a pair of them", 1: "a string", 2: "a pair of strings"}
     fits, expected = {
         "tagging": (count > 0, "a string, or a list of words"),
-        "choice": (count == d.num_choices + 1 if d.num_choices else count > 2, "(prompt, choice, choice, ...)"),
+        "choice": (
+            count == d.num_choices + 1 if d.num_choices else count > 2,
+            "(prompt, choice, choice, ...)",
+        ),
         "qa": (count == 2, "(question, context)"),
         "spans": (count == 1, "a string"),
-    }.get(d.task, (count == len(d.text) if d.text else 1 <= count <= 2, of_length.get(len(d.text), "")))
+    }.get(
+        d.task,
+        (count == len(d.text) if d.text else 1 <= count <= 2, of_length.get(len(d.text), "")),
+    )
     is_text = fits and all(isinstance(part, str) for part in texts)
     hint = missing_hint("text") if is_missing(text) else None
     expect(is_text, f"text {number} is {text!r:.60}: expected {expected}", hint=hint)
-    return Item(texts, None, f"text {number}", str(number), raw=d.task == "tagging" and isinstance(text, str))
+    return Item(
+        texts,
+        None,
+        f"text {number}",
+        str(number),
+        raw=d.task == "tagging" and isinstance(text, str),
+    )
 
 
 def _as_answers(label: Any) -> Any:
-    """The label of a question as in training data: one answer, "" for none, and several have no places."""
+    """The label of a question as in training data: one answer, "" for none, and several have no
+    places."""
     texts = [label] if isinstance(label, str) else label
-    if answers_of(label) is None and isinstance(texts, list) and all(isinstance(text, str) for text in texts):
+    if (
+        answers_of(label) is None
+        and isinstance(texts, list)
+        and all(isinstance(text, str) for text in texts)
+    ):
         return [{"text": text, "answer_start": 0} for text in texts]
     return label

@@ -9,12 +9,14 @@ from functools import lru_cache
 from threading import RLock
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-NUM_KEPT_OPEN = 2  # objects, and models, that a process keeps open: each task that it gets brings a pickle of the same
+# objects, and models, that a process keeps open: each task that it gets brings a pickle of the same
+NUM_KEPT_OPEN = 2
 _OPENING = RLock()
 
 
 class Opening(NamedTuple):
-    """A call that opens an object: a function of a module, and its arguments, which are a few short values."""
+    """A call that opens an object: a function of a module, and its arguments, which are a few short
+    values."""
 
     function: Callable[..., "Reopened"]
     arguments: tuple[Hashable, ...]
@@ -23,12 +25,12 @@ class Opening(NamedTuple):
 class Reopened:
     """An object whose pickle holds the call that opens it again, in a few hundred bytes.
 
-    The object in another process is opened when it is first used. An error, such as a folder that has changed, is then
-    raised where the object is used: `multiprocessing.Pool` would wait for ever for a process that cannot read its task.
-    Copies by the module `copy` do not open anything.
+    The object in another process is opened when it is first used. An error, such as a folder that
+    has changed, is then raised where the object is used: `multiprocessing.Pool` would wait for ever
+    for a process that cannot read its task. Copies by the module `copy` do not open anything.
 
-    A subclass has a method `_opening_call`, and calls `_is_open` at the end of its constructor. Attributes that are
-    assigned later, such as those of a subclass of it, are part of the pickle.
+    A subclass has a method `_opening_call`, and calls `_is_open` at the end of its constructor.
+    Attributes that are assigned later, such as those of a subclass of it, are part of the pickle.
     """
 
     def _opening_call(self) -> Opening:
@@ -56,18 +58,22 @@ class Reopened:
     if not TYPE_CHECKING:  # mypy would accept any name
 
         def __getattr__(self, name: str) -> Any:
-            """Open the object if it is not open yet: Python looks here for attributes that it lacks."""
+            """Open the object if it is not open yet: Python looks here for attributes that it
+            lacks."""
             attributes = vars(self)
             with _OPENING:
                 is_closed = "_closed" in attributes
-                if is_closed and not name.startswith("__"):  # special methods are methods of the class
+                # special methods are methods of the class
+                if is_closed and not name.startswith("__"):
                     opened = _opened_object(attributes["_closed"])
                     attributes.update(vars(opened) | attributes)
                     del attributes["_closed"]
                     return getattr(self, name)
             if name in attributes:  # another thread has opened the object
                 return attributes[name]
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+            )
 
     def __copy__(self) -> Self:
         other = object.__new__(type(self))

@@ -1,7 +1,9 @@
-"""Hidden states of words: of every layer of a frozen encoder, on disk, so that memory does not grow with the text.
+"""Hidden states of words: of every layer of a frozen encoder, on disk, so that memory does not grow
+with the text.
 
 - `read_words`: sentences in words -> the input of the network, and which tokens each word has
-- `write_word_states`: the mean state of the tokens of each word, after every layer -> arrays of float16
+- `write_word_states`: the mean state of the tokens of each word, after every layer -> arrays of
+  float16
 """
 
 import shutil
@@ -30,8 +32,8 @@ WordArray = NDArray[np.float16]  # [words, width]
 
 
 class WordSequence(NamedTuple):
-    """A sentence as the network reads it. Token tokens[i] of it belongs to word words[i]; a token may belong to two
-    words."""
+    """A sentence as the network reads it. Token tokens[i] of it belongs to word words[i]; a token
+    may belong to two words."""
 
     example: Example
     tokens: Ids
@@ -40,7 +42,11 @@ class WordSequence(NamedTuple):
 
 
 def read_words(
-    sentences: Sequence[tuple[Sequence[str], str]], tokenizer: Tokenizer, max_length: int, *, lowercase: bool = False
+    sentences: Sequence[tuple[Sequence[str], str]],
+    tokenizer: Tokenizer,
+    max_length: int,
+    *,
+    lowercase: bool = False,
 ) -> Iterator[WordSequence | None]:
     """The sentences, their words joined by spaces; None for one with more tokens than `max_length`.
 
@@ -53,23 +59,34 @@ def read_words(
     """
     room = max_length - tokenizer.template.num_special()
     for part in chunk_by_size(sentences, _CHARACTERS, lambda sentence: sum(map(len, sentence[0]))):
-        texts = [" ".join(word.lower() if lowercase else word for word in words) for words, _ in part]
+        texts = [
+            " ".join(word.lower() if lowercase else word for word in words) for words, _ in part
+        ]
         for (words, where), (ids, offsets) in zip(part, tokenizer.arrays(texts), strict=True):
             lengths = [len(word.lower() if lowercase else word) for word in words]
             starts = np.cumsum([0, *lengths[:-1]]) + np.arange(len(words))
             overlaps = (
-                (offsets[:, :1] < starts + lengths) & (offsets[:, 1:] > starts) & (offsets[:, :1] < offsets[:, 1:])
+                (offsets[:, :1] < starts + lengths)
+                & (offsets[:, 1:] > starts)
+                & (offsets[:, :1] < offsets[:, 1:])
             )
             tokens, of_word = np.nonzero(overlaps)
             if len(empty := np.setdiff1d(np.arange(len(words)), of_word)):
-                what = f"word {empty[0] + 1}, {words[empty[0]]!r:.60}, has no token: the tokenizer removes all of it"
-                raise BertworksError(what, where=where, hint="replace the word, or remove the sentence")
+                what = (
+                    f"word {empty[0] + 1}, {words[empty[0]]!r:.60}, has no token: the "
+                    "tokenizer removes all of it"
+                )
+                raise BertworksError(
+                    what, where=where, hint="replace the word, or remove the sentence"
+                )
             if len(ids) > room:
                 yield None
                 continue
             sequence = add_special_tokens([ids], tokenizer.template)
             example = Example(sequence.input_ids, sequence.token_type_ids, {})
-            yield WordSequence(example, tokens + len(tokenizer.template.prefix), of_word, len(words))
+            yield WordSequence(
+                example, tokens + len(tokenizer.template.prefix), of_word, len(words)
+            )
 
 
 def check_room(folder: Path, size: int, hint: str) -> None:
@@ -80,10 +97,14 @@ def check_room(folder: Path, size: int, hint: str) -> None:
 
 
 def write_word_states(
-    encoder: Encoder | InferenceEncoder, sequences: Sequence[WordSequence], layers: Sequence[int], folder: Path
+    encoder: Encoder | InferenceEncoder,
+    sequences: Sequence[WordSequence],
+    layers: Sequence[int],
+    folder: Path,
 ) -> Iterator[int]:
-    """Write the states of all words after each of these layers, 0 is the embeddings: float16 [words, width] in
-    `states_file(folder, layer)`, sentence after sentence. Yields the number of finished sentences.
+    """Write the states of all words after each of these layers, 0 is the embeddings: float16
+    [words, width] in `states_file(folder, layer)`, sentence after sentence. Yields the number of
+    finished sentences.
 
     Raises:
         BertworksError: a state is no number, or larger than 65,504.
@@ -92,7 +113,9 @@ def write_word_states(
     starts, width = [0, *ends[:-1].tolist()], encoder.config.hidden_size
     device = next(encoder.parameters()).device
     files = {
-        layer: np.lib.format.open_memmap(states_file(folder, layer), "w+", np.float16, (int(ends[-1]), width))
+        layer: np.lib.format.open_memmap(
+            states_file(folder, layer), "w+", np.float16, (int(ends[-1]), width)
+        )
         for layer in layers
     }
     lengths, done = [len(sequence.example.input_ids) for sequence in sequences], 0
@@ -112,10 +135,16 @@ def states_file(folder: Path, layer: int) -> Path:
 
 
 def _means(
-    encoder: Encoder | InferenceEncoder, batch: Batch, part: Sequence[WordSequence], layers: Sequence[int]
+    encoder: Encoder | InferenceEncoder,
+    batch: Batch,
+    part: Sequence[WordSequence],
+    layers: Sequence[int],
 ) -> Iterator[tuple[int, NDArray[np.float32]]]:
     """For each layer the mean states of the words of a batch, float32 [words, width]."""
-    device, first = batch.input_ids.device, np.cumsum([0, *(sequence.num_words for sequence in part)])
+    device, first = (
+        batch.input_ids.device,
+        np.cumsum([0, *(sequence.num_words for sequence in part)]),
+    )
     tokens = [sequence.tokens + start for sequence, start in zip(part, batch.layout.first.tolist())]
     token = torch.from_numpy(np.concatenate(tokens)).to(device)
     words = [sequence.words + start for sequence, start in zip(part, first.tolist())]
@@ -132,6 +161,9 @@ def _means(
 
 def _float16(values: NDArray[np.float32], layer: int) -> WordArray:
     largest = float(np.abs(values).max())
-    what = f"the hidden states of layer {layer} reach {largest:,.6g}, more than float16 can hold ({_LARGEST:,.0f})"
+    what = (
+        f"the hidden states of layer {layer} reach {largest:,.6g}, more than float16 can hold "
+        f"({_LARGEST:,.0f})"
+    )
     require(largest <= _LARGEST, what, hint="leave this layer out")
     return values.astype(np.float16)

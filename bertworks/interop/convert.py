@@ -1,9 +1,10 @@
 """Converts a model to a clean model folder, and reports what it leaves out.
 
-Sources: a Hugging Face folder, old or new, with any head; a folder of bertworks; a TensorFlow checkpoint of Google's.
-The values of the weights stay, except that the output layer of a folder of an earlier version is divided by the
-temperature of its task. Names, files and tokenizer become those of today. Of a folder that has its weights in a pickle,
-the tokenizer files are copied as they are.
+Sources: a Hugging Face folder, old or new, with any head; a folder of bertworks; a TensorFlow
+checkpoint of Google's. The values of the weights stay, except that the output layer of a folder of
+an earlier version is divided by the temperature of its task. Names, files and tokenizer become
+those of today. Of a folder that has its weights in a pickle, the tokenizer files are copied as they
+are.
 """
 
 import shutil
@@ -16,8 +17,19 @@ from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
 from bertworks.checkpoints.generation_config import GENERATION_FILE
-from bertworks.checkpoints.model_card import fill_template, loading_code, with_encoder_use, without_division
-from bertworks.checkpoints.model_folder import Model, ModelFolder, check_vocabulary, has_weights, save_model
+from bertworks.checkpoints.model_card import (
+    fill_template,
+    loading_code,
+    with_encoder_use,
+    without_division,
+)
+from bertworks.checkpoints.model_folder import (
+    Model,
+    ModelFolder,
+    check_vocabulary,
+    has_weights,
+    save_model,
+)
 from bertworks.checkpoints.pickled_weights import PICKLE_FILES, find_pickle, read_pickled_weights
 from bertworks.checkpoints.resolve import (
     MODEL_DOCUMENTS,
@@ -27,7 +39,11 @@ from bertworks.checkpoints.resolve import (
     resolve_model,
     split_files,
 )
-from bertworks.checkpoints.sentence_transformers import MODEL_FILE, SentenceTransformerSettings, module_files
+from bertworks.checkpoints.sentence_transformers import (
+    MODEL_FILE,
+    SentenceTransformerSettings,
+    module_files,
+)
 from bertworks.checkpoints.task_config import TASK_FILE, TaskConfig, task_settings
 from bertworks.checkpoints.tensorflow import find_checkpoint, load_checkpoint
 from bertworks.errors import BertworksError, expect, explain_os_errors, require, some_names
@@ -57,7 +73,8 @@ class _Source:
     head: settings of config.json besides the encoder's.
     folder: the one that `files` are copied from; names within it.
     sentence: how its vectors are made, for sentence-transformers.
-    tokenizer_files: that are copied instead of files of today, from this folder; none: they are written anew.
+    tokenizer_files: that are copied instead of files of today, from this folder; none: they are
+        written anew.
     """
 
     model: Model
@@ -78,23 +95,27 @@ def convert(
     accept_changes: bool = False,
     trust_pickle: bool = False,
 ) -> Iterator[Event]:
-    """Write a model as a clean folder: config.json, model.safetensors (float32), tokenizer files, README.md.
+    """Write a model as a clean folder: config.json, model.safetensors (float32), tokenizer files,
+    README.md.
 
-    The same source gives the same bytes (except the name in a new model card). A converted folder converts to itself.
-    Iterate to the end to finish the work.
+    The same source gives the same bytes (except the name in a new model card). A converted folder
+    converts to itself. Iterate to the end to finish the work.
 
     Args:
-        source: a model folder, a name as for `fill`, or a TensorFlow checkpoint: bert_model.ckpt, or its folder.
+        source: a model folder, a name as for `fill`, or a TensorFlow checkpoint: bert_model.ckpt,
+            or its folder.
         output: a folder that does not exist, or is empty.
         language: of all texts that the new folder will read, of a model with several.
-        accept_changes: accept weights and a task that are not those that bertworks wrote into the source.
-        trust_pickle: read weights in pytorch_model.bin, if there are no others. It is a pickle, which could run a
-            program: a child process with limits reads it with torch's restricted loader, and only dense tensors are
-            accepted. The tokenizer files are copied as they are.
+        accept_changes: accept weights and a task that are not those that bertworks wrote into the
+            source.
+        trust_pickle: read weights in pytorch_model.bin, if there are no others. It is a pickle,
+            which could run a program: a child process with limits reads it with torch's restricted
+            loader, and only dense tensors are accepted. The tokenizer files are copied as they are.
 
     Raises:
-        BertworksError: the source cannot be read, is not a BERT, or has unknown content; it has changed since
-            bertworks wrote it; weights in a pickle that is not trusted, or holds something else than tensors.
+        BertworksError: the source cannot be read, is not a BERT, or has unknown content; it has
+            changed since bertworks wrote it; weights in a pickle that is not trusted, or holds
+            something else than tensors.
         UsageError: the output folder is not empty.
     """
     # A folder with a config.json is a model folder, whatever else it holds.
@@ -102,7 +123,10 @@ def convert(
     if not is_folder and find_checkpoint(Path(source)) is not None:
         expect(not language, "checkpoints of Google's have no languages", where=source)
         expect(
-            not trust_pickle, "checkpoints of Google's are no pickles", where=source, hint="leave --trust-pickle out"
+            not trust_pickle,
+            "checkpoints of Google's are no pickles",
+            where=source,
+            hint="leave --trust-pickle out",
         )
         yield from import_checkpoint(source, output)
         return
@@ -119,7 +143,9 @@ def convert(
     yield from _write(name, Path(output), _read_folder(folder))
 
 
-def _convert_pickle(name: str, output: Path, folder: ModelFolder, pickle: Path, language: str) -> Iterator[Event]:
+def _convert_pickle(
+    name: str, output: Path, folder: ModelFolder, pickle: Path, language: str
+) -> Iterator[Event]:
     """`convert` for a folder with its weights in a pickle, which is trusted.
 
     Args:
@@ -128,38 +154,52 @@ def _convert_pickle(name: str, output: Path, folder: ModelFolder, pickle: Path, 
         language: as for `convert`.
     """
     _require_config(folder)
-    check_vocabulary(folder.tokenizer, folder.config, folder.within)  # both are checked before the pickle is read
-    yield Event("note", f"{pickle.name} is read in a process of its own: only dense tensors are accepted")
+    # both are checked before the pickle is read
+    check_vocabulary(folder.tokenizer, folder.config, folder.within)
+    yield Event(
+        "note", f"{pickle.name} is read in a process of its own: only dense tensors are accepted"
+    )
     scratch = temporary_sibling(output.resolve())
     with explain_os_errors("cannot be written", output, "choose another path with -o"):
         scratch.mkdir(parents=True)
     try:
         tensors, notes = read_pickled_weights(pickle, scratch, place_of_links(folder.folder))
         source = _read_folder(ModelFolder(folder.folder, language, weights=tensors), PICKLE_FILES)
-        paths = [folder.within / name for name in TOKENIZER_FILES if (folder.within / name).is_file()]
-        yield from _write(name, output, replace(source, notes=[*notes, *source.notes], tokenizer_files=paths))
+        paths = [
+            folder.within / name for name in TOKENIZER_FILES if (folder.within / name).is_file()
+        ]
+        yield from _write(
+            name, output, replace(source, notes=[*notes, *source.notes], tokenizer_files=paths)
+        )
     finally:
         remove(scratch)
 
 
-def import_checkpoint(checkpoint: str | Path, output: str | Path, **options: Any) -> Iterator[Event]:
+def import_checkpoint(
+    checkpoint: str | Path, output: str | Path, **options: Any
+) -> Iterator[Event]:
     """`convert` for a TensorFlow checkpoint of Google's, without TensorFlow.
 
     Args:
         checkpoint: bert_model.ckpt, one of its files, or the folder that holds it.
-        options: how the checkpoint is read.
-            config, vocabulary: files; not given: bert_config.json and vocab.txt next to it.
-            lowercase: not given: inferred from the names of checkpoint and folder, else from the vocabulary.
-            gelu: the meaning of "gelu": "tanh", the approximation in Google's code (usual), or "exact".
-            leave_out: names or patterns (`*`) of variables to leave out.
+        options: how the checkpoint is read. config, vocabulary: files; not given: bert_config.json
+            and vocab.txt next to it. lowercase: not given: inferred from the names of checkpoint
+            and folder, else from the vocabulary. gelu: the meaning of "gelu": "tanh", the
+            approximation in Google's code (usual), or "exact". leave_out: names or patterns (`*`)
+            of variables to leave out.
 
     Raises:
         BertworksError, UsageError: as `convert`.
     """
     prefix = find_checkpoint(as_path(checkpoint))
     if prefix is None:
-        hint = "give bert_model.ckpt where there is a bert_model.ckpt.index; other models: bertworks convert"
-        raise BertworksError("no TensorFlow checkpoint: there is no .index file", where=str(checkpoint), hint=hint)
+        hint = (
+            "give bert_model.ckpt where there is a bert_model.ckpt.index; other models: "
+            "bertworks convert"
+        )
+        raise BertworksError(
+            "no TensorFlow checkpoint: there is no .index file", where=str(checkpoint), hint=hint
+        )
     refuse_not_empty(local_path(output))
     model, notes = load_checkpoint(prefix, **options)
     yield from _write(prefix.name, Path(output), _with_head(model, notes))
@@ -171,24 +211,40 @@ def _with_head(model: Model, notes: list[str]) -> _Source:
     if "span" in parts:
         return _Source(model, task_settings(TaskConfig(task="qa")), notes)
     if "classifier" not in parts:
-        return _Source(model, {"architectures": [hf_mapping.architecture_of(model.state, model.config)]}, notes)
+        return _Source(
+            model, {"architectures": [hf_mapping.architecture_of(model.state, model.config)]}, notes
+        )
     labels = tuple(f"LABEL_{number}" for number in range(len(model.state["classifier.weight"])))
     notes.append(
-        f"output_weights is read as a classifier of whole texts with {len(labels)} labels. Checkpoints do not name "
+        f"output_weights is read as a classifier of whole texts with {len(labels)} labels. "
+        "Checkpoints do not name "
         "labels: write the names into id2label and label2id of config.json"
     )
     return _Source(model, task_settings(TaskConfig(task="classification", labels=labels)), notes)
 
 
 def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
-    """Write a source to a folder that does not exist, or is empty. name: of the source, for the model card."""
+    """Write a source to a folder that does not exist, or is empty. name: of the source, for the
+    model card."""
     model, notes, longest = source.model, source.notes, source.model.config.max_position_embeddings
-    if model.tokenizer.model_max_length > longest and not source.tokenizer_files:  # readers truncate their texts to it
-        notes.append(f"the tokenizer's model_max_length is {longest:,} now, the number of positions of the model")
+    # readers truncate their texts to it
+    if model.tokenizer.model_max_length > longest and not source.tokenizer_files:
+        notes.append(
+            f"the tokenizer's model_max_length is {longest:,} now, the number of positions of the "
+            "model"
+        )
         model.tokenizer.model_max_length = longest
     with replacing_folder(output) as temporary:
         card = _card(output.resolve().name, name, model, source.head, notes)
-        save_model(temporary, model.state, model.config, model.tokenizer, card=card, head=source.head, task=source.task)
+        save_model(
+            temporary,
+            model.state,
+            model.config,
+            model.tokenizer,
+            card=card,
+            head=source.head,
+            task=source.task,
+        )
         if source.tokenizer_files:
             for name_of_file in TOKENIZER_FILES:
                 (temporary / name_of_file).unlink(missing_ok=True)
@@ -203,11 +259,14 @@ def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
     parts = sorted(hf_mapping.component_names(model.state))
     count = sum(value.numel() for value in model.state.values())
     text = f"{output}: {source.head['architectures'][0]}, {count:,} parameters ({', '.join(parts)})"
-    yield Event("done", text, {"folder": str(output), "parts": parts, "parameters": count, "notes": notes})
+    yield Event(
+        "done", text, {"folder": str(output), "parts": parts, "parameters": count, "notes": notes}
+    )
 
 
 def _update_card(path: Path, task: TaskConfig, config: EncoderConfig) -> None:
-    """Replace what an earlier version wrote on the card of a fine-tuned model, and what is not true any more.
+    """Replace what an earlier version wrote on the card of a fine-tuned model, and what is not true
+    any more.
 
     Args:
         task: as in the source.
@@ -223,40 +282,59 @@ def _update_card(path: Path, task: TaskConfig, config: EncoderConfig) -> None:
 
 
 def _require_config(source: ModelFolder) -> None:
-    hint = "name a model folder, a TensorFlow checkpoint (model.ckpt) or a model on the Hugging Face hub"
+    hint = (
+        "name a model folder, a TensorFlow checkpoint (model.ckpt) or a model on the Hugging "
+        "Face hub"
+    )
     what = "this folder holds no model: there is no config.json"
     require((source.within / "config.json").exists(), what, source.folder, hint)
 
 
 def _read_folder(source: ModelFolder, weight_files: Sequence[str] = ()) -> _Source:
-    """Read a model folder. weight_files: patterns of the files of its weights, if they are no safetensors."""
+    """Read a model folder. weight_files: patterns of the files of its weights, if they are no
+    safetensors."""
     folder, inner = source.folder, source.within
     _require_config(source)
     settings, model = source.settings, source.load()
     sentence, kept_files, notes = _sentence_transformer(source)
     head, task = _head(source, model.state)
     if task is not None and task.divides_logits:
-        notes.append(f"the output layer is divided by the temperature {task.temperature:.4g} of {TASK_FILE} now")
-    kept, dropped = hf_mapping.settings_to_keep(settings, head=bool(hf_mapping.component_names(model.state) & _HEADS))
+        notes.append(
+            f"the output layer is divided by the temperature {task.temperature:.4g} of "
+            f"{TASK_FILE} now"
+        )
+    kept, dropped = hf_mapping.settings_to_keep(
+        settings, head=bool(hf_mapping.component_names(model.state) & _HEADS)
+    )
     was = settings.get("architectures")
     if was and was != head["architectures"]:
-        notes.append(f"architectures was {was}; it is {head['architectures']} now, the class of these weights")
+        notes.append(
+            f"architectures was {was}; it is {head['architectures']} now, the class of these "
+            "weights"
+        )
     kept = {name: value for name, value in kept.items() if name not in head}
     weights = source.weights
-    others = {str(v.dtype).removeprefix("torch.") for v in weights.values() if v.is_floating_point()} - {"float32"}
+    others = {
+        str(v.dtype).removeprefix("torch.") for v in weights.values() if v.is_floating_point()
+    } - {"float32"}
     redundant = hf_mapping.redundant_tensors(weights, model.config.family)
     root = place_of_links(folder)
     documents = MODEL_DOCUMENTS
-    if source.config.language != settings.get("language", ""):  # the card of all languages has other commands
+    # the card of all languages has other commands
+    if source.config.language != settings.get("language", ""):
         documents = [name for name in MODEL_DOCUMENTS if name != "README.md"]
-    names = [name for name in (*documents, GENERATION_FILE, *kept_files) if (folder / name).is_file()]
+    names = [
+        name for name in (*documents, GENERATION_FILE, *kept_files) if (folder / name).is_file()
+    ]
     copied = [name for name in names if root in (folder / name).resolve().parents]
     network_files = [*_READ, *weight_files]
     read_files = [*network_files, *copied]
     if sentence:
         read_files += ["2_Normalize/config.json", *module_files(folder)]
     if inner != folder:
-        read_files += [f"{inner.name}/{name}" for name in (*network_files, "sentence_*_config.json")]
+        read_files += [
+            f"{inner.name}/{name}" for name in (*network_files, "sentence_*_config.json")
+        ]
     _, unread = split_files(folder, read_files)
     left_out = {
         "the weights are float32 now; they were": sorted(others),
@@ -265,24 +343,37 @@ def _read_folder(source: ModelFolder, weight_files: Sequence[str] = ()) -> _Sour
         "left out of the folder:": unread,
     }
     notes += [f"{what} {some_names(names, 20)}" for what, names in left_out.items() if names]
-    return _Source(model, kept | head, [*notes, *model.tokenizer.notes], folder, copied, task, sentence)
+    return _Source(
+        model, kept | head, [*notes, *model.tokenizer.notes], folder, copied, task, sentence
+    )
 
 
-def _sentence_transformer(source: ModelFolder) -> tuple[SentenceTransformerSettings | None, list[str], list[str]]:
+def _sentence_transformer(
+    source: ModelFolder,
+) -> tuple[SentenceTransformerSettings | None, list[str], list[str]]:
     """How vectors are made, if bertworks can make them; names of files to copy; notes."""
     files: list[str] = []
     try:
         files = module_files(source.folder)
         _, settings, unwritten = source.sentence_transformer
     except BertworksError as error:
-        copied = f"copied, although bertworks does not make such vectors ({error.what}): {', '.join(files)}"
-        return None, files, [copied if files else f"the settings of its vectors are left out: {error.what}"]
+        copied = (
+            f"copied, although bertworks does not make such vectors ({error.what}): "
+            f"{', '.join(files)}"
+        )
+        return (
+            None,
+            files,
+            [copied if files else f"the settings of its vectors are left out: {error.what}"],
+        )
     if not files:
         return None, [], []
     return settings, [MODEL_FILE], [f"left out of {name}" for name in unwritten]
 
 
-def _head(source: ModelFolder, state: Mapping[str, Tensor]) -> tuple[dict[str, Any], TaskConfig | None]:
+def _head(
+    source: ModelFolder, state: Mapping[str, Tensor]
+) -> tuple[dict[str, Any], TaskConfig | None]:
     """Settings of config.json for the head; the task of a bertworks folder.
 
     Raises:
@@ -301,23 +392,31 @@ def _head(source: ModelFolder, state: Mapping[str, Tensor]) -> tuple[dict[str, A
     expected = make_task_head(task)
     outputs = len(state.get(f"{expected.head}.weight", ()))
     own = {"recurrent": bool(task.lstm_units), "mix": task.feature_layers == "mix"}
-    fits = outputs == expected.outputs and all(wanted == (part in parts) for part, wanted in own.items())
+    fits = outputs == expected.outputs and all(
+        wanted == (part in parts) for part, wanted in own.items()
+    )
     what = f"the head of these weights ({names}, {outputs} outputs) does not fit {task.task}"
     hint = "use the config.json that was saved with these weights"
     require(fits, f"{what} with {expected.outputs} outputs in config.json", folder, hint)
     head = task_settings(task, source.config)
     if has_task_file:
         return head, task
-    given: dict[str, Any] = {"problem_type": settings.get("problem_type")}  # the default for one label differs
+    # the default for one label differs
+    given: dict[str, Any] = {"problem_type": settings.get("problem_type")}
     if settings.get("id2label"):  # also for tasks without labels: other programs show them
         named = {str(number): str(label) for number, label in settings["id2label"].items()}
-        given |= {"id2label": named, "label2id": {label: int(number) for number, label in named.items()}}
+        given |= {
+            "id2label": named,
+            "label2id": {label: int(number) for number, label in named.items()},
+        }
     elif not task.labels:
         given |= {"id2label": None, "label2id": None}
     return {name: value for name, value in (head | given).items() if value}, None
 
 
-def _card(name: str, source: str, model: Model, head: Mapping[str, Any], notes: Collection[str]) -> str:
+def _card(
+    name: str, source: str, model: Model, head: Mapping[str, Any], notes: Collection[str]
+) -> str:
     """README.md for a source without one."""
     has_own_type = str(head.get("model_type")).startswith(hf_mapping.OWN_TYPE)
     is_own = has_own_type or hf_mapping.is_own_lm_head(model.config, head["architectures"])

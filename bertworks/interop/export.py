@@ -1,4 +1,5 @@
-"""A model as an ONNX file for other programs: traced, compared with the model and timed before it appears."""
+"""A model as an ONNX file for other programs: traced, compared with the model and timed before it
+appears."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,12 @@ from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Target
 from bertworks.checkpoints.hf_mapping import architecture_of, component_names
 from bertworks.checkpoints.model_card import fill_template, with_tokenizer_note
-from bertworks.checkpoints.model_folder import EXPORTED, EXPORTED_BELOW, save_settings, weights_sha256
+from bertworks.checkpoints.model_folder import (
+    EXPORTED,
+    EXPORTED_BELOW,
+    save_settings,
+    weights_sha256,
+)
 from bertworks.checkpoints.sentence_transformers import module_files
 from bertworks.checkpoints.storage import read_json
 from bertworks.checkpoints.task_config import (
@@ -49,15 +55,16 @@ from bertworks.models.encoder import Encoder
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.task_heads import MultipleChoice, SpanExtraction, TaskModel
 
-# The outputs: hidden states of all tokens; logits of the vocabulary for each token; those of the head of a task.
+# The outputs: hidden states of all tokens; logits of the vocabulary for each token; those of the
+# head of a task.
 ExportedNetwork = Encoder | PretrainingModel | TaskModel
 OPSET = 20
 _MAX_BYTES = (1 << 31) - (1 << 24)  # of parameters: one file holds less than 2 GB
 
 
 def outputs_of(network: ExportedNetwork, batch: Batch) -> Tensor:
-    """[M, outputs]: the logits of a task at the positions of its target; else the logits of the vocabulary, or the last
-    hidden states, for all tokens."""
+    """[M, outputs]: the logits of a task at the positions of its target; else the logits of the
+    vocabulary, or the last hidden states, for all tokens."""
     if isinstance(network, TaskModel):
         return network.logits(batch)
     encoder = network if isinstance(network, Encoder) else network.encoder
@@ -67,72 +74,101 @@ def outputs_of(network: ExportedNetwork, batch: Batch) -> Tensor:
 
 
 def write_onnx(path: Path, network: ExportedNetwork) -> None:
-    """Traces the network and writes one file. `input_ids`, `attention_mask` (1: a token, 0: padding) and
-    `token_type_ids` (where the model has any), int64 [batch, length], for choices [batch, choices, length], become
-    float32 `last_hidden_state` [batch, length, hidden]; or `logits`, [batch, length, outputs], [batch, outputs] or
-    [batch, choices]; or `start_logits` and `end_logits`, [batch, length].
+    """Traces the network and writes one file. `input_ids`, `attention_mask` (1: a token, 0:
+    padding) and `token_type_ids` (where the model has any), int64 [batch, length], for choices
+    [batch, choices, length], become float32 `last_hidden_state` [batch, length, hidden]; or
+    `logits`, [batch, length, outputs], [batch, outputs] or [batch, choices]; or `start_logits` and
+    `end_logits`, [batch, length].
 
-    The exporter by tracing is used, and attention as two products and a softmax: what onnxruntime computes fastest.
+    The exporter by tracing is used, and attention as two products and a softmax: what onnxruntime
+    computes fastest.
 
     Args:
         path: written in place: pass a temporary one.
 
     Raises:
-        BertworksError: it is more than one file can hold, or another direction than both; onnx is not installed.
+        BertworksError: it is more than one file can hold, or another direction than both; onnx is
+            not installed.
     """
     with optional_import("an exported model", '"bertworks[export]"'):
         import onnx
     encoder = network if isinstance(network, Encoder) else network.encoder
     direction = encoder.config.direction
-    if direction == "right_to_left" or (direction == "left_to_right" and not isinstance(network, TaskModel)):
-        what = f"only fine-tuned models are exported of those that read {direction.replace('_', ' ')}"
-        raise BertworksError(what, hint="fine-tune it first, or export a model that reads in both directions")
+    if direction == "right_to_left" or (
+        direction == "left_to_right" and not isinstance(network, TaskModel)
+    ):
+        what = (
+            f"only fine-tuned models are exported of those that read {direction.replace('_', ' ')}"
+        )
+        raise BertworksError(
+            what, hint="fine-tune it first, or export a model that reads in both directions"
+        )
     if sum(p.numel() * p.element_size() for p in network.parameters()) > _MAX_BYTES:
         raise BertworksError("the model has more than 2 GB, the most that one ONNX file holds")
     task = network.task if isinstance(network, TaskModel) else None
-    axes = ["batch", "choices", "length"] if isinstance(task, MultipleChoice) else ["batch", "length"]
+    axes = (
+        ["batch", "choices", "length"] if isinstance(task, MultipleChoice) else ["batch", "length"]
+    )
     kept = axes[:-1] if task is not None and task.pooled else axes
-    names = [name for name in INPUTS if name != "token_type_ids" or encoder.embeddings.token_type is not None]
+    names = [
+        name
+        for name in INPUTS
+        if name != "token_type_ids" or encoder.embeddings.token_type is not None
+    ]
     outputs = ["last_hidden_state"] if network is encoder else ["logits"]
     outputs = ["start_logits", "end_logits"] if isinstance(task, SpanExtraction) else outputs
-    dynamic = {name: dict(enumerate(axes)) for name in names} | {name: dict(enumerate(kept)) for name in outputs}
+    dynamic = {name: dict(enumerate(axes)) for name in names} | {
+        name: dict(enumerate(kept)) for name in outputs
+    }
     example = tuple(torch.ones((2, 3, 4)[-len(axes) :], dtype=torch.long) for _ in names)
     traced = _Traced(network).eval()
     # The warnings: sizes that are constant, and that there is a newer exporter.
     with torch.no_grad(), warnings.catch_warnings(action="ignore"):
         torch.onnx.export(
-            traced, example, str(path), dynamo=False, opset_version=OPSET,
-            input_names=names, output_names=outputs, dynamic_axes=dynamic,
-        )  # fmt: skip
+            traced,
+            example,
+            str(path),
+            dynamo=False,
+            opset_version=OPSET,
+            input_names=names,
+            output_names=outputs,
+            dynamic_axes=dynamic,
+        )
     _simplify(path)
     model = onnx.load(str(path))
     _split_gemm(model.graph)
     model.producer_name = "bertworks"
     if not isinstance(task, MultipleChoice | SpanExtraction):
         width = encoder.config.hidden_size if network is encoder else encoder.config.vocab_size
-        model.graph.output[0].type.tensor_type.shape.dim[-1].dim_value = width if task is None else task.outputs
-    # Without this mark onnxruntime's quantization advises to simplify the graph first, which changes nothing here.
+        model.graph.output[0].type.tensor_type.shape.dim[-1].dim_value = (
+            width if task is None else task.outputs
+        )
+    # Without this mark onnxruntime's quantization advises to simplify the graph first, which
+    # changes nothing here.
     onnx.helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})
     onnx.checker.check_model(model)
     path.write_bytes(model.SerializeToString())
 
 
 def _simplify(path: Path) -> None:
-    """Constants are computed and superfluous nodes removed, in the place of the file, without operators that only
-    onnxruntime knows."""
+    """Constants are computed and superfluous nodes removed, in the place of the file, without
+    operators that only onnxruntime knows."""
     with optional_import("an exported model", '"bertworks[export]"'):
         import onnxruntime
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.optimized_model_filepath, options.log_severity_level = str(path), 4
-    providers, kept = ["CPUExecutionProvider"], ["MatMulAddFusion"]  # it makes Gemm of matrices that are not transposed
-    onnxruntime.InferenceSession(path.read_bytes(), options, providers=providers, disabled_optimizers=kept)
+    # it makes Gemm of matrices that are not transposed
+    providers, kept = ["CPUExecutionProvider"], ["MatMulAddFusion"]
+    onnxruntime.InferenceSession(
+        path.read_bytes(), options, providers=providers, disabled_optimizers=kept
+    )
 
 
 def _split_gemm(graph: Any) -> None:
-    """Linear layers as MatMul and Add, which onnxruntime can quantize and computes as fast as Gemm. Their matrices are
-    transposed here; before the product with the embedding matrix, which the embeddings read as well, a Transpose does
-    it, and no copy is in the file."""
+    """Linear layers as MatMul and Add, which onnxruntime can quantize and computes as fast as Gemm.
+    Their matrices are transposed here; before the product with the embedding matrix, which the
+    embeddings read as well, a Transpose does it, and no copy is in the file."""
     import onnx
 
     make, arrays = onnx.helper.make_node, onnx.numpy_helper
@@ -158,13 +194,24 @@ class _Traced(torch.nn.Module):
         super().__init__()
         self.network: Any = network
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Any:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> Any:
         sizes, encoder = input_ids.shape, getattr(self.network, "encoder", self.network)
-        layout: Any = _PaddedLayout(attention_mask.view(-1, sizes[-1]), encoder.config.max_position_embeddings)
-        ids, types = input_ids.flatten(), None if token_type_ids is None else token_type_ids.flatten()
+        layout: Any = _PaddedLayout(
+            attention_mask.view(-1, sizes[-1]), encoder.config.max_position_embeddings
+        )
+        ids, types = (
+            input_ids.flatten(),
+            None if token_type_ids is None else token_type_ids.flatten(),
+        )
         task, pooler = getattr(self.network, "task", None), getattr(self.network, "pooler", None)
-        positions = torch.arange(len(layout.position_ids)) if pooler is None else pooler.tokens(layout)
-        found = outputs_of(self.network, Batch(ids, layout, types, {"task": BatchTarget(positions, positions)}))
+        positions = (
+            torch.arange(len(layout.position_ids)) if pooler is None else pooler.tokens(layout)
+        )
+        found = outputs_of(
+            self.network, Batch(ids, layout, types, {"task": BatchTarget(positions, positions)})
+        )
         if isinstance(task, SpanExtraction):
             return tuple(part.view(sizes) for part in found.unbind(-1))
         if isinstance(task, MultipleChoice):
@@ -173,7 +220,8 @@ class _Traced(torch.nn.Module):
 
 
 class _PaddedLayout:
-    """The interface of `Layout` for a rectangle of which a mask says where the tokens are. All sizes are traced."""
+    """The interface of `Layout` for a rectangle of which a mask says where the tokens are. All
+    sizes are traced."""
 
     is_uniform, is_causal, rank, memory = False, False, None, None
 
@@ -204,14 +252,16 @@ class _PaddedLayout:
 
 
 LARGEST_DIFFERENCE = 1e-4  # in logits; of numbers beyond 100, as a regression may give, a millionth
-_SHAPES = ((1, 1), (1, 2), (1, 16), (2, 7), (3, 33), (8, 64), (5, 128), (2, 512))  # sequences, tokens of the longest
+# sequences, tokens of the longest
+_SHAPES = ((1, 1), (1, 2), (1, 16), (2, 7), (3, 33), (8, 64), (5, 128), (2, 512))
 _USUAL = ((1, 20), (16, 48), (4, 200))  # the same, for timing without data
 _ROWS, _ROUNDS = 256, 3  # rows of the data that are timed; rounds of the timing
 _RECORD = "export.json"  # what was exported, and the hash of the file
 
 
 class _Source(NamedTuple):
-    """The model to export. predictor, task: of a fine-tuned model, whose temperature is in the weights of `network`."""
+    """The model to export. predictor, task: of a fine-tuned model, whose temperature is in the
+    weights of `network`."""
 
     name: str
     model: LazyModel
@@ -233,27 +283,32 @@ def export(
     data: str | Path | None = None,
     subfolder: bool = False,
 ) -> Iterator[Event]:
-    """Export a model to a folder with one ONNX file, config and tokenizer; `Predictor` and `predict_file` read it.
-    The file is compared with the model before the folder appears. A folder that holds this export already, as after an
-    interruption at the very end, stays as it is.
+    """Export a model to a folder with one ONNX file, config and tokenizer; `Predictor` and
+    `predict_file` read it. The file is compared with the model before the folder appears. A folder
+    that holds this export already, as after an interruption at the very end, stays as it is.
 
     Args:
         model: fine-tuned, pre-trained (its masked LM is exported) or an encoder alone.
         encoder: export only the hidden states, without the head.
         int8: 8-bit weights and matrix products: smaller and faster; the differences are reported.
         data: labelled rows to evaluate and time both models on.
-        subfolder: write onnx/model.onnx beside the tokenizer, where transformers.js, optimum and sentence-transformers
-            look for it; else model.onnx.
+        subfolder: write onnx/model.onnx beside the tokenizer, where transformers.js, optimum and
+            sentence-transformers look for it; else model.onnx.
 
     Raises:
-        UsageError: the output exists and is not this export; data for a model without the head of a task.
-        BertworksError: no such model, or an unsupported one; the file differs from the model; onnx or onnxruntime is
-            not installed.
+        UsageError: the output exists and is not this export; data for a model without the head of a
+            task.
+        BertworksError: no such model, or an unsupported one; the file differs from the model; onnx
+            or onnxruntime is not installed.
     """
     target = local_path(output)
     source = _open(model, encoder_only=encoder)
     if data is not None and source.predictor is None:
-        raise UsageError("this model has no head of a task to evaluate on data", where=str(data), hint="leave it out")
+        raise UsageError(
+            "this model has no head of a task to evaluate on data",
+            where=str(data),
+            hint="leave it out",
+        )
     results: dict[str, Any] = {"output": str(target), "format": format, "int8": int8}
     settings = {"config": str(source.model.config), "task": str(source.task), "data": str(data)}
     request = {**source.model.fingerprint, **settings, "encoder": encoder, "int8": int8}
@@ -275,7 +330,13 @@ def export(
 
 
 def _export(
-    source: _Source, folder: Path, results: dict[str, Any], *, int8: bool, data: str | Path | None, place: str
+    source: _Source,
+    folder: Path,
+    results: dict[str, Any],
+    *,
+    int8: bool,
+    data: str | Path | None,
+    place: str,
 ) -> Iterator[Event]:
     """Fills the folder; adds to `results`. place: of the file, within the folder."""
     path = folder / place
@@ -294,25 +355,43 @@ def _export(
     theirs = OnnxModel(path)
     results["largest_difference"] = _compared(source, theirs, results["output"])
     longest = min(512, config.max_position_embeddings)
-    yield Event("note", f"onnxruntime agrees on {len(_SHAPES)} shapes, from 1 x 1 to 2 x {longest}: differences up to "
-                f"{results['largest_difference']:.1e}")  # fmt: skip
+    yield Event(
+        "note",
+        f"onnxruntime agrees on {len(_SHAPES)} shapes, from 1 x 1 to 2 x {longest}: differences "
+        "up to "
+        f"{results['largest_difference']:.1e}",
+    )
     batches = _batches(source, data)
     if int8:
         _quantize(path, source.network)
         theirs = OnnxModel(path)
         expected = _outputs(source.logits, batches)
         off = (expected - _outputs(theirs.logits, batches)).abs()
-        cost = {"largest": float(off.max()), "mean": float(off.mean()), "deviation": float(expected.std())}
+        cost = {
+            "largest": float(off.max()),
+            "mean": float(off.mean()),
+            "deviation": float(expected.std()),
+        }
         results["cost"] = cost
-        yield Event("note", f"int8: outputs differ by up to {cost['largest']:.3f}, by {cost['mean']:.4f} on average, "
-                    f"and have a standard deviation of {cost['deviation']:.3f}", cost)  # fmt: skip
-    timers = [Timer(partial(_outputs, answer, batches)) for answer in (source.logits, theirs.logits)]
+        yield Event(
+            "note",
+            f"int8: outputs differ by up to {cost['largest']:.3f}, by {cost['mean']:.4f} on "
+            "average, "
+            f"and have a standard deviation of {cost['deviation']:.3f}",
+            cost,
+        )
+    timers = [
+        Timer(partial(_outputs, answer, batches)) for answer in (source.logits, theirs.logits)
+    ]
     rounds = [[timer.timeit(1) for timer in timers] for _ in range(_ROUNDS)]
     before, took = map(min, zip(*rounds))
     results |= {"seconds": took, "seconds_ours": before}
     count = sum(batch.layout.num_sequences for batch in batches)
-    yield Event("note", f"speed: {count} sequences take {took:.3f} s, by torch {before:.3f} s: "
-                f"{before / took:.2f} times as fast")  # fmt: skip
+    yield Event(
+        "note",
+        f"speed: {count} sequences take {took:.3f} s, by torch {before:.3f} s: "
+        f"{before / took:.2f} times as fast",
+    )
     if data is not None:
         for name, model in (("figures_ours", source.model.folder), ("figures", folder)):
             evaluation = evaluate_task(model, data, device="cpu", precision="fp32")
@@ -333,17 +412,26 @@ def _open(model: str | Path, *, encoder_only: bool) -> _Source:
     """
     source = LazyModel(model, "cpu")
     expect(
-        not source.exported, "this model is an exported one", where=source, hint="use the model that it was made from"
+        not source.exported,
+        "this model is an exported one",
+        where=source,
+        hint="use the model that it was made from",
     )
     source.refuse_nested()
     components = component_names(source.state)
     what = "the head of this model is an LSTM: programs for exported models do not support it"
-    hint = "export a model that was fine-tuned with another recipe; or only the hidden states: --encoder"
+    hint = (
+        "export a model that was fine-tuned with another recipe; or only the hidden states: "
+        "--encoder"
+    )
     require("recurrent" not in components or encoder_only, what, source, hint)
     name = Path(model).resolve().name
     if not encoder_only and components & {"classifier", "span"}:
         predictor = Predictor(source, precision="fp32")
-        what = "this model compares the vectors of two texts: programs for exported models read one at a time"
+        what = (
+            "this model compares the vectors of two texts: programs for exported models read "
+            "one at a time"
+        )
         compares = predictor.description.vectors in ("pair", "cosine")
         require(not compares, what, source, "export only the hidden states: --encoder")
         network, task = predictor.network, predictor.description
@@ -357,14 +445,18 @@ def _open(model: str | Path, *, encoder_only: bool) -> _Source:
 
 
 def _drawn(source: _Source, draw: np.random.Generator, sequences: int, length: int) -> Batch:
-    """Random sequences: one of the length, the others shorter. The targets are those of the head."""
+    """Random sequences: one of the length, the others shorter. The targets are those of the
+    head."""
     longest = min(length, source.model.config.max_position_embeddings)
     is_pooled = isinstance(source.network, TaskModel) and source.network.task.pooled
     examples = []
     for n in [longest, *draw.integers(max(1, longest // 4), longest + 1, sequences - 1)]:
         positions = np.zeros(1, np.int64) if is_pooled else np.arange(n)
         target = Target(positions, np.zeros(len(positions), np.int64))
-        ids, kinds = draw.integers(0, source.model.config.vocab_size, n), np.sort(draw.integers(0, 2, n))
+        ids, kinds = (
+            draw.integers(0, source.model.config.vocab_size, n),
+            np.sort(draw.integers(0, 2, n)),
+        )
         examples.append(Example(ids, kinds, {"task": target}))
     return collate(examples)
 
@@ -392,7 +484,10 @@ def _compared(source: _Source, exported: OnnxModel, where: str) -> float:
         batch = _drawn(source, draw, *shape)
         ours, theirs = source.logits(batch), exported.logits(batch)
         difference = float((ours - theirs).abs().max())
-        what = f"what was exported differs from the model by {difference:.1e} on {shape[0]} x {shape[1]} tokens"
+        what = (
+            f"what was exported differs from the model by {difference:.1e} on {shape[0]} x "
+            f"{shape[1]} tokens"
+        )
         hint = "report this, with the versions that `bertworks doctor` shows"
         agrees = difference <= LARGEST_DIFFERENCE * max(1.0, float(ours.abs().max()) / 100)
         require(agrees, f"{what}; it is not kept", where, hint)
@@ -404,11 +499,15 @@ def _quantize(path: Path, network: ExportedNetwork) -> None:
     """Replace the weights of the file by 8-bit weights, with one scale per column."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    # The LM head reads the embedding matrix too: a quantized Gather would be converted back at each call.
+    # The LM head reads the embedding matrix too: a quantized Gather would be converted back at each
+    # call.
     kinds = ["MatMul"] if isinstance(network, PretrainingModel) else ["MatMul", "Gather"]
     small = path.with_suffix(".int8")
-    # One bit less: products of two of them overflow on processors without instructions for 8 bits (AVX2).
-    quantize_dynamic(path, small, kinds, per_channel=True, reduce_range=True, weight_type=QuantType.QInt8)
+    # One bit less: products of two of them overflow on processors without instructions for 8 bits
+    # (AVX2).
+    quantize_dynamic(
+        path, small, kinds, per_channel=True, reduce_range=True, weight_type=QuantType.QInt8
+    )
     small.replace(path)
 
 
@@ -426,7 +525,11 @@ def _card(source: _Source, exported: OnnxModel, results: dict[str, Any], place: 
         opset=OPSET,
         version=bertworks.__version__,
         shape=exported.session.get_inputs()[0].shape,
-        outputs=" and ".join(f"`{value.name}` {value.shape}" for value in exported.session.get_outputs()),
+        outputs=" and ".join(
+            f"`{value.name}` {value.shape}" for value in exported.session.get_outputs()
+        ),
         difference=results["largest_difference"],
-        quantized=f" With 8-bit weights they differ by up to {cost['largest']:.3f}." if cost else "",
+        quantized=f" With 8-bit weights they differ by up to {cost['largest']:.3f}."
+        if cost
+        else "",
     )

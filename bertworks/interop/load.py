@@ -30,20 +30,23 @@ _WHY = packaged_table(__file__, "abilities.toml")
 
 
 class MissingMethodError(BertworksError, AttributeError):
-    """The model has no method `predict`, as it has no task. `hasattr` reads an AttributeError as False."""
+    """The model has no method `predict`, as it has no task. `hasattr` reads an AttributeError as
+    False."""
 
 
 class LoadedModel(ModelUser):
-    """A model that `load` opened. Its weights are read when they are first needed. All methods share one copy. A pickle
-    holds the path of the model folder and a hash of its files.
+    """A model that `load` opened. Its weights are read when they are first needed. All methods
+    share one copy. A pickle holds the path of the model folder and a hash of its files.
 
-    A fine-tuned model is a `FinetunedModel`, which has a method `predict` besides those of this class.
+    A fine-tuned model is a `FinetunedModel`, which has a method `predict` besides those of this
+    class.
 
     Attributes:
         folder: where it lies.
         config: the shape of its encoder (`EncoderConfig`).
         tokenizer: text to token ids and back (`Tokenizer`).
-        predictor: `predictor()` is the fine-tuned model as a `Predictor`, with `score` and `predict_proba`.
+        predictor: `predictor()` is the fine-tuned model as a `Predictor`, with `score` and
+            `predict_proba`.
     """
 
     predict: Callable[..., list[Answer]]  # only a FinetunedModel has it; see `__getattr__`
@@ -70,14 +73,17 @@ class LoadedModel(ModelUser):
 
     def __repr__(self) -> str:
         c = self.config
-        shape = f"{c.num_hidden_layers} layers, hidden size {c.hidden_size}, {c.vocab_size:,} tokens"
+        shape = (
+            f"{c.num_hidden_layers} layers, hidden size {c.hidden_size}, {c.vocab_size:,} tokens"
+        )
         return f"<model {self.folder}: {shape}; can {', '.join(self.can)}>"
 
     if not TYPE_CHECKING:  # mypy would accept any name
 
         def __getattr__(self, name: str) -> Any:
-            """Explain why a model without a task has no method `predict`. The class does not have the method either:
-            mteb takes each object that has one for a cross-encoder, and gives it no texts to encode."""
+            """Explain why a model without a task has no method `predict`. The class does not have
+            the method either: mteb takes each object that has one for a cross-encoder, and gives it
+            no texts to encode."""
             if name == "predict":
                 if "predict" in self.can:
                     what = "a LoadedModel has no method predict, though this model is fine-tuned"
@@ -90,14 +96,15 @@ class LoadedModel(ModelUser):
 
     @cached_property
     def can(self) -> tuple[Ability, ...]:
-        """The methods that this model supports: "embed", "explain", "fill", "generate", "score", "detect",
-        "predict"."""
+        """The methods that this model supports: "embed", "explain", "fill", "generate", "score",
+        "detect", "predict"."""
         predicts: list[Ability] = ["predict"] if self._source.has_task else []
         if self._source.exported:
             pretrained = architecture_of(["encoder.", "lm_head."], self.config)
             is_lm = self._source.settings.get("architectures") == [pretrained]
             return tuple(predicts or (["fill"] if is_lm else ["embed"]))
-        if self.config.direction == "left_to_right":  # a plain head is the embedding matrix, which every file has
+        # a plain head is the embedding matrix, which every file has
+        if self.config.direction == "left_to_right":
             return ("embed", "explain", "generate", "score", *predicts)
         parts = components_in_file(self._source.weights, self.config)
         fills: list[Ability] = ["fill", "score"] if "lm_head" in parts else []
@@ -105,25 +112,27 @@ class LoadedModel(ModelUser):
         return ("embed", "explain", *fills, *detects, *predicts)
 
     def embed(self, texts: Iterable[str], *, prompt: str | None = None) -> Vectors:
-        """The vector of each text, float32 [texts, dimension], as the model's own files say how; else the mean of its
-        tokens. `Embedder` has other ways.
+        """The vector of each text, float32 [texts, dimension], as the model's own files say how;
+        else the mean of its tokens. `Embedder` has other ways.
 
         Args:
             prompt: what is put before each; None: the model's default.
 
         Raises:
             UsageError: one text and no list.
-            BertworksError: only the model's answers were exported; its vectors are made in a way not known here.
+            BertworksError: only the model's answers were exported; its vectors are made in a way
+                not known here.
         """
         self._check("embed")
         return self._embedder().embed(texts, prompt=prompt)
 
     def encode(self, inputs: str | Iterable[Any], **options: Any) -> Any:
-        """Return vectors for programs that look for this method of sentence-transformers, such as mteb: see
-        `Embedder.encode`, which has the same arguments.
+        """Return vectors for programs that look for this method of sentence-transformers, such as
+        mteb: see `Embedder.encode`, which has the same arguments.
 
         Raises:
-            UsageError: values that are no texts, an unknown prompt, or a value that an argument does not have.
+            UsageError: values that are no texts, an unknown prompt, or a value that an argument
+                does not have.
             TypeError: an unknown argument.
             BertworksError: only the model's answers were exported.
         """
@@ -136,7 +145,8 @@ class LoadedModel(ModelUser):
         return self._embedder().similarity(embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Tensor:
-        """Return how similar each vector is to the one with the same number: see `Embedder.similarity_pairwise`."""
+        """Return how similar each vector is to the one with the same number: see
+        `Embedder.similarity_pairwise`."""
         self._check("embed")
         return self._embedder().similarity_pairwise(embeddings1, embeddings2)
 
@@ -157,14 +167,17 @@ class LoadedModel(ModelUser):
         return [self._filler()(text, k) for text in texts_of(texts, "fill([text])[0]")]
 
     def generate(self, texts: Iterable[str], **options: Any) -> list[Generation]:
-        """The continuation of each text by a model that reads from left to right: see `bertworks.generate`.
+        """The continuation of each text by a model that reads from left to right: see
+        `bertworks.generate`.
 
         Args:
-            options: `max_tokens`, `temperature`, `top_k`, `top_p`, `seed`, `stop` and `sampling`, as there.
+            options: `max_tokens`, `temperature`, `top_k`, `top_p`, `seed`, `stop` and `sampling`,
+                as there.
 
         Raises:
             UsageError: one text and no list; an option outside its range.
-            BertworksError: the model reads in both directions; a text without tokens, or with too many.
+            BertworksError: the model reads in both directions; a text without tokens, or with too
+                many.
         """
         self._check("generate")
         chosen = SamplingOptions(**options)
@@ -179,10 +192,13 @@ class LoadedModel(ModelUser):
         """
         self._check("score")
         sentences = list(texts_of(sentences, "score([text])[0]"))
-        return list(score(self._source, sentences, within_word=within_word, precision=self._precision))
+        return list(
+            score(self._source, sentences, within_word=within_word, precision=self._precision)
+        )
 
     def detect(self, texts: Iterable[str]) -> list[Detection]:
-        """For each token of each text the probability that it was replaced: see `bertworks.inference.detect.detect`.
+        """For each token of each text the probability that it was replaced: see
+        `bertworks.inference.detect.detect`.
 
         Raises:
             UsageError: one text and no list.
@@ -191,7 +207,9 @@ class LoadedModel(ModelUser):
         self._check("detect")
         return list(detect(self._source, texts, precision=self._precision))
 
-    def explain(self, *texts: str, target: str | None = None, baseline: Literal["mask", "pad"] = "mask") -> Explanation:
+    def explain(
+        self, *texts: str, target: str | None = None, baseline: Literal["mask", "pad"] = "mask"
+    ) -> Explanation:
         """Why the model answers what it answers to one text, or pair: see `bertworks.explain`.
 
         Raises:
@@ -227,15 +245,16 @@ class LoadedModel(ModelUser):
 class FinetunedModel(LoadedModel):
     """A model with the head of a task that `load` opened.
 
-    Most tasks of mteb refuse an object with a method `predict`, as they take it for a cross-encoder: they need an
-    `Embedder` of the same folder.
+    Most tasks of mteb refuse an object with a method `predict`, as they take it for a
+    cross-encoder: they need an `Embedder` of the same folder.
     """
 
     def predict(self, texts: Data, *, top_k: int = 1, probabilities: bool = False) -> list[Answer]:
         """What a fine-tuned model says of each text: see `Predictor.predict`.
 
         Raises:
-            UsageError: texts of another kind, or more than one answer of a model that gives only one.
+            UsageError: texts of another kind, or more than one answer of a model that gives only
+                one.
         """
         return self.predictor().predict(texts, top_k=top_k, probabilities=probabilities)
 
@@ -247,18 +266,25 @@ def loaded_model(model: LazyModel, *, precision: PrecisionOption) -> LoadedModel
 
 
 def load(
-    model: str | Path, *, task: str | None = None, device: str = "auto", precision: PrecisionOption = "auto",
+    model: str | Path,
+    *,
+    task: str | None = None,
+    device: str = "auto",
+    precision: PrecisionOption = "auto",
     language: str = "",
-) -> LoadedModel:  # fmt: skip
-    """A model as one object, for whatever it can do: `fill`, `generate`, `score`, `embed`, `detect`, `predict`,
-    `explain`, `encode`, `tokenizer`, `config`. `can` lists what it can do; errors name the alternative.
+) -> LoadedModel:
+    """A model as one object, for whatever it can do: `fill`, `generate`, `score`, `embed`,
+    `detect`, `predict`, `explain`, `encode`, `tokenizer`, `config`. `can` lists what it can do;
+    errors name the alternative.
 
     Args:
-        model: a folder of ours, of transformers, of sentence-transformers, or an exported one; `minilm`; or a hub id.
+        model: a folder of ours, of transformers, of sentence-transformers, or an exported one;
+            `minilm`; or a hub id.
         task: the name of a task of a joint fine-tuning.
         device: "auto", "cpu" or "cuda".
-        precision: "fp32", "bf16", "int8" or "auto": for vectors as `Embedder` has it, for predictions as `Predictor`;
-            fills and explanations are in fp32, scores and replaced tokens in bf16 if `precision` is bf16.
+        precision: "fp32", "bf16", "int8" or "auto": for vectors as `Embedder` has it, for
+            predictions as `Predictor`; fills and explanations are in fp32, scores and replaced
+            tokens in bf16 if `precision` is bf16.
         language: of the texts, for a model with several (XLM).
 
     Raises:

@@ -1,7 +1,7 @@
 """Uploads a model folder to the Hugging Face hub.
 
-Only safetensors, configuration, tokenizer and card are sent, in one commit, after the folder was read as a model. A dry
-run does not use the network.
+Only safetensors, configuration, tokenizer and card are sent, in one commit, after the folder was
+read as a model. A dry run does not use the network.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,15 +19,22 @@ _LONGEST_CARD = 1 << 20  # bytes
 
 
 def push(
-    folder: str | Path, repository: str, *, dry_run: bool = False, private: bool = False, licence: str | None = None
+    folder: str | Path,
+    repository: str,
+    *,
+    dry_run: bool = False,
+    private: bool = False,
+    licence: str | None = None,
 ) -> Iterator[Event]:
-    """Upload a model folder to the hub as `owner/name`, in one commit. Creates the repository if needed.
+    """Upload a model folder to the hub as `owner/name`, in one commit. Creates the repository if
+    needed.
 
     Args:
         folder: a model folder on this machine.
         dry_run: only report what would be sent, with the whole card. Needs no network and no token.
         private: make a new repository private.
-        licence: license identifier of the hub, such as mit, for the card. The card in the folder does not change.
+        licence: license identifier of the hub, such as mit, for the card. The card in the folder
+            does not change.
 
     Raises:
         UsageError: not a name of a repository.
@@ -41,7 +48,12 @@ def push(
         validate_repo_id(repository)
     except HFValidationError as error:
         raise UsageError(one_line(error), where=repository, hint="give owner/name") from None
-    expect("/" in repository, "the repository has no owner", where=repository, hint=f"give owner/{repository}")
+    expect(
+        "/" in repository,
+        "the repository has no owner",
+        where=repository,
+        hint=f"give owner/{repository}",
+    )
     model = ModelFolder(folder)
     model.load()
     model.refuse_nested()
@@ -53,13 +65,27 @@ def push(
     lines = [f"{repository}: {len(files)} files, {sum(files.values()) / 1e6:,.1f} MB"]
     lines += [f"  {name:<{width}}  {size:>13,} bytes" for name, size in files.items()]
     lines += [f"not sent: {', '.join(others)}"] * bool(others)
-    fields: dict[str, Any] = {"repository": repository, "files": files, "stays": others, "card": card}
+    fields: dict[str, Any] = {
+        "repository": repository,
+        "files": files,
+        "stays": others,
+        "card": card,
+    }
     if dry_run:
-        lines += ["", "--- the card ---", card.rstrip(), "--- end of the card ---", "", "dry run: nothing was sent"]
+        lines += [
+            "",
+            "--- the card ---",
+            card.rstrip(),
+            "--- end of the card ---",
+            "",
+            "dry run: nothing was sent",
+        ]
         yield Event("done", "\n".join(lines), fields | {"sent": False})
         return
     yield Event("note", "\n".join([*lines, "sending ..."]))
-    content: dict[str, Path | bytes] = {name: folder / name for name in files} | {_CARD: card.encode()}
+    content: dict[str, Path | bytes] = {name: folder / name for name in files} | {
+        _CARD: card.encode()
+    }
     url = _send(repository, content, private=private)
     yield Event("done", f"sent: {url}", fields | {"sent": True, "url": url})
 
@@ -72,12 +98,20 @@ def _list_files(folder: Path) -> tuple[dict[str, int], list[str]]:
     """
     names, others = split_files(folder, MODEL_FILES)
     convert = f"bertworks convert {quoted(folder)} -o ANOTHER-FOLDER"
-    what, hint = "links are not sent: they may lead to private files", f"copy the model to a new folder: {convert}"
+    what, hint = (
+        "links are not sent: they may lead to private files",
+        f"copy the model to a new folder: {convert}",
+    )
     for file in [folder / name for name in names]:
         require(not file.is_symlink() and not file.parent.is_symlink(), what, file, hint)
     files = {name: (folder / name).stat().st_size for name in names}
     hint = f"write one, or start from that of `{convert}`"
-    require(files.get(_CARD, _LONGEST_CARD + 1) <= _LONGEST_CARD, f"there is no model card ({_CARD})", folder, hint)
+    require(
+        files.get(_CARD, _LONGEST_CARD + 1) <= _LONGEST_CARD,
+        f"there is no model card ({_CARD})",
+        folder,
+        hint,
+    )
     return files, others
 
 
@@ -96,7 +130,9 @@ def _complete_card(path: Path, repository: str, licence: str | None) -> tuple[st
         card.data.license = licence
         text, data = str(card), card.data.to_dict()
     missing = [name for name in ("license", "language", "library_name") if not data.get(name)]
-    notes = [f"the card lacks {', '.join(missing)} (between the first two lines of ---)"] * bool(missing)
+    notes = [f"the card lacks {', '.join(missing)} (between the first two lines of ---)"] * bool(
+        missing
+    )
     if not text.partition("\n# ")[2].strip():
         notes.append(f"the card has no heading, such as: # {repository.partition('/')[2]}")
     return text.rstrip("\n") + "\n", notes
@@ -112,10 +148,20 @@ def _send(repository: str, content: Mapping[str, Path | bytes], *, private: bool
     try:
         api = HfApi(library_name="bertworks")
         api.create_repo(repository, private=private, exist_ok=True)
-        operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=file) for name, file in content.items()]
-        return str(api.create_commit(repository, operations, commit_message="Upload with bertworks").commit_url)
+        operations = [
+            CommitOperationAdd(path_in_repo=name, path_or_fileobj=file)
+            for name, file in content.items()
+        ]
+        return str(
+            api.create_commit(
+                repository, operations, commit_message="Upload with bertworks"
+            ).commit_url
+        )
     except OfflineModeIsEnabled:
-        what, hint = "HF_HUB_OFFLINE is set: the hub is not used", "unset HF_HUB_OFFLINE; or --dry-run"
+        what, hint = (
+            "HF_HUB_OFFLINE is set: the hub is not used",
+            "unset HF_HUB_OFFLINE; or --dry-run",
+        )
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else "no answer"
         what = f"the hub refused the upload ({status}): {one_line(error.server_message or error)}"

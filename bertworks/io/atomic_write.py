@@ -1,11 +1,12 @@
 """Files and folders that are complete or absent, also after `kill -9`, a power cut or a full disk.
 
-- `replacing`, `replacing_folder`, `write_bytes`, `write_text`, `write_json`: write to a temporary name,
-  fsync, then rename
+- `replacing`, `replacing_folder`, `write_bytes`, `write_text`, `write_json`: write to a temporary
+  name, fsync, then rename
 - `remove_leftovers`: temporary files of killed processes
 - `temporary_folder`: a folder that is deleted together with an object
 - `folder_lock`: one writer at a time
-- `refuse_unwritable`, `refuse_file`, `refuse_not_empty`, `refuse_nested`: checks of output paths before the work begins
+- `refuse_unwritable`, `refuse_file`, `refuse_not_empty`, `refuse_nested`: checks of output paths
+  before the work begins
 - `read_small`, `parse_json`, `refuse_lfs_pointer`: limits for files from untrusted sources
 """
 
@@ -37,9 +38,13 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # the first bytes of 
 _COUNTER = itertools.count()
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # safetensors and numpy's tofile report a full disk in words only.
-_DISK_FULL_WORDS = re.compile(r"No space left on device|os error 28\b|\d+ requested and \d+ written")
-_MAX_LISTS, _MAX_NAMES = 300_000, 900_000  # the largest vocabularies of BERT models have 250,000 and 500,000 tokens
-_MAX_NAME_BYTES = 100  # of a name, kept in the name of its temporary sibling; file systems allow 255
+_DISK_FULL_WORDS = re.compile(
+    r"No space left on device|os error 28\b|\d+ requested and \d+ written"
+)
+# the largest vocabularies of BERT models have 250,000 and 500,000 tokens
+_MAX_LISTS, _MAX_NAMES = 300_000, 900_000
+# of a name, kept in the name of its temporary sibling; file systems allow 255
+_MAX_NAME_BYTES = 100
 _LOCK_SECONDS = 0.1  # to acquire a lock that a process is about to release
 _AT_CURRENT_FOLDER = -100  # AT_FDCWD
 _RENAME_EXCHANGE = 2
@@ -51,25 +56,34 @@ def url_of(path: object) -> str | None:
     Raises:
         UsageError: a URL that is not read, or one with a name and a password, which is not printed.
     """
-    match = re.match("([a-z][a-z0-9+.-]+):/+(?=[^/])", str(path)) if isinstance(path, str | PathLike) else None
+    match = (
+        re.match("([a-z][a-z0-9+.-]+):/+(?=[^/])", str(path))
+        if isinstance(path, str | PathLike)
+        else None
+    )
     if match:
         _refuse_password(match[1], str(path)[match.end() :])
     if match and match[1] not in SCHEMES:
-        hint = f"copy the file to this machine and name that; or a URL with {', '.join(f'{s}://' for s in SCHEMES)}"
+        hint = (
+            "copy the file to this machine and name that; or a URL with "
+            f"{', '.join(f'{s}://' for s in SCHEMES)}"
+        )
         raise UsageError(f"{match[1]}:// is not read or written", where=str(path), hint=hint)
     return f"{match[1]}://{str(path)[match.end() :]}" if match else None
 
 
 def _refuse_password(scheme: str, address: str) -> None:
-    """Raise UsageError for USER:PASSWORD@HOST in a URL, without the password: messages are logged, and a request with
-    these words would send it to another host. A secret key may have slashes."""
+    """Raise UsageError for USER:PASSWORD@HOST in a URL, without the password: messages are logged,
+    and a request with these words would send it to another host. A secret key may have slashes."""
     before, at_sign, host = address.rpartition("@")
     is_name = ":" in before.partition("/")[0] or "/" not in before
     if at_sign and is_name:
         hint = "leave it out, and give the access by the environment: "
         hint += "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (s3), "
         hint += "GOOGLE_APPLICATION_CREDENTIALS (gs) or HF_TOKEN (hf)"
-        raise UsageError("a URL with a name or a password", where=f"{scheme}://...@{host}", hint=hint)
+        raise UsageError(
+            "a URL with a name or a password", where=f"{scheme}://...@{host}", hint=hint
+        )
 
 
 def local_path(path: str | PathLike[str], what: str = "output") -> Path:
@@ -79,42 +93,66 @@ def local_path(path: str | PathLike[str], what: str = "output") -> Path:
         UsageError: it is a URL, or something else, such as a list of paths.
     """
     if not isinstance(path, str | PathLike):
-        raise UsageError(f"expected one {what}, not {path!r:.60}", hint=f"give one {what} as a string or a Path")
+        raise UsageError(
+            f"expected one {what}, not {path!r:.60}", hint=f"give one {what} as a string or a Path"
+        )
     hint = "write to the path that bertworks.published yields for this URL"
     expect(not (url := url_of(path)), "a URL is no output of a function", where=url, hint=hint)
     return Path(path)
 
 
 def read_small(path: Path, limit: int) -> bytes:
-    """The content of a regular file of at most `limit` bytes. The file may come from an untrusted source.
+    """The content of a regular file of at most `limit` bytes. The file may come from an untrusted
+    source.
 
     Raises:
         BertworksError: the file is missing, too large, or a folder, pipe or device.
     """
     hint = "name another file"
     with explain_os_errors("cannot be read", path):
-        require(stat.S_ISREG(path.stat().st_mode), "this is not a file, but a folder, a pipe or a device", path, hint)
+        require(
+            stat.S_ISREG(path.stat().st_mode),
+            "this is not a file, but a folder, a pipe or a device",
+            path,
+            hint,
+        )
         with path.open("rb") as file:
             content = file.read(limit + 1)
     refuse_lfs_pointer(content, path)
-    require(len(content) <= limit, f"{path.stat().st_size / 1e6:.0f} MB: too much for this file", path, hint)
+    require(
+        len(content) <= limit,
+        f"{path.stat().st_size / 1e6:.0f} MB: too much for this file",
+        path,
+        hint,
+    )
     return content
 
 
 def refuse_lfs_pointer(start: bytes, where: object) -> None:
-    """Raise BertworksError for a pointer of Git LFS: the three lines that stand for a large file in a repository.
+    """Raise BertworksError for a pointer of Git LFS: the three lines that stand for a large file in
+    a repository.
 
     Args:
         start: the first bytes of the file, at least `LFS_POINTER`.
         where: the file, for the message.
     """
-    what = "this is not the file itself but a pointer of Git LFS: the repository was cloned without git-lfs"
-    hint = "install git-lfs, then type `git lfs pull` in the cloned folder; or download the file from its web page"
+    what = (
+        "this is not the file itself but a pointer of Git LFS: the repository was cloned "
+        "without git-lfs"
+    )
+    hint = (
+        "install git-lfs, then type `git lfs pull` in the cloned folder; or download the file "
+        "from its web page"
+    )
     require(not start.startswith(LFS_POINTER), what, where, hint)
 
 
 def parse_json(
-    content: bytes, path: Path, *, hint: str | None = None, hook: Callable[[list[tuple[str, Any]]], Any] | None = None
+    content: bytes,
+    path: Path,
+    *,
+    hint: str | None = None,
+    hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
 ) -> Any:
     """A JSON value from an untrusted source.
 
@@ -124,8 +162,8 @@ def parse_json(
         hook: makes an object from its names and values; None: a dict.
 
     Raises:
-        BertworksError: it is not JSON, or absurdly deep or long-numbered, or it would take hundreds of megabytes once
-            parsed: an empty list has 2 bytes in the file and 80 in memory.
+        BertworksError: it is not JSON, or absurdly deep or long-numbered, or it would take hundreds
+            of megabytes once parsed: an empty list has 2 bytes in the file and 80 in memory.
     """
     if content.count(b"[") + content.count(b"{") > _MAX_LISTS or content.count(b":") > _MAX_NAMES:
         raise BertworksError("too many parts for this file", where=str(path))
@@ -133,13 +171,18 @@ def parse_json(
         return json.loads(content, object_pairs_hook=hook)
     except (RecursionError, ValueError) as error:
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        what = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", str(error))[:100]
+        what = (
+            "nested too deeply"
+            if isinstance(error, RecursionError)
+            else getattr(error, "msg", str(error))[:100]
+        )
         raise BertworksError(f"not valid JSON: {what}", where=f"{path}{line}", hint=hint) from None
 
 
 @contextmanager
 def utf8_path(path: Path) -> Iterator[Path]:
-    """Yield a path for libraries that know only names in UTF-8: the same, or a link to it, which need not exist."""
+    """Yield a path for libraries that know only names in UTF-8: the same, or a link to it, which
+    need not exist."""
     if str(path) == (name := str(path).encode("utf-8", "replace").decode()):
         yield path
         return
@@ -187,7 +230,12 @@ def refuse_file(folder: Path) -> None:
         UsageError: it is.
     """
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    expect(existing.is_dir(), "there is a file of that name", where=existing, hint="choose another folder with -o")
+    expect(
+        existing.is_dir(),
+        "there is a file of that name",
+        where=existing,
+        hint="choose another folder with -o",
+    )
 
 
 def refuse_not_empty(folder: Path) -> None:
@@ -198,29 +246,36 @@ def refuse_not_empty(folder: Path) -> None:
     """
     refuse_file(folder)
     if folder.exists() and any(folder.iterdir()):
-        raise UsageError("the folder is not empty", where=str(folder), hint="choose a folder that does not exist")
+        raise UsageError(
+            "the folder is not empty", where=str(folder), hint="choose a folder that does not exist"
+        )
 
 
 def refuse_nested(output: Path, inputs: Iterable[str], corpora: Sequence[str] = ()) -> None:
     """Check that writing the output does not change an input.
 
     Raises:
-        UsageError: the output folder contains an input, or lies inside an input folder that is in `corpora`.
+        UsageError: the output folder contains an input, or lies inside an input folder that is in
+            `corpora`.
     """
     target = output.resolve()
-    for path in filter(Path.is_absolute, map(Path, inputs)):  # not standard input, or the name of a model
+    # not standard input, or the name of a model
+    for path in filter(Path.is_absolute, map(Path, inputs)):
         real = path.resolve()
         what = f"the output folder contains an input: {path}"
         expect(target not in (real, *real.parents), what, where=output, hint="-o ANOTHER-FOLDER")
         if path in map(Path, corpora) and real.is_dir() and real in target.parents:
-            what = f"the output folder lies in the input folder {path}: the output would become part of the text"
+            what = (
+                f"the output folder lies in the input folder {path}: the output would become "
+                "part of the text"
+            )
             raise UsageError(what, where=str(output), hint="-o A-FOLDER-ELSEWHERE")
 
 
 @contextmanager
 def folder_lock(folder: Path, busy: str, hint: str) -> Iterator[None]:
-    """Hold a folder for this process, by a hidden file with the number of the process. The system releases it when
-    the process ends, however it ends.
+    """Hold a folder for this process, by a hidden file with the number of the process. The system
+    releases it when the process ends, however it ends.
 
     Args:
         busy: the message if another process holds it; {process} becomes the number of that process.
@@ -236,10 +291,18 @@ def folder_lock(folder: Path, busy: str, hint: str) -> Iterator[None]:
         with explain_os_errors("cannot be written", folder, space):
             folder.mkdir(parents=True, exist_ok=True)
             process = read_system_file(path)[:20].strip() or "unknown"
-            try:  # in most cases it is released where it was acquired; a generator may be closed by another thread
-                stack.enter_context(FileLock(path, timeout=_LOCK_SECONDS, thread_local=False, fallback_to_soft=False))
+            # in most cases it is released where it was acquired; a generator may be closed by
+            # another thread
+            try:
+                stack.enter_context(
+                    FileLock(
+                        path, timeout=_LOCK_SECONDS, thread_local=False, fallback_to_soft=False
+                    )
+                )
             except Timeout:
-                raise BertworksError(busy.format(process=process), where=str(folder), hint=hint) from None
+                raise BertworksError(
+                    busy.format(process=process), where=str(folder), hint=hint
+                ) from None
             path.write_text(f"{os.getpid()}\n")
         yield
 
@@ -253,8 +316,8 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 def write_text(path: str | Path, text: str) -> None:
     r"""Write a UTF-8 file atomically, with its newlines unchanged.
 
-    A file name that is not UTF-8 has lone surrogates in Python. They are written as \udce9 and the like, as in JSON, so
-    that the name is the same when it is read.
+    A file name that is not UTF-8 has lone surrogates in Python. They are written as \udce9 and the
+    like, as in JSON, so that the name is the same when it is read.
     """
     write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
@@ -266,9 +329,9 @@ def write_json(path: str | Path, content: Any) -> None:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary sibling to write to. Its name is unique among processes and threads; see also `utf8_path`.
-    When the block ends without an error, it is fsynced and replaces `path`; otherwise it is removed and `path` stays as
-    it was.
+    """Yield a temporary sibling to write to. Its name is unique among processes and threads; see
+    also `utf8_path`. When the block ends without an error, it is fsynced and replaces `path`;
+    otherwise it is removed and `path` stays as it was.
 
     Raises:
         BertworksError: the disk is full, or the file cannot be written there.
@@ -288,15 +351,27 @@ def replacing(path: str | Path) -> Iterator[Path]:
             _exchange_by_renames(temporary, target)
         fsync(target.parent)
     except BaseException as error:
-        if (isinstance(error, OSError) and error.errno in DISK_FULL) or _DISK_FULL_WORDS.search(str(error)):
+        if (isinstance(error, OSError) and error.errno in DISK_FULL) or _DISK_FULL_WORDS.search(
+            str(error)
+        ):
             disk = next(folder for folder in target.parents if folder.exists())
-            reason = f"{shutil.disk_usage(disk).free / 1e6:.1f} MB free, or a quota or limit is reached"
-            what = f"the disk is full ({reason}): this was not written; files saved before are unchanged"
-            hint = f"free space on the disk of {disk} or use another output folder, then run the same command again"
+            reason = (
+                f"{shutil.disk_usage(disk).free / 1e6:.1f} MB free, or a quota or limit is reached"
+            )
+            what = (
+                f"the disk is full ({reason}): this was not written; files saved before are "
+                "unchanged"
+            )
+            hint = (
+                f"free space on the disk of {disk} or use another output folder, then run the "
+                "same command again"
+            )
             raise BertworksError(what, where=str(target), hint=hint) from error
         if isinstance(error, OSError) and (error.errno == errno.EIO or _concerns(error, target)):
             hint = "choose another path, or make this one writable"
-            raise BertworksError(f"cannot be written: {error.strerror}", where=str(target), hint=hint) from error
+            raise BertworksError(
+                f"cannot be written: {error.strerror}", where=str(target), hint=hint
+            ) from error
         raise
     finally:
         remove(temporary)  # what is incomplete; or the former folder, if there was one
@@ -304,10 +379,11 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing_folder(path: str | Path) -> Iterator[Path]:
-    """Yield a new temporary folder to fill. When the block ends without an error, it replaces `path`, as `replacing`.
+    """Yield a new temporary folder to fill. When the block ends without an error, it replaces
+    `path`, as `replacing`.
 
-    On Linux, an existing folder is exchanged with the new one in one step and then deleted. Elsewhere it has another
-    name for a moment.
+    On Linux, an existing folder is exchanged with the new one in one step and then deleted.
+    Elsewhere it has another name for a moment.
 
     Raises:
         UsageError: `path` is a file.
@@ -323,7 +399,8 @@ def replacing_folder(path: str | Path) -> Iterator[Path]:
 def temporary_folder() -> Iterator[tuple[Path, object]]:
     """Make a temporary folder that lives longer than the block, and yield its path and its owner.
 
-    The folder is deleted together with the owner, when the process ends, or at once if the block raises an error.
+    The folder is deleted together with the owner, when the process ends, or at once if the block
+    raises an error.
     """
     with ExitStack() as stack:
         folder = TemporaryDirectory(prefix="bertworks-", ignore_cleanup_errors=True)
@@ -345,7 +422,8 @@ def remove_leftovers(folder: str | Path, *, name: str | None = None) -> None:
     """
     wanted, host = re.escape(_shorten(name)) if name else ".+", re.escape(socket.gethostname())
     for entry in Path(folder).glob(".*.tmp"):
-        ending = rf"@{host}\.(?P<process>\d+)-?(?P<start>\d*)\.\d+\.tmp"  # a temporary file may have one of its own
+        # a temporary file may have one of its own
+        ending = rf"@{host}\.(?P<process>\d+)-?(?P<start>\d*)\.\d+\.tmp"
         match = re.fullmatch(rf"\.+{wanted}(?:@.+\.tmp)?{ending}", entry.name, re.DOTALL)
         if match and not _is_running(int(match["process"]), match["start"]):
             remove(entry)
@@ -365,13 +443,19 @@ def _shorten(name: str) -> str:
 
 
 def hidden_sibling(target: Path, ending: str) -> Path:
-    """The path of a hidden file or folder of a target, such as `.NAME.lock`, in the folder of the target."""
+    """The path of a hidden file or folder of a target, such as `.NAME.lock`, in the folder of the
+    target."""
     return target.with_name(f".{_shorten(target.name)}{ending}")
 
 
 def _concerns(error: OSError, target: Path) -> bool:
-    """Whether an error is about the folder of the target, not about a file that the caller reads."""
-    names = [Path(os.fsdecode(name)) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
+    """Whether an error is about the folder of the target, not about a file that the caller
+    reads."""
+    names = [
+        Path(os.fsdecode(name))
+        for name in (error.filename, error.filename2)
+        if isinstance(name, str | bytes)
+    ]
     return any(name.parent == target.parent or name in target.parents for name in names)
 
 
@@ -392,8 +476,8 @@ def _exchange(first: Path, second: Path) -> bool:
 
 
 def _exchange_by_renames(temporary: Path, target: Path) -> None:
-    """Swap two names in three steps. If the process is killed in between, the former content keeps a name that
-    `remove_leftovers` does not delete."""
+    """Swap two names in three steps. If the process is killed in between, the former content keeps
+    a name that `remove_leftovers` does not delete."""
     former = temporary.with_suffix(".former")
     target.rename(former)
     try:
@@ -403,14 +487,16 @@ def _exchange_by_renames(temporary: Path, target: Path) -> None:
 
 
 def _start_time(process: int) -> str:
-    """When a process started, in clock ticks of the machine (Linux, proc(5): field 22 of /proc/pid/stat, of which the
-    second is a name in parentheses). Empty if the system does not tell."""
+    """When a process started, in clock ticks of the machine (Linux, proc(5): field 22 of
+    /proc/pid/stat, of which the second is a name in parentheses). Empty if the system does not
+    tell."""
     fields = read_system_file(f"/proc/{process}/stat").rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 else ""
 
 
 def _is_running(process: int, start: str) -> bool:
-    """Whether a process runs. Another may have the same number: a later one, or one of another container.
+    """Whether a process runs. Another may have the same number: a later one, or one of another
+    container.
 
     Args:
         start: when it started; empty if that is unknown.
@@ -425,7 +511,8 @@ def _is_running(process: int, start: str) -> bool:
 
 def remove(path: Path) -> None:
     """Delete a file or a folder, if it exists and can be deleted."""
-    with suppress(OSError):  # the cause is already reported, or will be at the next attempt to write
+    # the cause is already reported, or will be at the next attempt to write
+    with suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:

@@ -33,7 +33,8 @@ SEAL = 32  # bytes that `sealing` appends
 
 
 def json_sha256(content: Mapping[str, Any]) -> str:
-    """The sha256 of a JSON object without its value `sha256`, whatever its white space and the order of its names.
+    """The sha256 of a JSON object without its value `sha256`, whatever its white space and the
+    order of its names.
 
     Raises:
         ValueError, TypeError: it holds something that is not JSON, such as NaN.
@@ -44,7 +45,8 @@ def json_sha256(content: Mapping[str, Any]) -> str:
 
 
 def file_sums(path: str | Path) -> tuple[str, str]:
-    """The sha256 of a file, and the CRC-32 of each block of 1 MiB, 8 digits each; both in hexadecimal."""
+    """The sha256 of a file, and the CRC-32 of each block of 1 MiB, 8 digits each; both in
+    hexadecimal."""
     digest, sums = hashlib.sha256(), list[str]()
     with Path(path).open("rb") as file:
         while block := file.read(_BLOCK):
@@ -54,7 +56,8 @@ def file_sums(path: str | Path) -> tuple[str, str]:
 
 
 def verify_files(folder: Path, files: Mapping[str, str], hint: str) -> dict[str, str]:
-    """Compare files with their sha256, which reads all of them. Returns the CRC-32 of their blocks (`file_sums`).
+    """Compare files with their sha256, which reads all of them. Returns the CRC-32 of their blocks
+    (`file_sums`).
 
     Args:
         files: sha256 by path inside the folder.
@@ -66,22 +69,32 @@ def verify_files(folder: Path, files: Mapping[str, str], hint: str) -> dict[str,
     sums = dict[str, str]()
     for name, expected in files.items():
         found, sums[name] = file_sums(folder / name) if (folder / name).is_file() else ("", "")
-        what = "damaged: its content has changed (sha256 differs)" if found else "damaged: the file is missing"
+        what = (
+            "damaged: its content has changed (sha256 differs)"
+            if found
+            else "damaged: the file is missing"
+        )
         require(found == expected, what, folder / name, hint)
     return sums
 
 
 @contextmanager
 def open_npy(path: str | Path) -> Iterator[Callable[[NDArray[Any]], None]]:
-    """An .npy file that is written atomically: the function that appends a block of rows, all of one type and shape."""
+    """An .npy file that is written atomically: the function that appends a block of rows, all of
+    one type and shape."""
     rows = 0
     with replacing(path) as temporary, temporary.open("wb") as file:
 
         def append(block: NDArray[Any]) -> None:
             nonlocal rows
             rows += len(block)
-            header = {"descr": block.dtype.str, "fortran_order": False, "shape": (rows, *block.shape[1:])}
-            file.seek(0)  # the header has the same length for any number of rows: numpy reserves the space
+            header = {
+                "descr": block.dtype.str,
+                "fortran_order": False,
+                "shape": (rows, *block.shape[1:]),
+            }
+            # the header has the same length for any number of rows: numpy reserves the space
+            file.seek(0)
             npy.write_array_header_1_0(file, header)
             file.seek(0, os.SEEK_END)
             file.write(block.tobytes())
@@ -90,7 +103,8 @@ def open_npy(path: str | Path) -> Iterator[Callable[[NDArray[Any]], None]]:
 
 
 def write_npy(path: str | Path, blocks: Iterable[NDArray[Any]]) -> None:
-    """Write an .npy file atomically from blocks of its rows, at least one, with one block in memory at a time."""
+    """Write an .npy file atomically from blocks of its rows, at least one, with one block in memory
+    at a time."""
     with open_npy(path) as append:
         for block in blocks:
             append(block)
@@ -129,13 +143,15 @@ class CheckedFile:
         while (block := self._unread.find(1, first, last)) >= 0:
             found = zlib.crc32(self.content[block * _BLOCK : (block + 1) * _BLOCK].data)
             what = f"damaged: block {block} of 1 MiB is not as it was written (CRC-32 differs)"
-            require(f"{found:08x}" == self._sums[8 * block : 8 * block + 8], what, self.path, self._hint)
+            require(
+                f"{found:08x}" == self._sums[8 * block : 8 * block + 8], what, self.path, self._hint
+            )
             self._unread[block] = 0
 
 
 class CheckedArray(NDArrayOperatorsMixin):
-    """An array within a `CheckedFile`: what is read is checked before. It has the operators and methods of an array;
-    all but slices check it as a whole.
+    """An array within a `CheckedFile`: what is read is checked before. It has the operators and
+    methods of an array; all but slices check it as a whole.
 
     Args:
         array: the bytes of the file from `offset` on.
@@ -152,14 +168,18 @@ class CheckedArray(NDArrayOperatorsMixin):
     def __getitem__(self, key: Any) -> Any:
         is_range = isinstance(key, slice) and key.step in (None, 1)
         start, end, _ = key.indices(len(self)) if is_range else (0, len(self), 1)
-        self.file.check(self._offset + start * self._row_bytes, self._offset + end * self._row_bytes)
+        self.file.check(
+            self._offset + start * self._row_bytes, self._offset + end * self._row_bytes
+        )
         return self._array[key]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self[:], dtype, copy=copy)
 
     def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        inputs = tuple(np.asarray(value) if isinstance(value, CheckedArray) else value for value in inputs)
+        inputs = tuple(
+            np.asarray(value) if isinstance(value, CheckedArray) else value for value in inputs
+        )
         return getattr(function, method)(*inputs, **options)
 
     def __getattr__(self, name: str) -> Any:
@@ -170,8 +190,8 @@ class CheckedArray(NDArrayOperatorsMixin):
 
 @contextmanager
 def sealing(path: Path, key: str) -> Iterator[Path]:
-    """`replacing`, with the sha256 of a key and of the content at the end of the file. The key says what the content
-    belongs to."""
+    """`replacing`, with the sha256 of a key and of the content at the end of the file. The key says
+    what the content belongs to."""
     with replacing(path) as temporary:
         yield temporary
         with temporary.open("r+b") as file:
@@ -207,7 +227,9 @@ def read_protobuf(data: bytes | memoryview) -> Protobuf:
         tag, at = read_varint(data, at)
         kind = tag & 7
         value: Any
-        value, at = read_varint(data, at) if kind in (0, 2) else (_FIXED_SIZES.get(kind, len(data)), at)
+        value, at = (
+            read_varint(data, at) if kind in (0, 2) else (_FIXED_SIZES.get(kind, len(data)), at)
+        )
         if kind != 0:
             piece, at = data[at : at + value], at + value
             check(at <= len(data), "not a protobuf message")

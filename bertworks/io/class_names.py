@@ -1,14 +1,16 @@
-"""The names of classes that a table stores as numbers: the `ClassLabel` columns of the `datasets` library.
+"""The names of classes that a table stores as numbers: the `ClassLabel` columns of the `datasets`
+library.
 
-Such a column holds 0, 1, 2; the names of these classes stand beside the table: in `Dataset.features`, and under the key
-`huggingface` of the schema's metadata in an Arrow table or a Parquet file that `Dataset.to_parquet` has written. Both
-describe a column in the same way, for example as
+Such a column holds 0, 1, 2; the names of these classes stand beside the table: in
+`Dataset.features`, and under the key `huggingface` of the schema's metadata in an Arrow table or a
+Parquet file that `Dataset.to_parquet` has written. Both describe a column in the same way, for
+example as
 
     {"_type": "ClassLabel", "names": ["neg", "pos"]}
     {"_type": "List", "feature": {"_type": "ClassLabel", "names": ["O", "B-PER", "I-PER"]}}
 
-(`Sequence` and `LargeList` are other names of `List`). A dict without `_type` describes the fields of an object. The
-number -1 stands for a missing label, as in the test sets of GLUE.
+(`Sequence` and `LargeList` are other names of `List`). A dict without `_type` describes the fields
+of an object. The number -1 stands for a missing label, as in the test sets of GLUE.
 """
 
 import json
@@ -20,9 +22,12 @@ from bertworks.errors import BertworksError, first_names
 _METADATA_KEY = b"huggingface"
 _MISSING_CLASS = -1
 _LISTED_CLASSES = 8  # in a note
-_UNNAMED_HINT = "write the file again; or without its names of classes: table.replace_schema_metadata(None)"
+_UNNAMED_HINT = (
+    "write the file again; or without its names of classes: table.replace_schema_metadata(None)"
+)
 
-_Renamer = Callable[[Any], Any]  # the value of a cell with numbers of classes -> the same value with their names
+# the value of a cell with numbers of classes -> the same value with their names
+_Renamer = Callable[[Any], Any]
 
 
 class ClassNames:
@@ -39,7 +44,9 @@ class ClassNames:
             renamer = _renamer_of(feature)
             if renamer is not None:
                 self._renamers[str(column)] = renamer
-                self.notes.append(f"classes of {str(column)!r} by their names: {_numbered_names(feature)}")
+                self.notes.append(
+                    f"classes of {str(column)!r} by their names: {_numbered_names(feature)}"
+                )
 
     def __bool__(self) -> bool:
         return bool(self._renamers)
@@ -60,8 +67,13 @@ class ClassNames:
         try:
             return renamer(value)
         except _UnknownClassError as error:
-            what = f"{str(column)!r} holds {error.number}, and its classes are numbered from 0 to {error.count - 1}"
-            raise BertworksError(what, where=where, hint="repair the value; -1 stands for a missing label") from error
+            what = (
+                f"{str(column)!r} holds {error.number}, and its classes are numbered from 0 to "
+                f"{error.count - 1}"
+            )
+            raise BertworksError(
+                what, where=where, hint="repair the value; -1 stands for a missing label"
+            ) from error
 
 
 class _UnknownClassError(Exception):
@@ -74,8 +86,8 @@ class _UnknownClassError(Exception):
 
 
 def class_names_of_table(table: Any) -> ClassNames:
-    """The names of classes of a table in memory: a data set of `datasets`, or a table or batch of pyarrow. Other values
-    have none.
+    """The names of classes of a table in memory: a data set of `datasets`, or a table or batch of
+    pyarrow. Other values have none.
 
     Raises:
         BertworksError: the metadata of the schema are damaged.
@@ -87,8 +99,8 @@ def class_names_of_table(table: Any) -> ClassNames:
 
 
 def class_names_of_schema(schema: Any, where: str) -> ClassNames:
-    """The names of classes in the metadata of a schema of pyarrow; none for another value. where: the file, for
-    messages.
+    """The names of classes in the metadata of a schema of pyarrow; none for another value. where:
+    the file, for messages.
 
     Raises:
         BertworksError: the metadata are damaged.
@@ -102,12 +114,16 @@ def class_names_of_schema(schema: Any, where: str) -> ClassNames:
         features = info.get("features") if isinstance(info, dict) else None
         return ClassNames(features if isinstance(features, dict) else {})
     except (ValueError, RecursionError) as error:
-        what = "the names of classes in the metadata cannot be read: they are not JSON, or nested too deeply"
+        what = (
+            "the names of classes in the metadata cannot be read: they are not JSON, or nested "
+            "too deeply"
+        )
         raise BertworksError(what, where=where, hint=_UNNAMED_HINT) from error
 
 
 def named_column(column: Any, where: str) -> Any:
-    """The values of a column of `datasets` with the names of their classes; other values as they are.
+    """The values of a column of `datasets` with the names of their classes; other values as they
+    are.
 
     Raises:
         BertworksError: a number is that of no class.
@@ -116,12 +132,17 @@ def named_column(column: Any, where: str) -> Any:
     names = class_names_of_table(source)
     if not isinstance(name, str) or not names:
         return column
-    return [names.named_value(name, value, f"{where} {number}") for number, value in enumerate(column, 1)]
+    return [
+        names.named_value(name, value, f"{where} {number}")
+        for number, value in enumerate(column, 1)
+    ]
 
 
 def _renamer_of(feature: Any) -> _Renamer | None:
-    """What puts the names into a value of a column, or into each value of a list; None for a column without classes."""
-    if isinstance(feature, list) and len(feature) == 1:  # a list, as early versions of `datasets` describe it
+    """What puts the names into a value of a column, or into each value of a list; None for a column
+    without classes."""
+    # a list, as early versions of `datasets` describe it
+    if isinstance(feature, list) and len(feature) == 1:
         return _renamer_of(feature[0])
     if not isinstance(feature, dict):
         return None
@@ -166,7 +187,9 @@ def _object_renamer(fields: dict[str, Any]) -> _Renamer | None:
             return [named_object(item) for item in value]
         if not isinstance(value, dict):
             return value
-        return {name: renamers[name](item) if name in renamers else item for name, item in value.items()}
+        return {
+            name: renamers[name](item) if name in renamers else item for name, item in value.items()
+        }
 
     return named_object
 

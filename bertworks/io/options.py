@@ -1,6 +1,8 @@
-"""How files are read and large jobs are divided, as values. Their fields are options of the command line.
+"""How files are read and large jobs are divided, as values. Their fields are options of the command
+line.
 
-The command line imports this module to print the help of a command, so it imports no module that reads files.
+The command line imports this module to print the help of a command, so it imports no module that
+reads files.
 """
 
 import re
@@ -19,16 +21,21 @@ class ReadOptions:
     Args:
         quoting: Whether quote marks enclose cells (quoted) or are text (raw).
         header: Whether the first row of a table names the columns. Unset: inferred and printed.
-        encoding: Encoding of the file, as cp1252, cp932, euc-kr or gb18030. Unset: UTF-8, or UTF-16 with its mark.
-        columns: Columns of a CoNLL file, counted from 1, as word=2,tag=4. Unset: inferred and printed.
-        sentence_column: Column of the sentence, in a table of one word per row. Same value or empty: same sentence.
+        encoding: Encoding of the file, as cp1252, cp932, euc-kr or gb18030. Unset: UTF-8, or UTF-16
+            with its mark.
+        columns: Columns of a CoNLL file, counted from 1, as word=2,tag=4. Unset: inferred and
+            printed.
+        sentence_column: Column of the sentence, in a table of one word per row. Same value or
+            empty: same sentence.
         split: Part of a JSON file with several parts, as train, validation and test.
         max_row_bytes: Size of the largest row, as 64m. Reading it may need four times this memory.
         decimal: The mark before the fraction of a number in a text: --decimal , reads 3,5.
         label_separator: The mark between several labels in one cell. Unset: inferred and printed.
-        label_names: Names of the labels for lists of 0 and 1, separated by commas, in their order: toxic,insult.
+        label_names: Names of the labels for lists of 0 and 1, separated by commas, in their order:
+            toxic,insult.
         skip_unlabelled: Leave out rows without a label, and count them. Unset: they are errors.
-        join_labels: Read labels that differ only in case, width or spaces as one. Unset: a warning counts them.
+        join_labels: Read labels that differ only in case, width or spaces as one. Unset: a warning
+            counts them.
     """
 
     quoting: Literal["auto", "raw", "quoted"] = "auto"
@@ -46,10 +53,16 @@ class ReadOptions:
         Raises:
             UsageError: it is not like that.
         """
-        pairs = [re.fullmatch(r"(word|tag)=([1-9]\d?)", pair.strip()) for pair in (self.columns or "").split(",")]
+        pairs = [
+            re.fullmatch(r"(word|tag)=([1-9]\d?)", pair.strip())
+            for pair in (self.columns or "").split(",")
+        ]
         numbers = {pair[1]: int(pair[2]) for pair in pairs if pair}
         if self.columns is not None and len(numbers) < len(pairs):
-            raise UsageError(f"--columns {self.columns!r} names no columns", hint="--columns word=2,tag=4, from 1")
+            raise UsageError(
+                f"--columns {self.columns!r} names no columns",
+                hint="--columns word=2,tag=4, from 1",
+            )
         return numbers
 
     decimal: Literal[".", ","] = "."
@@ -65,7 +78,11 @@ class ReadOptions:
         for field in fields(self):
             name, value = field.name.replace("_", "-"), getattr(self, field.name)
             if value != field.default:
-                words += [f"--{'' if value else 'no-'}{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
+                words += (
+                    [f"--{'' if value else 'no-'}{name}"]
+                    if isinstance(value, bool)
+                    else [f"--{name}", str(value)]
+                )
         return words
 
 
@@ -74,10 +91,10 @@ class Bulk:
     """Large jobs, in portions that any number of processes and machines make.
 
     Args:
-        on: Make the portions in worker processes: local, ray (the cluster of RAY_ADDRESS, else this machine), or
-            ray://HEAD:10001.
-        part: Make the portions of one part only, as 3/40 (0/40 to 39/40), in OUTPUT.parts. For Slurm arrays and the
-            like; afterwards --join.
+        on: Make the portions in worker processes: local, ray (the cluster of RAY_ADDRESS, else this
+            machine), or ray://HEAD:10001.
+        part: Make the portions of one part only, as 3/40 (0/40 to 39/40), in OUTPUT.parts. For
+            Slurm arrays and the like; afterwards --join.
         join: Write the output from the portions that all parts have made.
         workers: Number of processes. Unset: one per usable core.
 
@@ -92,11 +109,23 @@ class Bulk:
 
     def __post_init__(self) -> None:
         chosen = (self.on is not None) + (self.part is not None) + self.join
-        expect(chosen <= 1, "--on, --part and --join exclude each other", hint="first each --part, then --join alone")
+        expect(
+            chosen <= 1,
+            "--on, --part and --join exclude each other",
+            hint="first each --part, then --join alone",
+        )
         is_engine = self.on is None or re.fullmatch(r"local|ray|ray://[^/:]+:\d{1,5}", self.on)
-        expect(is_engine, f"there is no engine {self.on!r}", hint="--on local, --on ray or --on ray://HEAD:10001")
+        expect(
+            is_engine,
+            f"there is no engine {self.on!r}",
+            hint="--on local, --on ray or --on ray://HEAD:10001",
+        )
         hint = "of 40 parts, --part 0/40 is the first and --part 39/40 the last"
-        expect(self.part is None or self.numbers, f"--part {self.part}: there is no such part", hint=hint)
+        expect(
+            self.part is None or self.numbers,
+            f"--part {self.part}: there is no such part",
+            hint=hint,
+        )
 
     def __bool__(self) -> bool:
         return self.on is not None or self.part is not None or self.join

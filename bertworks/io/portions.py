@@ -1,12 +1,14 @@
-"""Long jobs in numbered portions, each a file, made by this process or by any number of processes and machines.
+"""Long jobs in numbered portions, each a file, made by this process or by any number of processes
+and machines.
 
-- `Portions`: the portions of a job, until the output is written from them; an interrupted job resumes
+- `Portions`: the portions of a job, until the output is written from them; an interrupted job
+  resumes
 - `pack`, `unpack`: several values in one portion
 
-A portion is `NUMBER-FINGERPRINT-COUNT`, sealed with its name. The fingerprint is that of `job.json`: everything that
-the results depend on. A process that makes a portion writes it to a temporary file, flushes it and links it to its
-name; the second one to do so throws its own away. So each portion is there once and complete, whatever is killed, and
-an engine only schedules.
+A portion is `NUMBER-FINGERPRINT-COUNT`, sealed with its name. The fingerprint is that of
+`job.json`: everything that the results depend on. A process that makes a portion writes it to a
+temporary file, flushes it and links it to its name; the second one to do so throws its own away. So
+each portion is there once and complete, whatever is killed, and an engine only schedules.
 """
 
 import json
@@ -39,13 +41,16 @@ from bertworks.io.binary_files import SEAL, is_sealed, json_sha256, sealing
 from bertworks.io.options import Bulk
 from bertworks.io.processes import available_cpus, in_processes
 
-# What a portion holds: a number for its name (a count of the command), and bytes, or blocks of bytes.
+# What a portion holds: a number for its name (a count of the command), and bytes, or blocks of
+# bytes.
 Made = tuple[int, bytes | Iterable[bytes]]
 _TRIES = 3  # to make a portion
 _JOB = "job.json"
 _OUTPUT = "output.json"  # the state of the output before it is written from the portions
 _ENDED = "portion {value[0]} ended its process in each of " + f"{_TRIES} tries" + " ({how})"
-_AGAIN = "run the same command again: portions that are made are kept; fewer --workers need less memory"
+_AGAIN = (
+    "run the same command again: portions that are made are kept; fewer --workers need less memory"
+)
 _NAME = re.compile(r"(\d{6,})-([0-9a-f]{16})-\d+")
 
 
@@ -53,22 +58,39 @@ class Portions:
     """The portions of a job.
 
     Args:
-        output: of the job. The portions are next to it, in `OUTPUT.parts`, or hidden if only this process makes them.
+        output: of the job. The portions are next to it, in `OUTPUT.parts`, or hidden if only this
+            process makes them.
         bulk: who makes them; false: this process, in which those of another job do not count.
-        identity: all that the results depend on: model, data, settings, machine. Values that JSON can hold.
-        maker: "module:name" of a function. Each process calls it with the settings; it returns what is its own of the
-            identity, and the function from an input to what the portion holds.
+        identity: all that the results depend on: model, data, settings, machine. Values that JSON
+            can hold.
+        maker: "module:name" of a function. Each process calls it with the settings; it returns what
+            is its own of the identity, and the function from an input to what the portion holds.
         settings: values that JSON can hold.
         threads, gpus: of a worker.
     """
 
     def __init__(
-        self, output: str | Path, bulk: Bulk, identity: Mapping[str, Any], maker: str, settings: Sequence[Any], *,
-        threads: int = 1, gpus: int = 0,
-    ):  # fmt: skip
-        expect(not bulk or str(output) != "-", "portions are next to the output, which needs a name", hint="-o FILE")
+        self,
+        output: str | Path,
+        bulk: Bulk,
+        identity: Mapping[str, Any],
+        maker: str,
+        settings: Sequence[Any],
+        *,
+        threads: int = 1,
+        gpus: int = 0,
+    ):
+        expect(
+            not bulk or str(output) != "-",
+            "portions are next to the output, which needs a name",
+            hint="-o FILE",
+        )
         target = local_path(output).expanduser().absolute()
-        self.folder = target.with_name(f"{target.name}.parts") if bulk else hidden_sibling(target, ".portions")
+        self.folder = (
+            target.with_name(f"{target.name}.parts")
+            if bulk
+            else hidden_sibling(target, ".portions")
+        )
         self.output, self.bulk = str(output), bulk
         self._job = json.loads(json.dumps({"version": __version__, **identity}))
         self._fingerprint = json_sha256(self._job)[:16]
@@ -77,18 +99,21 @@ class Portions:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Around `make` and the writing of the output. Then the portions are deleted. Those of a part are kept, and all
-        after an error.
+        """Around `make` and the writing of the output. Then the portions are deleted. Those of a
+        part are kept, and all after an error.
 
         Raises:
-            BertworksError: the folder holds portions of another job, or another process joins or schedules this one.
+            BertworksError: the folder holds portions of another job, or another process joins or
+                schedules this one.
         """
         with ExitStack() as stack:
             if self.output == "-":
                 self.folder = Path(stack.enter_context(TemporaryDirectory()))
             if not self.bulk.part:
                 busy = "another process is writing the same output"
-                stack.enter_context(folder_lock(self.folder, busy, "wait for it, or use another output"))
+                stack.enter_context(
+                    folder_lock(self.folder, busy, "wait for it, or use another output")
+                )
             self.folder.mkdir(parents=True, exist_ok=True)
             if not self.bulk:
                 write_json(self.folder / _JOB, self._job)
@@ -101,31 +126,46 @@ class Portions:
             try:
                 yield
             except BaseException:
-                if not self.bulk.part and not any(self.folder.glob("*-*")):  # no portion is complete
+                # no portion is complete
+                if not self.bulk.part and not any(self.folder.glob("*-*")):
                     remove(self.folder)
                 raise
             if not self.bulk.part:
                 _remove_whole(self.folder)
 
     def discard(self) -> None:
-        """Delete the portions, where the caller knows that their output is complete: the process that wrote it may have
-        been killed before it deleted them. Those of another job stay."""
-        if not self.bulk.part and (self.folder / _JOB).is_file() and _read_job(self.folder) == self._job:
+        """Delete the portions, where the caller knows that their output is complete: the process
+        that wrote it may have been killed before it deleted them. Those of another job stay."""
+        if (
+            not self.bulk.part
+            and (self.folder / _JOB).is_file()
+            and _read_job(self.folder) == self._job
+        ):
             _remove_whole(self.folder)
 
-    def make(self, stage: str, inputs: Iterable[Any], compute: Callable[[Any], Made] | None = None) -> Iterator[Event]:
-        """Make the portions that do not exist yet. Then `files` has the files of all in order; for a part, none.
+    def make(
+        self, stage: str, inputs: Iterable[Any], compute: Callable[[Any], Made] | None = None
+    ) -> Iterator[Event]:
+        """Make the portions that do not exist yet. Then `files` has the files of all in order; for
+        a part, none.
 
         Args:
-            inputs: of the portions, in order; values that can be pickled. They are the same in each part.
+            inputs: of the portions, in order; values that can be pickled. They are the same in each
+                part.
             compute: the function of the maker, if this process has it already.
 
         Raises:
-            BertworksError: --join, and portions are missing; a portion ended its process three times.
+            BertworksError: --join, and portions are missing; a portion ended its process three
+                times.
         """
         number, (own, parts) = -1, self.bulk.numbers or (0, 1)
-        matches = ((_NAME.fullmatch(path.name), path) for path in self.folder.glob(f"*-{self._fingerprint}-*"))
-        existing = {int(match[1]): path for match, path in matches if match and int(match[1]) % parts == own}
+        matches = (
+            (_NAME.fullmatch(path.name), path)
+            for path in self.folder.glob(f"*-{self._fingerprint}-*")
+        )
+        existing = {
+            int(match[1]): path for match, path in matches if match and int(match[1]) % parts == own
+        }
         found = {n: path for n, path in existing.items() if is_sealed(path, path.name)}
         for n in existing.keys() - found.keys():
             existing[n].unlink(missing_ok=True)
@@ -133,7 +173,11 @@ class Portions:
             text = f"{len(found):,} portions are in {self.folder} already"
             yield Event("note", text, {"resumed_portions": len(found)})
         if damaged := len(existing) - len(found):
-            yield Event("note", f"{damaged:,} damaged portions in {self.folder} are made again", {"damaged": damaged})
+            yield Event(
+                "note",
+                f"{damaged:,} damaged portions in {self.folder} are made again",
+                {"damaged": damaged},
+            )
 
         def missing() -> Iterator[tuple[int, Any]]:
             nonlocal number
@@ -143,15 +187,29 @@ class Portions:
 
         if self.bulk.join:
             absent = [number for number, _ in missing()]
-            what = f"{len(absent):,} of {number + 1:,} portions are missing: {some_names(map(str, absent))}"
-            hint = "run the parts that did not finish again; or make the portions here: --on local instead of --join"
+            what = (
+                f"{len(absent):,} of {number + 1:,} portions are missing: "
+                f"{some_names(map(str, absent))}"
+            )
+            hint = (
+                "run the parts that did not finish again; or make the portions here: --on "
+                "local instead of --join"
+            )
             require(not absent, what, self.folder, hint)
             names: Iterable[str] = ()
         elif self.bulk.part or not self.bulk:
             work = compute or resolve_name(self._maker)(*self._settings)[1]
-            names = (create(self.folder, self._fingerprint, n, *work(value)) for n, value in missing())
+            names = (
+                create(self.folder, self._fingerprint, n, *work(value)) for n, value in missing()
+            )
         else:
-            job = [str(self.folder), str(Path.cwd()), self._fingerprint, self._maker, self._settings]
+            job = [
+                str(self.folder),
+                str(Path.cwd()),
+                self._fingerprint,
+                self._maker,
+                self._settings,
+            ]
             words = {"ended": _ENDED, "hint": _AGAIN, "tries": _TRIES}
             names = self._engine()("bertworks.io.portions:portion_maker", job, missing(), **words)
         for made, name in enumerate(names, 1):
@@ -159,8 +217,15 @@ class Portions:
             fields = {"stage": stage, "what": "portions", "amount": made}
             yield Event("stage", f"{stage}: {made:,} portions", fields)
         if self.bulk.part:
-            text = f"{self.folder}: part {self.bulk.part} is complete; after all parts: the same command with --join"
-            yield Event("done", text, {"folder": str(self.folder), "part": self.bulk.part, "portions": number + 1})
+            text = (
+                f"{self.folder}: part {self.bulk.part} is complete; after all parts: the same "
+                "command with --join"
+            )
+            yield Event(
+                "done",
+                text,
+                {"folder": str(self.folder), "part": self.bulk.part, "portions": number + 1},
+            )
         else:
             self.files = [found[n] for n in range(number + 1)]
             if self.output != "-":
@@ -173,12 +238,18 @@ class Portions:
             return partial(in_processes, workers=count, gpus=self._gpus, any_order=True)
         from bertworks.io.ray_engine import in_ray
 
-        return partial(in_ray, workers=workers, address=self.bulk.on or "", threads=self._threads, gpus=self._gpus)
+        return partial(
+            in_ray,
+            workers=workers,
+            address=self.bulk.on or "",
+            threads=self._threads,
+            gpus=self._gpus,
+        )
 
 
 def refuse_finished(output: Path, overwrite: bool, file: str = "") -> None:
-    """Check that an output does not exist, or may be replaced. Portions from which it was written are deleted: the
-    process that wrote it may have been killed before it deleted them.
+    """Check that an output does not exist, or may be replaced. Portions from which it was written
+    are deleted: the process that wrote it may have been killed before it deleted them.
 
     Args:
         output: a file or a folder that is written at once, as a whole.
@@ -197,7 +268,8 @@ def refuse_finished(output: Path, overwrite: bool, file: str = "") -> None:
 
 
 def _state(path: Path) -> list[int] | None:
-    """Return a value that changes when a file or a folder is replaced by another one, or None if there is none."""
+    """Return a value that changes when a file or a folder is replaced by another one, or None if
+    there is none."""
     if not path.exists():
         return None
     state = path.stat()
@@ -205,7 +277,8 @@ def _state(path: Path) -> list[int] | None:
 
 
 def _remove_whole(folder: Path) -> None:
-    """Delete the folder of a job, also if the process is killed meanwhile: it has the name of a leftover by then."""
+    """Delete the folder of a job, also if the process is killed meanwhile: it has the name of a
+    leftover by then."""
     aside = temporary_sibling(folder)
     with suppress(OSError):  # another process was faster
         folder.rename(aside)
@@ -215,21 +288,32 @@ def _remove_whole(folder: Path) -> None:
 def portion_maker(
     folder: str, working: str, fingerprint: str, maker: str, settings: Sequence[Any]
 ) -> Callable[[tuple[int, Any]], str]:
-    """The work of a process, on any machine: the function from the number of a portion and its input to its name.
+    """The work of a process, on any machine: the function from the number of a portion and its
+    input to its name.
 
     Raises:
-        BertworksError: the folder is not visible here, or this machine or its model would give other results.
+        BertworksError: the folder is not visible here, or this machine or its model would give
+            other results.
     """
     job = _read_job(Path(folder))
-    with explain_os_errors(f"not visible on {socket.gethostname()}", working, "start the job in a shared folder"):
+    with explain_os_errors(
+        f"not visible on {socket.gethostname()}", working, "start the job in a shared folder"
+    ):
         os.chdir(working)  # paths are as they were typed
-    require(json_sha256(job)[:16] == fingerprint, "the job has changed", folder, "run the same command again")
+    require(
+        json_sha256(job)[:16] == fingerprint,
+        "the job has changed",
+        folder,
+        "run the same command again",
+    )
     identity, compute = resolve_name(maker)(*settings)
     _refuse_other(job, {"version": __version__, **json.loads(json.dumps(identity))}, Path(folder))
     return lambda task: create(Path(folder), fingerprint, task[0], *compute(task[1]))
 
 
-def create(folder: Path, fingerprint: str, number: int, count: int, content: bytes | Iterable[bytes]) -> str:
+def create(
+    folder: Path, fingerprint: str, number: int, count: int, content: bytes | Iterable[bytes]
+) -> str:
     """Write a portion unless it exists. Returns its name."""
     _read_job(folder)  # it is gone after a join
     path = folder / f"{number:06}-{fingerprint}-{count}"
@@ -270,7 +354,12 @@ def unpack(portion: Path) -> Iterator[bytes]:
 def _read_job(folder: Path) -> dict[str, Any]:
     host = socket.gethostname()
     what = f"this folder is not visible on {host}, or its job.json is gone"
-    require((folder / _JOB).is_file(), what, folder, "write to a folder that all machines share: -o SHARED/FILE")
+    require(
+        (folder / _JOB).is_file(),
+        what,
+        folder,
+        "write to a folder that all machines share: -o SHARED/FILE",
+    )
     with explain_os_errors("cannot be read", folder / _JOB), suppress(ValueError):
         return dict(json.loads((folder / _JOB).read_bytes()))
     return {}  # it is damaged
@@ -280,6 +369,12 @@ def _refuse_other(job: Mapping[str, Any], mine: Mapping[str, Any], folder: Path)
     """Raises BertworksError if a job has other values than those here."""
     names = [name for name in mine if job.get(name) != mine[name]]
     shown = "; ".join(f"{name}: {job.get(name)!s:.60}, here {mine[name]!s:.60}" for name in names)
-    what = f"these portions are of another job ({shown}); {socket.gethostname()} would give other results"
-    hint = f"use the same version, settings and kind of machine for all; or begin anew: rm -r {quoted(folder)}"
+    what = (
+        f"these portions are of another job ({shown}); {socket.gethostname()} would give other "
+        "results"
+    )
+    hint = (
+        "use the same version, settings and kind of machine for all; or begin anew: rm -r "
+        f"{quoted(folder)}"
+    )
     require(not names, what, folder, hint)

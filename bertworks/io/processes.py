@@ -4,9 +4,9 @@
 - `CpuMonitor`: free CPUs, measured between two calls
 - `in_processes`: results in the order of the inputs, and an error if a worker dies
 
-Workers are child processes that read from standard input, not `multiprocessing`: they need no
-`if __name__ == "__main__"` in the script of the user, Ctrl-C does not reach them, and they end with their parent.
-Values are pickled: they come from this process and its workers only.
+Workers are child processes that read from standard input, not `multiprocessing`: they need no `if
+__name__ == "__main__"` in the script of the user, Ctrl-C does not reach them, and they end with
+their parent. Values are pickled: they come from this process and its workers only.
 """
 
 import json
@@ -41,7 +41,8 @@ def allowed_cpus() -> set[int]:
 
 
 def cpu_quota() -> float | None:
-    """CPUs that the control groups of this process may use per second of time; None: no limit is set."""
+    """CPUs that the control groups of this process may use per second of time; None: no limit is
+    set."""
     limits = []
     for folder in group_folders("cpu"):
         text = read_system_file(folder / "cpu.max") or " ".join(
@@ -53,14 +54,15 @@ def cpu_quota() -> float | None:
 
 
 def available_cpus() -> int:
-    """CPUs that this process may keep busy, at least 1: the number of the affinity, or a smaller quota, rounded up. Two
-    threads use a quota of 1.5 CPUs fully, one does not."""
+    """CPUs that this process may keep busy, at least 1: the number of the affinity, or a smaller
+    quota, rounded up. Two threads use a quota of 1.5 CPUs fully, one does not."""
     allowed, quota = len(allowed_cpus()), cpu_quota()
     return max(1, min(allowed, math.ceil(quota)) if quota else allowed)
 
 
 class CpuMonitor:
-    """Measures the CPUs that are free for this process: those that it uses itself, and those that are idle."""
+    """Measures the CPUs that are free for this process: those that it uses itself, and those that
+    are idle."""
 
     def __init__(self) -> None:
         self._last = self._sample()
@@ -70,7 +72,8 @@ class CpuMonitor:
         return time.monotonic() - self._last[0]
 
     def free_cpus(self) -> float | None:
-        """Free CPUs on average since the last call, or since the monitor was made. None: the system does not tell."""
+        """Free CPUs on average since the last call, or since the monitor was made. None: the system
+        does not tell."""
         before, self._last = self._last, self._sample()
         seconds, used, idle, ticks = (new - old for old, new in zip(before, self._last))
         if seconds <= 0 or ticks <= 0:
@@ -86,14 +89,16 @@ class CpuMonitor:
         for line in read_system_file(Path("/proc/stat")).splitlines():
             name, *values = line.split()
             if name in names:
-                ticks = [int(value) for value in values[:8]]  # user nice system idle iowait irq softirq steal
+                # user nice system idle iowait irq softirq steal
+                ticks = [int(value) for value in values[:8]]
                 idle += sum(ticks[3:5])
                 total += sum(ticks)
         return time.monotonic(), time.process_time(), idle, total
 
 
 def group_folders(controller: str) -> list[Path]:
-    """Folders of the control groups that this process is in, for version 1 or 2, from its own to the root."""
+    """Folders of the control groups that this process is in, for version 1 or 2, from its own to
+    the root."""
     root, folders = Path("/sys/fs/cgroup"), []
     for line in read_system_file(Path("/proc/self/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
@@ -112,7 +117,9 @@ def read_system_file(path: str | Path) -> str:
     return ""
 
 
-def chunk_by_size(values: Iterable[_T], smallest: int, size_of: Callable[[_T], int]) -> Iterator[list[_T]]:
+def chunk_by_size(
+    values: Iterable[_T], smallest: int, size_of: Callable[[_T], int]
+) -> Iterator[list[_T]]:
     """Lists of values of at least this size together; the last may be smaller."""
     chunk: list[_T] = []
     size = 0
@@ -127,19 +134,28 @@ def chunk_by_size(values: Iterable[_T], smallest: int, size_of: Callable[[_T], i
 
 
 def in_processes(
-    maker: str, settings: Sequence[Any], inputs: Iterable[Any], workers: int | None, *, ended: str, hint: str,
-    tries: int = 1, gpus: int = 0, any_order: bool = False,
-) -> Generator[Any, None, None]:  # fmt: skip
+    maker: str,
+    settings: Sequence[Any],
+    inputs: Iterable[Any],
+    workers: int | None,
+    *,
+    ended: str,
+    hint: str,
+    tries: int = 1,
+    gpus: int = 0,
+    any_order: bool = False,
+) -> Generator[Any, None, None]:
     """Yield the result of each input, in order, or with `any_order` as they come.
 
     Args:
-        maker: "module:name" of a function. Each process calls it with the settings; it returns the function from
-            input to result.
+        maker: "module:name" of a function. Each process calls it with the settings; it returns the
+            function from input to result.
         settings: values that JSON can hold.
         inputs: values that can be pickled, as the results.
         workers: processes; None: one per CPU; 1: this process only, unless `any_order`.
-        ended, hint: the error when an input has ended as many processes as `tries`. {number} becomes its number,
-            {value[0]} its first part, {how} the exit status. gpus: that the processes share.
+        ended, hint: the error when an input has ended as many processes as `tries`. {number}
+            becomes its number, {value[0]} its first part, {how} the exit status. gpus: that the
+            processes share.
 
     Raises:
         BertworksError: a worker was killed, or raised this error.
@@ -148,14 +164,16 @@ def in_processes(
     if workers == 1 and not any_order:
         yield from map(resolve_name(maker)(*settings), inputs)
         return
-    # No lock of `threading` or `concurrent.futures` here: an interrupt may leave one locked for ever. A queue may not.
+    # No lock of `threading` or `concurrent.futures` here: an interrupt may leave one locked for
+    # ever. A queue may not.
     tasks, results = SimpleQueue[tuple[int, Any] | None](), SimpleQueue[tuple[int, Any]]()
     processes, done, sent, received = list[subprocess.Popen[bytes]](), dict[int, Any](), 0, 0
     ends = list[bool]()  # not empty when the processes are no longer needed
     queues = tasks, results, ends, (ended, hint, tries)
 
     def finished(unfinished: int) -> Iterator[Any]:
-        """The next results: those that exist, and more until at most `unfinished` inputs have none."""
+        """The next results: those that exist, and more until at most `unfinished` inputs have
+        none."""
         nonlocal received
         while received in done or sent - received > unfinished or not results.empty():
             if received not in done:
@@ -174,7 +192,9 @@ def in_processes(
                 rank = {"LOCAL_RANK": str(sent % gpus)} if gpus else {}
                 start = partial(_start, json.dumps([maker, settings]), rank)
                 processes.append(start())
-                threading.Thread(target=_feed, args=(start, processes, sent, *queues), daemon=True).start()
+                threading.Thread(
+                    target=_feed, args=(start, processes, sent, *queues), daemon=True
+                ).start()
             tasks.put((sent, value))
             sent += 1
             yield from finished(workers + _READ_AHEAD)
@@ -189,11 +209,16 @@ def in_processes(
 
 
 def _feed(
-    start: Callable[[], subprocess.Popen[bytes]], processes: list[subprocess.Popen[bytes]], place: int,
-    tasks: SimpleQueue[Any], results: SimpleQueue[Any], ends: list[bool], lost: tuple[str, str, int],
-) -> None:  # fmt: skip
-    """Give inputs to a process, one at a time, and take its results, until there is a None. lost: what `in_processes`
-    does when a process ends; then another one takes its place."""
+    start: Callable[[], subprocess.Popen[bytes]],
+    processes: list[subprocess.Popen[bytes]],
+    place: int,
+    tasks: SimpleQueue[Any],
+    results: SimpleQueue[Any],
+    ends: list[bool],
+    lost: tuple[str, str, int],
+) -> None:
+    """Give inputs to a process, one at a time, and take its results, until there is a None. lost:
+    what `in_processes` does when a process ends; then another one takes its place."""
     ended, hint, tries = lost
     with suppress(OSError), ExitStack() as stack:
         stack.enter_context(processes[place])
@@ -208,10 +233,17 @@ def _feed(
                     process.stdin.flush()
                     result = pickle.load(process.stdout)
                     break
-                except (OSError, EOFError, pickle.UnpicklingError):  # a broken pipe, or an incomplete value
+                # a broken pipe, or an incomplete value
+                except (OSError, EOFError, pickle.UnpicklingError):
                     code = process.wait()
-                    how = f"killed by signal {-code}, perhaps for lack of memory" if code < 0 else f"exit code {code}"
-                    result = BertworksError(ended.format(number=number, how=how, value=value), hint=hint)
+                    how = (
+                        f"killed by signal {-code}, perhaps for lack of memory"
+                        if code < 0
+                        else f"exit code {code}"
+                    )
+                    result = BertworksError(
+                        ended.format(number=number, how=how, value=value), hint=hint
+                    )
                     if left and not ends:
                         processes[place] = stack.enter_context(start())
                     if ends:
@@ -227,13 +259,15 @@ def _start(work: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     settings = {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join(sys.path)}
     environment = os.environ | environment | settings
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, start_new_session=True)
+    return subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, env=environment, start_new_session=True
+    )
 
 
 def serve() -> None:
-    """The loop of a worker process: reads inputs from standard input and writes results until the input ends. An
-    exception is a result too. If the parent was killed, the process ends without a word, since no process reads the
-    results."""
+    """The loop of a worker process: reads inputs from standard input and writes results until the
+    input ends. An exception is a result too. If the parent was killed, the process ends without a
+    word, since no process reads the results."""
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # prints of libraries must not mix with the results
     maker, settings = json.loads(sys.argv[1])
@@ -253,4 +287,5 @@ def serve() -> None:
             pickle.dump(result, output)
             output.flush()
         except BrokenPipeError:
-            os._exit(0)  # else Python would try to write the rest once more, and print that it cannot
+            # else Python would try to write the rest once more, and print that it cannot
+            os._exit(0)

@@ -1,7 +1,8 @@
-"""Work in the processes of a Ray cluster, with the signature of `processes.in_processes`. Only Ray Core is used: tasks.
+"""Work in the processes of a Ray cluster, with the signature of `processes.in_processes`. Only Ray
+Core is used: tasks.
 
-Ray schedules, and tries a task again when its process or its node is lost. What a task makes is a file that is created
-once (`portions`), so a task that runs twice does no harm.
+Ray schedules, and tries a task again when its process or its node is lost. What a task makes is a
+file that is created once (`portions`), so a task that runs twice does no harm.
 """
 
 import json
@@ -19,9 +20,12 @@ from bertworks.errors import BertworksError, UsageError, optional_import
 
 _START = "start it there: ray start --head; set RAY_AUTH_TOKEN to its token; or --on local"
 _SECONDS = 5.0  # for a head to accept a connection
-_BETWEEN_CHECKS = 2.0  # seconds without a result before the head is looked for: Ray itself waits for a minute, and ends
+# seconds without a result before the head is looked for: Ray itself waits for a minute, and ends
+_BETWEEN_CHECKS = 2.0
 _LOST = "Ray has ended on this machine, or its head was killed: {}"
-_AFTER_LOSS = "start the cluster again, then the same command: finished portions are kept; or --on local"
+_AFTER_LOSS = (
+    "start the cluster again, then the same command: finished portions are kept; or --on local"
+)
 
 
 @cache
@@ -46,7 +50,8 @@ def _connect(ray: Any, address: str) -> None:
         UsageError: the head does not answer.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray reports to its makers
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray will do; else it warns
+    # what Ray will do; else it warns
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     for name in (
         "INITIAL",
         "MAX",
@@ -58,27 +63,45 @@ def _connect(ray: Any, address: str) -> None:
         if address != "ray":
             host, _, port = address.removeprefix("ray://").rpartition(":")
             socket.create_connection((host, int(port)), _SECONDS).close()
-            with warnings.catch_warnings(action="ignore"):  # of an unreachable port: it is reachable
+            # of an unreachable port: it is reachable
+            with warnings.catch_warnings(action="ignore"):
                 ray.init(address, **options)
-        else:  # Without an address Ray would look for the last cluster of this machine, for minutes if that is gone.
-            ray.init(None if "RAY_ADDRESS" in os.environ else "local", include_dashboard=False, **options)
+        # Without an address Ray would look for the last cluster of this machine, for minutes if
+        # that is gone.
+        else:
+            ray.init(
+                None if "RAY_ADDRESS" in os.environ else "local", include_dashboard=False, **options
+            )
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         what = f"no Ray head answers: {_first_line(error)}"
         place = os.environ.get("RAY_ADDRESS", address) if address == "ray" else address
         raise UsageError(what, where=place, hint=_START) from error
-    with suppress(ValueError):  # in another thread. Ray's own would end the process with another exit code
+    # in another thread. Ray's own would end the process with another exit code
+    with suppress(ValueError):
         signal.signal(signal.SIGTERM, former)
 
 
 def in_ray(
-    maker: str, settings: Sequence[Any], inputs: Iterable[Any], workers: int | None, *, ended: str, hint: str,
-    tries: int = 1, address: str = "ray", threads: int = 1, gpus: int = 0,
-) -> Generator[Any, None, None]:  # fmt: skip
-    """Yield the results of inputs as they come. Twice as many inputs as there are workers are on their way.
+    maker: str,
+    settings: Sequence[Any],
+    inputs: Iterable[Any],
+    workers: int | None,
+    *,
+    ended: str,
+    hint: str,
+    tries: int = 1,
+    address: str = "ray",
+    threads: int = 1,
+    gpus: int = 0,
+) -> Generator[Any, None, None]:
+    """Yield the results of inputs as they come. Twice as many inputs as there are workers are on
+    their way.
 
     Args:
-        workers: the most tasks at a time; None: all that the cluster has room for, also that of later nodes.
-        address: "ray": the cluster of RAY_ADDRESS, or one that is started here; "ray://HOST:10001": that one.
+        workers: the most tasks at a time; None: all that the cluster has room for, also that of
+            later nodes.
+        address: "ray": the cluster of RAY_ADDRESS, or one that is started here; "ray://HOST:10001":
+            that one.
         threads, gpus: that a task needs.
 
     Raises:
@@ -93,7 +116,8 @@ def in_ray(
     need = {"num_cpus": threads, "num_gpus": min(gpus, 1)}
     task = ray.remote(max_retries=tries - 1, **need)(call)
     pending: dict[Any, Any] = {}  # references, and the first parts of their values
-    is_client = address.startswith("ray://")  # it cannot see the head; Ray raises ConnectionError where that is lost
+    # it cannot see the head; Ray raises ConnectionError where that is lost
+    is_client = address.startswith("ray://")
     head = None if is_client else ray.get_runtime_context().gcs_address
     # Errors of Ray itself, which are not those of a task.
     is_cluster_lost = False
@@ -144,7 +168,8 @@ def in_ray(
 
 
 def _check_head(head: str | None) -> None:
-    """Raise ConnectionError if the head of a cluster, as "host:port", does not accept connections any more."""
+    """Raise ConnectionError if the head of a cluster, as "host:port", does not accept connections
+    any more."""
     if head is None:
         return
     host, _, port = head.rpartition(":")

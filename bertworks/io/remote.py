@@ -1,10 +1,14 @@
-"""Files and folders under s3://, gs://, hf:// and memory://, as local copies. The rest of the package knows only paths.
+"""Files and folders under s3://, gs://, hf:// and memory://, as local copies. The rest of the
+package knows only paths.
 
-- `as_path`: what a URL names, a file, a folder or a glob, is copied to a cache, once per version and machine
-- `published`: an output is written to a local working copy, then uploaded; checkpoints are uploaded while a run trains
+- `as_path`: what a URL names, a file, a folder or a glob, is copied to a cache, once per version
+  and machine
+- `published`: an output is written to a local working copy, then uploaded; checkpoints are uploaded
+  while a run trains
 
-The last object of a folder is upload.json: names, sizes and sha256 of all others. Without it the folder is not finished
-and is not read. URL.upload, next to an output, names the process that writes it, and changes every few seconds.
+The last object of a folder is upload.json: names, sizes and sha256 of all others. Without it the
+folder is not finished and is not read. URL.upload, next to an output, names the process that writes
+it, and changes every few seconds.
 """
 
 import hashlib
@@ -32,12 +36,25 @@ from bertworks.io.atomic_write import SCHEMES, local_path, remove, sha256, url_o
 
 MANIFEST, CLAIM = "upload.json", ".upload"
 WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before an operation that failed is tried again
-BEAT, SILENT = 5.0, 20.0  # seconds between two signs of life of a writer; without one for so long, it is dead
-_MADE = (".safetensors", ".bin", ".json", ".npy", ".onnx", ".toml")  # files of models, shards and indexes
-_COMPLETE = re.compile(r"(?P<run>.*/)?(checkpoints/step-(?P<step>\d+)/checkpoint|finished|figures)\.json")
-_KEYS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (s3), GOOGLE_APPLICATION_CREDENTIALS (gs) or HF_TOKEN (hf)"
-_MISSING, _SPELLING = "there is no such bucket, folder or file", "check the spelling; a bucket must exist before"
-_BUSY, _TAKEN = "another process writes to this URL", "another process has written to this URL meanwhile"
+# seconds between two signs of life of a writer; without one for so long, it is dead
+BEAT, SILENT = 5.0, 20.0
+# files of models, shards and indexes
+_MADE = (".safetensors", ".bin", ".json", ".npy", ".onnx", ".toml")
+_COMPLETE = re.compile(
+    r"(?P<run>.*/)?(checkpoints/step-(?P<step>\d+)/checkpoint|finished|figures)\.json"
+)
+_KEYS = (
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (s3), GOOGLE_APPLICATION_CREDENTIALS "
+    "(gs) or HF_TOKEN (hf)"
+)
+_MISSING, _SPELLING = (
+    "there is no such bucket, folder or file",
+    "check the spelling; a bucket must exist before",
+)
+_BUSY, _TAKEN = (
+    "another process writes to this URL",
+    "another process has written to this URL meanwhile",
+)
 _ELSEWHERE = "wait for it, stop it, or choose another URL"
 
 
@@ -49,7 +66,11 @@ def cache_folder() -> Path:
 
 def shown(text: str) -> str:
     """A text with URLs in place of their local copies."""
-    return re.sub(rf"{re.escape(str(cache_folder()))}/(?:[0-9a-f]{{32}}|work)/({'|'.join(SCHEMES)})/", r"\1://", text)
+    return re.sub(
+        rf"{re.escape(str(cache_folder()))}/(?:[0-9a-f]{{32}}|work)/({'|'.join(SCHEMES)})/",
+        r"\1://",
+        text,
+    )
 
 
 def as_path(path: str | PathLike[str], what: str = "path") -> Path:
@@ -66,39 +87,56 @@ class Storage:
     """A file or folder under a URL.
 
     Raises:
-        BertworksError: the package for this kind of storage is missing; later: the bucket does not exist, the access is
-            refused, the storage does not answer.
+        BertworksError: the package for this kind of storage is missing; later: the bucket does not
+            exist, the access is refused, the storage does not answer.
     """
 
     def __init__(self, url: str):
         self.url, (self.scheme, _, path) = url.rstrip("/"), url.rstrip("/").partition("://")
-        require(".." not in path.split("/"), "a URL with ..", url, "write the whole name, without ..")
-        options = {"s3": {"config_kwargs": {"retries": {"total_max_attempts": 1}}}}  # `tried` repeats
+        require(
+            ".." not in path.split("/"), "a URL with ..", url, "write the whole name, without .."
+        )
+        # `tried` repeats
+        options = {"s3": {"config_kwargs": {"retries": {"total_max_attempts": 1}}}}
         with optional_import(f"{self.scheme}://", "'bertworks[remote]'"):
             import fsspec
 
-            self.fs = fsspec.filesystem(self.scheme, use_listings_cache=False, **options.get(self.scheme, {}))
+            self.fs = fsspec.filesystem(
+                self.scheme, use_listings_cache=False, **options.get(self.scheme, {})
+            )
         self.key = self.fs._strip_protocol(self.url).rstrip("/")
         self.path = Path(self.scheme, path)  # of the local copy, within a folder of the cache
 
-    def tried(self, work: Callable[[], Any], name: str = "", *, gone: bool = False, failed: int = 0) -> Any:
-        """What an operation returns. One that fails for a while is tried again, with growing waits. FileExistsError is
-        for the caller. name: of the file in messages. gone: give None if it does not exist. failed: attempts so far."""
+    def tried(
+        self, work: Callable[[], Any], name: str = "", *, gone: bool = False, failed: int = 0
+    ) -> Any:
+        """What an operation returns. One that fails for a while is tried again, with growing waits.
+        FileExistsError is for the caller. name: of the file in messages. gone: give None if it does
+        not exist. failed: attempts so far."""
         try:
             return work()
         except Exception as error:  # each storage has its own classes
             if gone and isinstance(error, FileNotFoundError):
                 return None
-            if isinstance(error, FileExistsError) or getattr(error, "errno", None) in atomic_write.DISK_FULL:
+            if (
+                isinstance(error, FileExistsError)
+                or getattr(error, "errno", None) in atomic_write.DISK_FULL
+            ):
                 raise
             reason = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
-            what, hint = f"the storage fails, {failed + 1} times: {reason}", "run the same command again later"
-            if isinstance(error, PermissionError) or re.search("Credential|Forbidden|Unauthorized", reason):
+            what, hint = (
+                f"the storage fails, {failed + 1} times: {reason}",
+                "run the same command again later",
+            )
+            if isinstance(error, PermissionError) or re.search(
+                "Credential|Forbidden|Unauthorized", reason
+            ):
                 what, hint = f"the access is refused: {reason}", _KEYS
             elif isinstance(error, FileNotFoundError):
                 what, hint = _MISSING, _SPELLING
             elif failed < len(WAITS) and not isinstance(error, ValueError | TypeError):
-                time.sleep(WAITS[failed] * random.uniform(0.5, 1))  # those that failed together return at other times
+                # those that failed together return at other times
+                time.sleep(WAITS[failed] * random.uniform(0.5, 1))
                 return self.tried(work, name, gone=gone, failed=failed + 1)
             raise BertworksError(what, where=f"{self.url}/{name}".rstrip("/"), hint=hint) from error
 
@@ -106,15 +144,27 @@ class Storage:
         return f"{self.key}/{name}" if name else self.key
 
     def files(self) -> dict[str, Mapping[str, Any]]:
-        """What the storage tells about the files: by their names within this folder, "" for a file itself."""
+        """What the storage tells about the files: by their names within this folder, "" for a file
+        itself."""
         found = self.tried(lambda: self.fs.find(self.key, detail=True), gone=True) or {}
         return {name[len(self.key) :].lstrip("/"): facts for name, facts in sorted(found.items())}
 
-    def copy(self, how: Callable[[str, Path], None], files: Mapping[str, Path], gone: bool = False) -> None:
+    def copy(
+        self, how: Callable[[str, Path], None], files: Mapping[str, Path], gone: bool = False
+    ) -> None:
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(lambda name: self.tried(lambda: how(self.at(name), files[name]), name, gone=gone), files))
+            list(
+                pool.map(
+                    lambda name: self.tried(
+                        lambda: how(self.at(name), files[name]), name, gone=gone
+                    ),
+                    files,
+                )
+            )
 
-    def put(self, files: Mapping[str, Path], mode: str = "overwrite", *, gone: bool = False) -> None:
+    def put(
+        self, files: Mapping[str, Path], mode: str = "overwrite", *, gone: bool = False
+    ) -> None:
         """Copies files from paths. gone: leave out those that do not exist any more.
 
         Raises:
@@ -125,7 +175,12 @@ class Storage:
     def fill(self, folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
         """Copies files, and checks their sizes and, if they are given, their sha256."""
         strange = [name for name in files if ".." in Path(name).parts or Path(name).is_absolute()]
-        require(not strange, f"names that lead out of the folder: {strange[:3]}", self.url, "copy the files yourself")
+        require(
+            not strange,
+            f"names that lead out of the folder: {strange[:3]}",
+            self.url,
+            "copy the files yourself",
+        )
         paths = {name: folder / name for name in files}
         for path in paths.values():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +189,12 @@ class Storage:
             size, digest = facts.get("bytes", facts.get("size")), facts.get("sha256")
             holds = paths[name].stat().st_size == size and digest in (None, sha256(paths[name]))
             hint = "run the same command again; if it stays so, write the folder again"
-            require(holds, "damaged, or replaced at this moment: not as it was written", f"{self.url}/{name}", hint)
+            require(
+                holds,
+                "damaged, or replaced at this moment: not as it was written",
+                f"{self.url}/{name}",
+                hint,
+            )
 
     def delete(self, names: Iterable[str]) -> None:
         self.copy(lambda key, _: self.fs.rm_file(key), dict.fromkeys(names, Path()), gone=True)
@@ -145,8 +205,8 @@ class Storage:
         return content and dict(atomic_write.parse_json(content, Path(self.url, MANIFEST))["files"])
 
     def create(self, name: str, path: Path, overwrite: bool = False) -> bool:
-        """Copies a file from a path unless there is one; False: there is one with other content. An answer may be lost,
-        so that the repetition finds what the first attempt wrote."""
+        """Copies a file from a path unless there is one; False: there is one with other content. An
+        answer may be lost, so that the repetition finds what the first attempt wrote."""
         try:
             self.put({name: path}, "overwrite" if overwrite else "create")
         except FileExistsError:
@@ -156,26 +216,36 @@ class Storage:
 
 
 def fetched(url: str) -> Path:
-    """The local copy of a file, of a folder, or of the files of a glob: then the path is a glob, too. A version is
-    copied once per machine; processes that need it at the same time wait for the first.
+    """The local copy of a file, of a folder, or of the files of a glob: then the path is a glob,
+    too. A version is copied once per machine; processes that need it at the same time wait for the
+    first.
 
     Raises:
         BertworksError: there is nothing; a folder is not finished or damaged; see `Storage`.
     """
     store, pattern = Storage(url), ""
     is_data = store.scheme != "hf" or url.startswith("hf://datasets/")
-    require(is_data, "this is no file of a data set", url, "of a model give OWNER/NAME, without hf://")
+    require(
+        is_data, "this is no file of a data set", url, "of a model give OWNER/NAME, without hf://"
+    )
     files = store.files()
     if not files and (start := re.search(r"/[^/]*[*?[]", store.url)):
         found = store.tried(lambda: store.fs.glob(store.key, detail=True))
         pattern, store = store.url[start.start() + 1 :], Storage(store.url[: start.start()])
-        files = {name[len(store.key) + 1 :]: facts for name, facts in found.items() if facts["type"] == "file"}
+        files = {
+            name[len(store.key) + 1 :]: facts
+            for name, facts in found.items()
+            if facts["type"] == "file"
+        }
     require(files, _MISSING, url, _SPELLING)
     manifest = store.manifest() if files.pop(MANIFEST, None) and not pattern else None
-    if not (manifest or pattern or "" in files or store.scheme == "hf"):  # only texts that others have put there?
+    # only texts that others have put there?
+    if not (manifest or pattern or "" in files or store.scheme == "hf"):
         claimed = "/" in store.key and store.tried(lambda: store.fs.exists(store.key + CLAIM))
         what = f"the folder is not finished: it has no {MANIFEST}, which is uploaded last"
-        hint = "run the command that writes it again; or copy the folder to this machine and check it"
+        hint = (
+            "run the command that writes it again; or copy the folder to this machine and check it"
+        )
         require(not claimed and not any(name.endswith(_MADE) for name in files), what, url, hint)
     version = json.dumps([store.url, manifest or files], sort_keys=True, default=str)
     target = cache_folder() / hashlib.sha256(version.encode()).hexdigest()[:32]
@@ -189,14 +259,20 @@ def fetched(url: str) -> Path:
 
 
 def _progress(names: Iterable[str]) -> tuple[int, int]:
-    """How far a run is: how many of the runs in it are finished, and the steps of their newest complete checkpoints."""
+    """How far a run is: how many of the runs in it are finished, and the steps of their newest
+    complete checkpoints."""
     found = [match for match in map(_COMPLETE.fullmatch, names) if match]
-    steps = {match["run"]: int(match["step"]) + 1 for match in sorted(found, key=itemgetter(0)) if match["step"]}
+    steps = {
+        match["run"]: int(match["step"]) + 1
+        for match in sorted(found, key=itemgetter(0))
+        if match["step"]
+    }
     return sum(not match["step"] for match in found), sum(steps.values())
 
 
 class _Upload:
-    """The upload of a working copy. In the block, threads give signs of life and upload what is complete.
+    """The upload of a working copy. In the block, threads give signs of life and upload what is
+    complete.
 
     Raises:
         BertworksError: another process writes to the URL, or has done so meanwhile.
@@ -207,10 +283,14 @@ class _Upload:
         self.state, self.claim, self.over = state, Storage(store.url + CLAIM), Event()
         self.writer = os.urandom(16).hex().encode()
         self.lost = False  # whether another process has taken over
-        # The progress of the last snapshot. Before `restore`, the URL may hold newer checkpoints: no snapshot is made.
+        # The progress of the last snapshot. Before `restore`, the URL may hold newer checkpoints:
+        # no snapshot is made.
         self.saved = (math.inf, 0.0)
         self.sent: dict[str, tuple[int, int]] = {}  # sizes and times of change of uploaded files
-        self.threads = [Thread(target=self._repeat, args=(act,), daemon=True) for act in (self._beat, self.snapshot)]
+        self.threads = [
+            Thread(target=self._repeat, args=(act,), daemon=True)
+            for act in (self._beat, self.snapshot)
+        ]
 
     def __enter__(self) -> "_Upload":
         self._take()
@@ -233,7 +313,9 @@ class _Upload:
         before = b""
         while True:
             with suppress(FileExistsError):
-                self.claim.tried(lambda: self.claim.fs.pipe_file(self.claim.key, self.writer, mode="create"))
+                self.claim.tried(
+                    lambda: self.claim.fs.pipe_file(self.claim.key, self.writer, mode="create")
+                )
                 return
             if (now := self._claimed()) == self.writer:  # the answer was lost
                 return
@@ -241,7 +323,9 @@ class _Upload:
             if now == before:
                 self.claim.delete([""])
             else:
-                self.note(f"{self.store.url}: waiting {SILENT:.0f} s for signs of life of its last writer")
+                self.note(
+                    f"{self.store.url}: waiting {SILENT:.0f} s for signs of life of its last writer"
+                )
                 time.sleep(SILENT)
             before = now
 
@@ -252,7 +336,11 @@ class _Upload:
     def _beat(self) -> None:
         self.lost = not (self._claimed() or self.writer).startswith(self.writer)
         if not self.lost:
-            self.claim.tried(lambda: self.claim.fs.pipe_file(self.claim.key, self.writer + b" %d" % time.time_ns()))
+            self.claim.tried(
+                lambda: self.claim.fs.pipe_file(
+                    self.claim.key, self.writer + b" %d" % time.time_ns()
+                )
+            )
 
     def _repeat(self, act: Callable[[], None]) -> None:
         while not self.over.wait(BEAT) and not self.lost:
@@ -261,24 +349,39 @@ class _Upload:
     def _attempt(self, act: Callable[[], None]) -> None:
         try:
             act()
-        except (BertworksError, OSError) as error:  # the work continues; the next time is another attempt
+        # the work continues; the next time is another attempt
+        except (BertworksError, OSError) as error:
             self.note(f"not uploaded yet: {error}")
 
     def files(self) -> dict[str, Path]:
         """The files of the working copy, by name. Plans are made again."""
-        found = {path.relative_to(self.local).as_posix(): path for path in self.local.rglob("*") if path.is_file()}
-        return {name: path for name, path in sorted(found.items()) if not re.match(r"(.*/)?(\.|plans/)", name)}
+        found = {
+            path.relative_to(self.local).as_posix(): path
+            for path in self.local.rglob("*")
+            if path.is_file()
+        }
+        return {
+            name: path
+            for name, path in sorted(found.items())
+            if not re.match(r"(.*/)?(\.|plans/)", name)
+        }
 
     def send(self, files: Mapping[str, Path], *, gone: bool = False) -> None:
         """Uploads the files that have changed."""
-        states = {name: ((state := path.stat()).st_size, state.st_mtime_ns) for name, path in files.items()}
-        self.store.put({n: path for n, path in files.items() if self.sent.get(n) != states[n]}, gone=gone)
+        states = {
+            name: ((state := path.stat()).st_size, state.st_mtime_ns)
+            for name, path in files.items()
+        }
+        self.store.put(
+            {n: path for n, path in files.items() if self.sent.get(n) != states[n]}, gone=gone
+        )
         self.sent |= states
 
     def snapshot(self) -> None:
-        """Uploads a run if it has a new checkpoint, or another of its trainings is finished. The file that says so
-        is the last one."""
-        with suppress(FileNotFoundError):  # deleted by the run meanwhile: the next attempt has newer ones
+        """Uploads a run if it has a new checkpoint, or another of its trainings is finished. The
+        file that says so is the last one."""
+        # deleted by the run meanwhile: the next attempt has newer ones
+        with suppress(FileNotFoundError):
             files = self.files()
             if self.lost or (now := _progress(files)) <= self.saved:
                 return
@@ -291,14 +394,17 @@ class _Upload:
             self.saved = now
 
     def restore(self, overwrite: bool) -> None:
-        """Makes the working copy what the URL holds, unless an interrupted command left a newer one."""
+        """Makes the working copy what the URL holds, unless an interrupted command left a newer
+        one."""
         files = self.store.files()
         if "" in files:
             atomic_write.refuse_replacing(self.store.url, overwrite)
         if overwrite or self.local.is_file():
             remove(self.local)
         saved = (0, 0) if overwrite else _progress(files)
-        if not overwrite and ((manifest := self.store.manifest()) or saved > _progress(self.files())):
+        if not overwrite and (
+            (manifest := self.store.manifest()) or saved > _progress(self.files())
+        ):
             with atomic_write.replacing_folder(self.local) as temporary:
                 self.store.fill(temporary, manifest or files)
         self.saved = saved
@@ -310,23 +416,36 @@ class _Upload:
         files = {"": self.local} if self.local.is_file() else self.files()
         require(not self.lost, _TAKEN, self.store.url, _ELSEWHERE)
         if "" in files:
-            require(self.store.create("", self.local, overwrite), _TAKEN, self.store.url, _ELSEWHERE)
+            require(
+                self.store.create("", self.local, overwrite), _TAKEN, self.store.url, _ELSEWHERE
+            )
         elif files:
             facts = {n: {"bytes": p.stat().st_size, "sha256": sha256(p)} for n, p in files.items()}
             if (old := self.store.manifest()) != facts:
                 self.store.delete([MANIFEST])
-                self.send({name: path for name, path in files.items() if (old or {}).get(name) != facts[name]})
+                self.send(
+                    {
+                        name: path
+                        for name, path in files.items()
+                        if (old or {}).get(name) != facts[name]
+                    }
+                )
                 self.store.delete(name for name in self.store.files() if name not in files)
-                atomic_write.write_json(path := self.state / MANIFEST, {"format": 1, "files": facts})
+                atomic_write.write_json(
+                    path := self.state / MANIFEST, {"format": 1, "files": facts}
+                )
                 require(self.store.create(MANIFEST, path), _TAKEN, self.store.url, _ELSEWHERE)
         remove(self.local)
         self.note(f"{self.store.url}: uploaded")
 
 
 @contextmanager
-def published(url: str, *, overwrite: bool = False, note: Callable[[str], None] = no_notes) -> Iterator[Path]:
-    """Yield a path to write a file or folder to, which then is uploaded. If the URL holds a folder, or checkpoints of
-    an interrupted run, the path holds them already. Of several processes of a training the first uploads.
+def published(
+    url: str, *, overwrite: bool = False, note: Callable[[str], None] = no_notes
+) -> Iterator[Path]:
+    """Yield a path to write a file or folder to, which then is uploaded. If the URL holds a folder,
+    or checkpoints of an interrupted run, the path holds them already. Of several processes of a
+    training the first uploads.
 
     Args:
         overwrite: replace what the URL holds.
@@ -334,17 +453,31 @@ def published(url: str, *, overwrite: bool = False, note: Callable[[str], None] 
 
     Raises:
         UsageError: the URL holds a file.
-        BertworksError: another process writes to it; nothing can be written to such URLs; see `Storage`.
+        BertworksError: another process writes to it; nothing can be written to such URLs; see
+            `Storage`.
     """
     store = Storage(url)
-    require(store.scheme != "hf", "nothing is written to hf://", url, "write to a folder, and push that")
-    require("/" in store.key.lstrip("/"), "this is a whole bucket, no file or folder in it", url, f"{store.url}/NAME")
+    require(
+        store.scheme != "hf", "nothing is written to hf://", url, "write to a folder, and push that"
+    )
+    require(
+        "/" in store.key.lstrip("/"),
+        "this is a whole bucket, no file or folder in it",
+        url,
+        f"{store.url}/NAME",
+    )
     local = cache_folder() / "work" / store.path
     if os.environ.get("RANK", "0") != "0":
         yield local
         return
-    state, busy = atomic_write.hidden_sibling(local, CLAIM), "process {process} of this machine writes to this URL"
-    with atomic_write.folder_lock(state, busy, _ELSEWHERE), _Upload(store, local, state, note) as upload:
+    state, busy = (
+        atomic_write.hidden_sibling(local, CLAIM),
+        "process {process} of this machine writes to this URL",
+    )
+    with (
+        atomic_write.folder_lock(state, busy, _ELSEWHERE),
+        _Upload(store, local, state, note) as upload,
+    ):
         upload.restore(overwrite)
         yield local
         upload.finish(overwrite)

@@ -1,4 +1,5 @@
-"""Tables in files: delimiters, quotes and headers; Parquet files; the column of the text; rows in memory."""
+"""Tables in files: delimiters, quotes and headers; Parquet files; the column of the text; rows in
+memory."""
 
 import csv
 import difflib
@@ -14,28 +15,44 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, TypeVar
 
-from bertworks.errors import BertworksError, UsageError, column_names_of, expect, first_names, listed, quoted, several
+from bertworks.errors import (
+    BertworksError,
+    UsageError,
+    column_names_of,
+    expect,
+    first_names,
+    listed,
+    quoted,
+    several,
+)
 from bertworks.io.atomic_write import utf8_path
 from bertworks.io.class_names import class_names_of_table, named_column
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.text_files import BLOCK_SIZE, LARGEST_LINE, IssueCounter, too_large
 
 _T = TypeVar("_T")
-COLUMN_NAMES = tomllib.loads(Path(__file__).with_name("column_names.toml").read_text(encoding="utf-8"))
+COLUMN_NAMES = tomllib.loads(
+    Path(__file__).with_name("column_names.toml").read_text(encoding="utf-8")
+)
 TEXT_NAMES, TITLE_NAMES = (tuple(COLUMN_NAMES[kind].split()) for kind in ("text", "title"))
 SAMPLE_ROWS = 100  # from which the header and the columns are inferred
 _SAMPLE_CHARACTERS = 1 << 22  # of these rows; fewer are taken if they have more
 _TEXT_TYPES = ("string", "large_string")  # of a column of Parquet
-_PARQUET_ROWS, _PARQUET_BYTES = 256, 1 << 24  # held in memory at a time: at most; fewer if they are larger
+# held in memory at a time: at most; fewer if they are larger
+_PARQUET_ROWS, _PARQUET_BYTES = 256, 1 << 24
 _MIN_TEXT = 20  # characters on average of a column that is inferred to be text
 _QUOTED_CELL = r'"((?:[^"]+|"")*+)"(?=[\t\n]|\Z)'
 _CELL = re.compile(_QUOTED_CELL + r'|[^"\t\n]*+(?=[\t\n]|\Z)')
 _UNFINISHED_CELL = re.compile(r'"(?:[^"]+|"")*+\Z')
 
-# A file; or rows in memory: dicts, a dict of columns, or a table of pandas, polars, pyarrow or datasets
+# A file; or rows in memory: dicts, a dict of columns, or a table of pandas, polars, pyarrow or
+# datasets
 Data = str | PathLike[str] | Mapping[str, Sequence[Any]] | Iterable[Mapping[str, Any]] | Any
-_TABLES = {"to_pylist": (), "to_dicts": (), "to_list": (), "to_dict": ("records",)}  # methods that give rows
-_ROWS_HINT = 'give a file, a list like [{"text": "...", "label": "..."}], a dict of columns, or a DataFrame'
+# methods that give rows
+_TABLES = {"to_pylist": (), "to_dicts": (), "to_list": (), "to_dict": ("records",)}
+_ROWS_HINT = (
+    'give a file, a list like [{"text": "...", "label": "..."}], a dict of columns, or a DataFrame'
+)
 
 
 def parse_size(text: str, option: str) -> int:
@@ -51,16 +68,22 @@ def parse_size(text: str, option: str) -> int:
 
 
 def delimiter_of(sample: Sequence[str], format: str | None) -> str:
-    """The delimiter of a table: a tab if the format of its name says so, else the most frequent of , ; tab | in the
-    first line."""
-    return "\t" if format == "tsv" else max(",;\t|", key=next((line for line in sample if line.strip()), "").count)
+    """The delimiter of a table: a tab if the format of its name says so, else the most frequent of
+    , ; tab | in the first line."""
+    return (
+        "\t"
+        if format == "tsv"
+        else max(",;\t|", key=next((line for line in sample if line.strip()), "").count)
+    )
 
 
 def quotes_matter(lines: Sequence[str]) -> bool:
-    r"""Whether quote marks enclose cells of a tab-separated table, or belong to the text, as in most TSV files.
+    r"""Whether quote marks enclose cells of a tab-separated table, or belong to the text, as in
+    most TSV files.
 
-    They enclose cells if each quote mark belongs to a well-formed quoted cell, and if rows would have different widths
-    without them, or a cell needs its quotes, or all cells of the first row have them.
+    They enclose cells if each quote mark belongs to a well-formed quoted cell, and if rows would
+    have different widths without them, or a cell needs its quotes, or all cells of the first row
+    have them.
 
     Args:
         lines: the first lines of a table, or lines that begin with a row.
@@ -100,7 +123,8 @@ def split_rows(
         largest: bytes of a row.
 
     Raises:
-        BertworksError: a quote mark is not closed, or not followed by the next cell; a row is too large.
+        BertworksError: a quote mark is not closed, or not followed by the next cell; a row is too
+            large.
     """
     if not quoted:
         for number, line in lines:
@@ -118,7 +142,9 @@ def split_rows(
             first = first or number
             size += len(line) + 1
             if size > largest + 1:
-                raise too_large(f"{name}:{first}", largest, ", or a quote mark is opened here and never closed")
+                raise too_large(
+                    f"{name}:{first}", largest, ", or a quote mark is opened here and never closed"
+                )
             yield line + "\n"
 
     try:
@@ -128,20 +154,35 @@ def split_rows(
     except csv.Error as error:
         if "new-line character" in str(error):
             place = last_line.find("\r")
-            what = f"a carriage return inside a cell without quotes: {last_line[max(0, place - 20) : place + 20]!r}"
+            what = (
+                "a carriage return inside a cell without quotes: "
+                f"{last_line[max(0, place - 20) : place + 20]!r}"
+            )
             hint = "put a space in its place, or put the cell in quotes"
         else:
-            what = "a quote mark is opened here and never closed" if "end of data" in str(error) else str(error)
-            hint = 'look for a quote mark too many; inside quotes it is written twice: "He said ""no"", and left."'
+            what = (
+                "a quote mark is opened here and never closed"
+                if "end of data" in str(error)
+                else str(error)
+            )
+            hint = (
+                'look for a quote mark too many; inside quotes it is written twice: "He said '
+                '""no"", and left."'
+            )
         raise BertworksError(f"not a table: {what}", where=f"{name}:{first}", hint=hint) from error
 
 
 def column_names(first: Sequence[str], *, named: bool) -> list[str]:
-    """The names of the columns of a table: the cells of its first row if it is a header, else "column 1", ..."""
-    return [cell if named and cell.strip() else f"column {index}" for index, cell in enumerate(first, 1)]
+    """The names of the columns of a table: the cells of its first row if it is a header, else
+    "column 1", ..."""
+    return [
+        cell if named and cell.strip() else f"column {index}" for index, cell in enumerate(first, 1)
+    ]
 
 
-def distinct_names(names: list[str], where: str | None = None, hint: str = "rename one of them") -> list[str]:
+def distinct_names(
+    names: list[str], where: str | None = None, hint: str = "rename one of them"
+) -> list[str]:
     """The names of columns; UsageError if one comes twice."""
     if twice := [name for index, name in enumerate(names) if name in names[:index]]:
         raise UsageError(f"two columns are named {twice[0]!r}", where=where, hint=hint)
@@ -151,8 +192,8 @@ def distinct_names(names: list[str], where: str | None = None, hint: str = "rena
 def rejoin_broken_rows(
     rows: Iterable[tuple[int, list[str]]], width: int, counts: Mapping[str, IssueCounter], name: str
 ) -> Iterator[tuple[int, list[str]]]:
-    r"""Join rows that a newline inside a cell has divided: two lines with too few cells that have `width` cells when
-    joined by "\n". Other rows are unchanged.
+    r"""Join rows that a newline inside a cell has divided: two lines with too few cells that have
+    `width` cells when joined by "\n". Other rows are unchanged.
 
     Args:
         counts: counts such rows.
@@ -181,7 +222,8 @@ def is_parquet(path: Path) -> bool:
 
 @contextmanager
 def open_parquet(path: Path, name: str) -> Iterator[Any]:
-    """Open a `pyarrow.parquet.ParquetFile`. Texts that are stored once for many rows stay so in memory.
+    """Open a `pyarrow.parquet.ParquetFile`. Texts that are stored once for many rows stay so in
+    memory.
 
     Raises:
         BertworksError: the file is damaged or cannot be read, now or inside the block.
@@ -191,7 +233,9 @@ def open_parquet(path: Path, name: str) -> Iterator[Any]:
 
     try:
         with utf8_path(path) as target:
-            texts = [field.name for field in parquet.read_schema(target) if field.type in _TEXT_TYPES]
+            texts = [
+                field.name for field in parquet.read_schema(target) if field.type in _TEXT_TYPES
+            ]
             with parquet.ParquetFile(target, read_dictionary=texts) as file:
                 yield file
     except (pyarrow.ArrowException, OSError) as error:
@@ -199,9 +243,12 @@ def open_parquet(path: Path, name: str) -> Iterator[Any]:
         raise BertworksError(what, where=name, hint="fetch it again, or leave it out") from error
 
 
-def batches_of(file: Any, columns: Sequence[str] | None = None, name: str = "", limit: int = 1 << 40) -> Iterator[Any]:
-    """The rows of a Parquet file in parts that are small as Python values, too: a kilobyte can hold gigabytes of one
-    text. BertworksError for a row with more bytes of text than `limit`; it is not read if it is alone."""
+def batches_of(
+    file: Any, columns: Sequence[str] | None = None, name: str = "", limit: int = 1 << 40
+) -> Iterator[Any]:
+    """The rows of a Parquet file in parts that are small as Python values, too: a kilobyte can hold
+    gigabytes of one text. BertworksError for a row with more bytes of text than `limit`; it is not
+    read if it is alone."""
     from pyarrow import compute
 
     groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
@@ -211,8 +258,13 @@ def batches_of(file: Any, columns: Sequence[str] | None = None, name: str = "", 
     most, first = max(1, min(_PARQUET_ROWS, int(_PARQUET_BYTES / max(1, size)))), 1
     for batch in file.iter_batches(batch_size=most, columns=columns):
         texts = (column for column in batch.columns if hasattr(column, "dictionary"))
-        sizes = (compute.binary_length(text.dictionary).take(text.indices).fill_null(0).to_pylist() for text in texts)
-        row, largest = max(enumerate(map(sum, zip(*sizes)), first), key=lambda pair: pair[1], default=(first, 0))
+        sizes = (
+            compute.binary_length(text.dictionary).take(text.indices).fill_null(0).to_pylist()
+            for text in texts
+        )
+        row, largest = max(
+            enumerate(map(sum, zip(*sizes)), first), key=lambda pair: pair[1], default=(first, 0)
+        )
         if largest > limit:
             raise too_large(f"{name}:{row}", limit)
         step, first = max(1, _PARQUET_BYTES // max(1, largest)), first + len(batch)
@@ -239,7 +291,8 @@ def choose_column(
 
     Args:
         option: of the command line, for messages.
-        codes: names of columns that hold no language. Such a column is chosen only if no other one looks like text.
+        codes: names of columns that hold no language. Such a column is chosen only if no other one
+            looks like text.
     """
     if column is not None:
         return find_column(list(columns), name, column, option)
@@ -260,7 +313,8 @@ def choose_column(
 
 
 def usual_column(columns: Iterable[str], names: Iterable[str]) -> str | None:
-    """The column with a usual name, in any case; the first of the names counts most. None: there is none."""
+    """The column with a usual name, in any case; the first of the names counts most. None: there is
+    none."""
     by_name = {column.strip().lower(): column for column in reversed(list(columns))}
     return next((by_name[name] for name in names if name in by_name), None)
 
@@ -280,7 +334,11 @@ def find_column(columns: Sequence[str], name: str, column: str, option: str) -> 
     names = {key.lower(): key for key in reversed(columns)}
     close = difflib.get_close_matches(column.lower(), names, 1)
     what = f"there is no column {column!r}; the columns are: {', '.join(columns) or 'none'}"
-    hint = f"did you mean {option} {quoted(names[close[0]])}?" if close else f"name one of them with {option}"
+    hint = (
+        f"did you mean {option} {quoted(names[close[0]])}?"
+        if close
+        else f"name one of them with {option}"
+    )
     raise UsageError(what, where=name, hint=hint)
 
 
@@ -291,9 +349,13 @@ def first_rows(rows: Iterable[_T]) -> list[_T]:
 
 
 def is_header(row: list[str]) -> bool:
-    """Whether the first row of a table names the columns: short and distinct, no sentences, no numbers."""
+    """Whether the first row of a table names the columns: short and distinct, no sentences, no
+    numbers."""
     return len(set(row)) == len(row) and all(
-        cell.strip() and len(cell) <= 64 and not cell.strip().endswith((".", "?", "!", "。")) and not _is_number(cell)
+        cell.strip()
+        and len(cell) <= 64
+        and not cell.strip().endswith((".", "?", "!", "。"))
+        and not _is_number(cell)
         for cell in row
     )
 
@@ -305,8 +367,8 @@ def _is_number(cell: str) -> bool:
 
 
 class StoredRows:
-    """Rows in memory as a temporary file of JSON lines, which is deleted together with this object. What reads files
-    reads them too; row n is line n. name: in messages.
+    """Rows in memory as a temporary file of JSON lines, which is deleted together with this object.
+    What reads files reads them too; row n is line n. name: in messages.
 
     Attributes:
         notes: how the data are read, in words.
@@ -323,13 +385,22 @@ class StoredRows:
         class_names = class_names_of_table(data)
         self.notes = class_names.notes
         if class_names:
-            rows = [class_names.named_row(row, f"{name}:{number}") for number, row in enumerate(rows, 1)]
+            rows = [
+                class_names.named_row(row, f"{name}:{number}") for number, row in enumerate(rows, 1)
+            ]
         with NamedTemporaryFile(
-            "w", prefix="bertworks-rows-", suffix=".jsonl", delete=False, encoding="utf-8", errors="backslashreplace"
+            "w",
+            prefix="bertworks-rows-",
+            suffix=".jsonl",
+            delete=False,
+            encoding="utf-8",
+            errors="backslashreplace",
         ) as file:
             self._path = Path(file.name)
             weakref.finalize(self, self._path.unlink, missing_ok=True)
-            file.writelines(f"{as_json({str(key): row[key] for key in row}, _json_value)}\n" for row in rows)
+            file.writelines(
+                f"{as_json({str(key): row[key] for key in row}, _json_value)}\n" for row in rows
+            )
 
     def __fspath__(self) -> str:
         return str(self._path)
@@ -351,16 +422,17 @@ def are_rows(data: Any) -> bool:
 
 
 def texts_of(data: Any, hint: str, what: str = "text") -> Iterable[str]:
-    """Return the texts in the argument of a public function: a list, an array, a generator, a column of a table, or a
-    table with a text column (see `text_column_of`). A generator is read as the texts are needed.
+    """Return the texts in the argument of a public function: a list, an array, a generator, a
+    column of a table, or a table with a text column (see `text_column_of`). A generator is read as
+    the texts are needed.
 
     Args:
         hint: what to type for one text.
         what: the name of one text in messages.
 
     Raises:
-        UsageError: it is one text, a set or a table without a text column; or a value is no text (raised when it is
-            reached).
+        UsageError: it is one text, a set or a table without a text column; or a value is no text
+            (raised when it is reached).
     """
     if are_rows(data):
         data = text_column_of(computed(data))
@@ -377,7 +449,8 @@ def _checked_text(value: Any, number: int, what: str) -> str:
 
 
 def plain_value(value: Any) -> Any:
-    """The value of Python that a value of a column of pyarrow stands for; other values as they are."""
+    """The value of Python that a value of a column of pyarrow stands for; other values as they
+    are."""
     return value.as_py() if hasattr(value, "as_py") else value
 
 
@@ -393,21 +466,30 @@ def missing_hint(what: str) -> str:
 
 
 def text_column_of(table: Any) -> Any:
-    """The text column of a table in memory: the only column, or the only one with a usual name of a text.
+    """The text column of a table in memory: the only column, or the only one with a usual name of a
+    text.
 
     Raises:
         UsageError: no column or several have such a name; a row lacks it; there are several tables.
     """
     is_list = isinstance(table, list | tuple)
     rows = rows_of(table) if is_list else []
-    names = list(dict.fromkeys(str(name) for row in rows for name in row)) if is_list else column_names_of(table) or []
+    names = (
+        list(dict.fromkeys(str(name) for row in rows for name in row))
+        if is_list
+        else column_names_of(table) or []
+    )
     if not is_list:
         _refuse_several_tables(table)
         distinct_names(names)
     usual = [name for name in names if name.strip().lower() in TEXT_NAMES]
     texts = names if len(names) == 1 else usual
     if len(texts) != 1:
-        problem = "this table has several columns of texts" if texts else "no column of this table is named as a text"
+        problem = (
+            "this table has several columns of texts"
+            if texts
+            else "no column of this table is named as a text"
+        )
         column = (texts or names or ["text"])[0]
         example = f"[row[{column!r}] for row in ROWS]" if is_list else f"TABLE[{column!r}]"
         what = f"{problem}: {first_names(texts or names)}" if names else "this table has no columns"
@@ -415,7 +497,9 @@ def text_column_of(table: Any) -> Any:
     (name,) = texts
     if is_list:
         return [row.get(name) for row in rows]
-    column = table[next(key for key in (table if isinstance(table, Mapping) else names) if str(key) == name)]
+    column = table[
+        next(key for key in (table if isinstance(table, Mapping) else names) if str(key) == name)
+    ]
     return listed(column, "give one row as [{...}]", f"{name!r} value")
 
 
@@ -423,7 +507,11 @@ def _refuse_several_tables(data: Any) -> None:
     """Raises UsageError for a dict of tables, as `datasets` loads a data set with several parts."""
     if not isinstance(data, Mapping):
         return
-    parts = [name for name, part in data.items() if not isinstance(part, Mapping) and column_names_of(part)]
+    parts = [
+        name
+        for name, part in data.items()
+        if not isinstance(part, Mapping) and column_names_of(part)
+    ]
     if parts:
         what = f"there are several tables: {first_names(list(map(str, data)))}"
         raise UsageError(what, hint=f"give one of them, as DATA[{parts[0]!r}]")
@@ -449,7 +537,8 @@ def rows_of(data: Any) -> list[Mapping[str, Any]]:
     """The rows of `Data` in memory, as dicts.
 
     Raises:
-        UsageError: several tables; columns of the same name or of different lengths; a row that is no dict; no rows.
+        UsageError: several tables; columns of the same name or of different lengths; a row that is
+            no dict; no rows.
     """
     data = computed(data)
     if method := next((name for name in _TABLES if hasattr(data, name)), None):
@@ -463,18 +552,23 @@ def rows_of(data: Any) -> list[Mapping[str, Any]]:
             columns[name] = listed(named_cells, "give one row as [{...}]", f"{name!r} value")
         if len({len(cells) for cells in columns.values()}) > 1:
             lengths = ", ".join(f"{name} {len(cells)}" for name, cells in columns.items())
-            raise UsageError(f"the columns have different lengths: {lengths}", hint="write None for a missing value")
+            raise UsageError(
+                f"the columns have different lengths: {lengths}",
+                hint="write None for a missing value",
+            )
         data = [dict(zip(columns, cells)) for cells in zip(*columns.values())]
     rows = listed(data, _ROWS_HINT, "row")
     if wrong := [number for number, row in enumerate(rows, 1) if not isinstance(row, Mapping)]:
-        raise UsageError(f"row {wrong[0]} is {rows[wrong[0] - 1]!r:.60}, not a dict", hint=_ROWS_HINT)
+        raise UsageError(
+            f"row {wrong[0]} is {rows[wrong[0] - 1]!r:.60}, not a dict", hint=_ROWS_HINT
+        )
     expect(rows, "there are no rows", hint=_ROWS_HINT)
     return rows
 
 
 def rows_of_texts(data: Data, columns: Sequence[str]) -> Data:
-    """Texts as rows in memory: one after the other in these columns. They may be a list, an array or a column of a
-    table. Other data as they are.
+    """Texts as rows in memory: one after the other in these columns. They may be a list, an array
+    or a column of a table. Other data as they are.
 
     Raises:
         UsageError: the last row has fewer texts than columns; a set.
@@ -486,17 +580,22 @@ def rows_of_texts(data: Data, columns: Sequence[str]) -> Data:
         return data
     what = f"the model reads rows of {' and '.join(columns)}, and {len(data)} texts are given"
     expect(len(data) % len(columns) == 0, what, hint="give all texts of each row, in this order")
-    return [dict(zip(columns, row, strict=True)) for row in zip(*[iter(data)] * len(columns), strict=True)]
+    return [
+        dict(zip(columns, row, strict=True))
+        for row in zip(*[iter(data)] * len(columns), strict=True)
+    ]
 
 
 def as_json(value: Any, default: Callable[[Any], Any] = str) -> str:
-    """A value as standard JSON: NaN (a missing value in tables) is null. default: what stands for a value that JSON
-    does not know."""
+    """A value as standard JSON: NaN (a missing value in tables) is null. default: what stands for a
+    value that JSON does not know."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, default=default)
     except ValueError:
         text = json.dumps(value, ensure_ascii=False, default=default)
-        finite = json.loads(text, parse_constant=lambda name: None if name == "NaN" else str(float(name)))
+        finite = json.loads(
+            text, parse_constant=lambda name: None if name == "NaN" else str(float(name))
+        )
         return json.dumps(finite, ensure_ascii=False)
 
 

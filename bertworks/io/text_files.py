@@ -1,4 +1,5 @@
-"""Reads a file as lines of clean text: compressed or not, UTF-8 or UTF-16. Repairs are counted and reported.
+"""Reads a file as lines of clean text: compressed or not, UTF-8 or UTF-16. Repairs are counted and
+reported.
 
 Memory does not grow with the file.
 """
@@ -33,8 +34,10 @@ from bertworks.io.atomic_write import LFS_POINTER, refuse_lfs_pointer
 from bertworks.io.options import STDIN
 from bertworks.io.remote import as_path
 
-BLOCK_SIZE = 1 << 20  # bytes read at a time, and the size of the sample from which the format is inferred
-LONGEST_PIECE = 1 << 22  # characters; longer lines of plain text are cut at a space, so that memory stays flat
+# bytes read at a time, and the size of the sample from which the format is inferred
+BLOCK_SIZE = 1 << 20
+# characters; longer lines of plain text are cut at a space, so that memory stays flat
+LONGEST_PIECE = 1 << 22
 LARGEST_LINE = 1 << 28  # bytes; a larger line is an error where it is not cut
 _NAMED_PLACES = 5
 _MOST_PARTS = 300_000  # lists and objects of a JSON value that may be nearly empty
@@ -56,15 +59,29 @@ def _zstd(name: str, stream: Any) -> Any:
 
 # A .zst file may begin with a frame without text.
 _ZSTD = (b"\x28\xb5\x2f\xfd", *(bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60)))
-COMPRESSIONS: dict[str, tuple[bytes | tuple[bytes, ...], str, Callable[[Path], Any], Callable[[IO[bytes]], Any]]] = {
-    # by suffix: the first bytes of a file, the command that checks it, how it is read and written. Files of gzip are
-    # written without a name and a time: the same rows give the same bytes.
-    ".gz": (b"\x1f\x8b", "gzip -t", gzip.open, lambda file: gzip.GzipFile("", "wb", 6, file, mtime=0)),
-    ".zst": (_ZSTD, "zstd -t", partial(_zstd, "input_stream"), partial(_zstd, "CompressedOutputStream")),
+COMPRESSIONS: dict[
+    str, tuple[bytes | tuple[bytes, ...], str, Callable[[Path], Any], Callable[[IO[bytes]], Any]]
+] = {
+    # by suffix: the first bytes of a file, the command that checks it, how it is read and written.
+    # Files of gzip are written without a name and a time: the same rows give the same bytes.
+    ".gz": (
+        b"\x1f\x8b",
+        "gzip -t",
+        gzip.open,
+        lambda file: gzip.GzipFile("", "wb", 6, file, mtime=0),
+    ),
+    ".zst": (
+        _ZSTD,
+        "zstd -t",
+        partial(_zstd, "input_stream"),
+        partial(_zstd, "CompressedOutputStream"),
+    ),
     ".xz": (b"\xfd7zXZ\0", "xz -t", lzma.open, partial(lzma.open, mode="wb")),
     ".bz2": (b"BZh", "bzip2 -t", bz2.open, partial(bz2.open, mode="wb")),
 }
-OTHER_FORMATS = tomllib.loads(Path(__file__).with_name("file_formats.toml").read_text(encoding="utf-8"))
+OTHER_FORMATS = tomllib.loads(
+    Path(__file__).with_name("file_formats.toml").read_text(encoding="utf-8")
+)
 Format = Literal["csv", "tsv", "jsonl", "json", "parquet", "conll", "text"]
 FORMATS: dict[str, Format] = OTHER_FORMATS.pop("suffixes")
 _BYTE_ORDER_MARKS = {  # UTF-32 first: its mark begins with that of UTF-16
@@ -72,7 +89,9 @@ _BYTE_ORDER_MARKS = {  # UTF-32 first: its mark begins with that of UTF-16
     "utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
 }
 SOME_ENCODINGS = "cp1252, cp932, euc-kr, gb18030"
-_FREQUENT: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("encodings.toml").read_text("utf-8"))
+_FREQUENT: dict[str, dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("encodings.toml").read_text("utf-8")
+)
 
 
 @dataclass
@@ -136,8 +155,8 @@ class LineReader:
     Attributes:
         head: the first 1 MB, decompressed, as UTF-8 without a byte order mark.
         suffix, format: of the name.
-        not_text: the format of a file that is not text, by its first bytes, and what to do with it, or ""; None: it is
-            text.
+        not_text: the format of a file that is not text, by its first bytes, and what to do with it,
+            or ""; None: it is text.
         repairs: so far.
     """
 
@@ -145,23 +164,33 @@ class LineReader:
         self._name, self.repairs = name, repairs
         self._bytes = io.BufferedReader(_Bytes(stream, name, repairs), BLOCK_SIZE)
         self._start = head = self._bytes.peek()
-        marked = next((name for name, marks in _BYTE_ORDER_MARKS.items() if head.startswith(marks)), "utf-8-sig")
+        marked = next(
+            (name for name, marks in _BYTE_ORDER_MARKS.items() if head.startswith(marks)),
+            "utf-8-sig",
+        )
         try:
             encoding = marked if encoding is None else codecs.lookup(encoding).name
             self._encoding = marked if marked.startswith(encoding[:6]) else encoding
             b"\xff".decode(self._encoding, "replace")  # some codecs have no such replacement
             utf8 = self._encoding == "utf-8-sig"
-            self.head = head.removeprefix(codecs.BOM_UTF8) if utf8 else head.decode(self._encoding, "replace").encode()
+            self.head = (
+                head.removeprefix(codecs.BOM_UTF8)
+                if utf8
+                else head.decode(self._encoding, "replace").encode()
+            )
         except (LookupError, UnicodeError, ValueError) as error:
             hint = f"name one that Python knows: --encoding {SOME_ENCODINGS}, utf-16-le"
-            raise UsageError(f"{encoding!r} is not an encoding of text", where=name, hint=hint) from error
+            raise UsageError(
+                f"{encoding!r} is not an encoding of text", where=name, hint=hint
+            ) from error
         self.suffix = format_suffix(name)
         self.format = FORMATS.get(self.suffix)
         self.not_text = _not_text(self.head)
 
     @property
     def has_only_carriage_returns(self) -> bool:
-        """Whether the file has carriage returns and no line feed, as files of the first Macintosh computers."""
+        """Whether the file has carriage returns and no line feed, as files of the first Macintosh
+        computers."""
         return b"\r" in self.head and b"\n" not in self.head
 
     def require_line_feeds(self) -> None:
@@ -170,7 +199,8 @@ class LineReader:
             raise BertworksError(NO_LINE_FEED, where=f"{self._name}:1", hint=CONVERT_LINE_ENDS)
 
     def sample(self, *, universal: bool = False) -> list[str]:
-        """The complete lines of `head`, as `lines` yields them: the format is inferred from these."""
+        """The complete lines of `head`, as `lines` yields them: the format is inferred from
+        these."""
         head = self.head
         if len(head) >= BLOCK_SIZE // 2 and b"\n" in head:
             head = head[: head.rindex(b"\n")]
@@ -178,20 +208,29 @@ class LineReader:
         return (text.replace("\r", "\n") if universal else text).split("\n")
 
     def lines(
-        self, *, longest: int = 0, largest: int = LARGEST_LINE, exact: bool = False, universal: bool = False
+        self,
+        *,
+        longest: int = 0,
+        largest: int = LARGEST_LINE,
+        exact: bool = False,
+        universal: bool = False,
     ) -> Iterator[tuple[int, str]]:
-        r"""Yield (line number from 1, line without its end). Only "\n", or "\r\n", ends a line. NUL is dropped.
+        r"""Yield (line number from 1, line without its end). Only "\n", or "\r\n", ends a line. NUL
+        is dropped.
 
         Args:
-            longest: characters; a line that is more than 1 MB longer is divided at a space into lines of one number.
+            longest: characters; a line that is more than 1 MB longer is divided at a space into
+                lines of one number.
             largest: bytes of a line, if they are not divided.
-            exact: the "\r" before "\n" and NUL stay; any number of lines may have bytes that are not text.
-            universal: a "\r" alone ends a line too. For text that is not aligned with another file or with an output.
-                Numbers count "\n", as other programs do; in a file without "\n" they count "\r".
+            exact: the "\r" before "\n" and NUL stay; any number of lines may have bytes that are
+                not text.
+            universal: a "\r" alone ends a line too. For text that is not aligned with another file
+                or with an output. Numbers count "\n", as other programs do; in a file without "\n"
+                they count "\r".
 
         Raises:
-            BertworksError: a line is too large; unless `exact`, more than one line and more than 1 % of the lines so
-                far, or all of them, have bytes that are not text in the encoding.
+            BertworksError: a line is too large; unless `exact`, more than one line and more than 1
+                % of the lines so far, or all of them, have bytes that are not text in the encoding.
         """
         text = io.TextIOWrapper(self._bytes, self._encoding, _MARKED, newline="\n")
         number, rest, bad = 1, "", IssueCounter()
@@ -230,20 +269,29 @@ class LineReader:
         few = bad.count <= 1 + lines // 100
         if few and bad.count < lines:
             return
-        wrong = [line for line in self._start.split(b"\n") if "\ufffd" in line.decode("utf-8", "replace")]
+        wrong = [
+            line for line in self._start.split(b"\n") if "\ufffd" in line.decode("utf-8", "replace")
+        ]
         likely = infer_encoding(b"\n".join(wrong)) if self._encoding == "utf-8-sig" else None
         if few and not likely:  # the only line has a few of them
             return
         what = f"{bad.count:,} of the first {lines:,} lines have bytes that are not "
-        hint = f"--encoding {likely}" if likely else f"name the encoding: --encoding {SOME_ENCODINGS}, ..."
-        raise BertworksError(what + self._encoding.removesuffix("-sig").upper(), where=bad.places[0], hint=hint)
+        hint = (
+            f"--encoding {likely}"
+            if likely
+            else f"name the encoding: --encoding {SOME_ENCODINGS}, ..."
+        )
+        raise BertworksError(
+            what + self._encoding.removesuffix("-sig").upper(), where=bad.places[0], hint=hint
+        )
 
 
 @contextmanager
 def open_lines(
     path: Path, name: str, repairs: Repairs | None = None, encoding: str | None = None
 ) -> Iterator[LineReader]:
-    """Open a file to read its lines. The compression is inferred from its first bytes, not from its name.
+    """Open a file to read its lines. The compression is inferred from its first bytes, not from its
+    name.
 
     Args:
         name: of the file in messages.
@@ -254,17 +302,23 @@ def open_lines(
         UsageError: Python knows no such encoding.
         BertworksError: the file cannot be opened; while reading: it is damaged or incomplete.
     """
-    with explain_os_errors("cannot be read", name, "make it readable, or leave it out"), path.open("rb") as file:
+    with (
+        explain_os_errors("cannot be read", name, "make it readable, or leave it out"),
+        path.open("rb") as file,
+    ):
         start = file.read(len(LFS_POINTER))
         refuse_lfs_pointer(start, name)
-        openers = (opener for first, _, opener, _ in COMPRESSIONS.values() if start.startswith(first))
+        openers = (
+            opener for first, _, opener, _ in COMPRESSIONS.values() if start.startswith(first)
+        )
         stream: Any = next(openers, partial(Path.open, mode="rb"))(path)
     with stream:
         yield LineReader(stream, name, repairs or Repairs(), encoding)
 
 
 def infer_encoding(data: bytes) -> str | None:
-    """The encoding of text that is not UTF-8, by its frequent characters; None if it is UTF-8, or if none is likely.
+    """The encoding of text that is not UTF-8, by its frequent characters; None if it is UTF-8, or
+    if none is likely.
 
     Args:
         data: bad lines or the first bytes of a file. A character may be cut off at the end.
@@ -278,13 +332,22 @@ def infer_encoding(data: bytes) -> str | None:
     def likelihood(encoding: str) -> float:
         text, frequent = decoded(encoding), _FREQUENT["one_byte"][encoding]
         if frequent[0] == "L":
-            frequent = f"(?<=[A-Za-z]){frequent[1:]}|{frequent[1:]}(?=[a-z])|[«»„“”‘’–—…€£§©®°·¿¡ºª]"
-        return len(re.findall(frequent, text)) / max(1, sum(character > "\x7f" for character in text))
+            frequent = (
+                f"(?<=[A-Za-z]){frequent[1:]}|{frequent[1:]}(?=[a-z])|[«»„“”‘’–—…€£§©®°·¿¡ºª]"
+            )
+        return len(re.findall(frequent, text)) / max(
+            1, sum(character > "\x7f" for character in text)
+        )
 
     zeros = [data[parity::2].count(0) for parity in (0, 1)]
-    if max(zeros) > max(0.005 * len(data), 2 * min(zeros)):  # UTF-16 without a mark: in spaces, line ends
+    # UTF-16 without a mark: in spaces, line ends
+    if max(zeros) > max(0.005 * len(data), 2 * min(zeros)):
         text = decoded(encoding := "utf-16-be" if zeros[0] > zeros[1] else "utf-16-le")
-        kinds = [unicodedata.category(character)[0] for character in text if character not in "\t\n\r\ufeff"]
+        kinds = [
+            unicodedata.category(character)[0]
+            for character in text
+            if character not in "\t\n\r\ufeff"
+        ]
         return encoding if kinds.count("C") < 0.02 * len(text) else None
     if decoded("utf-8"):
         return None
@@ -301,20 +364,30 @@ def infer_encoding(data: bytes) -> str | None:
 
 def too_large(where: str, largest: int, why: str = "") -> BertworksError:
     """The error for a line or a row of more than `largest` bytes. why: a reason that is likely."""
-    option = f"--max-row-bytes {2 * largest >> 20}m" if largest >= 1 << 20 else f"--max-row-bytes {2 * largest}"
-    hint = "write it as several rows" if largest >= LARGEST_LINE else f"if the row is right, allow it: {option}"
+    option = (
+        f"--max-row-bytes {2 * largest >> 20}m"
+        if largest >= 1 << 20
+        else f"--max-row-bytes {2 * largest}"
+    )
+    hint = (
+        "write it as several rows"
+        if largest >= LARGEST_LINE
+        else f"if the row is right, allow it: {option}"
+    )
     return BertworksError(f"a row has more than {largest:,} bytes{why}", where=where, hint=hint)
 
 
 def is_hollow(json_text: str) -> bool:
-    """Whether a JSON value is little else than lists and objects: millions of empty ones have 3 bytes each in the file,
-    and take seconds and hundreds of megabytes once parsed. Rows of data have at least 6 characters for each of them."""
+    """Whether a JSON value is little else than lists and objects: millions of empty ones have 3
+    bytes each in the file, and take seconds and hundreds of megabytes once parsed. Rows of data
+    have at least 6 characters for each of them."""
     parts = json_text.count("[") + json_text.count("{")
     return parts > _MOST_PARTS and len(json_text) < 6 * parts
 
 
 def rereadable(path: str | PathLike[str], owner: object) -> tuple[Path, str | None]:
-    """A path that can be read repeatedly, and the name of a pipe or standard input ("-") in messages; None for a file.
+    """A path that can be read repeatedly, and the name of a pipe or standard input ("-") in
+    messages; None for a file.
 
     A pipe is copied to a temporary file, which is deleted with `owner`.
 
@@ -327,25 +400,32 @@ def rereadable(path: str | PathLike[str], owner: object) -> tuple[Path, str | No
         return path, None
     pipe = nullcontext(sys.stdin.buffer) if is_stdin else path.open("rb")
     try:
-        with pipe as stream, tempfile.NamedTemporaryFile(prefix="bertworks-stdin-", delete=False) as file:
+        with (
+            pipe as stream,
+            tempfile.NamedTemporaryFile(prefix="bertworks-stdin-", delete=False) as file,
+        ):
             copy = Path(file.name).resolve()
             weakref.finalize(owner, copy.unlink, missing_ok=True)
             shutil.copyfileobj(stream, file, BLOCK_SIZE)
     except OSError as error:
         what = f"the input of a pipe cannot be copied to a file: {error.strerror}"
-        hint = "set TMPDIR to a folder with more free space, or save the text in a file and name that"
+        hint = (
+            "set TMPDIR to a folder with more free space, or save the text in a file and name that"
+        )
         raise BertworksError(what, where=tempfile.tempdir, hint=hint) from error
     return copy, STDIN if is_stdin else str(path)
 
 
 def format_suffix(name: str) -> str:
-    """The suffix of the format, in lower case: ".jsonl" for "a.JSONL.gz"; empty if there is none."""
+    """The suffix of the format, in lower case: ".jsonl" for "a.JSONL.gz"; empty if there is
+    none."""
     path = Path(name.lower())
     return Path(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
 
 
 def names_file(word: str) -> bool:
-    """Whether a text is the name of a file: there is one, or it ends as one of rows or texts does."""
+    """Whether a text is the name of a file: there is one, or it ends as one of rows or texts
+    does."""
     with suppress(OSError):  # a text may be too long for a name
         if Path(word).expanduser().is_file():
             return True
@@ -353,18 +433,32 @@ def names_file(word: str) -> bool:
 
 
 def file_or_texts(words: Sequence[str], texts: Sequence[str]) -> str | list[str]:
-    """What the words of a command are: one file, or "-", or texts. A word is a text if it has a space, does not begin
-    as a path does, and is not the name of a file (`names_file`). texts: more texts, whatever is in them.
+    """What the words of a command are: one file, or "-", or texts. A word is a text if it has a
+    space, does not begin as a path does, and is not the name of a file (`names_file`). texts: more
+    texts, whatever is in them.
 
     Raises:
         UsageError: nothing is given, or more than a file; there is no such file.
     """
-    found = [w for w in words if names_file(w) or len(w.split()) < 2 or w.startswith(("/", "./", "../", "~/"))]
+    found = [
+        w
+        for w in words
+        if names_file(w) or len(w.split()) < 2 or w.startswith(("/", "./", "../", "~/"))
+    ]
     if not found and (words or texts):
         return [*words, *texts]
-    hint = f"if this is a text: -t {quoted(found[0])}" if found else 'name a file; or give a text: -t "A text"'
+    hint = (
+        f"if this is a text: -t {quoted(found[0])}"
+        if found
+        else 'name a file; or give a text: -t "A text"'
+    )
     where = found[0] if found else None
-    expect(len([*words, *texts]) == 1, "expected one file, or - for standard input, or texts", where=where, hint=hint)
+    expect(
+        len([*words, *texts]) == 1,
+        "expected one file, or - for standard input, or texts",
+        where=where,
+        hint=hint,
+    )
     path = as_path(found[0]).expanduser()
     if found[0] != "-" and not path.exists():
         error = nothing_there(path)
@@ -378,7 +472,10 @@ def _not_text(head: bytes) -> tuple[str, str] | None:
             return what, hint
     with suppress(tarfile.HeaderError):
         tarfile.TarInfo.frombuf(head[:512], "utf-8", "surrogateescape")
-        return "a tar archive", "`mkdir FOLDER; tar xf FILE -C FOLDER` unpacks it; then name the folder"
+        return (
+            "a tar archive",
+            "`mkdir FOLDER; tar xf FILE -C FOLDER` unpacks it; then name the folder",
+        )
     head = head[:8192]
     control = sum(head.count(byte) for byte in range(32) if byte not in b"\t\n\v\f\r\x1b")
     bad = head.decode("utf-8", "replace").count("\ufffd")
@@ -389,10 +486,16 @@ def _not_text(head: bytes) -> tuple[str, str] | None:
 def nothing_there(path: Path) -> UsageError:
     """The error for a path that does not exist, with the closest name in its folder."""
     if str(path) == STDIN:
-        return UsageError("standard input is not read here", hint="write it to a file, and name that")
+        return UsageError(
+            "standard input is not read here", hint="write it to a file, and name that"
+        )
     folder = path.parent
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     close = difflib.get_close_matches(path.name, names, 1)
-    meant = f"did you mean {folder / close[0]}?" if close else f"see what is there: `ls {quoted(folder)}`"
+    meant = (
+        f"did you mean {folder / close[0]}?"
+        if close
+        else f"see what is there: `ls {quoted(folder)}`"
+    )
     what = "the glob matches nothing" if has_magic(str(path)) else "there is no such file or folder"
     return UsageError(what, where=str(path), hint=meant)

@@ -1,4 +1,5 @@
-"""Labels and entities compared: how many are right, the entities of tags, pairs of gold and predicted entities.
+"""Labels and entities compared: how many are right, the entities of tags, pairs of gold and
+predicted entities.
 
 Labels of whole texts are entities, too: all have the span 0 to 1.
 """
@@ -18,15 +19,21 @@ Spans = Iterable[tuple[Collection[Span], Collection[Span]]]  # gold and predicte
 
 
 def count_spans(rows: Spans, types: Sequence[str] = ()) -> tuple[list[str], Array]:
-    """The types, and how many spans of each are right, predicted and gold in each row: float64 [rows, 3, types].
+    """The types, and how many spans of each are right, predicted and gold in each row: float64
+    [rows, 3, types].
 
     types: all of them; (): those that occur, sorted.
     """
     sets = ((set(gold), set(given)) for gold, given in rows)
     three = ((gold & given, given, gold) for gold, given in sets)
     counted = [[Counter(kind for _, _, kind in spans) for spans in part] for part in three]
-    names = list(types) or sorted({kind for _, *sides in counted for kinds in sides for kind in kinds})
-    numbers, counts = {name: number for number, name in enumerate(names)}, np.zeros((len(counted), 3, len(names)))
+    names = list(types) or sorted(
+        {kind for _, *sides in counted for kinds in sides for kind in kinds}
+    )
+    numbers, counts = (
+        {name: number for number, name in enumerate(names)},
+        np.zeros((len(counted), 3, len(names))),
+    )
     for row, parts in zip(counts, counted, strict=True):
         for count, kinds in zip(row, parts, strict=True):
             for kind, times in kinds.items():
@@ -35,24 +42,44 @@ def count_spans(rows: Spans, types: Sequence[str] = ()) -> tuple[list[str], Arra
 
 
 def figures_by_type(names: Sequence[str], counts: Array) -> dict[str, dict[str, float]]:
-    """For each type `precision`, `recall`, `f1` and `support` (gold ones). names, counts: see `count_spans`."""
+    """For each type `precision`, `recall`, `f1` and `support` (gold ones). names, counts: see
+    `count_spans`."""
     right, given, gold = counts.sum(0)
-    columns = {"precision": ratio(right, given), "recall": ratio(right, gold), "f1": ratio(2 * right, given + gold)}
+    columns = {
+        "precision": ratio(right, given),
+        "recall": ratio(right, gold),
+        "f1": ratio(2 * right, given + gold),
+    }
     rows = zip(*(column.tolist() for column in (columns | {"support": gold}).values()), strict=True)
-    return {name: dict(zip((*columns, "support"), row, strict=True)) for name, row in zip(names, rows, strict=True)}
+    return {
+        name: dict(zip((*columns, "support"), row, strict=True))
+        for name, row in zip(names, rows, strict=True)
+    }
 
 
 def paired(gold: Sequence[Span], given: Sequence[Span]) -> list[tuple[Span | None, Span | None]]:
-    """Each gold entity with the prediction that overlaps it most, or None; each other prediction with None."""
+    """Each gold entity with the prediction that overlaps it most, or None; each other prediction
+    with None."""
     both = set(gold) & set(given)
     left = dict.fromkeys(span for span in given if span not in both)  # in order
     order = {span: place for place, span in enumerate(left)}
     ordered = sorted(left)
-    starts, ends = [span[0] for span in ordered], list(accumulate((span[1] for span in ordered), max))
+    starts, ends = (
+        [span[0] for span in ordered],
+        list(accumulate((span[1] for span in ordered), max)),
+    )
     pairs: list[tuple[Span | None, Span | None]] = []
     for span in dict.fromkeys(gold):
-        near = ordered[bisect_right(ends, span[0]) : bisect_left(starts, span[1])] if span not in both else ()
-        shared = {other: min(span[1], other[1]) - max(span[0], other[0]) for other in near if other in left}
+        near = (
+            ordered[bisect_right(ends, span[0]) : bisect_left(starts, span[1])]
+            if span not in both
+            else ()
+        )
+        shared = {
+            other: min(span[1], other[1]) - max(span[0], other[0])
+            for other in near
+            if other in left
+        }
         found = (other for other in shared if shared[other] > 0)
         best = max(found, key=lambda other: (shared[other], -order[other]), default=None)
         if best is not None:
@@ -62,8 +89,8 @@ def paired(gold: Sequence[Span], given: Sequence[Span]) -> list[tuple[Span | Non
 
 
 def area_under_curve(scores: Array, labels: Array) -> float:
-    """The area under the ROC curve: how often a positive item has a higher score than a negative one; equal scores
-    count half. nan without items of both kinds.
+    """The area under the ROC curve: how often a positive item has a higher score than a negative
+    one; equal scores count half. nan without items of both kinds.
 
     scores: float [n]. labels: bool [n].
     """
@@ -73,8 +100,8 @@ def area_under_curve(scores: Array, labels: Array) -> float:
 
 
 def tag_runs(tags: Sequence[str], scheme: TagScheme) -> list[Span]:
-    """The entities of the tags of one sentence, by the rules of `conlleval`: a tag that continues no entity begins one.
-    Ends are words; the type of a tag without one is ""."""
+    """The entities of the tags of one sentence, by the rules of `conlleval`: a tag that continues
+    no entity begins one. Ends are words; the type of a tag without one is ""."""
     entities: list[Span] = []
     before = ""
     for n, tag in enumerate(tags):

@@ -1,7 +1,10 @@
-"""Confidence intervals of metrics, and of the difference between two predictions of the same rows; calibration.
+"""Confidence intervals of metrics, and of the difference between two predictions of the same rows;
+calibration.
 
-- `RowSums`: a metric as a function of sums over rows, so that thousands of resamples are a matrix product
-- `resampled`, `middle`: the percentile bootstrap (Efron and Tibshirani 1993, chapter 13) of a metric
+- `RowSums`: a metric as a function of sums over rows, so that thousands of resamples are a matrix
+  product
+- `resampled`, `middle`: the percentile bootstrap (Efron and Tibshirani 1993, chapter 13) of a
+  metric
 - `paired_difference`: the same of a difference, on the same resamples for both (Koehn 2004)
 - `wilson_interval`: of a fraction of independent rows (Wilson 1927)
 - `interval_of_mean`: of the mean of several trainings, over rows and seeds
@@ -10,8 +13,8 @@
 - `fit_temperature`: one number by which logits are divided (Guo et al. 2017)
 - `confidences`: logits and gold labels -> probabilities, and what was right
 - `best_label_threshold`: of predictions with several labels
-- `expected_calibration_error`: do predictions with a probability of 80 % turn out right in 80 % of all cases? Bins of
-  equal mass, debiased
+- `expected_calibration_error`: do predictions with a probability of 80 % turn out right in 80 % of
+  all cases? Bins of equal mass, debiased
 
 Rows that belong together (questions on a context, sentences of a document) are resampled together.
 """
@@ -57,10 +60,12 @@ class RowSums:
 
 
 def resampled(metric: RowSums, groups: Sequence[Hashable] = (), seed: int = 0) -> Array:
-    """The metric of SAMPLES resamples of the groups, which are single rows if there are none: the same resamples for
-    equal groups and seeds."""
+    """The metric of SAMPLES resamples of the groups, which are single rows if there are none: the
+    same resamples for equal groups and seeds."""
     count, generator, numbers = len(metric.rows), np.random.default_rng(seed), dict[Hashable, int]()
-    group_of_row = np.array([numbers.setdefault(key, len(numbers)) for key in groups or range(count)])
+    group_of_row = np.array(
+        [numbers.setdefault(key, len(numbers)) for key in groups or range(count)]
+    )
     shares, at_once = np.full(len(numbers), 1 / len(numbers)), max(1, _BLOCK // count)
     scores = []
     for start in range(0, SAMPLES, at_once):
@@ -70,15 +75,18 @@ def resampled(metric: RowSums, groups: Sequence[Hashable] = (), seed: int = 0) -
 
 
 def interval_of_mean(scores: Sequence[float], samples: Sequence[Array]) -> Interval:
-    """The interval of the mean of several trainings, over the sampling of the rows and of the seeds.
+    """The interval of the mean of several trainings, over the sampling of the rows and of the
+    seeds.
 
-    scores: the mean of each seed; their spread adds noise of Student's t. samples: `resampled` of each training.
+    scores: the mean of each seed; their spread adds noise of Student's t. samples: `resampled` of
+        each training.
     """
     means = np.mean(samples, axis=0)
     if (count := len(scores)) > 1:
         from scipy.special import stdtrit
 
-        noise = stdtrit(count - 1, (np.arange(len(means)) + 0.5) / len(means))  # Student's t, in an order of chance
+        # Student's t, in an order of chance
+        noise = stdtrit(count - 1, (np.arange(len(means)) + 0.5) / len(means))
         error = float(np.std(scores, ddof=1)) / math.sqrt(count)
         means = means + error * np.random.default_rng(0).permutation(noise)
     return middle(means)
@@ -90,7 +98,9 @@ def mean_of_runs(runs: Sequence[RowSums]) -> tuple[float, Interval]:
     return float(np.mean(values)), interval_of_mean(values, list(map(resampled, runs)))
 
 
-def paired_difference(metric: RowSums, other: RowSums, groups: Sequence[Hashable] = ()) -> tuple[float, Interval]:
+def paired_difference(
+    metric: RowSums, other: RowSums, groups: Sequence[Hashable] = ()
+) -> tuple[float, Interval]:
     """metric - other, on the same rows, and the interval of the difference."""
     both = difference(metric, other)
     return both.value, middle(resampled(both, groups))
@@ -111,8 +121,13 @@ def groups_or_rows(groups: Sequence[Hashable]) -> Sequence[Hashable]:
 def wilson_interval(right: float, count: int) -> Interval:
     """95 % interval of a fraction: never below 0 or above 1, and sound for few rows."""
     share, square = right / count, _Z * _Z / count
-    center, margin = share + square / 2, _Z * math.sqrt(share * (1 - share) / count + square / (4 * count))
-    return Interval(max(0.0, (center - margin) / (1 + square)), min(1.0, (center + margin) / (1 + square)))
+    center, margin = (
+        share + square / 2,
+        _Z * math.sqrt(share * (1 - share) / count + square / (4 * count)),
+    )
+    return Interval(
+        max(0.0, (center - margin) / (1 + square)), min(1.0, (center + margin) / (1 + square))
+    )
 
 
 def middle(samples: Array) -> Interval:
@@ -128,7 +143,9 @@ def ratio(above: Array, below: Array) -> Array:
 
 def ratio_sums(above: Sequence[float], below: Sequence[float]) -> RowSums:
     """The ratio of the sums of two figures of each row."""
-    return RowSums(np.stack([above, below], 1).astype(np.float64), lambda sums: ratio(sums[:, 0], sums[:, 1]))
+    return RowSums(
+        np.stack([above, below], 1).astype(np.float64), lambda sums: ratio(sums[:, 0], sums[:, 1])
+    )
 
 
 def mean_sums(values: Sequence[float]) -> RowSums:
@@ -137,8 +154,8 @@ def mean_sums(values: Sequence[float]) -> RowSums:
 
 
 def correlations(gold: Sequence[float], predicted: Sequence[float]) -> dict[str, RowSums]:
-    """`pearson` and `spearman` correlation, 0 where all gold or all predicted numbers are equal; `rmse` (root of the
-    mean squared error). The ranks of `spearman` are those in all rows.
+    """`pearson` and `spearman` correlation, 0 where all gold or all predicted numbers are equal;
+    `rmse` (root of the mean squared error). The ranks of `spearman` are those in all rows.
 
     Raises:
         BertworksError: a number that is not finite.
@@ -148,31 +165,40 @@ def correlations(gold: Sequence[float], predicted: Sequence[float]) -> dict[str,
     numbers = np.array([gold, predicted], np.float64)
     if len(wrong := np.flatnonzero(~np.isfinite(numbers.sum(0)))):
         x, y = numbers[:, wrong[0]]
-        raise BertworksError(f"target {x}, prediction {y}: not a number", where=f"row {wrong[0] + 1}")
+        raise BertworksError(
+            f"target {x}, prediction {y}: not a number", where=f"row {wrong[0] + 1}"
+        )
     squares = mean_sums(np.square(numbers[0] - numbers[1]).tolist())
-    result = {"pearson": _correlation_sums(numbers), "spearman": _correlation_sums(rankdata(numbers, axis=1))}
+    result = {
+        "pearson": _correlation_sums(numbers),
+        "spearman": _correlation_sums(rankdata(numbers, axis=1)),
+    }
     return result | {"rmse": RowSums(squares.rows, lambda sums: np.sqrt(squares.score(sums)))}
 
 
 def _correlation_sums(numbers: Array) -> RowSums:
     """The Pearson correlation of two numbers of each row, [2, rows]."""
     numbers = numbers - numbers[:, :1]  # equal numbers are 0 then, and have exactly no correlation
-    x, y = numbers - numbers.mean(1, keepdims=True)  # sums of squares around the mean lose no digits
+    # sums of squares around the mean lose no digits
+    x, y = numbers - numbers.mean(1, keepdims=True)
     return RowSums(np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], 1), _correlation)
 
 
 def _correlation(sums: Array) -> Array:
     n, x, y, xx, yy, xy = sums.T
-    return ratio(n * xy - x * y, np.sqrt(np.maximum(0, n * xx - x * x) * np.maximum(0, n * yy - y * y)))
+    return ratio(
+        n * xy - x * y, np.sqrt(np.maximum(0, n * xx - x * x) * np.maximum(0, n * yy - y * y))
+    )
 
 
 def count_sums(counts: Array) -> dict[str, RowSums]:
     """Metrics of how many labels are right, predicted and gold: float64 [rows, 3, labels].
 
-    Macro F1 is the mean over the labels that occur in these rows, as gold or as predicted ones: it is `f1_score` of
-    scikit-learn with `labels=` these and `zero_division=0`. In a resample the labels are the same. One that no row of
-    the resample has counts 0 there: if it were left out, a resample without the rows of a label that is never found
-    would have a far better score than any model has.
+    Macro F1 is the mean over the labels that occur in these rows, as gold or as predicted ones: it
+    is `f1_score` of scikit-learn with `labels=` these and `zero_division=0`. In a resample the
+    labels are the same. One that no row of the resample has counts 0 there: if it were left out, a
+    resample without the rows of a label that is never found would have a far better score than any
+    model has.
     """
     rows, shape = counts.reshape(len(counts), -1), counts.shape[1:]
     num_labels = np.count_nonzero(counts[:, 1:].sum((0, 1)))
@@ -188,7 +214,8 @@ def count_sums(counts: Array) -> dict[str, RowSums]:
 
 
 def _f1_of_labels(counts: Array) -> Array:
-    """[samples, 3, labels] -> F1 of each label [samples, labels]; 0 of a label that does not occur."""
+    """[samples, 3, labels] -> F1 of each label [samples, labels]; 0 of a label that does not
+    occur."""
     right, predicted, gold = counts.swapaxes(0, 1)
     return ratio(2 * right, predicted + gold)
 
@@ -202,12 +229,14 @@ def _matthews(counts: Array) -> Array:
 
 
 def label_correlation(counts: Array) -> RowSums:
-    """The correlation of predicted with gold decisions about labels that are true or false by themselves, pooled within
-    the labels: the sum over the labels of the covariance of the two, divided by the root of the product of the sums of
-    their variances. It is 0 for answers that are the same in all rows, whatever they are, and 1 if all are right. For
-    rows with exactly one label it is the Matthews correlation of Gorodkin 2004.
+    """The correlation of predicted with gold decisions about labels that are true or false by
+    themselves, pooled within the labels: the sum over the labels of the covariance of the two,
+    divided by the root of the product of the sums of their variances. It is 0 for answers that are
+    the same in all rows, whatever they are, and 1 if all are right. For rows with exactly one label
+    it is the Matthews correlation of Gorodkin 2004.
 
-    counts: how many labels of each row are right, predicted and gold: float64 [rows, 3, labels], 0 or 1.
+    counts: how many labels of each row are right, predicted and gold: float64 [rows, 3, labels], 0
+        or 1.
     """
     shape = counts.shape[1:]
 
@@ -219,15 +248,18 @@ def label_correlation(counts: Array) -> RowSums:
         gold_variance = (rows * gold - gold * gold).sum(1)
         return ratio(covariance, np.sqrt(predicted_variance * gold_variance))
 
-    return RowSums(np.concatenate([np.ones((len(counts), 1)), counts.reshape(len(counts), -1)], 1), correlation)
+    return RowSums(
+        np.concatenate([np.ones((len(counts), 1)), counts.reshape(len(counts), -1)], 1), correlation
+    )
 
 
-_COUNT_METRICS: Mapping[str, Callable[[Array], Array]] = {  # of counts (right, predicted, gold) [samples, 3, labels]
+# of counts (right, predicted, gold) [samples, 3, labels]
+_COUNT_METRICS: Mapping[str, Callable[[Array], Array]] = {
     "matthews_correlation": _matthews,
     "precision": lambda counts: ratio(counts[:, 0].sum(1), counts[:, 1].sum(1)),
     "recall": lambda counts: ratio(counts[:, 0].sum(1), counts[:, 2].sum(1)),
     **dict.fromkeys(("f1", "micro_f1"), lambda c: ratio(2 * c[:, 0].sum(1), c[:, 1:].sum((1, 2)))),
-}  # fmt: skip
+}
 
 
 Logits = NDArray[np.floating[Any]]  # [n, labels]
@@ -238,9 +270,9 @@ _WIDEST = 3.0  # of the logarithm of a temperature
 
 
 def fit_temperature(logits: Logits, gold: Gold) -> float:
-    """The temperature with the smallest log loss of all rows, plus (log temperature)² / 2: without this the temperature
-    of predictions that are all right would be 0. Logits are divided in float64, a block at a time: the words of long
-    texts are many."""
+    """The temperature with the smallest log loss of all rows, plus (log temperature)² / 2: without
+    this the temperature of predictions that are all right would be 0. Logits are divided in
+    float64, a block at a time: the words of long texts are many."""
     from scipy.optimize import minimize_scalar
     from scipy.special import log_softmax
 
@@ -252,21 +284,30 @@ def fit_temperature(logits: Logits, gold: Gold) -> float:
             if gold.ndim == 2:
                 losses[part] = np.logaddexp(0, np.where(gold[part] > 0, -x, x))
             else:
-                losses[part] = -np.take_along_axis(log_softmax(x, axis=1), gold[part, None], 1)[:, 0]
+                losses[part] = -np.take_along_axis(log_softmax(x, axis=1), gold[part, None], 1)[
+                    :, 0
+                ]
         return float(losses.sum()) + log_temperature**2 / 2
 
     return float(math.exp(minimize_scalar(loss, bounds=(-_WIDEST, _WIDEST), method="bounded").x))
 
 
-def confidences(logits: Logits, gold: Gold, temperature: Array | float = 1.0) -> tuple[Array, Array]:
-    """The probability of the best class of each row, and whether it is right, 0 or 1; of labels that are true or false
-    by themselves, the probability of each, and whether it is true: float64 [n], or [n * labels].
+def confidences(
+    logits: Logits, gold: Gold, temperature: Array | float = 1.0
+) -> tuple[Array, Array]:
+    """The probability of the best class of each row, and whether it is right, 0 or 1; of labels
+    that are true or false by themselves, the probability of each, and whether it is true: float64
+    [n], or [n * labels].
 
     temperature: one number, or one of each row [n].
     """
     from scipy.special import expit, softmax
 
-    divisors, found, right = np.broadcast_to(np.asarray(temperature, np.float64), len(logits)), [], []
+    divisors, found, right = (
+        np.broadcast_to(np.asarray(temperature, np.float64), len(logits)),
+        [],
+        [],
+    )
     for start in range(0, max(1, len(logits)), _ROWS):
         part = slice(start, start + _ROWS)
         x = logits[part] / divisors[part, None]
@@ -276,15 +317,20 @@ def confidences(logits: Logits, gold: Gold, temperature: Array | float = 1.0) ->
 
 
 def expected_calibration_error(
-    confidence: Array, correct: Array, groups: Sequence[int] | NDArray[np.int64] = (), bins: int = BINS
+    confidence: Array,
+    correct: Array,
+    groups: Sequence[int] | NDArray[np.int64] = (),
+    bins: int = BINS,
 ) -> tuple[float, Interval]:
-    """The mean difference of confidence and correctness in `bins` bins of equal mass, without the part that is noise of
-    few rows (Kumar et al. 2019, "Verified uncertainty calibration", `normal debiased`, in closed form); and its
-    interval, by the bootstrap over groups. Both are within 0 and 1.
+    """The mean difference of confidence and correctness in `bins` bins of equal mass, without the
+    part that is noise of few rows (Kumar et al. 2019, "Verified uncertainty calibration", `normal
+    debiased`, in closed form); and its interval, by the bootstrap over groups. Both are within 0
+    and 1.
 
     Args:
         confidence, correct: of each prediction, from 0 to 1; 0 or 1.
-        groups: numbers from 0: predictions that are resampled together, as those of the words of a sentence; (): none.
+        groups: numbers from 0: predictions that are resampled together, as those of the words of a
+            sentence; (): none.
     """
     count, bins = len(confidence), min(bins, len(confidence))
     bin_of = np.empty(count, np.int64)
@@ -293,9 +339,12 @@ def expected_calibration_error(
     sums = np.zeros((int(group_of.max()) + 1, 3, bins))
     for part, values in enumerate((np.ones(count), confidence, correct)):
         np.add.at(sums[:, part], (group_of, bin_of), values)
-    metric = RowSums(sums.reshape(len(sums), -1), lambda rows: _debiased_error(rows.reshape(-1, 3, bins)))
+    metric = RowSums(
+        sums.reshape(len(sums), -1), lambda rows: _debiased_error(rows.reshape(-1, 3, bins))
+    )
     samples = resampled(metric)
-    # A resample has the noise of the rows twice, and is debiased once: its middle is moved to the estimate.
+    # A resample has the noise of the rows twice, and is debiased once: its middle is moved to the
+    # estimate.
     low, high = middle(samples - samples.mean() + metric.value)
     return max(0.0, metric.value), Interval(max(0.0, low), min(1.0, max(0.0, high)))
 
@@ -308,13 +357,15 @@ def _debiased_error(sums: Array) -> Array:
     there = np.maximum(count, 1)
     gap, share = np.abs(correct - confidence) / there, correct / there
     noise = np.sqrt(2 * share * (1 - share) / there) + 1e-9  # deviation of the gap, times √2
-    expected = noise / math.sqrt(math.pi) * np.exp(-np.square(gap / noise)) + gap * erf(gap / noise)  # of |gap + noise|
+    # of |gap + noise|
+    expected = noise / math.sqrt(math.pi) * np.exp(-np.square(gap / noise)) + gap * erf(gap / noise)
     return np.asarray((count * (2 * gap - expected)).sum(1) / count.sum(1))
 
 
 def best_label_threshold(probabilities: Array, gold: Gold) -> float:
-    """The probability from which a label is given for the best micro F1, both [n, labels]: in the middle of the
-    probabilities on its two sides, so that no label depends on the last digit; 0.5 if no label is ever true."""
+    """The probability from which a label is given for the best micro F1, both [n, labels]: in the
+    middle of the probabilities on its two sides, so that no label depends on the last digit; 0.5 if
+    no label is ever true."""
     order = np.argsort(-probabilities, axis=None, kind="stable")
     p, right = probabilities.ravel()[order], np.cumsum(gold.ravel()[order] > 0)
     if not len(right) or not right[-1]:

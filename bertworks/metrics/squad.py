@@ -1,7 +1,8 @@
-"""The metrics of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016 and 2018), equal to the official scripts to the last digit.
+"""The metrics of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016 and 2018), equal to the official scripts
+to the last digit.
 
-Figures are percentages. Answers are compared in lower case, without punctuation, articles and extra spaces; the gold
-answer with the best score counts.
+Figures are percentages. Answers are compared in lower case, without punctuation, articles and extra
+spaces; the gold answer with the best score counts.
 """
 
 import re
@@ -44,30 +45,45 @@ def evaluate_answers(
 ) -> tuple[dict[str, float], list[SquadScore]]:
     """The figures, and the score of each question.
 
-    The figures: `exact` (the script of 1.1 calls it exact_match), `f1`, `total` and `missing`; for 2.0 the same but
-    `missing` for questions with and without an answer (`HasAns_...`, `NoAns_...`); with no-answer probabilities also
-    `best_exact` and `best_f1`, the figures under the best threshold above which a question gets no answer, and that
-    threshold (`best_exact_thresh`, `best_f1_thresh`). It is chosen on the same questions: the figures are upper bounds.
+    The figures: `exact` (the script of 1.1 calls it exact_match), `f1`, `total` and `missing`; for
+    2.0 the same but `missing` for questions with and without an answer (`HasAns_...`, `NoAns_...`);
+    with no-answer probabilities also `best_exact` and `best_f1`, the figures under the best
+    threshold above which a question gets no answer, and that threshold (`best_exact_thresh`,
+    `best_f1_thresh`). It is chosen on the same questions: the figures are upper bounds.
 
     Args:
         predictions: question id -> answer; "" is no answer.
-        version: an answer that is empty after normalization has an F1 of 0 in 1.1, and is no answer in 2.0.
-        no_answer_probabilities: question id -> confidence that it has no answer, on any scale; as in the official
-            script a question above 1 gets no answer, except in the `best_` figures.
-        unit: of F1. "character" for scripts without spaces: characters that are not white space instead of words.
+        version: an answer that is empty after normalization has an F1 of 0 in 1.1, and is no answer
+            in 2.0.
+        no_answer_probabilities: question id -> confidence that it has no answer, on any scale; as
+            in the official script a question above 1 gets no answer, except in the `best_` figures.
+        unit: of F1. "character" for scripts without spaces: characters that are not white space
+            instead of words.
 
-    A question without a prediction is wrong and counted in `missing`, also for 2.0, where the official script leaves it
-    out of the total and then fails.
+    A question without a prediction is wrong and counted in `missing`, also for 2.0, where the
+    official script leaves it out of the total and then fails.
 
     Raises:
-        BertworksError: no questions, two of one id, or a prediction without a no-answer probability.
+        BertworksError: no questions, two of one id, or a prediction without a no-answer
+            probability.
     """
     require(questions, "no questions: there is nothing to score", hint="name a file with questions")
     if twice := [name for name, times in Counter(q.id for q in questions).items() if times > 1]:
-        raise BertworksError(f"two questions have the id {twice[0]!r}: which one a prediction is for is unknown")
-    scores = {q.id: score_answer(q.answers, predictions.get(q.id), version=version, unit=unit) for q in questions}
-    left = {name for name, probability in (no_answer_probabilities or {}).items() if probability > _UNANSWERED}
-    kept = scores | {q.id: SquadScore(*[float(not q.answers)] * 2) for q in questions if q.id in left}
+        raise BertworksError(
+            f"two questions have the id {twice[0]!r}: which one a prediction is for is unknown"
+        )
+    scores = {
+        q.id: score_answer(q.answers, predictions.get(q.id), version=version, unit=unit)
+        for q in questions
+    }
+    left = {
+        name
+        for name, probability in (no_answer_probabilities or {}).items()
+        if probability > _UNANSWERED
+    }
+    kept = scores | {
+        q.id: SquadScore(*[float(not q.answers)] * 2) for q in questions if q.id in left
+    }
     figures = _means(kept.values())
     if version == "2.0":
         for part, answered in (("HasAns", True), ("NoAns", False)):
@@ -75,7 +91,9 @@ def evaluate_answers(
                 figures |= {f"{part}_{name}": value for name, value in _means(chosen).items()}
     if no_answer_probabilities is not None:
         figures |= _best(questions, predictions, scores, no_answer_probabilities)
-    return figures | {"missing": sum(q.id not in predictions for q in questions)}, [kept[q.id] for q in questions]
+    return figures | {"missing": sum(q.id not in predictions for q in questions)}, [
+        kept[q.id] for q in questions
+    ]
 
 
 def f1_unit_of(contexts: Iterable[str]) -> F1Unit:
@@ -101,12 +119,15 @@ def score_answer(
     def parts(text: str) -> Counter[str]:
         return Counter(text.split() if unit == "word" else text.replace(" ", ""))
 
-    agreements = [_f1(parts(gold), parts(answer), both_empty=float(version == "2.0")) for gold in golds]
+    agreements = [
+        _f1(parts(gold), parts(answer), both_empty=float(version == "2.0")) for gold in golds
+    ]
     return SquadScore(float(answer in golds), max(agreements, default=0.0))
 
 
 def normalize(answer: str) -> str:
-    """Lower case, without ASCII punctuation and the articles a, an, the; one space between words."""
+    """Lower case, without ASCII punctuation and the articles a, an, the; one space between
+    words."""
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_NO_PUNCTUATION)).split())
 
 
@@ -125,7 +146,11 @@ def _means(scores: Collection[SquadScore]) -> dict[str, float]:
     exact = f1 = 0.0
     for score in scores:  # not sum(), which rounds differently since Python 3.12
         exact, f1 = exact + score.exact, f1 + score.f1
-    return {"exact": 100.0 * exact / len(scores), "f1": 100.0 * f1 / len(scores), "total": len(scores)}
+    return {
+        "exact": 100.0 * exact / len(scores),
+        "f1": 100.0 * f1 / len(scores),
+        "total": len(scores),
+    }
 
 
 def _best(
@@ -134,16 +159,24 @@ def _best(
     scores: Mapping[str, SquadScore],
     probabilities: Mapping[str, float],
 ) -> dict[str, float]:
-    """The best figures under any threshold: questions get their answers in the order of confidence."""
+    """The best figures under any threshold: questions get their answers in the order of
+    confidence."""
     if unknown := [q.id for q in questions if q.id in predictions and q.id not in probabilities]:
-        raise BertworksError(f"the question {unknown[0]!r} is answered but has no no-answer probability")
+        raise BertworksError(
+            f"the question {unknown[0]!r} is answered but has no no-answer probability"
+        )
     answerable = {q.id: bool(q.answers) for q in questions}
-    order = [name for name in sorted(probabilities, key=probabilities.__getitem__) if name in answerable]
-    unanswered = float(sum(not has for has in answerable.values()))  # the figure with no answers at all
+    order = [
+        name for name in sorted(probabilities, key=probabilities.__getitem__) if name in answerable
+    ]
+    # the figure with no answers at all
+    unanswered = float(sum(not has for has in answerable.values()))
     thresholds = [0.0, *map(probabilities.__getitem__, order)]
     figures: dict[str, float] = {}
     for kind, name in enumerate(SquadScore._fields):
-        gains = (scores[one][kind] if answerable[one] else -bool(predictions.get(one)) for one in order)
+        gains = (
+            scores[one][kind] if answerable[one] else -bool(predictions.get(one)) for one in order
+        )
         reached = list(accumulate(gains, initial=unanswered))
         best = max(reached)
         threshold = thresholds[reached.index(best)]

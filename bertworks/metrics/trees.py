@@ -1,9 +1,11 @@
-"""Figures of predicted distances and depths of words against dependency trees (Hewitt and Manning 2019, section 3).
+"""Figures of predicted distances and depths of words against dependency trees (Hewitt and Manning
+2019, section 3).
 
 - `tree_distances`: of the words of a tree
 - `spanning_tree`: the minimum spanning tree of distances
 - `spearman`: rank correlation, with ties
-- `tree_metrics`: `uuas`, `dspr`, `root_accuracy` and `nspr` of many sentences, as functions of sums over sentences
+- `tree_metrics`: `uuas`, `dspr`, `root_accuracy` and `nspr` of many sentences, as functions of sums
+  over sentences
 """
 
 from collections.abc import Sequence
@@ -29,8 +31,9 @@ def tree_distances(heads: Sequence[int]) -> NDArray[np.int64]:
 
 
 def spanning_tree(distances: Numbers) -> NDArray[np.int64]:
-    """int64 [n - 1, 2], each row ascending: the edges of the minimum spanning tree of symmetric distances [n, n].
-    Of equal distances the pair that comes first is the shorter one, so that there is one such tree."""
+    """int64 [n - 1, 2], each row ascending: the edges of the minimum spanning tree of symmetric
+    distances [n, n]. Of equal distances the pair that comes first is the shorter one, so that there
+    is one such tree."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import minimum_spanning_tree
 
@@ -41,20 +44,25 @@ def spanning_tree(distances: Numbers) -> NDArray[np.int64]:
 
 
 def spearman(x: Numbers, y: Numbers) -> Array:
-    """float64 [...]: the rank correlation of the rows of x and y, both [..., n]; 0 where all numbers of one are
-    equal."""
+    """float64 [...]: the rank correlation of the rows of x and y, both [..., n]; 0 where all
+    numbers of one are equal."""
     from scipy.stats import rankdata
 
-    a, b = (ranks - ranks.mean(-1, keepdims=True) for ranks in (rankdata(x, axis=-1), rankdata(y, axis=-1)))
+    a, b = (
+        ranks - ranks.mean(-1, keepdims=True)
+        for ranks in (rankdata(x, axis=-1), rankdata(y, axis=-1))
+    )
     return ratio((a * b).sum(-1), np.sqrt((a * a).sum(-1) * (b * b).sum(-1)))
 
 
 class GoldTree:
-    """What predictions of a sentence are compared with. heads, is_punctuation: see `datasets.treebank`.
+    """What predictions of a sentence are compared with. heads, is_punctuation: see
+    `datasets.treebank`.
 
     counted: the words that are no punctuation, of which edges and roots may be.
     counts_for_root: whether the root is one of them: else it could not be found.
-    counts_for_correlation: whether the rank correlations are averaged over sentences of this length.
+    counts_for_correlation: whether the rank correlations are averaged over sentences of this
+        length.
     """
 
     def __init__(self, heads: Sequence[int], is_punctuation: Sequence[bool]):
@@ -82,12 +90,12 @@ def tree_metrics(
 ) -> dict[str, RowSums]:
     """The figures of predictions; a row for each sentence.
 
-    - `uuas`: the fraction of the edges of the gold tree that the minimum spanning tree of the distances has, over all
-      sentences (micro average). Punctuation is left out of both trees.
-    - `dspr`: the rank correlation of the distances from each word with those in the tree, the mean over the words of
-      all sentences of a length, then over the lengths from 5 to 50.
-    - `root_accuracy`: the fraction of sentences in which the root has the smallest depth of all words that are no
-      punctuation. A sentence with a root that is punctuation does not count.
+    - `uuas`: the fraction of the edges of the gold tree that the minimum spanning tree of the
+      distances has, over all sentences (micro average). Punctuation is left out of both trees.
+    - `dspr`: the rank correlation of the distances from each word with those in the tree, the mean
+      over the words of all sentences of a length, then over the lengths from 5 to 50.
+    - `root_accuracy`: the fraction of sentences in which the root has the smallest depth of all
+      words that are no punctuation. A sentence with a root that is punctuation does not count.
     - `nspr`: the rank correlation of the depths of a sentence, averaged over lengths like `dspr`.
 
     Args:
@@ -97,7 +105,9 @@ def tree_metrics(
     of_distances, of_depths = (np.zeros((len(gold), 2, LONGEST + 1)) for _ in range(2))
     for number, (tree, matrix, depth) in enumerate(zip(gold, distances, depths, strict=True)):
         found.append(len(tree.edges & tree.edges_of(matrix)))
-        right.append(float(tree.counts_for_root and tree.counted[depth[tree.counted].argmin()] == tree.root))
+        right.append(
+            float(tree.counts_for_root and tree.counted[depth[tree.counted].argmin()] == tree.root)
+        )
         if tree.counts_for_correlation:
             length = len(tree.depths)
             of_distances[number, :, length] = spearman(matrix, tree.distances).mean(), 1

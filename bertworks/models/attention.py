@@ -26,11 +26,13 @@ _ROW_STEPS = 8, 64  # to multiples of which rows are filled up: the least and th
 
 
 def pad_rows_to_bucket(x: Tensor, *, pads_small: bool = False) -> Tensor:
-    """[T, ...] -> [at least T, ...]: zeros after the rows, up to one of few numbers. For products by oneDNN, which
-    writes a program for each size: that takes as long as a small product, and a thousand of them stay in memory.
+    """[T, ...] -> [at least T, ...]: zeros after the rows, up to one of few numbers. For products
+    by oneDNN, which writes a program for each size: that takes as long as a small product, and a
+    thousand of them stay in memory.
 
     Args:
-        pads_small: also pad up to SMALL_BATCH_ROWS rows. A training has few such batches, a server many.
+        pads_small: also pad up to SMALL_BATCH_ROWS rows. A training has few such batches, a server
+            many.
     """
     if len(x) <= SMALL_BATCH_ROWS and not pads_small:
         return x
@@ -47,12 +49,15 @@ def compiles_sizes(x: Tensor) -> bool:
 @cache
 def cpu_supports_bf16() -> bool:
     """Whether this processor has instructions for it that oneDNN may use."""
-    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return torch.backends.mkldnn.is_available() and bool(
+        torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
 
 
 class Linear(nn.Linear):
-    """`torch.nn.Linear`, save that on a CPU that multiplies bf16, in bf16 and with gradients, the bias is added within
-    the product: autograd would spread it over a matrix as large as the result beforehand, a fifth of the product."""
+    """`torch.nn.Linear`, save that on a CPU that multiplies bf16, in bf16 and with gradients, the
+    bias is added within the product: autograd would spread it over a matrix as large as the result
+    beforehand, a fifth of the product."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] -> [..., out_features]."""
@@ -67,7 +72,8 @@ class _Linear(torch.autograd.Function):
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
         rows = pad_rows_to_bucket(x)
         ctx.save_for_backward(rows, weight)
-        return torch.ops.mkldnn._linear_pointwise.default(rows, weight, bias, "none", [], "")[: len(x)]  # type: ignore[no-any-return]
+        product = torch.ops.mkldnn._linear_pointwise.default(rows, weight, bias, "none", [], "")
+        return product[: len(x)]  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
@@ -82,7 +88,8 @@ class _Linear(torch.autograd.Function):
         )
 
 
-DROPOUT_LEVELS = 256  # a byte decides over an element, so rates are multiples of 1/256: 0.1 becomes 26/256
+# a byte decides over an element, so rates are multiples of 1/256: 0.1 becomes 26/256
+DROPOUT_LEVELS = 256
 
 
 def dropout(x: Tensor, p: float, residual: Tensor | None = None) -> Tensor:
@@ -96,11 +103,13 @@ def dropout(x: Tensor, p: float, residual: Tensor | None = None) -> Tensor:
 
 
 def keep_mask(x: Tensor, dropped: int) -> Tensor:
-    """Like x: 0 with probability dropped / LEVELS, else 1. One 64-bit draw serves eight elements."""
+    """Like x: 0 with probability dropped / LEVELS, else 1. One 64-bit draw serves eight
+    elements."""
     # The full range, or every eighth byte would lack its highest bit.
     draws = torch.empty((x.numel() + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
     bits = draws.view(torch.uint8)[: x.numel()].view(x.shape)
-    return torch.ge(bits, dropped, out=torch.empty(x.shape, dtype=x.dtype))  # compares and converts at once
+    # compares and converts at once
+    return torch.ge(bits, dropped, out=torch.empty(x.shape, dtype=x.dtype))
 
 
 class _Dropout(torch.autograd.Function):
@@ -121,13 +130,15 @@ class _Dropout(torch.autograd.Function):
 _VECTOR = 32  # bf16 numbers in a register of the processor
 _MIN_TOKENS_FOR_BMM = 48  # with fewer tokens the time is that of the calls
 _MULTIPLE = 16  # of keys: the fused kernel takes the rest one by one
-_MAX_SUM = 2.0**100  # sums of exponentials up to this one, times a value, are far from the limits of bf16
+# sums of exponentials up to this one, times a value, are far from the limits of bf16
+_MAX_SUM = 2.0**100
 _MASKED_SCORE = -3.4e38
 _MAX_BORROWED = 1e15  # largest number in a key that is masked: larger ones and NaN would give NaN
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention (Vaswani et al. 2017, section 3.2), one matrix for query, key and value."""
+    """Multi-head self-attention (Vaswani et al. 2017, section 3.2), one matrix for query, key and
+    value."""
 
     def __init__(self, c: EncoderConfig):
         super().__init__()
@@ -149,7 +160,10 @@ class Attention(nn.Module):
         memory: [tokens of layout.memory, hidden]: states that are read as well.
         cache: keys and values of the tokens before, which are read as well; those of x are added.
         """
-        p, num_padding_rows = self.dropout if self.training else 0.0, len(x) - len(layout.position_ids)
+        p, num_padding_rows = (
+            self.dropout if self.training else 0.0,
+            len(x) - len(layout.position_ids),
+        )
         qkv = self._heads(self.qkv(x))
         qkv = qkv[:-num_padding_rows] if num_padding_rows else qkv
         if cache is not None and cache.continues:
@@ -159,10 +173,18 @@ class Attention(nn.Module):
             context = attention_padded(qkv, [layout], p, kv)
         elif (layout.rank is None or layout.is_causal) and _supports_packed(qkv):
             context = attention_packed(qkv, layout, p)
-        elif p == 0 and layout.rank is None and not (qkv.is_cuda or torch.is_grad_enabled() or _is_exported()):
+        elif (
+            p == 0
+            and layout.rank is None
+            and not (qkv.is_cuda or torch.is_grad_enabled() or _is_exported())
+        ):
             context = attention_inference_cpu(qkv, layout)
         else:
-            context = attention_padded(qkv, [layout], p) if qkv.is_cuda else attention_training_cpu(qkv, layout, p)
+            context = (
+                attention_padded(qkv, [layout], p)
+                if qkv.is_cuda
+                else attention_training_cpu(qkv, layout, p)
+            )
         if cache is not None and not cache.continues:
             cache.start(qkv[:, 1:])
         context = context.flatten(1)
@@ -174,9 +196,11 @@ class Attention(nn.Module):
 
     @torch.no_grad()
     def probabilities(self, x: Tensor, layout: Layout) -> Tensor:
-        """[T, hidden], the input of `forward` -> [B, heads, max_seqlen, max_seqlen]: the attention that the token of a
-        row pays to the token of a column. Rows sum to 1; rows and columns of places without a token are 0."""
-        q, k, _ = layout.pad(self._heads(self.qkv(x))).permute(2, 0, 3, 1, 4)  # [B, heads, max_seqlen, d]
+        """[T, hidden], the input of `forward` -> [B, heads, max_seqlen, max_seqlen]: the attention
+        that the token of a row pays to the token of a column. Rows sum to 1; rows and columns of
+        places without a token are 0."""
+        # [B, heads, max_seqlen, d]
+        q, k, _ = layout.pad(self._heads(self.qkv(x))).permute(2, 0, 3, 1, 4)
         scores: Tensor = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
         if (mask := layout.visible) is not None:
             scores = scores.masked_fill(~mask, -torch.inf)
@@ -188,23 +212,28 @@ class Attention(nn.Module):
 
 
 def _supports_packed(qkv: Tensor) -> bool:
-    """Whether the GPU has a kernel for packed sequences: in half precision, from Ampere on, for heads whose size is a
-    multiple of 8."""
+    """Whether the GPU has a kernel for packed sequences: in half precision, from Ampere on, for
+    heads whose size is a multiple of 8."""
     fits = qkv.dtype in (torch.bfloat16, torch.float16) and qkv.shape[-1] in range(8, 257, 8)
     return qkv.is_cuda and fits and torch.cuda.get_device_capability(qkv.device) >= (8, 0)
 
 
 @cache
 def _one_split() -> dict[str, Any]:
-    """The option that keeps the keys of a query together, where this torch has it. Without it the kernel may divide
-    them by the longest sequence of the batch, so that the last bits of a text would depend on its neighbours."""
-    names = [argument.name for argument in torch.ops.aten._flash_attention_forward.default._schema.arguments]
+    """The option that keeps the keys of a query together, where this torch has it. Without it the
+    kernel may divide them by the longest sequence of the batch, so that the last bits of a text
+    would depend on its neighbours."""
+    names = [
+        argument.name
+        for argument in torch.ops.aten._flash_attention_forward.default._schema.arguments
+    ]
     return {"num_splits": 1} if "num_splits" in names else {}
 
 
 def attention_packed(qkv: Tensor, layout: Layout, p: float = 0.0) -> Tensor:
-    """[T, 3, heads, d] -> [T, heads, d] by flash attention on a GPU (Dao 2023), without padding; p as in
-    `attention_padded`. The public function for it, `varlen_attn`, has no dropout, and costs the host ten times as much.
+    """[T, 3, heads, d] -> [T, heads, d] by flash attention on a GPU (Dao 2023), without padding; p
+    as in `attention_padded`. The public function for it, `varlen_attn`, has no dropout, and costs
+    the host ten times as much.
     """
     q, k, v = qkv.unbind(1)
     ends = layout.cu_seqlens, layout.cu_seqlens, layout.max_seqlen, layout.max_seqlen
@@ -213,14 +242,18 @@ def attention_packed(qkv: Tensor, layout: Layout, p: float = 0.0) -> Tensor:
     return forward(q, k, v, *ends, p, layout.is_causal, False, **options)[0]  # type: ignore[no-any-return]
 
 
-def attention_padded(qkv: Tensor, groups: Sequence[Layout], p: float, memory: Tensor | None = None) -> Tensor:
+def attention_padded(
+    qkv: Tensor, groups: Sequence[Layout], p: float, memory: Tensor | None = None
+) -> Tensor:
     """[T, 3, heads, d] -> [T, heads, d]; the sequences of a group are padded to its longest.
 
     p: dropout of the attention probabilities.
     memory: [M, 2, heads, d]: keys and values of the memory of the only group.
     """
     results = []
-    parts = [qkv] if len(groups) == 1 else qkv.split([len(layout.position_ids) for layout in groups])
+    parts = (
+        [qkv] if len(groups) == 1 else qkv.split([len(layout.position_ids) for layout in groups])
+    )
     for part, layout in zip(parts, groups, strict=True):
         q, k, v = layout.pad(part).permute(2, 0, 3, 1, 4)  # [B, heads, length, d] each
         if memory is not None and layout.memory is not None:
@@ -231,8 +264,8 @@ def attention_padded(qkv: Tensor, groups: Sequence[Layout], p: float, memory: Te
 
 
 def attention_training_cpu(qkv: Tensor, layout: Layout, p: float) -> Tensor:
-    """[T, 3, heads, d] -> [T, heads, d] on a CPU; p as in `attention_padded`. Where a program is compiled for each
-    size, the rectangles have few sizes."""
+    """[T, 3, heads, d] -> [T, heads, d] on a CPU; p as in `attention_padded`. Where a program is
+    compiled for each size, the rectangles have few sizes."""
     if layout.is_uniform or not compiles_sizes(qkv):
         return attention_padded(qkv, layout.groups, p)
     sizes, tokens, _, places = layout.buckets
@@ -254,25 +287,35 @@ def attention_inference_cpu(qkv: Tensor, layout: Layout) -> Tensor:
 
 
 def _attention_by_equal_length(qkv: Tensor, layout: Layout) -> Tensor:
-    """[T, 3, heads, d] -> [T, heads, d], without padding: one call for neighbours of one length. Sorted batches have
-    many of them."""
+    """[T, 3, heads, d] -> [T, heads, d], without padding: one call for neighbours of one length.
+    Sorted batches have many of them."""
     results = []
     for start, count, length in layout.equal_lengths:
         rectangle = qkv[start : start + count * length].view(count, length, *qkv.shape[1:])
         q, k, v = rectangle.permute(2, 0, 3, 1, 4)  # [count, heads, length, d] each
         extra, mask, behind = -length % _MULTIPLE, None, qkv[start + count * length :]
         is_large = qkv.dtype == torch.float32 and count * length > _MIN_TOKENS_FOR_BMM
-        if extra and is_large and len(behind) >= extra and behind[:extra].abs().amax() < _MAX_BORROWED:
+        if (
+            extra
+            and is_large
+            and len(behind) >= extra
+            and behind[:extra].abs().amax() < _MAX_BORROWED
+        ):
             # The keys of the next tokens fill the multiple and are masked: up to 1.7 times as fast.
-            mask = F.pad(qkv.new_zeros(1, 1, 1, length), (0, extra), value=-torch.inf).expand(count, 1, length, -1)
-            k, v = (t.as_strided((*t.shape[:2], length + extra, t.shape[3]), t.stride()) for t in (k, v))
+            mask = F.pad(qkv.new_zeros(1, 1, 1, length), (0, extra), value=-torch.inf).expand(
+                count, 1, length, -1
+            )
+            k, v = (
+                t.as_strided((*t.shape[:2], length + extra, t.shape[3]), t.stride()) for t in (k, v)
+            )
         results.append(attention(q, k, v, mask).transpose(1, 2).flatten(0, 1))
     return results[0] if len(results) == 1 else torch.cat(results)
 
 
 def _attention_bucketed(qkv: Tensor, layout: Layout) -> Tensor:
-    """bf16 [T, 3, heads, d] -> [T, heads, d]. oneDNN compiles a program for each size of a product, which takes longer
-    than the product of a small batch, and keeps a thousand of them. Here there are few sizes."""
+    """bf16 [T, 3, heads, d] -> [T, heads, d]. oneDNN compiles a program for each size of a product,
+    which takes longer than the product of a small batch, and keeps a thousand of them. Here there
+    are few sizes."""
     heads, size = qkv.shape[2:]
     sizes, tokens, present, places = layout.buckets
     qkv, context = qkv.flatten(1), qkv.new_empty(len(tokens), heads, size)
@@ -280,24 +323,35 @@ def _attention_bucketed(qkv: Tensor, layout: Layout) -> Tensor:
     for part, out, (count, length), mask in zip(
         tokens.split(numbers), context.split(numbers), sizes, present, strict=True
     ):
-        q, k, v = qkv.index_select(0, part).view(count, length, 3, heads, size).permute(2, 0, 3, 1, 4)
-        _attention_exp2(q, k, v, mask[:, None, :, None], out.view(count, length, heads, size).transpose(1, 2))
+        q, k, v = (
+            qkv.index_select(0, part).view(count, length, 3, heads, size).permute(2, 0, 3, 1, 4)
+        )
+        _attention_exp2(
+            q, k, v, mask[:, None, :, None], out.view(count, length, heads, size).transpose(1, 2)
+        )
     return context.index_select(0, places)
 
 
 def _attention_exp2(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, out: Tensor) -> None:
-    """All bf16 [B, heads, L, d]; the result goes to `out`. mask: bool [B, 1, L, 1], True for a key that is a token.
+    """All bf16 [B, heads, L, d]; the result goes to `out`. mask: bool [B, 1, L, 1], True for a key
+    that is a token.
 
-    Softmax without subtraction of the maximum: exp2(q k') is multiplied with [v, 1] and divided by the last column, the
-    sum of the row. Where such a sum leaves [2^-100, 2^100] the softmax is used.
+    Softmax without subtraction of the maximum: exp2(q k') is multiplied with [v, 1] and divided by
+    the last column, the sum of the row. Where such a sum leaves [2^-100, 2^100] the softmax is
+    used.
     """
     size = q.shape[-1]
-    q = torch.mul(q, size**-0.5 * math.log2(math.e), out=q.new_empty(q.shape))  # exp2 is faster than exp
+    # exp2 is faster than exp
+    q = torch.mul(q, size**-0.5 * math.log2(math.e), out=q.new_empty(q.shape))
     values = v.new_empty(*v.shape[:-1], size + 1)
     torch.mul(v, mask, out=values[..., :-1])
     values[..., -1:] = mask
     q, k, values = q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), values.flatten(0, 1)
-    context, sums = torch.bmm(torch.bmm(q, k).exp2_(), values).view(*v.shape[:-1], size + 1).split([size, 1], -1)
+    context, sums = (
+        torch.bmm(torch.bmm(q, k).exp2_(), values)
+        .view(*v.shape[:-1], size + 1)
+        .split([size, 1], -1)
+    )
     least, most = torch.aminmax(sums)
     if least > 1 / _MAX_SUM and most < _MAX_SUM:  # False for NaN
         torch.div(context, sums, out=out)
@@ -310,8 +364,8 @@ def _attention_exp2(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, out: Tensor) 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float = 0.0) -> Tensor:
     """q [B, heads, L, d], k and v [B, heads, K, d] -> [B, heads, L, d].
 
-    mask: bool [B or 1, 1, L or 1, K], True where a token is read; without gradients also a number that is added to the
-        scores.
+    mask: bool [B or 1, 1, L or 1, K], True where a token is read; without gradients also a number
+        that is added to the scores.
     p: fraction of the attention probabilities that is dropped.
     """
     if _is_exported():  # a score for masked tokens that is still a number where a row has no token
@@ -334,15 +388,16 @@ def _is_exported() -> bool:
 
 def softmax_(scores: Tensor) -> Tensor:
     """Over the last dimension; the scores may be overwritten."""
-    if scores.dtype == torch.bfloat16 and scores.shape[-1] % _VECTOR:  # for these the kernel takes three times as long
+    # for these the kernel takes three times as long
+    if scores.dtype == torch.bfloat16 and scores.shape[-1] % _VECTOR:
         return torch.softmax(scores, -1, dtype=torch.float32).to(scores.dtype)
     return torch.softmax(scores, -1, out=scores)
 
 
 class _AttentionFunction(torch.autograd.Function):
-    """softmax(q k' / sqrt(d) + bias) v with dropout, for q [N, L, d], k and v [N, K, d], N = B * heads, bias
-    [B or 1, 1, L or 1, K]. Autograd would keep and read the largest tensors of the step, the [N, L, K] scores, several
-    times more than is needed."""
+    """softmax(q k' / sqrt(d) + bias) v with dropout, for q [N, L, d], k and v [N, K, d], N = B *
+    heads, bias [B or 1, 1, L or 1, K]. Autograd would keep and read the largest tensors of the
+    step, the [N, L, K] scores, several times more than is needed."""
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropped: int) -> Tensor:  # type: ignore[no-untyped-def]
@@ -351,7 +406,11 @@ class _AttentionFunction(torch.autograd.Function):
         if bias is not None:
             scores.view(len(bias), -1, *scores.shape[1:]).add_(bias)
         probabilities = softmax_(scores)
-        mask = keep_mask(probabilities, dropped).mul_(DROPOUT_LEVELS / (DROPOUT_LEVELS - dropped)) if dropped else None
+        mask = (
+            keep_mask(probabilities, dropped).mul_(DROPOUT_LEVELS / (DROPOUT_LEVELS - dropped))
+            if dropped
+            else None
+        )
         ctx.save_for_backward(q, k, v, probabilities, mask)
         return torch.bmm(probabilities if mask is None else probabilities * mask, v)
 
@@ -363,6 +422,8 @@ class _AttentionFunction(torch.autograd.Function):
         grad_p = torch.bmm(grad, v.transpose(1, 2))
         if mask is not None:
             grad_p *= mask
-        grad_scores = torch._softmax_backward_data(grad_p, probabilities, -1, probabilities.dtype).mul_(ctx.scale)
+        grad_scores = torch._softmax_backward_data(
+            grad_p, probabilities, -1, probabilities.dtype
+        ).mul_(ctx.scale)
         grad_q, grad_k = torch.bmm(grad_scores, k), torch.bmm(grad_scores.transpose(1, 2), q)
         return grad_q, grad_k, grad_v, None, None

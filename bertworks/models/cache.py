@@ -1,4 +1,5 @@
-"""Keys and values of the tokens that a network has read from left to right: a new token then costs the work of one.
+"""Keys and values of the tokens that a network has read from left to right: a new token then costs
+the work of one.
 
 - `KeyValueCache`: of a batch of sequences, in all layers
 - `LayerCache`: of one layer
@@ -15,8 +16,8 @@ from bertworks.models.layout import Layout
 class KeyValueCache:
     """Keys and values of B sequences, each of which gets one more token in every further pass.
 
-    All sequences end at the same column, and shorter ones begin later: the next tokens of all of them are one column.
-    The longest sequence has a token in every column.
+    All sequences end at the same column, and shorter ones begin later: the next tokens of all of
+    them are one column. The longest sequence has a token in every column.
 
     Args:
         num_layers: of the network.
@@ -40,12 +41,15 @@ class KeyValueCache:
         """Add the columns of the tokens of a pass, before any of its layers is computed.
 
         Raises:
-            ValueError: a further pass with other than one token for each sequence, or more passes than there is room.
+            ValueError: a further pass with other than one token for each sequence, or more passes
+                than there is room.
         """
         if self.num_columns == 0:
             self.num_columns = layout.max_seqlen
             return
-        what = f"the cache holds {len(self.lengths)} sequences: a pass adds one token to each of them"
+        what = (
+            f"the cache holds {len(self.lengths)} sequences: a pass adds one token to each of them"
+        )
         check(layout.max_seqlen == 1 and layout.num_sequences == len(self.lengths), what)
         check(self.num_columns < self.capacity, f"the cache has room for {self.capacity} tokens")
         self.num_columns, self.lengths = self.num_columns + 1, self.lengths + 1
@@ -53,20 +57,31 @@ class KeyValueCache:
     def next_layout(self) -> Layout:
         """The layout of the next token of each sequence."""
         ends = torch.arange(len(self.lengths) + 1, dtype=torch.int32, device=self.lengths.device)
-        return Layout(ends, 1, self.lengths, self.num_columns + 1, torch.zeros_like(self.lengths), is_causal=True)
+        return Layout(
+            ends,
+            1,
+            self.lengths,
+            self.num_columns + 1,
+            torch.zeros_like(self.lengths),
+            is_causal=True,
+        )
 
     def mask(self, dtype: torch.dtype) -> Tensor | None:
-        """[B, 1, 1, num_columns]: -inf in columns before a sequence begins, else 0. None: all begin in column 0."""
+        """[B, 1, 1, num_columns]: -inf in columns before a sequence begins, else 0. None: all begin
+        in column 0."""
         if self.prompts.is_uniform:
             return None
         if self._mask is None:
             columns = torch.arange(self.capacity, device=self.lengths.device)
             before = columns < self.first_columns[:, None]
-            self._mask = torch.zeros(before.shape, dtype=dtype, device=before.device).masked_fill_(before, -torch.inf)
+            self._mask = torch.zeros(before.shape, dtype=dtype, device=before.device).masked_fill_(
+                before, -torch.inf
+            )
         return self._mask[:, None, None, : self.num_columns]
 
     def keep(self, rows: Tensor) -> None:
-        """Drop all sequences but `rows` int64 [B'], and the columns in which none of these has a token."""
+        """Drop all sequences but `rows` int64 [B'], and the columns in which none of these has a
+        token."""
         self.lengths = self.lengths[rows]
         unused = self.num_columns - int(self.lengths.max())
         for layer in self.layers:
@@ -98,10 +113,13 @@ class LayerCache:
         # On a CPU torch's attention of one query takes 1.6 to 5 times as long in bf16.
         dtype = torch.float32 if (kv.device.type, kv.dtype) == ("cpu", torch.bfloat16) else kv.dtype
         self._table = kv.new_empty(2, count, kv.shape[2], batch.capacity, kv.shape[3], dtype=dtype)
-        self._table[..., :longest, :] = kv.view(count, longest, *kv.shape[1:]).permute(2, 0, 3, 1, 4)
+        self._table[..., :longest, :] = kv.view(count, longest, *kv.shape[1:]).permute(
+            2, 0, 3, 1, 4
+        )
 
     def attend(self, qkv: Tensor) -> Tensor:
-        """[B, 3, heads, d] of one new token of each sequence -> [B, heads, d]: it reads all before it, and itself."""
+        """[B, 3, heads, d] of one new token of each sequence -> [B, heads, d]: it reads all before
+        it, and itself."""
         assert self._table is not None
         columns = self.batch.num_columns
         self._table[..., columns - 1, :] = qkv[:, 1:].transpose(0, 1)
@@ -113,5 +131,7 @@ class LayerCache:
         """Drop all sequences but `rows`, and the first `unused` columns."""
         if self._table is not None:
             used, old = self.batch.num_columns - unused, self._table
-            self._table = old.new_empty(2, len(rows), old.shape[2], old.shape[3] - unused, old.shape[4])
+            self._table = old.new_empty(
+                2, len(rows), old.shape[2], old.shape[3] - unused, old.shape[4]
+            )
             self._table[..., :used, :] = old[:, rows, :, unused : unused + used]

@@ -11,9 +11,17 @@ from typing import Any, Literal
 
 from bertworks.errors import check
 
-_TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
+_TABLES: dict[str, Any] = tomllib.loads(
+    Path(__file__).with_name("presets.toml").read_text(encoding="utf-8")
+)
 LIMITS: dict[str, int] = _TABLES.pop("limits")  # the largest values of fields of a network
-_MAY_BE_0 = {"vocab_size", "embedding_size", "num_hidden_groups", "intermediate_size", "type_vocab_size"}
+_MAY_BE_0 = {
+    "vocab_size",
+    "embedding_size",
+    "num_hidden_groups",
+    "intermediate_size",
+    "type_vocab_size",
+}
 
 Head = Literal["pooler", "lm_head", "next_sentence", "sentence_order", "replaced_token"]
 PRETRAINING_HEADS: tuple[Head, ...] = ("pooler", "lm_head", "next_sentence")  # of BERT
@@ -28,37 +36,42 @@ class EncoderConfig:
     num_hidden_layers: blocks that a token passes.
     num_attention_heads: of every layer.
     intermediate_size: width of the feed-forward layers; 0: 4 * hidden_size.
-    embedding_size: width of the embedding tables; 0: hidden_size. If it differs, a linear layer projects to hidden_size
-        (ALBERT, ELECTRA).
+    embedding_size: width of the embedding tables; 0: hidden_size. If it differs, a linear layer
+        projects to hidden_size (ALBERT, ELECTRA).
     max_position_embeddings: the longest sequence.
-    num_hidden_groups: blocks with parameters of their own; layer i uses block i * groups // layers; 0:
-        num_hidden_layers (ALBERT: 1).
+    num_hidden_groups: blocks with parameters of their own; layer i uses block i * groups // layers;
+        0: num_hidden_layers (ALBERT: 1).
     position_embedding_type: "learned", or "sinusoidal" (Vaswani et al. 2017, section 3.5).
     type_vocab_size: 0: no token type embeddings (DistilBERT, GPT-2).
     direction: which tokens a token reads. "left_to_right": itself and those before it (GPT-2).
     norm_first: layer norm before attention and feed-forward, and one after the last block (GPT-2).
     embedding_norm: layer norm over the sum of the embeddings.
     embedding_scale: token embeddings times sqrt(hidden_size) (Vaswani et al. 2017, section 3.4).
-    hidden_act: "gelu" is the exact function, "gelu_tanh" its approximation in Google's released code.
-    lm_head_act: the activation in the head that predicts masked tokens; "" if it is hidden_act. The published RoBERTa
-        and ELECTRA always have "gelu" there.
+    hidden_act: "gelu" is the exact function, "gelu_tanh" its approximation in Google's released
+        code.
+    lm_head_act: the activation in the head that predicts masked tokens; "" if it is hidden_act. The
+        published RoBERTa and ELECTRA always have "gelu" there.
     hidden_dropout, attention_dropout: probabilities of zeroing.
     embedding_dropout: after the embeddings (GPT-2); None: hidden_dropout.
-    sequence_dropout: in fine-tuning, before the output layer for whole texts and choices; None: hidden_dropout.
+    sequence_dropout: in fine-tuning, before the output layer for whole texts and choices; None:
+        hidden_dropout.
     choice_dropout: the same for choices (ELECTRA, RoBERTa); None: as for whole texts.
     token_dropout: sequence_dropout also before the output layer for tokens (ALBERT, BERT).
-    span_dropout: in fine-tuning, before the output layer for answers in texts (DistilBERT); None: no dropout.
+    span_dropout: in fine-tuning, before the output layer for answers in texts (DistilBERT); None:
+        no dropout.
     layer_norm_eps: added to the variance.
     initializer_range: standard deviation of the initial matrices and embeddings.
-    lm_head: "transform": dense, activation, norm, tied embeddings, bias; "bias": tied embeddings and bias; "plain":
-        tied embeddings alone.
+    lm_head: "transform": dense, activation, norm, tied embeddings, bias; "bias": tied embeddings
+        and bias; "plain": tied embeddings alone.
     pooler: which token stands for a sequence, and the activation of the dense layer over it, which
         "first" and "last" do not have.
-    pooler_dropout: in fine-tuning for whole texts, the same dropout also before the dense layer of the pooler
-        (RoBERTa).
+    pooler_dropout: in fine-tuning for whole texts, the same dropout also before the dense layer of
+        the pooler (RoBERTa).
     family: the name table of its files (checkpoints/families).
-    languages: names of the token types, where these are languages (XLM, Conneau and Lample 2019, section 3).
-    language: the one that all texts are in; "": the token types of a batch are its languages, as in pre-training.
+    languages: names of the token types, where these are languages (XLM, Conneau and Lample 2019,
+        section 3).
+    language: the one that all texts are in; "": the token types of a batch are its languages, as in
+        pre-training.
 
     Raises:
         ValueError: a size that is not positive or absurdly large; values that exclude each other.
@@ -90,7 +103,9 @@ class EncoderConfig:
     layer_norm_eps: float = 1e-12
     initializer_range: float = 0.02
     lm_head: Literal["transform", "bias", "plain"] = "transform"
-    pooler: Literal["first_tanh", "first_gelu", "first_relu", "first", "last_tanh", "last"] = "first_tanh"
+    pooler: Literal["first_tanh", "first_gelu", "first_relu", "first", "last_tanh", "last"] = (
+        "first_tanh"
+    )
     pooler_dropout: bool = False
     family: str = "bert"
     languages: tuple[str, ...] = ()
@@ -100,28 +115,61 @@ class EncoderConfig:
         for name, limit in LIMITS.items():
             value, least = getattr(self, name), int(name not in _MAY_BE_0)
             is_valid = type(value) is int and least <= value <= limit
-            check(is_valid, f"{name} is {value!r}: expected a whole number from {least} to {limit:,}")
+            check(
+                is_valid, f"{name} is {value!r}: expected a whole number from {least} to {limit:,}"
+            )
         rules = [
-            (self.hidden_size % self.num_attention_heads == 0,
-             "hidden_size {hidden_size} does not divide into {num_attention_heads} attention heads"),
-            *((0 <= (getattr(self, name) or 0) < 1, f"{name} is {{{name}}}: expected a number from 0 to below 1")
-              for name in vars(self) if name.endswith("_dropout") and name not in ("token_dropout", "pooler_dropout")),
-            (not self.languages or len({*self.languages}) == len(self.languages) == self.type_vocab_size,
-             "languages {languages} with type_vocab_size {type_vocab_size}: expected a name for each type"),
-            (self.language in ("", *self.languages), "language is {language!r}: expected one of {languages}"),
-            (self.layer_norm_eps > 0, "layer_norm_eps is {layer_norm_eps}: expected a number above 0"),
-            (self.num_hidden_layers % self.num_groups == 0,
-             "num_hidden_groups {num_hidden_groups} does not divide num_hidden_layers {num_hidden_layers}: use a "
-             "divisor, or 0 for a block per layer"),
-            (self.embedding_width == self.hidden_size or self.lm_head == "transform",
-             "lm_head {lm_head!r} with embedding_size {embedding_size} and hidden_size {hidden_size}: only lm_head "
-             "'transform' leads from one width to the other"),
-            (self.direction != "left_to_right" or not self.pooler.startswith("first"),
-             "pooler {pooler!r} with direction 'left_to_right': the first token has read nothing; use 'last' or "
-             "'last_tanh'"),
-            (self.direction != "right_to_left" or not self.pooler.startswith("last"),
-             "pooler {pooler!r} with direction 'right_to_left': the last token has read nothing; use 'first_tanh'"),
-        ]  # fmt: skip
+            (
+                self.hidden_size % self.num_attention_heads == 0,
+                "hidden_size {hidden_size} does not divide into {num_attention_heads} attention "
+                "heads",
+            ),
+            *(
+                (
+                    0 <= (getattr(self, name) or 0) < 1,
+                    f"{name} is {{{name}}}: expected a number from 0 to below 1",
+                )
+                for name in vars(self)
+                if name.endswith("_dropout") and name not in ("token_dropout", "pooler_dropout")
+            ),
+            (
+                not self.languages
+                or len({*self.languages}) == len(self.languages) == self.type_vocab_size,
+                "languages {languages} with type_vocab_size {type_vocab_size}: expected a name "
+                "for each type",
+            ),
+            (
+                self.language in ("", *self.languages),
+                "language is {language!r}: expected one of {languages}",
+            ),
+            (
+                self.layer_norm_eps > 0,
+                "layer_norm_eps is {layer_norm_eps}: expected a number above 0",
+            ),
+            (
+                self.num_hidden_layers % self.num_groups == 0,
+                "num_hidden_groups {num_hidden_groups} does not divide num_hidden_layers "
+                "{num_hidden_layers}: use a "
+                "divisor, or 0 for a block per layer",
+            ),
+            (
+                self.embedding_width == self.hidden_size or self.lm_head == "transform",
+                "lm_head {lm_head!r} with embedding_size {embedding_size} and hidden_size "
+                "{hidden_size}: only lm_head "
+                "'transform' leads from one width to the other",
+            ),
+            (
+                self.direction != "left_to_right" or not self.pooler.startswith("first"),
+                "pooler {pooler!r} with direction 'left_to_right': the first token has read "
+                "nothing; use 'last' or "
+                "'last_tanh'",
+            ),
+            (
+                self.direction != "right_to_left" or not self.pooler.startswith("last"),
+                "pooler {pooler!r} with direction 'right_to_left': the last token has read "
+                "nothing; use 'first_tanh'",
+            ),
+        ]
         for holds, message in rules:
             check(holds, message.format_map(vars(self)))
 
@@ -161,14 +209,18 @@ class EncoderConfig:
         return self.num_hidden_groups or self.num_hidden_layers
 
     def generator(self, fraction: float) -> "EncoderConfig":
-        """The network that replaces tokens for this one (Clark et al. 2020, section 3.2): as many layers, a fraction of
-        the hidden size, heads of 64 dimensions, embeddings of the same width."""
+        """The network that replaces tokens for this one (Clark et al. 2020, section 3.2): as many
+        layers, a fraction of the hidden size, heads of 64 dimensions, embeddings of the same width.
+        """
         hidden = max(1, round(self.hidden_size * fraction))
         heads = next(n for n in range(max(1, hidden // 64), 0, -1) if hidden % n == 0)
         return replace(
-            self, hidden_size=hidden, num_attention_heads=heads, intermediate_size=4 * hidden,
+            self,
+            hidden_size=hidden,
+            num_attention_heads=heads,
+            intermediate_size=4 * hidden,
             embedding_size=self.embedding_width,
-        )  # fmt: skip
+        )
 
     @property
     def num_table_parameters(self) -> int:
@@ -177,7 +229,8 @@ class EncoderConfig:
         return (self.vocab_size + self.type_vocab_size + positions) * self.embedding_width
 
     def num_parameters(self, *heads: Head) -> int:
-        """Parameters of the encoder and of the heads that are named. Shared and tied ones count once."""
+        """Parameters of the encoder and of the heads that are named. Shared and tied ones count
+        once."""
         hidden, width, inner = self.hidden_size, self.embedding_width, self.ffn_size
         count = self.num_table_parameters + 2 * self.embedding_norm * width
         count += (width + 1) * hidden if width != hidden else 0
@@ -191,15 +244,20 @@ class EncoderConfig:
         count += (hidden + 1) * (hidden + 1) if "replaced_token" in heads else 0
         return count + (2 * hidden + 2) * len({"next_sentence", "sentence_order"} & {*heads})
 
-    def flops_per_token(self, sequence_length: int, predictions: float, finished: float = 1.0) -> float:
+    def flops_per_token(
+        self, sequence_length: int, predictions: float, finished: float = 1.0
+    ) -> float:
         """Matrix-product operations per token (a multiply-add counts 2).
 
         predictions: predicted tokens per token.
-        finished: fraction of the tokens whose last layer is computed beyond queries, keys and values.
-        Training is three forward passes: the backward pass has two products for each of the forward pass.
+        finished: fraction of the tokens whose last layer is computed beyond queries, keys and
+        values. Training is three forward passes: the backward pass has two products for each of the
+        forward pass.
         """
         hidden, width = self.hidden_size, self.embedding_width
-        block = 2 * (4 * hidden * hidden + 2 * hidden * self.ffn_size) + 4 * hidden * sequence_length
+        block = (
+            2 * (4 * hidden * hidden + 2 * hidden * self.ffn_size) + 4 * hidden * sequence_length
+        )
         head = 2 * width * ((hidden if self.lm_head == "transform" else 0) + self.vocab_size)
         saved = (1 - finished) * 2 * (hidden * hidden + 2 * hidden * self.ffn_size)
         projection = 2 * width * hidden if width != hidden else 0
@@ -208,5 +266,10 @@ class EncoderConfig:
 
 BERT = EncoderConfig()
 # `like` in a preset names another one, of which it takes what it does not have itself.
-PRESETS = {name: EncoderConfig(**_TABLES.get(table.pop("like", ""), {}) | table) for name, table in _TABLES.items()}
-BERT_SIZES = {name.removeprefix("bert-"): c for name, c in PRESETS.items() if name.startswith("bert-")}
+PRESETS = {
+    name: EncoderConfig(**_TABLES.get(table.pop("like", ""), {}) | table)
+    for name, table in _TABLES.items()
+}
+BERT_SIZES = {
+    name.removeprefix("bert-"): c for name, c in PRESETS.items() if name.startswith("bert-")
+}

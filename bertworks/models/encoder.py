@@ -3,11 +3,13 @@
 - `Embeddings`: token, position and token type as one vector per token
 - `Block`: attention and feed-forward, written only here
 - `Encoder`: embeddings and blocks
-- `Pooler`, `LMHead`, `OutputLayer`: hidden states -> a vector per sequence, logits of the vocabulary, logits of a task
+- `Pooler`, `LMHead`, `OutputLayer`: hidden states -> a vector per sequence, logits of the
+  vocabulary, logits of a task
 - `TokenHead`: hidden states -> a logit per token
 - `pool`: the hidden states of a sequence -> one vector, without parameters
 - `BiLSTM`: vectors -> vectors that depend on all tokens before and behind
-- `meta_device_init`: shapes without memory; `init_local_attention`: a start with attention to the neighbours
+- `meta_device_init`: shapes without memory; `init_local_attention`: a start with attention to the
+  neighbours
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +26,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from bertworks.errors import check
-from bertworks.models.attention import Attention, Linear, compiles_sizes, dropout, pad_rows_to_bucket
+from bertworks.models.attention import (
+    Attention,
+    Linear,
+    compiles_sizes,
+    dropout,
+    pad_rows_to_bucket,
+)
 from bertworks.models.cache import KeyValueCache, LayerCache
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layout import Layout
@@ -37,8 +45,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Embeddings(nn.Module):
-    """The sum of the embeddings that a configuration has, normalised, with dropout (Devlin et al. 2019, figure 2), and
-    projected if their width is not the hidden size."""
+    """The sum of the embeddings that a configuration has, normalised, with dropout (Devlin et al.
+    2019, figure 2), and projected if their width is not the hidden size."""
 
     def __init__(self, c: EncoderConfig):
         super().__init__()
@@ -54,8 +62,11 @@ class Embeddings(nn.Module):
         self.max_positions = c.max_position_embeddings
         self.dropout = c.embedding_rate
 
-    def forward(self, input_ids: Tensor, layout: Layout, token_type_ids: Tensor | None = None) -> Tensor:
-        """input_ids int64 [T]; token_type_ids int64 [T], None, or a table of one row: all 0 -> [T, hidden_size].
+    def forward(
+        self, input_ids: Tensor, layout: Layout, token_type_ids: Tensor | None = None
+    ) -> Tensor:
+        """input_ids int64 [T]; token_type_ids int64 [T], None, or a table of one row: all 0 -> [T,
+        hidden_size].
 
         Raises:
             ValueError: if there are fewer positions than a sequence needs.
@@ -68,14 +79,18 @@ class Embeddings(nn.Module):
             x = x * self.scale
         x = x + self._places(x, layout.position_ids, count, token_type_ids)
         if self.norm is not None:
-            x = self.norm(x.to(self.norm.weight.dtype))  # tables may have a higher precision than what is computed
+            # tables may have a higher precision than what is computed
+            x = self.norm(x.to(self.norm.weight.dtype))
         x = dropout(x, self.dropout if self.training else 0.0)
         if self.projection is not None:
             x = self.projection(x.to(self.projection.weight.dtype))
         return x
 
-    def _places(self, x: Tensor, positions: Tensor, count: int, token_type_ids: Tensor | None) -> Tensor:
-        """[T, width]: position and token type embeddings. count: all positions int64 [T] are below it."""
+    def _places(
+        self, x: Tensor, positions: Tensor, count: int, token_type_ids: Tensor | None
+    ) -> Tensor:
+        """[T, width]: position and token type embeddings. count: all positions int64 [T] are below
+        it."""
         if self.position is None:
             table = sinusoids(torch.arange(count, device=x.device), x.shape[1]).to(x.dtype)
         else:
@@ -84,16 +99,19 @@ class Embeddings(nn.Module):
             return table.index_select(0, positions)
         kinds = self.token_type.num_embeddings
         # A model that was trained without pairs (RoBERTa) has one type for all tokens.
-        types = torch.zeros_like(positions) if token_type_ids is None or kinds == 1 else token_type_ids
+        types = (
+            torch.zeros_like(positions) if token_type_ids is None or kinds == 1 else token_type_ids
+        )
         types = types if self.language is None else torch.full_like(positions, self.language)
-        # A row of the product table is position + type: one small table, read once, instead of two large sums.
+        # A row of the product table is position + type: one small table, read once, instead of two
+        # large sums.
         product = (table[:, None] + self.token_type.weight).flatten(0, 1)
         return product.index_select(0, positions * kinds + types)
 
 
 def sinusoids(position_ids: Tensor, width: int) -> Tensor:
-    """int64 [T] -> float64 [T, width]: sines in even columns, cosines in odd ones, with wavelengths from 2 pi to
-    10,000 * 2 pi (Vaswani et al. 2017, section 3.5)."""
+    """int64 [T] -> float64 [T, width]: sines in even columns, cosines in odd ones, with wavelengths
+    from 2 pi to 10,000 * 2 pi (Vaswani et al. 2017, section 3.5)."""
     columns = torch.arange(0, width, 2, device=position_ids.device)
     angles = position_ids[:, None].double() * 10_000.0 ** (-columns.double() / width)
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width]
@@ -114,8 +132,8 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then feed-forward, each with dropout and a residual connection. The norm follows the sum (BERT), or
-    precedes each of the two (`norm_first`, GPT-2)."""
+    """Attention, then feed-forward, each with dropout and a residual connection. The norm follows
+    the sum (BERT), or precedes each of the two (`norm_first`, GPT-2)."""
 
     def __init__(self, c: EncoderConfig):
         super().__init__()
@@ -133,7 +151,8 @@ class Block(nn.Module):
         memory: Tensor | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """[T, hidden] -> [T, hidden], or [R, hidden] for the tokens `rows` int64 [R] only: they read all the others.
+        """[T, hidden] -> [T, hidden], or [R, hidden] for the tokens `rows` int64 [R] only: they
+        read all the others.
 
         memory, cache: see `Attention.forward`.
         """
@@ -156,8 +175,8 @@ class Block(nn.Module):
 class Encoder(nn.Module):
     """The body of a network: embeddings and blocks.
 
-    gradient_checkpointing: only the states between blocks are kept for the backward pass, which computes the rest
-        again: memory of one block instead of all, for a third more arithmetic.
+    gradient_checkpointing: only the states between blocks are kept for the backward pass, which
+        computes the rest again: memory of one block instead of all, for a third more arithmetic.
     """
 
     pads_rows = False  # always to one of few numbers of rows; else in bf16 on a CPU only
@@ -175,7 +194,10 @@ class Encoder(nn.Module):
     def layers(self) -> list[Block]:
         """The block of every layer; layers of a group share one."""
         c = self.config
-        return [cast(Block, self.blocks[i * c.num_groups // c.num_hidden_layers]) for i in range(c.num_hidden_layers)]
+        return [
+            cast(Block, self.blocks[i * c.num_groups // c.num_hidden_layers])
+            for i in range(c.num_hidden_layers)
+        ]
 
     def forward(
         self,
@@ -186,19 +208,23 @@ class Encoder(nn.Module):
         memories: Sequence[Tensor] | None = None,
         cache: KeyValueCache | None = None,
     ) -> list[Tensor]:
-        """input_ids, token_type_ids int64 [T] -> num_hidden_layers + 1 tensors [T, hidden], embeddings first.
+        """input_ids, token_type_ids int64 [T] -> num_hidden_layers + 1 tensors [T, hidden],
+        embeddings first.
 
-        rows: int64 [R], the only tokens whose last state is needed: the last tensor is [R, hidden], and most of the
-            last layer's work is saved.
-        memories: for each layer [tokens of layout.memory, hidden], the states before it that are read as well.
-        cache: of a network that reads from left to right, without gradients: the tokens of the passes before are read
-            as well. The first pass has the prompts, each further one has the layout `cache.next_layout()`.
+        rows: int64 [R], the only tokens whose last state is needed: the last tensor is [R, hidden],
+            and most of the last layer's work is saved.
+        memories: for each layer [tokens of layout.memory, hidden], the states before it that are
+            read as well.
+        cache: of a network that reads from left to right, without gradients: the tokens of the
+            passes before are read as well. The first pass has the prompts, each further one has the
+            layout `cache.next_layout()`.
         """
         if cache is not None:
             cache.extend(layout)
         layout = layout.directed(self.config.direction)
         embeddings = self.embeddings(input_ids, layout, token_type_ids)
-        # Without a norm over the embeddings they have the precision of the tables, which may be higher.
+        # Without a norm over the embeddings they have the precision of the tables, which may be
+        # higher.
         embeddings = embeddings.to(self.compute_dtype or self.layers[0].attention_norm.weight.dtype)
         num_tokens = len(input_ids)
         num_last = num_tokens if rows is None else len(rows)
@@ -216,9 +242,12 @@ class Encoder(nn.Module):
             layer_cache = cache and cache.layers[number]
             inputs = (states[-1], layout, rows_of_layer, memory, layer_cache)
             if self.gradient_checkpointing and self.training:
-                # With the parameters of now: in bf16 they are copies, which are gone when the block is computed again.
+                # With the parameters of now: in bf16 they are copies, which are gone when the block
+                # is computed again.
                 copies = dict(block.named_parameters())
-                states.append(checkpoint(functional_call, block, copies, inputs, use_reentrant=False))
+                states.append(
+                    checkpoint(functional_call, block, copies, inputs, use_reentrant=False)
+                )
             else:
                 states.append(block(*inputs))
         if self.norm is not None:
@@ -240,8 +269,9 @@ class Encoder(nn.Module):
 
 
 def initialize(module: nn.Module, c: EncoderConfig) -> None:
-    """Matrices and tables from a normal distribution cut at two deviations, as in google-research/bert
-    `create_initializer`; biases zero; norms as torch makes them. The row of [PAD] is drawn like any other."""
+    """Matrices and tables from a normal distribution cut at two deviations, as in
+    google-research/bert `create_initializer`; biases zero; norms as torch makes them. The row of
+    [PAD] is drawn like any other."""
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Embedding):
             limit = 2 * c.initializer_range
@@ -252,16 +282,16 @@ def initialize(module: nn.Module, c: EncoderConfig) -> None:
 
 @torch.no_grad()
 def scale_residual(encoder: "Encoder") -> None:
-    """Divides the matrices that lead into the residual stream, two in each layer, by the root of their number (Radford
-    et al. 2019, section 2.3)."""
+    """Divides the matrices that lead into the residual stream, two in each layer, by the root of
+    their number (Radford et al. 2019, section 2.3)."""
     for block in cast("list[Block]", encoder.blocks):
         for layer in (block.attention.output, block.feed_forward.down):
             layer.weight /= (2 * encoder.config.num_hidden_layers) ** 0.5
 
 
 class Pooler(nn.Module):
-    """The vector of a sequence: the state of its first or last token, through a dense layer and an activation (BERT:
-    the first, tanh). The kinds "first" and "last" have no parameters."""
+    """The vector of a sequence: the state of its first or last token, through a dense layer and an
+    activation (BERT: the first, tanh). The kinds "first" and "last" have no parameters."""
 
     def __init__(self, c: EncoderConfig):
         super().__init__()
@@ -277,12 +307,14 @@ class Pooler(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """States of these tokens, [B, hidden] -> [B, hidden]."""
-        return x if self.dense is None or self.activation is None else self.activation(self.dense(x))
+        return (
+            x if self.dense is None or self.activation is None else self.activation(self.dense(x))
+        )
 
 
 class OutputLayer(nn.Linear):
-    """The last layer of a task, always in float32: it is small, and its numbers may be years or prices, which in bf16
-    lie 8 or 1,000 apart."""
+    """The last layer of a task, always in float32: it is small, and its numbers may be years or
+    prices, which in bf16 lie 8 or 1,000 apart."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] -> float32 [..., out_features]."""
@@ -291,8 +323,9 @@ class OutputLayer(nn.Linear):
 
 
 class LMHead(nn.Module):
-    """Hidden states -> logits of the vocabulary, through the token embedding matrix. The caller passes that matrix: a
-    tied parameter has one owner. Use it for few tokens: this is the widest layer of all."""
+    """Hidden states -> logits of the vocabulary, through the token embedding matrix. The caller
+    passes that matrix: a tied parameter has one owner. Use it for few tokens: this is the widest
+    layer of all."""
 
     def __init__(self, c: EncoderConfig):
         super().__init__()
@@ -304,7 +337,8 @@ class LMHead(nn.Module):
         initialize(self, c)
 
     def transform(self, x: Tensor) -> Tensor:
-        """[M, hidden] -> [M, width of the embeddings]: what is multiplied with the embedding matrix."""
+        """[M, hidden] -> [M, width of the embeddings]: what is multiplied with the embedding
+        matrix."""
         if self.dense is None or self.norm is None:
             return x
         return self.norm(self.activation(self.dense(x)))  # type: ignore[no-any-return]
@@ -315,8 +349,8 @@ class LMHead(nn.Module):
 
 
 class TokenHead(nn.Module):
-    """Hidden states -> one logit per token, through a dense layer and the activation: whether a token was replaced
-    (Clark et al. 2020, section 2)."""
+    """Hidden states -> one logit per token, through a dense layer and the activation: whether a
+    token was replaced (Clark et al. 2020, section 2)."""
 
     def __init__(self, c: EncoderConfig):
         super().__init__()
@@ -334,16 +368,27 @@ Pooling = Literal["mean", "cls", "max", "last-four"]
 _LAST_LAYERS = 4
 
 
-def pool(states: Sequence[Tensor], layout: Layout, pooling: Literal["mean", "max", "last-four"]) -> Tensor:
+def pool(
+    states: Sequence[Tensor], layout: Layout, pooling: Literal["mean", "max", "last-four"]
+) -> Tensor:
     """states: of all layers, [T, hidden] each, embeddings first -> float32 [B, hidden].
 
-    "mean" and "max" are over all tokens, [CLS] and [SEP] included, as in sentence-transformers. "last-four" is the mean
-    over the tokens and the last four layers, or all layers if there are fewer. "cls" is the last state of the first
+    "mean" and "max" are over all tokens, [CLS] and [SEP] included, as in sentence-transformers.
+    "last-four" is the mean over the tokens and the last four layers, or all layers if there are
+    fewer. "cls" is the last state of the first
     token: the caller needs no more than that one.
     """
     layers = states[1:][-_LAST_LAYERS:] if pooling == "last-four" else states[-1:]
-    x = layers[0].float() if len(layers) == 1 else torch.stack([state.float() for state in layers]).mean(0)
-    return torch.segment_reduce(x, "max", offsets=layout.cu_seqlens.long()) if pooling == "max" else layout.mean(x)
+    x = (
+        layers[0].float()
+        if len(layers) == 1
+        else torch.stack([state.float() for state in layers]).mean(0)
+    )
+    return (
+        torch.segment_reduce(x, "max", offsets=layout.cu_seqlens.long())
+        if pooling == "max"
+        else layout.mean(x)
+    )
 
 
 def num_lstm_parameters(input_size: int, units: int) -> int:
@@ -352,9 +397,9 @@ def num_lstm_parameters(input_size: int, units: int) -> int:
 
 
 class BiLSTM(nn.Module):
-    """A bidirectional LSTM of two layers (Hochreiter and Schmidhuber 1997; Graves and Schmidhuber 2005), initialized as
-    in torch, without dropout. It computes in the precision of its weights: torch has no LSTM in bf16 for processors
-    without instructions for it.
+    """A bidirectional LSTM of two layers (Hochreiter and Schmidhuber 1997; Graves and Schmidhuber
+    2005), initialized as in torch, without dropout. It computes in the precision of its weights:
+    torch has no LSTM in bf16 for processors without instructions for it.
 
     units: of each direction, in each layer.
     """
@@ -377,14 +422,21 @@ class BiLSTM(nn.Module):
 
 
 class _SkipInit(TorchFunctionMode):
-    """Nothing is drawn at random. Even where there is no memory to fill, torch would import its compiler for that,
-    which takes seconds."""
+    """Nothing is drawn at random. Even where there is no memory to fill, torch would import its
+    compiler for that, which takes seconds."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Any = None,
     ) -> Any:
         named: Mapping[str, Any] = kwargs or {}
-        if getattr(func, "__module__", None) == "torch.nn.init" or func in (Tensor.normal_, Tensor.uniform_):
+        if getattr(func, "__module__", None) == "torch.nn.init" or func in (
+            Tensor.normal_,
+            Tensor.uniform_,
+        ):
             return named["tensor"] if "tensor" in named else args[0]
         return func(*args, **named)
 
@@ -396,20 +448,24 @@ def meta_device_init() -> Iterator[None]:
         yield
 
 
-FREQUENCIES = 2.0, 0.02  # radians per position, of the first and the last pair of the position table
+# radians per position, of the first and the last pair of the position table
+FREQUENCIES = 2.0, 0.02
 SHIFTS = (-1, 1, -2, 2)  # where the first heads look, in tokens; further heads begin at random
-GAIN = 1.2  # of queries and keys: at a fresh norm the neighbour then gets most of a head's attention
+# of queries and keys: at a fresh norm the neighbour then gets most of a head's attention
+GAIN = 1.2
 
 
 @torch.no_grad()
 def init_local_attention(encoder: Encoder, gain: float = GAIN) -> None:
-    """Position embeddings become sines and cosines, as large as the words'; queries of a head in the first layer turn
-    them by the angle of a shift (a rotation per frequency), so that they fit the keys that stand so far away.
+    """Position embeddings become sines and cosines, as large as the words'; queries of a head in
+    the first layer turn them by the angle of a shift (a rotation per frequency), so that they fit
+    the keys that stand so far away.
 
-    From random weights, a small BERT needs thousands of steps to use context (in the spirit of Trockman and Kolter
-    2023, "Mimetic initialization of self-attention layers"). The position table should not be trained then: rows beyond
-    the length of most sequences would stay behind while the others move (docs/experiments). A projection of narrow
-    embeddings starts orthogonal, so that its transpose brings the positions back to queries and keys.
+    From random weights, a small BERT needs thousands of steps to use context (in the spirit of
+    Trockman and Kolter 2023, "Mimetic initialization of self-attention layers"). The position table
+    should not be trained then: rows beyond the length of most sequences would stay behind while the
+    others move (docs/experiments). A projection of narrow embeddings starts orthogonal, so that its
+    transpose brings the positions back to queries and keys.
     """
     position = encoder.embeddings.position
     assert position is not None, "`Recipe` refuses other configurations"
@@ -424,9 +480,11 @@ def init_local_attention(encoder: Encoder, gain: float = GAIN) -> None:
     attention, projection = cast(Block, encoder.blocks[0]).attention, encoder.embeddings.projection
     heads, hidden = attention.num_heads, encoder.config.hidden_size
     size, pairs = hidden // heads, hidden // heads // 2
-    used = torch.linspace(0, max(half // 2 - 1, 0), pairs).round().long()  # the faster half: near places differ most
+    # the faster half: near places differ most
+    used = torch.linspace(0, max(half // 2 - 1, 0), pairs).round().long()
     rows = torch.arange(pairs)
-    added = torch.zeros(2, heads, size, table.shape[1])  # to the weights of queries and keys, which read the embeddings
+    # to the weights of queries and keys, which read the embeddings
+    added = torch.zeros(2, heads, size, table.shape[1])
     for query, key, shift in zip(*added, SHIFTS, strict=False):
         cosine, sine = (gain * f(frequencies[used] * shift) for f in (torch.cos, torch.sin))
         key[rows, used] += gain

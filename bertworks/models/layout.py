@@ -1,7 +1,7 @@
 """Sequences of any length, laid end to end without padding.
 
-Every per-token tensor of a batch is [T, ...] and is described by one `Layout`. Padding happens in `attention`, which
-gets the rectangles from here.
+Every per-token tensor of a batch is [T, ...] and is described by one `Layout`. Padding happens in
+`attention`, which gets the rectangles from here.
 """
 
 from __future__ import annotations
@@ -19,15 +19,19 @@ from torch import Tensor
 WASTE = 8000  # pairs of places without a token that cost as much as another group
 _LENGTH_STEP = 16  # the padded length of a bucket is a multiple of it
 _WASTE = 30_000  # largest number of pairs of places without a token in a bucket
-_PAIRS = 350_000  # largest number of pairs of places in a bucket: what is computed for them stays in the cache
+# largest number of pairs of places in a bucket: what is computed for them stays in the cache
+_PAIRS = 350_000
 
 
 class PaddedBuckets(NamedTuple):
-    """Sequences of similar lengths as rectangles of few sizes, one after the other: P places in all."""
+    """Sequences of similar lengths as rectangles of few sizes, one after the other: P places in
+    all."""
 
     sizes: list[tuple[int, int]]  # number of sequences, a power of 2, and their padded length
-    tokens: Tensor  # int64 [P]: the token in a place; where there is none, the first token of the same sequence
-    present: list[Tensor]  # for each rectangle, bool [sequences, length]: whether a place has a token
+    # int64 [P]: the token in a place; where there is none, the first token of the same sequence
+    tokens: Tensor
+    # for each rectangle, bool [sequences, length]: whether a place has a token
+    present: list[Tensor]
     places: Tensor  # int64 [T]: the place of each token
 
 
@@ -35,12 +39,14 @@ class PaddedBuckets(NamedTuple):
 class Layout:
     """T tokens in B sequences.
 
-    A token reads all tokens of its sequence, or with a `rank` those of its own rank or a lower one. `memory` is the
-    layout of states that come before the tokens of each sequence and are read by all of them (Dai et al. 2019).
+    A token reads all tokens of its sequence, or with a `rank` those of its own rank or a lower one.
+    `memory` is the layout of states that come before the tokens of each sequence and are read by
+    all of them (Dai et al. 2019).
     """
 
     cu_seqlens: Tensor  # int32 [B+1]; sequence b is tokens cu_seqlens[b]:cu_seqlens[b+1]
-    max_seqlen: int  # the length of the longest sequence, known on the host: no kernel has to ask the device
+    # the length of the longest sequence, known on the host: no kernel has to ask the device
+    max_seqlen: int
     position_ids: Tensor  # int64 [T]
     num_positions: int = 0  # all position_ids are below it; 0: max_seqlen
     rank: Tensor | None = None  # int64 [T]; None: every token reads every token of its sequence
@@ -51,7 +57,9 @@ class Layout:
     def of(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> Layout:
         """The layout of sequences of these lengths, in this order."""
         cu_seqlens = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
-        return cls(cu_seqlens, max(lengths), torch.cat([torch.arange(n) for n in lengths])).to(device)
+        return cls(cu_seqlens, max(lengths), torch.cat([torch.arange(n) for n in lengths])).to(
+            device
+        )
 
     def to(self, device: torch.device | str) -> Layout:
         """The same layout on a device."""
@@ -59,13 +67,17 @@ class Layout:
 
     def map(self, move: Callable[[Tensor], Tensor]) -> Layout:
         """The same layout with copies of its tensors."""
-        given = {"cu_seqlens": self.cu_seqlens, "position_ids": self.position_ids, "rank": self.rank}
+        given = {
+            "cu_seqlens": self.cu_seqlens,
+            "position_ids": self.position_ids,
+            "rank": self.rank,
+        }
         moved: dict[str, Any] = {n: move(x) for n, x in given.items() if x is not None}
         return replace(self, **moved, memory=self.memory and self.memory.map(move))
 
     def directed(self, direction: str) -> Layout:
-        """The layout in which a token reads itself and the tokens before it ("left_to_right") or behind it
-        ("right_to_left")."""
+        """The layout in which a token reads itself and the tokens before it ("left_to_right") or
+        behind it ("right_to_left")."""
         if direction == "bidirectional" or self.rank is not None:
             return self
         rank = self.places if direction == "left_to_right" else -self.places
@@ -77,7 +89,8 @@ class Layout:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all sequences have max_seqlen tokens, known on the host: only then do they fill the rectangle."""
+        """Whether all sequences have max_seqlen tokens, known on the host: only then do they fill
+        the rectangle."""
         return len(self.position_ids) == self.num_sequences * self.max_seqlen
 
     @property
@@ -98,8 +111,12 @@ class Layout:
 
     @cached_property
     def places(self) -> Tensor:
-        """int64 [T]: the place of each token in its sequence, counted from 0, whatever its position is."""
-        return torch.arange(len(self.position_ids), device=self.cu_seqlens.device) - self.first[self.sequence_ids]
+        """int64 [T]: the place of each token in its sequence, counted from 0, whatever its position
+        is."""
+        return (
+            torch.arange(len(self.position_ids), device=self.cu_seqlens.device)
+            - self.first[self.sequence_ids]
+        )
 
     @cached_property
     def slots(self) -> Tensor:
@@ -114,12 +131,18 @@ class Layout:
 
     @cached_property
     def visible(self) -> Tensor | None:
-        """bool [B or 1, 1, max_seqlen or 1, keys]: which tokens of the rectangle, after those of the memory, a token
-        reads; a place without a token reads at least one. None: every place reads every place."""
-        if self.is_causal and self.memory is None:  # one mask for all: padding comes after every token
+        """bool [B or 1, 1, max_seqlen or 1, keys]: which tokens of the rectangle, after those of
+        the memory, a token reads; a place without a token reads at least one. None: every place
+        reads every place."""
+        # one mask for all: padding comes after every token
+        if self.is_causal and self.memory is None:
             places = torch.arange(self.max_seqlen, device=self.cu_seqlens.device)
             return (places[None, :] <= places[:, None])[None, None]
-        if self.is_uniform and self.rank is None and (self.memory is None or self.memory.is_uniform):
+        if (
+            self.is_uniform
+            and self.rank is None
+            and (self.memory is None or self.memory.is_uniform)
+        ):
             return None
         mask = self.present[:, None, None]
         if self.rank is not None:
@@ -137,10 +160,15 @@ class Layout:
 
     @cached_property
     def equal_lengths(self) -> list[tuple[int, int, int]]:
-        """Neighbours of one length, as rectangles: first token, number of sequences, their length. Asks the device."""
-        runs = [(len(list(group)), length) for length, group in groupby(self.cu_seqlens.diff().tolist())]
+        """Neighbours of one length, as rectangles: first token, number of sequences, their length.
+        Asks the device."""
+        runs = [
+            (len(list(group)), length) for length, group in groupby(self.cu_seqlens.diff().tolist())
+        ]
         starts = accumulate((count * length for count, length in runs), initial=0)
-        return [(start, count, length) for start, (count, length) in zip(starts, runs, strict=False)]
+        return [
+            (start, count, length) for start, (count, length) in zip(starts, runs, strict=False)
+        ]
 
     @cached_property
     def buckets(self) -> PaddedBuckets:
@@ -157,14 +185,21 @@ class Layout:
         filled = present.nonzero()[:, 0]
         places = torch.empty_like(self.position_ids).index_copy_(0, tokens[filled], filled)
         parts = present.split([count * length for count, length in sizes])
-        return PaddedBuckets(sizes, tokens, [part.view(size) for part, size in zip(parts, sizes, strict=True)], places)
+        return PaddedBuckets(
+            sizes,
+            tokens,
+            [part.view(size) for part, size in zip(parts, sizes, strict=True)],
+            places,
+        )
 
     @cached_property
     def visible_in_buckets(self) -> list[Tensor | None]:
         """For each bucket: `visible` of its places, without a memory."""
         sizes, tokens, present, _ = self.buckets
         masks: list[Tensor | None] = []
-        for part, size, has_token in zip(tokens.split([n * m for n, m in sizes]), sizes, present, strict=True):
+        for part, size, has_token in zip(
+            tokens.split([n * m for n, m in sizes]), sizes, present, strict=True
+        ):
             mask = has_token[:, None, None]
             if self.rank is not None:  # a place without a token has the rank of the first one
                 rank = self.rank[part].view(size)
@@ -174,26 +209,36 @@ class Layout:
 
     @cached_property
     def groups(self) -> list[Layout]:
-        """Neighbours that are better padded together than computed apart, as layouts of their own. Asks the device."""
+        """Neighbours that are better padded together than computed apart, as layouts of their own.
+        Asks the device."""
         lengths = self.cu_seqlens.diff().tolist()
         edges, longest, used = [len(lengths)], 0, 0
-        for number, length in reversed(list(enumerate(lengths))):  # sorted batches end with the longest
+        # sorted batches end with the longest
+        for number, length in reversed(list(enumerate(lengths))):
             longest, used = max(longest, length), used + length * length
             if (edges[-1] - number) * longest * longest - used > WASTE:
                 edges.append(number + 1)
                 longest, used = length, length * length
         edges.append(0)
-        return [self._part(start, end, max(lengths[start:end])) for end, start in pairwise(edges)][::-1]
+        return [self._part(start, end, max(lengths[start:end])) for end, start in pairwise(edges)][
+            ::-1
+        ]
 
     def _part(self, start: int, end: int, longest: int) -> Layout:
         """The layout of sequences `start` to `end`."""
         ends = self.cu_seqlens[start : end + 1]
         tokens = slice(int(ends[0]), int(ends[-1]))
-        positions, rank = self.position_ids[tokens], None if self.rank is None else self.rank[tokens]
-        return replace(self, cu_seqlens=ends - ends[0], max_seqlen=longest, position_ids=positions, rank=rank)
+        positions, rank = (
+            self.position_ids[tokens],
+            None if self.rank is None else self.rank[tokens],
+        )
+        return replace(
+            self, cu_seqlens=ends - ends[0], max_seqlen=longest, position_ids=positions, rank=rank
+        )
 
     def pad(self, x: Tensor) -> Tensor:
-        """[T, ...] -> [B, max_seqlen, ...], zeros after the end. A view, not a copy, if the layout is uniform."""
+        """[T, ...] -> [B, max_seqlen, ...], zeros after the end. A view, not a copy, if the layout
+        is uniform."""
         if not self.is_uniform:
             rectangle = x.new_zeros(self.num_sequences * self.max_seqlen, *x.shape[1:])
             x = rectangle.index_copy(0, self.slots, x)
@@ -206,12 +251,14 @@ class Layout:
 
 
 def _bucket_sizes(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Sizes of the rectangles for sequences, the longest first: number of sequences, a power of 2, and padded
-    length."""
+    """Sizes of the rectangles for sequences, the longest first: number of sequences, a power of 2,
+    and padded length."""
     sizes, start = [], 0
     while start < len(lengths):
         length = -(-lengths[start] // _LENGTH_STEP) * _LENGTH_STEP
-        wasted = accumulate(length**2 - n**2 for n in lengths[start : start + max(1, _PAIRS // length**2)])
+        wasted = accumulate(
+            length**2 - n**2 for n in lengths[start : start + max(1, _PAIRS // length**2)]
+        )
         count = 1 << max(1, bisect_right(list(wasted), _WASTE)).bit_length() - 1
         sizes.append((count, length))
         start += count

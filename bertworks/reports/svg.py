@@ -1,4 +1,5 @@
-"""HTML pages with tables, SVG charts and formatted numbers. A page needs no network and no library."""
+"""HTML pages with tables, SVG charts and formatted numbers. A page needs no network and no
+library."""
 
 import hashlib
 import math
@@ -27,7 +28,15 @@ class Series(NamedTuple):
     best: Point | None = None  # the point to mark
 
 
-def page(name: str, what: str, summary: str, sections: Sequence[str], *, style: str = "", script: str = "") -> str:
+def page(
+    name: str,
+    what: str,
+    summary: str,
+    sections: Sequence[str],
+    *,
+    style: str = "",
+    script: str = "",
+) -> str:
     """A whole page.
 
     Args:
@@ -38,7 +47,9 @@ def page(name: str, what: str, summary: str, sections: Sequence[str], *, style: 
     """
     allowed = end = ""
     if script:
-        allowed = f"; script-src 'sha256-{b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+        allowed = (
+            f"; script-src 'sha256-{b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+        )
         end = f"<script>{script}</script>\n"
     name, what, summary = map(escape, (name, what, summary))
     values = {"allowed": allowed, "style": STYLE + style, "body": "\n".join(sections), "end": end}
@@ -48,7 +59,11 @@ def page(name: str, what: str, summary: str, sections: Sequence[str], *, style: 
 def side_by_side(drawn: Sequence[str]) -> str:
     """Figures side by side where there is room."""
     joined = "\n".join(drawn)
-    return f'<div class="charts">\n{joined}\n</div>' if drawn else "<p>Nothing has been measured yet.</p>"
+    return (
+        f'<div class="charts">\n{joined}\n</div>'
+        if drawn
+        else "<p>Nothing has been measured yet.</p>"
+    )
 
 
 def section(title: str, body: str) -> str:
@@ -67,22 +82,35 @@ def folded(title: str, text: str) -> str:
 
 def headline(text: str, warning: str = "") -> str:
     """The result at the top of a page, and what to know before it is used."""
-    return f'<p class="headline">{escape(text)}</p>' + f'<p class="warning">{escape(warning)}</p>' * bool(warning)
+    return (
+        f'<p class="headline">{escape(text)}</p>'
+        + f'<p class="warning">{escape(warning)}</p>' * bool(warning)
+    )
 
 
-def figures(title: str, columns: Sequence[tuple[str, str, Show]], rows: Sequence[Mapping[str, Any]]) -> str:
-    """A table of numbers. columns: key in a row, title, format; a column that no row has is left out."""
+def figures(
+    title: str, columns: Sequence[tuple[str, str, Show]], rows: Sequence[Mapping[str, Any]]
+) -> str:
+    """A table of numbers. columns: key in a row, title, format; a column that no row has is left
+    out."""
     present = [column for column in columns if any(column[0] in row for row in rows)]
     head = [f"<th>{escape(title)}</th>" for _, title, _ in present]
-    body = [[f"<td>{escape(show(row[key])) if key in row else ''}</td>" for key, _, show in present] for row in rows]
+    body = [
+        [f"<td>{escape(show(row[key])) if key in row else ''}</td>" for key, _, show in present]
+        for row in rows
+    ]
     return section(title, _table([head, *body]))
 
 
 def words(columns: Sequence[str], rows: Sequence[Sequence[str]], wraps: bool = True) -> str:
-    """A table of texts; the second column is the widest. wraps: whether a cell may have several lines."""
+    """A table of texts; the second column is the widest. wraps: whether a cell may have several
+    lines."""
     classes = ["quiet", "text", *["cell"] * len(columns)]
     head = [f"<th>{escape(column)}</th>" for column in columns]
-    body = [[f'<td class="{style}">{escape(cell)}</td>' for style, cell in zip(classes, row)] for row in rows]
+    body = [
+        [f'<td class="{style}">{escape(cell)}</td>' for style, cell in zip(classes, row)]
+        for row in rows
+    ]
     return _table([head, *body], f' class="words{"" if wraps else " whole"}"')
 
 
@@ -96,16 +124,24 @@ def points(rows: list[dict[str, Any]], name: str) -> list[Point]:
     return [(row["step"], row[name]) for row in rows if math.isfinite(row.get(name, math.nan))]
 
 
-def chart(title: str, series: list[Series], show: Show, from_zero: bool, across: str = "step") -> str:
-    """Lines over steps, or over what `across` names. The averaged lines set the limits of the axis: single outliers may
-    leave the chart."""
+def chart(
+    title: str, series: list[Series], show: Show, from_zero: bool, across: str = "step"
+) -> str:
+    """Lines over steps, or over what `across` names. The averaged lines set the limits of the axis:
+    single outliers may leave the chart."""
     means = [(x, y) for line in series for x, y, _, _ in grouped(line.points)]
     right = max(x for x, _ in means)
     ys = ticks(0 if from_zero else min(y for _, y in means), max(y for _, y in means), 4)
     axes = _Axes(0, max(right, 1), ys[0], ys[-1])
-    parts = [*axes.draw([x for x in ticks(0, right, 5) if x <= right], ys, short, show, f"{across}s")]
+    parts = [
+        *axes.draw([x for x in ticks(0, right, 5) if x <= right], ys, short, show, f"{across}s")
+    ]
     parts += [_line(line, axes, show, across) for line in series]
-    legend = "".join(f'<span class="{line.style}">{escape(line.name)}</span>' for line in series if len(series) > 1)
+    legend = "".join(
+        f'<span class="{line.style}">{escape(line.name)}</span>'
+        for line in series
+        if len(series) > 1
+    )
     description = ", ".join(f"{line.name} ends at {show(line.points[-1][1])}" for line in series)
     return _figure(title, legend, f"{title}: {description}", parts)
 
@@ -121,22 +157,33 @@ def scatter(title: str, dots: Sequence[Point], across: str, up: str) -> str:
     points = (f'<circle class="point" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in places)
     parts = [*axes.draw(marks, marks, plain, plain, across), ideal, *points]
     legend = f'<span class="plain">{escape(up)} over {escape(across)}</span>'
-    return _figure(title, legend, f"{title}: {len(dots)} points", [f'<g class="train">{"".join(parts)}</g>'])
+    return _figure(
+        title, legend, f"{title}: {len(dots)} points", [f'<g class="train">{"".join(parts)}</g>']
+    )
 
 
-def intervals(title: str, bars: Sequence[tuple[str, float, Point]], show: Show, marked: str = "") -> str:
-    """A dot and a horizontal interval for each (name, value, interval), under its name. marked: the name of one."""
+def intervals(
+    title: str, bars: Sequence[tuple[str, float, Point]], show: Show, marked: str = ""
+) -> str:
+    """A dot and a horizontal interval for each (name, value, interval), under its name. marked: the
+    name of one."""
     marks = ticks(min(low for _, _, (low, _) in bars), max(high for _, _, (_, high) in bars), 5)
     axes, height = _Axes(marks[0], marks[-1], 0, 1), TOP + BOTTOM + 38 * len(bars)
     parts = []
     for x in marks:
         across, anchor = f"{axes.place(x, 0)[0]:.1f}", "end" if x == marks[-1] else "middle"
-        parts.append(f'<line class="grid" x1="{across}" x2="{across}" y1="{TOP}" y2="{height - BOTTOM}"/>')
-        parts.append(f'<text x="{across}" y="{height - BOTTOM + 17}" text-anchor="{anchor}">{show(x)}</text>')
+        parts.append(
+            f'<line class="grid" x1="{across}" x2="{across}" y1="{TOP}" y2="{height - BOTTOM}"/>'
+        )
+        parts.append(
+            f'<text x="{across}" y="{height - BOTTOM + 17}" text-anchor="{anchor}">{show(x)}</text>'
+        )
     for number, (name, value, ends) in enumerate(bars):
         (low, _), (middle, _), (high, _) = (axes.place(x, 0) for x in (ends[0], value, ends[1]))
         y, style = TOP + 38 * number + 28, "held" if name == marked else "train"
-        parts.append(f'<text x="{LEFT}" y="{y - 12}">{escape(name)}: {show(value)}</text><g class="{style}">')
+        parts.append(
+            f'<text x="{LEFT}" y="{y - 12}">{escape(name)}: {show(value)}</text><g class="{style}">'
+        )
         parts.append(f'<line class="path" x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}"/>')
         parts.append(f'<circle class="dot" cx="{middle:.1f}" cy="{y}" r="4.5"/></g>')
     return _figure(title, "", f"{title}: {bars[0][0]} {show(bars[0][1])}", parts, height)
@@ -158,20 +205,34 @@ class _Axes(NamedTuple):
     def path(self, points: Iterable[Point]) -> str:
         return " ".join(f"{x:.1f},{y:.1f}" for x, y in (self.place(*point) for point in points))
 
-    def draw(self, xs: Sequence[float], ys: Sequence[float], show_x: Show, show_y: Show, name: str) -> Iterator[str]:
-        """Horizontal lines at `ys`, numbers at `xs` and `ys`, and the name of the horizontal axis."""
+    def draw(
+        self, xs: Sequence[float], ys: Sequence[float], show_x: Show, show_y: Show, name: str
+    ) -> Iterator[str]:
+        """Horizontal lines at `ys`, numbers at `xs` and `ys`, and the name of the horizontal
+        axis."""
         for y in ys:
             _, down = self.place(self.left, y)
-            yield f'<line class="grid" x1="{LEFT:.1f}" x2="{WIDTH - RIGHT}" y1="{down:.1f}" y2="{down:.1f}"/>'
+            yield (
+                f'<line class="grid" x1="{LEFT:.1f}" x2="{WIDTH - RIGHT}" y1="{down:.1f}" '
+                f'y2="{down:.1f}"/>'
+            )
             yield f'<text x="{LEFT - 8}" y="{down:.1f}" dy="4" text-anchor="end">{show_y(y)}</text>'
         for x in xs:
             across, _ = self.place(x, self.low)
             anchor = "end" if across > WIDTH - RIGHT - 16 else "middle"
-            yield f'<text x="{across:.1f}" y="{HEIGHT - BOTTOM + 17}" text-anchor="{anchor}">{show_x(x)}</text>'
-        yield f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 5}" text-anchor="middle">{escape(name)}</text>'
+            yield (
+                f'<text x="{across:.1f}" y="{HEIGHT - BOTTOM + 17}" '
+                f'text-anchor="{anchor}">{show_x(x)}</text>'
+            )
+        yield (
+            f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 5}" '
+            f'text-anchor="middle">{escape(name)}</text>'
+        )
 
 
-def _figure(title: str, legend: str, description: str, parts: Sequence[str], height: int = HEIGHT) -> str:
+def _figure(
+    title: str, legend: str, description: str, parts: Sequence[str], height: int = HEIGHT
+) -> str:
     caption = f"<figure><figcaption>{escape(title)}{legend}</figcaption>"
     start = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(description)}">'
     return "\n".join([caption, start, *parts, "</svg></figure>"])
@@ -181,27 +242,38 @@ def _line(series: Series, axes: _Axes, show: Show, unit: str) -> str:
     groups = grouped(series.points)
     parts = []
     if len(groups) < len(series.points):
-        edge = [(x, high) for x, _, _, high in groups] + [(x, low) for x, _, low, _ in reversed(groups)]
+        edge = [(x, high) for x, _, _, high in groups] + [
+            (x, low) for x, _, low, _ in reversed(groups)
+        ]
         parts.append(f'<polygon class="band" points="{axes.path(edge)}"/>')
     parts.append(f'<polyline class="path" points="{axes.path((x, y) for x, y, _, _ in groups)}"/>')
     if series.style == "held" or len(groups) == 1:
         for x, y, _, _ in groups:
             across, down = axes.place(x, y)
             hint = f"<title>{unit} {x:,.0f}: {show(y)}</title>"
-            parts.append(f'<circle class="dot" cx="{across:.1f}" cy="{down:.1f}" r="3.5">{hint}</circle>')
+            parts.append(
+                f'<circle class="dot" cx="{across:.1f}" cy="{down:.1f}" r="3.5">{hint}</circle>'
+            )
     if series.best:  # a ring, with words that stay inside the chart
         x, y = axes.place(*series.best)
         text_y = y + (20 if y < TOP + 24 else -10)
         anchor = "end" if x > WIDTH - RIGHT - 40 else "start" if x < LEFT + 40 else "middle"
         parts.append(f'<circle class="ring" cx="{x:.1f}" cy="{y:.1f}" r="7"/>')
-        parts.append(f'<text x="{x:.1f}" y="{text_y:.1f}" text-anchor="{anchor}">best: {show(series.best[1])}</text>')
+        parts.append(
+            f'<text x="{x:.1f}" y="{text_y:.1f}" text-anchor="{anchor}">best: '
+            f"{show(series.best[1])}</text>"
+        )
     return f'<g class="{series.style}">' + "\n".join(parts) + "</g>"
 
 
 def heat(names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
-    """A confusion matrix. A cell is darker the larger its fraction of its row is; the diagonal is right."""
+    """A confusion matrix. A cell is darker the larger its fraction of its row is; the diagonal is
+    right."""
     style = "tall" if len(names) > _MAX_HORIZONTAL else "narrow"
-    heads = [f'title="{escape(name)}">{escape(name if len(name) < 25 else f"{name[:23]}…")}' for name in names]
+    heads = [
+        f'title="{escape(name)}">{escape(name if len(name) < 25 else f"{name[:23]}…")}'
+        for name in names
+    ]
     head = [f'<th class="{style}"><span {name}</span></th>' for name in heads]
     rows = [['<th class="corner">label &#8595; prediction &#8594;</th>', *head]]
     for row, of_row in enumerate(counts):
@@ -210,7 +282,10 @@ def heat(names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
         for column, count in enumerate(of_row):
             style = "right" if row == column else "wrong"
             percentage = f"<small>{count / total:.0%}</small>" if count else ""
-            cells.append(f'<td class="{style}" style="--share: {count / total:.3f}">{count:,}{percentage}</td>')
+            cells.append(
+                f'<td class="{style}" style="--share: '
+                f'{count / total:.3f}">{count:,}{percentage}</td>'
+            )
         rows.append(cells)
     return _table(rows, ' class="heat"')
 
@@ -224,9 +299,14 @@ def grid(title: str, names: Sequence[str], filled: Sequence[Sequence[bool]]) -> 
     for y, (name, row) in enumerate(zip(short, filled, strict=True)):
         middle = left + (y + 0.7) * cell
         parts.append(f'<text x="{left - 6}" y="{middle:.1f}" text-anchor="end">{name}</text>')
-        parts.append(f'<text transform="translate({middle:.1f} {left - 6}) rotate(-90)">{name}</text>')
+        parts.append(
+            f'<text transform="translate({middle:.1f} {left - 6}) rotate(-90)">{name}</text>'
+        )
         for x, is_filled in enumerate(row):
-            at = f'x="{left + x * cell:.1f}" y="{left + y * cell:.1f}" width="{cell - 2:.1f}" height="{cell - 2:.1f}"'
+            at = (
+                f'x="{left + x * cell:.1f}" y="{left + y * cell:.1f}" width="{cell - 2:.1f}" '
+                f'height="{cell - 2:.1f}"'
+            )
             parts.append(f'<rect class="{"cell" if is_filled else "cell blank"}" {at}/>')
     height = round(left + len(names) * cell + 8)
     return _figure(title, "", f"{title}: {sum(map(sum, filled))} cells", [*parts, "</g>"], height)
@@ -245,7 +325,9 @@ def ticks(low: float, high: float, count: int) -> list[float]:
         around = abs(low) / 2 if abs(low) > 1e-300 else 1.0
         low, high = low - around, high + around
     power = 10.0 ** math.floor(math.log10((high - low) / count))
-    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if (high - low) / (power * factor) <= count)
+    step = next(
+        power * factor for factor in (1, 2, 2.5, 5, 10) if (high - low) / (power * factor) <= count
+    )
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [number * step for number in range(first, last + 1)]
 

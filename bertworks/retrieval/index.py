@@ -23,7 +23,15 @@ from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.values import ID_NAMES, label_text
 from bertworks.errors import BertworksError, UsageError, expect, listed, quoted
 from bertworks.events import Event
-from bertworks.inference.embed import Embedder, Vectors, in_bulk, normalized, reading_note, row_text, text_columns
+from bertworks.inference.embed import (
+    Embedder,
+    Vectors,
+    in_bulk,
+    normalized,
+    reading_note,
+    row_text,
+    text_columns,
+)
 from bertworks.inference.encode import DOCUMENT_PROMPTS
 from bertworks.inference.engine import LazyModel, ModelReference, reopened_model
 from bertworks.inference.predict import fingerprint, notes_on, portions, results_in
@@ -34,8 +42,24 @@ from bertworks.io.remote import as_path
 from bertworks.io.tables import TITLE_NAMES, Data, find_column, first_rows, texts_of, usual_column
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Pooling
-from bertworks.retrieval.ranking import DEPTH, Reranker, Scores, bm25, fuse_rankings, top_k, words_state
-from bertworks.retrieval.store import MANIFEST, NAMED, Documents, Manifest, Sources, create_index, refuse_documents
+from bertworks.retrieval.ranking import (
+    DEPTH,
+    Reranker,
+    Scores,
+    bm25,
+    fuse_rankings,
+    top_k,
+    words_state,
+)
+from bertworks.retrieval.store import (
+    MANIFEST,
+    NAMED,
+    Documents,
+    Manifest,
+    Sources,
+    create_index,
+    refuse_documents,
+)
 
 Ranking = Literal["hybrid", "dense", "bm25"]
 RERANKED = 50  # minimum number of hits that are reranked
@@ -50,31 +74,41 @@ class Hit(TypedDict):
     """A document as a search result."""
 
     id: str
-    score: float  # cosine; BM25, without upper bound; hybrid: by ranks, at most 2/61; or the score of the reranker
-    cosine: float | None  # of the vectors of query and text; None with the ranking "bm25", which needs no model
+    # cosine; BM25, without upper bound; hybrid: by ranks, at most 2/61; or the score of the
+    # reranker
+    score: float
+    # of the vectors of query and text; None with the ranking "bm25", which needs no model
+    cosine: float | None
     title: str  # in `fields`; "": none
     text: str
     fields: dict[str, Any]  # the other columns of its row
 
 
 class Index(Documents, Reopened):
-    """Documents and their vectors, in a folder. Vectors have length 1: their inner product is the cosine. Changes by
-    other processes are visible after the folder is opened again.
+    """Documents and their vectors, in a folder. Vectors have length 1: their inner product is the
+    cosine. Changes by other processes are visible after the folder is opened again.
 
     Args:
-        model: the path of the model if it has moved, or the open model; None: the path stored in the index.
+        model: the path of the model if it has moved, or the open model; None: the path stored in
+            the index.
 
     Attributes:
         manifest: the state of the index.
-        truncation: how many of the documents that this object has added were longer than the model reads, and how much
-            of them was left out.
+        truncation: how many of the documents that this object has added were longer than the model
+            reads, and how much of them was left out.
 
     Raises:
-        BertworksError: the index is missing or damaged. When vectors are computed: the model is missing, or is not the
-            one that made the index.
+        BertworksError: the index is missing or damaged. When vectors are computed: the model is
+            missing, or is not the one that made the index.
     """
 
-    def __init__(self, folder: str | Path, *, model: str | Path | LazyModel | None = None, device: str = "auto"):
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        model: str | Path | LazyModel | None = None,
+        device: str = "auto",
+    ):
         super().__init__(as_path(folder))
         self._model, self._device = model, device
         self.truncation = Truncation()
@@ -91,7 +125,9 @@ class Index(Documents, Reopened):
             model = str(self._model)
         else:
             model = str(Path(self._model).absolute())
-        return Opening(_open_index, (str(self.folder.absolute()), model, self._device, self.manifest.sha256))
+        return Opening(
+            _open_index, (str(self.folder.absolute()), model, self._device, self.manifest.sha256)
+        )
 
     @classmethod
     def create(
@@ -108,8 +144,9 @@ class Index(Documents, Reopened):
 
         Args:
             model, pooling, max_length: see `Embedder`.
-            language: of the texts, as "english". Words are then compared by their stems, and stop words are left out
-                of queries, for the rankings "bm25" and "hybrid". None: words are compared as they are written.
+            language: of the texts, as "english". Words are then compared by their stems, and stop
+                words are left out of queries, for the rankings "bm25" and "hybrid". None: words are
+                compared as they are written.
 
         Raises:
             UsageError: the folder is not empty, or there is no stemmer for the language.
@@ -118,12 +155,17 @@ class Index(Documents, Reopened):
         words = words_state(language)
         embedder = Embedder(model, pooling=pooling, max_length=max_length, device=device)
         name = str(model) if is_model_name(model) or url_of(model) else str(Path(model).resolve())
-        manifest = Manifest(model=name, fingerprint=embedder.fingerprint | words, dimension=embedder.dimension)
+        manifest = Manifest(
+            model=name, fingerprint=embedder.fingerprint | words, dimension=embedder.dimension
+        )
         create_index(Path(folder), manifest)
         return cls(folder, model=model, device=device)
 
     def add(
-        self, texts: Iterable[str], ids: Sequence[str] | None = None, fields: Sequence[Mapping[str, Any]] | None = None
+        self,
+        texts: Iterable[str],
+        ids: Sequence[str] | None = None,
+        fields: Sequence[Mapping[str, Any]] | None = None,
     ) -> int:
         """Add documents, all or none. The number of documents with the same ids that they replace.
 
@@ -140,8 +182,13 @@ class Index(Documents, Reopened):
         ids = ids if ids is None else listed(ids, "add([text], [id])", "id")
         if any(values is not None and len(values) != count for values in (ids, fields)):
             raise UsageError(f"the number of texts, {count}, is not the number of ids or fields")
-        if wrong := [n for n, text in enumerate(texts, 1) if not (isinstance(text, str) and text.strip())]:
-            raise UsageError(f"text {wrong[0]} is {texts[wrong[0] - 1]!r:.60}: expected a string that is not empty")
+        if wrong := [
+            n for n, text in enumerate(texts, 1) if not (isinstance(text, str) and text.strip())
+        ]:
+            raise UsageError(
+                f"text {wrong[0]} is {texts[wrong[0] - 1]!r:.60}: expected a string that is not "
+                "empty"
+            )
         try:
             values = [dict(row) for row in fields or [{}] * count]
             json.dumps(values, allow_nan=False)
@@ -152,8 +199,8 @@ class Index(Documents, Reopened):
             return self.append(texts, ids, values) if count else 0
 
     def delete(self, ids: Iterable[str]) -> int:
-        """Delete the documents with these ids. The number of deleted documents; their texts stay on disk until
-        `compact`."""
+        """Delete the documents with these ids. The number of deleted documents; their texts stay on
+        disk until `compact`."""
         names = list(map(str, listed(ids, "delete([id])", "id", ordered=False)))
         with self.changing():
             before = len(self)
@@ -164,11 +211,19 @@ class Index(Documents, Reopened):
         """Write the index again: remove deleted documents from disk and merge small segments."""
         with self.changing():
             numbers = np.flatnonzero(self.alive)
-            sources = self.manifest.sources if len(numbers) else {}  # the files of an empty index are read again
-            state = {**self.manifest.fingerprint, **words_state(self.manifest.fingerprint.get("language"))}
-            manifest = replace(self.manifest, segments={}, neighbours=(), sources=sources, fingerprint=state)
+            # the files of an empty index are read again
+            sources = self.manifest.sources if len(numbers) else {}
+            state = {
+                **self.manifest.fingerprint,
+                **words_state(self.manifest.fingerprint.get("language")),
+            }
+            manifest = replace(
+                self.manifest, segments={}, neighbours=(), sources=sources, fingerprint=state
+            )
             for start in range(0, len(numbers), _COMPACTED_ROWS):
-                documents = [self.segment_of(number) for number in numbers[start : start + _COMPACTED_ROWS]]
+                documents = [
+                    self.segment_of(number) for number in numbers[start : start + _COMPACTED_ROWS]
+                ]
                 rows = [segment.row(row) for segment, row in documents]
                 vectors = np.stack([segment.vectors[row] for segment, row in documents])
                 manifest = self.with_segment(manifest, rows, vectors)
@@ -187,40 +242,67 @@ class Index(Documents, Reopened):
         """The k best documents for a query, the best first.
 
         Args:
-            ranking: "dense" by the cosine of vectors, "bm25" by words, "hybrid" by the ranks in both.
-            rerank: a model that was fine-tuned on pairs of texts; it scores the query with each of the first
-                max(k, 50) documents and reorders them.
-            approximate: use the graph of `build_graph`: fast with millions of vectors, and misses some.
+            ranking: "dense" by the cosine of vectors, "bm25" by words, "hybrid" by the ranks in
+                both.
+            rerank: a model that was fine-tuned on pairs of texts; it scores the query with each of
+                the first max(k, 50) documents and reorders them.
+            approximate: use the graph of `build_graph`: fast with millions of vectors, and misses
+                some.
 
         Raises:
             UsageError: k is not positive; the reranker does not score pairs; there is no graph.
             BertworksError: the model is missing, or is not the one that made the index.
         """
-        expect(isinstance(query, str), f"expected one query, not {query!r:.60}", hint="search each query on its own")
+        expect(
+            isinstance(query, str),
+            f"expected one query, not {query!r:.60}",
+            hint="search each query on its own",
+        )
         expect(k >= 1, f"k is {k}: expected 1 or more")
         if ranking not in get_args(Ranking):
-            raise UsageError(f"the ranking {ranking!r} is not known", hint=f"name {', '.join(get_args(Ranking))}")
-        reranker = Reranker(rerank, device=self._device) if isinstance(rerank, str | Path) else rerank
-        candidates = max(4 * k, _MIN_CANDIDATES if ranking == "dense" else DEPTH) if approximate else None
+            raise UsageError(
+                f"the ranking {ranking!r} is not known", hint=f"name {', '.join(get_args(Ranking))}"
+            )
+        reranker = (
+            Reranker(rerank, device=self._device) if isinstance(rerank, str | Path) else rerank
+        )
+        candidates = (
+            max(4 * k, _MIN_CANDIDATES if ranking == "dense" else DEPTH) if approximate else None
+        )
         vectors = None if ranking == "bm25" else self._vectors([query])
-        scores = self._scores(query, ranking, None if vectors is None else self._cosines(vectors, candidates)[0])
+        scores = self._scores(
+            query, ranking, None if vectors is None else self._cosines(vectors, candidates)[0]
+        )
         numbers = top_k(scores, k if reranker is None else max(k, RERANKED))
         hits = [self._hit(number, float(scores[number]), vectors) for number in numbers]
         if reranker is not None:
-            for hit, score in zip(hits, reranker(query, [hit["text"] for hit in hits]), strict=True):
+            for hit, score in zip(
+                hits, reranker(query, [hit["text"] for hit in hits]), strict=True
+            ):
                 hit["score"] = float(score)
             hits.sort(key=lambda hit: -hit["score"])
         return hits[:k]
 
     def _hit(self, number: int, score: float, vectors: Vectors | None) -> Hit:
         segment, place = self.segment_of(number)
-        cosine, row = None if vectors is None else float(vectors[0] @ segment.vectors[place]), segment.row(place)
+        cosine, row = (
+            None if vectors is None else float(vectors[0] @ segment.vectors[place]),
+            segment.row(place),
+        )
         title = str(row["fields"].get(usual_column(row["fields"], TITLE_NAMES)) or "")
-        return Hit(id=row["id"], score=score, cosine=cosine, title=title, text=row["text"], fields=row["fields"])
+        return Hit(
+            id=row["id"],
+            score=score,
+            cosine=cosine,
+            title=title,
+            text=row["text"],
+            fields=row["fields"],
+        )
 
     def build_graph(self) -> float:
-        """Build the graph for approximate search of all documents. Later documents are searched exactly until it is
-        built again. The result is its recall: the fraction of the ten nearest neighbours of 100 documents it finds.
+        """Build the graph for approximate search of all documents. Later documents are searched
+        exactly until it is built again. The result is its recall: the fraction of the ten nearest
+        neighbours of 100 documents it finds.
 
         Raises:
             UsageError: there are no documents.
@@ -229,18 +311,31 @@ class Index(Documents, Reopened):
         self.write_graph()
         parts = [segment.vectors[:] for segment in self.segments]
         sample = parts[0][:: max(1, len(parts[0]) // 100)][:100]
-        scores, (_, numbers) = np.concatenate([sample @ part.T for part in parts], 1), self.nearest(sample, 11)
+        scores, (_, numbers) = (
+            np.concatenate([sample @ part.T for part in parts], 1),
+            self.nearest(sample, 11),
+        )
         nearest = (set(top_k(row, 11).tolist()) for row in scores)
-        return float(np.mean([len(exact & set(row)) / len(exact) for exact, row in zip(nearest, numbers.tolist())]))
+        return float(
+            np.mean(
+                [
+                    len(exact & set(row)) / len(exact)
+                    for exact, row in zip(nearest, numbers.tolist())
+                ]
+            )
+        )
 
     def scores(self, queries: Sequence[str], ranking: Ranking = "hybrid") -> Iterator[Scores]:
-        """For each query float32 [documents, including deleted ones]: -inf if a document is no hit."""
+        """For each query float32 [documents, including deleted ones]: -inf if a document is no
+        hit."""
         queries = list(texts_of(queries, "scores([query])", "query"))
         size = max(1, _MAX_SCORES // max(1, len(self.alive)))
         for start in range(0, len(queries), size):
             group = queries[start : start + size]
             rows = [None] * len(group) if ranking == "bm25" else self._cosines(self._vectors(group))
-            yield from (self._scores(query, ranking, row) for query, row in zip(group, rows, strict=True))
+            yield from (
+                self._scores(query, ranking, row) for query, row in zip(group, rows, strict=True)
+            )
 
     def _scores(self, query: str, ranking: Ranking, cosines: Scores | None) -> Scores:
         if cosines is None or ranking == "dense":
@@ -253,14 +348,18 @@ class Index(Documents, Reopened):
         embedder, fingerprint = self._embedder
         name, expected = self.manifest.model, self.manifest.fingerprint
         if differing := [key for key, value in fingerprint.items() if expected.get(key) != value]:
-            what = f"this index was made by another model than {self._model or name}: its {differing[0]} differs"
+            what = (
+                f"this index was made by another model than {self._model or name}: its "
+                f"{differing[0]} differs"
+            )
             hint = f"give the model that made it, {name}; or make the index again"
             raise BertworksError(what, where=str(self.folder), hint=hint)
         return embedder
 
     @property
     def stored_model(self) -> Path:
-        """The folder of the model that the index names. The index may come from a stranger: nothing is fetched.
+        """The folder of the model that the index names. The index may come from a stranger: nothing
+        is fetched.
 
         Raises:
             BertworksError: the model is not on this machine.
@@ -284,68 +383,93 @@ class Index(Documents, Reopened):
         sources: Sources | None = None,
         vectors: Vectors | None = None,
     ) -> int:
-        """`add` without its checks, within `changing`. Of documents with the same id the last one is kept. sources:
-        new states of indexed files. vectors: of the texts, end to end; None: they are computed."""
+        """`add` without its checks, within `changing`. Of documents with the same id the last one
+        is kept. sources: new states of indexed files. vectors: of the texts, end to end; None: they
+        are computed."""
         first = self.manifest.next_row
         names = map(str, range(first, first + len(texts)) if ids is None else ids)
         places: dict[str, int] = {}
         for place, name in enumerate(names):
             places.pop(name, None)
             places[name] = place
-        rows = [{"id": name, "text": texts[place], "fields": fields[place]} for name, place in places.items()]
+        rows = [
+            {"id": name, "text": texts[place], "fields": fields[place]}
+            for name, place in places.items()
+        ]
         _ = self.language  # report another stemmer before vectors are computed
         before, prompt = len(self), self.embedder.settings.prompt(*DOCUMENT_PROMPTS)
         if vectors is None:
-            vectors = normalized(self.embedder.embed_and_count(texts, prompt=prompt, counts=self.truncation)[0])
+            vectors = normalized(
+                self.embedder.embed_and_count(texts, prompt=prompt, counts=self.truncation)[0]
+            )
         vectors = vectors.reshape(len(texts), -1)[list(places.values())]
         manifest = self.without(list(places))
-        manifest = replace(manifest, next_row=first + len(texts), sources={**manifest.sources, **(sources or {})})
+        manifest = replace(
+            manifest, next_row=first + len(texts), sources={**manifest.sources, **(sources or {})}
+        )
         self.commit(self.with_segment(manifest, rows, vectors))
         return before + len(texts) - len(self)
 
     def _vectors(self, queries: Sequence[str]) -> Vectors:
-        return normalized(self.embedder.embed(queries, prompt=self.embedder.settings.prompt("query")))
+        return normalized(
+            self.embedder.embed(queries, prompt=self.embedder.settings.prompt("query"))
+        )
 
     def query_tokens(self, query: str) -> tuple[int, int]:
-        """The number of tokens of a query that its vector is made of, and the number of those that it leaves out,
-        because the model reads no more."""
+        """The number of tokens of a query that its vector is made of, and the number of those that
+        it leaves out, because the model reads no more."""
         (unit,), (truncated,) = self.embedder.units([query], self.embedder.settings.prompt("query"))
         return len(unit[0].input_ids), truncated
 
     def _cosines(self, vectors: Vectors, candidates: int | None = None) -> Scores:
-        """Cosines [queries, documents]. candidates: number of documents that the graph scores; None: all documents are
-        scored."""
+        """Cosines [queries, documents]. candidates: number of documents that the graph scores;
+        None: all documents are scored."""
         scores = np.full((len(vectors), len(self.alive)), -np.inf, np.float32)
         covered = 0
         if candidates is not None:
             covered = int(self.edges[len(self.manifest.neighbours)])
             deleted = len(self.alive) - len(self)
-            for row, cosines, numbers in zip(scores, *self.nearest(vectors, min(covered, candidates + deleted))):
+            for row, cosines, numbers in zip(
+                scores, *self.nearest(vectors, min(covered, candidates + deleted))
+            ):
                 row[numbers[numbers >= 0]] = cosines[numbers >= 0]
         for segment, (start, end) in zip(self.segments, pairwise(self.edges), strict=True):
-            if start >= covered:  # by torch: numpy's threads keep spinning on the cores that the next query needs
-                scores[:, start:end] = (torch.from_numpy(vectors) @ torch.from_numpy(segment.vectors[:]).T).numpy()
+            # by torch: numpy's threads keep spinning on the cores that the next query needs
+            if start >= covered:
+                scores[:, start:end] = (
+                    torch.from_numpy(vectors) @ torch.from_numpy(segment.vectors[:]).T
+                ).numpy()
         scores[:, ~self.alive] = -np.inf
         return scores
 
     def _bm25(self, query: str) -> Scores:
         try:
-            return bm25(query, [segment.postings for segment in self.segments], self.alive, self.language)
+            return bm25(
+                query, [segment.postings for segment in self.segments], self.alive, self.language
+            )
         except IndexError:
             what = "words are in documents that do not exist"
             raise BertworksError(what, where=str(self.folder), hint="make it again") from None
 
 
-def _open_index(folder: str, model: str | ModelReference | None, device: str, manifest_sha256: str) -> Index:
+def _open_index(
+    folder: str, model: str | ModelReference | None, device: str, manifest_sha256: str
+) -> Index:
     """Return the index of a pickle.
 
     Raises:
         BertworksError: the index is missing, or has changed since the object was pickled.
     """
-    index = Index(folder, model=reopened_model(model) if isinstance(model, ModelReference) else model, device=device)
+    index = Index(
+        folder,
+        model=reopened_model(model) if isinstance(model, ModelReference) else model,
+        device=device,
+    )
     if index.manifest.sha256 != manifest_sha256:
         what = "the index of an object in a pickle has changed since the object was pickled"
-        raise BertworksError(what, where=folder, hint="open the index again, and pickle that object")
+        raise BertworksError(
+            what, where=folder, hint="open the index again, and pickle that object"
+        )
     return index
 
 
@@ -363,41 +487,60 @@ def index_file(
     read: ReadOptions = ReadOptions(),
     bulk: Bulk = Bulk(),
 ) -> Iterator[Event]:
-    """Add the rows of a file to an index, and create the index if it is missing. Call it again to resume; a file that
-    is in the index already is not read again.
+    """Add the rows of a file to an index, and create the index if it is missing. Call it again to
+    resume; a file that is in the index already is not read again.
 
     Args:
         documents: any file of rows or lines; rows in memory; "-" is standard input.
         model: None: the model of the index; `minilm` for a new index.
-        text: columns, joined by a space; (): inferred, and that of titles, unless all texts begin with their titles.
-            The title and the other columns are stored with the text.
-        identity: the column with the id of each row; None: a column with a usual name, else numbers. A document
-            replaces one with the same id.
+        text: columns, joined by a space; (): inferred, and that of titles, unless all texts begin
+            with their titles. The title and the other columns are stored with the text.
+        identity: the column with the id of each row; None: a column with a usual name, else
+            numbers. A document replaces one with the same id.
         pooling, max_length, language: of a new index, see `Index.create`.
         bulk: where vectors are computed, if not here.
 
     Raises:
-        BertworksError, UsageError: no such model, language or column; a row without id; an index of another model.
+        BertworksError, UsageError: no such model, language or column; a row without id; an index of
+            another model.
     """
     folder, reader = local_path(folder), RowReader(documents, read)
     columns, title = _document_columns(reader, text)
     id_column = _id_column(reader, identity, columns)
     settings = {"pooling": pooling, "max_length": max_length, "language": language}
     index = _open_or_create(folder, model, device, bulk.part, **settings)
-    hint = f"; --text {quoted(columns[-1])} leaves the title out" if title in columns and not text else ""
+    hint = (
+        f"; --text {quoted(columns[-1])} leaves the title out"
+        if title in columns and not text
+        else ""
+    )
     hint += f"; bm25 compares the stems of {index.language}" if index.language else ""
     yield reading_note(reader, columns, f"id: {id_column or _NUMBERED}{hint}")
     if (similarity := index.embedder.settings.similarity) != "cosine":
-        yield Event("note", f"the model's vectors are meant to be compared by {similarity}; an index takes the cosine")
+        yield Event(
+            "note",
+            f"the model's vectors are meant to be compared by {similarity}; an index takes the "
+            "cosine",
+        )
     source, empty = fingerprint(reader, columns, id_column), IssueCounter()
     source = source if id_column is None else NAMED + source
 
     def groups(counter: IssueCounter) -> Iterator[list[tuple[Row, str]]]:
-        return portions(((row, row_text(row, columns, counter)) for row in reader), lambda pair: len(pair[1]))
+        return portions(
+            ((row, row_text(row, columns, counter)) for row in reader), lambda pair: len(pair[1])
+        )
 
     name = str(model or index.stored_model)  # workers open it, too
     job, compute = in_bulk(
-        bulk, folder, "index", reader, columns, index.embedder, name, device, prompts=DOCUMENT_PROMPTS
+        bulk,
+        folder,
+        "index",
+        reader,
+        columns,
+        index.embedder,
+        name,
+        device,
+        prompts=DOCUMENT_PROMPTS,
     )
     with ExitStack() as stack:
         is_finished = index.manifest.sources.get(source, (0, False))[1]
@@ -410,15 +553,24 @@ def index_file(
             if bulk.part:
                 return
         stored = {id_column, *columns} - {title}
-        yield from _add_rows(index, source, reader, groups(empty), empty, id_column, stored, job.files)
+        yield from _add_rows(
+            index, source, reader, groups(empty), empty, id_column, stored, job.files
+        )
 
 
 def _add_rows(
-    index: Index, source: str, reader: RowReader, groups: Iterable[list[tuple[Row, str]]], empty: IssueCounter,
-    id_column: str | None, left_out: Container[str | None], files: Sequence[Path],
-) -> Iterator[Event]:  # fmt: skip
-    """Add the rows of a file, one portion at a time, after those that are there. left_out: columns that are not stored
-    next to the text. files: the vectors of all portions; none: they are computed."""
+    index: Index,
+    source: str,
+    reader: RowReader,
+    groups: Iterable[list[tuple[Row, str]]],
+    empty: IssueCounter,
+    id_column: str | None,
+    left_out: Container[str | None],
+    files: Sequence[Path],
+) -> Iterator[Event]:
+    """Add the rows of a file, one portion at a time, after those that are there. left_out: columns
+    that are not stored next to the text. files: the vectors of all portions; none: they are
+    computed."""
     replaced = 0
     # The name of a file of vectors ends with the number of its texts that were truncated.
     truncated = sum(int(file.name.rpartition("-")[2]) for file in files)
@@ -433,24 +585,41 @@ def _add_rows(
         for portion, file in zip(groups, files or repeat(Path())):
             rows, begin = portion[max(0, done - begin) :], begin + len(portion)
             if not done:
-                yield from index.embedder.examples(((row.where, text) for row, text in rows), *DOCUMENT_PROMPTS)
+                yield from index.embedder.examples(
+                    ((row.where, text) for row, text in rows), *DOCUMENT_PROMPTS
+                )
             kept, done = [(row, text) for row, text in rows if text], max(done, begin)
             ids = None if id_column is None else [_row_id(row, id_column) for row, _ in kept]
-            fields = [{name: row.values[name] for name in row.values if name not in left_out} for row, _ in kept]
+            fields = [
+                {name: row.values[name] for name in row.values if name not in left_out}
+                for row, _ in kept
+            ]
             if kept:
                 vectors = np.frombuffer(bytearray(results_in(file)), np.float32) if files else None
-                replaced += index.append([text for _, text in kept], ids, fields, {source: (done, False)}, vectors)
-            yield Event("stage", f"index: {done:,} rows", {"stage": "index", "what": "rows", "amount": done})
-        index.commit(replace(index.manifest, sources={**index.manifest.sources, source: (done, True)}))
+                replaced += index.append(
+                    [text for _, text in kept], ids, fields, {source: (done, False)}, vectors
+                )
+            yield Event(
+                "stage", f"index: {done:,} rows", {"stage": "index", "what": "rows", "amount": done}
+            )
+        index.commit(
+            replace(index.manifest, sources={**index.manifest.sources, source: (done, True)})
+        )
     yield from notes_on(reader, empty, "are left out")
-    yield _done_event(index, f"{done:,} rows of {reader.name}", replaced, truncated + index.truncation.truncated)
+    yield _done_event(
+        index, f"{done:,} rows of {reader.name}", replaced, truncated + index.truncation.truncated
+    )
 
 
-def _open_or_create(folder: Path, model: str | Path | None, device: str, part: str | None, **settings: Any) -> Index:
-    """The index in a folder, which must have the same settings; or a new one, which another `part` may be making."""
+def _open_or_create(
+    folder: Path, model: str | Path | None, device: str, part: str | None, **settings: Any
+) -> Index:
+    """The index in a folder, which must have the same settings; or a new one, which another `part`
+    may be making."""
     index = Index(folder, model=model, device=device) if (folder / MANIFEST).exists() else None
     if index is None or (not index.segments and (model or any(settings.values()))):
-        name = model or ("minilm" if index is None else index.stored_model)  # an empty index is false
+        # an empty index is false
+        name = model or ("minilm" if index is None else index.stored_model)
         try:
             return Index.create(folder, name, device=device, **settings)
         except BertworksError:
@@ -461,7 +630,9 @@ def _open_or_create(folder: Path, model: str | Path | None, device: str, part: s
     for setting, value in settings.items():
         if value not in (None, stored := index.manifest.fingerprint.get(setting)):
             hint = "leave it out, or make another index"
-            raise UsageError(f"the index has {setting} {stored}, not {value}", where=str(folder), hint=hint)
+            raise UsageError(
+                f"the index has {setting} {stored}, not {value}", where=str(folder), hint=hint
+            )
     _ = index.embedder  # report a wrong model before rows are read
     return index
 
@@ -490,12 +661,25 @@ def _done_event(index: Index, what: str, num_replaced: int, num_truncated: int =
 
 
 def _document_columns(reader: RowReader, text: Sequence[str]) -> tuple[tuple[str, ...], str]:
-    """The columns of the text; and that of titles, which is stored as well, "" if there is none or it is all the text.
-    Titles are text unless `text` names other columns, or each text begins with its title."""
+    """The columns of the text; and that of titles, which is stored as well, "" if there is none or
+    it is all the text. Titles are text unless `text` names other columns, or each text begins with
+    its title."""
     columns, title = text_columns(reader, text), usual_column(reader.columns, TITLE_NAMES) or ""
-    sample = [] if text else [(row.values.get(title), str(row.values.get(columns[0]))) for row in first_rows(reader)]
-    is_missing = any(name and not content.startswith(name) for name, content in sample if isinstance(name, str))
-    if title not in columns and is_missing and all(isinstance(name, str | None) for name, _ in sample):
+    sample = (
+        []
+        if text
+        else [
+            (row.values.get(title), str(row.values.get(columns[0]))) for row in first_rows(reader)
+        ]
+    )
+    is_missing = any(
+        name and not content.startswith(name) for name, content in sample if isinstance(name, str)
+    )
+    if (
+        title not in columns
+        and is_missing
+        and all(isinstance(name, str | None) for name, _ in sample)
+    ):
         columns = (title, *columns)
     return columns, "" if columns == (title,) else title
 
@@ -503,11 +687,17 @@ def _document_columns(reader: RowReader, text: Sequence[str]) -> tuple[tuple[str
 def _id_column(reader: RowReader, name: str | None, text_columns: Sequence[str]) -> str | None:
     if name is not None:
         return find_column(reader.columns, reader.name, name, "--id")
-    return usual_column([column for column in reader.columns if column not in text_columns], _ID_NAMES)
+    return usual_column(
+        [column for column in reader.columns if column not in text_columns], _ID_NAMES
+    )
 
 
 def _row_id(row: Row, column: str) -> str:
     name = label_text(row.values.get(column))
     if name is None:
-        raise BertworksError(f"the row has no {column!r}", where=row.where, hint="write one, or name another with --id")
+        raise BertworksError(
+            f"the row has no {column!r}",
+            where=row.where,
+            hint="write one, or name another with --id",
+        )
     return name

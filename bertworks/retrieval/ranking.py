@@ -1,8 +1,8 @@
 """Scores of documents and their order.
 
-- BM25 over postings. Words are runs of letters and digits in lower case; for Korean and for scripts without spaces,
-  pairs of neighbouring characters. With a language, words are stemmed, and its stop words are left out of queries.
-  Postings hold a 64-bit hash of each word, no list of words.
+- BM25 over postings. Words are runs of letters and digits in lower case; for Korean and for scripts
+  without spaces, pairs of neighbouring characters. With a language, words are stemmed, and its stop
+  words are left out of queries. Postings hold a 64-bit hash of each word, no list of words.
 - `top_k`, `fuse_rankings`, `ranking_figures`: nDCG, average precision, recall
 - `Reranker`: a model fine-tuned on pairs of texts that scores texts for a query
 """
@@ -27,8 +27,12 @@ from bertworks.errors import expect, optional_import
 from bertworks.inference.predictor import Predictor
 
 K1, B = 1.2, 0.75  # Lucene's
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\U00020000-\U0003ffff"
-# Vowel signs and points, which are not word characters for `re`: accents, Hebrew, Arabic, Syriac, the scripts of India.
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+    "\U00020000-\U0003ffff"
+)
+# Vowel signs and points, which are not word characters for `re`: accents, Hebrew, Arabic, Syriac,
+# the scripts of India.
 _MARKS = (
     "\u0300-\u036f\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06dc"
     "\u06df-\u06e4\u06e7\u06e8\u06ea-\u06ed\u0711\u0730-\u074a\u0900-\u0963\u0966-\u096f\u0971-\u0df3"
@@ -49,11 +53,16 @@ class Postings(NamedTuple):
 
 
 def words_of(text: str, language: str | None = None) -> list[str]:
-    """The words of a text, in order. language: of the stemmer that reduces them; None: they stay as they are."""
+    """The words of a text, in order. language: of the stemmer that reduces them; None: they stay as
+    they are."""
     words: list[str] = []
     for match in _WORD.finditer(unicodedata.normalize("NFKC", text).lower()):
         run = intern(match[0])  # kept once: a long text repeats most of its words
-        words += [run] if match[1] is None or len(run) == 1 else [run[i : i + 2] for i in range(len(run) - 1)]
+        words += (
+            [run]
+            if match[1] is None or len(run) == 1
+            else [run[i : i + 2] for i in range(len(run) - 1)]
+        )
     return [_stem(word, language) for word in words] if language else words
 
 
@@ -75,7 +84,8 @@ def places_of(
 
     Args:
         words: as `query_words` gives them.
-        max_matches: how many matches are returned: the text is not read after them. None returns all.
+        max_matches: how many matches are returned: the text is not read after them. None returns
+            all.
     """
     spans = list[tuple[int, int]]()
     for match in _WORD.finditer(text):
@@ -92,8 +102,8 @@ def places_of(
 
 @cache
 def stemmer_of(language: str) -> Any:
-    """The class of a language's stemmer. The classes are named here because `snowballstemmer.stemmer` may take those of
-    another package, with other stems.
+    """The class of a language's stemmer. The classes are named here because
+    `snowballstemmer.stemmer` may take those of another package, with other stems.
 
     Raises:
         UsageError: there is none. The hint lists all languages.
@@ -101,29 +111,41 @@ def stemmer_of(language: str) -> Any:
     """
     with optional_import("stemming", "snowballstemmer"):
         import snowballstemmer
-    names = [name.removesuffix("_stemmer") for _, name, _ in iter_modules(snowballstemmer.__path__) if "_stem" in name]
-    expect(language in names, f"there is no stemmer for {language!r}", hint=f"name one of {', '.join(sorted(names))}")
+    names = [
+        name.removesuffix("_stemmer")
+        for _, name, _ in iter_modules(snowballstemmer.__path__)
+        if "_stem" in name
+    ]
+    expect(
+        language in names,
+        f"there is no stemmer for {language!r}",
+        hint=f"name one of {', '.join(sorted(names))}",
+    )
     module = import_module(f"snowballstemmer.{language}_stemmer")
     return getattr(module, f"{language.title().replace('_', '')}Stemmer")
 
 
 def words_state(language: str | None) -> dict[str, str]:
-    """What the words of an index depend on: the language, and what stems its words, because other versions may give
-    other stems; {} without a language. Raises as `stemmer_of`."""
+    """What the words of an index depend on: the language, and what stems its words, because other
+    versions may give other stems; {} without a language. Raises as `stemmer_of`."""
     stemmer = language and f"{stemmer_of(language).__name__} {metadata.version('snowballstemmer')}"
     return {"language": language, "stemmer": stemmer} if language and stemmer else {}
 
 
 @lru_cache(1 << 18)
 def _stem(word: str, language: str) -> str:
-    return str(stemmer_of(language)().stemWord(word))  # a new stemmer: its word is part of its state
+    # a new stemmer: its word is part of its state
+    return str(stemmer_of(language)().stemWord(word))
 
 
 @cache
 def stop_words_of(language: str | None) -> frozenset[str]:
     """The stop words of a language, from stop_words.txt; none if it has no list there."""
     _, *lists = Path(__file__).with_name("stop_words.txt").read_text(encoding="utf-8").split("\n\n")
-    return next((frozenset(words) for name, *words in map(str.split, lists) if name == language), frozenset())
+    return next(
+        (frozenset(words) for name, *words in map(str.split, lists) if name == language),
+        frozenset(),
+    )
 
 
 def postings(texts: Iterable[str], language: str | None = None) -> Postings:
@@ -147,9 +169,11 @@ def postings(texts: Iterable[str], language: str | None = None) -> Postings:
     )
 
 
-def bm25(query: str, parts: Sequence[Postings], alive: NDArray[np.bool_], language: str | None = None) -> Scores:
-    """The score of every text of all parts, in order; -inf for a text without a word of the query, and for texts that
-    are not alive, which are ignored in all counts. alive: bool [texts].
+def bm25(
+    query: str, parts: Sequence[Postings], alive: NDArray[np.bool_], language: str | None = None
+) -> Scores:
+    """The score of every text of all parts, in order; -inf for a text without a word of the query,
+    and for texts that are not alive, which are ignored in all counts. alive: bool [texts].
 
     sum over words of idf * count / (count + K1 * (1 - B + B * length / mean length)), with
     idf = log(1 + (texts - texts with the word + 0.5) / (texts with the word + 0.5)), as in Lucene.
@@ -164,7 +188,9 @@ def bm25(query: str, parts: Sequence[Postings], alive: NDArray[np.bool_], langua
     for word, times in Counter(query_words(query, language)).items():
         hashes = hash_of(word), hash_of(word) + 1  # the word, and where the next one begins
         spans = [slice(*part.starts[part.words.searchsorted(hashes)]) for part in parts]
-        texts = np.concatenate([edge + part.texts[span] for edge, part, span in zip(edges, parts, spans)])
+        texts = np.concatenate(
+            [edge + part.texts[span] for edge, part, span in zip(edges, parts, spans)]
+        )
         counts = np.concatenate([part.counts[span] for part, span in zip(parts, spans)])
         texts, counts = texts[alive[texts]], counts[alive[texts]]
         idf = np.log1p((total - len(texts) + 0.5) / (len(texts) + 0.5))
@@ -176,15 +202,17 @@ def bm25(query: str, parts: Sequence[Postings], alive: NDArray[np.bool_], langua
 @lru_cache(1 << 18)
 def hash_of(word: str) -> int:
     """A 64-bit hash of a word or id. Two of a million collide with a probability of about 3e-8."""
-    return int.from_bytes(blake2b(word.encode(errors="surrogatepass"), digest_size=8).digest(), "little", signed=True)
+    return int.from_bytes(
+        blake2b(word.encode(errors="surrogatepass"), digest_size=8).digest(), "little", signed=True
+    )
 
 
 DEPTH, _RANK_CONSTANT = 1000, 60  # of the fusion
 
 
 def top_k(scores: Scores, k: int) -> NDArray[np.int64]:
-    """The numbers of the k documents with the highest scores, best first; ties in order of the numbers. Fewer if there
-    are fewer hits."""
+    """The numbers of the k documents with the highest scores, best first; ties in order of the
+    numbers. Fewer if there are fewer hits."""
     hits = np.isfinite(scores)
     if k < len(scores):
         hits &= scores >= np.partition(scores, -k)[-k]
@@ -193,21 +221,26 @@ def top_k(scores: Scores, k: int) -> NDArray[np.int64]:
 
 
 def fuse_rankings(dense: Scores, lexical: Scores) -> Scores:
-    """Reciprocal rank fusion (Cormack et al. 2009): the sum of 1 / (60 + rank) over the first DEPTH of both rankings.
-    It has no weight to fit; docs/experiments compares it with a weighted sum of the scores."""
+    """Reciprocal rank fusion (Cormack et al. 2009): the sum of 1 / (60 + rank) over the first DEPTH
+    of both rankings. It has no weight to fit; docs/experiments compares it with a weighted sum of
+    the scores."""
     fused = np.full(len(dense), -np.inf, np.float32)
     for scores in (dense, lexical):
         numbers = top_k(scores, DEPTH)
-        fused[numbers] = np.maximum(fused[numbers], 0) + 1 / (_RANK_CONSTANT + 1 + np.arange(len(numbers)))
+        fused[numbers] = np.maximum(fused[numbers], 0) + 1 / (
+            _RANK_CONSTANT + 1 + np.arange(len(numbers))
+        )
     return fused
 
 
 def ranking_figures(ranking: Sequence[str], grades: Mapping[str, int]) -> dict[str, float]:
-    """Figures of the ranking for one query, as in trec_eval. grades: of relevance; missing or negative ones count as 0.
+    """Figures of the ranking for one query, as in trec_eval. grades: of relevance; missing or
+    negative ones count as 0.
 
-    - `ndcg@10`: normalised discounted cumulative gain of the first ten, with the grade as gain and log2(rank + 1) as
-      discount
-    - `map`: the mean, over all relevant documents (grade above 0), of the precision at their ranks (0: not ranked)
+    - `ndcg@10`: normalised discounted cumulative gain of the first ten, with the grade as gain and
+      log2(rank + 1) as discount
+    - `map`: the mean, over all relevant documents (grade above 0), of the precision at their ranks
+      (0: not ranked)
     - `recall@10`, `recall@100`: the fraction of the relevant documents among the first
     """
     gains = [max(0, grades.get(document, 0)) for document in ranking]
@@ -226,15 +259,15 @@ def _discounted(gains: Sequence[int]) -> float:
 
 
 def fits_pairs(d: TaskConfig) -> bool:
-    """Whether a model gives one score for a pair of texts, or may do so: folders of transformers do not say how many
-    texts a model reads."""
+    """Whether a model gives one score for a pair of texts, or may do so: folders of transformers do
+    not say how many texts a model reads."""
     has_one_score = d.task == "regression" or (d.task == "classification" and len(d.labels) == 2)
     return has_one_score and len(d.text) in (0, 2)
 
 
 class Reranker:
-    """`reranker(query, texts)` is float32 [texts], higher for more relevant texts: the value of a regression model, or
-    the probability of the second of two labels.
+    """`reranker(query, texts)` is float32 [texts], higher for more relevant texts: the value of a
+    regression model, or the probability of the second of two labels.
 
     Raises:
         BertworksError: no such model, or it was not fine-tuned.
@@ -244,12 +277,23 @@ class Reranker:
     def __init__(self, model: str | Path | Predictor, *, device: str = "auto"):
         self._predictor = model if isinstance(model, Predictor) else Predictor(model, device=device)
         d = self._predictor.description
-        what = f"this model was fine-tuned for {d.task}, with {len(d.labels)} labels and {len(d.text)} texts"
-        hint = "fine-tune one on pairs (query, text) with two labels, the second for relevant, or with numbers"
+        what = (
+            f"this model was fine-tuned for {d.task}, with {len(d.labels)} labels and "
+            f"{len(d.text)} texts"
+        )
+        hint = (
+            "fine-tune one on pairs (query, text) with two labels, the second for relevant, or "
+            "with numbers"
+        )
         expect(fits_pairs(d), what, where=self._predictor.folder, hint=hint)
         self._label = d.labels[1] if d.labels else None
 
     def __call__(self, query: str, texts: Sequence[str]) -> Scores:
-        answers = self._predictor.predict([(query, text) for text in texts], probabilities=self._label is not None)
-        values = [answer["value"] if self._label is None else answer["scores"][self._label] for answer in answers]
+        answers = self._predictor.predict(
+            [(query, text) for text in texts], probabilities=self._label is not None
+        )
+        values = [
+            answer["value"] if self._label is None else answer["scores"][self._label]
+            for answer in answers
+        ]
         return np.array(values, np.float32)

@@ -1,7 +1,7 @@
 """The files of an index.
 
-- segments, which are written once, and a manifest that names them and the deleted rows. A change is a new manifest,
-  renamed into place at the end: an interrupted change leaves the index as it was.
+- segments, which are written once, and a manifest that names them and the deleted rows. A change is
+  a new manifest, renamed into place at the end: an interrupted change leaves the index as it was.
 - an optional HNSW graph of the vectors (Malkov and Yashunin 2018) by faiss: approximate search
 """
 
@@ -20,15 +20,28 @@ from numpy.typing import NDArray
 
 from bertworks.checkpoints.storage import read_json, read_tensors, write_tensors
 from bertworks.errors import BertworksError, expect, optional_import, quoted, require
-from bertworks.io.atomic_write import folder_lock, remove_leftovers, replacing, write_bytes, write_text
-from bertworks.io.binary_files import CheckedArray, CheckedFile, file_sums, json_sha256, verify_files
+from bertworks.io.atomic_write import (
+    folder_lock,
+    remove_leftovers,
+    replacing,
+    write_bytes,
+    write_text,
+)
+from bertworks.io.binary_files import (
+    CheckedArray,
+    CheckedFile,
+    file_sums,
+    json_sha256,
+    verify_files,
+)
 from bertworks.io.tables import as_json
 from bertworks.retrieval.ranking import Postings, hash_of, postings, words_state
 
 MANIFEST, GRAPH, FORMAT = "index.json", "neighbours.faiss", 2
 NAMED = "named:"  # prefix of the fingerprint of a source with ids
 _DAMAGED = "make the index again: delete its folder and repeat the `bertworks index` command"
-_GRAPH_LINKS, _GRAPH_WIDTH = 32, 128  # links of each vector; minimum number of candidates during a search
+# links of each vector; minimum number of candidates during a search
+_GRAPH_LINKS, _GRAPH_WIDTH = 32, 128
 
 Sources = Mapping[str, tuple[int, bool]]
 Rows = Sequence[Mapping[str, Any]]
@@ -38,13 +51,15 @@ Rows = Sequence[Mapping[str, Any]]
 class Manifest:
     """The state of an index.
 
-    model: path or name of the model. fingerprint: all that the vectors depend on (`Embedder.fingerprint`),
-        and the language and stemmer of the words, if they are stemmed.
+    model: path or name of the model. fingerprint: all that the vectors depend on
+        (`Embedder.fingerprint`), and the language and stemmer of the words, if they are stemmed.
     segments: name -> base64 of a bit for each row, 1 if the row is deleted; "": no row is.
-    sources: fingerprint of an indexed file -> number of rows that were read, and whether these are all.
+    sources: fingerprint of an indexed file -> number of rows that were read, and whether these are
+        all.
     next_segment, next_row: numbers that were never used.
     neighbours: the first segments; their vectors are in the HNSW graph.
-    files: the sha256 of each file and the CRC-32 of its blocks (`file_sums`). index.json has its own sha256, too.
+    files: the sha256 of each file and the CRC-32 of its blocks (`file_sums`). index.json has its
+        own sha256, too.
     """
 
     model: str
@@ -63,7 +78,8 @@ class Manifest:
         return json_sha256(asdict(self))
 
     def with_sums(self, folder: Path, names: Sequence[str]) -> Self:
-        """With the checksums of new files, and without those of files that are no longer in the index."""
+        """With the checksums of new files, and without those of files that are no longer in the
+        index."""
         segments = self.segments | ({Path(GRAPH).stem: ""} if self.neighbours else {})
         kept = {name: sums for name, sums in self.files.items() if Path(name).stem in segments}
         return replace(self, files=kept | {name: file_sums(folder / name) for name in names})
@@ -80,36 +96,59 @@ def read_manifest(folder: Path) -> Manifest:
         BertworksError: it is missing or damaged.
     """
     path = folder / MANIFEST
-    require(path.exists(), "no index here", folder, f"bertworks index DOCUMENTS -o {quoted(folder)}")
+    require(
+        path.exists(), "no index here", folder, f"bertworks index DOCUMENTS -o {quoted(folder)}"
+    )
     content = read_json(path)
     require(content.get("format") == FORMAT, "an index of another version", path, _DAMAGED)
     try:
-        m = Manifest(**{name: value for name, value in content.items() if name not in ("format", "sha256")})
-        settings = {"pooling": str, "normalize": bool, "max_length": int, "language": str, "stemmer": str}
+        m = Manifest(
+            **{name: value for name, value in content.items() if name not in ("format", "sha256")}
+        )
+        settings = {
+            "pooling": str,
+            "normalize": bool,
+            "max_length": int,
+            "language": str,
+            "stemmer": str,
+        }
         is_valid = (
             content["sha256"] == json_sha256(content)
-            and all(type(number) is int and number > 0 for number in (m.dimension, m.next_row, m.next_segment))
-            and all(type(m.fingerprint.get(name)) in (kind, type(None)) for name, kind in settings.items())
-            and isinstance(m.model, str) and isinstance(m.segments, dict)
+            and all(
+                type(number) is int and number > 0
+                for number in (m.dimension, m.next_row, m.next_segment)
+            )
+            and all(
+                type(m.fingerprint.get(name)) in (kind, type(None))
+                for name, kind in settings.items()
+            )
+            and isinstance(m.model, str)
+            and isinstance(m.segments, dict)
             and all(name.isascii() and name.replace("-", "").isalnum() for name in m.segments)
             and list(m.segments)[: len(m.neighbours)] == list(m.neighbours)
             and m.files.keys() >= {*_files_of(m.segments), *([GRAPH] if m.neighbours else ())}
-        )  # fmt: skip
+        )
         if not is_valid:
             raise ValueError
         for deleted in m.segments.values():
             base64.b64decode(deleted, validate=True)
-        sources = {name: (int(rows), bool(complete)) for name, (rows, complete) in m.sources.items()}
+        sources = {
+            name: (int(rows), bool(complete)) for name, (rows, complete) in m.sources.items()
+        }
         files = {name: (str(digest), str(blocks)) for name, (digest, blocks) in m.files.items()}
         return replace(m, fingerprint=dict(m.fingerprint), sources=sources, files=files)
     except (TypeError, ValueError, AttributeError, KeyError):
-        raise BertworksError("the manifest of the index is damaged", where=str(path), hint=_DAMAGED) from None
+        raise BertworksError(
+            "the manifest of the index is damaged", where=str(path), hint=_DAMAGED
+        ) from None
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Replace the manifest: the change is complete."""
     content = {"format": FORMAT, **asdict(manifest)}
-    write_text(folder / MANIFEST, json.dumps(content | {"sha256": json_sha256(content)}, indent=1) + "\n")
+    write_text(
+        folder / MANIFEST, json.dumps(content | {"sha256": json_sha256(content)}, indent=1) + "\n"
+    )
 
 
 def create_index(folder: Path, manifest: Manifest) -> None:
@@ -124,8 +163,8 @@ def create_index(folder: Path, manifest: Manifest) -> None:
 
 
 def refuse_documents(folder: Path) -> dict[str, Any]:
-    """The numbers that a new index begins with: an index without documents may be made again, and its numbers are
-    never used again.
+    """The numbers that a new index begins with: an index without documents may be made again, and
+    its numbers are never used again.
 
     Raises:
         UsageError: the folder holds documents, or other files.
@@ -133,7 +172,11 @@ def refuse_documents(folder: Path) -> dict[str, Any]:
     names = sorted(path.name for path in folder.glob("[!.]*"))
     if MANIFEST in names and not (manifest := read_manifest(folder)).segments:
         return {"next_segment": manifest.next_segment, "next_row": manifest.next_row}
-    what = "there is an index already" if MANIFEST in names else f"the folder is not empty: {''.join(names[:1])}"
+    what = (
+        "there is an index already"
+        if MANIFEST in names
+        else f"the folder is not empty: {''.join(names[:1])}"
+    )
     expect(not names, what, where=folder, hint="name another folder")
     return {}
 
@@ -164,7 +207,9 @@ class Segment(NamedTuple):
             row = json.loads(line)
             return {name: row[name] for name in ("id", "text", "fields")}
         except (ValueError, KeyError, TypeError):
-            raise BertworksError(f"row {number} is damaged", where=str(self.lines.file.path), hint=_DAMAGED) from None
+            raise BertworksError(
+                f"row {number} is damaged", where=str(self.lines.file.path), hint=_DAMAGED
+            ) from None
 
 
 def _read_segment(folder: Path, name: str, manifest: Manifest) -> Segment:
@@ -174,7 +219,9 @@ def _read_segment(folder: Path, name: str, manifest: Manifest) -> Segment:
         BertworksError: it is missing or damaged.
     """
     path = folder / f"{name}.safetensors"
-    file, lines = (CheckedFile(folder / file, manifest.files[file][1], _DAMAGED) for file in _files_of([name]))
+    file, lines = (
+        CheckedFile(folder / file, manifest.files[file][1], _DAMAGED) for file in _files_of([name])
+    )
     tensors = read_tensors(path)
     start = 8 + int.from_bytes(file.content[:8].tobytes(), "little")
     file.check(0, start)
@@ -189,11 +236,15 @@ def _read_segment(folder: Path, name: str, manifest: Manifest) -> Segment:
         segment = Segment(postings=p, lines=CheckedArray(lines, lines.content, 0), **fixed)
         n = len(segment.keys)
         is_valid = (
-            segment.vectors.shape == (n, manifest.dimension) and segment.offsets.shape == (n + 1,)
-            and len(p.lengths) == n and len(p.texts) == len(p.counts) and len(p.starts) == len(p.words) + 1
-            and segment.vectors.dtype == np.float32 and segment.keys.dtype == segment.offsets.dtype == np.int64
+            segment.vectors.shape == (n, manifest.dimension)
+            and segment.offsets.shape == (n + 1,)
+            and len(p.lengths) == n
+            and len(p.texts) == len(p.counts)
+            and len(p.starts) == len(p.words) + 1
+            and segment.vectors.dtype == np.float32
+            and segment.keys.dtype == segment.offsets.dtype == np.int64
             and all(array.dtype.kind == "i" for array in p)
-        )  # fmt: skip
+        )
     except (KeyError, TypeError, ValueError):
         is_valid = False
     require(is_valid, "this is no segment of an index", path, _DAMAGED)
@@ -245,12 +296,16 @@ class Documents:
         """The language of the stemmer; None: words are not stemmed.
 
         Raises:
-            BertworksError: its stemmer is not installed, or is of another version than that of the index.
+            BertworksError: its stemmer is not installed, or is of another version than that of the
+                index.
         """
         fingerprint = self.manifest.fingerprint
         words, expected = words_state(fingerprint.get("language")), fingerprint.get("stemmer")
         if (found := words.get("stemmer")) != expected:
-            what = f"the words of this index were stemmed by {expected}, and {found} may give other stems"
+            what = (
+                f"the words of this index were stemmed by {expected}, and {found} may give "
+                "other stems"
+            )
             hint = f"bertworks index -o {quoted(self.folder)} --compact stems them again"
             raise BertworksError(what, where=str(self.folder), hint=hint)
         return words.get("language")
@@ -269,15 +324,21 @@ class Documents:
             yield
 
     def verify(self) -> None:
-        """Compare the sha256 of every file. Without it, a block of 1 MiB is checked when it is first read.
+        """Compare the sha256 of every file. Without it, a block of 1 MiB is checked when it is
+        first read.
 
         Raises:
             BertworksError: a file has changed.
         """
-        verify_files(self.folder, {name: digest for name, (digest, _) in self.manifest.files.items()}, _DAMAGED)
+        verify_files(
+            self.folder,
+            {name: digest for name, (digest, _) in self.manifest.files.items()},
+            _DAMAGED,
+        )
 
     def remove_strays(self) -> None:
-        """Delete segments and a graph that the manifest does not name, and temporary files of killed processes."""
+        """Delete segments and a graph that the manifest does not name, and temporary files of
+        killed processes."""
         remove_leftovers(self.folder)
         for path in self.folder.glob("segment-*"):
             if path.stem not in self.manifest.segments:
@@ -285,7 +346,9 @@ class Documents:
         if not self.manifest.neighbours:
             (self.folder / GRAPH).unlink(missing_ok=True)
 
-    def with_segment(self, manifest: Manifest, rows: Rows, vectors: NDArray[np.float32]) -> Manifest:
+    def with_segment(
+        self, manifest: Manifest, rows: Rows, vectors: NDArray[np.float32]
+    ) -> Manifest:
         """Write a segment. The manifest with it. rows: with `id`, `text` and `fields`."""
         name = f"segment-{manifest.next_segment:06d}"
         lines = [f"{as_json(row)}\n".encode(errors="surrogatepass") for row in rows]
@@ -297,7 +360,9 @@ class Documents:
             "offsets": np.cumsum([0, *map(len, lines)], dtype=np.int64),
         }
         with replacing(self.folder / f"{name}.safetensors") as temporary:
-            write_tensors(temporary, {key: torch.from_numpy(array) for key, array in arrays.items()}, {})
+            write_tensors(
+                temporary, {key: torch.from_numpy(array) for key, array in arrays.items()}, {}
+            )
         segments = {**manifest.segments, name: ""}
         manifest = replace(manifest, segments=segments, next_segment=manifest.next_segment + 1)
         return manifest.with_sums(self.folder, _files_of([name]))
@@ -309,9 +374,16 @@ class Documents:
         if (alive == self.alive).all():
             return self.manifest
         parts = [alive[start:end] for start, end in pairwise(self.edges)]
-        deleted = ["" if part.all() else base64.b64encode(np.packbits(~part).tobytes()).decode() for part in parts]
+        deleted = [
+            "" if part.all() else base64.b64encode(np.packbits(~part).tobytes()).decode()
+            for part in parts
+        ]
         # A file with ids may be indexed again after a deletion: this adds no row twice.
-        sources = {name: state for name, state in self.manifest.sources.items() if not name.startswith(NAMED)}
+        sources = {
+            name: state
+            for name, state in self.manifest.sources.items()
+            if not name.startswith(NAMED)
+        }
         segments = dict(zip(self.manifest.segments, deleted, strict=True))
         return replace(self.manifest, segments=segments, sources=sources)
 
@@ -323,12 +395,15 @@ class Documents:
     def _open(self, manifest: Manifest) -> None:
         self.manifest = manifest
         self._opened = {
-            name: self._opened.get(name) or _read_segment(self.folder, name, manifest) for name in manifest.segments
+            name: self._opened.get(name) or _read_segment(self.folder, name, manifest)
+            for name in manifest.segments
         }
         self.segments = list(self._opened.values())
         sizes = [len(segment.keys) for segment in self.segments]
         self.edges = np.cumsum([0, *sizes])
-        self.alive = np.concatenate([np.ones(0, bool), *map(_alive_rows, manifest.segments.values(), sizes)])
+        self.alive = np.concatenate(
+            [np.ones(0, bool), *map(_alive_rows, manifest.segments.values(), sizes)]
+        )
 
     # --- the graph
 
@@ -340,9 +415,16 @@ class Documents:
             BertworksError: faiss is not installed, or the disk is full.
         """
         with self.changing():
-            expect(self.segments, "there are no documents yet", where=self.folder, hint="add some first")
+            expect(
+                self.segments,
+                "there are no documents yet",
+                where=self.folder,
+                hint="add some first",
+            )
             faiss = _faiss()
-            graph = faiss.IndexHNSWFlat(self.manifest.dimension, _GRAPH_LINKS, faiss.METRIC_INNER_PRODUCT)
+            graph = faiss.IndexHNSWFlat(
+                self.manifest.dimension, _GRAPH_LINKS, faiss.METRIC_INNER_PRODUCT
+            )
             for segment in self.segments:
                 graph.add(np.ascontiguousarray(segment.vectors[:]))
             with replacing(self.folder / GRAPH) as temporary:
@@ -350,24 +432,34 @@ class Documents:
             manifest = replace(self.manifest, neighbours=tuple(self.manifest.segments))
             self.commit(manifest.with_sums(self.folder, [GRAPH]))
 
-    def nearest(self, queries: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Inner products and numbers [queries, k] of the nearest documents by the graph; -1 pads missing numbers.
+    def nearest(
+        self, queries: NDArray[np.float32], k: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Inner products and numbers [queries, k] of the nearest documents by the graph; -1 pads
+        missing numbers.
 
         Raises:
             UsageError: there is no graph.
             BertworksError: the graph is damaged or of other documents, or faiss is not installed.
         """
-        covered, hint = self.manifest.neighbours, f"bertworks index -o {quoted(self.folder)} --approximate"
+        covered, hint = (
+            self.manifest.neighbours,
+            f"bertworks index -o {quoted(self.folder)} --approximate",
+        )
         expect(covered, "there is no graph for approximate search", where=self.folder, hint=hint)
         if self._graph[0] != covered:
             faiss, path = _faiss(), self.folder / GRAPH
-            verify_files(self.folder, {GRAPH: self.manifest.files[GRAPH][0]}, f"make it again: {hint}")
+            verify_files(
+                self.folder, {GRAPH: self.manifest.files[GRAPH][0]}, f"make it again: {hint}"
+            )
             graph = None
             with suppress(RuntimeError):  # no file, or damage
                 graph = faiss.read_index(str(path))
             shape = self.edges[len(covered)], self.manifest.dimension
             is_theirs = isinstance(graph, faiss.IndexHNSWFlat) and (graph.ntotal, graph.d) == shape
-            require(is_theirs, "this is no graph of these documents", path, f"make it again: {hint}")
+            require(
+                is_theirs, "this is no graph of these documents", path, f"make it again: {hint}"
+            )
             self._graph = covered, graph
         graph = self._graph[1]
         graph.hnsw.efSearch = max(_GRAPH_WIDTH, k)

@@ -1,22 +1,25 @@
-"""Further pre-training on the text of a domain (Chalkidis et al. 2020): new words, and what a model gained.
+"""Further pre-training on the text of a domain (Chalkidis et al. 2020): new words, and what a model
+gained.
 
 - `extended_state`: the parameters of a model for a larger vocabulary
 - `bits_batches`, `bits_per_character`: a figure that models of different vocabularies share
 
-**Bits per character.** The sum of -log2 p over the predicted tokens of a text, divided by the number of characters,
-other than white space, that these tokens stand for.
+**Bits per character.** The sum of -log2 p over the predicted tokens of a text, divided by the
+number of characters, other than white space, that these tokens stand for.
 
-- Causal LM: all tokens, each given those before it in its window, which begins with the token that ends texts. Without
-  such a token, the first one of a window is not predicted. An unknown token costs bits and stands for no character.
-- Masked LM: 15 % of the words, drawn by their number in the document, so that tokenizers that find the same words
-  have the same ones. All pieces of a drawn word are [MASK], and each is predicted from the rest: pseudo-bits, which are
-  no code length. Words with an unknown token are never drawn.
+- Causal LM: all tokens, each given those before it in its window, which begins with the token that
+  ends texts. Without such a token, the first one of a window is not predicted. An unknown token
+  costs bits and stands for no character.
+- Masked LM: 15 % of the words, drawn by their number in the document, so that tokenizers that find
+  the same words have the same ones. All pieces of a drawn word are [MASK], and each is predicted
+  from the rest: pseudo-bits, which are no code length. Words with an unknown token are never drawn.
 
-It compares models of one objective on one text: before and after a training, vocabularies of different sizes, a new
-model and a continued one. It does not compare a masked LM with a causal one, nor masked LMs that find different words,
-such as WordPiece and SentencePiece. The masks show how many pieces a word has, which favours small vocabularies a
-little; that its pieces are predicted apart is against them, so new words lower the figure before any
-training. Windows follow the tokens, so the context differs a little between vocabularies, but not before and after
+It compares models of one objective on one text: before and after a training, vocabularies of
+different sizes, a new model and a continued one. It does not compare a masked LM with a causal one,
+nor masked LMs that find different words, such as WordPiece and SentencePiece. The masks show how
+many pieces a word has, which favours small vocabularies a little; that its pieces are predicted
+apart is against them, so new words lower the figure before any training. Windows follow the tokens,
+so the context differs a little between vocabularies, but not before and after
 `--extend-vocabulary`: both read the same windows.
 """
 
@@ -53,9 +56,11 @@ class BitsBatches(NamedTuple):
     characters: int
 
 
-def extended_state(state: Mapping[str, Tensor], old: Tokenizer, new: Tokenizer, size: int) -> dict[str, Tensor]:
-    """The parameters with `size` tokens. The row of a new word in the token embeddings, and its bias, is the mean of
-    those of its pieces in the old vocabulary; other rows stay as they are."""
+def extended_state(
+    state: Mapping[str, Tensor], old: Tokenizer, new: Tokenizer, size: int
+) -> dict[str, Tensor]:
+    """The parameters with `size` tokens. The row of a new word in the token embeddings, and its
+    bias, is the mean of those of its pieces in the old vocabulary; other rows stay as they are."""
     pieces = old.ids(new.tokens[old.vocab_size :])
 
     def extended(table: Tensor) -> Tensor:
@@ -66,15 +71,24 @@ def extended_state(state: Mapping[str, Tensor], old: Tokenizer, new: Tokenizer, 
         return rows
 
     by_token = ("embeddings.token.weight", "lm_head.bias")
-    return {name: extended(value) if name.endswith(by_token) else value for name, value in state.items()}
+    return {
+        name: extended(value) if name.endswith(by_token) else value for name, value in state.items()
+    }
 
 
 def bits_batches(
-    store: TokenStore, documents: Ids, tokenizer: Tokenizer, template: Template, *, length: int, windows: int,
-    kind: TokenObjective = "masked_lm", read_by: Tokenizer | None = None,
-) -> tuple[BitsBatches, BitsBatches]:  # fmt: skip
-    """Up to `windows` windows of the documents of a store, for a model with its tokenizer; and the same windows for one
-    with the smaller vocabulary of `read_by` (None: the same tokenizer).
+    store: TokenStore,
+    documents: Ids,
+    tokenizer: Tokenizer,
+    template: Template,
+    *,
+    length: int,
+    windows: int,
+    kind: TokenObjective = "masked_lm",
+    read_by: Tokenizer | None = None,
+) -> tuple[BitsBatches, BitsBatches]:
+    """Up to `windows` windows of the documents of a store, for a model with its tokenizer; and the
+    same windows for one with the smaller vocabulary of `read_by` (None: the same tokenizer).
 
     length: of a window in tokens of the smaller vocabulary, with special tokens.
     """
@@ -83,7 +97,9 @@ def bits_batches(
     def reread(word: Word) -> Word:
         if read_by is None or max(word) < read_by.vocab_size:
             return word
-        return tuple(read_by.ids(["".join(tokenizer.tokens[n].removeprefix("##") for n in word)])[0])
+        return tuple(
+            read_by.ids(["".join(tokenizer.tokens[n].removeprefix("##") for n in word)])[0]
+        )
 
     @cache
     def size_of(word: Word) -> int:
@@ -95,22 +111,35 @@ def bits_batches(
     characters = sum(size_of(word) for window in found for word, drawn in window if drawn)
     read = [[(reread(word), drawn) for word, drawn in window] for window in found]
     make = partial(_example, mask_id=tokenizer.mask_id, template=template, causal=causal)
-    own, other = (BitsBatches(batches_by_length(map(make, rows), AT_ONCE), characters) for rows in (found, read))
+    own, other = (
+        BitsBatches(batches_by_length(map(make, rows), AT_ONCE), characters)
+        for rows in (found, read)
+    )
     return own, other
 
 
 def _windows(
-    store: TokenStore, documents: Ids, tokenizer: Tokenizer, template: Template, length: int, causal: bool,
+    store: TokenStore,
+    documents: Ids,
+    tokenizer: Tokenizer,
+    template: Template,
+    length: int,
+    causal: bool,
     reread: Callable[[Word], Word],
-) -> Iterator[list[tuple[Word, bool]]]:  # fmt: skip
-    """The words of a document that fill a window, each with whether it is predicted. A word without room is left out;
-    in vocabularies without signs of words, such as GPT's, each token is one."""
-    unknown, room = {tokenizer.unk_id, *tokenizer.special_ids}, length - (1 if causal else template.num_special())
+) -> Iterator[list[tuple[Word, bool]]]:
+    """The words of a document that fill a window, each with whether it is predicted. A word without
+    room is left out; in vocabularies without signs of words, such as GPT's, each token is one."""
+    unknown, room = (
+        {tokenizer.unk_id, *tokenizer.special_ids},
+        length - (1 if causal else template.num_special()),
+    )
     by_token = causal and tokenizer.starts_word.sum() <= len(tokenizer.special_ids)
     for document in documents.tolist():
         first, last = store.sentences[store.documents[document : document + 2]]
         ids = np.asarray(store.tokens[first:last], np.int64)
-        edges = np.unique([0, *np.flatnonzero(tokenizer.starts_word[ids] | by_token), len(ids)]).tolist()
+        edges = np.unique(
+            [0, *np.flatnonzero(tokenizer.starts_word[ids] | by_token), len(ids)]
+        ).tolist()
         words = [tuple(ids[a:b].tolist()) for a, b in pairwise(edges)]
         draws = (keyed_rng("bits", SEED, document).random(len(words)) < RATE).tolist()
         window, used = list[tuple[Word, bool]](), 0
@@ -126,7 +155,9 @@ def _windows(
         yield window
 
 
-def _example(window: list[tuple[Word, bool]], mask_id: int, template: Template, causal: bool) -> Example:
+def _example(
+    window: list[tuple[Word, bool]], mask_id: int, template: Template, causal: bool
+) -> Example:
     """A window, and the tokens that are predicted in it."""
     ids = np.array([number for word, _ in window for number in word], np.int64)
     positions = np.flatnonzero([drawn for word, drawn in window for _ in word])
@@ -139,11 +170,15 @@ def _example(window: list[tuple[Word, bool]], mask_id: int, template: Template, 
     positions += len(template.prefix)
     masked = s.input_ids.copy()
     masked[positions] = mask_id
-    return Example(masked, s.token_type_ids, {"masked_lm": Target(positions, s.input_ids[positions])})
+    return Example(
+        masked, s.token_type_ids, {"masked_lm": Target(positions, s.input_ids[positions])}
+    )
 
 
 @torch.no_grad()
-def bits_per_character(network: PretrainingModel, scored: BitsBatches, precision: Precision = "fp32") -> float:
+def bits_per_character(
+    network: PretrainingModel, scored: BitsBatches, precision: Precision = "fp32"
+) -> float:
     """The figure, of a text with a predicted character; of ELECTRA that of the generator."""
     (stats,) = evaluate(network.generator or network, scored.batches, precision).values()
     return stats.loss * stats.count / math.log(2) / scored.characters

@@ -1,11 +1,12 @@
-"""Simple methods beside a fine-tuned model: the same training rows, the same held-out rows, a few seconds.
+"""Simple methods beside a fine-tuned model: the same training rows, the same held-out rows, a few
+seconds.
 
 - `baseline_answers`: what each of them answers on a dev set, or in a cross-validation
 - `FrozenEncoder`: vectors of a model that is not trained, as features of a linear model
 - `compare_baselines`: their scores, the paired differences, and what follows from them
 
-The linear models are those of scikit-learn. Their strengths are the best of a grid on SST-2, CoLA, MRPC, STS-B, RTE and
-wikigold with 50 to 500 training rows (docs/experiments).
+The linear models are those of scikit-learn. Their strengths are the best of a grid on SST-2, CoLA,
+MRPC, STS-B, RTE and wikigold with 50 to 500 training rows (docs/experiments).
 """
 
 import re
@@ -41,7 +42,13 @@ from bertworks.inference.task_metrics import (
 )
 from bertworks.io.processes import chunk_by_size
 from bertworks.metrics.classification import count_spans
-from bertworks.metrics.intervals import Interval, label_correlation, middle, paired_difference, resampled
+from bertworks.metrics.intervals import (
+    Interval,
+    label_correlation,
+    middle,
+    paired_difference,
+    resampled,
+)
 from bertworks.models.encoder import Encoder, meta_device_init
 from bertworks.models.packed_linear import InferenceEncoder
 from bertworks.text.segmentation import split_sentences
@@ -49,25 +56,32 @@ from bertworks.training.device import InferencePrecision
 from bertworks.training.linear_head import LinearHead, fit_linear_head
 from bertworks.training.task_heads import combine_vectors
 
-Answers = dict[str, list[Answer | None]]  # by the name of the method; None: of rows that it does not answer
+# by the name of the method; None: of rows that it does not answer
+Answers = dict[str, list[Answer | None]]
 FINETUNED = "fine-tuned"
-OWN: Mapping[str, tuple[str, str]] = {  # by method: the name of the model in tables, and in sentences
-    **dict.fromkeys(("auto", "full"), (FINETUNED, "fine-tuning")), "frozen": ("linear head", "the linear head"),
+# by method: the name of the model in tables, and in sentences
+OWN: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(("auto", "full"), (FINETUNED, "fine-tuning")),
+    "frozen": ("linear head", "the linear head"),
     "cosine": ("fine-tuned from the cosine", "fine-tuning from the cosine"),
-}  # fmt: skip
+}
 FROZEN, COSINE = "frozen vectors", "cosine"
-_TRAINED = {FROZEN: "frozen", COSINE: "cosine"}  # the method of a fine-tuning that begins with this one
-_UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]")  # kana, Chinese characters, hangul
+# the method of a fine-tuning that begins with this one
+_TRAINED = {FROZEN: "frozen", COSINE: "cosine"}
+# kana, Chinese characters, hangul
+_UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]")
 _LETTER = re.compile(r"[^\W\d_]")
 _TERMS = {"token_pattern": r"\w+|[^\w\s]+", "ngram_range": (1, 2)}
 _ABSENT = -30.0  # the logit of what never occurs in the training rows
 _MAX_TERMS = 3_000_000  # tokens times labels of which a bag of words learns
-# A tagger learns from all words: with more words times labels than this it takes fewer iterations, but not fewer than
-# _MIN_ITERATIONS.
+# A tagger learns from all words: with more words times labels than this it takes fewer iterations,
+# but not fewer than _MIN_ITERATIONS.
 _TAGGED = 1_000_000
-_ENCODER_WORK, _MAX_ENCODED = 5e11, 100_000  # tokens times parameters, tokens of rows that are encoded to learn from
+# tokens times parameters, tokens of rows that are encoded to learn from
+_ENCODER_WORK, _MAX_ENCODED = 5e11, 100_000
 HELD_OUT_WORK = 2  # times this for the rows that are predicted
-_LONGEST_TEXT = 1 << 19  # characters of a text in a bag of words: its words take fifty times the memory
+# characters of a text in a bag of words: its words take fifty times the memory
+_LONGEST_TEXT = 1 << 19
 _AT_ONCE = 1 << 12  # words of which features are in memory
 _MAX_FEATURES = 50_000
 _MAX_ITERATIONS = 100
@@ -104,45 +118,70 @@ class FrozenEncoder:
         (network, precision), every = self._network, list(texts)
         new = list(dict.fromkeys(text for text in every if text not in self._vectors))
         encodings = self._model.tokenizer.encode_each(new, max_length=self._max_length)
-        units: list[ExampleGroup] = [[Example(np.array(e.ids), np.array(e.type_ids), {})] for e in encodings]
+        units: list[ExampleGroup] = [
+            [Example(np.array(e.ids), np.array(e.type_ids), {})] for e in encodings
+        ]
         vectors = compute_vectors(network, units, "mean", self.width, precision)
         self._vectors |= zip(new, normalized(vectors), strict=True)
         return np.stack([self._vectors[text] for text in every])
 
-    def predicted_tokens(self, rows: Sequence[Features], head: LinearHead | None = None) -> NDArray[np.float32]:
-        """float32 [M, width]: the last hidden state of every token from which a label is predicted; or its logits by a
-        head, [M, outputs]: of a long row the states take far more memory."""
+    def predicted_tokens(
+        self, rows: Sequence[Features], head: LinearHead | None = None
+    ) -> NDArray[np.float32]:
+        """float32 [M, width]: the last hidden state of every token from which a label is predicted;
+        or its logits by a head, [M, outputs]: of a long row the states take far more memory."""
         network, precision = self._network
 
         def compute(batch: Batch) -> Tensor:
-            states = network(batch.input_ids, batch.layout, batch.token_type_ids, batch.target.positions)
+            states = network(
+                batch.input_ids, batch.layout, batch.token_type_ids, batch.target.positions
+            )
             last = torch.as_tensor(states[-1])
             return last if head is None else torch.from_numpy(head(last.float().cpu().numpy()))
 
         width = self.width if head is None else len(head.bias)
-        return np.concatenate(compute_each(network, compute, [row.unit for row in rows], (width,), precision))
+        return np.concatenate(
+            compute_each(network, compute, [row.unit for row in rows], (width,), precision)
+        )
 
 
 def baseline_answers(
-    train: Sequence[Features], held_out: Sequence[Features], d: TaskConfig, encoder: FrozenEncoder, *,
-    parts: Sequence[Sequence[int]] = (), seed: int = 0,
-) -> Answers:  # fmt: skip
-    """What simple methods, trained on `train`, answer on `held_out`, by the name of the method; the first one is the
-    trivial one. Of many rows they learn from a sample, and those with an encoder answer a sample (None: the other
-    rows), both stratified by label, so that each takes seconds; the name then says how many rows these are. The
-    features of words learn from all sentences: with a sample of these they look weak.
+    train: Sequence[Features],
+    held_out: Sequence[Features],
+    d: TaskConfig,
+    encoder: FrozenEncoder,
+    *,
+    parts: Sequence[Sequence[int]] = (),
+    seed: int = 0,
+) -> Answers:
+    """What simple methods, trained on `train`, answer on `held_out`, by the name of the method; the
+    first one is the trivial one. Of many rows they learn from a sample, and those with an encoder
+    answer a sample (None: the other rows), both stratified by label, so that each takes seconds;
+    the name then says how many rows these are. The features of words learn from all sentences: with
+    a sample of these they look weak.
 
     Args:
         encoder: one for several calls encodes each text once.
-        parts: of a cross-validation: `held_out` has the training rows with these numbers, part after part. Each part is
-            answered by what was learned from the other rows; the trivial method has the same constant in all of them.
+        parts: of a cross-validation: `held_out` has the training rows with these numbers, part
+            after part. Each part is answered by what was learned from the other rows; the trivial
+            method has the same constant in all of them.
     """
     folds = [(train, held_out)]
     if parts:
         others = (set(range(len(train))).difference(part) for part in parts)
-        folds = [([train[n] for n in sorted(rest)], [train[n] for n in part]) for rest, part in zip(others, parts)]
+        folds = [
+            ([train[n] for n in sorted(rest)], [train[n] for n in part])
+            for rest, part in zip(others, parts)
+        ]
     if d.task == "qa":
-        nothing: Answer = {"answer": "", "start": -1, "end": -1, "score": 1.0, "no_answer_margin": 0.0, "n_best": []}
+        nothing: Answer = {
+            "answer": "",
+            "start": -1,
+            "end": -1,
+            "score": 1.0,
+            "no_answer_margin": 0.0,
+            "n_best": [],
+        }
         nearest = [answer for fold in folds for answer in _nearest_sentences(*fold)]
         return {TASKS["qa"]["trivial"]: [nothing] * len(held_out), "nearest sentence": [*nearest]}
     found: Answers = {}
@@ -150,9 +189,13 @@ def baseline_answers(
     for rest, rows in folds:
         for name, some, numbers, logits in _predictions(rest, rows, d, encoder, seed, len(folds)):
             answers = found.setdefault(name, [None] * len(held_out))
-            for n, answer in zip(numbers, _decoded(d, [rows[n] for n in numbers], logits), strict=True):
+            for n, answer in zip(
+                numbers, _decoded(d, [rows[n] for n in numbers], logits), strict=True
+            ):
                 answers[before + n] = answer
-            learned.setdefault(name, []).extend([f" of {len(some):,} rows"] * (len(some) < len(rest)))
+            learned.setdefault(name, []).extend(
+                [f" of {len(some):,} rows"] * (len(some) < len(rest))
+            )
         before += len(rows)
     constant = _trivial(train, sum(map(len, map(_targets, held_out))), d)
     named: Answers = {TASKS[d.task]["trivial"]: [*_decoded(d, held_out, constant)]}
@@ -163,24 +206,38 @@ def baseline_answers(
 
 
 def _predictions(
-    train: Sequence[Features], rows: Sequence[Features], d: TaskConfig, encoder: FrozenEncoder, seed: int, folds: int
+    train: Sequence[Features],
+    rows: Sequence[Features],
+    d: TaskConfig,
+    encoder: FrozenEncoder,
+    seed: int,
+    folds: int,
 ) -> Iterator[tuple[str, Sequence[Features], Sequence[int], Logits]]:
-    """Of each method but the trivial one: its name, the rows from which it learns, the numbers of the rows that it
-    predicts, and the logits of these."""
+    """Of each method but the trivial one: its name, the rows from which it learns, the numbers of
+    the rows that it predicts, and the logits of these."""
     most_terms = _MAX_TERMS // max(2, len(d.labels))
     numbers = sorted(_sampled(rows, HELD_OUT_WORK * encoder.max_tokens // folds, seed))
     every, new = range(len(rows)), [rows[n] for n in numbers]
     if d.task == "choice":
         vectors = [encoder.texts(row.item.texts) for row in new]
-        yield "most similar choice", train, numbers, np.concatenate([v[1:] @ v[0] for v in vectors])[:, None]
+        yield (
+            "most similar choice",
+            train,
+            numbers,
+            np.concatenate([v[1:] @ v[0] for v in vectors])[:, None],
+        )
         return
     fewer = sample(train, encoder.max_tokens, seed)
     if d.task in ("tagging", "spans"):
         num_targets = sum(len(_targets(row)) for row in train)
-        iterations = max(_MIN_ITERATIONS, _MAX_ITERATIONS * _TAGGED // (num_targets * len(d.labels)))
+        iterations = max(
+            _MIN_ITERATIONS, _MAX_ITERATIONS * _TAGGED // (num_targets * len(d.labels))
+        )
         logits = _linear(d, train, _counted(train, rows), 3.0, min(_MAX_ITERATIONS, iterations))
         yield "features of words", train, every, logits
-        head = fit_linear_head(make_task_head(d), encoder.predicted_tokens(fewer), _all_targets(fewer))
+        head = fit_linear_head(
+            make_task_head(d), encoder.predicted_tokens(fewer), _all_targets(fewer)
+        )
         yield FROZEN, fewer, numbers, encoder.predicted_tokens(new, head)
         return
     some = sample(train, most_terms, seed)
@@ -190,29 +247,41 @@ def _predictions(
     if len(sides[0]) == 2 and d.task != "multilabel":
         cosines = [(u * v).sum(1, keepdims=True) for u, v in sides]
         learns = d.task != "regression"
-        yield COSINE, fewer if learns else train, numbers, _linear(d, fewer, cosines) if learns else cosines[1]
+        yield (
+            COSINE,
+            fewer if learns else train,
+            numbers,
+            _linear(d, fewer, cosines) if learns else cosines[1],
+        )
 
 
 def _frozen_features(sides: Sequence[Vectors]) -> Vectors:
-    """The features of `--method frozen`. sides: the vectors of a text, or of both texts of a pair."""
+    """The features of `--method frozen`. sides: the vectors of a text, or of both texts of a
+    pair."""
     x = torch.from_numpy(np.stack(sides, 1).reshape(-1, sides[0].shape[1]))
     return combine_vectors(x, "pair" if len(sides) == 2 else "mean").numpy()
 
 
 def sample(rows: Sequence[Features], most: int, seed: int) -> list[Features]:
-    """Shuffled rows with at most about `most` tokens together, with the same fraction of every label."""
+    """Shuffled rows with at most about `most` tokens together, with the same fraction of every
+    label."""
     return [rows[n] for n in _sampled(rows, most, seed)]
 
 
 def _sampled(rows: Sequence[Features], most: int, seed: int) -> list[int]:
-    """The numbers of the rows of a sample. A row that is larger than a sample is in none, if there are others."""
+    """The numbers of the rows of a sample. A row that is larger than a sample is in none, if there
+    are others."""
     members: dict[Any, list[int]] = {}
     for number in np.random.default_rng(seed).permutation(len(rows)).tolist():
         label = rows[number].item.label
         members.setdefault(label if isinstance(label, str) else None, []).append(number)
-    places = {n: (place + 0.5) / len(group) for group in members.values() for place, n in enumerate(group)}
+    places = {
+        n: (place + 0.5) / len(group) for group in members.values() for place, n in enumerate(group)
+    }
     sizes = [sum(len(example.input_ids) for example in row.unit) for row in rows]
-    ordered = [n for n in sorted(places, key=places.__getitem__) if sizes[n] <= max(most, min(sizes))]
+    ordered = [
+        n for n in sorted(places, key=places.__getitem__) if sizes[n] <= max(most, min(sizes))
+    ]
     return ordered[: max(1, int((np.cumsum([sizes[n] for n in ordered]) <= most).sum()))]
 
 
@@ -226,7 +295,9 @@ def _all_targets(rows: Sequence[Features]) -> NDArray[Any]:
 
 def _sides(rows: Sequence[Features]) -> list[tuple[str, ...]]:
     """The first texts, and the second ones of pairs; their beginnings where they are very long."""
-    return list(zip(*([text[:_LONGEST_TEXT] for text in row.item.texts] for row in rows), strict=True))
+    return list(
+        zip(*([text[:_LONGEST_TEXT] for text in row.item.texts] for row in rows), strict=True)
+    )
 
 
 def _decoded(d: TaskConfig, rows: Sequence[Features], logits: Logits) -> list[Answer]:
@@ -238,7 +309,9 @@ def _decoded(d: TaskConfig, rows: Sequence[Features], logits: Logits) -> list[An
 def _trivial(train: Sequence[Features], count: int, d: TaskConfig) -> Logits:
     """[count, outputs]: the same for every row."""
     if d.task == "choice":
-        votes = np.bincount([row.item.label for row in train], minlength=d.num_choices).astype(np.float32)
+        votes = np.bincount([row.item.label for row in train], minlength=d.num_choices).astype(
+            np.float32
+        )
         return np.tile(votes, count // d.num_choices)[:, None]
     y = _all_targets(train)
     if d.task == "regression":
@@ -261,8 +334,8 @@ def _linear(
     """The logits of a linear model for new rows.
 
     Args:
-        pair: features of the training rows and of the new ones, as NumPy or SciPy matrices; the new ones may be an
-            iterator over blocks.
+        pair: features of the training rows and of the new ones, as NumPy or SciPy matrices; the new
+            ones may be an iterator over blocks.
         strength: of SciPy matrices, the inverse of the penalty.
         iterations: of SciPy matrices, the maximum number of iterations of the optimizer.
     """
@@ -279,7 +352,8 @@ def _linear(
 
     if d.task != "multilabel" or len(targets) < 3 * _FOLDS:
         return logits_of(train_features, targets, new_features)
-    # Labels are given above 0: where that is the best micro F1 on training rows that the model did not see.
+    # Labels are given above 0: where that is the best micro F1 on training rows that the model did
+    # not see.
     held_out_logits = np.zeros(targets.shape, np.float32)
     numbers = np.arange(len(targets))
     for fold in range(_FOLDS):
@@ -293,7 +367,9 @@ def _linear(
     return logits_of(train_features, targets, new_features) - threshold
 
 
-def _sparse(d: TaskConfig, x: Any, y: NDArray[Any], new: Any, strength: float, iterations: int) -> Logits:
+def _sparse(
+    d: TaskConfig, x: Any, y: NDArray[Any], new: Any, strength: float, iterations: int
+) -> Logits:
     from scipy.special import logit
     from sklearn.dummy import DummyClassifier
     from sklearn.linear_model import LogisticRegression, Ridge
@@ -303,7 +379,11 @@ def _sparse(d: TaskConfig, x: Any, y: NDArray[Any], new: Any, strength: float, i
         return np.asarray(Ridge(1 / strength).fit(x, y).predict(new), np.float32)[:, None]
     model = LogisticRegression(C=strength, max_iter=iterations)
     if d.task == "multilabel":  # of a single label there are two columns: false and true
-        p = OneVsRestClassifier(model).fit(x, y.astype(np.int64)).predict_proba(new)[:, -y.shape[1] :]
+        p = (
+            OneVsRestClassifier(model)
+            .fit(x, y.astype(np.int64))
+            .predict_proba(new)[:, -y.shape[1] :]
+        )
         return np.asarray(logit(p).clip(_ABSENT, -_ABSENT), np.float32)
     fitted = (model if len(np.unique(y)) > 1 else DummyClassifier()).fit(x, y)
     blocks = [np.empty((0, len(d.labels)), np.float32)]
@@ -314,10 +394,13 @@ def _sparse(d: TaskConfig, x: Any, y: NDArray[Any], new: Any, strength: float, i
 
 
 def _vectorizer(texts: Collection[str]) -> Any:
-    """tf-idf of words and pairs of words; of stretches of characters in scripts without spaces, and in Korean."""
+    """tf-idf of words and pairs of words; of stretches of characters in scripts without spaces, and
+    in Korean."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    letters, unspaced = (sum(len(pattern.findall(text)) for text in texts) for pattern in (_LETTER, _UNSPACED))
+    letters, unspaced = (
+        sum(len(pattern.findall(text)) for text in texts) for pattern in (_LETTER, _UNSPACED)
+    )
     terms = {"analyzer": "char", "ngram_range": (1, 3)} if 2 * unspaced > letters else _TERMS
     return TfidfVectorizer(sublinear_tf=True, max_features=_MAX_FEATURES, **terms).fit(texts)
 
@@ -335,14 +418,18 @@ def _bags(train: Sequence[Features], held_out: Sequence[Features]) -> list[Any]:
 
 
 def _counted(train: Sequence[Features], held_out: Sequence[Features]) -> list[Any]:
-    """Of every predicted word or token: itself, its ends and shape, and its neighbours. Those of the held-out rows are
-    an iterator over blocks: they take twenty times the memory of the words."""
+    """Of every predicted word or token: itself, its ends and shape, and its neighbours. Those of
+    the held-out rows are an iterator over blocks: they take twenty times the memory of the words.
+    """
     from sklearn.feature_extraction.text import CountVectorizer
 
     words, new = (chain.from_iterable(map(_features_of_words, rows)) for rows in (train, held_out))
     vectorizer = CountVectorizer(analyzer=lambda features: features, dtype=np.float64)
     learned = vectorizer.fit_transform(words)
-    return [learned, (vectorizer.transform(block) for block in chunk_by_size(new, _AT_ONCE, lambda _: 1))]
+    return [
+        learned,
+        (vectorizer.transform(block) for block in chunk_by_size(new, _AT_ONCE, lambda _: 1)),
+    ]
 
 
 def _features_of_words(row: Features) -> Iterator[list[str]]:
@@ -350,15 +437,28 @@ def _features_of_words(row: Features) -> Iterator[list[str]]:
     padded = ["", "", *(word.lower() for word in words), "", ""]
     for n in range(len(words)):
         word, near = words[n], [f"{k}={padded[n + k]}" for k in range(5)]
-        kinds = ("A" if c.isupper() else "a" if c.islower() else "0" if c.isdigit() else c for c in word)
+        kinds = (
+            "A" if c.isupper() else "a" if c.islower() else "0" if c.isdigit() else c for c in word
+        )
         shape = "".join(kind for kind, _ in groupby(kinds))
-        yield [*near, f"{near[1]} {near[2]}", f"{near[2]} {near[3]}", f"<{word[:3]}", f">{word[-3:]}", f">{word[-2:]}",
-               f"shape={shape}", f"before={padded[n + 1] and words[n - 1][0].isupper()}"]  # fmt: skip
+        yield [
+            *near,
+            f"{near[1]} {near[2]}",
+            f"{near[2]} {near[3]}",
+            f"<{word[:3]}",
+            f">{word[-3:]}",
+            f">{word[-2:]}",
+            f"shape={shape}",
+            f"before={padded[n + 1] and words[n - 1][0].isupper()}",
+        ]
 
 
 def _nearest_sentences(train: Sequence[Features], rows: Sequence[Features]) -> list[Answer]:
     """The sentence of each context that has the largest tf-idf cosine with the question."""
-    contexts = {context: split_sentences(context[:_LONGEST_TEXT]) for context in {row.item.texts[1] for row in rows}}
+    contexts = {
+        context: split_sentences(context[:_LONGEST_TEXT])
+        for context in {row.item.texts[1] for row in rows}
+    }
     learned = {row.item.texts[1] for row in train} | contexts.keys()
     vectorizer = _vectorizer([context[:_LONGEST_TEXT] for context in learned])
     questions = vectorizer.transform([row.item.texts[0] for row in rows])
@@ -368,8 +468,19 @@ def _nearest_sentences(train: Sequence[Features], rows: Sequence[Features]) -> l
         context = row.item.texts[1]
         cosines = (vectors[context] @ question.T).toarray()[:, 0]
         text, best = contexts[context][cosines.argmax()], float(cosines.max())
-        place = {"start": context.index(text), "end": context.index(text) + len(text), "score": best}
-        answers.append({"answer": text, **place, "no_answer_margin": -best, "n_best": [{"text": text, **place}]})
+        place = {
+            "start": context.index(text),
+            "end": context.index(text) + len(text),
+            "score": best,
+        }
+        answers.append(
+            {
+                "answer": text,
+                **place,
+                "no_answer_margin": -best,
+                "n_best": [{"text": text, **place}],
+            }
+        )
     return answers
 
 
@@ -387,19 +498,22 @@ def compare_baselines(
     """The scores of the fine-tuned model and of the baselines on the same rows.
 
     Args:
-        answers: the answers of each method, those of the fine-tuned model first, then those of the trivial method. A
-            row with None in place of an answer is left out, also in the difference from the fine-tuned model.
-        method: the method of the fine-tuning. It is not compared with the baseline that is the same method.
+        answers: the answers of each method, those of the fine-tuned model first, then those of the
+            trivial method. A row with None in place of an answer is left out, also in the
+            difference from the fine-tuned model.
+        method: the method of the fine-tuning. It is not compared with the baseline that is the same
+            method.
         tried: all methods that the fine-tuning compared.
         place: where the scores are from.
         too_few: why the data cannot show whether the model has learned anything, or "" if they can.
         advice: what can help with these data, before what can always help.
 
     Returns:
-        `methods`: the name, `score` and `interval` of each method, the `difference` by which the fine-tuned model is
-        better, and its interval. `best`: the number of the best baseline, from 0. `verdict`: a sentence about what
-        follows, or "" if the model is better than all baselines. `metric`, `method` and `place`: the arguments.
-        `positive`: see `TaskConfig.positive_label`.
+        `methods`: the name, `score` and `interval` of each method, the `difference` by which the
+        fine-tuned model is better, and its interval. `best`: the number of the best baseline, from
+        0. `verdict`: a sentence about what follows, or "" if the model is better than all
+        baselines. `metric`, `method` and `place`: the arguments. `positive`: see
+        `TaskConfig.positive_label`.
     """
     model_answers, trivial_answers = list(answers.values())[:2]
     methods: list[dict[str, Any]] = []
@@ -409,7 +523,9 @@ def compare_baselines(
         common_rows = _common_rows(rows, method_answers, model_answers)
         score = row_sums(d, common_rows.items, common_rows.answers)[metric]
         model_score = row_sums(d, common_rows.items, common_rows.reference)[metric]
-        difference, difference_interval = paired_difference(model_score, score, groups_of(d, common_rows.items))
+        difference, difference_interval = paired_difference(
+            model_score, score, groups_of(d, common_rows.items)
+        )
         methods.append(
             {
                 "method": name,
@@ -426,8 +542,13 @@ def compare_baselines(
         right_answers = [{field: row.item.label} for row in rows]
         _, interval = _evidence(d, metric, rows, right_answers, trivial_answers)
         if interval.low <= 0:
-            too_few = f"on {len(rows):,} rows even answers that are all right would not be clearly better than chance"
-    verdict = _verdict(d, metric, methods[1], methods[best], evidence, OWN[method][1], tried, too_few, advice)
+            too_few = (
+                f"on {len(rows):,} rows even answers that are all right would not be "
+                "clearly better than chance"
+            )
+    verdict = _verdict(
+        d, metric, methods[1], methods[best], evidence, OWN[method][1], tried, too_few, advice
+    )
     return {
         "metric": metric,
         "method": method,
@@ -469,13 +590,15 @@ def _evidence(
 ) -> tuple[float, Interval]:
     """A figure of a model that is 0 if it has learned nothing, and its interval.
 
-    Of labels this is the Matthews correlation of the predictions with them. Accuracy is no such figure: 35 % may be far
-    better than chance where 28 % of the rows have the most frequent label. Nor is macro F1, which is larger for random
-    answers than for a constant one. Of several labels for each row it is the correlation pooled within the labels
-    (`label_correlation`), of which Matthews' is a case. Micro F1 is no such figure: a model that finds all rows of the
-    rare labels, and none of a frequent one, has a smaller micro F1 than the trivial method, which gives the most
-    frequent labels to all rows, whatever their text. Of other tasks the figure is what the model is better by than the
-    trivial method. The interval is that over resampled rows, so that few rows give a wide one.
+    Of labels this is the Matthews correlation of the predictions with them. Accuracy is no such
+    figure: 35 % may be far better than chance where 28 % of the rows have the most frequent label.
+    Nor is macro F1, which is larger for random answers than for a constant one. Of several labels
+    for each row it is the correlation pooled within the labels (`label_correlation`), of which
+    Matthews' is a case. Micro F1 is no such figure: a model that finds all rows of the rare labels,
+    and none of a frequent one, has a smaller micro F1 than the trivial method, which gives the most
+    frequent labels to all rows, whatever their text. Of other tasks the figure is what the model is
+    better by than the trivial method. The interval is that over resampled rows, so that few rows
+    give a wide one.
     """
     common_rows = _common_rows(rows, model_answers, trivial_answers)
     sums = row_sums(d, common_rows.items, common_rows.answers)
@@ -501,7 +624,9 @@ def format_baselines(compared: Mapping[str, Any]) -> list[list[str]]:
         score = format_score(metric, method["score"], method["interval"])
         difference = ""
         if number:  # the first method is the model itself
-            difference = format_score(metric, method["difference"], method["difference_interval"], "+")
+            difference = format_score(
+                metric, method["difference"], method["difference_interval"], "+"
+            )
         table.append([method["method"], score, difference])
     return table
 
@@ -517,8 +642,8 @@ def _verdict(
     too_few: str,
     advice: Sequence[str],
 ) -> str:
-    """Return what follows if the model has not clearly learned anything, or is not clearly better than the best
-    baseline; else "".
+    """Return what follows if the model has not clearly learned anything, or is not clearly better
+    than the best baseline; else "".
 
     Args:
         trivial, best: the comparisons with the trivial method and with the best one.
@@ -533,7 +658,9 @@ def _verdict(
         parts.append(f"these data cannot show whether {model_name} has learned anything: {too_few}")
     elif not has_learned:
         claim = "has learned nothing" if value <= 0 else "may have learned nothing"
-        parts.append(f'WARNING: {model_name} {claim}: it is not clearly better than "{trivial["method"]}"')
+        parts.append(
+            f'WARNING: {model_name} {claim}: it is not clearly better than "{trivial["method"]}"'
+        )
     if best["difference_interval"][0] > 0:
         return "; ".join(parts)
     if has_learned or best is not trivial:

@@ -47,24 +47,37 @@ File = str | PathLike[str]
 Fold = tuple[int, int]  # its number from 0, and of how many
 Validation = Literal["auto", "split", "folds"]
 Method = Literal["auto", "full", "frozen", "cosine"]
-FEW_ROWS = 2000  # fewer are too few to set some aside: scores come from cross-validation, the model from all rows
-PARTS, EVALUATED = 3, 2  # of the rows in a cross-validation, and those that are predicted by a model of the others
-POSITIVE_NAMES = ("1", "yes", "true", "pos", "positive")  # of the class of two that a user looks for
+# fewer are too few to set some aside: scores come from cross-validation, the model from all rows
+FEW_ROWS = 2000
+# of the rows in a cross-validation, and those that are predicted by a model of the others
+PARTS, EVALUATED = 3, 2
+# of the class of two that a user looks for
+POSITIVE_NAMES = ("1", "yes", "true", "pos", "positive")
 DEV_FRACTION, MAX_DEV_ROWS = 0.1, 2000  # of the rows, if there is no dev file
 FEWEST_GROUPS = 10  # documents, or different texts, that are divided as a whole
 MAX_RARE_ROWS = 20  # rows of rare labels that are held out in addition
 _SHORTENED = 60  # characters of a text in a warning
-_SPLIT = re.compile(r"((?P<train>train|training)|dev|valid|validation|val|devel|development)(set|data)?\d*")
+_SPLIT = re.compile(
+    r"((?P<train>train|training)|dev|valid|validation|val|devel|development)(set|data)?\d*"
+)
 _PARTS = re.compile(r"(?s:.{1,65536})(?!\S)|\S+")  # of a text, without a cut in a word
 LISTED = 5  # rows named in a note
 READING = (  # settings of texts, and of what reads them
-    "max_length", "stride", "max_question", "max_answer", "document_context", "lstm_units", "lstm_encoder",
+    "max_length",
+    "stride",
+    "max_question",
+    "max_answer",
+    "document_context",
+    "lstm_units",
+    "lstm_encoder",
     "feature_layers",
-)  # fmt: skip
+)
 _SETTING_TASKS: dict[str, tuple[TaskType, ...]] = {  # settings that apply to some tasks only
-    "lstm_units": ("tagging", "spans"), "document_context": ("tagging",),
-    "class_weights": ("classification", "tagging", "spans"), "label_smoothing": ("classification", "tagging", "spans"),
-}  # fmt: skip
+    "lstm_units": ("tagging", "spans"),
+    "document_context": ("tagging",),
+    "class_weights": ("classification", "tagging", "spans"),
+    "label_smoothing": ("classification", "tagging", "spans"),
+}
 
 
 @dataclass(frozen=True)
@@ -74,8 +87,8 @@ class LabelledData:
     notes: what was inferred and which rows were left out, in words.
     parts: the numbers of the training rows in each part of a cross-validation; (): there is none.
     is_validated: whether `dev` has the rows of the first EVALUATED parts, as there are no others.
-    positive: the class whose F1 is reported, see `choose_positive`. None stands for the second class, or there are not
-        two classes.
+    positive: the class whose F1 is reported, see `choose_positive`. None stands for the second
+        class, or there are not two classes.
     """
 
     schema: Schema
@@ -112,25 +125,30 @@ def read_data(
     Args:
         data: see `io.tables.Data`.
         dev: the dev file; None: that of the folder, or else see `validation`.
-        validation: without a dev file: "split": a random tenth of the rows is dev (at most MAX_DEV_ROWS), with the same
-            fraction of every label. "folds": all rows are train, and dev has those that are predicted by models of the
-            others. "auto": folds for less than FEW_ROWS rows. Neither depends on the seed of the run.
-        group: a column; rows with the same value stay on one side of the split. Questions about the same context and
-            rows with the same texts always do; sentences of a document, pairs that share a text, and choices for the
-            same text, if there are FEWEST_GROUPS groups of them.
-        near_copies: whether texts that are nearly the same (`text.near_copies`) count as the same text; False: only
-            those that differ in case and white space, as in runs that were begun before near-copies were looked for.
+        validation: without a dev file: "split": a random tenth of the rows is dev (at most
+            MAX_DEV_ROWS), with the same fraction of every label. "folds": all rows are train, and
+            dev has those that are predicted by models of the others. "auto": folds for less than
+            FEW_ROWS rows. Neither depends on the seed of the run.
+        group: a column; rows with the same value stay on one side of the split. Questions about the
+            same context and rows with the same texts always do; sentences of a document, pairs that
+            share a text, and choices for the same text, if there are FEWEST_GROUPS groups of them.
+        near_copies: whether texts that are nearly the same (`text.near_copies`) count as the same
+            text; False: only those that differ in case and white space, as in runs that were begun
+            before near-copies were looked for.
         fold: number and count: this one of `count` parts is the dev data.
-        whole_documents: documents of a CoNLL file stay on one side, because their sentences are read together.
-        positive: the class whose F1 is reported, if there are two; None if `choose_positive` is to infer it.
+        whole_documents: documents of a CoNLL file stay on one side, because their sentences are
+            read together.
+        positive: the class whose F1 is reported, if there are two; None if `choose_positive` is to
+            infer it.
 
-    Copies and near-copies that are all rows of a label, or more rows than a fold or the held-out tenth has, are
-    divided, and a note warns: first where their texts differ, then by rows. Questions on one context never are, nor are
-    the rows of a group or document.
+    Copies and near-copies that are all rows of a label, or more rows than a fold or the held-out
+    tenth has, are divided, and a note warns: first where their texts differ, then by rows.
+    Questions on one context never are, nor are the rows of a group or document.
 
     Raises:
         UsageError: no such file or column; no such class.
-        BertworksError: rows that cannot be used for training: all of them, with their lines; too few rows.
+        BertworksError: rows that cannot be used for training: all of them, with their lines; too
+            few rows.
     """
     path, dev = find_files(stored(data), None if dev is None else stored(dev, "dev rows"))
     (reader, dev_reader), empty = _open(path, dev, read, fold), IssueCounter()
@@ -143,13 +161,21 @@ def read_data(
     if dev_reader is not None:
         train, held_out = all_items, _read_items(dev_reader, schema, empty)
         part = f", {dev_reader.options.split}" if dev_reader.options.split else ""
-        notes += [f"evaluated on {dev_reader.name}{part}: {len(held_out):,} rows", *dev_reader.notes]
+        notes += [
+            f"evaluated on {dev_reader.name}{part}: {len(held_out):,} rows",
+            *dev_reader.notes,
+        ]
     elif by_parts := fold is None and _wants_parts(validation, all_items):
         train, held_out = all_items, list[Item]()
     else:
         num_parts = fold[1] if fold else None
         groups = _groups(
-            all_items, schema, notes, by_document=by_document, near_copies=near_copies, num_parts=num_parts
+            all_items,
+            schema,
+            notes,
+            by_document=by_document,
+            near_copies=near_copies,
+            num_parts=num_parts,
         )
         train, held_out = divide(all_items, schema, groups, fold, str(path))
         of_all = f"{len(held_out):,} of the {len(all_items):,} rows"
@@ -160,7 +186,14 @@ def read_data(
     parts: tuple[list[int], ...] = ()
     if fold is None and _wants_parts(validation, train):
         part_notes = notes if by_parts else list[str]()
-        groups = _groups(train, schema, part_notes, by_document=by_document, near_copies=near_copies, num_parts=PARTS)
+        groups = _groups(
+            train,
+            schema,
+            part_notes,
+            by_document=by_document,
+            near_copies=near_copies,
+            num_parts=PARTS,
+        )
         strata = _strata(train, schema, groups, keyed_rng("folds", 0))
         parts = tuple(sorted(_fold(strata, number, PARTS)) for number in range(PARTS))
         parts = parts if all(parts) else ()  # there are fewer groups
@@ -170,14 +203,18 @@ def read_data(
     return LabelledData(schema, train, held_out, notes, parts, by_parts, positive)
 
 
-def choose_positive(rows: Sequence[Item], schema: Schema, positive: str | None, notes: list[str]) -> str | None:
+def choose_positive(
+    rows: Sequence[Item], schema: Schema, positive: str | None, notes: list[str]
+) -> str | None:
     """Return the class whose F1 is reported, or None if there are not two classes.
 
-    It is the class that the user names; else the one whose name says that it is the positive one (POSITIVE_NAMES); else
-    the rarer one in these rows; and if both are equally frequent, the second one. A note says which it is, and why.
+    It is the class that the user names; else the one whose name says that it is the positive one
+    (POSITIVE_NAMES); else the rarer one in these rows; and if both are equally frequent, the second
+    one. A note says which it is, and why.
 
     Args:
-        rows: all labelled rows of the training data, also those that are held out, so that all folds agree.
+        rows: all labelled rows of the training data, also those that are held out, so that all
+            folds agree.
         positive: the class that the user names; None if it is to be inferred.
 
     Raises:
@@ -185,7 +222,11 @@ def choose_positive(rows: Sequence[Item], schema: Schema, positive: str | None, 
     """
     labels = schema.labels
     if schema.task != "classification" or len(labels) != 2:
-        classes = f"{len(labels):,} labels" if schema.task == "classification" else f"the task is {schema.task}"
+        classes = (
+            f"{len(labels):,} labels"
+            if schema.task == "classification"
+            else f"the task is {schema.task}"
+        )
         what = f"F1 of one class, {positive!r}, is for data with two labels, and here: {classes}"
         expect(positive is None, what, hint="leave out --positive")
         return None
@@ -207,7 +248,10 @@ def choose_positive(rows: Sequence[Item], schema: Schema, positive: str | None, 
         if first_count == second_count:
             reason = "the second of two equally frequent labels"
     other_label = labels[1] if positive_label == labels[0] else labels[0]
-    explanation = f"{positive_label!r}, {reason}; --positive {quoted(other_label)} reports that of the other label"
+    explanation = (
+        f"{positive_label!r}, {reason}; --positive {quoted(other_label)} reports that "
+        "of the other label"
+    )
     notes.append(f"F1 of: {explanation}")
     return positive_label
 
@@ -216,9 +260,14 @@ def _wants_parts(validation: Validation, rows: Sequence[Item]) -> bool:
     return validation == "folds" or (validation == "auto" and len(rows) < FEW_ROWS)
 
 
-def _validated_rows(train: Sequence[Item], parts: Sequence[list[int]], schema: Schema, notes: list[str]) -> list[Item]:
+def _validated_rows(
+    train: Sequence[Item], parts: Sequence[list[int]], schema: Schema, notes: list[str]
+) -> list[Item]:
     rows = [train[n] for part in parts[:EVALUATED] for n in part]
-    notes.append(f"evaluated on {len(rows):,} of the {len(train):,} rows, by models of the other rows ({PARTS} folds)")
+    notes.append(
+        f"evaluated on {len(rows):,} of the {len(train):,} rows, by models of the other rows "
+        f"({PARTS} folds)"
+    )
     notes += _document_notes(*_of_fold(train, parts[0]), schema)
     return rows
 
@@ -226,7 +275,9 @@ def _validated_rows(train: Sequence[Item], parts: Sequence[list[int]], schema: S
 def _usable(train: list[Item], schema: Schema, notes: list[str]) -> list[Item]:
     """The rows that can be learned. Notes name the others."""
     if schema.task == "spans":
-        notes += _count_note(list(filter(overlapping, train)), "texts have overlapping spans: the later one wins")
+        notes += _count_note(
+            list(filter(overlapping, train)), "texts have overlapping spans: the later one wins"
+        )
     if schema.task != "qa":
         return train
     what = "answers are not at their position in the context, and are left out of train"
@@ -240,16 +291,26 @@ def _of_fold(rows: Sequence[Item], part: Sequence[int]) -> tuple[list[Item], lis
     return [item for n, item in enumerate(rows) if n not in held_out], [rows[n] for n in part]
 
 
-def _open(path: File, dev: File | None, read: ReadOptions, fold: Fold | None) -> tuple[RowReader, RowReader | None]:
-    """The readers of the training data and of the dev data, if there is any: a file, or a part of the same file."""
+def _open(
+    path: File, dev: File | None, read: ReadOptions, fold: Fold | None
+) -> tuple[RowReader, RowReader | None]:
+    """The readers of the training data and of the dev data, if there is any: a file, or a part of
+    the same file."""
     if fold is not None and dev is not None:
         hint = f"name the other file alone: bertworks finetune {quoted(path)} --folds {fold[1]} ..."
-        raise UsageError(f"folds divide the training data, but there is a dev file: {dev}", where=str(path), hint=hint)
+        raise UsageError(
+            f"folds divide the training data, but there is a dev file: {dev}",
+            where=str(path),
+            hint=hint,
+        )
     try:
         return RowReader(path, read), None if dev is None else RowReader(dev, read)
     except SplitsError as error:
         words = [(name, _SPLIT.fullmatch(name)) for name in error.splits]
-        train, held = ([name for name, word in words if word and bool(word["train"]) == side] for side in (True, False))
+        train, held = (
+            [name for name, word in words if word and bool(word["train"]) == side]
+            for side in (True, False)
+        )
         if dev is not None or read.split or len(train) != 1 or len(held) > 1:
             raise
         readers = [RowReader(path, replace(read, split=name)) for name in (*train, *held)]
@@ -265,19 +326,28 @@ def _read_items(reader: RowReader, schema: Schema, empty: IssueCounter) -> list[
 
 
 def _with_scheme(schema: Schema, all_items: Sequence[Item], notes: list[str]) -> Schema:
-    """The schema, which tells whether the tags are bare types of entities. They need an O that is more frequent than
-    each type: else they are parts of speech. A note says what the tags mark."""
+    """The schema, which tells whether the tags are bare types of entities. They need an O that is
+    more frequent than each type: else they are parts of speech. A note says what the tags mark."""
     if schema.task != "tagging":
         return schema
-    most_common = Counter(chain.from_iterable(item.label for item in all_items)).most_common(1)[0][0]
+    most_common = Counter(chain.from_iterable(item.label for item in all_items)).most_common(1)[0][
+        0
+    ]
     # One character before or after a type: the tags mark entities in a way that is not known.
     marked = sum(re.fullmatch(r"\w[-_].+|.+[-_]\w", tag) is not None for tag in schema.labels)
-    bare = tag_scheme(schema.labels) is None and most_common in OUTSIDE and 2 * marked < len(schema.labels)
+    bare = (
+        tag_scheme(schema.labels) is None
+        and most_common in OUTSIDE
+        and 2 * marked < len(schema.labels)
+    )
     if scheme := tag_scheme(schema.labels, bare):
         types = len({kind for _, kind in scheme.marks.values()} - {""})
         notes.append(f"tags: {scheme.name}, {types} type{'s' * (types != 1)}")
     else:
-        notes.append("the tags mark no entities: word accuracy (known schemes: IOB, IOBES, BILOU, BMES, BMEWO)")
+        notes.append(
+            "the tags mark no entities: word accuracy (known schemes: IOB, IOBES, BILOU, BMES, "
+            "BMEWO)"
+        )
     return replace(schema, bare_types=bare)
 
 
@@ -292,18 +362,26 @@ def find_files(source: File, dev: File | None) -> tuple[File, File | None]:
             files["train" if any(word["train"] for word in words) else "dev"].append(path)
     content = ", ".join(p.name for p in sorted(data.iterdir())[:20]) or "nothing"
     for name, paths in files.items():
-        what = f"the folder has {len(paths) or 'no'} {name} file{'s' * (len(paths) > 1)}: it holds {content}"
+        what = (
+            f"the folder has {len(paths) or 'no'} {name} file{'s' * (len(paths) > 1)}: it "
+            f"holds {content}"
+        )
         hint = "name the files: bertworks finetune TRAIN-FILE --dev DEV-FILE ..."
         expect(len(paths) == 1 or (name == "dev" and not paths), what, where=data, hint=hint)
     return files["train"][0], dev or next(iter(files["dev"]), None)
 
 
 def methods_of(schema: Schema) -> tuple[Method, ...]:
-    """The methods that are possible for a task, the one first that is used unless another is clearly better."""
+    """The methods that are possible for a task, the one first that is used unless another is
+    clearly better."""
     if schema.task in ("qa", "choice"):
         return ("full",)
     compares = len(schema.text) == 2 and (schema.task == "regression" or len(schema.labels) == 2)
-    return ("cosine", "full", "frozen") if compares and schema.task != "multilabel" else ("full", "frozen")
+    return (
+        ("cosine", "full", "frozen")
+        if compares and schema.task != "multilabel"
+        else ("full", "frozen")
+    )
 
 
 def _vectors(schema: Schema, recipe: FinetuneRecipe, method: Method) -> SentenceVectors:
@@ -313,16 +391,23 @@ def _vectors(schema: Schema, recipe: FinetuneRecipe, method: Method) -> Sentence
         UsageError: the method does not apply to the task, or to the recipe.
     """
     known = methods_of(schema)
-    what = f"the method {method!r} is not for {schema.task}" + " of single texts" * (len(schema.text) == 1)
+    what = f"the method {method!r} is not for {schema.task}" + " of single texts" * (
+        len(schema.text) == 1
+    )
     expect(method in ("auto", *known), what, hint=f"use --method {' or '.join(known)}")
     if method in ("frozen", "cosine") and recipe.lstm_units:
-        raise UsageError(f"the method {method!r} has no LSTM, and the recipe has lstm_units", hint="leave --recipe out")
+        raise UsageError(
+            f"the method {method!r} has no LSTM, and the recipe has lstm_units",
+            hint="leave --recipe out",
+        )
     if method in ("auto", "full") or schema.task in ("tagging", "spans"):
         return "pooler"
     return "cosine" if method == "cosine" else "pair" if len(schema.text) == 2 else "mean"
 
 
-def describe_task(data: LabelledData, recipe: FinetuneRecipe, method: Method = "full") -> TaskConfig:
+def describe_task(
+    data: LabelledData, recipe: FinetuneRecipe, method: Method = "full"
+) -> TaskConfig:
     """The task of the data, with the settings of the recipe that the model needs.
 
     Raises:
@@ -332,22 +417,44 @@ def describe_task(data: LabelledData, recipe: FinetuneRecipe, method: Method = "
     schema, labels = data.schema, data.schema.labels
     copied: dict[str, Any] = {"vectors": _vectors(schema, recipe, method)}
     for name, tasks in _SETTING_TASKS.items():
-        applies = schema.task in tasks or (name == "lstm_units" and recipe.lstm_encoder == "trained")
+        applies = schema.task in tasks or (
+            name == "lstm_units" and recipe.lstm_encoder == "trained"
+        )
         if getattr(recipe, name) != getattr(FinetuneRecipe, name) and not applies:
-            hint = "use another recipe: stable, paper, bilstm" if name == "lstm_units" else "leave it out"
-            raise UsageError(f"{name} is for {', '.join(tasks)}, and the data is for {schema.task}", hint=hint)
+            hint = (
+                "use another recipe: stable, paper, bilstm"
+                if name == "lstm_units"
+                else "leave it out"
+            )
+            raise UsageError(
+                f"{name} is for {', '.join(tasks)}, and the data is for {schema.task}", hint=hint
+            )
     if recipe.document_context and schema.document is None:
-        hint = "separate documents by -DOCSTART- lines, or name their column: --group COLUMN; or leave it out"
-        raise UsageError("document_context: the data does not say which sentences are of one document", hint=hint)
+        hint = (
+            "separate documents by -DOCSTART- lines, or name their column: --group COLUMN; or "
+            "leave it out"
+        )
+        raise UsageError(
+            "document_context: the data does not say which sentences are of one document", hint=hint
+        )
     if schema.task == "spans":
         labels = ("O", *(f"{part}-{kind}" for kind in labels for part in "BI"))
-    copied |= {name: getattr(schema, name) for name in ("task", "text", "label", "separator", "bare_types")}
+    copied |= {
+        name: getattr(schema, name) for name in ("task", "text", "label", "separator", "bare_types")
+    }
     copied |= {name: getattr(recipe, name) for name in READING}
     if schema.task == "choice":
         copied |= {"num_choices": _num_choices(data), "first_choice": schema.first_choice}
-    without_answer = schema.task == "qa" and not all(item.label for item in (*data.train, *data.dev))
-    document, threshold = schema.document if recipe.document_context else None, 0.0 if without_answer else None
-    return TaskConfig(labels=labels, document=document, threshold=threshold, positive=data.positive, **copied)
+    without_answer = schema.task == "qa" and not all(
+        item.label for item in (*data.train, *data.dev)
+    )
+    document, threshold = (
+        schema.document if recipe.document_context else None,
+        0.0 if without_answer else None,
+    )
+    return TaskConfig(
+        labels=labels, document=document, threshold=threshold, positive=data.positive, **copied
+    )
 
 
 def _num_choices(data: LabelledData) -> int:
@@ -364,22 +471,34 @@ def _document_notes(train: Sequence[Item], dev: Sequence[Item], schema: Schema) 
     both = {item.document for item in train} & {item.document for item in dev} - {""}
     if not both or schema.document is None:
         return []
-    what = f"sentences of {len(both):,} documents are in train and in dev, and names come again in a document"
+    what = (
+        f"sentences of {len(both):,} documents are in train and in dev, and names come again "
+        "in a document"
+    )
     advice = f"--group {quoted(schema.document)} keeps each document on one side"
     return [f"{what}: scores on new documents are lower; {advice}"]
 
 
 def _count_note(rows: Sequence[Item], what: str) -> list[str]:
-    return [f"{len(rows):,} {what}: {first_names([item.where for item in rows], LISTED)}"] if rows else []
+    return (
+        [f"{len(rows):,} {what}: {first_names([item.where for item in rows], LISTED)}"]
+        if rows
+        else []
+    )
 
 
 def text_key(texts: Sequence[str], lowercase: bool = True) -> bytes:
-    """Equal for copies: white space and forms of Unicode make no difference, nor does case with `lowercase`."""
+    """Equal for copies: white space and forms of Unicode make no difference, nor does case with
+    `lowercase`."""
     key = hashlib.blake2b(digest_size=16)
     for text in texts:
         for part in _PARTS.finditer(text):  # the words of a long text would take ten times its size
             words = " ".join(unicodedata.normalize("NFKC", part[0]).split())
-            key.update(f"{words.casefold() if lowercase else words} ".encode("utf-8", "replace") if words else b"")
+            key.update(
+                f"{words.casefold() if lowercase else words} ".encode("utf-8", "replace")
+                if words
+                else b""
+            )
         key.update(b"\0")
     return key.digest()
 
@@ -393,11 +512,13 @@ def _groups(
     near_copies: bool,
     num_parts: int | None,
 ) -> list[Hashable]:
-    """Return the group of each item that stays together: questions on a context, near-copies, rows of a document, pairs
-    that share a text. Notes say what is kept together that the user did not name.
+    """Return the group of each item that stays together: questions on a context, near-copies, rows
+    of a document, pairs that share a text. Notes say what is kept together that the user did not
+    name.
 
-    Fewer than FEWEST_GROUPS documents, or different texts, cannot be divided well: they are divided by rows. Nor can
-    groups with more than a tenth of the rows: pairs are then kept together by one of their texts, or not.
+    Fewer than FEWEST_GROUPS documents, or different texts, cannot be divided well: they are divided
+    by rows. Nor can groups with more than a tenth of the rows: pairs are then kept together by one
+    of their texts, or not.
 
     Args:
         near_copies: see `read_data`.
@@ -405,7 +526,11 @@ def _groups(
     """
     rows: list[Hashable] = list(range(len(all_items)))
     documents = [item.document or row for item, row in zip(all_items, rows, strict=True)]
-    if not by_document and len(set(documents)) < len(rows) and len({x.document for x in all_items}) >= FEWEST_GROUPS:
+    if (
+        not by_document
+        and len(set(documents)) < len(rows)
+        and len({x.document for x in all_items}) >= FEWEST_GROUPS
+    ):
         by_document = True
         notes.append(f"kept together: sentences of a document, {len(set(documents)):,} documents")
     groups = documents if by_document else rows
@@ -427,12 +552,19 @@ def _groups(
             copy_notes = copies.exact_notes()
         joined_groups = _joined(groups, keys)
         has_few_groups = len(set(joined_groups)) < FEWEST_GROUPS
-        if not has_few_groups and not (by_document and max(Counter(joined_groups).values()) > largest):
+        if not has_few_groups and not (
+            by_document and max(Counter(joined_groups).values()) > largest
+        ):
             notes += [*copy_notes, *warnings, *copies.division_notes(joined_groups)]
             break
         if len(set(keys)) < len(rows):
-            effect = "too few groups" if has_few_groups else "a group of more than a tenth of the rows"
-            warnings = [f"WARNING: {kind} of rows in train may be in dev: kept together, they would make {effect}"]
+            effect = (
+                "too few groups" if has_few_groups else "a group of more than a tenth of the rows"
+            )
+            warnings = [
+                f"WARNING: {kind} of rows in train may be in dev: kept together, they would make "
+                f"{effect}"
+            ]
     else:
         notes += warnings
         return groups
@@ -453,7 +585,9 @@ def _groups(
                 notes.append(f"kept together: rows with a text in common, {count:,} groups")
                 return groups_by_text
     if options:
-        notes.append("rows in train and in dev have texts in common: scores on new texts may be lower")
+        notes.append(
+            "rows in train and in dev have texts in common: scores on new texts may be lower"
+        )
     return joined_groups
 
 
@@ -461,7 +595,8 @@ class _Copies:
     """The copies and near-copies among labelled rows. Questions are compared by their contexts.
 
     exact: for each row a key that is the same for rows with the same texts (`text_key`).
-    near: for each row a key of each of its texts, the same for near-copies; empty if near-copies are not looked for.
+    near: for each row a key of each of its texts, the same for near-copies; empty if near-copies
+        are not looked for.
     """
 
     def __init__(self, rows: Sequence[Item], schema: Schema, near_copies: bool):
@@ -476,11 +611,13 @@ class _Copies:
         self.near = near_copies_of_rows(compared_texts(rows, schema.task)) if near_copies else []
 
     def keys(self, num_parts: int | None, notes: list[str]) -> list[Hashable]:
-        """Return a key for each row, the same for rows that stay together, and add notes about them.
+        """Return a key for each row, the same for rows that stay together, and add notes about
+        them.
 
-        Near-copies are divided where their texts differ if they are more rows than one of `num_parts` parts (None: than
-        the held-out tenth), or all rows of a label, which no model could learn and be evaluated on. Copies for which
-        that still holds are divided by rows, except the questions on one context.
+        Near-copies are divided where their texts differ if they are more rows than one of
+        `num_parts` parts (None: than the held-out tenth), or all rows of a label, which no model
+        could learn and be evaluated on. Copies for which that still holds are divided by rows,
+        except the questions on one context.
         """
         if not self.near:
             notes += self.exact_notes()
@@ -491,7 +628,10 @@ class _Copies:
         else:
             largest = max(1, len(near) // num_parts)
         self._divided_copies = self._groups_to_divide(near, largest)
-        keys = [exact if key in self._divided_copies else key for key, exact in zip(near, self.exact, strict=True)]
+        keys = [
+            exact if key in self._divided_copies else key
+            for key, exact in zip(near, self.exact, strict=True)
+        ]
         if self._task != "qa":
             divided = self._groups_to_divide(keys, largest)
             self._divided_rows = {row for row, key in enumerate(keys) if key in divided}
@@ -505,14 +645,17 @@ class _Copies:
         return [row if row in self._divided_rows else key for row, key in enumerate(self.exact)]
 
     def _groups_to_divide(self, keys: Sequence[Hashable], largest: int) -> set[Hashable]:
-        """Return the keys of groups that no split can leave whole: more than `largest` rows, or all rows of a label."""
+        """Return the keys of groups that no split can leave whole: more than `largest` rows, or all
+        rows of a label."""
         too_large = {key for key, count in Counter(keys).items() if count > largest}
         return too_large | self._whole_labels(keys).keys()
 
     def keys_of_sides(self) -> Iterator[Sequence[Sequence[Hashable]]]:
-        """Yield for each row a key for each of its texts: first the keys of near-copies, then those of copies. Rows
-        that are divided from their copies share no text."""
-        exact: list[list[Hashable]] = [[text_key([text]) for text in texts] for texts in self._texts]
+        """Yield for each row a key for each of its texts: first the keys of near-copies, then those
+        of copies. Rows that are divided from their copies share no text."""
+        exact: list[list[Hashable]] = [
+            [text_key([text]) for text in texts] for texts in self._texts
+        ]
         near: list[list[Hashable]] = [list(key) for key in self.near]
         for keys in [near, exact] if near else [exact]:
             for row in self._divided_rows:
@@ -536,16 +679,22 @@ class _Copies:
         if not copies.count:
             return []
         examples = " and ".join(copies.places[:2])
-        return [f"kept together: {copies.count:,} rows that are near-copies of another row, such as {examples}"]
+        return [
+            f"kept together: {copies.count:,} rows that are near-copies of another row, such as "
+            f"{examples}"
+        ]
 
     def division_notes(self, groups: Sequence[Hashable]) -> list[str]:
-        """Return a warning about the copies that are in several of these groups because they are too many to stay
-        together, with the first of them. Groups of the user may have kept them together."""
+        """Return a warning about the copies that are in several of these groups because they are
+        too many to stay together, with the first of them. Groups of the user may have kept them
+        together."""
         groups_of_copies: dict[Hashable, set[Hashable]] = defaultdict(set)
         for key, group in zip(self.near, groups, strict=bool(self.near)):
             if key in self._divided_copies:
                 groups_of_copies[key].add(group)
-        divided = [row for row, key in enumerate(self.near) if len(groups_of_copies.get(key, ())) > 1]
+        divided = [
+            row for row, key in enumerate(self.near) if len(groups_of_copies.get(key, ())) > 1
+        ]
         if not divided:
             return []
         text = " ".join(self._texts[divided[0]])
@@ -553,13 +702,17 @@ class _Copies:
             text = f"{text[:_SHORTENED]}..."
         examples = " and ".join(map(self._place, divided[:2]))
         return [
-            f"WARNING: {len(divided):,} rows are copies or near-copies of one another, such as {examples} ({text!r}), "
-            "and are divided between both sides of the split, because they are all rows of a label, or more than a "
-            "fold or the held-out part has: the score is too high for them. Remove the copies for a true score"
+            f"WARNING: {len(divided):,} rows are copies or near-copies of one another, such as "
+            f"{examples} ({text!r}), "
+            "and are divided between both sides of the split, because they are all rows of a "
+            "label, or more than a "
+            "fold or the held-out part has: the score is too high for them. Remove the copies for "
+            "a true score"
         ]
 
     def _whole_labels(self, keys: Sequence[Hashable]) -> dict[Hashable, str]:
-        """Return the keys of groups that have all rows of a label, of which there are several, and that label."""
+        """Return the keys of groups that have all rows of a label, of which there are several, and
+        that label."""
         if self._task not in ("classification", "multilabel"):
             return {}
         totals: Counter[str] = Counter()
@@ -568,14 +721,17 @@ class _Copies:
             for label in label_names(item):
                 totals[label] += 1
                 in_groups[key, label] += 1
-        return {key: label for (key, label), count in in_groups.items() if count == totals[label] > 1}
+        return {
+            key: label for (key, label), count in in_groups.items() if count == totals[label] > 1
+        }
 
     def _place(self, row: int) -> str:
         return self._rows[row].where.rpartition("/")[2]
 
 
 def _joined(groups: Sequence[Hashable], keys: Sequence[Hashable]) -> list[Hashable]:
-    """The smallest groups that divide none of `groups`, and no items with the same key (union-find)."""
+    """The smallest groups that divide none of `groups`, and no items with the same key
+    (union-find)."""
     parent: dict[Hashable, Hashable] = {}
 
     def root(key: Hashable) -> Hashable:
@@ -590,7 +746,11 @@ def _joined(groups: Sequence[Hashable], keys: Sequence[Hashable]) -> list[Hashab
 
 
 def divide(
-    all_items: Sequence[Item], schema: Schema, groups: Sequence[Hashable], fold: Fold | None = None, name: str = ""
+    all_items: Sequence[Item],
+    schema: Schema,
+    groups: Sequence[Hashable],
+    fold: Fold | None = None,
+    name: str = "",
 ) -> tuple[list[Item], list[Item]]:
     """Train and dev, in the order of the file: whole groups, the same fraction of every label.
 
@@ -605,7 +765,10 @@ def divide(
         what = f"all {len(all_items):,} rows are of one context or group: they cannot be divided"
         raise BertworksError(what, where=name, hint="--dev FILE")
     if fold and num_groups < fold[1]:
-        what = f"{fold[1]} folds need at least {fold[1]} rows, or groups of rows: there are {num_groups:,}"
+        what = (
+            f"{fold[1]} folds need at least {fold[1]} rows, or groups of rows: there are "
+            f"{num_groups:,}"
+        )
         raise UsageError(what, where=name, hint=f"--folds {num_groups}, or fewer")
     strata = _strata(all_items, schema, groups, keyed_rng("folds" if fold else "dev", 0))
     held_out = _fold(strata, *fold) if fold else _tenth(strata, len(all_items))
@@ -613,11 +776,13 @@ def divide(
 
 
 def _tenth(strata: list[list[list[int]]], num_rows: int) -> set[int]:
-    """The rows of dev. A label too rare for its fraction gives one group, the most frequent label first, up to
-    MAX_RARE_ROWS rows or as many as the others give."""
+    """The rows of dev. A label too rare for its fraction gives one group, the most frequent label
+    first, up to MAX_RARE_ROWS rows or as many as the others give."""
     num_dev, num_rare = min(DEV_FRACTION * num_rows, MAX_DEV_ROWS), 0
     held_out: set[int] = set()
-    for count, label_groups in sorted(((sum(map(len, rows)), rows) for rows in strata), key=lambda pair: -pair[0]):
+    for count, label_groups in sorted(
+        ((sum(map(len, rows)), rows) for rows in strata), key=lambda pair: -pair[0]
+    ):
         candidates, taken = label_groups[:-1], 0  # at least one group stays in train
         for rows in candidates:
             if taken + len(rows) / 2 <= num_dev * count / num_rows:
@@ -641,13 +806,22 @@ def _fold(strata: list[list[list[int]]], number: int, count: int) -> set[int]:
 def _strata(
     all_items: Sequence[Item], schema: Schema, groups: Sequence[Hashable], generator: Generator
 ) -> list[list[list[int]]]:
-    """Groups, as numbers of items, shuffled; separated by their most frequent label if they are no larger than dev."""
+    """Groups, as numbers of items, shuffled; separated by their most frequent label if they are no
+    larger than dev."""
     members: dict[Hashable, list[int]] = defaultdict(list)
     for number, key in enumerate(groups):
         members[key].append(number)
     strata: dict[str, list[list[int]]] = defaultdict(list)
-    by_label, largest = schema.task in ("classification", "choice"), max(1, round(DEV_FRACTION * len(all_items)))
+    by_label, largest = (
+        schema.task in ("classification", "choice"),
+        max(1, round(DEV_FRACTION * len(all_items))),
+    )
     for numbers in members.values():
-        label = Counter(all_items[n].label for n in numbers).most_common(1)[0][0] if by_label else ""
+        label = (
+            Counter(all_items[n].label for n in numbers).most_common(1)[0][0] if by_label else ""
+        )
         strata[str(label) if len(numbers) <= largest else ""].append(numbers)
-    return [[rows[n] for n in generator.permutation(len(rows)).tolist()] for _, rows in sorted(strata.items())]
+    return [
+        [rows[n] for n in generator.permutation(len(rows)).tolist()]
+        for _, rows in sorted(strata.items())
+    ]

@@ -1,4 +1,5 @@
-"""Reports on labelled data before a training: labels, lengths, copies, conflicting labels, fit of the vocabulary.
+"""Reports on labelled data before a training: labels, lengths, copies, conflicting labels, fit of
+the vocabulary.
 
 - `make_dataset_report`: items and what the network reads of them -> `DatasetReport`
 - `check_file`: the report on a file, without a training
@@ -70,14 +71,21 @@ class Lengths:
     def lines(self) -> list[str]:
         """A histogram, its axis, and a sentence."""
         most = max(self.counts)
-        bars = "".join(BLOCKS[math.ceil(n / most * len(BLOCKS)) - 1] if n else " " for n in self.counts)
+        bars = "".join(
+            BLOCKS[math.ceil(n / most * len(BLOCKS)) - 1] if n else " " for n in self.counts
+        )
         last = self.width * len(self.counts)
         end = f"{last} tokens" if self.longest < last else f"{last - self.width} tokens and more"
-        text = f"half of the rows have up to {self.median:,} tokens, the longest has {self.longest:,}"
+        text = (
+            f"half of the rows have up to {self.median:,} tokens, the longest has {self.longest:,}"
+        )
         if self.too_long:
             treatment = "read in windows" if self.windows else "truncated"
             fraction = self.too_long / sum(self.counts)
-            text += f"; {self.too_long:,} ({fraction:.1%}) have more than {self.max_length:,} and are {treatment}"
+            text += (
+                f"; {self.too_long:,} ({fraction:.1%}) have more than {self.max_length:,} and "
+                f"are {treatment}"
+            )
         return [bars, f"0{end:>{max(len(bars) - 1, len(end) + 1)}}", text]
 
 
@@ -85,15 +93,18 @@ class Lengths:
 class DatasetReport:
     """A report on labelled data. `str()` is for people, `as_dict()` for JSON.
 
-    labels: how often each occurs in train and in dev, the most frequent first; of entities, their types.
+    labels: how often each occurs in train and in dev, the most frequent first; of entities, their
+        types.
     unit: what is counted there; "": rows.
     targets: of a regression: `min`, `mean`, `max`, `deviation` in train.
-    copies: rows of train with the text of an earlier row; leaked: rows of dev whose text is in train; conflicts: rows
-        with the text of an earlier row and another label (`data_splits.text_key`; case makes a difference if the
-        model sees it).
-    near_copies: rows of train that are no copies, but near-copies of an earlier row (`text.near_copies`);
-        near_leaked: rows of dev that are near-copies of a row of train whose text is not exactly theirs.
-    unknown: fraction of the tokens that are [UNK]; unknown_words: some of the words that cause them.
+    copies: rows of train with the text of an earlier row; leaked: rows of dev whose text is in
+        train; conflicts: rows with the text of an earlier row and another label
+        (`data_splits.text_key`; case makes a difference if the model sees it).
+    near_copies: rows of train that are no copies, but near-copies of an earlier row
+        (`text.near_copies`); near_leaked: rows of dev that are near-copies of a row of train whose
+        text is not exactly theirs.
+    unknown: fraction of the tokens that are [UNK]; unknown_words: some of the words that cause
+        them.
     pieces: tokens per word.
     examples: two rows as the network reads them; only of `check_file`.
     """
@@ -138,7 +149,8 @@ class DatasetReport:
 
     @property
     def held_out_name(self) -> str:
-        """The name of the rows that are not learned, in sentences: of a cross-validation there is no dev file."""
+        """The name of the rows that are not learned, in sentences: of a cross-validation there is
+        no dev file."""
         return "the evaluated rows" if self.is_validated else "dev"
 
     def as_dict(self) -> dict[str, Any]:
@@ -149,7 +161,8 @@ class DatasetReport:
 
     def __str__(self) -> str:
         parts: list[tuple[str, list[str]]] = []
-        for note in self.notes:  # "label: 'stars'" is a value with a name, other notes are sentences
+        # "label: 'stars'" is a value with a name, other notes are sentences
+        for note in self.notes:
             name, _, value = note.partition(": ")
             parts.append((name, [value]) if value and len(name) <= 11 else ("note", [note]))
         held_out = "of them evaluated" if self.is_validated else "in dev"
@@ -167,16 +180,24 @@ class DatasetReport:
         parts += [
             ("labels", self._label_lines()),
             ("lengths", self.lengths.lines()),
-            ("vocabulary", [f"{self.pieces:.2f} tokens per word; {self.unknown:.2%} of them [UNK]{words}"]),
+            (
+                "vocabulary",
+                [f"{self.pieces:.2f} tokens per word; {self.unknown:.2%} of them [UNK]{words}"],
+            ),
             ("same texts", [f"{name}: {x}" for name, x in findings.items() if x.count] or ["none"]),
         ]
-        lines = [f"{name if not n else '':<11}  {line}" for name, part in parts for n, line in enumerate(part)]
+        lines = [
+            f"{name if not n else '':<11}  {line}"
+            for name, part in parts
+            for n, line in enumerate(part)
+        ]
         return "\n".join(lines + [f"warning: {warning}" for warning in self.warnings])
 
     def _label_lines(self) -> list[str]:
         """Return a line for each of the most frequent labels, and a line about the others."""
         num_listed = SHOWN_LABELS
-        if len(self.labels) == SHOWN_LABELS + 1:  # a line about one more takes as much room as the label itself
+        # a line about one more takes as much room as the label itself
+        if len(self.labels) == SHOWN_LABELS + 1:
             num_listed = SHOWN_LABELS + 1
         counts = [(name, count) for name, (count, _) in self.labels.items()]
         listed_labels = [(name[:30], count) for name, count in counts[:num_listed]]
@@ -194,7 +215,11 @@ class DatasetReport:
 
 
 def make_dataset_report(
-    data: LabelledData, train: Sequence[Features], dev: Sequence[Features], tokenizer: Tokenizer, max_length: int
+    data: LabelledData,
+    train: Sequence[Features],
+    dev: Sequence[Features],
+    tokenizer: Tokenizer,
+    max_length: int,
 ) -> DatasetReport:
     """The report on training and dev data.
 
@@ -208,14 +233,22 @@ def make_dataset_report(
     in_train, in_dev = (count_labels(part, task, labels, bare) for part in (data.train, data.dev))
     names = sorted({*in_train, *in_dev}, key=lambda name: (-in_train[name], name))
     report = DatasetReport(
-        task=task, notes=list(data.notes), train=len(data.train), dev=len(data.dev), is_validated=data.is_validated,
+        task=task,
+        notes=list(data.notes),
+        train=len(data.train),
+        dev=len(data.dev),
+        is_validated=data.is_validated,
         labels={name: (in_train[name], in_dev[name]) for name in names},
-        unit=TASKS[task].get("counted", "") if task != "tagging" or tag_scheme(labels, bare) else "words in train",
+        unit=TASKS[task].get("counted", "")
+        if task != "tagging" or tag_scheme(labels, bare)
+        else "words in train",
         targets=_targets(data.train) if task == "regression" else {},
         lengths=_lengths(both, task, tokenizer, max_length),
-        near_copies=near_copies, near_leaked=near_leaked,
-        **_same_texts(data, tokenizer.lowercase), **_vocabulary(both, tokenizer),
-    )  # fmt: skip
+        near_copies=near_copies,
+        near_leaked=near_leaked,
+        **_same_texts(data, tokenizer.lowercase),
+        **_vocabulary(both, tokenizer),
+    )
     texts = [" ".join(item.texts)[:SAMPLED] for item in (*data.train[:SAMPLE], *data.dev[:SAMPLE])]
     return replace(report, warnings=[*tokenizer.notes, *_warnings(report, texts, tokenizer)])
 
@@ -247,23 +280,36 @@ def check_file(
 
     Raises:
         UsageError: no such file or column.
-        BertworksError: no such model, or rows that cannot be used for training: all of them, with their lines.
+        BertworksError: no such model, or rows that cannot be used for training: all of them, with
+            their lines.
     """
     folder = ModelFolder(resolve_model(model))
     tokenizer, max_positions = folder.tokenizer, folder.config.max_position_embeddings
-    meaning: dict[str, Any] = {"task": task, "text": text, "label": label, "group": group, "positive": positive}
+    meaning: dict[str, Any] = {
+        "task": task,
+        "text": text,
+        "label": label,
+        "group": group,
+        "positive": positive,
+    }
     labelled = read_data(data, dev=dev, read=read, validation=validation, **meaning)
     recipe = load_finetune_recipe("stable")
-    description = describe_task(labelled, replace(recipe, max_length=default_max_length(recipe, max_positions)))
+    description = describe_task(
+        labelled, replace(recipe, max_length=default_max_length(recipe, max_positions))
+    )
     featurize = make_featurizer(description, tokenizer)
     train, held_out = list(featurize(labelled.train)), list(featurize(labelled.dev))
     report = make_dataset_report(labelled, train, held_out, tokenizer, description.max_length)
     return replace(report, examples=[note.text for note in featurize.examples(train)])
 
 
-def count_labels(items: Iterable[Item], task: TaskType, labels: Sequence[str], bare: bool = False) -> Counter[str]:
+def count_labels(
+    items: Iterable[Item], task: TaskType, labels: Sequence[str], bare: bool = False
+) -> Counter[str]:
     """How often each label occurs (`named_spans`): of entities, each type."""
-    return Counter(name for item in items for _, _, name in named_spans(task, item.label, labels, bare))
+    return Counter(
+        name for item in items for _, _, name in named_spans(task, item.label, labels, bare)
+    )
 
 
 def _width(name: str) -> int:
@@ -273,16 +319,25 @@ def _width(name: str) -> int:
 
 def _targets(items: Sequence[Item]) -> dict[str, float]:
     x = np.array([item.label for item in items], np.float64)
-    return {"min": float(x.min()), "mean": float(x.mean()), "max": float(x.max()), "deviation": float(x.std())}
+    return {
+        "min": float(x.min()),
+        "mean": float(x.mean()),
+        "max": float(x.max()),
+        "deviation": float(x.std()),
+    }
 
 
-def _lengths(features: Sequence[Features], task: TaskType, tokenizer: Tokenizer, max_length: int) -> Lengths:
+def _lengths(
+    features: Sequence[Features], task: TaskType, tokenizer: Tokenizer, max_length: int
+) -> Lengths:
     windows = task in ("tagging", "spans", "qa")
     lengths = np.array([_length(item, task, tokenizer) for item in features])
     limit = int(np.quantile(lengths, 0.99)) + 1
     width = max(1, math.ceil(limit / BARS))
     bins = np.bincount(np.minimum(lengths // width, math.ceil(limit / width)))
-    too_long = sum((len(item.unit) > 1) if windows else (item.num_truncated > 0) for item in features)
+    too_long = sum(
+        (len(item.unit) > 1) if windows else (item.num_truncated > 0) for item in features
+    )
     median, longest = int(np.median(lengths)), int(lengths.max())
     return Lengths(width, bins.tolist(), median, longest, max_length, too_long, windows)
 
@@ -292,13 +347,15 @@ def _length(features: Features, task: TaskType, tokenizer: Tokenizer) -> int:
     if task == "choice":  # num_truncated is the sum over all choices
         prompt, *choices = map(len, tokenizer.ids(features.item.texts))
         return prompt + max(choices) + 3
-    if len(features.unit) == 1 or task not in ("tagging", "spans", "qa"):  # both texts of a pair may be one each
+    # both texts of a pair may be one each
+    if len(features.unit) == 1 or task not in ("tagging", "spans", "qa"):
         return longest_sequence(features.unit) + features.num_truncated
     return features.windows[-1].end + len(features.unit[0].input_ids) - len(features.windows[0].own)
 
 
 def _same_texts(data: LabelledData, lowercase: bool) -> dict[str, Any]:
-    """Copies within train; rows of dev that are in train; rows with the text of an earlier one and another label."""
+    """Copies within train; rows of dev that are in train; rows with the text of an earlier one and
+    another label."""
     task = data.schema.task
     earlier: dict[bytes, Item] = {}
     found = {kind: IssueCounter() for kind in ("copies", "leaked", "conflicts")}
@@ -311,16 +368,23 @@ def _same_texts(data: LabelledData, lowercase: bool) -> dict[str, Any]:
                 continue
             found[kind].add(f"{_row_name(item)} = {_row_name(same)}")
             # A question may have several right answers. The order of several labels means nothing.
-            labels = [frozenset(x.label) if task in ("multilabel", "spans") else x.label for x in (item, same)]
+            labels = [
+                frozenset(x.label) if task in ("multilabel", "spans") else x.label
+                for x in (item, same)
+            ]
             if task != "qa" and labels[0] != labels[1]:
-                shown = f": {item.label!r} and {same.label!r}" if task in ("classification", "regression") else ""
+                shown = (
+                    f": {item.label!r} and {same.label!r}"
+                    if task in ("classification", "regression")
+                    else ""
+                )
                 found["conflicts"].add(f"{_row_name(item)} and {_row_name(same)}{shown}")
     return found
 
 
 def _near_copies(data: LabelledData, lowercase: bool) -> tuple[IssueCounter, IssueCounter]:
-    """Return the near-copies within train, and the rows of dev that have a near-copy in train. Rows with the same text
-    as a row of train, which `_same_texts` counts, are not among them."""
+    """Return the near-copies within train, and the rows of dev that have a near-copy in train. Rows
+    with the same text as a row of train, which `_same_texts` counts, are not among them."""
     dev = [] if data.is_validated else data.dev
     keys = near_copies_of_rows(compared_texts([*data.train, *dev], data.schema.task))
     first_rows: dict[Hashable, Item] = {}
@@ -345,7 +409,8 @@ def _row_name(item: Item) -> str:
 
 
 def _vocabulary(features: Sequence[Features], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Fraction of [UNK] among the tokens, the most frequent words of a sample that cause them, tokens per word."""
+    """Fraction of [UNK] among the tokens, the most frequent words of a sample that cause them,
+    tokens per word."""
     unk = tokenizer.unk_id
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     examples = (example.input_ids for item in features for example in item.unit)
@@ -353,7 +418,9 @@ def _vocabulary(features: Sequence[Features], tokenizer: Tokenizer) -> dict[str,
         counts += np.bincount(np.concatenate(group), minlength=len(counts))
     counts[sorted(tokenizer.special_ids - {unk})] = 0
     total = int(counts.sum())
-    rows = (item.item for item in features if any(unk in example.input_ids for example in item.unit))
+    rows = (
+        item.item for item in features if any(unk in example.input_ids for example in item.unit)
+    )
     texts, words = chain.from_iterable(item.texts for item in islice(rows, SAMPLE)), Counter[str]()
     for some in chunk_by_size(texts, COUNTED, lambda text: 64 + len(text)):
         words.update(tokenizer.unknown(some))
@@ -365,10 +432,13 @@ def _vocabulary(features: Sequence[Features], tokenizer: Tokenizer) -> dict[str,
 
 
 def _lost_mark(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[str, str]:
-    """Return a letter with a mark, and without it, which the tokenizer reads in the same way although the mark is a
-    letter itself (`is_letter_mark`); two empty strings if there is none, or if such marks are rare."""
+    """Return a letter with a mark, and without it, which the tokenizer reads in the same way
+    although the mark is a letter itself (`is_letter_mark`); two empty strings if there is none, or
+    if such marks are rare."""
     decomposed = unicodedata.normalize("NFD", "".join(text for text in texts if not text.isascii()))
-    pairs = Counter(pair for pair in pairwise(decomposed) if is_letter_mark(pair[1]) and pair[0].isalpha())
+    pairs = Counter(
+        pair for pair in pairwise(decomposed) if is_letter_mark(pair[1]) and pair[0].isalpha()
+    )
     if pairs.total() < LETTER_FRACTION * sum(map(len, texts)):
         return "", ""
     for letter, mark in pairs:
@@ -380,8 +450,8 @@ def _lost_mark(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[str, str]:
 
 
 def _warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer) -> list[str]:
-    """Problems in words: of copies, the worst first; of labels; of too long texts, of too few texts, and of the
-    tokenizer with their language. texts: some of them."""
+    """Problems in words: of copies, the worst first; of labels; of too long texts, of too few
+    texts, and of the tokenizer with their language. texts: some of them."""
     labels = report.labels
     leaked = report.leaked.count
     counts = [(count, name) for name, (count, _) in labels.items() if count] or [(0, "")]
@@ -391,7 +461,9 @@ def _warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer)
     with_capitals = sum(text != text.lower() for text in texts)
     marked_letter, plain_letter = _lost_mark(texts, tokenizer)
     # Rows that are evaluated by models of the other rows are counted once.
-    counts_of_labels = {n: train + (0 if report.is_validated else dev) for n, (train, dev) in labels.items()}
+    counts_of_labels = {
+        n: train + (0 if report.is_validated else dev) for n, (train, dev) in labels.items()
+    }
     similar_groups = similar_labels(counts_of_labels)
     findings = {  # by their names in WARNINGS
         "leaked": leaked,
@@ -407,7 +479,9 @@ def _warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer)
         "few_train": report.train < FEW_TRAIN,
         "few_dev": report.dev < FEW_DEV,
         "vocabulary": report.unknown > MANY_UNKNOWN or report.pieces > MANY_PIECES,
-        "uncased": tokenizer.lowercase and report.task in ("tagging", "spans") and with_capitals > len(texts) / 2,
+        "uncased": tokenizer.lowercase
+        and report.task in ("tagging", "spans")
+        and with_capitals > len(texts) / 2,
         "lost_marks": marked_letter,
     }
     values = {

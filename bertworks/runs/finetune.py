@@ -1,4 +1,5 @@
-"""Labelled data -> a fine-tuned model, in one call that can be repeated: finished work is not repeated.
+"""Labelled data -> a fine-tuned model, in one call that can be repeated: finished work is not
+repeated.
 
 - `finetune_events`: the run, as events; `finetune`: the same, returning a `Predictor`
 """
@@ -30,7 +31,13 @@ from bertworks.inference import task_metrics
 from bertworks.inference.calibration import FEWEST_CALIBRATED, fit_outputs
 from bertworks.inference.decoding import Answer
 from bertworks.inference.predictor import Predictor
-from bertworks.io.atomic_write import local_path, refuse_nested, temporary_folder, write_json, write_text
+from bertworks.io.atomic_write import (
+    local_path,
+    refuse_nested,
+    temporary_folder,
+    write_json,
+    write_text,
+)
 from bertworks.io.options import ReadOptions
 from bertworks.io.remote import as_path
 from bertworks.io.tables import Data, StoredRows, stored
@@ -44,7 +51,15 @@ from bertworks.runs.baselines import (
     compare_baselines,
     format_baselines,
 )
-from bertworks.runs.data_splits import EVALUATED, PARTS, READING, LabelledData, Method, Validation, methods_of
+from bertworks.runs.data_splits import (
+    EVALUATED,
+    PARTS,
+    READING,
+    LabelledData,
+    Method,
+    Validation,
+    methods_of,
+)
 from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, Forecast, forecast
 from bertworks.runs.processes import Processes, training_processes
 from bertworks.runs.report import VALIDATED, errors_note, write_errors, write_task_report
@@ -55,13 +70,17 @@ from bertworks.runs.validation import FOLDER, choose_method, compared_methods, t
 from bertworks.training.device import choose_device, disable_heap_trim, trim_heap
 from bertworks.training.recipe import FinetuneRecipe, load_finetune_recipe
 
-BUDGET_RESERVE = 0.15  # of a budget, for simple methods, evaluations, saving and a machine that gets slower
+# of a budget, for simple methods, evaluations, saving and a machine that gets slower
+BUDGET_RESERVE = 0.15
 WORST = 25  # mistakes on the page; errors.csv has all
 # Arguments of `finetune`, and the fields of the recipe
-_SETTINGS = {"learning_rate": "optimizer.learning_rate"} | {x: x for x in ("epochs", "batch_size", "max_length")}
+_SETTINGS = {"learning_rate": "optimizer.learning_rate"} | {
+    x: x for x in ("epochs", "batch_size", "max_length")
+}
 Baselines = dict[Hashable, Answers]  # by fold and task
 Job = TypeVar("Job", bound=FinetuneJob)
-End = tuple[str, dict[str, Any], FinetuneRecipe]  # the last message, its fields, the recipe that was used
+# the last message, its fields, the recipe that was used
+End = tuple[str, dict[str, Any], FinetuneRecipe]
 FINISHED = "finished.json"  # the last event; a folder with it is finished
 
 
@@ -80,39 +99,55 @@ def finetune_events(
 
     Args:
         data: the data of the request, if it is read already; None: it is read here.
-        baselines: those of earlier calls, for several fine-tunings of the same model; new ones are added.
-        compares: whether the model is compared with simple methods, which can take longer than the training.
-        before_writing: is called when the request has been checked, before the first file is written.
+        baselines: those of earlier calls, for several fine-tunings of the same model; new ones are
+            added.
+        compares: whether the model is compared with simple methods, which can take longer than the
+            training.
+        before_writing: is called when the request has been checked, before the first file is
+            written.
 
     Raises:
-        UsageError: the folder belongs to a run with other settings, or the request is contradictory.
+        UsageError: the folder belongs to a run with other settings, or the request is
+            contradictory.
         BertworksError: the data, the model, the disk or the training does not allow it.
     """
     begin = time.perf_counter()
     request = request_of_run(output, request, overwrite)
 
-    def make_job(device: torch.device, recipe: FinetuneRecipe | None, processes: int) -> FinetuneJob:
+    def make_job(
+        device: torch.device, recipe: FinetuneRecipe | None, processes: int
+    ) -> FinetuneJob:
         one = request
         if processes > 1:  # a cross-validation is for few rows, which one process learns in minutes
             method: Method = "full" if one.method == "auto" else one.method
             validation: Validation = "split" if one.validation == "auto" else one.validation
             one = replace(one, method=method, validation=validation)
         job = FinetuneJob(one, device, recipe, data)
-        return _fit_budget(job, seconds_of(one.budget), begin, processes) if one.budget and recipe is None else job
+        return (
+            _fit_budget(job, seconds_of(one.budget), begin, processes)
+            if one.budget and recipe is None
+            else job
+        )
 
     train = partial(_train, baselines=baselines, compares=compares)
-    yield from finetuning(output, request.content(), request.paths, device, overwrite, make_job, train, before_writing)
+    yield from finetuning(
+        output, request.content(), request.paths, device, overwrite, make_job, train, before_writing
+    )
 
 
-def request_of_run(output: str | Path, request: FinetuneRequest, overwrite: bool) -> FinetuneRequest:
-    """Return the request with the rule for near-copies by which the run in the folder divided its rows, if it holds a
-    run that is to be resumed.
+def request_of_run(
+    output: str | Path, request: FinetuneRequest, overwrite: bool
+) -> FinetuneRequest:
+    """Return the request with the rule for near-copies by which the run in the folder divided its
+    rows, if it holds a run that is to be resumed.
 
     Raises:
         UsageError: the request in the folder is damaged.
     """
     stored = None if overwrite else stored_request(local_path(output, "output folder"))
-    return request if stored is None else replace(request, near_copies=bool(stored.get("near_copies")))
+    return (
+        request if stored is None else replace(request, near_copies=bool(stored.get("near_copies")))
+    )
 
 
 def finetuning(
@@ -125,11 +160,13 @@ def finetuning(
     train: Callable[[Job, Path, torch.device, Processes], Generator[Event, None, End | None]],
     before_writing: Callable[[], None] | None = None,
 ) -> Iterator[Event]:
-    """The events of a request in its folder, by one or several processes; those of a finished one are the last alone.
+    """The events of a request in its folder, by one or several processes; those of a finished one
+    are the last alone.
 
     Args:
         content, paths: of the request.
-        make_job: from the device, the recipe of a run that is resumed, or None, and the number of processes.
+        make_job: from the device, the recipe of a run that is resumed, or None, and the number of
+            processes.
         train: trains; the first process gets the end.
         before_writing: see `finetune_events`.
     """
@@ -137,11 +174,14 @@ def finetuning(
     with training_processes(device_) as processes:
         refuse_nested(output, paths)
         if not processes.first:
-            processes.meet(output)  # the first process has created the folder by then, or seen that the run is finished
+            # the first process has created the folder by then, or seen that the run is finished
+            processes.meet(output)
         resumes = check_same_request(output, content, overwrite and processes.first)
         if not (resumes and (output / FINISHED).exists()):
             recipe_file = output / "recipe.toml"
-            recipe = load_finetune_recipe(str(recipe_file)) if resumes and recipe_file.exists() else None
+            recipe = (
+                load_finetune_recipe(str(recipe_file)) if resumes and recipe_file.exists() else None
+            )
             job = make_job(device_, recipe, processes.count)
             processes.refuse_to_share(min(job.recipe.batch_size, len(job.groups)))
             if before_writing is not None:
@@ -164,8 +204,8 @@ def finetuning(
 
 
 def _tidy(output: Path) -> None:
-    """Leaves in a finished run what a reader needs: the recipe of the method that is used, and no checkpoints. A
-    process that was killed meanwhile has left some of them."""
+    """Leaves in a finished run what a reader needs: the recipe of the method that is used, and no
+    checkpoints. A process that was killed meanwhile has left some of them."""
     recipe = read_json(output / FINISHED).get("recipe")  # runs of earlier versions have none
     if recipe is not None and (output / "recipe.toml").read_text(encoding="utf-8") != recipe:
         write_text(output / "recipe.toml", recipe)
@@ -175,22 +215,29 @@ def _tidy(output: Path) -> None:
 
 
 def _fit_budget(job: FinetuneJob, budget: float, begin: float, processes: int) -> FinetuneJob:
-    """The job with as many epochs of its recipe as fit into a budget in seconds, which began at `begin`.
+    """The job with as many epochs of its recipe as fit into a budget in seconds, which began at
+    `begin`.
 
     Raises:
         UsageError: it is too short for a single epoch.
     """
     recipe = job.recipe
-    seconds = forecast(job, job.device, processes).training * trainings(job) / recipe.epochs  # of an epoch
+    # of an epoch
+    seconds = forecast(job, job.device, processes).training * trainings(job) / recipe.epochs
     left = (1 - BUDGET_RESERVE) * budget - (time.perf_counter() - begin)
     needed = math.ceil((budget - left + seconds) / (1 - BUDGET_RESERVE) / 60)
     frozen = " or --method frozen" * ("frozen" in methods_of(job.data.schema))
-    what = f"a budget of {duration(budget)} is too short: an epoch takes about {duration(seconds)} on this machine"
+    what = (
+        f"a budget of {duration(budget)} is too short: an epoch takes about "
+        f"{duration(seconds)} on this machine"
+    )
     expect(seconds <= left, what, hint=f"--budget {needed}m{frozen}")
     if seconds * recipe.epochs <= left:  # 0 seconds: a linear head
         return job
     epochs = int(left / seconds)
-    recipe = replace(recipe, epochs=epochs, cloze_steps=recipe.cloze_steps * epochs // recipe.epochs)
+    recipe = replace(
+        recipe, epochs=epochs, cloze_steps=recipe.cloze_steps * epochs // recipe.epochs
+    )
     return FinetuneJob(job.request, job.device, recipe, job.data, job.source)
 
 
@@ -202,7 +249,8 @@ def _train(
     baselines: Baselines | None,
     compares: bool,
 ) -> Generator[Event, None, End | None]:
-    """The training and the final evaluation. The folder exists and is locked; only the first process writes to it."""
+    """The training and the final evaluation. The folder exists and is locked; only the first
+    process writes to it."""
     survey = job.data_report.as_dict()
     methods = compared_methods(job)
     seconds = 0.0
@@ -238,8 +286,8 @@ def _train(
 
 
 def forecast_comparison(job: FinetuneJob, device: torch.device, times: Forecast) -> float:
-    """Return the seconds of the comparison with simple methods: those of the encoder, which takes nearly all of the
-    time where it is large. The linear models of words take a few more."""
+    """Return the seconds of the comparison with simple methods: those of the encoder, which takes
+    nearly all of the time where it is large. The linear models of words take a few more."""
     if job.description.task == "qa":  # no method encodes
         return 0.0
     encoder = FrozenEncoder(job.model, device, job.description.max_length)
@@ -256,7 +304,13 @@ def _fit(job: FinetuneJob, output: Path) -> Event:
     begin = time.perf_counter()
     job.save(output, job.fit()[0], {"evaluation": {}, "evaluated": None, "step": 0})
     seconds = time.perf_counter() - begin
-    figures = {"folder": str(output), "step": 0, "tokens": num_tokens(job.groups), "seconds": seconds, "best": None}
+    figures = {
+        "folder": str(output),
+        "step": 0,
+        "tokens": num_tokens(job.groups),
+        "seconds": seconds,
+        "best": None,
+    }
     return Event("done", f"{output}: a linear head, fitted in {duration(seconds)}", figures)
 
 
@@ -268,9 +322,9 @@ def evaluate_on_dev(
     baselines: Baselines | None = None,
     compares: bool = True,
 ) -> tuple[dict[str, Any], str]:
-    """The result for the model in the folder on dev, as in result.json, and the last message to the user. The threshold
-    is stored in the model, and its output layer is divided by the temperature. Writes errors.csv, README.md,
-    report.html and last result.json.
+    """The result for the model in the folder on dev, as in result.json, and the last message to the
+    user. The threshold is stored in the model, and its output layer is divided by the temperature.
+    Writes errors.csv, README.md, report.html and last result.json.
 
     Args:
         methods: those that were compared.
@@ -280,7 +334,8 @@ def evaluate_on_dev(
         BertworksError: the model cannot be read, or the disk is full.
     """
     logits, chosen = job.validated or (job.dev_logits(folder, device), None)
-    trim_heap()  # what follows is made of small objects, which find no place in the memory of the batches
+    # what follows is made of small objects, which find no place in the memory of the batches
+    trim_heap()
     d, answers, reliability = fit_outputs(job.description, job.dev, logits)
     if chosen is not None:  # the score is that of methods that other rows chose
         answers = fit_outputs(job.description, job.dev, chosen)[1]
@@ -294,14 +349,27 @@ def evaluate_on_dev(
     if compares and task not in baselines:
         encoder = FrozenEncoder(job.model, device, d.max_length)
         parts = job.data.parts[:EVALUATED] if job.data.is_validated else ()
-        baselines[task] = baseline_answers(job.train, job.dev, job.description, encoder, parts=parts)
+        baselines[task] = baseline_answers(
+            job.train, job.dev, job.description, encoder, parts=parts
+        )
     place = "in cross-validation" if job.data.is_validated else "on dev"
     comparison: dict[str, Any] = {}
     simple_answers = baselines.get(task)
     if simple_answers:
-        method_answers: dict[str, Sequence[Answer | None]] = {OWN[job.method][0]: answers, **simple_answers}
+        method_answers: dict[str, Sequence[Answer | None]] = {
+            OWN[job.method][0]: answers,
+            **simple_answers,
+        }
         comparison = compare_baselines(
-            d, job.metric, job.dev, method_answers, job.method, methods, place, _too_few(job), _advice(job)
+            d,
+            job.metric,
+            job.dev,
+            method_answers,
+            job.method,
+            methods,
+            place,
+            _too_few(job),
+            _advice(job),
         )
     figures = dict(results["figures"])
     if d.threshold is not None:
@@ -315,7 +383,9 @@ def evaluate_on_dev(
         "figures": figures,
         "calibration": reliability,
         "baselines": comparison,
-        "resamples": np.round(intervals.resampled(sums, task_metrics.groups_of(d, items)), 6).tolist(),
+        "resamples": np.round(
+            intervals.resampled(sums, task_metrics.groups_of(d, items)), 6
+        ).tolist(),
         "confusion": task_metrics.confusion(d, items, answers),
         "points": task_metrics.points(items, answers) if d.task == "regression" else [],
         "worst": [asdict(mistake) for mistake in mistakes[:WORST]],
@@ -330,7 +400,8 @@ def evaluate_on_dev(
 
 
 def _too_few(job: FinetuneJob) -> str:
-    """Return why a cross-validation of so few rows cannot show whether a model has learned anything.
+    """Return why a cross-validation of so few rows cannot show whether a model has learned
+    anything.
 
     Return "" if it can.
     """
@@ -340,8 +411,14 @@ def _too_few(job: FinetuneJob) -> str:
     num_rare_labels = sum(count < PARTS for count in counts)
     if 2 * num_rare_labels < len(counts):
         return ""
-    what = f"{num_rare_labels:,} of the {len(counts):,} labels have fewer examples than there are folds ({PARTS})"
-    return f"{what}, so that models were evaluated on labels of which they had seen hardly an example, or none"
+    what = (
+        f"{num_rare_labels:,} of the {len(counts):,} labels have fewer examples than there are "
+        f"folds ({PARTS})"
+    )
+    return (
+        f"{what}, so that models were evaluated on labels of which they had seen hardly an "
+        "example, or none"
+    )
 
 
 def _advice(job: FinetuneJob) -> list[str]:
@@ -351,14 +428,20 @@ def _advice(job: FinetuneJob) -> list[str]:
     if report.many_lose_their_end:
         length = min(report.lengths.longest, job.model.config.max_position_embeddings)
         is_possible = length > report.lengths.max_length
-        advice.append(f"--max-length {length}" if is_possible else "what matters at the beginning of the texts")
+        advice.append(
+            f"--max-length {length}"
+            if is_possible
+            else "what matters at the beginning of the texts"
+        )
     if report.is_unbalanced and job.recipe.class_weights == FinetuneRecipe.class_weights:
         advice.append("--set class_weights=balanced")
     return advice
 
 
 def _summary(folder: Path, result: Mapping[str, Any], where: str) -> str:
-    figures = task_metrics.format_metrics(result["figures"], result["intervals"], result["positive"])
+    figures = task_metrics.format_metrics(
+        result["figures"], result["intervals"], result["positive"]
+    )
     lines = [f"{folder}: {figures} {where}"]
     if result["never_found"]:
         lines.append(f"WARNING: {task_metrics.format_never_found(result['never_found'])}")
@@ -382,7 +465,8 @@ def _summary(folder: Path, result: Mapping[str, Any], where: str) -> str:
         table = format_baselines(comparison)
         widths = [max(map(len, column)) for column in zip(*table)]
         lines[num_first:num_first] = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in table
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
+            for row in table
         ]
         if comparison["verdict"]:
             lines.append(comparison["verdict"])
@@ -393,20 +477,40 @@ def _plan(job: FinetuneJob, seconds: float) -> str:
     methods = compared_methods(job)
     job = job.variant(methods[0])
     recipe, every = job.recipe, job.evaluate_every
-    clearly = f", or {' or '.join(methods[1:])} if clearly better in {EVALUATED} of {PARTS} folds" * (len(methods) > 1)
+    clearly = (
+        f", or {' or '.join(methods[1:])} if clearly better in {EVALUATED} of {PARTS} folds"
+        * (len(methods) > 1)
+    )
     frozen = "frozen " * (recipe.lstm_encoder == "frozen")
-    lstm = f" in the {frozen}encoder, {recipe.lstm_units} units in the LSTM" if recipe.lstm_units else ""
+    lstm = (
+        f" in the {frozen}encoder, {recipe.lstm_units} units in the LSTM"
+        if recipe.lstm_units
+        else ""
+    )
     can_end_early = recipe.select == "best" and 0 < recipe.patience * every < job.num_steps - every
-    early = f"; ends early after {recipe.patience} evaluations without gain" if can_end_early else ""
-    rate, epochs = recipe.optimizer.learning_rate, f"{recipe.epochs} epochs of {job.train_batches.steps_per_epoch:,}"
+    early = (
+        f"; ends early after {recipe.patience} evaluations without gain" if can_end_early else ""
+    )
+    rate, epochs = (
+        recipe.optimizer.learning_rate,
+        f"{recipe.epochs} epochs of {job.train_batches.steps_per_epoch:,}",
+    )
     clozes = f"{recipe.cloze_steps:,} steps on clozes, then " * (recipe.cloze_steps > 0)
     steps = f"{clozes}{epochs} steps, {recipe.batch_size} at a time, rate {rate:g}{early}"
     layers = f", {job.request.layers} of its layers" if job.request.layers else ""
-    teacher = f"\nteacher      {job.request.teacher}: {recipe.teacher_weight:.0%} of the loss" if job.teacher else ""
+    teacher = (
+        f"\nteacher      {job.request.teacher}: {recipe.teacher_weight:.0%} of the loss"
+        if job.teacher
+        else ""
+    )
+    training = steps
+    if job.method == "frozen":
+        training = "a linear head on the vectors of the frozen model"
     return (
-        f"model        {job.model_name}: {job.model.config.num_parameters():,} parameters{layers}{lstm}{teacher}\n"
+        f"model        {job.model_name}: {job.model.config.num_parameters():,} "
+        f"parameters{layers}{lstm}{teacher}\n"
         f"method       {methods[0]}{clearly}\n"
-        f"training     {steps if job.method != 'frozen' else 'a linear head on the vectors of the frozen model'}\n"
+        f"training     {training}\n"
         f"time         about {duration(max(1, seconds))} on this machine"
     )
 
@@ -419,12 +523,14 @@ def make_finetune_request(data: Data, **options: Any) -> FinetuneRequest:
         options: the others of `finetune`.
 
     Raises:
-        UsageError: standard input, which can be read only once; a setting that `overrides` has too, or that the method
-            does not use.
+        UsageError: standard input, which can be read only once; a setting that `overrides` has too,
+            or that the method does not use.
     """
     settings = {field: options.pop(name, None) for name, field in _SETTINGS.items()}
     options["overrides"] = words = add_overrides(names_of(options.get("overrides")), settings)
-    given = parse_overrides(add_overrides(words, {name: options.get(name) for name in ("seed", "precision")}))
+    given = parse_overrides(
+        add_overrides(words, {name: options.get(name) for name in ("seed", "precision")})
+    )
     if budget := options.get("budget"):
         seconds_of(budget)
         hint = "give --budget or --epochs, not both"
@@ -440,59 +546,96 @@ def make_finetune_request(data: Data, **options: Any) -> FinetuneRequest:
     recipe = str(options.get("recipe", "stable"))
     options["recipe"] = absolute(recipe) if recipe.endswith(".toml") else recipe
     files = {"data": data} | ({} if options.get("dev") is None else {"dev": options["dev"]})
-    options |= {name: _source(source, "rows" if name == "data" else "dev rows") for name, source in files.items()}
+    options |= {
+        name: _source(source, "rows" if name == "data" else "dev rows")
+        for name, source in files.items()
+    }
     options |= {name: names_of(options.get(name)) for name in ("text", "label")}
     return FinetuneRequest(**options)
 
 
 def refuse_unused(method: Method, names: Iterable[str]) -> None:
-    """Raises UsageError if a setting is named, by its path in a recipe, that the method does not use."""
-    used, plain = ("title", "class_weights", "precision", *READING), (*_SETTINGS.values(), "seed", "seeds")
+    """Raises UsageError if a setting is named, by its path in a recipe, that the method does not
+    use."""
+    used, plain = (
+        ("title", "class_weights", "precision", *READING),
+        (*_SETTINGS.values(), "seed", "seeds"),
+    )
     if unused := [name for name in names if method == "frozen" and name not in used]:
         words = ", ".join(option_of(name) if name in plain else f"--set {name}" for name in unused)
-        raise UsageError(f"the method 'frozen' does not use {words}", hint=f"leave out {words}; or --method full")
+        raise UsageError(
+            f"the method 'frozen' does not use {words}", hint=f"leave out {words}; or --method full"
+        )
 
 
 def _source(data: Data, name: str) -> str | StoredRows:
     """The absolute path of a file or folder, or rows in memory."""
     if str(source := stored(data, name)) == "-":
-        raise UsageError("fine-tuning reads its data more than once, standard input can be read only once",
-                         hint="write it to a file first")  # fmt: skip
+        raise UsageError(
+            "fine-tuning reads its data more than once, standard input can be read only once",
+            hint="write it to a file first",
+        )
     return source if isinstance(source, StoredRows) else absolute(source)
 
 
 def finetune(
-    data: Data, *, dev: Data | None = None, model: str | Path = "minilm", output: str | Path | None = None,
-    epochs: int | None = None, learning_rate: float | None = None, batch_size: int | None = None,
-    max_length: int | None = None, method: Method = "auto", validation: Validation = "auto",
-    task: TaskType | None = None, text: str | Iterable[str] = (), label: str | Iterable[str] = (),
-    group: str | None = None, positive: str | None = None, metric: str | None = None, recipe: str | Path = "stable",
-    overrides: str | Iterable[str] = (), seed: int | None = None, new_head: bool = False,
-    precision: str | None = None, budget: str | None = None, read: ReadOptions = ReadOptions(), device: str = "auto",
-    teacher: str | Path | None = None, layers: int | None = None, overwrite: bool = False, progress: bool | None = None,
-) -> Predictor:  # fmt: skip
-    """Fine-tunes and returns the model: `.predict(texts)`, `.save(folder)`. It takes minutes. `finetune_events` gives
-    all events.
+    data: Data,
+    *,
+    dev: Data | None = None,
+    model: str | Path = "minilm",
+    output: str | Path | None = None,
+    epochs: int | None = None,
+    learning_rate: float | None = None,
+    batch_size: int | None = None,
+    max_length: int | None = None,
+    method: Method = "auto",
+    validation: Validation = "auto",
+    task: TaskType | None = None,
+    text: str | Iterable[str] = (),
+    label: str | Iterable[str] = (),
+    group: str | None = None,
+    positive: str | None = None,
+    metric: str | None = None,
+    recipe: str | Path = "stable",
+    overrides: str | Iterable[str] = (),
+    seed: int | None = None,
+    new_head: bool = False,
+    precision: str | None = None,
+    budget: str | None = None,
+    read: ReadOptions = ReadOptions(),
+    device: str = "auto",
+    teacher: str | Path | None = None,
+    layers: int | None = None,
+    overwrite: bool = False,
+    progress: bool | None = None,
+) -> Predictor:
+    """Fine-tunes and returns the model: `.predict(texts)`, `.save(folder)`. It takes minutes.
+    `finetune_events` gives all events.
 
     Args:
-        data: a file; a folder with a train and a dev file; a list of dicts; a dict of columns; a DataFrame of pandas or
-            polars, a table of pyarrow or a data set of datasets. The index of a DataFrame is not read.
+        data: a file; a folder with a train and a dev file; a list of dicts; a dict of columns; a
+            DataFrame of pandas or polars, a table of pyarrow or a data set of datasets. The index
+            of a DataFrame is not read.
         dev: the dev data in the same forms; None: that of the folder, or else see `validation`.
-        model: the initial model: `minilm`, a model folder, or the name of a BERT on the Hugging Face hub.
+        model: the initial model: `minilm`, a model folder, or the name of a BERT on the Hugging
+            Face hub.
         output: the run folder; None: a temporary one, deleted together with the returned model.
         epochs, learning_rate, batch_size, max_length: None: as in the recipe.
         method: "full", "frozen", "cosine", or "auto": see `FinetuneRequest`.
         validation: without dev data: "split", "folds", or "auto": folds for few rows.
         task, text, label: what the columns mean; None or (): inferred.
         group: a column; rows with the same value stay on one side of a split.
-        positive: the class whose F1 is reported, if there are two. With None it is the one called "1", "yes", "true" or
-            "pos", else the rarer one.
+        positive: the class whose F1 is reported, if there are two. With None it is the one called
+            "1", "yes", "true" or "pos", else the rarer one.
         metric: the metric that is reported first; None: that of the task.
-        recipe: "stable", "paper", "feature_based", or a TOML file; overrides: `field=value` settings of it.
+        recipe: "stable", "paper", "feature_based", or a TOML file; overrides: `field=value`
+            settings of it.
         seed, precision: None: those of the recipe.
         new_head: whether the head of a fine-tuned model is replaced by a new one.
-        budget: a time such as "5m" for everything: fewer epochs, if those of the recipe take longer.
-        teacher: a model that was fine-tuned for the same task, from which this one learns as well as from the labels.
+        budget: a time such as "5m" for everything: fewer epochs, if those of the recipe take
+            longer.
+        teacher: a model that was fine-tuned for the same task, from which this one learns as well
+            as from the labels.
         layers: the number of layers that are kept of the initial model; None: all.
         read: how files are read.
         progress: whether one line shows the progress; None: in notebooks.
@@ -502,15 +645,24 @@ def finetune(
     """
     names = FinetuneRequest.__dataclass_fields__.keys() | _SETTINGS.keys()
     options = {name: value for name, value in locals().items() if name in names}
-    run = partial(finetune_events, request=make_finetune_request(**options), device=device, overwrite=overwrite)
+    run = partial(
+        finetune_events,
+        request=make_finetune_request(**options),
+        device=device,
+        overwrite=overwrite,
+    )
     return open_trained(run, output, [""], device, progress)[0]
 
 
 def open_trained(
-    run: Callable[[str | Path], Iterator[Event]], output: str | Path | None, folders: Iterable[str], device: str,
+    run: Callable[[str | Path], Iterator[Event]],
+    output: str | Path | None,
+    folders: Iterable[str],
+    device: str,
     progress: bool | None,
-) -> list[Predictor]:  # fmt: skip
-    """The models that a run has written into these folders of its output; None: a temporary one, deleted with them."""
+) -> list[Predictor]:
+    """The models that a run has written into these folders of its output; None: a temporary one,
+    deleted with them."""
     with ExitStack() as stack:
         owner: object = None
         if output is None:

@@ -1,4 +1,5 @@
-"""The request of a fine-tuning: what it trains, how it is evaluated during the training, and how long it takes."""
+"""The request of a fine-tuning: what it trains, how it is evaluated during the training, and how
+long it takes."""
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,10 +17,21 @@ from torch import Tensor, nn
 from bertworks.batching.batch import Batch, ExampleGroup, LabelledBatches, collate, num_tokens
 from bertworks.batching.features import training_groups
 from bertworks.checkpoints.families.family import FAMILIES
-from bertworks.checkpoints.model_folder import Model, ModelFolder, save_model, save_output_layer, weights_sha256
+from bertworks.checkpoints.model_folder import (
+    Model,
+    ModelFolder,
+    save_model,
+    save_output_layer,
+    weights_sha256,
+)
 from bertworks.checkpoints.resolve import joint_tasks, resolve_model
 from bertworks.checkpoints.storage import read_tensors, write_weights
-from bertworks.checkpoints.task_config import TaskConfig, check_same_task, output_layer, task_settings
+from bertworks.checkpoints.task_config import (
+    TaskConfig,
+    check_same_task,
+    output_layer,
+    task_settings,
+)
 from bertworks.datasets.schema import TaskType
 from bertworks.errors import UsageError
 from bertworks.inference.causal_lm import TOKEN_EMBEDDING_KEY, mark_texts
@@ -32,7 +44,15 @@ from bertworks.io.remote import as_path
 from bertworks.io.tables import StoredRows
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import meta_device_init, num_lstm_parameters
-from bertworks.runs.data_splits import EVALUATED, LabelledData, Method, Validation, describe_task, find_files, read_data
+from bertworks.runs.data_splits import (
+    EVALUATED,
+    LabelledData,
+    Method,
+    Validation,
+    describe_task,
+    find_files,
+    read_data,
+)
 from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
 from bertworks.runs.report import task_card, write_task_report
 from bertworks.runs.task_teacher import TaskTeacher, with_layers
@@ -46,7 +66,8 @@ from bertworks.training.recipe import FinetuneRecipe
 from bertworks.training.task_heads import TaskModel, feature_numbers, lstm_input_size
 from bertworks.training.vocab_subset import VocabSubset
 
-# In a run folder between its final evaluation and its end: the output layer without the temperature that the model has.
+# In a run folder between its final evaluation and its end: the output layer without the temperature
+# that the model has.
 TRAINED_LAYER = "checkpoints/output_layer.safetensors"
 # Those that are None have no rate of their own.
 DROPOUTS = (
@@ -64,29 +85,36 @@ class FinetuneRequest:
     """The request of a user: the same one in the same folder resumes, another one is refused.
 
     data: a file, a folder with a train and a dev file, or `io.tables.StoredRows`.
-    model: the initial model: `minilm`, a model folder, or the name of a BERT on the Hugging Face hub.
+    model: the initial model: `minilm`, a model folder, or the name of a BERT on the Hugging Face
+        hub.
     dev: the dev file; None: that of the folder, or else see `validation`.
     recipe: "stable", "paper", "feature_based", or a TOML file; overrides: `field=value` settings.
-    task, text, label: the meaning of the columns; None and (): inferred. Several labels: columns of 0 and 1.
+    task, text, label: the meaning of the columns; None and (): inferred. Several labels: columns of
+        0 and 1.
     group: a column; rows with the same value stay on one side of the split.
-    positive: the class whose F1 is reported, if there are two; None if `data_splits.choose_positive` is to infer it.
-    metric: the metric that is reported first, and compares methods and checkpoints; None: that of the task.
+    positive: the class whose F1 is reported, if there are two; None if
+        `data_splits.choose_positive` is to infer it.
+    metric: the metric that is reported first, and compares methods and checkpoints; None: that of
+        the task.
     read: how the files are read.
     precision: None: that of the recipe.
     seed: of the new head, the order of the rows and dropout; None: the recipe's.
     new_head: whether the head of a fine-tuned model is replaced by a new one.
     fold: the part of the data, of `folds`, that is the dev data.
-    method: "full": the whole network is trained. "frozen": a linear head on the vectors of the frozen encoder.
-        "cosine": pairs are compared by the cosine of their vectors, and the network is trained from there. "auto": with
-        few rows "cosine" for pairs (two labels or a number), "full" for other data, unless another one is clearly
-        better in a cross-validation; else "full".
+    method: "full": the whole network is trained. "frozen": a linear head on the vectors of the
+        frozen encoder. "cosine": pairs are compared by the cosine of their vectors, and the network
+        is trained from there. "auto": with few rows "cosine" for pairs (two labels or a number),
+        "full" for other data, unless another one is clearly better in a cross-validation; else
+        "full".
     validation: what is evaluated without a dev file, see `data_splits.read_data`.
-    teacher: a model that was fine-tuned for the same task, from which this one learns too; None: from the labels alone.
-    layers: the number of layers that are kept of the initial model, see `training.distillation.student_layers`; None:
-        all.
-    budget: a time such as "5m" for everything: fewer epochs, if those of the recipe take longer; None: no limit.
-    near_copies: whether near-copies stay on one side of a split, see `data_splits.read_data`; False: a run that was
-        begun before they did, and keeps its split when it is resumed.
+    teacher: a model that was fine-tuned for the same task, from which this one learns too; None:
+        from the labels alone.
+    layers: the number of layers that are kept of the initial model, see
+        `training.distillation.student_layers`; None: all.
+    budget: a time such as "5m" for everything: fewer epochs, if those of the recipe take longer;
+        None: no limit.
+    near_copies: whether near-copies stay on one side of a split, see `data_splits.read_data`;
+        False: a run that was begun before they did, and keeps its split when it is resumed.
     """
 
     data: str | StoredRows
@@ -116,26 +144,44 @@ class FinetuneRequest:
     @property
     def paths(self) -> tuple[str, ...]:
         """The inputs: the output must not be inside them. Names of models are among them."""
-        return tuple(path for path in (self.data, self.dev, self.model, self.teacher) if isinstance(path, str))
+        return tuple(
+            path
+            for path in (self.data, self.dev, self.model, self.teacher)
+            if isinstance(path, str)
+        )
 
     def content(self) -> dict[str, Any]:
         """As JSON, with hashes of the files that it names."""
         plain = {tuple: list, StoredRows: str}  # types that JSON lacks
-        content = {name: plain.get(type(value), lambda x: x)(value) for name, value in asdict(self).items()}
+        content = {
+            name: plain.get(type(value), lambda x: x)(value) for name, value in asdict(self).items()
+        }
         if not self.near_copies:
-            del content["near_copies"]  # runs that were begun before near-copies were looked for do not name them
-        inputs = {"data": self.data, "dev": self.dev, "recipe": self.recipe if self.recipe.endswith(".toml") else None}
-        for name, path in ((name, as_path(path)) for name, path in inputs.items() if path is not None):
+            # runs that were begun before near-copies were looked for do not name them
+            del content["near_copies"]
+        inputs = {
+            "data": self.data,
+            "dev": self.dev,
+            "recipe": self.recipe if self.recipe.endswith(".toml") else None,
+        }
+        for name, path in (
+            (name, as_path(path)) for name, path in inputs.items() if path is not None
+        ):
             files = [Path(file) for file in find_files(path, None) if file]
             if files := [file for file in files if file.is_file()]:
-                content[f"{name}_sha256"] = hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
+                content[f"{name}_sha256"] = hashlib.sha256(
+                    "".join(map(sha256, files)).encode()
+                ).hexdigest()
         if self.teacher:
-            content["teacher_sha256"] = weights_sha256(ModelFolder(resolve_model(self.teacher)).within)
+            content["teacher_sha256"] = weights_sha256(
+                ModelFolder(resolve_model(self.teacher)).within
+            )
         return content
 
 
 def task_name(data: str | StoredRows) -> str:
-    """The name of a data set in a joint fine-tuning: its folder, or its file without suffixes; "": rows in memory."""
+    """The name of a data set in a joint fine-tuning: its folder, or its file without suffixes; "":
+    rows in memory."""
     if isinstance(data, StoredRows):
         return ""
     name = Path(data).name
@@ -143,7 +189,8 @@ def task_name(data: str | StoredRows) -> str:
 
 
 def _initial_folder(model: str, joint: Mapping[str, Path], name: str) -> Path:
-    """Of a joint fine-tuning: the folder of the task of this name, or else the first one, for its encoder alone."""
+    """Of a joint fine-tuning: the folder of the task of this name, or else the first one, for its
+    encoder alone."""
     return joint.get(name) or next(iter(joint.values()), None) or resolve_model(model)
 
 
@@ -152,10 +199,14 @@ def _recipe_of(request: FinetuneRequest, device: torch.device) -> FinetuneRecipe
     given = {"precision": request.precision, "seed": request.seed}
     overrides = (f"{name}={value}" for name, value in given.items() if value is not None)
     recipe = recipes.load_finetune_recipe(request.recipe, (*request.overrides, *overrides))
-    return replace(recipe, precision=best_precision(device)) if recipe.precision == "auto" else recipe
+    return (
+        replace(recipe, precision=best_precision(device)) if recipe.precision == "auto" else recipe
+    )
 
 
-def _own_head(folder: ModelFolder, model: Model, d: TaskConfig, request: FinetuneRequest) -> TaskConfig | None:
+def _own_head(
+    folder: ModelFolder, model: Model, d: TaskConfig, request: FinetuneRequest
+) -> TaskConfig | None:
     """The task of the head that the model has, if the training continues with it."""
     if request.new_head or {"classifier.weight", "span.weight"}.isdisjoint(model.state):
         return None
@@ -164,24 +215,41 @@ def _own_head(folder: ModelFolder, model: Model, d: TaskConfig, request: Finetun
 
 
 def _check_network(model: str, c: EncoderConfig, task: TaskType, recipe: FinetuneRecipe) -> None:
-    """Raises UsageError for a model without a place for the head of a task, or without a layer or loss of a recipe."""
+    """Raises UsageError for a model without a place for the head of a task, or without a layer or
+    loss of a recipe."""
     feature_numbers(c, recipe.feature_layers)
-    if task not in FAMILIES[c.family].tasks or (c.family == "xlm" and c.direction != "bidirectional"):
-        reads = "" if c.direction == "bidirectional" else f", which reads {c.direction.replace('_', ' ')},"
+    if task not in FAMILIES[c.family].tasks or (
+        c.family == "xlm" and c.direction != "bidirectional"
+    ):
+        reads = (
+            ""
+            if c.direction == "bidirectional"
+            else f", which reads {c.direction.replace('_', ' ')},"
+        )
         what = f"{model}, a model of the family {c.family}{reads} cannot be fine-tuned for {task}"
-        raise UsageError(what, hint="--model minilm, or another model that reads in both directions")
+        raise UsageError(
+            what, hint="--model minilm, or another model that reads in both directions"
+        )
     if recipe.lm_weight and (c.direction != "left_to_right" or c.lm_head != "plain"):
-        what = f"lm_weight is {recipe.lm_weight}: only GPT and GPT-2 have this loss, and {model} is another model"
+        what = (
+            f"lm_weight is {recipe.lm_weight}: only GPT and GPT-2 have this loss, and {model} "
+            "is another model"
+        )
         raise UsageError(what, hint="--set lm_weight=0")
 
 
 def _check_numbers(d: TaskConfig, c: EncoderConfig, groups: Sequence[ExampleGroup]) -> None:
-    """Raises UsageError for numbers that an output layer without a bias cannot reach in a training."""
+    """Raises UsageError for numbers that an output layer without a bias cannot reach in a
+    training."""
     if d.task != "regression" or d.vectors != "pooler" or c.pooler != "last":
         return
     labels = np.concatenate([group[0].target.labels for group in groups])
-    if abs(mean := labels.mean()) > 10 * max(deviation := labels.std(), 1e-9):  # deviations, in which losses are
-        what = f"the numbers are {mean:g} on average, and differ from that by {deviation:.3g}: a GPT has no bias for it"
+    # deviations, in which losses are
+    if abs(mean := labels.mean()) > 10 * max(deviation := labels.std(), 1e-9):
+        what = (
+            f"the numbers are {mean:g} on average, and differ from that by {deviation:.3g}: a "
+            "GPT has no bias for it"
+        )
         raise UsageError(what, hint=f"subtract {mean:.0f} from all of them, or use --model minilm")
 
 
@@ -189,18 +257,25 @@ class FinetuneJob:
     """A task trained on labelled items and evaluated on others, for a `TrainingRun`.
 
     metric: the metric that selects the best checkpoint.
-    model, head: the initial model, and the task of its own head; None: it has none, or it is not used.
-    train, dev: the items and their examples. groups: the training examples. clozes: those of the first steps.
-    config: of the network, which has embeddings only of the tokens in the data; the model folder has all of them.
+    model, head: the initial model, and the task of its own head; None: it has none, or it is not
+        used.
+    train, dev: the items and their examples. groups: the training examples. clozes: those of the
+        first steps.
+    config: of the network, which has embeddings only of the tokens in the data; the model folder
+        has all of them.
     """
 
     evaluates_start = False  # a network with a new head may be good by chance
     shared: Path | None = None  # see `save_model`
 
     def __init__(
-        self, request: FinetuneRequest, device: torch.device, recipe: FinetuneRecipe | None = None,
-        data: LabelledData | None = None, source: tuple[ModelFolder, Model] | None = None,
-    ):  # fmt: skip
+        self,
+        request: FinetuneRequest,
+        device: torch.device,
+        recipe: FinetuneRecipe | None = None,
+        data: LabelledData | None = None,
+        source: tuple[ModelFolder, Model] | None = None,
+    ):
         """Reads and checks everything that a request names, before a folder is created.
 
         recipe: the resolved recipe of a run that is resumed; None: that of the request.
@@ -208,36 +283,62 @@ class FinetuneJob:
         """
         given = recipe = recipe or _recipe_of(request, device)
         self.joint, name = joint_tasks(request.model), task_name(request.data)
-        folder = source[0] if source else ModelFolder(_initial_folder(request.model, self.joint, name))
+        folder = (
+            source[0] if source else ModelFolder(_initial_folder(request.model, self.joint, name))
+        )
         folder.require_language()
         self.model = source[1] if source else mark_texts(with_layers(folder, request.layers))
         self.model_name, self.source = request.model, (folder, self.model)
         self.data = data or read_data(
-            request.data, dev=request.dev, task=request.task, text=request.text, label=request.label,
-            group=request.group, read=request.read, validation=request.validation, near_copies=request.near_copies,
-            whole_documents=recipe.document_context, positive=request.positive,
+            request.data,
+            dev=request.dev,
+            task=request.task,
+            text=request.text,
+            label=request.label,
+            group=request.group,
+            read=request.read,
+            validation=request.validation,
+            near_copies=request.near_copies,
+            whole_documents=recipe.document_context,
+            positive=request.positive,
             fold=None if request.fold is None else (request.fold, request.folds),
-        )  # fmt: skip
+        )
         schema, c = self.data.schema, self.model.config
         self.metric = metric_of(schema.task, request.metric, schema.labels, schema.bare_types)
-        recipe = replace(recipe, max_length=recipes.default_max_length(recipe, c.max_position_embeddings))
+        recipe = replace(
+            recipe, max_length=recipes.default_max_length(recipe, c.max_position_embeddings)
+        )
         self.request, self.device, self.method = request, device, request.method
         self.description = d = describe_task(self.data, recipe, request.method)
         _check_network(request.model, c, d.task, recipe)
-        self.teacher = TaskTeacher(request.teacher, d, self.model.tokenizer, device) if request.teacher else None
+        self.teacher = (
+            TaskTeacher(request.teacher, d, self.model.tokenizer, device)
+            if request.teacher
+            else None
+        )
         self.featurize = featurize = make_featurizer(d, self.model.tokenizer)
         self.train, self.dev = list(featurize(self.data.train)), list(featurize(self.data.dev))
         self.dev_units = [features.unit for features in self.dev]
-        self.groups = [group for features in self.train for group in training_groups(features, d.task)]
+        self.groups = [
+            group for features in self.train for group in training_groups(features, d.task)
+        ]
         _check_numbers(d, c, self.groups)
-        self.head = _own_head(folder, self.model, d, request) if name in (self.joint or {name}) else None
+        self.head = (
+            _own_head(folder, self.model, d, request) if name in (self.joint or {name}) else None
+        )
         labels = len(d.labels) if d.task in ("classification", "multilabel") else 0
         recipe = recipe if d.task == "qa" and self.head is None else replace(recipe, cloze_steps=0)
         recipe = recipes.resolve_recipe(recipe, len(self.groups), c, labels)
-        self.recipe = recipe = recipes.resolve_fitted(recipe, given) if d.vectors == "cosine" else recipe
+        self.recipe = recipe = (
+            recipes.resolve_fitted(recipe, given) if d.vectors == "cosine" else recipe
+        )
         self.save_every, self.precision = recipe.save_every, cast(Precision, recipe.precision)
-        self.train_batches = LabelledBatches(self.groups, recipe.batch_size, recipe.micro_batch_tokens, recipe.seed)
-        self.clozes = list(featurize.clozes(self.data.train, recipe.cloze_steps * recipe.batch_size, recipe.seed))
+        self.train_batches = LabelledBatches(
+            self.groups, recipe.batch_size, recipe.micro_batch_tokens, recipe.seed
+        )
+        self.clozes = list(
+            featurize.clozes(self.data.train, recipe.cloze_steps * recipe.batch_size, recipe.seed)
+        )
         self.steps_per_epoch = self.train_batches.steps_per_epoch
         self.num_steps = recipe.cloze_steps + recipe.epochs * self.steps_per_epoch
         self.keeps, self.evaluates = recipe.select, not self.data.is_validated
@@ -250,21 +351,29 @@ class FinetuneJob:
         # Logits of all dev items: of the last evaluation; of the state in the folder, if known.
         self._last: list[Logits] = []
         self._saved: list[Logits] | None = None
-        # Those of a cross-validation: by the method of this job, and by the methods that other rows chose.
+        # Those of a cross-validation: by the method of this job, and by the methods that other rows
+        # chose.
         self.validated: tuple[list[Logits], list[Logits]] | None = None
 
     @cached_property
     def data_report(self) -> DatasetReport:
-        return make_dataset_report(self.data, self.train, self.dev, self.model.tokenizer, self.description.max_length)
+        return make_dataset_report(
+            self.data, self.train, self.dev, self.model.tokenizer, self.description.max_length
+        )
 
     def network(self) -> TaskModel:
         """A network with random weights."""
         r, task = self.recipe, make_task_head(self.description, self.groups, self.recipe)
         network = TaskModel(
-            self.config, task, lstm_units=r.lstm_units, lstm_encoder=r.lstm_encoder, feature_layers=r.feature_layers,
-            head_deviation=r.head_deviation, lm_weight=r.lm_weight,
+            self.config,
+            task,
+            lstm_units=r.lstm_units,
+            lstm_encoder=r.lstm_encoder,
+            feature_layers=r.feature_layers,
+            head_deviation=r.head_deviation,
+            lm_weight=r.lm_weight,
             teacher=(r.teacher_weight if self.teacher else 0.0, r.temperature),
-        )  # fmt: skip
+        )
         self.vocab_subset.attach(network.encoder.embeddings.token)
         return network
 
@@ -281,22 +390,45 @@ class FinetuneJob:
         state = dict(self.model.state)
         state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.rows(state[TOKEN_EMBEDDING_KEY])
         if head is None:
-            state = {name: value for name, value in state.items() if name.split(".")[0] in ("encoder", "pooler")}
-        else:  # the training continues with the logits that the last one ended with, which had no temperature
-            state |= {name: value * head.weights_temperature for name, value in output_layer(state).items()}
-        if head is not None and self.description.labels:  # its outputs in the order of the labels of the data
+            state = {
+                name: value
+                for name, value in state.items()
+                if name.split(".")[0] in ("encoder", "pooler")
+            }
+        # the training continues with the logits that the last one ended with, which had no
+        # temperature
+        else:
+            state |= {
+                name: value * head.weights_temperature
+                for name, value in output_layer(state).items()
+            }
+        # its outputs in the order of the labels of the data
+        if head is not None and self.description.labels:
             order = torch.tensor([head.labels.index(label) for label in self.description.labels])
-            state |= {name: value[order] for name, value in state.items() if name.startswith("classifier.")}
+            state |= {
+                name: value[order]
+                for name, value in state.items()
+                if name.startswith("classifier.")
+            }
         missing, _ = network.load_state_dict(state, strict=False)
         if self.joint:
-            notes.append(f"starts from the encoder{' and the head' * bool(head)} in {self.source[0].folder}")
+            notes.append(
+                f"starts from the encoder{' and the head' * bool(head)} in {self.source[0].folder}"
+            )
         if any(name.startswith("pooler") for name in missing):
             notes.append(f"{self.model_name} has no pooler: it starts at random")
         if len(self.model.state[TOKEN_EMBEDDING_KEY]) > self.source[0].config.vocab_size:
-            notes.append(f"{END_OF_TEXT} is added to the vocabulary: it begins each text, and starts at random")
+            notes.append(
+                f"{END_OF_TEXT} is added to the vocabulary: it begins each text, and starts at "
+                "random"
+            )
         if network.features is not None and not self.caches_features:
-            notes.append("the features of the frozen encoder do not fit in memory: they are computed in every epoch")
-        if self.description.vectors == "cosine":  # the training starts from the scale that fits the vectors as they are
+            notes.append(
+                "the features of the frozen encoder do not fit in memory: they are computed in "
+                "every epoch"
+            )
+        # the training starts from the scale that fits the vectors as they are
+        if self.description.vectors == "cosine":
             features = map(np.concatenate, self._features(network.to(self.device)))
             _set_head(network, fit_linear_head(network.task, *features))
         return network, notes
@@ -310,23 +442,30 @@ class FinetuneJob:
         recipe = self.recipe
         if method == "cosine":
             recipe = recipes.resolve_fitted(recipe, _recipe_of(self.request, self.device))
-        return FinetuneJob(replace(self.request, method=method), self.device, recipe, self.data, self.source)
+        return FinetuneJob(
+            replace(self.request, method=method), self.device, recipe, self.data, self.source
+        )
 
     def fold(self, number: int) -> "FinetuneJob":
         """The job of a fold: without the rows of a part, which are its dev data."""
-        job = FinetuneJob(self.request, self.device, self.recipe, self.data.fold(number), self.source)
+        job = FinetuneJob(
+            self.request, self.device, self.recipe, self.data.fold(number), self.source
+        )
         job.evaluate_every = job.num_steps
         return job
 
     def fit(self) -> tuple[TaskModel, list[list[Logits]]]:
-        """The network with a linear head on the features of the frozen encoder; and the logits of the rows of each of
-        the first EVALUATED parts, by a head that is fitted to the other parts."""
+        """The network with a linear head on the features of the frozen encoder; and the logits of
+        the rows of each of the first EVALUATED parts, by a head that is fitted to the other parts.
+        """
         network = self.begin()[0].to(self.device).eval()
         x, y = self._features(network)
 
         def fitted(left_out: Collection[int]) -> LinearHead:
             rows = [n for n in range(len(x)) if n not in left_out]
-            return fit_linear_head(network.task, *(np.concatenate([side[n] for n in rows]) for side in (x, y)))
+            return fit_linear_head(
+                network.task, *(np.concatenate([side[n] for n in rows]) for side in (x, y))
+            )
 
         heads = [(fitted(set(part)), part) for part in self.data.parts[:EVALUATED]]
         _set_head(network, fitted(()))
@@ -335,15 +474,25 @@ class FinetuneJob:
     def _features(self, network: TaskModel) -> tuple[list[NDArray[np.float32]], list[NDArray[Any]]]:
         """What the output layer reads of each training item, and the labels."""
         width = cast(nn.Linear, network.get_submodule(network.task.head)).in_features
-        x = compute_each(network, network.head_inputs, [one.unit for one in self.train], (width,), "fp32")
-        return x, [np.concatenate([example.target.labels for example in one.unit]) for one in self.train]
+        x = compute_each(
+            network, network.head_inputs, [one.unit for one in self.train], (width,), "fp32"
+        )
+        return x, [
+            np.concatenate([example.target.labels for example in one.unit]) for one in self.train
+        ]
 
-    def batches(self, plans: Path, rank: int, size: int, note: Callable[[str], None]) -> Callable[[int], list[Batch]]:
+    def batches(
+        self, plans: Path, rank: int, size: int, note: Callable[[str], None]
+    ) -> Callable[[int], list[Batch]]:
         groups, first = self.groups, self.recipe.cloze_steps
         if self.teacher:
             groups = self.teacher.label(groups, note)
-        tokens = micro_tokens(self.recipe.micro_batch_tokens, self.config, self.precision, self.device)
-        labelled = replace(self.train_batches, groups=groups, rank=rank, world_size=size, micro_batch_tokens=tokens)
+        tokens = micro_tokens(
+            self.recipe.micro_batch_tokens, self.config, self.precision, self.device
+        )
+        labelled = replace(
+            self.train_batches, groups=groups, rank=rank, world_size=size, micro_batch_tokens=tokens
+        )
         clozes = replace(labelled, groups=self.clozes)
         return lambda step: clozes(step) if step < first else labelled(step - first)
 
@@ -373,13 +522,20 @@ class FinetuneJob:
     def flops_per_token(self, step: int) -> float:
         c, r, some = self.config, self.recipe, self.groups[:1000]
         lstm = 6.0 * num_lstm_parameters(lstm_input_size(c, r.feature_layers), r.lstm_units)
-        if r.lstm_units and r.lstm_encoder == "frozen":  # of the LSTM alone: the features are computed once
+        # of the LSTM alone: the features are computed once
+        if r.lstm_units and r.lstm_encoder == "frozen":
             return lstm
         length = num_tokens(some) // sum(map(len, some))
         lm = r.lm_weight > 0
-        everything = lm or self.description.task == "qa" or r.lstm_units  # of the last layer is needed
+        # of the last layer is needed
+        everything = lm or self.description.task == "qa" or r.lstm_units
         finished = 1.0 if everything else 1 / max(1, length)
-        return replace(c, vocab_size=lm * c.vocab_size).flops_per_token(length, float(lm), finished=finished) + lstm
+        return (
+            replace(c, vocab_size=lm * c.vocab_size).flops_per_token(
+                length, float(lm), finished=finished
+            )
+            + lstm
+        )
 
     def cost(self, steps: int) -> float:
         """The cost of the first steps, in any unit."""
@@ -389,19 +545,35 @@ class FinetuneJob:
         step = max(0, step - self.recipe.cloze_steps)
         return {"epoch": step / self.steps_per_epoch, "epochs": self.recipe.epochs}
 
-    def card(self, folder: Path, figures: Mapping[str, float], result: Mapping[str, Any] | None = None) -> str:
+    def card(
+        self, folder: Path, figures: Mapping[str, float], result: Mapping[str, Any] | None = None
+    ) -> str:
         """The model card. figures: on dev; result: of the final evaluation, as in result.json."""
         d, c = self.description, self.model.config
-        return task_card(folder, d, self.recipe, self.model_name, self.data_report, figures, result, c)
+        return task_card(
+            folder, d, self.recipe, self.model_name, self.data_report, figures, result, c
+        )
 
     def save(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None:
         state = {name: p.detach() for name, p in network.named_parameters()}
         m = self.model
-        state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.merge(m.state[TOKEN_EMBEDDING_KEY], state[TOKEN_EMBEDDING_KEY])
-        head, card = task_settings(self.description, m.config), self.card(folder, facts["evaluation"])
+        state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.merge(
+            m.state[TOKEN_EMBEDDING_KEY], state[TOKEN_EMBEDDING_KEY]
+        )
+        head, card = (
+            task_settings(self.description, m.config),
+            self.card(folder, facts["evaluation"]),
+        )
         # Its dropout is not that of the recipe.
         save_model(
-            folder, state, m.config, m.tokenizer, card=card, head=head, task=self.description, shared=self.shared
+            folder,
+            state,
+            m.config,
+            m.tokenizer,
+            card=card,
+            head=head,
+            task=self.description,
+            shared=self.shared,
         )
         (folder / TRAINED_LAYER).unlink(missing_ok=True)
         self._saved = self._last if facts["evaluated"] == facts["step"] else None
@@ -409,8 +581,8 @@ class FinetuneJob:
     def save_calibrated(self, folder: Path, calibrated: TaskConfig) -> None:
         """Write the task after the final evaluation, with its temperature in the weights.
 
-        The output layer of the training stays as training state until the run is finished: a run that is killed after
-        this evaluates the same network again.
+        The output layer of the training stays as training state until the run is finished: a run
+        that is killed after this evaluates the same network again.
         """
         if not calibrated.divides_logits:
             calibrated.save(folder)
@@ -423,7 +595,8 @@ class FinetuneJob:
         save_output_layer(folder, layer, calibrated)
 
     def _trained_state(self, folder: Path) -> dict[str, Tensor]:
-        """Return the weights of the model in the folder as the training left them, without a temperature."""
+        """Return the weights of the model in the folder as the training left them, without a
+        temperature."""
         state = ModelFolder(folder).load(needs={"encoder"}).state
         if (folder / TRAINED_LAYER).exists():
             state |= read_tensors(folder / TRAINED_LAYER)
@@ -439,30 +612,36 @@ class FinetuneJob:
             state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.rows(state[TOKEN_EMBEDDING_KEY])
             network.load_state_dict({name: state[name] for name in network.state_dict()})
             del state  # before the batches: it is as large as they are
-            self._saved, _ = compute_logits_and_loss(network.to(device), self.dev_units, self.precision)
+            self._saved, _ = compute_logits_and_loss(
+                network.to(device), self.dev_units, self.precision
+            )
         return self._saved
 
 
 def _set_head(network: TaskModel, head: LinearHead) -> None:
     layer = network.get_submodule(network.task.head)
-    layer.load_state_dict({name: torch.from_numpy(value).float() for name, value in head._asdict().items()})
+    layer.load_state_dict(
+        {name: torch.from_numpy(value).float() for name, value in head._asdict().items()}
+    )
 
 
 CPU_TOKENS = 512  # of the timed steps: enough to be efficient, few enough to be fast
-TIMING_DEVIATION = 0.02  # random weights take the same time; the initialization of a training takes a second
+# random weights take the same time; the initialization of a training takes a second
+TIMING_DEVIATION = 0.02
 TIMING_SECONDS = 0.5  # of measurement, or three steps
 
 
 class Forecast(NamedTuple):
-    """Seconds of the whole training with all evaluations, if it does not end early; and of encoding a token once."""
+    """Seconds of the whole training with all evaluations, if it does not end early; and of encoding
+    a token once."""
 
     training: float
     token: float
 
 
 def forecast(job: FinetuneJob, device: torch.device, processes: int = 1) -> Forecast:
-    """How long a training takes, timed on a random network of the same size, on examples of all lengths. A backward
-    pass costs as much as two forward passes."""
+    """How long a training takes, timed on a random network of the same size, on examples of all
+    lengths. A backward pass costs as much as two forward passes."""
     recipe = job.recipe
     with meta_device_init():
         network = job.network().to_empty(device=device)
@@ -479,17 +658,24 @@ def forecast(job: FinetuneJob, device: torch.device, processes: int = 1) -> Fore
     encoding = 0.0  # seconds of a batch, for what is computed once per example
     if network.features is not None and network.features.remember(job.groups):
         network.features.remember(sample)  # the encoder runs once per example, in the training too
-        head_only, update = time_step(network, recipe.optimizer, job.precision, batch, TIMING_SECONDS)
+        head_only, update = time_step(
+            network, recipe.optimizer, job.precision, batch, TIMING_SECONDS
+        )
         encoding = per_batch - head_only
         per_batch = head_only
     evaluations = -(-job.num_steps // job.evaluate_every)
-    tokens = (num_tokens(job.clozes) + recipe.epochs * train_tokens) / processes + evaluations * dev_tokens / 3
+    tokens = (
+        num_tokens(job.clozes) + recipe.epochs * train_tokens
+    ) / processes + evaluations * dev_tokens / 3
     batches = (encoding * (train_tokens + dev_tokens) + per_batch * tokens) / len(batch.input_ids)
     return Forecast(batches + update * job.num_steps, per_token)
 
 
-def _sample_lengths(groups: Sequence[ExampleGroup], count: int, max_tokens: int) -> list[ExampleGroup]:
-    """At most `count` groups of all lengths with at most `max_tokens` tokens together, but at least one group."""
+def _sample_lengths(
+    groups: Sequence[ExampleGroup], count: int, max_tokens: int
+) -> list[ExampleGroup]:
+    """At most `count` groups of all lengths with at most `max_tokens` tokens together, but at least
+    one group."""
     ordered = sorted(groups, key=lambda group: num_tokens([group]))
     count = min(count, len(ordered), max(1, max_tokens * len(ordered) // num_tokens(ordered)))
     return [ordered[(2 * i + 1) * len(ordered) // (2 * count)] for i in range(count)]

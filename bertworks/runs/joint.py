@@ -1,8 +1,9 @@
-"""Several labelled data sets -> one encoder with a head for each (MT-DNN, Liu et al. 2019), in one call that can be
-repeated.
+"""Several labelled data sets -> one encoder with a head for each (MT-DNN, Liu et al. 2019), in one
+call that can be repeated.
 
 - `JointJob`: what such a fine-tuning trains, and how it is evaluated
-- `joint_events`: the run, as events; `finetune_joint`: the same, returning a `Predictor` for each task
+- `joint_events`: the run, as events; `finetune_joint`: the same, returning a `Predictor` for each
+  task
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -45,7 +46,12 @@ from bertworks.training.vocab_subset import VocabSubset
 _OF_ONE: dict[str, tuple[Any, ...]] = dict.fromkeys(
     ("dev", "task", "text", "label", "group", "positive", "metric"), (None, ())
 )
-_OF_ONE |= {"budget": (None,), "method": ("auto", "full"), "validation": ("auto", "split"), "sweep": (None, ())}
+_OF_ONE |= {
+    "budget": (None,),
+    "method": ("auto", "full"),
+    "validation": ("auto", "split"),
+    "sweep": (None, ()),
+}
 _OF_ONE |= {"seeds": (1,), "folds": (0,), "teacher": (None,)}
 
 
@@ -74,16 +80,22 @@ class JointJob(FinetuneJob):
     jobs: that of each task, by name. They share the encoder, and the rows of its embedding matrix.
     """
 
-    def __init__(self, request: JointRequest, device: torch.device, recipe: FinetuneRecipe | None = None):
+    def __init__(
+        self, request: JointRequest, device: torch.device, recipe: FinetuneRecipe | None = None
+    ):
         """Reads and checks everything that a request names. recipe: as in `FinetuneJob`."""
         self.mix, self.jobs = request.mix, dict[str, FinetuneJob]()
         for name, one in request.tasks.items():
             _check(recipe or load_finetune_recipe(one.recipe, one.overrides))
             others = [job for job in self.jobs.values() if not job.joint]  # with the same model
             try:
-                self.jobs[name] = FinetuneJob(one, device, recipe, source=others[0].source if others else None)
+                self.jobs[name] = FinetuneJob(
+                    one, device, recipe, source=others[0].source if others else None
+                )
             except BertworksError as error:
-                raise type(error)(f"task {name}: {error.what}", where=error.where, hint=error.hint) from error
+                raise type(error)(
+                    f"task {name}: {error.what}", where=error.where, hint=error.hint
+                ) from error
         jobs = [*self.jobs.values()]
         self.recipe = recipe = jobs[0].recipe
         self.save_every, self.precision = recipe.save_every, jobs[0].precision
@@ -109,30 +121,49 @@ class JointJob(FinetuneJob):
             notes += [f"task {name}: {note}" for note in some]
         return JointModel(models), notes
 
-    def batches(self, plans: Path, rank: int, size: int, note: Callable[[str], None]) -> Callable[[int], list[Batch]]:
+    def batches(
+        self, plans: Path, rank: int, size: int, note: Callable[[str], None]
+    ) -> Callable[[int], list[Batch]]:
         each = [(name, job.batches(plans, rank, size, note)) for name, job in self.jobs.items()]
 
         def batches(step: int) -> list[Batch]:
             task, number = joint_step(step, self.sizes, self.mix, self.recipe.seed)
             name, of_task = each[task]
-            return [replace(batch, targets={name: BatchTarget(*batch.target)}) for batch in of_task(number)]
+            return [
+                replace(batch, targets={name: BatchTarget(*batch.target)})
+                for batch in of_task(number)
+            ]
 
         return batches
 
     def evaluate(self, network: TrainableModel) -> dict[str, float]:
         """The figures of each task as "name/figure"; "score" is the mean of their metrics."""
-        each = {name: job.evaluate(cast(JointModel, network).task(name)) for name, job in self.jobs.items()}
+        each = {
+            name: job.evaluate(cast(JointModel, network).task(name))
+            for name, job in self.jobs.items()
+        }
         score = fmean(each[name][job.metric] for name, job in self.jobs.items())
-        figures = {f"{name}/{figure}": value for name, some in each.items() for figure, value in some.items()}
+        figures = {
+            f"{name}/{figure}": value
+            for name, some in each.items()
+            for figure, value in some.items()
+        }
         return {"loss": fmean(one["loss"] for one in each.values()), "score": score, **figures}
 
     def of_task(self, name: str, figures: Mapping[str, float]) -> dict[str, float]:
         """The figures of a task, under their own names."""
         start = f"{name}/"
-        return {key.removeprefix(start): value for key, value in figures.items() if key.startswith(start)}
+        return {
+            key.removeprefix(start): value
+            for key, value in figures.items()
+            if key.startswith(start)
+        }
 
     def describe(self, figures: Mapping[str, float]) -> str:
-        return "; ".join(f"{name}: {job.describe(self.of_task(name, figures))}" for name, job in self.jobs.items())
+        return "; ".join(
+            f"{name}: {job.describe(self.of_task(name, figures))}"
+            for name, job in self.jobs.items()
+        )
 
     def flops_per_token(self, step: int) -> float:
         return fmean(job.flops_per_token(step) for job in self.jobs.values())
@@ -147,7 +178,11 @@ class JointJob(FinetuneJob):
         for name, job in self.jobs.items():
             job.shared = folder / TASKS / next(iter(self.jobs))
             figures = self.of_task(name, facts["evaluation"])
-            job.save(folder / TASKS / name, cast(JointModel, network).task(name), {**facts, "evaluation": figures})
+            job.save(
+                folder / TASKS / name,
+                cast(JointModel, network).task(name),
+                {**facts, "evaluation": figures},
+            )
 
     def report(self, folder: Path, results: str = "") -> Path:
         return write_task_report(folder, self.metric, f"{results}{self.survey}", None)
@@ -158,7 +193,11 @@ def _check(recipe: FinetuneRecipe) -> None:
     what = f"the recipe {recipe.title} has no number of epochs for several tasks"
     expect(recipe.epochs, what, hint="--epochs 5")
     for name in ("lstm_units", "cloze_steps", "lm_weight"):
-        expect(getattr(recipe, name) <= 0, f"{name} is for one task, not for several", hint=f"--set {name}=0")
+        expect(
+            getattr(recipe, name) <= 0,
+            f"{name} is for one task, not for several",
+            hint=f"--set {name}=0",
+        )
 
 
 def make_joint_request(
@@ -167,7 +206,8 @@ def make_joint_request(
     """The request for `joint_events`, with absolute paths.
 
     Args:
-        data: files or folders, each with the name of its task; or data as in `finetune`, by the name of the task.
+        data: files or folders, each with the name of its task; or data as in `finetune`, by the
+            name of the task.
         mix: batches of all other tasks together, for one of the first; 0: all.
         options: those of `finetune` that are not about one data set.
 
@@ -177,24 +217,42 @@ def make_joint_request(
     for name, neutral in _OF_ONE.items():
         if options.pop(name, None) not in (*neutral, None):
             word = option_of(name)
-            raise UsageError(f"{word} is for one data set, not for a joint fine-tuning", hint=f"leave out {word}")
+            raise UsageError(
+                f"{word} is for one data set, not for a joint fine-tuning", hint=f"leave out {word}"
+            )
     expect(0 <= mix < 1e6, f"mix is {mix}: expected 0 or more", hint="--mix 1")
-    pairs = [*data.items()] if isinstance(data, Mapping) else [(task_name(str(one)), one) for one in data]
-    expect(len(pairs) >= 2, "a joint fine-tuning needs two or more data sets", hint="leave out --joint")
+    pairs = (
+        [*data.items()]
+        if isinstance(data, Mapping)
+        else [(task_name(str(one)), one) for one in data]
+    )
+    expect(
+        len(pairs) >= 2, "a joint fine-tuning needs two or more data sets", hint="leave out --joint"
+    )
     tasks = {}
     for name, one in pairs:
         what = f"two data sets have the name {name!r}, which is that of their file or folder"
         expect(name not in tasks, what, hint="rename one of them")
         if not name or Path(name).name != name or name.startswith("."):
-            raise UsageError(f"{name!r} is not a name of a task: expected one that a folder can have")
-        tasks[name] = make_finetune_request(one, **{"recipe": "mt-dnn", **options}, method="full", validation="split")
+            raise UsageError(
+                f"{name!r} is not a name of a task: expected one that a folder can have"
+            )
+        tasks[name] = make_finetune_request(
+            one, **{"recipe": "mt-dnn", **options}, method="full", validation="split"
+        )
     return JointRequest(tasks, mix)
 
 
 def joint_events(
-    output: str | Path, request: JointRequest, *, device: str = "auto", overwrite: bool = False, compares: bool = True
+    output: str | Path,
+    request: JointRequest,
+    *,
+    device: str = "auto",
+    overwrite: bool = False,
+    compares: bool = True,
 ) -> Iterator[Event]:
-    """Fine-tunes one encoder for several tasks and yields events; `output/tasks` has a model folder for each.
+    """Fine-tunes one encoder for several tasks and yields events; `output/tasks` has a model folder
+    for each.
 
     Args:
         compares: whether the models are compared with simple methods.
@@ -236,7 +294,10 @@ def _train(
     for name, task_job in job.jobs.items():
         yield Event("stage", f"task {name}", {"stage": name})
         yield from task_job.featurize.examples(task_job.train)
-    steps = f"{job.recipe.epochs} epochs of {job.steps_per_epoch:,} steps, {job.recipe.batch_size} at a time"
+    steps = (
+        f"{job.recipe.epochs} epochs of {job.steps_per_epoch:,} steps, "
+        f"{job.recipe.batch_size} at a time"
+    )
     text = f"{job.survey}\ntraining     {steps}, each of one task\n"
     text += f"time         about {duration(max(1, seconds))} on this machine"
     yield Event("plan", text, {"recipe": asdict(job.recipe), "estimated_seconds": seconds})
@@ -246,7 +307,9 @@ def _train(
     results = {}
     summaries = []
     for name, task_job in job.jobs.items():
-        results[name], summary = evaluate_on_dev(task_job, output / TASKS / name, device, compares=compares)
+        results[name], summary = evaluate_on_dev(
+            task_job, output / TASKS / name, device, compares=compares
+        )
         summaries.append(summary)
     write_text(output / "README.md", joint_card(output, job.recipe, job.model_name, results))
     text = "\n\n".join(summaries)
@@ -256,13 +319,21 @@ def _train(
 
 
 def finetune_joint(
-    data: Iterable[str | Path] | Mapping[str, Data], *, output: str | Path | None = None, mix: float = 0.0,
-    device: str = "auto", overwrite: bool = False, progress: bool | None = None, **options: Any,
-) -> dict[str, Predictor]:  # fmt: skip
-    """Fine-tunes one encoder for several tasks, and returns a model for each, by name (MT-DNN, Liu et al. 2019).
+    data: Iterable[str | Path] | Mapping[str, Data],
+    *,
+    output: str | Path | None = None,
+    mix: float = 0.0,
+    device: str = "auto",
+    overwrite: bool = False,
+    progress: bool | None = None,
+    **options: Any,
+) -> dict[str, Predictor]:
+    """Fine-tunes one encoder for several tasks, and returns a model for each, by name (MT-DNN, Liu
+    et al. 2019).
 
     Args:
-        data: files or folders, each with the name of its task; or data as in `finetune`, by the name of the task.
+        data: files or folders, each with the name of its task; or data as in `finetune`, by the
+            name of the task.
         output: the run folder; None: a temporary one, deleted together with the returned models.
         mix: batches of all other tasks together, for one of the first; 0: all.
         options: those of `finetune` that are not about one data set; the recipe is "mt-dnn".
@@ -274,4 +345,6 @@ def finetune_joint(
     request = make_joint_request(data, mix=mix, **options)
     run = partial(joint_events, request=request, device=device, overwrite=overwrite)
     folders = [f"{TASKS}/{name}" for name in request.tasks]
-    return dict(zip(request.tasks, open_trained(run, output, folders, device, progress), strict=True))
+    return dict(
+        zip(request.tasks, open_trained(run, output, folders, device, progress), strict=True)
+    )

@@ -1,4 +1,5 @@
-"""Several processes for one training: torchrun within this process, and the script that gives them to Slurm."""
+"""Several processes for one training: torchrun within this process, and the script that gives them
+to Slurm."""
 
 import os
 import re
@@ -33,10 +34,15 @@ NOTICE = 60  # seconds before the time limit of a job
 MOST_MACHINES = 65_536
 _OPTIONS = ("--processes", "--nodes", "--rendezvous", "--restarts")
 _ONCE = {  # options for which a group of processes has no use, and what to type
-    "--overwrite": "-o ANOTHER-FOLDER, or delete the folder first: each restart would overwrite what is done",
+    "--overwrite": (
+        "-o ANOTHER-FOLDER, or delete the folder first: each restart would overwrite what is done"
+    ),
     STDIN: "write the text into a file: each process reads it, and each restart again",
     "--estimate": "leave --processes out: an estimate needs one process",
-    **dict.fromkeys(("--seeds", "--folds", "--sweep"), "leave --processes out: several trainings need one process"),
+    **dict.fromkeys(
+        ("--seeds", "--folds", "--sweep"),
+        "leave --processes out: several trainings need one process",
+    ),
 }
 
 
@@ -53,18 +59,26 @@ class _Agent(LocalElasticAgent):
                 self._remaining_restarts = 0  # an error of the data or of the command
                 return result
             for rank, code in codes.items():
-                if code < 0 and code != -signal.SIGTERM:  # torchrun itself ends the others by SIGTERM
-                    self.say(f"rank {rank} was killed by signal {-code}, perhaps for lack of memory")
+                # torchrun itself ends the others by SIGTERM
+                if code < 0 and code != -signal.SIGTERM:
+                    self.say(
+                        f"rank {rank} was killed by signal {-code}, perhaps for lack of memory"
+                    )
             if left := self._remaining_restarts:
-                self.say(f"starting all processes again from the last checkpoint; {left} restarts are left")
+                self.say(
+                    f"starting all processes again from the last checkpoint; {left} restarts are "
+                    "left"
+                )
         return result
 
 
 def _final(codes: Iterable[int]) -> int | None:
-    """The exit status of processes that must not start again, or None. One that ends by SIGTERM is not to blame where
-    another one was lost."""
+    """The exit status of processes that must not start again, or None. One that ends by SIGTERM is
+    not to blame where another one was lost."""
     codes, ended = list(codes), (128 + signal.SIGTERM, 128 + signal.SIGINT)
-    wrong = [code for code in codes if code > 0 and code not in (*ended, LostProcessError.exit_code)]
+    wrong = [
+        code for code in codes if code > 0 and code not in (*ended, LostProcessError.exit_code)
+    ]
     return wrong[0] if wrong else codes[0] if all(code in ended for code in codes) else None
 
 
@@ -84,18 +98,25 @@ def _limits(nodes: str, rendezvous: str | None) -> tuple[int, int]:
     match = re.fullmatch(r"([1-9]\d*)(?::([1-9]\d*))?", nodes)
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     what = f"--nodes {nodes}: expected a number of machines, or the least and the most"
-    expect(0 < least <= most, what, hint="--nodes 2, or --nodes 1:2 if one may be lost or come later")
+    expect(
+        0 < least <= most, what, hint="--nodes 2, or --nodes 1:2 if one may be lost or come later"
+    )
     expect(most <= MOST_MACHINES, f"--nodes {nodes}: expected at most {MOST_MACHINES:,} machines")
     what = f"--rendezvous {rendezvous}: expected the name of a machine and a free port on it"
     is_place = not rendezvous or re.fullmatch(r"[^\s:]+:\d{1,5}", rendezvous)
     expect(is_place, what, hint="--rendezvous node1:29500")
     what = "machines find each other at the name and a free port of one of them"
-    expect(bool(rendezvous) == (nodes != "1"), what, hint="on each machine: --nodes 2 --rendezvous node1:29500")
+    expect(
+        bool(rendezvous) == (nodes != "1"),
+        what,
+        hint="on each machine: --nodes 2 --rendezvous node1:29500",
+    )
     return least, most
 
 
 def _wait_for(rendezvous: str, say: Callable[[str], None]) -> None:
-    """Waits until the first machine has started; torch would report each failure with a stack of frames.
+    """Waits until the first machine has started; torch would report each failure with a stack of
+    frames.
 
     Raises:
         BertworksError: its name is unknown here, or it does not answer.
@@ -105,7 +126,9 @@ def _wait_for(rendezvous: str, say: Callable[[str], None]) -> None:
         families = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     except OSError as error:
         what = f"this machine knows no machine {host}: {error.strerror}"
-        raise BertworksError(what, hint="--rendezvous with a name that each machine knows, or an IP address") from error
+        raise BertworksError(
+            what, hint="--rendezvous with a name that each machine knows, or an IP address"
+        ) from error
     with suppress(OSError), socket.socket(families[0][0], socket.SOCK_STREAM) as own:
         own.bind((host, 0))
         return  # it is this machine
@@ -123,7 +146,10 @@ def _wait_for(rendezvous: str, say: Callable[[str], None]) -> None:
 
 def _unreachable(where: str) -> BertworksError:
     what = f"no process of the training answers at {where}"
-    hint = "start the same command on that machine; its name must be known, and its port open, on this one"
+    hint = (
+        "start the same command on that machine; its name must be known, and its port open, on "
+        "this one"
+    )
     return BertworksError(what, hint=hint)
 
 
@@ -134,14 +160,21 @@ def _refuse_single(words: Sequence[str]) -> None:
 
 
 def launch(
-    words: Sequence[str], processes: int, *, nodes: str = "1", rendezvous: str | None = None, restarts: int = 10,
+    words: Sequence[str],
+    processes: int,
+    *,
+    nodes: str = "1",
+    rendezvous: str | None = None,
+    restarts: int = 10,
     say: Callable[[str], None] = print,
-) -> None:  # fmt: skip
-    """Run a command of bertworks in several processes, as torchrun does, and start them again where one is lost.
+) -> None:
+    """Run a command of bertworks in several processes, as torchrun does, and start them again where
+    one is lost.
 
     Args:
         words: the command without "bertworks"; options of the group are left out.
-        processes: on this machine. nodes: machines, or the least and the most. rendezvous: where machines meet.
+        processes: on this machine. nodes: machines, or the least and the most. rendezvous: where
+            machines meet.
         restarts: the most.
 
     Raises:
@@ -158,7 +191,16 @@ def launch(
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     names = ("OMP_NUM_THREADS", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
     before = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
-    where = ["--nnodes", nodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", rendezvous, "--rdzv-id", run_id]
+    where = [
+        "--nnodes",
+        nodes,
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        rendezvous,
+        "--rdzv-id",
+        run_id,
+    ]
     typed = ["--nproc-per-node", str(processes), *(where if rendezvous else ["--standalone"])]
     typed += ["--max-restarts", str(restarts), "-m", MODULE, *words]
     say(f"as: {shlex.join([*before, 'torchrun', *map(str, typed)])}")
@@ -166,11 +208,17 @@ def launch(
         _wait_for(rendezvous, say)
     with _explain(rendezvous or "localhost"):
         place = rendezvous or "localhost:0"
-        meeting = elastic.RendezvousParameters("c10d", place, run_id, least, most, last_call_timeout=LAST_CALL)
+        meeting = elastic.RendezvousParameters(
+            "c10d", place, run_id, least, most, last_call_timeout=LAST_CALL
+        )
         spec = WorkerSpec(
-            "training", processes, get_rendezvous_handler(meeting), entrypoint=sys.executable,
-            args=("-u", "-m", MODULE, *words), max_restarts=restarts,
-        )  # fmt: skip
+            "training",
+            processes,
+            get_rendezvous_handler(meeting),
+            entrypoint=sys.executable,
+            args=("-u", "-m", MODULE, *words),
+            max_restarts=restarts,
+        )
         agent = _Agent(spec, DefaultLogsSpecs(), shutdown_timeout=SAVING)
         agent.say = say
         try:
@@ -183,7 +231,9 @@ def launch(
         spec.rdzv_handler.shutdown()
     if result.is_failed():
         codes = [failure.exitcode for failure in result.failures.values()]
-        raise SystemExit(_final(codes) or next((128 - code for code in codes if code < 0), codes[0]))
+        raise SystemExit(
+            _final(codes) or next((128 - code for code in codes if code < 0), codes[0])
+        )
 
 
 @contextmanager
@@ -194,33 +244,48 @@ def _explain(where: str) -> Iterator[None]:
         raise _unreachable(where) from error
     except elastic.RendezvousTimeoutError as error:
         what = f"too few machines came to {where}"
-        raise BertworksError(what, hint="start the same command on each of them, or name fewer: --nodes 1:2") from error
+        raise BertworksError(
+            what, hint="start the same command on each of them, or name fewer: --nodes 1:2"
+        ) from error
     except elastic.RendezvousClosedError as error:
         what = f"the training at {where} has ended"
         raise BertworksError(what, hint="see the messages of the other machines") from error
 
 
-def batch_script(words: Sequence[str], *, nodes: int, processes: int, gpus: int, cpus: int, time: str) -> str:
+def batch_script(
+    words: Sequence[str], *, nodes: int, processes: int, gpus: int, cpus: int, time: str
+) -> str:
     """A script for Slurm's sbatch that runs a training on several machines.
 
     Args:
         words: the command without "bertworks". processes, gpus, cpus: on each machine. time: as 8h.
 
-    Slurm starts one torchrun per machine. It sends SIGTERM a minute before the time limit: the training saves, and the
-    job is put into the queue again. So it is where a machine fails.
+    Slurm starts one torchrun per machine. It sends SIGTERM a minute before the time limit: the
+    training saves, and the job is put into the queue again. So it is where a machine fails.
     """
     _refuse_single(words)
     seconds = int(seconds_of(time))
-    limit = f"{seconds // 86400}-{seconds // 3600 % 24:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    limit = (
+        f"{seconds // 86400}-{seconds // 3600 % 24:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    )
     output = next((one for name, one in pairwise(words) if name in ("-o", "--output")), "bertworks")
     options = [
-        f"job-name={re.sub(r'[^A-Za-z0-9._-]', '-', Path(output).name) or 'bertworks'}", f"nodes={nodes}",
-        "ntasks-per-node=1", f"cpus-per-task={cpus}", *([f"gpus-per-node={gpus}"] if gpus else []), f"time={limit}",
-        "requeue", f"signal=TERM@{NOTICE}", "output=%x-%j.log", "open-mode=append",
-    ]  # fmt: skip
+        f"job-name={re.sub(r'[^A-Za-z0-9._-]', '-', Path(output).name) or 'bertworks'}",
+        f"nodes={nodes}",
+        "ntasks-per-node=1",
+        f"cpus-per-task={cpus}",
+        *([f"gpus-per-node={gpus}"] if gpus else []),
+        f"time={limit}",
+        "requeue",
+        f"signal=TERM@{NOTICE}",
+        "output=%x-%j.log",
+        "open-mode=append",
+    ]
     group = f"--processes {processes}"
     if nodes > 1:
         group += ' --nodes "$SLURM_NNODES" --rendezvous "$head:$((20000 + SLURM_JOB_ID % 20000))"'
     script = (Path(__file__).parent / "slurm.sh").read_text(encoding="utf-8")
     command = f"{shlex.join(without(words, ['--rendezvous']))} \\\n  {group}"
-    return script.format(options="\n".join(f"#SBATCH --{option}" for option in options), command=command)
+    return script.format(
+        options="\n".join(f"#SBATCH --{option}" for option in options), command=command
+    )

@@ -21,38 +21,56 @@ from bertworks.io.tables import Data, sources_of
 from bertworks.text.corpus import CorpusReader, Documents
 from bertworks.text.corpus_report import CorpusStatistics, corpus_report
 from bertworks.text.file_groups import blocks_of, counts_of, groups, source_of
-from bertworks.text.shards import PART_CHARACTERS, Shards, holds_shards, refuse_other_files, write_shards
+from bertworks.text.shards import (
+    PART_CHARACTERS,
+    Shards,
+    holds_shards,
+    refuse_other_files,
+    write_shards,
+)
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 from bertworks.text.vocabulary import VocabularyConfig, VocabularyReport, train_vocabulary
 from bertworks.text.wordpiece import NewWord, extend_vocabulary
 
 Result = TypeVar("Result")
-_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")  # of a model folder
+# of a model folder
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 PATIENCE = 2.0  # seconds for the work to end after the caller has stopped
 
 
 def read_text(
-    inputs: Sequence[str | Path] | Data, text_column: str | None = None, documents: Documents = "auto",
+    inputs: Sequence[str | Path] | Data,
+    text_column: str | None = None,
+    documents: Documents = "auto",
     encoding: str | None = None,
-) -> CorpusReader:  # fmt: skip
+) -> CorpusReader:
     """The reader of raw text.
 
     Raises:
-        UsageError: an input is a folder of shards or of a model, or holds one, or one of a tokenizer.
+        UsageError: an input is a folder of shards or of a model, or holds one, or one of a
+            tokenizer.
         BertworksError: an input names nothing that can be read.
     """
     for path in (sources := sources_of(inputs)):
         folder = as_path(path).expanduser()
         trains = f"`bertworks pretrain {quoted(path)} -o MODEL`"
         hint = f"{trains} trains on it; `bertworks prepare TEXT TEXT ...` joins corpora"
-        expect(not holds_shards(folder), "this folder holds shards, not text", where=path, hint=hint)
-        is_model = (folder / "config.json").is_file() and any((folder / name).is_file() for name in _WEIGHTS)
-        hint = f"name the text; `bertworks pretrain TEXT --init {quoted(path)}` continues from this model"
+        expect(
+            not holds_shards(folder), "this folder holds shards, not text", where=path, hint=hint
+        )
+        is_model = (folder / "config.json").is_file() and any(
+            (folder / name).is_file() for name in _WEIGHTS
+        )
+        hint = (
+            f"name the text; `bertworks pretrain TEXT --init {quoted(path)}` continues from "
+            "this model"
+        )
         expect(not is_model, "this folder holds a model, not text", where=path, hint=hint)
     reader = CorpusReader(sources, text_column=text_column, documents=documents, encoding=encoding)
     inner = next((path.parent for path in reader.files if path.name == "tokenizer.json"), None)
-    what = "a folder within the input holds a tokenizer, a model or shards, not text"  # each has that file
+    # each has that file
+    what = "a folder within the input holds a tokenizer, a model or shards, not text"
     expect(inner is None, what, where=inner, hint=f"move it: `mv {quoted(inner)} FOLDER`")
     return reader
 
@@ -64,9 +82,15 @@ def _refuse_in_corpus(output: Path, reader: CorpusReader) -> None:
 
 
 def make_vocabulary(
-    reader: CorpusReader, output: Path, config: VocabularyConfig, *, bulk: Bulk = Bulk(), **options: Any
+    reader: CorpusReader,
+    output: Path,
+    config: VocabularyConfig,
+    *,
+    bulk: Bulk = Bulk(),
+    **options: Any,
 ) -> Iterator[Event]:
-    """A vocabulary from raw text, written as a tokenizer folder. The "done" event has the report's figures.
+    """A vocabulary from raw text, written as a tokenizer folder. The "done" event has the report's
+    figures.
 
     bulk: where words are counted. options: max_memory, workers: see `train_vocabulary`.
 
@@ -81,7 +105,14 @@ def make_vocabulary(
 
     with ExitStack() as stack:
         if bulk:
-            job = _job(reader, output, bulk, "vocab", "bertworks.text.file_groups:count_maker", asdict(config))
+            job = _job(
+                reader,
+                output,
+                bulk,
+                "vocab",
+                "bertworks.text.file_groups:count_maker",
+                asdict(config),
+            )
             stack.enter_context(job.open())
             yield from job.make("vocab", groups(reader))
             if bulk.part:
@@ -99,34 +130,60 @@ def make_vocabulary(
     yield Event("done", f"{report}\nwritten to {output}", {"folder": str(output), **asdict(report)})
 
 
-def _job(reader: CorpusReader, output: Path, bulk: Bulk, command: str, maker: str, *settings: Any) -> Portions:
+def _job(
+    reader: CorpusReader, output: Path, bulk: Bulk, command: str, maker: str, *settings: Any
+) -> Portions:
     """The portions of a corpus: groups of its files."""
     source = source_of(reader)
-    identity = {"command": command, "corpus": reader.identity(), "read": source, "settings": settings}
-    return Portions(output, bulk, identity, maker, [f"{output.expanduser().absolute()}.parts", source, *settings])
+    identity = {
+        "command": command,
+        "corpus": reader.identity(),
+        "read": source,
+        "settings": settings,
+    }
+    return Portions(
+        output,
+        bulk,
+        identity,
+        maker,
+        [f"{output.expanduser().absolute()}.parts", source, *settings],
+    )
 
 
 def extend_tokenizer(
     reader: CorpusReader, output: Path, tokenizer: Tokenizer, number: int, workers: int | None
 ) -> Iterator[Event]:
-    """A tokenizer with new words from raw text (`extend_vocabulary`), written as a tokenizer folder."""
+    """A tokenizer with new words from raw text (`extend_vocabulary`), written as a tokenizer
+    folder."""
 
     def work(report_progress: Callable[[str, int], None]) -> tuple[Tokenizer, list[NewWord]]:
-        texts, progress = (document.text for document in reader), partial(report_progress, "counting")
+        texts, progress = (
+            (document.text for document in reader),
+            partial(report_progress, "counting"),
+        )
         return extend_vocabulary(texts, tokenizer, number, workers=workers, progress=progress)
 
     extended, words = yield from in_background("vocabulary", work)
     extended.save(output)
-    yield Event("note", f"the vocabulary has {len(words):,} new words: {extended.vocab_size:,} tokens")
+    yield Event(
+        "note", f"the vocabulary has {len(words):,} new words: {extended.vocab_size:,} tokens"
+    )
     for word, count, ids in words[:2]:
         pieces = " ".join(map(tokenizer.piece, ids))
-        yield Event("note", printable(f"example  new word {word!r}, {count:,} times: until now {pieces}"))
+        yield Event(
+            "note", printable(f"example  new word {word!r}, {count:,} times: until now {pieces}")
+        )
 
 
 def make_shards(
-    reader: CorpusReader, output: Path, tokenizer: Tokenizer, *, overwrite: bool = False, bulk: Bulk = Bulk(),
+    reader: CorpusReader,
+    output: Path,
+    tokenizer: Tokenizer,
+    *,
+    overwrite: bool = False,
+    bulk: Bulk = Bulk(),
     **options: Any,
-) -> Iterator[Event]:  # fmt: skip
+) -> Iterator[Event]:
     """Shards from raw text, and the corpus report. The "done" event has the counts.
 
     bulk: where the text is split and encoded. overwrite; options: workers: see `write_shards`.
@@ -138,7 +195,9 @@ def make_shards(
 
     def work(report_progress: Callable[[str, int], None]) -> tuple[Shards, CorpusStatistics | None]:
         progress = partial(report_progress, "characters")
-        shards = write_shards(reader, tokenizer, output, progress=progress, overwrite=overwrite, **options)
+        shards = write_shards(
+            reader, tokenizer, output, progress=progress, overwrite=overwrite, **options
+        )
         if not shards.written_now and (output / "preflight.json").exists():
             return shards, None
         report = corpus_report(shards, tokenizer)
@@ -176,9 +235,12 @@ def make_shards(
     yield Event("done", text, {"folder": str(output), **counts})
 
 
-def in_background(name: str, work: Callable[[Callable[[str, int], None]], Result]) -> Generator[Event, None, Result]:
-    """Runs `work(report_progress)` in a thread, yields its progress as "stage" events, and returns its result. If the
-    caller stops iterating (Ctrl-C, a closed generator), the next call of `report_progress` raises and ends the work."""
+def in_background(
+    name: str, work: Callable[[Callable[[str, int], None]], Result]
+) -> Generator[Event, None, Result]:
+    """Runs `work(report_progress)` in a thread, yields its progress as "stage" events, and returns
+    its result. If the caller stops iterating (Ctrl-C, a closed generator), the next call of
+    `report_progress` raises and ends the work."""
     progress: queue.SimpleQueue[tuple[str, int] | None] = queue.SimpleQueue()
     result: Future[Result] = Future()
     stopped = threading.Event()
@@ -199,7 +261,11 @@ def in_background(name: str, work: Callable[[Callable[[str, int], None]], Result
     thread.start()
     try:
         for what, amount in iter(progress.get, None):
-            yield Event("stage", f"{name}: {what} {amount:,}", {"stage": name, "what": what, "amount": amount})
+            yield Event(
+                "stage",
+                f"{name}: {what} {amount:,}",
+                {"stage": name, "what": what, "amount": amount},
+            )
     finally:
         stopped.set()
         thread.join(PATIENCE)

@@ -16,7 +16,12 @@ import torch
 
 from bertworks.batching.batch import Batch
 from bertworks.batching.sampling import FORMATS
-from bertworks.checkpoints.hf_mapping import can_hold, check_lm_head_act, check_representable, num_parameters
+from bertworks.checkpoints.hf_mapping import (
+    can_hold,
+    check_lm_head_act,
+    check_representable,
+    num_parameters,
+)
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.config import add_overrides, dump_recipe, override, parse_overrides
@@ -30,18 +35,39 @@ from bertworks.runs.prepare import extend_tokenizer, make_shards, make_vocabular
 from bertworks.runs.pretrain_job import PretrainJob, half_of, with_teacher
 from bertworks.runs.processes import training_processes
 from bertworks.runs.request import Request, make_request, seconds_of, with_languages
-from bertworks.runs.run_folder import check_same_request, compare_bits, open_run, read_plans, write_plans
+from bertworks.runs.run_folder import (
+    check_same_request,
+    compare_bits,
+    open_run,
+    read_plans,
+    write_plans,
+)
 from bertworks.runs.training_run import TrainingRun
 from bertworks.text.corpus import CorpusReader, Documents
 from bertworks.text.shards import Manifest, Shards
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.training.budget import GPU_FRACTION, Plan, Schedule, choose_recipe, fit_steps, measure_steps
-from bertworks.training.device import DTYPES, best_precision, choose_device, measure_matmul, micro_tokens, total_memory
+from bertworks.training.budget import (
+    GPU_FRACTION,
+    Plan,
+    Schedule,
+    choose_recipe,
+    fit_steps,
+    measure_steps,
+)
+from bertworks.training.device import (
+    DTYPES,
+    best_precision,
+    choose_device,
+    measure_matmul,
+    micro_tokens,
+    total_memory,
+)
 from bertworks.training.objectives import heads_of, num_trained
 from bertworks.training.recipe import Recipe, family_recipe, load_recipe
 
 CHARACTERS_PER_TOKEN = 4.2  # for estimates before there is a vocabulary
-COMPRESSION = {".gz": 2.8, ".zst": 3.0, ".xz": 3.6, ".bz2": 3.6, ".parquet": 2.0}  # characters per byte, about
+# characters per byte, about
+COMPRESSION = {".gz": 2.8, ".zst": 3.0, ".xz": 3.6, ".bz2": 3.6, ".parquet": 2.0}
 
 
 def estimate_tokens(reader: CorpusReader) -> int:
@@ -51,8 +77,8 @@ def estimate_tokens(reader: CorpusReader) -> int:
 
 
 RESERVE = 0.06  # of a budget, for evaluations, checkpoints and the report
-# With fewer steps a new model learns little but how frequent words are, by its initialization (docs/experiments,
-# 2026-11-21: initial attention to neighbouring tokens).
+# With fewer steps a new model learns little but how frequent words are, by its initialization
+# (docs/experiments, 2026-11-21: initial attention to neighbouring tokens).
 USEFUL_STEPS = {"neighbours": 350, "published": 1400, "scaled_residual": 1400}
 CHECKPOINTS = 3  # the last two and the best; each has the parameters and two moments
 
@@ -81,8 +107,12 @@ class Estimate:
         if generator:
             lines[-1] += f", and {generator:,} of the generator"
         if self.memory is None:
-            state = 16 * self.trained / 1e9  # parameters, gradients and two moments of Adam in float32
-            lines.append(f"memory       {state:.2f} GB for parameters, gradients and optimizer, and that of a batch")
+            # parameters, gradients and two moments of Adam in float32
+            state = 16 * self.trained / 1e9
+            lines.append(
+                f"memory       {state:.2f} GB for parameters, gradients and optimizer, and that "
+                "of a batch"
+            )
         else:
             lines.append(f"memory       {self.memory / 1e9:.1f} GB")
         if self.steps is None:
@@ -93,7 +123,9 @@ class Estimate:
             rate = "" if speed is None else f"  ({speed:,.0f} per second on this machine)"
             lines.append(f"tokens       {self.tokens:,}{rate}")
         if self.seconds is None:
-            lines.append("time         not measured: --estimate speed computes a few steps on this machine")
+            lines.append(
+                "time         not measured: --estimate speed computes a few steps on this machine"
+            )
         else:
             lines.append(f"time         {duration(self.seconds)} of training")
         lines.append(f"disk         {self.disk / 1e9:.2f} GB in the run folder")
@@ -103,62 +135,106 @@ class Estimate:
 
 
 def pretrain(
-    inputs: Sequence[str | Path] | Data, output: str | Path, *, recipe: str | None = None,
-    overrides: str | Iterable[str] = (), budget: str | None = None, tokenizer: str | None = None,
-    init: str | None = None, extend_vocabulary: int | None = None, teacher: str | None = None,
-    precision: str | None = None, seed: int | None = None, text_column: str | None = None,
-    documents: Documents = "auto", encoding: str | None = None, languages: str | Iterable[str] = (),
-    parallel: str | Iterable[str] = (), device: str = "auto", overwrite: bool = False, workers: int | None = None,
+    inputs: Sequence[str | Path] | Data,
+    output: str | Path,
+    *,
+    recipe: str | None = None,
+    overrides: str | Iterable[str] = (),
+    budget: str | None = None,
+    tokenizer: str | None = None,
+    init: str | None = None,
+    extend_vocabulary: int | None = None,
+    teacher: str | None = None,
+    precision: str | None = None,
+    seed: int | None = None,
+    text_column: str | None = None,
+    documents: Documents = "auto",
+    encoding: str | None = None,
+    languages: str | Iterable[str] = (),
+    parallel: str | Iterable[str] = (),
+    device: str = "auto",
+    overwrite: bool = False,
+    workers: int | None = None,
     verify: bool = False,
-) -> Iterator[Event]:  # fmt: skip
-    """Pre-train a network and yield the events of the run; `output` becomes a model folder. The same arguments in the
-    same folder resume a run.
+) -> Iterator[Event]:
+    """Pre-train a network and yield the events of the run; `output` becomes a model folder. The
+    same arguments in the same folder resume a run.
 
     Args:
-        inputs: raw text (files, folders, globs), or one shards folder; or rows in memory, with a column of texts: a
-            DataFrame, a dict of columns, a list like [{"text": "..."}].
-        recipe: a name or a TOML file; or a family, such as "roberta". overrides: `table.field=value` words for it.
-        budget: a time such as "30m" or "2h". Without a recipe, or with a family, it decides the size and everything
-            that depends on it; with a recipe, only the number of steps. Without a size and a budget: one hour.
+        inputs: raw text (files, folders, globs), or one shards folder; or rows in memory, with a
+            column of texts: a DataFrame, a dict of columns, a list like [{"text": "..."}].
+        recipe: a name or a TOML file; or a family, such as "roberta". overrides:
+            `table.field=value` words for it.
+        budget: a time such as "30m" or "2h". Without a recipe, or with a family, it decides the
+            size and everything that depends on it; with a recipe, only the number of steps. Without
+            a size and a budget: one hour.
         tokenizer: a tokenizer folder; None: a vocabulary is trained on the text.
-        init: a model to continue from, with its configuration and tokenizer: a folder, or a name on the hub.
-        extend_vocabulary: words of the text that are added to that vocabulary (`text.wordpiece.extend_vocabulary`).
-        teacher: a model with a masked LM head, from which a recipe such as "distilbert" learns: a folder, or a name on
-            the hub. The student has its tokenizer, its width and some of its layers.
+        init: a model to continue from, with its configuration and tokenizer: a folder, or a name on
+            the hub.
+        extend_vocabulary: words of the text that are added to that vocabulary
+            (`text.wordpiece.extend_vocabulary`).
+        teacher: a model with a masked LM head, from which a recipe such as "distilbert" learns: a
+            folder, or a name on the hub. The student has its tokenizer, its width and some of its
+            layers.
         precision, seed: None: those of the recipe.
         text_column, documents, encoding: of raw text, see `CorpusReader`.
         languages: of the inputs, one for each: the token types of XLM are languages.
-        parallel: translations, for a recipe with `sampling.parallel_rate`: a table of two columns, or two files of as
-            many lines. Their languages are in the names of the files, or are the only two.
-        verify: compare the sha256 of every file of the shards first. Without it, a block is checked when it is read.
+        parallel: translations, for a recipe with `sampling.parallel_rate`: a table of two columns,
+            or two files of as many lines. Their languages are in the names of the files, or are the
+            only two.
+        verify: compare the sha256 of every file of the shards first. Without it, a block is checked
+            when it is read.
 
     Raises:
-        UsageError: the folder belongs to a run with other settings, or the request is contradictory.
+        UsageError: the folder belongs to a run with other settings, or the request is
+            contradictory.
         BertworksError: the text cannot be used, the disk is full, or the training diverged.
     """
-    request = make_request(**{name: value for name, value in locals().items() if name in Request.__dataclass_fields__})
+    request = make_request(
+        **{name: value for name, value in locals().items() if name in Request.__dataclass_fields__}
+    )
     begin = time.perf_counter()
-    output, where, content = local_path(output, "output folder"), choose_device(device), request.content()
+    output, where, content = (
+        local_path(output, "output folder"),
+        choose_device(device),
+        request.content(),
+    )
     with training_processes(where) as processes, ExitStack() as stack:
         paths = [one for one in request.inputs if isinstance(one, str)]
-        refuse_nested(output, filter(None, (*paths, request.tokenizer, request.init, request.teacher)), paths)
+        refuse_nested(
+            output, filter(None, (*paths, request.tokenizer, request.init, request.teacher)), paths
+        )
         if processes.first:
             resumes = check_same_request(output, content, overwrite)
-            draft = None if resumes and (output / "recipe.toml").exists() else _draft(request, where)
+            draft = (
+                None if resumes and (output / "recipe.toml").exists() else _draft(request, where)
+            )
             stack.enter_context(open_run(output, content, overwrite))
             shards = yield from _prepare_text(output, request, draft, workers, verify)
             if draft:
-                resolved = _with_vocabulary(draft.recipe, shards.manifest.vocab_size).with_objectives()
-                resolved = yield from _fill_budget(resolved, request, shards, output, where, begin, processes.count)
+                resolved = _with_vocabulary(
+                    draft.recipe, shards.manifest.vocab_size
+                ).with_objectives()
+                resolved = yield from _fill_budget(
+                    resolved, request, shards, output, where, begin, processes.count
+                )
                 write_text(output / "recipe.toml", dump_recipe(resolved))
                 yield _plan_event(resolved)
         processes.meet(output)
         resolved = load_recipe(str(output / "recipe.toml"))
         processes.refuse_to_share(min(phase.batch_size for phase in resolved.train.phases))
-        shards = shards if processes.first else Shards.open(request.shards_folder(output, request.languages[:1]))
+        shards = (
+            shards
+            if processes.first
+            else Shards.open(request.shards_folder(output, request.languages[:1]))
+        )
         job = request.job(resolved, shards, output)
-        if request.budget:  # a schedule knows the time of evaluations, which is a part of the reserve
-            seconds, fixed = (1 - RESERVE / 2) * seconds_of(request.budget), parse_overrides(request.overrides)
+        # a schedule knows the time of evaluations, which is a part of the reserve
+        if request.budget:
+            seconds, fixed = (
+                (1 - RESERVE / 2) * seconds_of(request.budget),
+                parse_overrides(request.overrides),
+            )
             job.schedule = Schedule(seconds, begin, read_plans(output), fixed)
         done = yield from forward_events(TrainingRun(output, job, where, processes).events())
         yield _ending(done, job, output)
@@ -179,8 +255,14 @@ def _next_command(job: PretrainJob, output: Path) -> str:
     if "replaced_token" in job.recipe.weights:
         return f'bertworks explain {quoted(output)} "The chef ate the idea."'
     if names := job.recipe.encoder.languages:
-        return f"bertworks convert {quoted(output)} -o {quoted(f'{output}-{names[0]}')} --language {names[0]}"
-    return f'bertworks fill {quoted(output)} "This is the {job.tokenizer.special_tokens["mask_token"]}."'
+        return (
+            f"bertworks convert {quoted(output)} -o {quoted(f'{output}-{names[0]}')} "
+            f"--language {names[0]}"
+        )
+    return (
+        f'bertworks fill {quoted(output)} "This is the '
+        f'{job.tokenizer.special_tokens["mask_token"]}."'
+    )
 
 
 def estimate(
@@ -189,8 +271,9 @@ def estimate(
     """The cost of `pretrain` with the same arguments.
 
     Args:
-        speed: whether memory and time are measured, with a few training steps on random tokens, which may take minutes.
-            Without, they are None; with a budget the number of steps is, too.
+        speed: whether memory and time are measured, with a few training steps on random tokens,
+            which may take minutes. Without, they are None; with a budget the number of steps is,
+            too.
     """
     request = make_request(inputs, **options)
     where = choose_device(device)
@@ -199,16 +282,23 @@ def estimate(
     measured = measure_steps(resolved, where) if speed else None
     if measured and request.budget:
         budget = seconds_of(request.budget) * (1 - RESERVE)
-        resolved = fit_steps(resolved, budget, measured.step_seconds, parse_overrides(request.overrides))
+        resolved = fit_steps(
+            resolved, budget, measured.step_seconds, parse_overrides(request.overrides)
+        )
     train, parameters = resolved.train, _num_parameters(resolved)
     generator = num_trained(resolved) - resolved.encoder.num_parameters(*heads_of(resolved.weights))
     trained = parameters + generator
     ids = 0 if request.is_shards else draft.tokens
-    disk = 4 * trained * (3 * CHECKPOINTS + 1) + ids * (2 if resolved.encoder.vocab_size <= 1 << 16 else 4)
+    disk = 4 * trained * (3 * CHECKPOINTS + 1) + ids * (
+        2 if resolved.encoder.vocab_size <= 1 << 16 else 4
+    )
     if measured is None:
         steps, tokens = (None, None) if request.budget else (train.num_steps, train.num_tokens)
         return Estimate(resolved.title, parameters, trained, None, steps, tokens, None, disk, None)
-    seconds = sum(phase.num_steps * cost for phase, cost in zip(train.phases, measured.step_seconds, strict=True))
+    seconds = sum(
+        phase.num_steps * cost
+        for phase, cost in zip(train.phases, measured.step_seconds, strict=True)
+    )
     advice = _advice(resolved, request, measured.step_seconds)
     tokens = train.num_tokens
     return Estimate(
@@ -226,8 +316,8 @@ def estimate(
 
 
 class _Draft(NamedTuple):
-    """The plan before the vocabulary and the shards exist: the recipe without the size of its vocabulary and, with a
-    budget, without its steps."""
+    """The plan before the vocabulary and the shards exist: the recipe without the size of its
+    vocabulary and, with a budget, without its steps."""
 
     recipe: Recipe
     reader: CorpusReader | None  # None: there are shards
@@ -239,27 +329,50 @@ class _Draft(NamedTuple):
 
 def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draft:
     """Checks the whole request before any folder is changed. starts: whether a training follows."""
-    begin, extra = resolve_model(name) if (name := request.init or request.teacher) else None, request.extend_vocabulary
-    model, extra = load_model(begin, needs={"lm_head"} if request.teacher else ()) if begin else None, extra or 0
-    tokenizer = model.tokenizer if model else Tokenizer.load(request.tokenizer) if request.tokenizer else None
+    begin, extra = (
+        resolve_model(name) if (name := request.init or request.teacher) else None,
+        request.extend_vocabulary,
+    )
+    model, extra = (
+        load_model(begin, needs={"lm_head"} if request.teacher else ()) if begin else None,
+        extra or 0,
+    )
+    tokenizer = (
+        model.tokenizer
+        if model
+        else Tokenizer.load(request.tokenizer)
+        if request.tokenizer
+        else None
+    )
     reader, shards = (None if request.is_shards else request.reader()), None
     if reader:
         tokens = estimate_tokens(reader)
     elif extra:
         what = "--extend-vocabulary chooses words of raw text, and these are shards"
-        raise UsageError(what, where=str(request.inputs[0]), hint="name the text, or leave --extend-vocabulary out")
+        raise UsageError(
+            what,
+            where=str(request.inputs[0]),
+            hint="name the text, or leave --extend-vocabulary out",
+        )
     else:
         shards = Shards.open(as_path(request.inputs[0]))
         tokens, own = shards.manifest.tokens, shards.tokenizer()
         if tokenizer and tokenizer.sha256 != own.sha256:
-            hint = f"make new ones: bertworks prepare TEXT --tokenizer {quoted(request.tokenizer or begin)} -o OTHER"
-            raise BertworksError("these shards were made with another tokenizer", where=str(shards.folder), hint=hint)
+            hint = (
+                "make new ones: bertworks prepare TEXT --tokenizer "
+                f"{quoted(request.tokenizer or begin)} -o OTHER"
+            )
+            raise BertworksError(
+                "these shards were made with another tokenizer", where=str(shards.folder), hint=hint
+            )
         tokenizer = own
     vocab_size = tokenizer.vocab_size + extra if tokenizer else 0
     config = model and replace(model.config, vocab_size=max(model.config.vocab_size, vocab_size))
     recipe = with_languages(_recipe(request, device, tokens, config), request)
     if recipe.distils and not request.teacher and starts:
-        raise UsageError(f"the recipe {request.recipe} learns from a teacher", hint="name it: --teacher MODEL")
+        raise UsageError(
+            f"the recipe {request.recipe} learns from a teacher", hint="name it: --teacher MODEL"
+        )
     # A copied recipe may have the size that the vocabulary had in the end, below the maximum.
     vocab_size = vocab_size or min(recipe.vocabulary.size, recipe.encoder.vocab_size or 2**40)
     check_representable(recipe.encoder, tokenizer.pad_id if tokenizer else recipe.vocabulary.pad_id)
@@ -267,8 +380,12 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
         check_lm_head_act(recipe.encoder)
     _check_heads(recipe)
     parameters = num_trained(_with_vocabulary(recipe, vocab_size))
-    needed, memory = 16 * parameters, total_memory(device)  # parameters, gradients, moments of Adam, all float32
-    needs = f"a model of {parameters:,} parameters needs more than {needed / 1e9:,.1f} GB of memory to train"
+    # parameters, gradients, moments of Adam, all float32
+    needed, memory = 16 * parameters, total_memory(device)
+    needs = (
+        f"a model of {parameters:,} parameters needs more than {needed / 1e9:,.1f} GB of "
+        "memory to train"
+    )
     hint = "choose a smaller encoder: fewer layers, or a smaller hidden size"
     expect(needed <= memory, f"{needs}, and this machine has {memory / 1e9:,.1f} GB", hint=hint)
     return _Draft(recipe, reader, tokens, tokenizer, vocab_size, shards)
@@ -278,15 +395,26 @@ def _check_heads(recipe: Recipe) -> None:
     """Raises UsageError for objectives with heads that cannot be saved."""
     c, kinds = recipe.encoder, recipe.weights
     if not can_hold(c, heads_of(kinds)):
-        fits = [name for name, s in FORMATS.items() if can_hold(c, heads_of(["masked_lm", *s.targets]))]
-        what = f"objectives {', '.join(kinds)}: files of {c.family} have no place for these heads together"
-        raise UsageError(what, hint=f"--set sampling.format={fits[0]}, and no [[objectives]] in the recipe")
+        fits = [
+            name for name, s in FORMATS.items() if can_hold(c, heads_of(["masked_lm", *s.targets]))
+        ]
+        what = (
+            f"objectives {', '.join(kinds)}: files of {c.family} have no place for these heads "
+            "together"
+        )
+        raise UsageError(
+            what, hint=f"--set sampling.format={fits[0]}, and no [[objectives]] in the recipe"
+        )
 
 
-def _recipe(request: Request, device: torch.device, tokens: int, encoder: EncoderConfig | None) -> Recipe:
-    """The recipe of the request, or one for its budget; with a precision and the micro-batches of the device, without
-    the size of its vocabulary."""
-    overrides = add_overrides(request.overrides, {"train.precision": request.precision, "seed": request.seed})
+def _recipe(
+    request: Request, device: torch.device, tokens: int, encoder: EncoderConfig | None
+) -> Recipe:
+    """The recipe of the request, or one for its budget; with a precision and the micro-batches of
+    the device, without the size of its vocabulary."""
+    overrides = add_overrides(
+        request.overrides, {"train.precision": request.precision, "seed": request.seed}
+    )
     encoder, teacher = (None, encoder) if request.teacher else (encoder, None)
     try:
         name = request.recipe or (encoder.family if encoder else None)
@@ -299,7 +427,9 @@ def _recipe(request: Request, device: torch.device, tokens: int, encoder: Encode
         else:
             name = parse_overrides(overrides).get("train.precision")
             # The best of the device for "auto", and for what the recipe will refuse.
-            matmul = measure_matmul(DTYPES[name if name in DTYPES else best_precision(device)], device)
+            matmul = measure_matmul(
+                DTYPES[name if name in DTYPES else best_precision(device)], device
+            )
             matmul *= GPU_FRACTION if device.type == "cuda" else 1
             begin = half_of(family, teacher) if family and teacher else encoder
             chosen = choose_recipe(seconds_of(str(request.budget)), matmul, tokens, begin, family)
@@ -317,19 +447,25 @@ def _recipe(request: Request, device: torch.device, tokens: int, encoder: Encode
 def _prepare_text(
     output: Path, request: Request, draft: _Draft | None, workers: int | None, verify: bool
 ) -> Generator[Event, None, Shards]:
-    """Makes the folders `tokenizer` and `shards` of raw text. Returns the shards. draft: None: they were begun."""
-    if not (request.is_shards or (draft is None and "-" in request.inputs)):  # standard input cannot be read twice
+    """Makes the folders `tokenizer` and `shards` of raw text. Returns the shards. draft: None: they
+    were begun."""
+    # standard input cannot be read twice
+    if not (request.is_shards or (draft is None and "-" in request.inputs)):
         reader, folder = (draft and draft.reader) or request.reader(), output / "tokenizer"
         if draft and request.parallel:
             yield from (Event("note", text) for text in request.translations.notes())
         if draft and draft.tokenizer and request.extend_vocabulary:
             yield Event("stage", "choosing new words", {"stage": "vocabulary"})
-            yield from extend_tokenizer(reader, folder, draft.tokenizer, request.extend_vocabulary, workers)
+            yield from extend_tokenizer(
+                reader, folder, draft.tokenizer, request.extend_vocabulary, workers
+            )
         elif draft and draft.tokenizer:
             draft.tokenizer.save(folder)
         elif draft and not (folder / "tokenizer.json").exists():
             yield Event("stage", "training the vocabulary", {"stage": "vocabulary"})
-            yield from _notes(make_vocabulary(reader, folder, draft.recipe.vocabulary, workers=workers))
+            yield from _notes(
+                make_vocabulary(reader, folder, draft.recipe.vocabulary, workers=workers)
+            )
         if draft:
             yield Event("stage", "writing shards", {"stage": "shards"})
         for names, part in (request.parts() if request.languages else {(): reader}).items():
@@ -337,7 +473,11 @@ def _prepare_text(
             yield from _notes(make_shards(part, made, Tokenizer.load(folder), workers=workers))
             pairs = Manifest.load(made / "manifest.json").documents
             what = f"{made}: {pairs:,} sides of translations have tokens: expected two for each"
-            require(len(names) < 2 or pairs == 2 * len(request.translations.pairs), what, hint="leave out such pairs")
+            require(
+                len(names) < 2 or pairs == 2 * len(request.translations.pairs),
+                what,
+                hint="leave out such pairs",
+            )
     usual = request.shards_folder(output, request.languages[:1])
     shards = (not verify and draft and draft.shards) or Shards.open(usual, verify=verify)
     yield from (Event("note", text) for text in shards.notes)
@@ -345,10 +485,16 @@ def _prepare_text(
 
 
 def _fill_budget(
-    recipe: Recipe, request: Request, shards: Shards, output: Path, device: torch.device, begin: float, processes: int
+    recipe: Recipe,
+    request: Request,
+    shards: Shards,
+    output: Path,
+    device: torch.device,
+    begin: float,
+    processes: int,
 ) -> Generator[Event, None, Recipe]:
-    """The recipe with the steps that fit into the rest of the budget, if there is one, which began at `begin`. The plan
-    is recorded in the folder."""
+    """The recipe with the steps that fit into the rest of the budget, if there is one, which began
+    at `begin`. The plan is recorded in the folder."""
     if not request.budget:
         return recipe
     budget, measuring = seconds_of(request.budget), time.perf_counter()
@@ -361,37 +507,64 @@ def _fill_budget(
     measured = measure_steps(recipe, device, seconds, make_batches)
     now, available = time.perf_counter(), budget * (1 - RESERVE)
     needed = math.ceil((now - begin + max(5, *measured.step_seconds)) / (1 - RESERVE))
-    what, hint = "measuring the speed of this machine", f"--budget {needed}s is the shortest; and --overwrite"
+    what, hint = (
+        "measuring the speed of this machine",
+        f"--budget {needed}s is the shortest; and --overwrite",
+    )
     if available - (now - measuring) >= 5:
         what = "making the vocabulary and the shards"
         hint = "run the same command again: they are kept, and the whole budget is for training"
-    require(available - (now - begin) >= 5, f"{what} took the whole budget of {request.budget}", "", hint)
+    require(
+        available - (now - begin) >= 5,
+        f"{what} took the whole budget of {request.budget}",
+        "",
+        hint,
+    )
     step_seconds = [seconds / processes for seconds in measured.step_seconds]
-    recipe = fit_steps(recipe, available - (now - begin), step_seconds, parse_overrides(request.overrides))
+    recipe = fit_steps(
+        recipe, available - (now - begin), step_seconds, parse_overrides(request.overrides)
+    )
     if advice := _advice(recipe, request, step_seconds):
         yield Event("note", advice)
-    write_plans(output, [Plan(0, [phase.num_steps for phase in recipe.train.phases], step_seconds, now - begin)])
+    write_plans(
+        output,
+        [Plan(0, [phase.num_steps for phase in recipe.train.phases], step_seconds, now - begin)],
+    )
     return recipe
 
 
 def _advice(recipe: Recipe, request: Request, step_seconds: Sequence[float]) -> str | None:
-    """What to do where the budget is too short for a new model to learn anything; None: it is not."""
+    """What to do where the budget is too short for a new model to learn anything; None: it is
+    not."""
     # Shared layers and discriminators gain less from their initialization.
-    is_late = recipe.encoder.num_groups < recipe.encoder.num_hidden_layers or "replaced_token" in recipe.weights
-    steps, needed = recipe.train.num_steps, USEFUL_STEPS["published" if is_late else recipe.initialization]
+    is_late = (
+        recipe.encoder.num_groups < recipe.encoder.num_hidden_layers
+        or "replaced_token" in recipe.weights
+    )
+    steps, needed = (
+        recipe.train.num_steps,
+        USEFUL_STEPS["published" if is_late else recipe.initialization],
+    )
     if request.init or not request.budget or steps >= needed:
         return None
-    seconds = sum(phase.num_steps * cost for phase, cost in zip(recipe.train.phases, step_seconds, strict=True))
+    seconds = sum(
+        phase.num_steps * cost
+        for phase, cost in zip(recipe.train.phases, step_seconds, strict=True)
+    )
     family = recipe.encoder.family
     smaller = f"; or --recipe {family}: a smaller model is then chosen for the time"
     if not request.recipe or request.recipe == family or family_recipe(family) is None:
         smaller = ""
     what = f"{steps:,} steps are too few: the model will learn little but which words are frequent"
-    return f"{what}. Use --budget {math.ceil(seconds * needed / steps / 50)}m, for {needed:,} steps{smaller}"
+    return (
+        f"{what}. Use --budget {math.ceil(seconds * needed / steps / 50)}m, for {needed:,} "
+        f"steps{smaller}"
+    )
 
 
 def _with_vocabulary(recipe: Recipe, size: int) -> Recipe:
-    """The recipe with the vocabulary size of the tokenizer, unless its own is larger (a multiple of 64 is faster)."""
+    """The recipe with the vocabulary size of the tokenizer, unless its own is larger (a multiple of
+    64 is faster)."""
     vocab_size = recipe.encoder.vocab_size
     what = f"encoder.vocab_size is {vocab_size:,}, but the vocabulary has {size:,} tokens"
     expect(not vocab_size or vocab_size >= size, what, hint="leave it out, and set vocabulary.size")
@@ -411,10 +584,14 @@ def _notes(events: Iterator[Event]) -> Iterator[Event]:
 
 def _plan_event(recipe: Recipe) -> Event:
     c, weights = recipe.encoder, recipe.weights
-    phases = [f"{p.num_steps:,} steps of {p.batch_size} x {p.sequence_length} tokens" for p in recipe.train.phases]
+    phases = [
+        f"{p.num_steps:,} steps of {p.batch_size} x {p.sequence_length} tokens"
+        for p in recipe.train.phases
+    ]
     objectives = [kind if weight == 1 else f"{weight:g} {kind}" for kind, weight in weights.items()]
     text = (
-        f"{recipe.title}: {c.num_hidden_layers} layers, hidden size {c.hidden_size}, vocabulary {c.vocab_size:,}, "
+        f"{recipe.title}: {c.num_hidden_layers} layers, hidden size {c.hidden_size}, vocabulary "
+        f"{c.vocab_size:,}, "
         f"{_num_parameters(recipe) / 1e6:.1f} M parameters, {recipe.train.precision}; "
         f"{' + '.join(objectives)}; {', then '.join(phases)}"
     )

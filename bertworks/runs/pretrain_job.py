@@ -1,6 +1,7 @@
 """The job of a pre-training: its batches, its network, its evaluation.
 
-- `split_documents`, `phase_batches`, `held_out_batches`: shards and a recipe -> the batches of steps and evaluations
+- `split_documents`, `phase_batches`, `held_out_batches`: shards and a recipe -> the batches of
+  steps and evaluations
 - `Text`: the shards of a language, or of pairs of translations
 - `PretrainJob`: what a `TrainingRun` trains
 """
@@ -43,22 +44,30 @@ from bertworks.training.budget import Schedule
 from bertworks.training.device import DTYPES, Precision
 from bertworks.training.distillation import Teacher, student_config, student_layers, student_state
 from bertworks.training.loop import evaluate
-from bertworks.training.objectives import OBJECTIVES, SHARED, PretrainingModel, TrainableModel, figures, heads_of
+from bertworks.training.objectives import (
+    OBJECTIVES,
+    SHARED,
+    PretrainingModel,
+    TrainableModel,
+    figures,
+    heads_of,
+)
 from bertworks.training.recipe import Recipe, TokenObjective
 
-# No document is longer than this fraction of the text: wrong sentences come from other documents, and the held-out part
-# should be small.
+# No document is longer than this fraction of the text: wrong sentences come from other documents,
+# and the held-out part should be small.
 MIN_SECTIONS = 40
 HELD_OUT_FRACTION, HELD_OUT_TOKENS = 0.05, 100_000
 CHUNK = 1 << 24  # tokens counted at once
 AT_ONCE = 32  # held-out sequences in a batch
 EVALUATED_MASKING = MaskingConfig(dynamic=False)
-MASKS_SEED = 20181011  # of held-out masks, the same in every run; the day on which BERT was published
+# of held-out masks, the same in every run; the day on which BERT was published
+MASKS_SEED = 20181011
 
 
 class Text(NamedTuple):
-    """A part of the text, with its own shards. languages: one; two, for translations: its documents are
-    the two sides in turn; none, of a model without a table of languages."""
+    """A part of the text, with its own shards. languages: one; two, for translations: its documents
+    are the two sides in turn; none, of a model without a table of languages."""
 
     languages: tuple[str, ...]
     shards: Shards
@@ -73,12 +82,15 @@ class Text(NamedTuple):
 
 
 def in_languages(batch: Batch, numbers: Sequence[int]) -> Batch:
-    """The batch with languages as token types, by the types that it has. With two of them, the positions of the second
-    part of each sequence begin at 0 (Conneau and Lample 2019, section 3.3)."""
+    """The batch with languages as token types, by the types that it has. With two of them, the
+    positions of the second part of each sequence begin at 0 (Conneau and Lample 2019, section 3.3).
+    """
     layout, types = batch.layout, batch.token_type_ids
     assert types is not None
     if len(numbers) > 1:
-        first = torch.zeros_like(layout.first, dtype=torch.int64).index_add(0, layout.sequence_ids, 1 - types)
+        first = torch.zeros_like(layout.first, dtype=torch.int64).index_add(
+            0, layout.sequence_ids, 1 - types
+        )
         layout = replace(layout, position_ids=layout.places - types * first[layout.sequence_ids])
     return replace(batch, layout=layout, token_type_ids=torch.tensor(numbers)[types])
 
@@ -88,8 +100,13 @@ def split_long_documents(store: TokenStore) -> TokenStore:
     longest = max(2, (len(store.sentences) - 1) // MIN_SECTIONS)
     if len(store.documents) > 1 and np.diff(store.documents).max() <= longest:
         return store
-    edges = [np.arange(first, last, longest) for first, last in zip(store.documents, store.documents[1:], strict=False)]
-    return TokenStore(store.tokens, store.sentences, np.append(np.concatenate(edges), store.documents[-1]))
+    edges = [
+        np.arange(first, last, longest)
+        for first, last in zip(store.documents, store.documents[1:], strict=False)
+    ]
+    return TokenStore(
+        store.tokens, store.sentences, np.append(np.concatenate(edges), store.documents[-1])
+    )
 
 
 def split_documents(store: TokenStore, seed: int) -> tuple[Ids, Ids]:
@@ -100,28 +117,53 @@ def split_documents(store: TokenStore, seed: int) -> tuple[Ids, Ids]:
     """
     count = len(store.documents) - 1
     what = f"there is too little text: {len(store.sentences) - 1} sentences in {count} documents"
-    require(count >= 4, what, "", "give at least a few hundred sentences; a useful model needs millions of words")
+    require(
+        count >= 4,
+        what,
+        "",
+        "give at least a few hundred sentences; a useful model needs millions of words",
+    )
     order = keyed_rng("held-out", seed).permutation(count)
     sizes = np.diff(store.sentences[store.documents])
     target = min(HELD_OUT_FRACTION * len(store.tokens), HELD_OUT_TOKENS)
-    order = order[np.argsort(sizes[order] > target, kind="stable")]  # documents above the target come last
+    # documents above the target come last
+    order = order[np.argsort(sizes[order] > target, kind="stable")]
     held_out = 1 + int(np.searchsorted(np.cumsum(sizes[order]), target))
     held_out = min(max(held_out, 2), count - 2)
     return np.sort(order[held_out:]), np.sort(order[:held_out])
 
 
 def phase_batches(
-    store: TokenStore, documents: Ids, recipe: Recipe, tokenizer: Tokenizer, plans: Path, rank: int, world_size: int,
-    note: Callable[[str], object] = lambda text: None, locate: Callable[[int], tuple[int, int]] | None = None,
-) -> Callable[[int], list[Batch]]:  # fmt: skip
-    """The micro-batches of step n of the whole run, phase after phase. Plans are functions of the arguments, kept in
-    the folder `plans`, so that a resumed run need not wait for them. A plan that has changed, or is of other arguments,
-    is made again and noted. locate: the phase of a step, and the step in it; None: `recipe.train.locate`."""
-    corpus = len(store.tokens), *(crc32(row.data) for row in (store.sentences, store.documents, documents))
+    store: TokenStore,
+    documents: Ids,
+    recipe: Recipe,
+    tokenizer: Tokenizer,
+    plans: Path,
+    rank: int,
+    world_size: int,
+    note: Callable[[str], object] = lambda text: None,
+    locate: Callable[[int], tuple[int, int]] | None = None,
+) -> Callable[[int], list[Batch]]:
+    """The micro-batches of step n of the whole run, phase after phase. Plans are functions of the
+    arguments, kept in the folder `plans`, so that a resumed run need not wait for them. A plan that
+    has changed, or is of other arguments, is made again and noted. locate: the phase of a step, and
+    the step in it; None: `recipe.train.locate`."""
+    corpus = (
+        len(store.tokens),
+        *(crc32(row.data) for row in (store.sentences, store.documents, documents)),
+    )
     of_phase = []
-    counts = token_counts(store, documents, tokenizer.vocab_size) if recipe.masking.frequency_power else None
+    counts = (
+        token_counts(store, documents, tokenizer.vocab_size)
+        if recipe.masking.frequency_power
+        else None
+    )
     for number, phase in enumerate(recipe.train.phases):
-        path, seed, length = plans / f"phase-{number}.npy", (recipe.seed << 8) + number, phase.sequence_length
+        path, seed, length = (
+            plans / f"phase-{number}.npy",
+            (recipe.seed << 8) + number,
+            phase.sequence_length,
+        )
         template = template_of(tokenizer, recipe.sampling.format)
         sampler = make_sampler(store, recipe.sampling, length, template, seed)
         key = repr((recipe.sampling, length, seed, template, corpus))
@@ -134,7 +176,9 @@ def phase_batches(
         replaces = "replaced_token" in recipe.weights
         targets = make_targets(tokenizer, recipe.masking, recipe.token_objective, replaces, counts)
         stream = ExampleStream(sampler, targets, seed)
-        of_phase.append(Batches(stream, phase.batch_size, recipe.train.micro_batch_tokens, rank, world_size))
+        of_phase.append(
+            Batches(stream, phase.batch_size, recipe.train.micro_batch_tokens, rank, world_size)
+        )
 
     def batches(step: int) -> list[Batch]:
         number, within = (locate or recipe.train.locate)(step)
@@ -144,7 +188,8 @@ def phase_batches(
 
 
 def template_of(tokenizer: Tokenizer, format: Format) -> Template:
-    """The special tokens of a format: in a stream only the one that ends a text, which GPT-2's template lacks."""
+    """The special tokens of a format: in a stream only the one that ends a text, which GPT-2's
+    template lacks."""
     if format != "stream":
         return tokenizer.template
     end = tuple(number for number, token in enumerate(tokenizer.tokens) if token == END_OF_TEXT)
@@ -152,15 +197,25 @@ def template_of(tokenizer: Tokenizer, format: Format) -> Template:
 
 
 def held_out_batches(
-    store: TokenStore, documents: Ids, tokenizer: Tokenizer, *, format: Format, sequence_length: int, sequences: int,
-    kind: TokenObjective = "masked_lm", replaces: bool = False, masking: MaskingConfig = EVALUATED_MASKING,
+    store: TokenStore,
+    documents: Ids,
+    tokenizer: Tokenizer,
+    *,
+    format: Format,
+    sequence_length: int,
+    sequences: int,
+    kind: TokenObjective = "masked_lm",
+    replaces: bool = False,
+    masking: MaskingConfig = EVALUATED_MASKING,
     at_once: int = AT_ONCE,
-) -> list[Batch]:  # fmt: skip
-    """Batches of `at_once` sequences with fixed masks, 15 % of the tokens, 80/10/10, whatever the masking of the
-    training, so that figures of different runs on the same text and vocabulary compare. replaces: with fixed numbers
-    for a generator."""
+) -> list[Batch]:
+    """Batches of `at_once` sequences with fixed masks, 15 % of the tokens, 80/10/10, whatever the
+    masking of the training, so that figures of different runs on the same text and vocabulary
+    compare. replaces: with fixed numbers for a generator."""
     config = SamplingConfig(format=format)
-    sampler = make_sampler(store, config, sequence_length, template_of(tokenizer, format), MASKS_SEED)
+    sampler = make_sampler(
+        store, config, sequence_length, template_of(tokenizer, format), MASKS_SEED
+    )
     sampler.plan = sampler.make_plan(documents)
     targets = make_targets(tokenizer, masking, kind, replaces)
     stream = ExampleStream(sampler, targets, MASKS_SEED)
@@ -184,15 +239,21 @@ def token_counts(store: TokenStore, documents: Ids, vocab_size: int) -> Ids:
     for row in np.split(documents, gaps):  # neighbouring documents are counted together
         first, last = store.sentences[store.documents[[row[0], row[-1] + 1]]].tolist()
         for start in range(first, last, CHUNK):
-            counts += np.bincount(store.tokens[start : min(start + CHUNK, last)], minlength=len(counts))
+            counts += np.bincount(
+                store.tokens[start : min(start + CHUNK, last)], minlength=len(counts)
+            )
     return counts
 
 
 def most_frequent_token(
-    store: TokenStore, documents: Ids, tokenizer: Tokenizer, batches: list[Batch], kind: str = "masked_lm"
+    store: TokenStore,
+    documents: Ids,
+    tokenizer: Tokenizer,
+    batches: list[Batch],
+    kind: str = "masked_lm",
 ) -> tuple[str, float]:
-    """The most frequent token of the training text (`documents`, ascending), and the fraction of the held-out predicted
-    tokens that it is: the baseline of a model."""
+    """The most frequent token of the training text (`documents`, ascending), and the fraction of
+    the held-out predicted tokens that it is: the baseline of a model."""
     best = int(token_counts(store, documents, tokenizer.vocab_size).argmax())
     labels = torch.cat([batch.targets[kind].labels for batch in batches])
     return tokenizer.tokens[best], int((labels == best).sum()) / max(1, len(labels))
@@ -215,11 +276,18 @@ def with_teacher(recipe: Recipe, teacher: EncoderConfig, given: Collection[str])
         ValueError: such a field is not that of the teacher; see `student_config`.
         UsageError: a recipe without a teacher.
     """
-    expect(recipe.distils, f"{recipe.title} has no objective with a teacher", hint="--recipe distilbert")
+    expect(
+        recipe.distils,
+        f"{recipe.title} has no objective with a teacher",
+        hint="--recipe distilbert",
+    )
     encoder = student_config(recipe.encoder, teacher)
     for name, value in vars(encoder).items():
         if f"encoder.{name}" in given and (own := getattr(recipe.encoder, name)) != value:
-            raise ValueError(f"encoder.{name} is {own!r}, but {value!r} in the teacher, and the student has its layers")
+            raise ValueError(
+                f"encoder.{name} is {own!r}, but {value!r} in the teacher, and the student has "
+                "its layers"
+            )
     return replace(recipe, encoder=encoder, teacher_layers=teacher.num_hidden_layers)
 
 
@@ -232,11 +300,18 @@ class PretrainJob:
     describe, report = staticmethod(describe), staticmethod(write_report)
 
     def __init__(
-        self, recipe: Recipe, shards: Shards, init: str | None = None, *, new_words: int = 0,
-        texts: Sequence[Text] = (), teacher: str | None = None,
-    ):  # fmt: skip
-        """init: the model to continue from. new_words: by which its vocabulary is extended. texts: the parts of a text
-        in several languages; (): the shards are all of it. teacher: the model from which this one learns."""
+        self,
+        recipe: Recipe,
+        shards: Shards,
+        init: str | None = None,
+        *,
+        new_words: int = 0,
+        texts: Sequence[Text] = (),
+        teacher: str | None = None,
+    ):
+        """init: the model to continue from. new_words: by which its vocabulary is extended. texts:
+        the parts of a text in several languages; (): the shards are all of it. teacher: the model
+        from which this one learns."""
         self.recipe, self.shards, self.init = recipe, shards, init
         self.tokenizer = shards.tokenizer()
         self._old = without_last(self.tokenizer, new_words) if new_words else self.tokenizer
@@ -245,11 +320,14 @@ class PretrainJob:
         self.precision = cast(Precision, recipe.train.precision)
         self.num_steps = recipe.train.num_steps
         self.evaluate_every, self.save_every = recipe.train.evaluate_every, recipe.train.save_every
-        self.teaching = load_model(resolve_model(teacher)) if teacher else None  # the model of the teacher
+        # the model of the teacher
+        self.teaching = load_model(resolve_model(teacher)) if teacher else None
         self.teacher = self.teaching and Teacher(*self.teaching[:2], DTYPES[self.precision])
         self._main_objective: str = next(iter(recipe.weights))
         self.texts = texts or [Text((), shards)]
-        self.parts = [(store := text.store, *split_documents(store, recipe.seed)) for text in self.texts]
+        self.parts = [
+            (store := text.store, *split_documents(store, recipe.seed)) for text in self.texts
+        ]
         self.store, self.documents, self.held_out = self.parts[0]
         self._monolingual = [n for n, text in enumerate(self.texts) if len(text.languages) < 2]
         sizes = [float(self.texts[n].shards.manifest.tokens) for n in self._monolingual]
@@ -259,13 +337,17 @@ class PretrainJob:
     def follow(self, steps: Sequence[int]) -> None:
         """Changes the number of steps of each phase."""
         train, self.num_steps = self.recipe.train, sum(steps)
-        phases = tuple(replace(phase, num_steps=count) for phase, count in zip(train.phases, steps, strict=True))
+        phases = tuple(
+            replace(phase, num_steps=count)
+            for phase, count in zip(train.phases, steps, strict=True)
+        )
         self.recipe = replace(self.recipe, train=replace(train, phases=phases))
 
     def blank(self) -> PretrainingModel:
         model = PretrainingModel.of(self.recipe)
         model.teacher = self.teacher
-        if self.recipe.initialization == "neighbours":  # positions that were not trained keep their sines
+        # positions that were not trained keep their sines
+        if self.recipe.initialization == "neighbours":
             model.encoder.embeddings.get_submodule("position").requires_grad_(False)
         return model
 
@@ -273,14 +355,20 @@ class PretrainJob:
         torch.manual_seed(self.recipe.seed)
         model, notes = self.blank(), []
         if self.teaching:
-            chosen = student_layers(self.teaching.config.num_hidden_layers, self.recipe.encoder.num_hidden_layers)
+            chosen = student_layers(
+                self.teaching.config.num_hidden_layers, self.recipe.encoder.num_hidden_layers
+            )
             model.load_state_dict(student_state(self.teaching, self.recipe.encoder), strict=False)
-            notes.append(f"the student starts from layers {', '.join(map(str, chosen))} of the teacher")
+            notes.append(
+                f"the student starts from layers {', '.join(map(str, chosen))} of the teacher"
+            )
         elif self.init is not None:
             state = state_with_generator(resolve_model(self.init), model)
             state = extended_state(state, self._old, self.tokenizer, self.recipe.encoder.vocab_size)
             model.load_state_dict(state, strict=False)
-            self._has_start = all("lm_head" not in name or name in state for name, _ in model.named_parameters())
+            self._has_start = all(
+                "lm_head" not in name or name in state for name, _ in model.named_parameters()
+            )
             if missing := [name for name, _ in model.named_parameters() if name not in state]:
                 heads = ", ".join(sorted({name.split(".")[0] for name in missing}))
                 notes.append(f"{self.init} has no {heads}: initialized at random")
@@ -290,14 +378,20 @@ class PretrainJob:
             scale_residual(model.encoder)
         return model, notes
 
-    def batches(self, plans: Path, rank: int, size: int, note: Callable[[str], None]) -> Callable[[int], list[Batch]]:
+    def batches(
+        self, plans: Path, rank: int, size: int, note: Callable[[str], None]
+    ) -> Callable[[int], list[Batch]]:
         of_text = []
         for text, (store, documents, _) in zip(self.texts, self.parts, strict=True):
             recipe, folder = self.recipe, plans / "-".join(text.languages)
             if len(text.languages) > 1:
                 recipe = replace(recipe, sampling=replace(recipe.sampling, format="parallel"))
             corpus = store, documents, recipe, self.tokenizer
-            of_text.append(phase_batches(*corpus, folder, rank, size, note, lambda n: self.recipe.train.locate(n)))
+            of_text.append(
+                phase_batches(
+                    *corpus, folder, rank, size, note, lambda n: self.recipe.train.locate(n)
+                )
+            )
 
         def batches(step: int) -> list[Batch]:
             number = self.text_of(step)
@@ -306,16 +400,23 @@ class PretrainJob:
         return batches
 
     def text_of(self, step: int) -> int:
-        """The number of the text of a step: translations are evenly spread, of the others it is random."""
+        """The number of the text of a step: translations are evenly spread, of the others it is
+        random."""
         rate = self.recipe.sampling.parallel_rate
         if int((step + 1) * rate) > int(step * rate):
             return len(self.texts) - 1
         draw = keyed_rng("language", self.recipe.seed, step).random()
-        return self._monolingual[min(int((draw >= self.fractions.cumsum()).sum()), len(self._monolingual) - 1)]
+        return self._monolingual[
+            min(int((draw >= self.fractions.cumsum()).sum()), len(self._monolingual) - 1)
+        ]
 
     def _in_languages(self, batch: Batch, number: int) -> Batch:
         names = self.texts[number].languages
-        return in_languages(batch, [self.recipe.encoder.languages.index(name) for name in names]) if names else batch
+        return (
+            in_languages(batch, [self.recipe.encoder.languages.index(name) for name in names])
+            if names
+            else batch
+        )
 
     def evaluate(self, network: TrainableModel) -> dict[str, float]:
         result = dict[str, float]()
@@ -323,11 +424,19 @@ class PretrainJob:
             means = evaluate(network, batches, self.precision)
             if ending.startswith("_at_"):
                 means = {self._main_objective: means[self._main_objective]}
-            result |= {name + ending: value for name, value in figures(means, perplexity=not ending).items()}
-        return result | (self._bits(network) if self.init is not None and self._bits_batches[0].characters else {})
+            result |= {
+                name + ending: value
+                for name, value in figures(means, perplexity=not ending).items()
+            }
+        return result | (
+            self._bits(network)
+            if self.init is not None and self._bits_batches[0].characters
+            else {}
+        )
 
     def _bits(self, network: TrainableModel) -> dict[str, float]:
-        """Bits per character; the first time also those of the initial model with its own tokenizer."""
+        """Bits per character; the first time also those of the initial model with its own
+        tokenizer."""
         assert isinstance(network, PretrainingModel)
         own, initial = self._bits_batches
         result = {BITS: bits_per_character(network, own, self.precision)}
@@ -352,21 +461,37 @@ class PretrainJob:
         language = "".join(self.texts[0].languages)  # of the first one
         batches = self._held_out_batches[f"_in_{language}" if language else ""]
         kind, where = self.recipe.token_objective, f" in {language}" if language else ""
-        token, accuracy = most_frequent_token(self.store, self.documents, self.tokenizer, batches, kind)
-        text = f"always predicting {token!r} would get {accuracy:.1%} of the {OBJECTIVES[kind].title} right{where}"
+        token, accuracy = most_frequent_token(
+            self.store, self.documents, self.tokenizer, batches, kind
+        )
+        text = (
+            f"always predicting {token!r} would get {accuracy:.1%} of the "
+            f"{OBJECTIVES[kind].title} right{where}"
+        )
         return text, {"token": token, f"{kind}_accuracy": accuracy}
 
     def flops_per_token(self, step: int) -> float:
-        length, rate = self.recipe.train.phases[self._phase(step)].sequence_length, self.recipe.predictions
+        length, rate = (
+            self.recipe.train.phases[self._phase(step)].sequence_length,
+            self.recipe.predictions,
+        )
         return self.recipe.flops_per_token(length, min(1, rate + 1 / length))
 
     def cost(self, steps: int) -> float:
-        """The cost of the first steps: the seconds that were measured for a budget, else their arithmetic."""
+        """The cost of the first steps: the seconds that were measured for a budget, else their
+        arithmetic."""
         phases = self.recipe.train.phases
         ends = [*accumulate(p.num_steps for p in phases)]
-        costs = [p.batch_size * p.sequence_length * self.flops_per_token(end) for p, end in zip(phases, ends)]
+        costs = [
+            p.batch_size * p.sequence_length * self.flops_per_token(end)
+            for p, end in zip(phases, ends)
+        ]
         each = self.schedule.plans[0].step_seconds if self.schedule else costs
-        return float(np.interp(steps, [0, *ends], [0, *accumulate(p.num_steps * c for p, c in zip(phases, each))]))
+        return float(
+            np.interp(
+                steps, [0, *ends], [0, *accumulate(p.num_steps * c for p, c in zip(phases, each))]
+            )
+        )
 
     def progress(self, step: int) -> dict[str, Any]:
         return {"phase": self._phase(step) + 1, "phases": len(self.recipe.train.phases)}
@@ -375,7 +500,9 @@ class PretrainJob:
         manifests = [text.shards.manifest for text in self.texts]
         config, heads = self.recipe.encoder, heads_of(self.recipe.weights)
         counts = ("documents", "sentences", "tokens")
-        corpus: dict[str, object] = {name: sum(getattr(m, name) for m in manifests) for name in counts}
+        corpus: dict[str, object] = {
+            name: sum(getattr(m, name) for m in manifests) for name in counts
+        }
         corpus |= {"sha256": " ".join(m.files["tokens.bin"] for m in manifests)}
         is_causal = self.recipe.token_objective == "causal_lm"
         card = partial(
@@ -389,15 +516,29 @@ class PretrainJob:
             mask_token=None if is_causal else self.tokenizer.special_tokens["mask_token"],
             num_end_tokens=len(self.tokenizer.template.suffix),
         )
-        state, name = {name: p.detach() for name, p in network.named_parameters()}, folder.resolve().name
+        state, name = (
+            {name: p.detach() for name, p in network.named_parameters()},
+            folder.resolve().name,
+        )
         if any(name.startswith(GENERATOR) for name in state):
             smaller = config.generator(self.recipe.generator_size)
             tables = {f"encoder.embeddings.{table}.weight" for table in SHARED}
-            own = {n.removeprefix(GENERATOR): p for n, p in state.items() if n.startswith(GENERATOR) or n in tables}
-            text = card(smaller, name=f"{name}, generator", parameters=num_parameters(smaller, ["lm_head"]))
+            own = {
+                n.removeprefix(GENERATOR): p
+                for n, p in state.items()
+                if n.startswith(GENERATOR) or n in tables
+            }
+            text = card(
+                smaller, name=f"{name}, generator", parameters=num_parameters(smaller, ["lm_head"])
+            )
             save_model(folder / GENERATOR[:-1], own, smaller, self.tokenizer, card=text)
             state = {n: p for n, p in state.items() if not n.startswith(GENERATOR)}
-        text = card(config, name=name, parameters=num_parameters(config, heads), detects="replaced_token" in heads)
+        text = card(
+            config,
+            name=name,
+            parameters=num_parameters(config, heads),
+            detects="replaced_token" in heads,
+        )
         save_model(folder, state, config, self.tokenizer, card=text)
 
     def _phase(self, step: int) -> int:
@@ -407,22 +548,34 @@ class PretrainJob:
     @cached_property
     def _bits_batches(self) -> tuple[BitsBatches, BitsBatches]:
         """Held-out windows for the trained network, and for the initial one."""
-        train, template = self.recipe.train, template_of(self.tokenizer, self.recipe.sampling.format)
+        train, template = (
+            self.recipe.train,
+            template_of(self.tokenizer, self.recipe.sampling.format),
+        )
         return bits_batches(
-            self.store, self.held_out, self.tokenizer, template, length=train.held_out_length,
-            windows=train.held_out_sequences, kind=self.recipe.token_objective,
+            self.store,
+            self.held_out,
+            self.tokenizer,
+            template,
+            length=train.held_out_length,
+            windows=train.held_out_sequences,
+            kind=self.recipe.token_objective,
             read_by=None if self._old is self.tokenizer else self._old,
-        )  # fmt: skip
+        )
 
     @cached_property
     def _held_out_batches(self) -> dict[str, list[Batch]]:
-        """By the ending of their figures: sequences of the usual length, about as many tokens in the longest ones, and
-        sequences of each language; translations have both."""
+        """By the ending of their figures: sequences of the usual length, about as many tokens in
+        the longest ones, and sequences of each language; translations have both."""
         usual, longest = self.recipe.train.held_out_length, self.recipe.train.sequence_length
         parts = {"": (usual, self._monolingual)}
         if longest > usual:
             parts[f"_at_{longest}"] = longest, self._monolingual
-        parts |= {f"_in_{'-'.join(t.languages)}": (usual, [n]) for n, t in enumerate(self.texts) if t.languages}
+        parts |= {
+            f"_in_{'-'.join(t.languages)}": (usual, [n])
+            for n, t in enumerate(self.texts)
+            if t.languages
+        }
         return {
             ending: [batch for number in numbers for batch in self._held_out_of(number, length)]
             for ending, (length, numbers) in parts.items()
@@ -430,12 +583,22 @@ class PretrainJob:
 
     def _held_out_of(self, number: int, length: int) -> list[Batch]:
         """Sequences of a text; all texts together have those of a run with one."""
-        train, (store, _, documents), names = self.recipe.train, self.parts[number], self.texts[number].languages
+        train, (store, _, documents), names = (
+            self.recipe.train,
+            self.parts[number],
+            self.texts[number].languages,
+        )
         length = train.sequence_length if len(names) > 1 else length  # longer pairs are left out
         tokens = train.held_out_sequences * train.held_out_length // len(self._monolingual)
         format: Format = "parallel" if len(names) > 1 else self.recipe.sampling.format
         batches = held_out_batches(
-            store, documents, self.tokenizer, format=format, sequence_length=length, sequences=max(1, tokens // length),
-            kind=self.recipe.token_objective, replaces="replaced_token" in self.recipe.weights,
-        )  # fmt: skip
+            store,
+            documents,
+            self.tokenizer,
+            format=format,
+            sequence_length=length,
+            sequences=max(1, tokens // length),
+            kind=self.recipe.token_objective,
+            replaces="replaced_token" in self.recipe.weights,
+        )
         return [self._in_languages(batch, number) for batch in batches]

@@ -1,4 +1,5 @@
-"""What a run leaves for people: report.html; of a fine-tuning also errors.csv and the model card."""
+"""What a run leaves for people: report.html; of a fine-tuning also errors.csv and the model
+card."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,19 +23,34 @@ from bertworks.config import dump_recipe
 from bertworks.datasets.writer import write_rows
 from bertworks.events import duration
 from bertworks.inference import task_metrics
-from bertworks.inference.task_metrics import NAMES, NOTHING, SHARES, TASKS, format_metrics, metric_name
+from bertworks.inference.task_metrics import (
+    NAMES,
+    NOTHING,
+    SHARES,
+    TASKS,
+    format_metrics,
+    metric_name,
+)
 from bertworks.io.atomic_write import write_text
 from bertworks.models.config import BERT, EncoderConfig
 from bertworks.reports import svg
 from bertworks.reports.svg import Point, Series, Show
 from bertworks.runs.baselines import format_baselines
 from bertworks.runs.dataset_report import DatasetReport
-from bertworks.runs.run_folder import BITS, compare_bits, describe, named_measures, read_metrics, versions
+from bertworks.runs.run_folder import (
+    BITS,
+    compare_bits,
+    describe,
+    named_measures,
+    read_metrics,
+    versions,
+)
 from bertworks.training.objectives import OBJECTIVES, PERPLEXITY
 from bertworks.training.recipe import FinetuneRecipe
 
 Rows = list[dict[str, Any]]
-Chart = tuple[str, str, Show, bool]  # title, name of the figure, format, whether the axis begins at zero
+# title, name of the figure, format, whether the axis begins at zero
+Chart = tuple[str, str, Show, bool]
 Column = tuple[str, str, Show]  # name of the figure, title, format
 
 
@@ -48,24 +64,27 @@ def _title(metric: str, place: str, positive: str | None = None) -> str:
 
 
 def place_of(result: Mapping[str, Any] | None) -> str:
-    """Where the figures of a result come from: "on dev", also in folders of earlier versions, or "in
-    cross-validation"."""
+    """Where the figures of a result come from: "on dev", also in folders of earlier versions, or
+    "in cross-validation"."""
     return str(((result or {}).get("baselines") or {}).get("place", "on dev"))
 
 
 VALIDATED = (
-    "these are figures of models that learned from two thirds of the rows; the model in the folder has learned from "
-    "all of them, and is probably better: the figures and their intervals are too low rather than too high"
+    "these are figures of models that learned from two thirds of the rows; the model in the "
+    "folder has learned from "
+    "all of them, and is probably better: the figures and their intervals are too low rather than "
+    "too high"
 )  # of a cross-validation
 
 
 def errors_note(result: Mapping[str, Any]) -> str:
-    """Return the end of a sentence about errors.csv, which says what its first rows are, or "" if it lists no errors
-    of this kind."""
+    """Return the end of a sentence about errors.csv, which says what its first rows are, or "" if
+    it lists no errors of this kind."""
     if result["task"] in ("regression", "qa") or not result["mistakes"]:
         return ""
     return (
-        ": the first rows are those that contradict the model most clearly; wrong labels of the data may be among them"
+        ": the first rows are those that contradict the model most clearly; wrong labels of "
+        "the data may be among them"
     )
 
 
@@ -74,21 +93,30 @@ OPTIMIZATION_CHARTS: list[Chart] = [
     ("Norm of the gradient", "gradient_norm", svg.plain, True),
 ]
 PRETRAINING_CHARTS: list[Chart] = [
-    *((f"{objective.title}: {m.name}".capitalize(), f"{kind}_{m.name}", _show(m.name), m.starts_at_zero)
-      for kind, objective in OBJECTIVES.items() for m in objective.measures
-      if m is not PERPLEXITY),  # a function of the loss
+    *(
+        (
+            f"{objective.title}: {m.name}".capitalize(),
+            f"{kind}_{m.name}",
+            _show(m.name),
+            m.starts_at_zero,
+        )
+        for kind, objective in OBJECTIVES.items()
+        for m in objective.measures
+        if m is not PERPLEXITY
+    ),  # a function of the loss
     ("Bits per character", BITS, svg.plain, False),
     *OPTIMIZATION_CHARTS,
     ("Tokens per second", "tokens_per_second", svg.short, True),
     ("Fraction of the matrix-product speed", "matmul_share", svg.percent, True),
-]  # fmt: skip
+]
 STEP_COLUMN: Column = ("step", "step", "{:,.0f}".format)
 LOSS_COLUMN: Column = ("loss", "loss", "{:.4f}".format)
 SHOWN_CHARACTERS = 500  # of a text
 
 
 def write_report(folder: Path) -> Path:
-    """Draw the page of a run folder and return its path. What has not been measured yet is left out.
+    """Draw the page of a run folder and return its path. What has not been measured yet is left
+    out.
 
     Raises:
         BertworksError: the page cannot be written.
@@ -99,13 +127,18 @@ def write_report(folder: Path) -> Path:
     if compared := compare_bits(folder)[1]:
         sections.insert(0, svg.headline(f"{compared[0].upper()}{compared[1:]}"))
     if evaluations:
-        columns = [(name, f"{m.name}, {title}", m.format.format) for title, m, name in named_measures(evaluations[-1])]
+        columns = [
+            (name, f"{m.name}, {title}", m.format.format)
+            for title, m, name in named_measures(evaluations[-1])
+        ]
         sections.append(svg.figures("Held-out text", [STEP_COLUMN, *columns], evaluations))
         summary.append(f"held out: {describe(evaluations[-1])}")
     return _write(folder, "pre-training", summary, sections)
 
 
-def write_task_report(folder: Path, metric: str, data: str, result: Mapping[str, Any] | None) -> Path:
+def write_task_report(
+    folder: Path, metric: str, data: str, result: Mapping[str, Any] | None
+) -> Path:
     """Draws the page of a run folder and returns its path. What is not there yet is left out.
 
     Args:
@@ -117,12 +150,19 @@ def write_task_report(folder: Path, metric: str, data: str, result: Mapping[str,
         BertworksError: the page cannot be written.
     """
     steps, evaluations = _read_rows(folder)
-    summary = _spent(steps, evaluations) if steps or not result else []  # a linear head has no steps
-    best = max(evaluations, key=lambda row: (row.get(metric, 0.0), -row.get("loss", 0.0)), default={})
+    # a linear head has no steps
+    summary = _spent(steps, evaluations) if steps or not result else []
+    best = max(
+        evaluations, key=lambda row: (row.get(metric, 0.0), -row.get("loss", 0.0)), default={}
+    )
     marks = {metric: (best["step"], best[metric])} if metric in best else {}
     place = place_of(result)
     title = _title(metric, place, result.get("positive") if result else None)
-    charts = [("Loss", "loss", svg.plain, False), (title, metric, _show(metric), False), *OPTIMIZATION_CHARTS]
+    charts = [
+        ("Loss", "loss", svg.plain, False),
+        (title, metric, _show(metric), False),
+        *OPTIMIZATION_CHARTS,
+    ]
     drawings = _lines(charts, steps, evaluations, "dev", marks)
     if result and result.get("points"):
         drawings.append(svg.scatter(f"Numbers {place}", result["points"], "right", "answered"))
@@ -135,10 +175,16 @@ def write_task_report(folder: Path, metric: str, data: str, result: Mapping[str,
     if result:
         sections += _evaluation_sections(result)
     if evaluations:
-        columns = [STEP_COLUMN, LOSS_COLUMN, *((name, title, _show(name)) for name, title in NAMES.items())]
+        columns = [
+            STEP_COLUMN,
+            LOSS_COLUMN,
+            *((name, title, _show(name)) for name, title in NAMES.items()),
+        ]
         sections.append(svg.figures("Evaluations on dev", columns, evaluations))
     if result:
-        summary.append(format_metrics(result["figures"], result.get("intervals", {}), result.get("positive")))
+        summary.append(
+            format_metrics(result["figures"], result.get("intervals", {}), result.get("positive"))
+        )
         if result.get("is_validated"):
             summary.append(VALIDATED)
     elif evaluations:
@@ -147,7 +193,9 @@ def write_task_report(folder: Path, metric: str, data: str, result: Mapping[str,
     return _write(folder, "fine-tuning", summary, sections)
 
 
-def joint_card(folder: Path, recipe: FinetuneRecipe, model_name: str, results: Mapping[str, Mapping[str, Any]]) -> str:
+def joint_card(
+    folder: Path, recipe: FinetuneRecipe, model_name: str, results: Mapping[str, Mapping[str, Any]]
+) -> str:
     """Return the card of a joint fine-tuning. results: of each task, as in result.json."""
     scores: dict[str, str] = {}
     commands = ""
@@ -156,25 +204,32 @@ def joint_card(folder: Path, recipe: FinetuneRecipe, model_name: str, results: M
         commands += f"bertworks predict . new.csv --task {name}\n"
     quality = render_table(("Task", "On dev"), scores)
     use = render_code("", commands)
-    return _card("joint.md", folder, recipe, model_name, count=len(results), quality=quality, use=use)
+    return _card(
+        "joint.md", folder, recipe, model_name, count=len(results), quality=quality, use=use
+    )
 
 
-def _card(template: str, folder: Path, recipe: FinetuneRecipe, model_name: str, **values: object) -> str:
+def _card(
+    template: str, folder: Path, recipe: FinetuneRecipe, model_name: str, **values: object
+) -> str:
     """The text of a card, with values in their places."""
     base = model_name if is_model_name(model_name) else Path(model_name).name
     return fill_template(
-        Path(__file__).with_name(template), **values, name=" ".join(folder.resolve().name.split()),
-        base=render_cell(base), recipe=render_code("toml", dump_recipe(recipe)),
-    )  # fmt: skip
+        Path(__file__).with_name(template),
+        **values,
+        name=" ".join(folder.resolve().name.split()),
+        base=render_cell(base),
+        recipe=render_code("toml", dump_recipe(recipe)),
+    )
 
 
 def _comparison(comparison: Mapping[str, Any], place: str, never_found: str) -> Iterable[str]:
-    """Return a headline with the scores of the model and of the best simple method, the verdict, and a picture of all
-    scores.
+    """Return a headline with the scores of the model and of the best simple method, the verdict,
+    and a picture of all scores.
 
     Args:
-        never_found: a sentence about the labels that the model never finds, or "" if there are none. It is the headline
-            then, because a high score would hide it.
+        never_found: a sentence about the labels that the model never finds, or "" if there are
+            none. It is the headline then, because a high score would hide it.
     """
     heads, *table = format_baselines(comparison)
     model_row, *baseline_rows = table
@@ -187,7 +242,9 @@ def _comparison(comparison: Mapping[str, Any], place: str, never_found: str) -> 
         yield svg.headline(f"{never_found[0].upper()}{never_found[1:]}", text)
     else:
         yield svg.headline(scores, comparison["verdict"])
-    bars = [(method["method"], method["score"], method["interval"]) for method in comparison["methods"]]
+    bars = [
+        (method["method"], method["score"], method["interval"]) for method in comparison["methods"]
+    ]
     picture = svg.intervals(title, bars, _show(metric), model_row[0])
     yield svg.section("Beside simple methods", picture + svg.words(heads, table, wraps=False))
 
@@ -209,32 +266,46 @@ def write_trials_report(folder: Path, done: Sequence[Mapping[str, Any]], summary
         bars.append((one["folder"], model["score"], model["interval"]))
         best = " ".join(others[one["baselines"]["best"]][:2])
         rows.append([one["folder"], ours[1], best, duration(one["seconds"])])
-    table = svg.words(["fine-tuning", f"{title} (95 %)", "best simple method", "time"], rows, wraps=False)
+    table = svg.words(
+        ["fine-tuning", f"{title} (95 %)", "best simple method", "time"], rows, wraps=False
+    )
     picture = svg.intervals(title, bars, _show(metric))
-    sections = [svg.preformatted("Result", summary), svg.section("All fine-tunings", picture + table)]
-    write_text(folder / "report.html", svg.page(folder.resolve().name, f"{len(done)} fine-tunings", "", sections))
+    sections = [
+        svg.preformatted("Result", summary),
+        svg.section("All fine-tunings", picture + table),
+    ]
+    write_text(
+        folder / "report.html",
+        svg.page(folder.resolve().name, f"{len(done)} fine-tunings", "", sections),
+    )
     return folder / "report.html"
 
 
 def _write(folder: Path, kind: str, summary: list[str], sections: list[str]) -> Path:
     """The page, with the recipe of the run and the software it was begun with at the end."""
     recipe, run = folder / "recipe.toml", folder / "run.json"
-    sections += [svg.folded("Recipe", recipe.read_text(encoding="utf-8"))] if recipe.exists() else []
+    sections += (
+        [svg.folded("Recipe", recipe.read_text(encoding="utf-8"))] if recipe.exists() else []
+    )
     if software := read_json(run).get("versions") if run.exists() else None:
         listed = ", ".join(f"{package} {version}" for package, version in software.items())
         sections.append(f'<p class="quiet">Started with {escape(listed)}.</p>')
-    write_text(folder / "report.html", svg.page(folder.resolve().name, kind, " · ".join(summary), sections))
+    write_text(
+        folder / "report.html", svg.page(folder.resolve().name, kind, " · ".join(summary), sections)
+    )
     return folder / "report.html"
 
 
 def _read_rows(folder: Path) -> tuple[Rows, Rows]:
-    """Steps, and evaluations (their figures with the step among them), in the order of steps. A run that was resumed
-    may repeat steps: the last line counts."""
+    """Steps, and evaluations (their figures with the step among them), in the order of steps. A run
+    that was resumed may repeat steps: the last line counts."""
     steps: dict[int, dict[str, Any]] = {}
     evaluations: dict[int, dict[str, Any]] = {}
     for _, step, figures, is_evaluation in read_metrics(folder / "metrics.jsonl"):
         (evaluations if is_evaluation else steps)[step] = figures | {"step": step}
-    return [steps[step] for step in sorted(steps)], [evaluations[step] for step in sorted(evaluations)]
+    return [steps[step] for step in sorted(steps)], [
+        evaluations[step] for step in sorted(evaluations)
+    ]
 
 
 def _spent(steps: Rows, evaluations: Rows) -> list[str]:
@@ -248,7 +319,9 @@ def _spent(steps: Rows, evaluations: Rows) -> list[str]:
     return parts
 
 
-def _lines(charts: Iterable[Chart], steps: Rows, evaluations: Rows, held: str, best: Mapping[str, Point]) -> list[str]:
+def _lines(
+    charts: Iterable[Chart], steps: Rows, evaluations: Rows, held: str, best: Mapping[str, Point]
+) -> list[str]:
     """Charts of figures over steps; a figure that nothing has is left out.
 
     Args:
@@ -268,18 +341,34 @@ def _evaluation_sections(result: Mapping[str, Any]) -> Iterable[str]:
     if confusion := result["confusion"]:
         table = svg.heat(confusion["labels"], confusion["counts"])
         if result["task"] in ("tagging", "spans"):
-            note = f"{NOTHING} means no entity. An entity with wrong borders counts as correct here, but not below."
+            note = (
+                f"{NOTHING} means no entity. An entity with wrong borders counts as correct "
+                "here, but not below."
+            )
             table += f'<p class="quiet">{note}</p>'
         yield svg.section("Confusion matrix", table)
     if parts := result["table"]:
         part = TASKS[result["task"]]["part"]
-        shares = [(name, NAMES.get(name, name), svg.percent) for name in ("precision", "recall", "exact", "f1")]
-        columns: list[Column] = [("name", part, str), *shares, ("support", "support", "{:,.0f}".format)]
-        yield svg.figures(f"By {part}", columns, [{"name": name, **row} for name, row in parts.items()])
+        shares = [
+            (name, NAMES.get(name, name), svg.percent)
+            for name in ("precision", "recall", "exact", "f1")
+        ]
+        columns: list[Column] = [
+            ("name", part, str),
+            *shares,
+            ("support", "support", "{:,.0f}".format),
+        ]
+        yield svg.figures(
+            f"By {part}", columns, [{"name": name, **row} for name, row in parts.items()]
+        )
     if reliability := result.get("calibration"):
         yield svg.section("Probabilities", f"<p>{escape(reliability['text'])}</p>")
     if worst := result["worst"]:
-        note, last, show = task_metrics.counted(result["mistakes"], result["rows"]), "score", svg.percent
+        note, last, show = (
+            task_metrics.counted(result["mistakes"], result["rows"]),
+            "score",
+            svg.percent,
+        )
         if result["task"] == "regression":
             note, last, show = f"{result['rows']:,} rows", "difference", svg.plain
         note += f"; most frequent: {result['frequent']}" if result["frequent"] else ""
@@ -287,7 +376,9 @@ def _evaluation_sections(result: Mapping[str, Any]) -> Iterable[str]:
         rows = []
         for one in worst:
             where = one["where"].rpartition("/")[2]  # without the folders
-            texts = [_shorten(text) for text in (" / ".join(one["texts"]), one["gold"], one["predicted"])]
+            texts = [
+                _shorten(text) for text in (" / ".join(one["texts"]), one["gold"], one["predicted"])
+            ]
             rows.append([where, *texts, "" if one["score"] is None else show(one["score"])])
         table = svg.words(["where", "text", "label", "prediction", last], rows)
         yield svg.section("The worst mistakes", f'<p class="quiet">{escape(note)}</p>\n{table}')
@@ -298,12 +389,12 @@ def _shorten(text: str) -> str:
 
 
 def write_errors(path: Path, d: TaskConfig, wrong: Sequence[task_metrics.Mistake]) -> None:
-    """Writes errors.csv: for each mistake its row, the texts in their columns, the gold label, the prediction and its
-    probability.
+    """Writes errors.csv: for each mistake its row, the texts in their columns, the gold label, the
+    prediction and its probability.
 
-    They are in the order of `task_metrics.mistakes`: those first that contradict the model most clearly,
-    among which are the labels that are probably wrong. In csv and tsv, which people open in spreadsheet programs,
-    formulas have a ' before them.
+    They are in the order of `task_metrics.mistakes`: those first that contradict the model most
+    clearly, among which are the labels that are probably wrong. In csv and tsv, which people open
+    in spreadsheet programs, formulas have a ' before them.
     """
     texts = d.text[:1] if d.task in ("tagging", "qa", "choice") else d.text
     others = list(wrong[0].figures) if wrong else []
@@ -312,19 +403,34 @@ def write_errors(path: Path, d: TaskConfig, wrong: Sequence[task_metrics.Mistake
     for number in range(1, 1 + len(texts)):
         if columns.count(columns[number]) > 1:
             columns[number] += " (text)"
-    figures = ([f if f is None else round(f, 4) for f in (m.score, *m.figures.values())] for m in wrong)
-    rows = ([m.where, *m.texts, m.gold, m.predicted, *others] for m, others in zip(wrong, figures, strict=True))
-    write_rows(path, columns, (dict(zip(columns, row, strict=True)) for row in rows), guard_formulas=True)
+    figures = (
+        [f if f is None else round(f, 4) for f in (m.score, *m.figures.values())] for m in wrong
+    )
+    rows = (
+        [m.where, *m.texts, m.gold, m.predicted, *others]
+        for m, others in zip(wrong, figures, strict=True)
+    )
+    write_rows(
+        path, columns, (dict(zip(columns, row, strict=True)) for row in rows), guard_formulas=True
+    )
 
 
 MAX_LABELS = 50  # of a table
-_SELECTED = "These rows also selected the checkpoint: expect slightly lower figures on other texts.\n"
+_SELECTED = (
+    "These rows also selected the checkpoint: expect slightly lower figures on other texts.\n"
+)
 
 
 def task_card(
-    folder: Path, d: TaskConfig, recipe: FinetuneRecipe, model_name: str, data_report: DatasetReport,
-    figures: Mapping[str, float], result: Mapping[str, Any] | None = None, config: EncoderConfig = BERT,
-) -> str:  # fmt: skip
+    folder: Path,
+    d: TaskConfig,
+    recipe: FinetuneRecipe,
+    model_name: str,
+    data_report: DatasetReport,
+    figures: Mapping[str, float],
+    result: Mapping[str, Any] | None = None,
+    config: EncoderConfig = BERT,
+) -> str:
     """The card of a fine-tuned model.
 
     Args:
@@ -346,14 +452,24 @@ def task_card(
         use = render_code("python", TASKS[d.task]["usage"])
     use = use.replace("TEXTS", texts).replace("MOST", str(d.max_answer - 1))
     return _card(
-        "finetuned.md", folder, recipe, model_name, library="bertworks" if is_own else "transformers",
-        pipeline=TASKS[d.task]["pipeline"], hub=_hub_fields(d, model_name, figures), kind=d.task, task=task,
-        columns=" and ".join(f"`{render_cell(column)}`" for column in d.text) or "its text", max_length=d.max_length,
+        "finetuned.md",
+        folder,
+        recipe,
+        model_name,
+        library="bertworks" if is_own else "transformers",
+        pipeline=TASKS[d.task]["pipeline"],
+        hub=_hub_fields(d, model_name, figures),
+        kind=d.task,
+        task=task,
+        columns=" and ".join(f"`{render_cell(column)}`" for column in d.text) or "its text",
+        max_length=d.max_length,
         longer="read in windows" if d.task in ("tagging", "spans", "qa") else "truncated",
         quality=_quality(data_report, figures, result) + _SELECTED * (recipe.select == "best"),
-        data=_data(data_report).strip(), use=use, probabilities=_probabilities(d, result),
+        data=_data(data_report).strip(),
+        use=use,
+        probabilities=_probabilities(d, result),
         software=render_table(("Package", ""), versions()),
-    )  # fmt: skip
+    )
 
 
 def _hub_fields(d: TaskConfig, model_name: str, figures: Mapping[str, float]) -> str:
@@ -373,11 +489,19 @@ def _probabilities(d: TaskConfig, result: Mapping[str, Any]) -> str:
     if not calibration:
         return "\nIts probabilities are not calibrated."
     text = f"\nIts probabilities are {calibration['text']}."
-    return f"{text}\nIts output layer is divided by this temperature: every program computes these probabilities."
+    return (
+        f"{text}\nIts output layer is divided by this temperature: every program computes "
+        "these probabilities."
+    )
 
 
-def _quality(data_report: DatasetReport, figures: Mapping[str, float], result: Mapping[str, Any]) -> str:
-    note = next((note for note in data_report.notes if note.startswith("evaluated on")), "evaluated on held-out rows")
+def _quality(
+    data_report: DatasetReport, figures: Mapping[str, float], result: Mapping[str, Any]
+) -> str:
+    note = next(
+        (note for note in data_report.notes if note.startswith("evaluated on")),
+        "evaluated on held-out rows",
+    )
     note = re.sub("evaluated on .*/", "evaluated on ", note)  # without the folders
     intervals = result.get("intervals", {})
     comparison = ""
@@ -385,10 +509,14 @@ def _quality(data_report: DatasetReport, figures: Mapping[str, float], result: M
     if baselines:
         titles, *rows = format_baselines(baselines)
         verdict = f"\n{baselines['verdict']}.\n" if baselines["verdict"] else ""
-        comparison = f"\n{render_table(titles, {name: tuple(cells) for name, *cells in rows})}{verdict}"
+        comparison = (
+            f"\n{render_table(titles, {name: tuple(cells) for name, *cells in rows})}{verdict}"
+        )
     place = "Cross-validation" if data_report.is_validated else "Dev"
     heads = (place_of(result).capitalize(), "with 95 % interval" if intervals else "")
-    scores = render_table(heads, task_metrics.titled_metrics(figures, intervals, result.get("positive")))
+    scores = render_table(
+        heads, task_metrics.titled_metrics(figures, intervals, result.get("positive"))
+    )
     direction = f" {VALIDATED[0].upper()}{VALIDATED[1:]}." if data_report.is_validated else ""
     never_found = task_metrics.format_never_found(result.get("never_found", {}))
     if never_found:
@@ -401,4 +529,6 @@ def _data(data_report: DatasetReport) -> str:
     held_out = "of them evaluated" if data_report.is_validated else "in dev"
     table = render_table(("Label", "in train", held_out), labels) if labels else ""
     warnings = "".join(f"\n- {warning}" for warning in data_report.warnings)
-    return f"{data_report.train:,} rows in train, {data_report.dev:,} {held_out}.\n\n{table}{warnings}"
+    return (
+        f"{data_report.train:,} rows in train, {data_report.dev:,} {held_out}.\n\n{table}{warnings}"
+    )

@@ -1,5 +1,5 @@
-"""The arguments of a pre-training, as a value: `Request`. `make_request` checks them, `with_languages` the recipe with
-them."""
+"""The arguments of a pre-training, as a value: `Request`. `make_request` checks them,
+`with_languages` the recipe with them."""
 
 import re
 from collections.abc import Sequence
@@ -29,7 +29,8 @@ _WITH_TOKENIZER = "tokenizer", "init", "teacher"  # fields of a request
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `pretrain`. The same request in the same folder resumes a run, another one is refused."""
+    """The arguments of `pretrain`. The same request in the same folder resumes a run, another one
+    is refused."""
 
     inputs: tuple[str | StoredRows, ...]
     recipe: str | None = None
@@ -54,7 +55,9 @@ class Request:
 
     def shards_folder(self, output: Path, languages: Sequence[str] = ()) -> Path:
         """The folder of the token ids, existing or not; with languages, of a part of the text."""
-        return as_path(self.inputs[0]) if self.is_shards else output / "shards" / "-".join(languages)
+        return (
+            as_path(self.inputs[0]) if self.is_shards else output / "shards" / "-".join(languages)
+        )
 
     def job(self, recipe: Recipe, shards: Shards, output: Path) -> PretrainJob:
         """What trains the recipe on the shards, which are in the output folder or are the input."""
@@ -62,17 +65,31 @@ class Request:
         parts = [(name,) for name in names] + ([self.sides] if self.parallel else [])
         texts = [Text(part, Shards.open(self.shards_folder(output, part))) for part in parts]
         words = self.extend_vocabulary or 0
-        return PretrainJob(recipe, shards, self.init, new_words=words, texts=texts, teacher=self.teacher)
+        return PretrainJob(
+            recipe, shards, self.init, new_words=words, texts=texts, teacher=self.teacher
+        )
 
     def content(self) -> dict[str, Any]:
         """The request as JSON, with the hashes of its files."""
-        given = {k: v for k, v in asdict(self).items() if v or k not in ("languages", "parallel")}  # later fields
-        content = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
-        content["inputs"] = [f"rows {sha256(Path(x))}" if isinstance(x, StoredRows) else x for x in self.inputs]
-        if self.recipe and self.recipe.endswith(".toml") and (path := as_path(self.recipe)).is_file():
+        # later fields
+        given = {k: v for k, v in asdict(self).items() if v or k not in ("languages", "parallel")}
+        content = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in given.items()
+        }
+        content["inputs"] = [
+            f"rows {sha256(Path(x))}" if isinstance(x, StoredRows) else x for x in self.inputs
+        ]
+        if (
+            self.recipe
+            and self.recipe.endswith(".toml")
+            and (path := as_path(self.recipe)).is_file()
+        ):
             content["recipe_sha256"] = sha256(path)
         if self.teacher:
-            content["teacher_sha256"] = weights_sha256(ModelFolder(resolve_model(self.teacher)).within)
+            content["teacher_sha256"] = weights_sha256(
+                ModelFolder(resolve_model(self.teacher)).within
+            )
         if self.is_shards and (manifest := as_path(self.inputs[0]) / "manifest.json").is_file():
             content["shards_sha256"] = Manifest.load(manifest).identity
         return content
@@ -96,13 +113,17 @@ class Request:
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """The languages of the translations: those in the names of two files, else the only two, in their order.
+        """The languages of the translations: those in the names of two files, else the only two, in
+        their order.
 
         Raises:
             UsageError: they are not known.
         """
         names = list(dict.fromkeys(self.languages))
-        ends = [next((end for end in Path(p).name.split(".")[:0:-1] if end in names), "") for p in self.parallel]
+        ends = [
+            next((end for end in Path(p).name.split(".")[:0:-1] if end in names), "")
+            for p in self.parallel
+        ]
         if len({*filter(None, ends)}) == 2:
             return tuple(ends)
         what = f"which of the languages {', '.join(names)} are the two sides of the translations?"
@@ -118,7 +139,9 @@ class Request:
     @cached_property
     def _pairs(self) -> StoredRows:
         column = self.text_column or "text"
-        return StoredRows([{column: side} for pair in self.translations.pairs for side in pair], "translations")
+        return StoredRows(
+            [{column: side} for pair in self.translations.pairs for side in pair], "translations"
+        )
 
     def _read(self, inputs: Sequence[str | StoredRows]) -> CorpusReader:
         return read_text(inputs, self.text_column, self.documents, self.encoding)
@@ -134,9 +157,15 @@ def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request
         UsageError: contradictory options, or an invalid budget.
     """
     if not (sources := sources_of(inputs)):
-        raise UsageError("no input was given", hint="name files, folders, a glob in quotes, or - for standard input")
+        raise UsageError(
+            "no input was given",
+            hint="name files, folders, a glob in quotes, or - for standard input",
+        )
     recipe, budget, *models = (options.get(name) for name in ("recipe", "budget", *_WITH_TOKENIZER))
-    if len(both := [name for name, value in zip(_WITH_TOKENIZER, models, strict=True) if value]) > 1:
+    if (
+        len(both := [name for name, value in zip(_WITH_TOKENIZER, models, strict=True) if value])
+        > 1
+    ):
         what = f"--{both[-1]} takes the tokenizer of the model"
         raise UsageError(what, hint=f"give --{both[0]} or --{both[1]}, not both")
     number = options.get("extend_vocabulary")
@@ -148,11 +177,22 @@ def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request
     names, files = names_of(options.get("languages")), names_of(options.get("parallel"))
     options |= {"languages": names, "parallel": tuple(map(absolute, files))}
     if names or files:
-        what = f"{len(sources)} inputs and the languages {', '.join(names) or 'none'}: expected a name for each input"
-        is_good = len(names) == len(sources) and all(re.fullmatch(r"\w[\w-]*", name) for name in names)
+        what = (
+            f"{len(sources)} inputs and the languages {', '.join(names) or 'none'}: expected a "
+            "name for each input"
+        )
+        is_good = len(names) == len(sources) and all(
+            re.fullmatch(r"\w[\w-]*", name) for name in names
+        )
         expect(is_good, what, hint="give --language once per input, such as en, in their order")
-        is_text = not any(isinstance(one, StoredRows) or str(one) == "-" or holds_shards(one) for one in sources)
-        expect(is_text, "languages are for files and folders of text", hint="write the text into a file")
+        is_text = not any(
+            isinstance(one, StoredRows) or str(one) == "-" or holds_shards(one) for one in sources
+        )
+        expect(
+            is_text,
+            "languages are for files and folders of text",
+            hint="write the text into a file",
+        )
     for name, value in zip(_WITH_TOKENIZER, models, strict=True):
         if value and (name == "tokenizer" or not is_model_name(value)):
             options[name] = absolute(value)
@@ -161,7 +201,9 @@ def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request
     options["overrides"] = names_of(options.get("overrides"))
     has_size = recipe and (recipe in packaged_recipes() or family_recipe(recipe) is None)
     options["budget"] = budget or (None if has_size else "1h")
-    request = Request(tuple(one if isinstance(one, StoredRows) else absolute(one) for one in sources), **options)
+    request = Request(
+        tuple(one if isinstance(one, StoredRows) else absolute(one) for one in sources), **options
+    )
     _ = files and request.sides  # refuses languages that are not known
     return request
 
@@ -183,23 +225,36 @@ def with_languages(recipe: Recipe, request: Request) -> Recipe:
     """The recipe with the table of languages of the request.
 
     Raises:
-        UsageError: the family has no such table, the model to continue from lacks a language, or the format is of
-            another kind of text.
+        UsageError: the family has no such table, the model to continue from lacks a language, or
+            the format is of another kind of text.
     """
     c, names, sampling = recipe.encoder, tuple(dict.fromkeys(request.languages)), recipe.sampling
     rules = [
-        (bool(sampling.parallel_rate) == bool(request.parallel),
-         f"sampling.parallel_rate is {sampling.parallel_rate}, and there are {len(request.parallel)} files of "
-         "translations", "--recipe xlm-tlm and --parallel belong together, and xlm-mlm without"),
-        (not names or c.family == "xlm", f"models of the family {c.family} have no table of languages",
-         "--recipe xlm-mlm"),
-        (not c.languages or (names and {*names} <= {*c.languages}),
-         f"the model has the languages {', '.join(c.languages)}, the text has {', '.join(names) or 'no names of any'}",
-         "give --language for each input, one that the model has"),
-        (sampling.format in ("stream", "full_sentences") or not (names or sampling.format == "parallel"),
-         f"sampling.format is {sampling.format!r}: it is not for text of several languages",
-         "--set sampling.format=stream"),
-    ]  # fmt: skip
+        (
+            bool(sampling.parallel_rate) == bool(request.parallel),
+            f"sampling.parallel_rate is {sampling.parallel_rate}, and there are "
+            f"{len(request.parallel)} files of "
+            "translations",
+            "--recipe xlm-tlm and --parallel belong together, and xlm-mlm without",
+        ),
+        (
+            not names or c.family == "xlm",
+            f"models of the family {c.family} have no table of languages",
+            "--recipe xlm-mlm",
+        ),
+        (
+            not c.languages or (names and {*names} <= {*c.languages}),
+            f"the model has the languages {', '.join(c.languages)}, the text has "
+            f"{', '.join(names) or 'no names of any'}",
+            "give --language for each input, one that the model has",
+        ),
+        (
+            sampling.format in ("stream", "full_sentences")
+            or not (names or sampling.format == "parallel"),
+            f"sampling.format is {sampling.format!r}: it is not for text of several languages",
+            "--set sampling.format=stream",
+        ),
+    ]
     for holds, what, hint in rules:
         expect(holds, what, hint=hint)
     if not c.languages and len(names) > 1:

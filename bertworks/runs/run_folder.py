@@ -30,17 +30,32 @@ from bertworks.training.budget import Plan
 from bertworks.training.objectives import OBJECTIVES, Measure
 
 FILES = (  # of a run folder, besides run.json
-    "recipe.toml", "metrics.jsonl", "report.html", "config.json", "model.safetensors", "README.md", "task.json",
-    *TOKENIZER_FILES, RECORD_FILE,
-    "schedule.jsonl", "data.json", "result.json", "errors.csv", "finished.json", "trials.json",
-    "figures.jsonl", "table.json", "table.md",
-)  # fmt: skip
+    "recipe.toml",
+    "metrics.jsonl",
+    "report.html",
+    "config.json",
+    "model.safetensors",
+    "README.md",
+    "task.json",
+    *TOKENIZER_FILES,
+    RECORD_FILE,
+    "schedule.jsonl",
+    "data.json",
+    "result.json",
+    "errors.csv",
+    "finished.json",
+    "trials.json",
+    "figures.jsonl",
+    "table.json",
+    "table.md",
+)
 BITS, BITS_BEFORE = "bits_per_character", "bits_per_character_before"  # names of figures
 FOLDERS = ("checkpoints", "plans", "shards", "tokenizer", "arms", TASKS)
 
 
 def check_same_request(output: Path, now: Mapping[str, Any], overwrite: bool = False) -> bool:
-    """True if the folder holds this request already; False if it is empty, or its run is to be overwritten.
+    """True if the folder holds this request already; False if it is empty, or its run is to be
+    overwritten.
 
     Raises:
         UsageError: it holds another run, or other files.
@@ -60,7 +75,9 @@ def check_same_request(output: Path, now: Mapping[str, Any], overwrite: bool = F
         hint = "-o ANOTHER-FOLDER keeps both; --overwrite deletes the present run"
         expect(not differing, what, where=output, hint=hint)
         return True
-    strange = [p.name for p in output.iterdir() if not p.name.startswith(".")] if output.is_dir() else []
+    strange = (
+        [p.name for p in output.iterdir() if not p.name.startswith(".")] if output.is_dir() else []
+    )
     what = f"the folder is not empty and holds no run: {', '.join(sorted(strange)[:5])}"
     expect(not strange, what, where=output, hint="-o ANOTHER-FOLDER, or empty this one")
     return False
@@ -86,8 +103,8 @@ def open_run(
     """Locks the folder in the block, after it has got the request unless it holds it already.
 
     Args:
-        inner: the requests of run folders within this one, by the names of these folders. Runs that they hold are
-            deleted together with the former run of this folder.
+        inner: the requests of run folders within this one, by the names of these folders. Runs that
+            they hold are deleted together with the former run of this folder.
 
     Raises:
         UsageError: it holds another run, or other files.
@@ -104,8 +121,9 @@ def open_run(
 
 
 def create_run_folder(output: Path, request: Mapping[str, Any]) -> None:
-    """Writes the request into a folder, and deletes the run that is there, and no other files. Its run.json stays until
-    this request replaces it, so that the remains of a killed process can be deleted again."""
+    """Writes the request into a folder, and deletes the run that is there, and no other files. Its
+    run.json stays until this request replaces it, so that the remains of a killed process can be
+    deleted again."""
     if (output / "run.json").exists():
         for name in FOLDERS:
             shutil.rmtree(output / name, ignore_errors=True)
@@ -143,7 +161,11 @@ def _show_value(name: str, value: Any) -> str:
 
 def versions() -> dict[str, str]:
     """The versions of the software that computes."""
-    return {"bertworks": bertworks.__version__, "torch": torch.__version__, "python": platform.python_version()}
+    return {
+        "bertworks": bertworks.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
 
 
 class Metrics(NamedTuple):
@@ -159,26 +181,37 @@ class Metrics(NamedTuple):
         """
         what = "the checkpoints are untouched, but figures cannot be written"
         hint = "make room, or the file writable, and run the same command again"
-        with explain_os_errors(what, self.path, hint), self.path.open("a", encoding="utf-8") as file:
+        with (
+            explain_os_errors(what, self.path, hint),
+            self.path.open("a", encoding="utf-8") as file,
+        ):
             file.write(json.dumps(line, allow_nan=False) + "\n")
 
     def forget(self, after: int, evaluated: int) -> None:
-        """Drops steps after `after` and evaluations after `evaluated`, which a resumed run repeats, and what follows a
-        damaged line. Creates the file."""
+        """Drops steps after `after` and evaluations after `evaluated`, which a resumed run repeats,
+        and what follows a damaged line. Creates the file."""
         last = {False: after, True: evaluated}
-        lines = [line for line, step, _, is_evaluation in read_metrics(self.path) if step <= last[is_evaluation]]
+        lines = [
+            line
+            for line, step, _, is_evaluation in read_metrics(self.path)
+            if step <= last[is_evaluation]
+        ]
         write_text(self.path, "".join(f"{line}\n" for line in lines))
 
 
 def read_metrics(path: Path) -> Iterator[tuple[str, int, dict[str, float], bool]]:
-    """The lines of metrics.jsonl: each with its step, its numbers, and whether it is an evaluation. They end before the
-    first damaged line, such as the incomplete last one of a killed process."""
+    """The lines of metrics.jsonl: each with its step, its numbers, and whether it is an evaluation.
+    They end before the first damaged line, such as the incomplete last one of a killed process."""
     lines = path.read_bytes().decode("utf-8", errors="replace").split("\n") if path.exists() else []
     for line in lines[:-1]:
         try:
             content = json.loads(line)
             step, figures = int(content["step"]), content.get("evaluation", content)
-            numbers = {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
+            numbers = {
+                name: float(value)
+                for name, value in figures.items()
+                if isinstance(value, int | float)
+            }
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
             return
         yield line, step, numbers, "evaluation" in content
@@ -186,7 +219,9 @@ def read_metrics(path: Path) -> Iterator[tuple[str, int, dict[str, float], bool]
 
 def write_plans(folder: Path, plans: Iterable[Plan]) -> None:
     """Writes schedule.jsonl, whole or not at all."""
-    write_text(folder / "schedule.jsonl", "".join(f"{json.dumps(plan._asdict())}\n" for plan in plans))
+    write_text(
+        folder / "schedule.jsonl", "".join(f"{json.dumps(plan._asdict())}\n" for plan in plans)
+    )
 
 
 def read_plans(folder: Path) -> list[Plan]:
@@ -199,18 +234,25 @@ def read_plans(folder: Path) -> list[Plan]:
     try:
         return [Plan(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
     except (FileNotFoundError, ValueError, TypeError):
-        hint = "put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again"
-        raise UsageError("the plans of the run are missing or damaged", where=str(path), hint=hint) from None
+        hint = (
+            "put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again"
+        )
+        raise UsageError(
+            "the plans of the run are missing or damaged", where=str(path), hint=hint
+        ) from None
 
 
 def finite(figures: Mapping[str, Any]) -> dict[str, Any]:
     """The figures with None for numbers that are not finite: JSON has none."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()}
+    return {
+        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()
+    }
 
 
 def named_measures(figures: Mapping[str, float]) -> Iterator[tuple[str, Measure, str]]:
-    """The figures of a pre-training's evaluation: what is predicted, the measure and the name of the figure. Those of
-    longer sequences and of each language, if there are any, follow those of their objective."""
+    """The figures of a pre-training's evaluation: what is predicted, the measure and the name of
+    the figure. Those of longer sequences and of each language, if there are any, follow those of
+    their objective."""
     longer = sorted(int(name.rpartition("_")[2]) for name in figures if "_loss_at_" in name)
     parts = dict.fromkeys(name.partition("_loss_in_")[2] for name in figures if "_loss_in_" in name)
     for kind, objective in OBJECTIVES.items():
@@ -224,8 +266,8 @@ def named_measures(figures: Mapping[str, float]) -> Iterator[tuple[str, Measure,
 
 
 def compare_bits(folder: Path) -> tuple[dict[str, float], str]:
-    """Bits per character (`runs.adaptation`) before and after a training with an initial model, and the same in words;
-    of a training without one nothing."""
+    """Bits per character (`runs.adaptation`) before and after a training with an initial model, and
+    the same in words; of a training without one nothing."""
     rows = [figures for *_, figures, _ in read_metrics(folder / "metrics.jsonl")]
     names = {"before": BITS_BEFORE, "after": BITS}
     figures = {when: row[name] for when, name in names.items() for row in rows if name in row}
@@ -234,7 +276,10 @@ def compare_bits(folder: Path) -> tuple[dict[str, float], str]:
     text = f"bits per character on held-out text: {figures['after']:.3f} after"
     if "before" not in figures:
         return figures, f"{text}; the initial model had no head to compare with"
-    return figures, f"{text}, {figures['before']:.3f} before ({figures['after'] / figures['before'] - 1:+.1%})"
+    return (
+        figures,
+        f"{text}, {figures['before']:.3f} before ({figures['after'] / figures['before'] - 1:+.1%})",
+    )
 
 
 def describe(figures: Mapping[str, float]) -> str:
@@ -242,4 +287,7 @@ def describe(figures: Mapping[str, float]) -> str:
     parts: dict[str, list[str]] = {}
     for title, m, name in named_measures(figures):
         parts.setdefault(title, []).append(f"{m.name} {m.format.format(figures[name])}")
-    return "; ".join(f"{title}: {', '.join(part)}" for title, part in parts.items()) or "nothing was evaluated"
+    return (
+        "; ".join(f"{title}: {', '.join(part)}" for title, part in parts.items())
+        or "nothing was evaluated"
+    )

@@ -1,4 +1,5 @@
-"""A fine-tuned model that teaches another one its task, and an initial model with some of its layers."""
+"""A fine-tuned model that teaches another one its task, and an initial model with some of its
+layers."""
 
 from collections.abc import Callable, Sequence
 
@@ -28,7 +29,8 @@ class TaskTeacher:
 
     Raises:
         UsageError: the task has no loss with a teacher.
-        BertworksError: no such model; one for another task, other labels or shorter texts, or with another tokenizer.
+        BertworksError: no such model; one for another task, other labels or shorter texts, or with
+            another tokenizer.
     """
 
     def __init__(self, name: str, d: TaskConfig, tokenizer: Tokenizer, device: torch.device):
@@ -36,10 +38,16 @@ class TaskTeacher:
         expect(d.task in TASKS, what, hint="leave out --teacher")
         self.source, self.description = LazyModel(name, str(device)), d
         own = self.task = self.source.task_config
-        names, others = (f" ({first_names(task.labels, 20)})" if task.labels else "" for task in (own, d))
+        names, others = (
+            f" ({first_names(task.labels, 20)})" if task.labels else "" for task in (own, d)
+        )
         same = own.task == d.task and {*own.labels} == {*d.labels} and own.vectors == d.vectors
         length = self.source.config.max_position_embeddings
-        where, hint = name, "fine-tune a teacher from the same model: bertworks finetune DATA --method full -o TEACHER"
+        where, hint = (
+            name,
+            "fine-tune a teacher from the same model: bertworks finetune DATA --method full -o "
+            "TEACHER",
+        )
         what = f"the teacher was fine-tuned for {own.task}{names}, the data is for {d.task}{others}"
         require(same, what, where, hint)
         same = self.source.tokenizer.sha256 == tokenizer.sha256
@@ -47,12 +55,17 @@ class TaskTeacher:
         what = f"the teacher reads at most {length} tokens, the model {d.max_length}"
         require(length >= d.max_length, what, where, f"set max_length to {length}")
 
-    def label(self, groups: Sequence[ExampleGroup], note: Callable[[str], None]) -> list[ExampleGroup]:
-        """The examples with the logits of the teacher as further targets, in the order of the labels of the data. It
-        reads each once, without dropout."""
+    def label(
+        self, groups: Sequence[ExampleGroup], note: Callable[[str], None]
+    ) -> list[ExampleGroup]:
+        """The examples with the logits of the teacher as further targets, in the order of the
+        labels of the data. It reads each once, without dropout."""
         network = task_network(self.source, self.task)
-        order = torch.tensor([self.task.labels.index(label) for label in self.description.labels] or [0])
-        temperature = self.task.weights_temperature  # the logits that the student learns are those of its training
+        order = torch.tensor(
+            [self.task.labels.index(label) for label in self.description.labels] or [0]
+        )
+        # the logits that the student learns are those of its training
+        temperature = self.task.weights_temperature
 
         def compute(batch: Batch) -> Tensor:
             return network.logits(batch)[:, order] * temperature
@@ -75,5 +88,7 @@ def with_layers(folder: ModelFolder, count: int | None) -> Model:
     """
     model = folder.load(needs={"encoder"})
     if not 1 <= (count or 1) <= (most := model.config.num_hidden_layers):
-        raise UsageError(f"--layers {count}: expected a number from 1 to {most}, the layers of the model")
+        raise UsageError(
+            f"--layers {count}: expected a number from 1 to {most}, the layers of the model"
+        )
     return Model(*select_layers(model.config, model.state, count or most), model.tokenizer)

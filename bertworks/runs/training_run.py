@@ -1,9 +1,10 @@
-"""A training in its run folder: from its newest checkpoint to its last step, with checkpoints on the way.
+"""A training in its run folder: from its newest checkpoint to its last step, with checkpoints on
+the way.
 
-The folder is a model folder at all times (config.json, model.safetensors, tokenizer, README.md), with recipe.toml,
-metrics.jsonl, report.html, `checkpoints/` and `plans/`, and with a budget schedule.jsonl. A job says what is trained:
-its methods are functions of their arguments, of those of its constructor and of the plan that it follows, so that a
-resumed run gets the same results.
+The folder is a model folder at all times (config.json, model.safetensors, tokenizer, README.md),
+with recipe.toml, metrics.jsonl, report.html, `checkpoints/` and `plans/`, and with a budget
+schedule.jsonl. A job says what is trained: its methods are functions of their arguments, of those
+of its constructor and of the plan that it follows, so that a resumed run gets the same results.
 """
 
 import hashlib
@@ -40,28 +41,42 @@ STOP_AFTER = 3  # steps in a row whose loss or gradient is not finite
 
 
 class TrainingRun:
-    """`for event in TrainingRun(...).events()` trains; stopping the iteration stops the run after its step.
+    """`for event in TrainingRun(...).events()` trains; stopping the iteration stops the run after
+    its step.
 
-    The tensors of `_state` and the values of `facts` decide everything that follows, and a checkpoint holds both: a
-    resumed run equals one that was never interrupted.
+    The tensors of `_state` and the values of `facts` decide everything that follows, and a
+    checkpoint holds both: a resumed run equals one that was never interrupted.
     """
 
     def __init__(
-        self, folder: Path, job: PretrainJob | FinetuneJob, device: torch.device,
+        self,
+        folder: Path,
+        job: PretrainJob | FinetuneJob,
+        device: torch.device,
         processes: Processes | None = None,
-    ):  # fmt: skip
-        self.folder, self.job, self.device, self.processes = folder, job, device, processes or Processes(device)
+    ):
+        self.folder, self.job, self.device, self.processes = (
+            folder,
+            job,
+            device,
+            processes or Processes(device),
+        )
         self.memory, self.shutdown = HeapTrimmer(device), GracefulShutdown()
         self.metrics = Metrics(folder / "metrics.jsonl")
         checkpoint, damaged = latest_checkpoint(folder / "checkpoints")
-        instead = "using the newest checkpoint before it" if checkpoint else "there is none before it"
+        instead = (
+            "using the newest checkpoint before it" if checkpoint else "there is none before it"
+        )
         self.notes = [Event("note", f"{path}: {why}; {instead}") for path, why in damaged.items()]
         if checkpoint:
             with meta_device_init():
                 self.model: TrainableModel = job.blank().to_empty(device=device)
         elif last := max((step for _, step, _, _ in read_metrics(self.metrics.path)), default=0):
             what = f"the run was at step {last:,}, but its checkpoints are missing"
-            hint = "put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again"
+            hint = (
+                "put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite "
+                "starts again"
+            )
             raise BertworksError(what, where=str(folder / "checkpoints"), hint=hint)
         else:
             network, notes = job.begin()
@@ -82,42 +97,57 @@ class TrainingRun:
             "evaluation": {},  # its figures
             "best": None,  # the step and the figures of the best evaluation
         }
-        # Skipped steps, whose loss or gradient was not finite: all, the last ones in a row, the most in a row.
+        # Skipped steps, whose loss or gradient was not finite: all, the last ones in a row, the
+        # most in a row.
         self.skipped = torch.zeros(3, device=device)
         self.saved: int | None = None  # the step of the last checkpoint
-        # A GPU computes on while a thread writes a checkpoint, and while another makes the next batches.
+        # A GPU computes on while a thread writes a checkpoint, and while another makes the next
+        # batches.
         self._writer = ThreadPoolExecutor(1) if device.type == "cuda" else None
         self._writing: tuple[int, Future[Path]] | None = None  # the step of the checkpoint
         self._ahead: Prefetched | None = None
         self.evaluate_every = job.evaluate_every or max(1, -(-self.job.num_steps // EVALUATIONS))
         # Reading figures waits for the GPU, so it is done rarely.
         self.read_every = 10 if device.type == "cuda" else 1
-        self.log_every = self.read_every * max(1, -(-self.job.num_steps // (MOST_LINES * self.read_every)))
+        self.log_every = self.read_every * max(
+            1, -(-self.job.num_steps // (MOST_LINES * self.read_every))
+        )
         if checkpoint:
             self._restore(checkpoint)
 
     def events(self) -> Iterator[Event]:
-        """Trains to the end. Ctrl-C and SIGTERM save, then raise KeyboardInterrupt and SystemExit."""
+        """Trains to the end. Ctrl-C and SIGTERM save, then raise KeyboardInterrupt and
+        SystemExit."""
         batches = self._batches()
         yield from self.notes
         if self.processes.first:
             remove_leftovers(self.folder / "checkpoints")
-            self.metrics.forget(self.step, -1 if self.facts["evaluated"] is None else self.facts["evaluated"])
+            self.metrics.forget(
+                self.step, -1 if self.facts["evaluated"] is None else self.facts["evaluated"]
+            )
         held = THREADS.hold(self.facts["threads"])
         with self.shutdown.handling(), fixed_order(self.device) as is_fixed, held as threads:
             if not is_fixed:
-                yield Event("note", "BERTWORKS_DETERMINISTIC=0: the last bits differ from run to run")
+                yield Event(
+                    "note", "BERTWORKS_DETERMINISTIC=0: the last bits differ from run to run"
+                )
             if self.facts["threads"] not in (None, threads):
-                yield Event("note", f"{threads} threads, before {self.facts['threads']}: the last bits may differ")
+                yield Event(
+                    "note",
+                    f"{threads} threads, before {self.facts['threads']}: the last bits may differ",
+                )
             self.facts["threads"] = threads
             try:
                 yield from self._train(batches)
                 yield from self._written(waits=True)
             except (KeyboardInterrupt, SystemExit, RuntimeError) as error:
                 # A RuntimeError: another process left before this one.
-                if not self.shutdown.requested or (isinstance(error, RuntimeError) and self.processes.count == 1):
+                if not self.shutdown.requested or (
+                    isinstance(error, RuntimeError) and self.processes.count == 1
+                ):
                     raise
-                if self.step and self.saved != self.step:  # before the first step there is nothing to save
+                # before the first step there is nothing to save
+                if self.step and self.saved != self.step:
                     yield from self._save()
                 yield from self._written(waits=True)
                 raise self.shutdown.requested from None
@@ -135,11 +165,17 @@ class TrainingRun:
         if self._is_over():
             return
         steps = train(
-            self.model, self.optimizer, batches, self.job.recipe.optimizer,
-            sum(self.schedule.plans[0].steps) if self.schedule else self.job.num_steps, precision=self.job.precision,
-            seed=self.job.recipe.seed, start=self.step, before_update=self.shutdown.protect,
+            self.model,
+            self.optimizer,
+            batches,
+            self.job.recipe.optimizer,
+            sum(self.schedule.plans[0].steps) if self.schedule else self.job.num_steps,
+            precision=self.job.precision,
+            seed=self.job.recipe.seed,
+            start=self.step,
+            before_update=self.shutdown.protect,
             position=self.schedule.position if self.schedule else float,
-        )  # fmt: skip
+        )
         self._matmul_speed = measure_matmul(DTYPES[self.job.precision], self.device)
         saved, self._logged = time.perf_counter(), (self.facts["tokens"], self.facts["seconds"])
         last = saved
@@ -158,8 +194,12 @@ class TrainingRun:
             last = now
             if means:
                 yield self._step_event(step, means)
-            if (is_last or self.step % self.read_every == 0) and self.skipped[2].item() >= STOP_AFTER:
-                raise self._diverged(f"loss or gradient was not finite in {STOP_AFTER} steps in a row")
+            if (is_last or self.step % self.read_every == 0) and self.skipped[
+                2
+            ].item() >= STOP_AFTER:
+                raise self._diverged(
+                    f"loss or gradient was not finite in {STOP_AFTER} steps in a row"
+                )
             yield from self._plan_again()
             if self._should_evaluate():
                 yield from self._evaluate()
@@ -170,16 +210,21 @@ class TrainingRun:
                 saved = last = time.perf_counter()
 
     def _plan_again(self) -> Iterator[Event]:
-        """Plans the rest of a run with a budget again, where the speed has changed. The first process decides; the plan
-        is recorded before it is followed. A resumed run follows recorded plans that are ahead, and makes none before
-        them."""
+        """Plans the rest of a run with a budget again, where the speed has changed. The first
+        process decides; the plan is recorded before it is followed. A resumed run follows recorded
+        plans that are ahead, and makes none before them."""
         schedule, before = self.schedule, self.job.num_steps
         if schedule is None or not schedule.is_due(self.step):
             return
         assert isinstance(self.job, PretrainJob)
         if self.processes.first and schedule.plans[-1].step < self.step:
-            spent, evaluation = time.perf_counter() - schedule.begin, self._evaluation_seconds + self._save_seconds
-            if plan := schedule.plan_again(self.step, spent, self._pace.value, evaluation, self.evaluate_every):
+            spent, evaluation = (
+                time.perf_counter() - schedule.begin,
+                self._evaluation_seconds + self._save_seconds,
+            )
+            if plan := schedule.plan_again(
+                self.step, spent, self._pace.value, evaluation, self.evaluate_every
+            ):
                 schedule.plans.append(plan)
                 write_plans(self.folder, schedule.plans)
         schedule.plans[:] = self.processes.from_first(schedule.plans)
@@ -199,7 +244,9 @@ class TrainingRun:
 
     def _is_over(self) -> bool:
         best, evaluated = self.facts["best"], self.facts["evaluated"]
-        enough = best is not None and evaluated == self.step and self.job.enough(evaluated, best["step"])
+        enough = (
+            best is not None and evaluated == self.step and self.job.enough(evaluated, best["step"])
+        )
         return self.step == self.job.num_steps or enough
 
     def _is_due(self, saved: float) -> bool:
@@ -220,11 +267,20 @@ class TrainingRun:
     def _restore(self, checkpoint: Checkpoint) -> None:
         what = "recipe.toml is not the one that this run began with"
         hint = "put the old one back; or start another run: --recipe COPY.toml -o ANOTHER-FOLDER"
-        expect(checkpoint.facts.get("recipe_sha256") == self.facts["recipe_sha256"], what, where=self.folder, hint=hint)
+        expect(
+            checkpoint.facts.get("recipe_sha256") == self.facts["recipe_sha256"],
+            what,
+            where=self.folder,
+            hint=hint,
+        )
         for name, tensor in self._state().items():
             if name not in checkpoint.tensors or checkpoint.tensors[name].shape != tensor.shape:
                 what = f"the checkpoint does not fit the recipe: {name}"
-                raise BertworksError(what, where=str(checkpoint.path), hint="use another output folder, or --overwrite")
+                raise BertworksError(
+                    what,
+                    where=str(checkpoint.path),
+                    hint="use another output folder, or --overwrite",
+                )
             tensor.copy_(checkpoint.tensors[name])
         self.step, self.facts, self.saved = checkpoint.step, dict(checkpoint.facts), checkpoint.step
         if self.schedule and isinstance(self.job, PretrainJob):
@@ -239,7 +295,9 @@ class TrainingRun:
         processes, texts = self.processes, list[str]()
         if not processes.first:
             processes.wait()
-        batches = self.job.batches(self.folder / "plans", processes.rank, processes.count, texts.append)
+        batches = self.job.batches(
+            self.folder / "plans", processes.rank, processes.count, texts.append
+        )
         self.notes += [Event("note", text) for text in texts]
         if processes.first:
             processes.wait()
@@ -265,12 +323,20 @@ class TrainingRun:
         self.job.report(self.folder)
         fsync(self.metrics.path)  # the lines before a checkpoint must be on disk
         if self.schedule:
-            self.facts |= {"spent": time.perf_counter() - self.schedule.begin, "pace": self._pace.state}
+            self.facts |= {
+                "spent": time.perf_counter() - self.schedule.begin,
+                "pace": self._pace.state,
+            }
         state, checkpoints = self._state(), self.folder / "checkpoints"
         if self._writer:
             yield from self._written(waits=True)
-            state, facts = {name: x.to("cpu", copy=True) for name, x in state.items()}, deepcopy(self.facts)
-            writing = self._writer.submit(save_checkpoint, checkpoints, self.step, state, facts, best=best)
+            state, facts = (
+                {name: x.to("cpu", copy=True) for name, x in state.items()},
+                deepcopy(self.facts),
+            )
+            writing = self._writer.submit(
+                save_checkpoint, checkpoints, self.step, state, facts, best=best
+            )
             self._writing = self.step, writing
             self._save_seconds = time.perf_counter() - begin
             return
@@ -279,14 +345,16 @@ class TrainingRun:
         yield Event("saved", f"saved {path}", {"step": self.step, "path": str(path)})
 
     def _written(self, waits: bool = False) -> Iterator[Event]:
-        """The event of a checkpoint that the thread has written since the last look; it raises what stopped it."""
+        """The event of a checkpoint that the thread has written since the last look; it raises what
+        stopped it."""
         if self._writing and (waits or self._writing[1].done()):
             step, future = self._writing
             self._writing, path = None, future.result()
             yield Event("saved", f"saved {path}", {"step": step, "path": str(path)})
 
     def _evaluate(self) -> Iterator[Event]:
-        """The first process evaluates; its figures decide in all processes whether the training continues."""
+        """The first process evaluates; its figures decide in all processes whether the training
+        continues."""
         if self.processes.first:
             yield from self._evaluate_here()
         decided = {name: self.facts[name] for name in ("evaluated", "evaluation", "best")}
@@ -312,47 +380,86 @@ class TrainingRun:
         yield Event("evaluation", text, {"step": self.step, **figures})
 
     def _step_event(self, step: Step, means: dict[str, LossStats]) -> Event:
-        """Writes a line of metrics.jsonl. The speed is that of the steps since the line before it."""
+        """Writes a line of metrics.jsonl. The speed is that of the steps since the line before
+        it."""
         tokens, seconds = self._logged
         self._logged = self.facts["tokens"], self.facts["seconds"]
         tokens_per_second = (self.facts["tokens"] - tokens) / (self.facts["seconds"] - seconds)
-        loss = sum(self.model.weights[name] * stats.loss for name, stats in means.items())  # that a training minimizes
+        # that a training minimizes
+        loss = sum(self.model.weights[name] * stats.loss for name, stats in means.items())
         flops = tokens_per_second * self.job.flops_per_token(step.number)
-        line = finite({
-            "step": step.number, "loss": loss, **figures(means, perplexity=False), "learning_rate": step.learning_rate,
-            "gradient_norm": step.grad_norm.item(), "tokens": self.facts["tokens"],
-            "tokens_per_second": tokens_per_second, "matmul_share": flops / self._matmul_speed / self.processes.count,
-            "memory": self.memory.look(), "seconds": self.facts["seconds"],
-        })  # fmt: skip
+        line = finite(
+            {
+                "step": step.number,
+                "loss": loss,
+                **figures(means, perplexity=False),
+                "learning_rate": step.learning_rate,
+                "gradient_norm": step.grad_norm.item(),
+                "tokens": self.facts["tokens"],
+                "tokens_per_second": tokens_per_second,
+                "matmul_share": flops / self._matmul_speed / self.processes.count,
+                "memory": self.memory.look(),
+                "seconds": self.facts["seconds"],
+            }
+        )
         if self.processes.first:
             self.metrics.record(line)
         left = self._pace.value * (self.job.cost(self.job.num_steps) - self.job.cost(step.number))
-        left += self._evaluation_seconds * math.ceil((self.job.num_steps - step.number) / self.evaluate_every)
+        left += self._evaluation_seconds * math.ceil(
+            (self.job.num_steps - step.number) / self.evaluate_every
+        )
         fields = line | {"steps": self.job.num_steps, **self.job.progress(step.number)}
         fields |= {"eta_seconds": left, "skipped": int(self.skipped[0].item())}
-        predicted = [kind for kind in means if kind in OBJECTIVES and ACCURACY in OBJECTIVES[kind].measures]
+        predicted = [
+            kind for kind in means if kind in OBJECTIVES and ACCURACY in OBJECTIVES[kind].measures
+        ]
         accuracies = [f"{OBJECTIVES[kind].title} {means[kind].accuracy:.1%}" for kind in predicted]
         parts = [
-            f"step {step.number:,}/{self.job.num_steps:,}", f"loss {loss:.3f}", *accuracies,
-            f"rate {step.learning_rate:.1e}", f"{tokens_per_second:,.0f} tokens/s",
-            f"{line['matmul_share']:.0%} of matmul speed", f"{line['memory'] / 1e9:.2f} GB",
+            f"step {step.number:,}/{self.job.num_steps:,}",
+            f"loss {loss:.3f}",
+            *accuracies,
+            f"rate {step.learning_rate:.1e}",
+            f"{tokens_per_second:,.0f} tokens/s",
+            f"{line['matmul_share']:.0%} of matmul speed",
+            f"{line['memory'] / 1e9:.2f} GB",
             f"{duration(left)} left",
-        ]  # fmt: skip
+        ]
         return Event("step", "  ".join(parts), fields)
 
     def _diverged(self, what: str) -> BertworksError:
-        text = f"{what}, up to step {self.step:,}; the checkpoint of step {self.saved or 0:,} is finite and intact"
+        text = (
+            f"{what}, up to step {self.step:,}; the checkpoint of step {self.saved or 0:,} is "
+            "finite and intact"
+        )
         rate = self.job.recipe.optimizer.learning_rate / 3
-        hint = f"use a lower rate in a new folder: -o OTHER --set optimizer.learning_rate={rate:.1e}"
+        hint = (
+            f"use a lower rate in a new folder: -o OTHER --set optimizer.learning_rate={rate:.1e}"
+        )
         return BertworksError(text, where=str(self.folder), hint=hint)
 
     def _done(self) -> Event:
-        facts = {name: self.facts.get(name) for name in ("tokens", "seconds", "evaluation", "best", "baseline")}
-        figures = {"folder": str(self.folder), "step": self.step, **facts, "report": str(self.folder / "report.html")}
+        facts = {
+            name: self.facts.get(name)
+            for name in ("tokens", "seconds", "evaluation", "best", "baseline")
+        }
+        figures = {
+            "folder": str(self.folder),
+            "step": self.step,
+            **facts,
+            "report": str(self.folder / "report.html"),
+        }
         described = self.job.describe(self.facts["evaluation"])
         text = f"{self.folder}: {self.step:,} steps, {self.facts['tokens']:,} tokens; {described}"
         best = self.facts["best"]
-        if best and best["step"] < self.step and (self.job.keeps == "best" or self.job.evaluates_start):
-            where = f": {self.folder}/checkpoints" if self.job.keeps == "last" else f": {self.job.describe(best)}"
+        if (
+            best
+            and best["step"] < self.step
+            and (self.job.keeps == "best" or self.job.evaluates_start)
+        ):
+            where = (
+                f": {self.folder}/checkpoints"
+                if self.job.keeps == "last"
+                else f": {self.job.describe(best)}"
+            )
             text += f"; the best one was after step {best['step']:,}{where}"
         return Event("done", text, figures)

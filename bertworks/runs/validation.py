@@ -1,9 +1,10 @@
-"""Cross-validation of few rows: predictions by models that did not see them, and the choice of a method.
+"""Cross-validation of few rows: predictions by models that did not see them, and the choice of a
+method.
 
-Each of the first EVALUATED parts of the rows is predicted by a model of the other parts. The final model is trained on
-all rows, with the method that is chosen by these predictions: the first one of `methods_of`, unless another one is
-clearly better. The score that is reported chose nothing: what is predicted for a part comes from the method that the
-other parts choose.
+Each of the first EVALUATED parts of the rows is predicted by a model of the other parts. The final
+model is trained on all rows, with the method that is chosen by these predictions: the first one of
+`methods_of`, unless another one is clearly better. The score that is reported chose nothing: what
+is predicted for a part comes from the method that the other parts choose.
 """
 
 import shutil
@@ -26,27 +27,35 @@ from bertworks.runs.data_splits import EVALUATED, PARTS, Method, methods_of
 from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.training_run import TrainingRun
 
-FOLDER, _KEY = "folds", "logits"  # a folder of a run, until it is finished; what its sealed files hold
-CLEARLY = 2.0  # standard errors of a difference: few rows must not choose by chance (docs/experiments, 2026-11-26)
+# a folder of a run, until it is finished; what its sealed files hold
+FOLDER, _KEY = "folds", "logits"
+# standard errors of a difference: few rows must not choose by chance (docs/experiments, 2026-11-26)
+CLEARLY = 2.0
 
 
 def compared_methods(job: FinetuneJob) -> tuple[Method, ...]:
     """The methods that are compared for a job; one: there is no choice."""
     if job.method != "auto":
         return (job.method,)
-    return methods_of(job.data.schema) if job.data.parts and not job.recipe.lstm_units else ("full",)
+    return (
+        methods_of(job.data.schema) if job.data.parts and not job.recipe.lstm_units else ("full",)
+    )
 
 
 def trainings(job: FinetuneJob) -> float:
-    """The time of the whole job, if it ends with the method that takes longest, in trainings of this job."""
+    """The time of the whole job, if it ends with the method that takes longest, in trainings of
+    this job."""
     methods = compared_methods(job)
-    parts = [job.variant(method).num_steps / job.num_steps for method in methods if method != "frozen"]
+    parts = [
+        job.variant(method).num_steps / job.num_steps for method in methods if method != "frozen"
+    ]
     validates = job.data.is_validated or len(methods) > 1
     return max(parts, default=0.0) + sum(parts) * validates * EVALUATED * (PARTS - 1) / PARTS
 
 
 def choose_method(job: FinetuneJob, folder: Path) -> Generator[Event, None, FinetuneJob]:
-    """The job of the method that is used, with the logits of its dev rows if they come from a cross-validation.
+    """The job of the method that is used, with the logits of its dev rows if they come from a
+    cross-validation.
 
     Args:
         job: of the method "auto", or of another one, which is then used.
@@ -59,24 +68,32 @@ def choose_method(job: FinetuneJob, folder: Path) -> Generator[Event, None, Fine
     jobs = {method: job.variant(method) for method in methods}
     for method, one in jobs.items():
         logits[method] = yield from _validate(one, folder / FOLDER)
-    scores, every = {method: score_parts(one, logits[method]) for method, one in jobs.items()}, range(EVALUATED)
+    scores, every = (
+        {method: score_parts(one, logits[method]) for method, one in jobs.items()},
+        range(EVALUATED),
+    )
     best = best_method(scores, every)
     if len(methods) > 1:
         means = {method: float(score.parts.mean()) for method, score in scores.items()}
-        shown = ", ".join(f"{method} {job.describe({job.metric: mean})}" for method, mean in means.items())
+        shown = ", ".join(
+            f"{method} {job.describe({job.metric: mean})}" for method, mean in means.items()
+        )
         text = f"method: {best}; on rows that the models did not see: {shown}"
         if means[best] < max(means.values()):
             text += f"; another method must be clearly better than {methods[0]}"
         yield Event("note", text, {"methods": means, "method": best})
     chosen = jobs[best]
     if job.data.is_validated:
-        others = (logits[best_method(scores, [n for n in every if n != part])][part] for part in every)
+        others = (
+            logits[best_method(scores, [n for n in every if n != part])][part] for part in every
+        )
         chosen.validated = [*chain(*logits[best])], [*chain(*others)]
     return chosen
 
 
 class Scores(NamedTuple):
-    """The metric of each part [parts], and of resamples of its rows [parts, samples], the same for all methods."""
+    """The metric of each part [parts], and of resamples of its rows [parts, samples], the same for
+    all methods."""
 
     parts: NDArray[np.float64]
     samples: NDArray[np.float64]
@@ -92,7 +109,8 @@ def best_method(scores: Mapping[Method, Scores], parts: Sequence[int]) -> Method
 
 
 def _validate(job: FinetuneJob, folder: Path) -> Generator[Event, None, list[list[Logits]]]:
-    """The logits of the rows of each of the first EVALUATED parts. Finished folds are files in the folder."""
+    """The logits of the rows of each of the first EVALUATED parts. Finished folds are files in the
+    folder."""
     if job.method == "frozen":
         return job.fit()[1]
     found: list[list[Logits]] = []
@@ -118,7 +136,10 @@ def score_parts(job: FinetuneJob, logits: Sequence[Sequence[Logits]]) -> Scores:
     parts, samples = [], []
     for number, outputs in enumerate(logits):
         rows = [job.train[n] for n in job.data.parts[number]]
-        items, answers = [row.item for row in rows], list(map(Decoder(job.description), rows, outputs))
+        items, answers = (
+            [row.item for row in rows],
+            list(map(Decoder(job.description), rows, outputs)),
+        )
         sums = row_sums(job.description, items, answers)[job.metric]
         parts.append(sums.value)
         samples.append(resampled(sums, groups_of(job.description, items), seed=number))

@@ -2,7 +2,8 @@
 
 - `AnswerParts`: what an endpoint returns
 - `check_answer`: refuses an answer that may be too large
-- `to_json`, `json_size`, `joined_list`, `joined_lists`: parts as JSON, put together without reading them again
+- `to_json`, `json_size`, `joined_list`, `joined_lists`: parts as JSON, put together without reading
+  them again
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,8 +27,8 @@ CHARACTER_BYTES = 6  # a control character: \\u0001
 class AnswerParts:
     """An answer that is not made yet.
 
-    make: functions, each of which makes a part: a JSON value. They are called in any order, and not at all if the
-        answer would be too large or the client has gone.
+    make: functions, each of which makes a part: a JSON value. They are called in any order, and not
+        at all if the answer would be too large or the client has gone.
     sizes: the bytes of each part as JSON, at most. They are also its cost: work is shared by them.
     join: the parts as JSON, in order -> the answer as JSON.
     truncated: of each text that was read, the number of tokens that did not fit and were left out.

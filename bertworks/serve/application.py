@@ -54,12 +54,22 @@ from bertworks.serve.openapi import ENDPOINTS, document, parse, paths_of, read, 
 from bertworks.training.device import THREADS, ServerHeapTrimmer
 
 PAGE = Path(__file__).with_name("page")
-TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-HEADERS = [(name.encode(), value.encode()) for name, value in packaged_table(__file__, "headers.toml").items()]
+TYPES = {
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+}
+HEADERS = [
+    (name.encode(), value.encode())
+    for name, value in packaged_table(__file__, "headers.toml").items()
+]
 MAX_WORKERS = 4  # batches computed at the same time: one batch is often too small for all threads
-# Upper bound of the bytes of a body -> threads that parse it: small requests need not wait for large ones.
+# Upper bound of the bytes of a body -> threads that parse it: small requests need not wait for
+# large ones.
 LANES = {1 << 14: 2, 1 << 18: 2, 1 << 62: 1}
-PARSE_SPEED, PARSE_COST = 1e6, 1000  # bytes per second until it is measured; what a request costs besides its bytes
+# bytes per second until it is measured; what a request costs besides its bytes
+PARSE_SPEED, PARSE_COST = 1e6, 1000
 ANSWER_WORKERS = 2  # threads that make answers
 ANSWER_BATCH = 1 << 18  # bytes of answers that are made together
 ANSWER_SECONDS = 30.0  # to make an answer, from when its results are there
@@ -68,32 +78,49 @@ SENT_BYTES = 1 << 16  # of a larger answer, at once
 SEND_SECONDS = 30.0  # in which a client reads such a piece
 MAX_SETTINGS = 20  # commas of a request to /decode that are not between its ids
 TOKENS_PER_BYTE = 0.25  # of a request, until it is measured
-ADMITTED_WAIT = 2.0  # times the patience that a request may wait if it was admitted for fewer tokens than it has
+# times the patience that a request may wait if it was admitted for fewer tokens than it has
+ADMITTED_WAIT = 2.0
 PIECES = 16  # of each client, in a turn of the event loop
 BODY_SECONDS = 10.0  # to receive a body
 STUCK_SECONDS = 60.0  # of one batch
-# Seconds that a request may wait to be parsed, to be searched for, and to be explained: this work is not that of the
-# network, and its clients expect an answer soon.
+# Seconds that a request may wait to be parsed, to be searched for, and to be explained: this work
+# is not that of the network, and its clients expect an answer soon.
 PARSE_PATIENCE, SEARCH_PATIENCE, EXPLAIN_PATIENCE = 2.0, 2.0, 5.0
 TEXT_BYTES = 4096  # of each text of the requests that a client may always send
 SEARCH_SPEED = 256.0  # words and tokens of queries per second, until it is measured
 EXPLAIN_SPEED = 0.2  # explanations per second, until it is measured
 LEAST_TEXT = 64  # tokens that the objects of a text in memory correspond to
-TRIAL_TOKENS = (128, 256, 1024, 4096)  # computed to measure the speed; not more once they took TRIAL_SECONDS
+# computed to measure the speed; not more once they took TRIAL_SECONDS
+TRIAL_TOKENS = (128, 256, 1024, 4096)
 TRIAL_SECONDS = 0.5
 HEAD_SECONDS = 10.0  # to receive the head of a request
 LARGE_BODY = 1 << 16  # bytes: in memory of its own
 READ_BYTES = 1 << 16  # of a connection, at once
 MAX_HEAD, KEPT_HEAD = 16_384, 65_536  # bytes of a head; and bytes after which it is not read on
-SINGLE_HEADERS = (b"host", b"origin", b"authorization", b"content-length", b"content-type", b"transfer-encoding")
+SINGLE_HEADERS = (
+    b"host",
+    b"origin",
+    b"authorization",
+    b"content-length",
+    b"content-type",
+    b"transfer-encoding",
+)
 Result = TypeVar("Result")
 _LOG = logging.getLogger("bertworks.serve")
 MODEL_PATH = "/v1/models/"  # and the name of a model
 READING = ("GET", "HEAD")  # the methods of what is not computed
 _QUIET = ("/health", "/ping", "/metrics")  # polled every few seconds: only their errors are logged
 CLIENT_CLOSED = 499  # logged status of a request if the client closed the connection, as in nginx
-_KINDS = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 405: "NotAllowed", 424: "Backend",
-          429: "Overloaded", 500: "Backend", 503: "Unhealthy"}  # fmt: skip  # others: Validation
+_KINDS = {
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "NotFound",
+    405: "NotAllowed",
+    424: "Backend",
+    429: "Overloaded",
+    500: "Backend",
+    503: "Unhealthy",
+}  # others: Validation
 
 
 class Answer(Response):
@@ -124,8 +151,9 @@ class Application:
     """The server without its port, as an ASGI application.
 
     Args:
-        token: required for all requests but `GET` of `/health`, `/ping` and the files of the page. Several: one
-            on each line. "": no token, and only the server's own page may send requests.
+        token: required for all requests but `GET` of `/health`, `/ping` and the files of the page.
+            Several: one on each line. "": no token, and only the server's own page may send
+            requests.
         hosts: names of the server, in addition to those of this machine; used only without a token.
         stopping: whether the server is shutting down.
     """
@@ -141,8 +169,12 @@ class Application:
         self._abilities, self._limits, self._metrics = abilities, abilities.limits, ServerMetrics()
         self._tokens, self._stopping = list(filter(None, token.encode().splitlines())), stopping
         self._hosts = {"localhost", "127.0.0.1", "::1", *hosts}
-        self._admission = Admission(self._limits.requests, max(self._limits.total_bytes, self._limits.body_bytes))
-        self._room = Admission(self._limits.requests, max(self._limits.total_answer_bytes, self._limits.answer_bytes))
+        self._admission = Admission(
+            self._limits.requests, max(self._limits.total_bytes, self._limits.body_bytes)
+        )
+        self._room = Admission(
+            self._limits.requests, max(self._limits.total_answer_bytes, self._limits.answer_bytes)
+        )
         self._ratios = {(name, lane): TOKENS_PER_BYTE for name in ENDPOINTS for lane in LANES}
         self.turns = Turns()
         self._heap, self._overloaded = (
@@ -159,20 +191,33 @@ class Application:
                 workers=workers,
                 turn_cost=self._limits.tokens,
             ),
-            # Each search on its own: together they are not faster, and a small one would wait for all of a batch.
-            "search": Batcher(1, patience=SEARCH_PATIENCE, speed=SEARCH_SPEED, observe=self._observe_memory),
-            "explanation": Batcher(1, patience=EXPLAIN_PATIENCE, speed=EXPLAIN_SPEED, observe=self._observe_memory),
+            # Each search on its own: together they are not faster, and a small one would wait for
+            # all of a batch.
+            "search": Batcher(
+                1, patience=SEARCH_PATIENCE, speed=SEARCH_SPEED, observe=self._observe_memory
+            ),
+            "explanation": Batcher(
+                1, patience=EXPLAIN_PATIENCE, speed=EXPLAIN_SPEED, observe=self._observe_memory
+            ),
             "short explanation": Batcher(
                 1, patience=EXPLAIN_PATIENCE, speed=EXPLAIN_SPEED, observe=self._observe_memory
             ),
         }
         self._waiting_tokens = Admission(
-            self._limits.requests, self._limits.waiting_tokens, lambda: self._batchers["network"].speed
+            self._limits.requests,
+            self._limits.waiting_tokens,
+            lambda: self._batchers["network"].speed,
         )
         # What an endpoint does between two computations: each on its own, as it may take long.
-        self._steps = Batcher(1, patience=math.inf, observe=self._observe_memory, workers=ANSWER_WORKERS)
+        self._steps = Batcher(
+            1, patience=math.inf, observe=self._observe_memory, workers=ANSWER_WORKERS
+        )
         self._answers = Batcher(
-            ANSWER_BATCH, patience=math.inf, observe=self._observe_memory, workers=ANSWER_WORKERS, turn_cost=0
+            ANSWER_BATCH,
+            patience=math.inf,
+            observe=self._observe_memory,
+            workers=ANSWER_WORKERS,
+            turn_cost=0,
         )
         self._lanes = {
             size: Batcher(
@@ -186,18 +231,25 @@ class Application:
             )
             for number, (size, workers) in enumerate(LANES.items())
         }
-        self._metrics.watch("te_request_active", "Requests in the server", partial(len, self._admission.places))
+        self._metrics.watch(
+            "te_request_active", "Requests in the server", partial(len, self._admission.places)
+        )
         for name, batcher in self._batchers.items():
             self._metrics.watch(
-                f"te_queue_{name.replace(' ', '_')}", "Tokens that wait or are computed", batcher.costs.total
+                f"te_queue_{name.replace(' ', '_')}",
+                "Tokens that wait or are computed",
+                batcher.costs.total,
             )
         self._requests = requests_of(abilities.info, self._limits)
         server_info = {
-            "max_concurrent_requests": self._limits.requests, "max_batch_tokens": self._limits.batch_tokens,
+            "max_concurrent_requests": self._limits.requests,
+            "max_batch_tokens": self._limits.batch_tokens,
             "max_batch_requests": None,  # only their tokens are limited
-            "max_client_batch_size": self._limits.texts, "auto_truncate": True,
-            "tokenization_workers": sum(LANES.values()), "limits": asdict(self._limits),
-        }  # fmt: skip
+            "max_client_batch_size": self._limits.texts,
+            "auto_truncate": True,
+            "tokenization_workers": sum(LANES.values()),
+            "limits": asdict(self._limits),
+        }
         model = {"id": abilities.name, "object": "model", "created": 0, "owned_by": "bertworks"}
         files = (*PAGE.iterdir(), *MAPS.iterdir())
         page = {"/" if file.name == "index.html" else f"/{file.name}": file for file in files}
@@ -212,13 +264,17 @@ class Application:
             "/ping": self._health,
             "/docs": partial(Answer, documentation(description), media_type="text/html"),
             "/metrics": lambda: Answer(self._metrics.text(), media_type=CONTENT_TYPE_LATEST),
-            **{path: partial(Answer, file.read_bytes(), media_type=TYPES[file.suffix]) for path, file in page.items()},
+            **{
+                path: partial(Answer, file.read_bytes(), media_type=TYPES[file.suffix])
+                for path, file in page.items()
+            },
         }
         self._post = {path: name for name in ENDPOINTS for path in paths_of(name)}
 
     def measure_speed(self) -> None:
-        """Compute a few batches, so that the first requests are accepted or refused by the real speed of the network.
-        The first batch prepares its memory and threads, and counts only if it takes long."""
+        """Compute a few batches, so that the first requests are accepted or refused by the real
+        speed of the network. The first batch prepares its memory and threads, and counts only if it
+        takes long."""
         network = self._batchers["network"]
         for tokens in TRIAL_TOKENS:
             job = self._abilities.trial_job(tokens)
@@ -230,12 +286,18 @@ class Application:
                 break
 
     def end_waiting(self) -> None:
-        """Answer what is waiting with 503, as the server is stopping. What has begun to be computed goes on."""
+        """Answer what is waiting with 503, as the server is stopping. What has begun to be computed
+        goes on."""
         self._admission.end_waiting(RequestError(503, "the server is stopping"))
 
     def close(self) -> None:
         """Accept no more jobs. Accepted jobs are still computed."""
-        for batcher in (*self._lanes.values(), *self._batchers.values(), self._steps, self._answers):
+        for batcher in (
+            *self._lanes.values(),
+            *self._batchers.values(),
+            self._steps,
+            self._answers,
+        ):
             batcher.threads.shutdown(wait=False)
         self._log_overloaded()
 
@@ -243,31 +305,50 @@ class Application:
         """Answer a request, then count it and log it."""
         if scope["type"] != "http":
             return
-        begin, request, path = time.perf_counter(), Request(scope, receive), scope["path"].rstrip("/") or "/"
+        begin, request, path = (
+            time.perf_counter(),
+            Request(scope, receive),
+            scope["path"].rstrip("/") or "/",
+        )
         response = await self._respond(request, path)
         if len(response.body) > SMALL_ANSWER and scope["method"] == "POST":
             await self._send_large(response, scope, send)
         else:
             await response(scope, receive, send)
         # Later, so that other requests of the same moment do not wait for it.
-        asyncio.get_running_loop().call_soon(self._record, scope, path, response, time.perf_counter() - begin)
+        asyncio.get_running_loop().call_soon(
+            self._record, scope, path, response, time.perf_counter() - begin
+        )
 
     async def _send_large(self, response: Answer, scope: Any, send: Any) -> None:
-        """Send an answer piece by piece, as fast as its client reads it. It keeps its room until then: another client
-        that needs the room may end it, and so does the time of a client that does not read."""
+        """Send an answer piece by piece, as fast as its client reads it. It keeps its room until
+        then: another client that needs the room may end it, and so does the time of a client that
+        does not read."""
         body = response.body
         try:
             with self._room.place(response.client, len(body)) as place:
                 place.task = asyncio.current_task()
-                await send({"type": "http.response.start", "status": response.status_code,
-                            "headers": response.raw_headers})  # fmt: skip
+                await send(
+                    {
+                        "type": "http.response.start",
+                        "status": response.status_code,
+                        "headers": response.raw_headers,
+                    }
+                )
                 for start in range(0, len(body), SENT_BYTES):
                     end = start + SENT_BYTES
-                    piece = {"type": "http.response.body", "body": body[start:end], "more_body": end < len(body)}
+                    piece = {
+                        "type": "http.response.body",
+                        "body": body[start:end],
+                        "more_body": end < len(body),
+                    }
                     async with asyncio.timeout(SEND_SECONDS):
                         await send(piece)
         except (TimeoutError, RequestError) as error:
-            _LOG.info("an answer was not read", extra={"fields": {"path": scope["path"][:200], "why": str(error)}})
+            _LOG.info(
+                "an answer was not read",
+                extra={"fields": {"path": scope["path"][:200], "why": str(error)}},
+            )
             if "abort" in scope:  # of `Connection`: what is left in its buffer goes, too
                 scope["abort"]()
                 await asyncio.sleep(0)  # until the connection is closed
@@ -276,30 +357,52 @@ class Application:
         status = response.status_code
         label = path if path in self._get or path in self._post else "other"
         self._metrics.count.labels(label).inc()
-        (self._metrics.success.labels(label) if status < 400 else self._metrics.failure.labels(str(status))).inc()
+        (
+            self._metrics.success.labels(label)
+            if status < 400
+            else self._metrics.failure.labels(str(status))
+        ).inc()
         self._metrics.duration.observe(seconds)
         if status == 429:
             if not self._overloaded:
                 asyncio.get_running_loop().call_later(1, self._log_overloaded)
             self._overloaded[label] = self._overloaded.get(label, 0) + 1
         elif label not in _QUIET or status >= 400:
-            fields = {"method": scope["method"], "path": scope["path"][:200], "status": status,
-                      "milliseconds": round(1000 * seconds, 1), "bytes": len(response.body)}  # fmt: skip
+            fields = {
+                "method": scope["method"],
+                "path": scope["path"][:200],
+                "status": status,
+                "milliseconds": round(1000 * seconds, 1),
+                "bytes": len(response.body),
+            }
             _LOG.info("request", extra={"fields": fields})
 
     def _log_overloaded(self) -> None:
         """One line for the requests of a second that were too many."""
         for path in list(self._overloaded):
-            _LOG.info("requests", extra={"fields": {"path": path, "status": 429, "count": self._overloaded.pop(path)}})
+            _LOG.info(
+                "requests",
+                extra={
+                    "fields": {"path": path, "status": 429, "count": self._overloaded.pop(path)}
+                },
+            )
 
     async def _respond(self, request: Request, path: str) -> Answer:
         has_failed, code = False, None
         try:
             client = self._check_access(request, path)
-            allowed = [*(["POST"] if path in self._post else []), *(READING if path in self._get else [])]
+            allowed = [
+                *(["POST"] if path in self._post else []),
+                *(READING if path in self._get else []),
+            ]
             if not allowed:
                 raise self._not_found(path)
-            grant(request.method in allowed, 405, "Method Not Allowed", headers={"allow": ", ".join(allowed)})
+            grant(
+                request.method in allowed,
+                405,
+                "Method Not Allowed",
+                headers={"allow": ", ".join(allowed)},
+            )
             if request.method in READING:
                 return self._get[path]()
             return await self._compute(self._post[path], request, client)
@@ -332,15 +435,23 @@ class Application:
         if not path.startswith(MODEL_PATH):
             return RequestError(404, "Not Found")
         name = path.removeprefix(MODEL_PATH)
-        return UnknownModelError(404, f"there is no model {name[:100]!r}: this server has {self._abilities.name!r}")
+        return UnknownModelError(
+            404, f"there is no model {name[:100]!r}: this server has {self._abilities.name!r}"
+        )
 
     def _check_access(self, request: Request, path: str) -> str:
         """Who sends the request: a token, if there are several, or else an address."""
         scope, headers = request.scope, dict(request.scope["headers"])
-        size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(k) + len(v) for k, v in scope["headers"])
+        size = (
+            len(scope["raw_path"])
+            + len(scope["query_string"])
+            + sum(len(k) + len(v) for k, v in scope["headers"])
+        )
         grant(size <= MAX_HEAD, 431, f"the head has {size:,} bytes: expected {MAX_HEAD:,} at most")
         names = [name for name, _ in scope["headers"]]
-        if len(names) > len(headers) and (doubled := next((n for n in SINGLE_HEADERS if names.count(n) > 1), None)):
+        if len(names) > len(headers) and (
+            doubled := next((n for n in SINGLE_HEADERS if names.count(n) > 1), None)
+        ):
             raise RequestError(400, f"the header {doubled.decode().title()} is there twice")
         grant(not self._stopping(), 503, "the server is stopping")
         address = request.client.host if request.client else ""
@@ -358,12 +469,16 @@ class Application:
         name = re.sub(r":\d*$", "", host).strip("[]").lower()
         grant(name in self._hosts, 403, f"this server is not called {host[:100]!r}")
         is_own = origin is None or origin.decode("latin-1").partition("://")[2] == host
-        grant(is_own, 403, "the request comes from a page of another server; set a token to allow that")
+        grant(
+            is_own,
+            403,
+            "the request comes from a page of another server; set a token to allow that",
+        )
         return address
 
     async def _compute(self, name: str, request: Request, client: str) -> Answer:
-        """The answer of an endpoint. What is too much is refused before the body is read: a cheap refusal leaves more
-        time for answers."""
+        """The answer of an endpoint. What is too much is refused before the body is read: a cheap
+        refusal leaves more time for answers."""
         self._check_offered(name)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         grant(kind == "application/json", 415, "expected the header Content-Type: application/json")
@@ -381,7 +496,9 @@ class Application:
             if expected := self._expected_job(name, size, lane):
                 expected.client = sender
                 if expected.queue == "network":
-                    tokens = stack.enter_context(self._waiting_tokens.place(client, sum(expected.costs)))
+                    tokens = stack.enter_context(
+                        self._waiting_tokens.place(client, sum(expected.costs))
+                    )
                 stack.callback(self._batchers[expected.queue].reserve(expected).cancel)
             parsing = InferenceJob(costs=[size + PARSE_COST], client=sender)
             stack.callback(self._lanes[lane].reserve(parsing).cancel)
@@ -404,59 +521,85 @@ class Application:
             while isinstance(step, InferenceJob):
                 step.client = sender
                 if tokens is not None and step.units:
-                    self._waiting_tokens.resize(tokens, sum(max(cost, LEAST_TEXT) for cost in step.costs))
+                    self._waiting_tokens.resize(
+                        tokens, sum(max(cost, LEAST_TEXT) for cost in step.costs)
+                    )
                 results = await self._results(step, place) if step.units else []
-                turn = InferenceJob([partial(self._next_step, steps, results)], [size + PARSE_COST], call_each, sender)
+                turn = InferenceJob(
+                    [partial(self._next_step, steps, results)],
+                    [size + PARSE_COST],
+                    call_each,
+                    sender,
+                )
                 # With any patience: to refuse it now would waste what was computed.
                 (step,) = await result_of(self._steps.submit(turn, math.inf))
-            return await self._large_answer(step, place, sender) if isinstance(step, AnswerParts) else step
+            return (
+                await self._large_answer(step, place, sender)
+                if isinstance(step, AnswerParts)
+                else step
+            )
 
     def _check_offered(self, name: str) -> None:
         """Raises RequestError if the model lacks an ability."""
         info = self._abilities.info
         if name not in info["abilities"]:
             offered = ", ".join(info["abilities"])
-            what = f"this server's model ({info['task']}) does not offer /{name}; it offers {offered}"
+            what = (
+                f"this server's model ({info['task']}) does not offer /{name}; it offers {offered}"
+            )
             raise RequestError(424, what)
 
     def _expected_job(self, name: str, size: int, lane: int) -> InferenceJob | None:
-        """What a request will probably compute: its tokens are not known before it is parsed. None: nothing that
-        others would have to wait for, or something whose queue depends on its tokens. size: of its body."""
+        """What a request will probably compute: its tokens are not known before it is parsed. None:
+        nothing that others would have to wait for, or something whose queue depends on its tokens.
+        size: of its body."""
         if name == "search":
             return InferenceJob(costs=[QUERY_COST], queue="search")
         if name in ("tokenize", "decode", "explain"):
             return None
         batch_cost = self._batchers["network"].batch_cost
-        # At most as many tokens as a request has that a client may always send: a wrong estimate must not refuse it.
+        # At most as many tokens as a request has that a client may always send: a wrong estimate
+        # must not refuse it.
         most = self._limits.client_tokens // CLIENT_REQUESTS
         batches, rest = divmod(min(1 + int(size * self._ratios[name, lane]), most), batch_cost)
         return InferenceJob(costs=[batch_cost] * batches + [rest])
 
     def _next_step(self, steps: Steps, results: list[Any]) -> InferenceJob | AnswerParts | Answer:
-        """What an endpoint computes next, or the parts of its answer, or a small answer. Called in a thread that makes
-        answers."""
+        """What an endpoint computes next, or the parts of its answer, or a small answer. Called in
+        a thread that makes answers."""
         if not all(np.isfinite(row).all() for row in results if isinstance(row, np.ndarray)):
-            raise BertworksError("the network's output has values that are not finite, which is not JSON")
+            raise BertworksError(
+                "the network's output has values that are not finite, which is not JSON"
+            )
         try:
             job = steps.send(results)
         except StopIteration as end:
             parts: AnswerParts = end.value
             check_answer(sum(parts.sizes), self._limits.answer_bytes)
-            return self._joined(parts, list(map(_made, parts.make))) if sum(parts.sizes) <= SMALL_ANSWER else parts
+            return (
+                self._joined(parts, list(map(_made, parts.make)))
+                if sum(parts.sizes) <= SMALL_ANSWER
+                else parts
+            )
         check_tokens(sum(job.costs), self._limits.tokens)
         return job
 
     async def _large_answer(self, parts: AnswerParts, place: Place, sender: Hashable) -> Answer:
-        """Make an answer part by part, in turns with those of other clients. It is not made to its end if the client
-        goes, nor if another client that has less needs its room. `_send_large` takes the room again."""
-        making = InferenceJob([partial(_made, make) for make in parts.make], parts.sizes, call_each, sender)
+        """Make an answer part by part, in turns with those of other clients. It is not made to its
+        end if the client goes, nor if another client that has less needs its room. `_send_large`
+        takes the room again."""
+        making = InferenceJob(
+            [partial(_made, make) for make in parts.make], parts.sizes, call_each, sender
+        )
         try:
             with self._room.place(place.client, sum(parts.sizes)) as room:
                 room.task = asyncio.current_task()
                 async with asyncio.timeout(ANSWER_SECONDS):
                     pieces = await result_of(self._answers.submit(making, math.inf))
                     size = sum(map(len, pieces))
-                    joining = InferenceJob([partial(self._joined, parts, pieces)], [size], call_each, sender)
+                    joining = InferenceJob(
+                        [partial(self._joined, parts, pieces)], [size], call_each, sender
+                    )
                     answers: list[Answer] = await result_of(self._answers.submit(joining, math.inf))
         except TimeoutError:
             raise OverloadedError from None
@@ -484,7 +627,11 @@ class Application:
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 async for part in request.stream():
-                    grant(received + len(part) <= limit, 413, f"the body has more than {limit:,} bytes")
+                    grant(
+                        received + len(part) <= limit,
+                        413,
+                        f"the body has more than {limit:,} bytes",
+                    )
                     self._admission.grow(place, received + len(part))
                     buffer[received : received + len(part)] = part
                     received += len(part)
@@ -499,12 +646,15 @@ class Application:
         """End a request when its client closes the connection."""
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        self._admission.end(place, RequestError(CLIENT_CLOSED, "the client has closed the connection"))
+        self._admission.end(
+            place, RequestError(CLIENT_CLOSED, "the client has closed the connection")
+        )
 
     def _parse(self, name: str, body: memoryview, lane: int) -> tuple[Steps, InferenceJob]:
         """Called in a thread of the lane."""
         begin = time.perf_counter()
-        if name == "decode":  # lists of ids take some twenty times the memory of a body: too many are not read
+        # lists of ids take some twenty times the memory of a body: too many are not read
+        if name == "decode":
             commas = np.count_nonzero(np.frombuffer(body, np.uint8) == ord(","))
             check_tokens(int(commas) - MAX_SETTINGS, self._limits.tokens)
         steps = self._steps_of(name, body)
@@ -513,12 +663,14 @@ class Application:
         check_tokens(tokens, self._limits.tokens)
         self._metrics.tokens.observe(tokens)
         self._metrics.tokenization.observe(time.perf_counter() - begin)
-        self._ratios[name, lane] += (1 - SPEED_MEMORY) * (tokens / len(body) - self._ratios[name, lane])
+        self._ratios[name, lane] += (1 - SPEED_MEMORY) * (
+            tokens / len(body) - self._ratios[name, lane]
+        )
         return steps, job
 
     def _steps_of(self, name: str, body: memoryview) -> Steps:
-        """The steps of an endpoint, before the first one. They alone refer to the fields of the request, so that they
-        can free them."""
+        """The steps of an endpoint, before the first one. They alone refer to the fields of the
+        request, so that they can free them."""
         value = parse(body)
         ability = invoked_ability(value, self._abilities.info) if name == INVOCATIONS else name
         self._check_offered(ability)
@@ -550,16 +702,22 @@ class Application:
         self._heap.look()
 
     def _health(self) -> Answer:
-        since = [begin for batcher in self._batchers.values() for begin in list(batcher.busy.values())]
+        since = [
+            begin for batcher in self._batchers.values() for begin in list(batcher.busy.values())
+        ]
         seconds = time.monotonic() - min(since, default=time.monotonic())
-        grant(seconds <= STUCK_SECONDS, 503, f"a computation has been going on for {seconds:.0f} seconds")
+        grant(
+            seconds <= STUCK_SECONDS,
+            503,
+            f"a computation has been going on for {seconds:.0f} seconds",
+        )
         return Answer({"status": "ok"})
 
 
 async def result_of(future: "Future[Result]") -> Result:
-    """The result of a future of another thread, which is cancelled with the task that waits for it. The callbacks of
-    `asyncio.wrap_future` refer to the future that has them: each result would stay in memory until a collection of
-    garbage."""
+    """The result of a future of another thread, which is cancelled with the task that waits for it.
+    The callbacks of `asyncio.wrap_future` refer to the future that has them: each result would stay
+    in memory until a collection of garbage."""
     loop = asyncio.get_running_loop()
     finished = loop.create_future()
 
@@ -582,8 +740,9 @@ async def result_of(future: "Future[Result]") -> Result:
 
 
 def new_buffer(size: int) -> memoryview:
-    """Memory for a body. That of a large one goes back to the system as soon as the body is not used any more: in the
-    heap, freed bodies would lie between the objects of other requests. It takes no memory before it is written."""
+    """Memory for a body. That of a large one goes back to the system as soon as the body is not
+    used any more: in the heap, freed bodies would lie between the objects of other requests. It
+    takes no memory before it is written."""
     return memoryview(bytearray(size) if size < LARGE_BODY else mmap.mmap(-1, size))
 
 
@@ -593,8 +752,8 @@ def _made(make: Callable[[], Any]) -> bytes:
 
 
 class Turns:
-    """Work of the event loop in turns: one piece of each client, then what else the loop has to do. A client that sends
-    much at once delays others only a little."""
+    """Work of the event loop in turns: one piece of each client, then what else the loop has to do.
+    A client that sends much at once delays others only a little."""
 
     def __init__(self) -> None:
         self._waiting = dict[Hashable, deque[Callable[[], None]]]()
@@ -617,8 +776,9 @@ class Turns:
 
 
 class Connection(HttpToolsProtocol):
-    """A connection that is closed if the head of a request does not arrive in HEAD_SECONDS, counted from its first byte
-    or from the start of the connection, or if the lines of a head, or before or after a body, are too long."""
+    """A connection that is closed if the head of a request does not arrive in HEAD_SECONDS, counted
+    from its first byte or from the start of the connection, or if the lines of a head, or before or
+    after a body, are too long."""
 
     _timer: asyncio.TimerHandle | None = None
     _unparsed_bytes = _waiting = 0
@@ -652,8 +812,8 @@ class Connection(HttpToolsProtocol):
         self._parsed()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """Go as far as a request needs no task, which costs more than a refusal. Not if the connection has something to
-        write, nor for requests that waited in it: no recursion."""
+        """Go as far as a request needs no task, which costs more than a refusal. Not if the
+        connection has something to write, nor for requests that waited in it: no recursion."""
         cycle.scope["abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
         coroutine = cycle.run_asgi(app)
         if cycle is self.cycle and not self.transport.get_write_buffer_size():
@@ -680,10 +840,11 @@ class Connection(HttpToolsProtocol):
 
 
 class ConnectionReader(asyncio.BufferedProtocol):
-    """Reads a `Connection` in parts of READ_BYTES. The event loop would read four times as much at once, which is
-    memory that a client can take before its request is counted."""
+    """Reads a `Connection` in parts of READ_BYTES. The event loop would read four times as much at
+    once, which is memory that a client can take before its request is counted."""
 
-    # All connections of the event loop read into the same buffer: it is emptied before another one reads.
+    # All connections of the event loop read into the same buffer: it is emptied before another one
+    # reads.
     _buffer = memoryview(bytearray(READ_BYTES))
 
     def __init__(self, *arguments: Any, **options: Any):

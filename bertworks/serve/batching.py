@@ -2,7 +2,8 @@
 
 - `InferenceJob`: what a request computes; `Limits`: of requests and of the server
 - `Batcher`: a job gets a future; it is refused if its result would take too long
-- `Admission`: the requests in the server, limited in number and bytes, with equal shares for clients
+- `Admission`: the requests in the server, limited in number and bytes, with equal shares for
+  clients
 """
 
 import asyncio
@@ -23,10 +24,13 @@ Compute = Callable[[Sequence[Any]], Any]  # units -> a result for each, whatever
 SPEED_MEMORY = 0.8  # weight of the old speed in the moving average, after each batch
 SMALL_BATCH = 128  # cost of a batch while little waits
 BATCH_FRACTION = 0.25  # of what waits, for all threads together: under load, throughput counts more
-BATCH_SECONDS = 0.04  # that a batch should take if it is not small: what arrives meanwhile waits for all of it
-EXTRA = 1 / 16  # of a large unit's cost: small units of other clients in its batch, which need not wait for it
+# that a batch should take if it is not small: what arrives meanwhile waits for all of it
+BATCH_SECONDS = 0.04
+# of a large unit's cost: small units of other clients in its batch, which need not wait for it
+EXTRA = 1 / 16
 MAX_RETRY_SECONDS = 60  # in which a refused client may come again: clients ignore more
-CLIENT_REQUESTS, CLIENT_TEXTS, TEXT_TOKENS = 32, 32, 512  # requests of a client that always wait; their texts; tokens
+# requests of a client that always wait; their texts; tokens
+CLIENT_REQUESTS, CLIENT_TEXTS, TEXT_TOKENS = 32, 32, 512
 
 
 @dataclass(frozen=True)
@@ -36,16 +40,18 @@ class Limits:
     Attributes of the server:
         batch_tokens: that are computed together.
         requests, total_bytes: that are accepted at the same time, and the bytes of their bodies.
-        patience: seconds that a request may wait to be computed. If it would have to wait longer, it is refused.
+        patience: seconds that a request may wait to be computed. If it would have to wait longer,
+            it is refused.
         client_tokens: of one client, that wait in any case, however slow the network is.
-        waiting_tokens: of all clients, that wait or are computed: what was read of a text takes more memory than its
-            bytes.
+        waiting_tokens: of all clients, that wait or are computed: what was read of a text takes
+            more memory than its bytes.
         total_answer_bytes: of answers that are made or wait to be read.
     """
 
     body_bytes: int = 2_000_000
     total_bytes: int = 16_000_000
-    answer_bytes: int = 40_000_000  # 2,048 vectors of 1,024 values as decimal numbers have 33 million
+    # 2,048 vectors of 1,024 values as decimal numbers have 33 million
+    answer_bytes: int = 40_000_000
     total_answer_bytes: int = 64_000_000
     texts: int = 2048
     tokens: int = 65_536  # of all its texts, in all windows
@@ -62,7 +68,14 @@ class Limits:
 class RequestError(BertworksError):
     """A request that is refused, with an HTTP status and headers."""
 
-    def __init__(self, status: int, what: str, *, hint: str | None = None, headers: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        status: int,
+        what: str,
+        *,
+        hint: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ):
         super().__init__(what, hint=hint)
         self.status, self.headers = status, headers
 
@@ -74,27 +87,31 @@ def grant(holds: object, status: int, what: str, **options: Any) -> None:
 
 
 def forget_origin(error: BertworksError) -> None:
-    """Forget where an expected error was raised, once its message is all that matters. The traceback refers to the
-    variables of the functions that the error has left: the body of a refused request, and the job whose future holds
-    the error. They would stay in memory until a collection of garbage."""
+    """Forget where an expected error was raised, once its message is all that matters. The
+    traceback refers to the variables of the functions that the error has left: the body of a
+    refused request, and the job whose future holds the error. They would stay in memory until a
+    collection of garbage."""
     error.__traceback__ = None
     error.__context__ = None
 
 
 class OverloadedError(RequestError):
-    """More is waiting than can be computed soon. seconds: after which a client may try again, as estimated."""
+    """More is waiting than can be computed soon. seconds: after which a client may try again, as
+    estimated."""
 
     def __init__(self, seconds: float = 1):
         what = "the server has more requests than it can answer soon"
         retry_after = math.ceil(min(max(seconds, 1), MAX_RETRY_SECONDS))
-        super().__init__(429, what, hint="try again later", headers={"retry-after": str(retry_after)})
+        super().__init__(
+            429, what, hint="try again later", headers={"retry-after": str(retry_after)}
+        )
 
 
 @dataclass(eq=False)
 class InferenceJob:
-    """What a request computes. `compute(units)` gives a result for each unit; units of other jobs may be in the same
-    call. `costs`: of each unit, in tokens for a network. `client`: clients are served in turn. `queue`: the name of
-    the server's queue that computes it."""
+    """What a request computes. `compute(units)` gives a result for each unit; units of other jobs
+    may be in the same call. `costs`: of each unit, in tokens for a network. `client`: clients are
+    served in turn. `queue`: the name of the server's queue that computes it."""
 
     units: Sequence[Any] = ()
     costs: Sequence[int] = ()
@@ -102,7 +119,8 @@ class InferenceJob:
     client: Hashable = ""
     queue: str = "network"
     taken: int = field(init=False, default=0)  # units that are, or were, in a batch
-    results: dict[int, Any] = field(init=False, default_factory=dict)  # unit number -> result: batches end in any order
+    # unit number -> result: batches end in any order
+    results: dict[int, Any] = field(init=False, default_factory=dict)
     future: "Future[list[Any]]" = field(init=False, default_factory=Future)
 
 
@@ -110,27 +128,32 @@ _Batch = dict[InferenceJob, list[int]]  # job -> numbers of its units
 
 
 class Batcher:
-    """Computes jobs in threads. A batch takes units from all waiting clients, and from the jobs of a client, in turn
-    (see `turn_cost`), until it is full: a small job need not wait for a large one, nor a client for another one's many
-    jobs. All units of a batch have equal `compute`, which several threads may call at the same time. If a batch fails,
-    its jobs are computed one by one: only the job that causes the error gets it.
+    """Computes jobs in threads. A batch takes units from all waiting clients, and from the jobs of
+    a client, in turn (see `turn_cost`), until it is full: a small job need not wait for a large
+    one, nor a client for another one's many jobs. All units of a batch have equal `compute`, which
+    several threads may call at the same time. If a batch fails, its jobs are computed one by one:
+    only the job that causes the error gets it.
 
     Args:
-        batch_cost: maximum cost of a batch; a single unit may cost more. Batches are smaller while little waits, and
-            if they would take long.
+        batch_cost: maximum cost of a batch; a single unit may cost more. Batches are smaller while
+            little waits, and if they would take long.
         patience: seconds that a job may wait. A job that would have to wait longer is refused.
-        speed: cost per second, until it is measured with the batches. Infinite: unknown; nothing is refused yet.
-        always_waits: cost of the jobs of one client that are accepted however long they have to wait.
+        speed: cost per second, until it is measured with the batches. Infinite: unknown; nothing is
+            refused yet.
+        always_waits: cost of the jobs of one client that are accepted however long they have to
+            wait.
         observe: called with units, cost and seconds of each batch, in the thread that computed it.
-        workers: number of threads, each with its own batch. The batches that are computed at the same time share the
-            threads of torch.
+        workers: number of threads, each with its own batch. The batches that are computed at the
+            same time share the threads of torch.
         rank: the higher, the lower the priority of the threads; 0: as the others of the process.
-        turn_cost: cost of the first jobs of a client, which are computed in turn. Its other jobs are begun when one of
-            these is finished, so that the results of few jobs are in memory. 0: one job after another.
+        turn_cost: cost of the first jobs of a client, which are computed in turn. Its other jobs
+            are begun when one of these is finished, so that the results of few jobs are in memory.
+            0: one job after another.
 
     Attributes:
         costs: client -> cost of all its jobs that wait or are computed.
-        loads: the same, but at most a batch (or a unit that is larger) of each job: no job has to wait for more.
+        loads: the same, but at most a batch (or a unit that is larger) of each job: no job has to
+            wait for more.
         busy: thread -> when its batch began.
         threads: shut them down to refuse new jobs. Waiting jobs are still computed.
     """
@@ -149,7 +172,12 @@ class Batcher:
     ):
         self._turn_cost = turn_cost
         self._always_waits = always_waits
-        self.batch_cost, self.patience, self.workers, self._observe = batch_cost, patience, workers, observe
+        self.batch_cost, self.patience, self.workers, self._observe = (
+            batch_cost,
+            patience,
+            workers,
+            observe,
+        )
         self.speed = speed
         self.costs, self.loads = Counter[Hashable](), Counter[Hashable]()
         self.busy = dict[int, float]()
@@ -161,13 +189,14 @@ class Batcher:
         return min(sum(job.costs), max(self.batch_cost, *job.costs, 0))
 
     def overloaded(self, job: InferenceJob, patience: float = 1.0) -> OverloadedError | None:
-        """The error of a job that arrives now, if it would have to wait too long: for all work of its client, and as
-        much of each other one. patience: a factor."""
+        """The error of a job that arrives now, if it would have to wait too long: for all work of
+        its client, and as much of each other one. patience: a factor."""
         client, cost = job.client, sum(job.costs)
         if self.costs[client] + cost <= self._always_waits:
             return None
         seconds = _fair_sum(self.loads, self.loads[client] + self._load(job)) / self.speed
-        # A small job has its turn beside the first jobs of its client, a large one ends after all of them.
+        # A small job has its turn beside the first jobs of its client, a large one ends after all
+        # of them.
         earlier = self.costs[client] + (cost if cost > self.batch_cost else -self._turn_cost)
         if earlier > 0:
             seconds = max(seconds, _fair_sum(self.costs, earlier) / self.speed)
@@ -175,7 +204,8 @@ class Batcher:
         return OverloadedError(seconds - limit) if seconds > limit else None
 
     def reserve(self, job: InferenceJob, patience: float = 1.0) -> "Future[list[Any]]":
-        """Accept a job that `start` will compute: from now on it counts. Cancel its future to make room for others.
+        """Accept a job that `start` will compute: from now on it counts. Cancel its future to make
+        room for others.
 
         Raises:
             OverloadedError: too much is waiting.
@@ -212,7 +242,8 @@ class Batcher:
         return self.start(job)
 
     def _release(self, job: InferenceJob) -> None:
-        """Called when a job has its results or an error, or is cancelled: what waits of it is not computed."""
+        """Called when a job has its results or an error, or is cancelled: what waits of it is not
+        computed."""
         with self._lock:
             _add(self.loads, job.client, -self._load(job))
             _add(self.costs, job.client, -sum(job.costs[job.taken :]))
@@ -235,7 +266,10 @@ class Batcher:
                 if isinstance(error, BertworksError):
                     forget_origin(error)
             seconds = time.monotonic() - begin
-            units, cost = sum(map(len, batch.values())), sum(job.costs[n] for job in batch for n in batch[job])
+            units, cost = (
+                sum(map(len, batch.values())),
+                sum(job.costs[n] for job in batch for n in batch[job]),
+            )
             self._observe(units, cost, seconds)
             with self._lock:  # before the answers: a client may send its next request at once
                 for job, numbers in batch.items():
@@ -247,16 +281,20 @@ class Batcher:
                 elif speed > self.speed or is_typical:
                     self.speed = SPEED_MEMORY * self.speed + (1 - SPEED_MEMORY) * speed
             for job in batch:
-                with suppress(InvalidStateError):  # another batch has failed, or the client has gone away
+                # another batch has failed, or the client has gone away
+                with suppress(InvalidStateError):
                     if job in errors:
                         job.future.set_exception(errors[job])
                     elif len(job.results) == len(job.units):
-                        job.future.set_result([job.results[number] for number in range(len(job.units))])
+                        job.future.set_result(
+                            [job.results[number] for number in range(len(job.units))]
+                        )
             del self.busy[thread]
 
     def _next_batch(self) -> _Batch:
-        """One more unit of each waiting client, in turn, until the batch is full. It is as large as if all clients had
-        as little work as the one with the least, which need not wait for the others' large batches."""
+        """One more unit of each waiting client, in turn, until the batch is full. It is as large as
+        if all clients had as little work as the one with the least, which need not wait for the
+        others' large batches."""
         batch: _Batch = {}
         with self._lock:
             compute = next((compute for compute, queues in self._waiting.items() if queues), None)
@@ -284,8 +322,8 @@ class Batcher:
 
 
 class _ClientQueue:
-    """The jobs of a client that wait. The first of them, up to `turn_cost` together and at least one, are computed in
-    turn; each other one follows when one of these is finished."""
+    """The jobs of a client that wait. The first of them, up to `turn_cost` together and at least
+    one, are computed in turn; each other one follows when one of these is finished."""
 
     def __init__(self, turn_cost: float):
         self._turn_cost = turn_cost
@@ -325,16 +363,18 @@ class _ClientQueue:
 
     def _fill(self) -> None:
         """Begin with jobs while there is room in the turn."""
-        while self._later and (not self._in_turn or self._cost + sum(self._later[0].costs) <= self._turn_cost):
+        while self._later and (
+            not self._in_turn or self._cost + sum(self._later[0].costs) <= self._turn_cost
+        ):
             job = self._later.popleft()
             self._in_turn.append(job)
             self._cost += sum(job.costs)
 
 
 class _Release:
-    """Calls a function with a job when the future of the job is done, and then forgets the job: a future keeps its
-    callbacks, so that a job would hold itself, and the texts of abandoned requests would stay until a collection of
-    garbage."""
+    """Calls a function with a job when the future of the job is done, and then forgets the job: a
+    future keeps its callbacks, so that a job would hold itself, and the texts of abandoned requests
+    would stay until a collection of garbage."""
 
     def __init__(self, release: Callable[[InferenceJob], None], job: InferenceJob):
         self._release = release
@@ -353,7 +393,8 @@ def _add(totals: Counter[Hashable], client: Hashable, amount: int) -> None:
 
 
 def _fair_sum(totals: Mapping[Hashable, int], most: float) -> float:
-    """The sum of what all clients have, at most `most` of each: computed in turns, before a client has that much."""
+    """The sum of what all clients have, at most `most` of each: computed in turns, before a client
+    has that much."""
     return sum(min(total, most) for total in list(totals.values()))  # other threads change it
 
 
@@ -367,7 +408,9 @@ def _compute(batch: _Batch) -> dict[InferenceJob, Exception]:
     except BaseException as error:  # also a panic of a library in another language
         if len(batch) > 1:
             return {job: error for job in batch for error in _compute({job: batch[job]}).values()}
-        return dict.fromkeys(batch, error if isinstance(error, Exception) else RuntimeError(repr(error)))
+        return dict.fromkeys(
+            batch, error if isinstance(error, Exception) else RuntimeError(repr(error))
+        )
     remaining = iter(results)
     for job, numbers in batch.items():
         job.results.update(zip(numbers, remaining))
@@ -376,8 +419,9 @@ def _compute(batch: _Batch) -> dict[InferenceJob, Exception]:
 
 @dataclass(eq=False)
 class Place:
-    """A request in the server. size: bytes of its body (or what else is counted). task: None before it reads the body;
-    cancelled if there is an error. job: in a queue, for which the request waits."""
+    """A request in the server. size: bytes of its body (or what else is counted). task: None before
+    it reads the body; cancelled if there is an error. job: in a queue, for which the request waits.
+    """
 
     client: Hashable
     task: Any = None
@@ -387,16 +431,18 @@ class Place:
 
 
 class Admission:
-    """The requests in the server, `places`. Each counts with the bytes of its body, and at least with an equal part of
-    all bytes, which limits their number. If there is no room left, a client that has less gets the room of the last
-    request of the client that has most; that request is refused. It also counts what else is limited: the bytes of
-    answers, and tokens.
+    """The requests in the server, `places`. Each counts with the bytes of its body, and at least
+    with an equal part of all bytes, which limits their number. If there is no room left, a client
+    that has less gets the room of the last request of the client that has most; that request is
+    refused. It also counts what else is limited: the bytes of answers, and tokens.
 
     Args:
         speed: how much becomes free in a second, as estimated.
     """
 
-    def __init__(self, requests: int, total_bytes: int, speed: Callable[[], float] = lambda: math.inf):
+    def __init__(
+        self, requests: int, total_bytes: int, speed: Callable[[], float] = lambda: math.inf
+    ):
         self._least, self._free = max(1, total_bytes // requests), total_bytes
         self._speed = speed
         self._sizes, self.places = Counter[Hashable](), dict[Place, None]()
@@ -423,7 +469,8 @@ class Admission:
         while (more := size - place.size) > self._free:
             error = OverloadedError((more - self._free) / self._speed())
             most = max(self._sizes, key=self._sizes.__getitem__, default=place.client)
-            if self._sizes[most] - (more - self._free) < self._sizes[place.client] + more:  # it would have less
+            # it would have less
+            if self._sizes[most] - (more - self._free) < self._sizes[place.client] + more:
                 raise error
             self.end(next(other for other in reversed(self.places) if other.client == most), error)
         self._count(place, max(size, place.size))

@@ -1,4 +1,5 @@
-"""The OpenAPI document as a page for people, `GET /docs`: every path, what it reads and what it answers.
+"""The OpenAPI document as a page for people, `GET /docs`: every path, what it reads and what it
+answers.
 
 It loads nothing else than the style sheet of the server's page, and needs no script.
 """
@@ -48,7 +49,9 @@ def _operation(method: str, path: str, operation: Mapping[str, Any]) -> str:
     answer = operation["responses"]["200"]
     parts.append(f"<h3>Answer</h3>{_content(answer)}")
     refusals = [
-        f"{status}: {response['description']}" for status, response in operation["responses"].items() if status != "200"
+        f"{status}: {response['description']}"
+        for status, response in operation["responses"].items()
+        if status != "200"
     ]
     parts.append(f"<p>{escape('; '.join(refusals))}</p>")
     return f"<section>{''.join(parts)}</section>"

@@ -1,10 +1,13 @@
 """Requests -> answers, by the names of the server's paths. No HTTP, no threads.
 
-An endpoint is a generator: it checks a request, yields what to compute, gets the results, and returns the parts of the
-answer. Parts are work, too: the server makes them in turns, and only if they fit into its limit of bytes.
+An endpoint is a generator: it checks a request, yields what to compute, gets the results, and
+returns the parts of the answer. Parts are work, too: the server makes them in turns, and only if
+they fit into its limit of bytes.
 
-- pre-trained models: vectors, cosines, tokens for masks, in the formats of Text Embeddings Inference (TEI) and OpenAI
-- fine-tuned models: labels, ranks, entities, answers, in the formats of TEI and of Hugging Face's pipelines
+- pre-trained models: vectors, cosines, tokens for masks, in the formats of Text Embeddings
+  Inference (TEI) and OpenAI
+- fine-tuned models: labels, ranks, entities, answers, in the formats of TEI and of Hugging Face's
+  pipelines
 - `Abilities`: all endpoints of one model
 """
 
@@ -60,7 +63,8 @@ Ids = NDArray[np.int32]
 MAX_FILLINGS = 100  # of a mask
 RERANKED_AT_ONCE = 8  # documents that are read with the query in one turn
 TEXTS_AT_ONCE = 64  # texts that are read before the number of their tokens is checked
-CHARACTERS_AT_ONCE = 1 << 16  # that are tokenised together: a request's text may be long, and memory is limited
+# that are tokenised together: a request's text may be long, and memory is limited
+CHARACTERS_AT_ONCE = 1 << 16
 PART_TOKENS = 2048  # tokens that a part of an answer spells: some milliseconds of work
 VECTOR_PART = 1 << 18  # bytes of a part of an answer with the vectors of tokens
 MAX_MATCHES = 1000  # places of words of a query that are marked in one document
@@ -69,12 +73,22 @@ TRIAL_WORDS = 32  # of a text to measure the speed: each is about a token in any
 SHORT_EXPLANATION = 32  # tokens: those of shorter texts do not wait for those of longer ones
 # Bytes of the names and numbers in one item of an answer, without its texts, at most.
 FILLING_BYTES, LABEL_BYTES, RANK_BYTES, ENTITY_BYTES, ANSWER_BYTES, TOKEN_BYTES, MATCH_BYTES = (
-    140, 100, 100, 150, 150, 120, 48,
-)  # fmt: skip
+    140,
+    100,
+    100,
+    150,
+    150,
+    120,
+    48,
+)
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}  # the names of TEI
-TASKS = {  # task -> endpoint, and what it reads; other tasks predict, and read what their columns are
-    "tagging": ("ner", "text"), "spans": ("ner", "text"), "qa": ("qa", "question"), "choice": ("predict", "choices"),
-}  # fmt: skip
+# task -> endpoint, and what it reads; other tasks predict, and read what their columns are
+TASKS = {
+    "tagging": ("ner", "text"),
+    "spans": ("ner", "text"),
+    "qa": ("qa", "question"),
+    "choice": ("predict", "choices"),
+}
 
 
 Steps = Generator[InferenceJob, Sequence[Any], AnswerParts]
@@ -82,7 +96,8 @@ Endpoint = Callable[[Request], Steps]
 
 
 def _like_inputs(inputs: Any) -> Callable[[Sequence[bytes]], bytes]:
-    """The `join` of answers with a part for each input: a list for a list of inputs, else the single part."""
+    """The `join` of answers with a part for each input: a list for a list of inputs, else the
+    single part."""
     return joined_list if isinstance(inputs, list) else only_part
 
 
@@ -135,13 +150,20 @@ def _keeps_end(request: Request) -> bool:
 
 def check_tokens(tokens: int, limit: int) -> None:
     """Raises RequestError if a request has too many tokens."""
-    grant(tokens <= limit, 413, f"{tokens:,} tokens: expected {limit:,} at most", hint="send less at once")
+    grant(
+        tokens <= limit,
+        413,
+        f"{tokens:,} tokens: expected {limit:,} at most",
+        hint="send less at once",
+    )
 
 
 class PretrainedEndpoints:
-    """The endpoints of a model that is not fine-tuned. An exported model has vectors or tokens for masks, not both.
+    """The endpoints of a model that is not fine-tuned. An exported model has vectors or tokens for
+    masks, not both.
 
-    token_ids: what the ids of tokens mean that are sent to `/v1/embeddings`; None: they are refused.
+    token_ids: what the ids of tokens mean that are sent to `/v1/embeddings`; None: they are
+        refused.
     """
 
     def __init__(
@@ -154,7 +176,11 @@ class PretrainedEndpoints:
         self._token_table = None if token_ids in (None, "own") else read_table(token_ids)
         self._name, self.endpoints = model.name, dict[str, Endpoint]()
         self._limits = limits
-        self.info: dict[str, Any] = {"task": "embedding", "prompts": {}, "model_type": {"embedding": {"pooling": None}}}
+        self.info: dict[str, Any] = {
+            "task": "embedding",
+            "prompts": {},
+            "model_type": {"embedding": {"pooling": None}},
+        }
         with suppress(BertworksError):
             self._filler = Filler(model)
             self._fillings = partial(self._filler.top_tokens, k=MAX_FILLINGS)
@@ -169,10 +195,12 @@ class PretrainedEndpoints:
                 "embeddings": self.embeddings,
             }
             self.info |= {
-                "max_input_length": e.settings.max_length, "prompts": dict(e.settings.prompts),
-                "dimension": e.dimension, "model_dtype": DTYPES[e.precision],
+                "max_input_length": e.settings.max_length,
+                "prompts": dict(e.settings.prompts),
+                "dimension": e.dimension,
+                "model_dtype": DTYPES[e.precision],
                 "model_type": {"embedding": {"pooling": e.settings.pooling}},
-            }  # fmt: skip
+            }
             if token_ids is not None:
                 table = self._token_table
                 count = e.tokenizer.vocab_size if table is None else len(table.tokens)
@@ -184,8 +212,8 @@ class PretrainedEndpoints:
     def _vectors(
         self, texts: list[Any], request: Request, value_bytes: int
     ) -> Generator[InferenceJob, Sequence[Any], tuple[Rows, list[int], int]]:
-        """Vectors [texts, dimension] before normalization, the number of truncated tokens of each text, and the number
-        of tokens that were read.
+        """Vectors [texts, dimension] before normalization, the number of truncated tokens of each
+        text, and the number of tokens that were read.
 
         Args:
             texts: strings, or for each text the ids of its tokens.
@@ -197,8 +225,11 @@ class PretrainedEndpoints:
         rows = yield InferenceJob(units, costs, self._embedder.raw)
         return np.stack(rows), truncated, sum(costs)
 
-    def _units(self, texts: list[str], request: Request) -> tuple[list[ExampleGroup], list[int], list[int]]:
-        """The input of the network for each text, the number of its tokens, and the number of its truncated tokens.
+    def _units(
+        self, texts: list[str], request: Request
+    ) -> tuple[list[ExampleGroup], list[int], list[int]]:
+        """The input of the network for each text, the number of its tokens, and the number of its
+        truncated tokens.
 
         Raises:
             RequestError: the texts have too many tokens, or one may not be truncated.
@@ -207,7 +238,9 @@ class PretrainedEndpoints:
         units, truncated, costs = list[ExampleGroup](), list[int](), list[int]()
         for start in range(0, len(texts), TEXTS_AT_ONCE):
             some_texts = texts[start : start + TEXTS_AT_ONCE]
-            units_of = self._embedder.units if isinstance(texts[0], str) else self._embedder.units_of_ids
+            units_of = (
+                self._embedder.units if isinstance(texts[0], str) else self._embedder.units_of_ids
+            )
             more_units, more_truncated = units_of(some_texts, prompt, keep_end=_keeps_end(request))
             units += more_units
             truncated += more_truncated
@@ -240,7 +273,9 @@ class PretrainedEndpoints:
         """What the network computes for `count` texts."""
         if "embed" in self.endpoints:
             return next(self._vectors([text] * count, {}, 0))
-        queries = [self._filler.read(f"{self._filler.tokenizer.special_tokens['mask_token']} {text}")] * count
+        queries = [
+            self._filler.read(f"{self._filler.tokenizer.special_tokens['mask_token']} {text}")
+        ] * count
         return InferenceJob(queries, [sum(query.costs) for query in queries], self._fillings)
 
     def embed(self, request: Request) -> Steps:
@@ -262,12 +297,16 @@ class PretrainedEndpoints:
         raw, truncated, _ = yield from self._vectors(texts, request, 0)
         vectors = normalized(raw)
         cosines = (vectors[1:] @ vectors[0]).tolist()
-        return AnswerParts([lambda: cosines], [NUMBER_BYTES * len(cosines) + 2], only_part, truncated)
+        return AnswerParts(
+            [lambda: cosines], [NUMBER_BYTES * len(cosines) + 2], only_part, truncated
+        )
 
     def embeddings(self, request: Request) -> Steps:
         is_base64 = request["encoding_format"] == "base64"
         texts = self._texts_of_input(request["input"])
-        raw, truncated, tokens = yield from self._vectors(texts, request, 6 if is_base64 else FLOAT32_BYTES)
+        raw, truncated, tokens = yield from self._vectors(
+            texts, request, 6 if is_base64 else FLOAT32_BYTES
+        )
         vectors = normalized(raw[:, : request["dimensions"]]).astype("<f4")
 
         def item(number: int) -> dict[str, Any]:
@@ -323,12 +362,14 @@ class PretrainedEndpoints:
         parts: list[tuple[Callable[[], list[Filling]], int]] = []
         counts = list[list[int]]()  # of each text, of each mask: the number of its parts
         for query, top_tokens in zip(queries, rows, strict=True):
-            # A sentence with several masks would be repeated for each mask and token: its answer would grow with the
-            # square of its length.
+            # A sentence with several masks would be repeated for each mask and token: its answer
+            # would grow with the square of its length.
             has_sequence = len(query.masks) == 1
             spelled = max(1, len(query.ids) * (has_sequence + has_text))
             at_once = max(1, PART_TOKENS // spelled) if has_sequence or has_text else top_k
-            size = self._filling_size(query, has_sequence=has_sequence, has_text=has_text and has_sequence)
+            size = self._filling_size(
+                query, has_sequence=has_sequence, has_text=has_text and has_sequence
+            )
             counts.append([])
             for mask in range(len(query.masks)):
                 starts = range(0, min(top_k, top_tokens.shape[2]), at_once)
@@ -336,9 +377,13 @@ class PretrainedEndpoints:
                 for start in starts:
                     best = top_tokens[mask, :, start : min(start + at_once, top_k)]
                     make = partial(
-                        self._filler.fillings_of_mask, query, mask, best,
-                        sequence=has_sequence, text=has_text and has_sequence,
-                    )  # fmt: skip
+                        self._filler.fillings_of_mask,
+                        query,
+                        mask,
+                        best,
+                        sequence=has_sequence,
+                        text=has_text and has_sequence,
+                    )
                     parts.append((make, size * best.shape[1]))
 
         def join(pieces: Sequence[bytes]) -> bytes:
@@ -354,9 +399,13 @@ class PretrainedEndpoints:
     def _least_size_of_fillings(self, queries: Sequence[MaskedText], request: Request) -> int:
         """Bytes that the answer has at least: known before anything is computed."""
         count = min(request["top_k"], self._filler.tokenizer.vocab_size)
-        copies = [len(query.text) if request["return_text"] and len(query.masks) == 1 else 0 for query in queries]
+        copies = [
+            len(query.text) if request["return_text"] and len(query.masks) == 1 else 0
+            for query in queries
+        ]
         return sum(
-            count * (len(query.masks) * FILLING_BYTES + copy) for query, copy in zip(queries, copies, strict=True)
+            count * (len(query.masks) * FILLING_BYTES + copy)
+            for query, copy in zip(queries, copies, strict=True)
         )
 
     def _filling_size(self, query: MaskedText, *, has_sequence: bool, has_text: bool) -> int:
@@ -364,7 +413,10 @@ class PretrainedEndpoints:
         longest = CHARACTER_BYTES * self._longest_token
         size = FILLING_BYTES + longest
         if has_sequence:
-            size += json_size(self._filler.tokenizer.decode(query.ids, skip_special_tokens=False)) + longest
+            size += (
+                json_size(self._filler.tokenizer.decode(query.ids, skip_special_tokens=False))
+                + longest
+            )
         if has_text:
             size += json_size(query.text) + longest
         return size
@@ -389,10 +441,14 @@ class FinetunedEndpoints:
         self.endpoints: dict[str, Endpoint] = {endpoint: getattr(self, endpoint)}
         if self.reranker is not None:
             self.endpoints["rerank"] = self.rerank
-        reads = reads or ("text" if c.separator else {1: "text", 2: "pair"}.get(len(c.text), "text or pair"))
+        reads = reads or (
+            "text" if c.separator else {1: "text", 2: "pair"}.get(len(c.text), "text or pair")
+        )
         names = c.labels or (("LABEL_0",) if c.task == "regression" else ())
-        label_names = {"id2label": {str(n): name for n, name in enumerate(names)},
-                       "label2id": {name: n for n, name in enumerate(names)}}  # fmt: skip
+        label_names = {
+            "id2label": {str(n): name for n, name in enumerate(names)},
+            "label2id": {name: n for n, name in enumerate(names)},
+        }
         self.info: dict[str, Any] = {
             "model_dtype": DTYPES[self._predictor.precision],
             "model_type": {"reranker" if self.reranker is not None else "classifier": label_names},
@@ -404,15 +460,20 @@ class FinetunedEndpoints:
         }
 
     def _logits(
-        self, inputs: Sequence[Any], request: Request, size: Callable[[Features], int], at_once: int | None = None
+        self,
+        inputs: Sequence[Any],
+        request: Request,
+        size: Callable[[Features], int],
+        at_once: int | None = None,
     ) -> Generator[InferenceJob, Sequence[Any], list[tuple[Features, Rows]]]:
         """Each item as the network reads it, and its logits.
 
         Args:
             inputs: a list of items.
             size: the bytes of the answer to an item, at most.
-            at_once: items that are read before others have their turn, and before it is noticed that the client has
-                gone; None: all. Not for the first step of an endpoint, whose costs are checked.
+            at_once: items that are read before others have their turn, and before it is noticed
+                that the client has gone; None: all. Not for the first step of an endpoint, whose
+                costs are checked.
         """
         items = [item_of(value, number, self._config) for number, value in enumerate(inputs)]
         features, tokens = list[Features](), 0
@@ -425,8 +486,9 @@ class FinetunedEndpoints:
             check_tokens(tokens, self._limits.tokens)  # what is too much is not read to its end
         _refuse_truncated(request, [f.num_truncated for f in features])
         check_answer(sum(map(size, features)), self._limits.answer_bytes)
-        # Windows of a long text are separate units: they may be in several batches. But a prediction about choices, or
-        # about the vectors of two texts, needs all sequences of its item.
+        # Windows of a long text are separate units: they may be in several batches. But a
+        # prediction about choices, or about the vectors of two texts, needs all sequences of its
+        # item.
         are_together = self._config.task == "choice" or self._predictor.reading.apart
         parts = [[f.unit] if are_together else [[window] for window in f.unit] for f in features]
         units = [unit for part in parts for unit in part]
@@ -436,8 +498,8 @@ class FinetunedEndpoints:
         return list(zip(features, logits, strict=True))
 
     def trial_job(self, text: str, count: int) -> InferenceJob:
-        """What the network computes for about `count` texts: fewer items, if each has several parts (with a choice its
-        prompt is read again)."""
+        """What the network computes for about `count` texts: fewer items, if each has several parts
+        (with a choice its prompt is read again)."""
         num_parts = {"choice": 1 + (self._config.num_choices or 2), "qa": 2}.get(self._config.task)
         num_parts = num_parts or len(self._config.text) or 1
         item = text if num_parts == 1 else [text] * num_parts
@@ -483,8 +545,8 @@ class FinetunedEndpoints:
         )
 
     def predict(self, request: Request) -> Steps:
-        """Labels with their scores. Pipelines of transformers send `parameters`, and expect a list of labels for each
-        text, even for a single one; TEI only for a list of items."""
+        """Labels with their scores. Pipelines of transformers send `parameters`, and expect a list
+        of labels for each text, even for a single one; TEI only for a list of items."""
         is_choice, labels_size = self._config.task == "choice", self._labels_size
 
         def size(features: Features) -> int:
@@ -497,13 +559,16 @@ class FinetunedEndpoints:
         return self._answers(self._predicted(request), request, decode, size, nested=nested)
 
     def _predicted(self, request: Request) -> Any:
-        """A list of items, or one item, which is no list. In TEI a string is a text, a list is a pair (here also a
-        prompt with its choices), a list of lists is a list of items. In pipelines a list is a list of texts, and an
-        item may be an object."""
+        """A list of items, or one item, which is no list. In TEI a string is a text, a list is a
+        pair (here also a prompt with its choices), a list of lists is a list of items. In pipelines
+        a list is a list of texts, and an item may be an object."""
         inputs = request["inputs"]
         if not isinstance(inputs, list):
             return _item(inputs)
-        is_pipeline = request["parameters"] is not None and self.info["reads"] in ("text", "text or pair")
+        is_pipeline = request["parameters"] is not None and self.info["reads"] in (
+            "text",
+            "text or pair",
+        )
         if is_pipeline or not isinstance(inputs[0], str):
             return list(map(_item, inputs))
         return tuple(inputs)
@@ -546,18 +611,31 @@ class FinetunedEndpoints:
     def relevance(
         self, query: str, texts: Sequence[str], request: Request, at_once: int | None = None
     ) -> Generator[InferenceJob, Sequence[Any], tuple[list[float], list[int]]]:
-        """The score of each text for a query, and the number of truncated tokens of each. at_once: see `_logits`."""
-        pairs = yield from self._logits([(query, text) for text in texts], request, lambda features: 0, at_once)
+        """The score of each text for a query, and the number of truncated tokens of each. at_once:
+        see `_logits`."""
+        pairs = yield from self._logits(
+            [(query, text) for text in texts], request, lambda features: 0, at_once
+        )
         scores = []
         for _, logits in pairs:
             value = logits[0, 1:] - logits[0, :1] if self._config.labels else logits[0]
-            scores.append(float(value[0] if request["raw_scores"] else sigmoid(value / self._config.temperature)[0]))
+            scores.append(
+                float(
+                    value[0]
+                    if request["raw_scores"]
+                    else sigmoid(value / self._config.temperature)[0]
+                )
+            )
         return scores, [features.num_truncated for features, _ in pairs]
 
     def rerank(self, request: Request) -> Steps:
         query, texts, limit = request["query"], request["texts"], self._limits.body_bytes
-        characters = len(query) * len(texts) + sum(map(len, texts))  # the query is read again with each text
-        what = f"the texts, each with the query, have {characters:,} characters: expected {limit:,} at most"
+        # the query is read again with each text
+        characters = len(query) * len(texts) + sum(map(len, texts))
+        what = (
+            f"the texts, each with the query, have {characters:,} characters: expected "
+            f"{limit:,} at most"
+        )
         grant(characters <= limit, 413, what, hint="shorten the query or send fewer texts")
         scores, truncated = yield from self.relevance(query, texts, request)
         items = [{"index": number, "score": score} for number, score in enumerate(scores)]
@@ -572,16 +650,27 @@ class FinetunedEndpoints:
         longest = max(map(json_size, self._config.labels), default=0)
         ignored = frozenset(request.get("ignore_labels", ("O",) if self.info["entities"] else ()))
         if self.info["entities"] and "O" not in ignored:
-            what = 'ignore_labels: only entities are listed: expected "O" among the labels to ignore'
+            what = (
+                'ignore_labels: only entities are listed: expected "O" among the labels to ignore'
+            )
             raise UsageError(what, hint='add "O", or leave ignore_labels out')
 
         def size(features: Features) -> int:
-            return (ENTITY_BYTES + longest) * len(features.offsets) + json_size(features.item.texts[0]) + 2
+            return (
+                (ENTITY_BYTES + longest) * len(features.offsets)
+                + json_size(features.item.texts[0])
+                + 2
+            )
 
-        return self._answers(request["inputs"], request, partial(self._entities, ignored=ignored), size)
+        return self._answers(
+            request["inputs"], request, partial(self._entities, ignored=ignored), size
+        )
 
-    def _entities(self, features: Features, logits: Rows, *, ignored: Collection[str]) -> list[dict[str, Any]]:
-        """The entities of a text, or its words with their tags. ignored: groups that are left out."""
+    def _entities(
+        self, features: Features, logits: Rows, *, ignored: Collection[str]
+    ) -> list[dict[str, Any]]:
+        """The entities of a text, or its words with their tags. ignored: groups that are left
+        out."""
         answer, text = self._decode(features, logits), features.item.texts[0]
         if self._config.tag_scheme:
             entities = [(e["type"], e["score"], e["start"], e["end"]) for e in answer["entities"]]
@@ -589,7 +678,13 @@ class FinetunedEndpoints:
             spans = zip(answer["tags"], answer["scores"], features.offsets.tolist(), strict=True)
             entities = [(tag, score, start, end) for tag, score, (start, end) in spans]
         return [
-            {"entity_group": group, "score": score, "start": start, "end": end, "word": text[start:end]}
+            {
+                "entity_group": group,
+                "score": score,
+                "start": start,
+                "end": end,
+                "word": text[start:end],
+            }
             for group, score, start, end in entities
             if group not in ignored
         ]
@@ -620,17 +715,20 @@ class FinetunedEndpoints:
 
         inputs = request["inputs"]
         questions = [(question["question"], question["context"]) for question in _list_of(inputs)]
-        return self._answers(questions if isinstance(inputs, list) else questions[0], request, decode, size)
+        return self._answers(
+            questions if isinstance(inputs, list) else questions[0], request, decode, size
+        )
 
     def _config_of_answers(self, request: Request) -> TaskConfig:
-        """The task with the settings of a request: `max_answer_len`, and `handle_impossible_answer`, whether a question
-        may have no answer."""
+        """The task with the settings of a request: `max_answer_len`, and
+        `handle_impossible_answer`, whether a question may have no answer."""
         config = self._config
         if "max_answer_len" in request:
             config = replace(config, max_answer=request["max_answer_len"])
         match request.get("handle_impossible_answer"):
             case True if config.threshold is None:
-                config = replace(config, threshold=0.0)  # no answer, if that is better than the best one
+                # no answer, if that is better than the best one
+                config = replace(config, threshold=0.0)
             case False:
                 config = replace(config, threshold=None)
         return config
@@ -640,11 +738,13 @@ class Abilities:
     """All endpoints of a model and an index.
 
     Args:
-        model: a folder, pre-trained, fine-tuned, exported or of sentence-transformers; `minilm`; a hub id.
+        model: a folder, pre-trained, fine-tuned, exported or of sentence-transformers; `minilm`; a
+            hub id.
         index: the folder of an index, searched with the model that made it.
         precision: of vectors as in `Embedder`, of predictions as in `Predictor`.
-        token_ids: what the ids of tokens mean that clients send to `/v1/embeddings` instead of texts: those of the
-            model ("own"), or of a vocabulary of OpenAI, whose table the cache of tiktoken has; None: they are refused.
+        token_ids: what the ids of tokens mean that clients send to `/v1/embeddings` instead of
+            texts: those of the model ("own"), or of a vocabulary of OpenAI, whose table the cache
+            of tiktoken has; None: they are refused.
 
     Attributes:
         on_cpu: whether the device is the CPU.
@@ -670,7 +770,11 @@ class Abilities:
         self.name, self.tokenizer = self._model.name, self._model.tokenizer
         self.tokenizer.characters_at_once = CHARACTERS_AT_ONCE
         self.on_cpu = choose_device(device).type == "cpu"
-        finetuned = FinetunedEndpoints(self._model, self.limits, precision) if self._model.has_task else None
+        finetuned = (
+            FinetunedEndpoints(self._model, self.limits, precision)
+            if self._model.has_task
+            else None
+        )
         network = finetuned or PretrainedEndpoints(self._model, self.limits, precision, token_ids)
         self._network = network
         self.endpoints, self.info = network.endpoints, network.info
@@ -681,9 +785,11 @@ class Abilities:
             self._reranking = finetuned if finetuned and finetuned.reranker else None
             self.endpoints["search"] = self.search
             self.info["index"] = {
-                "documents": len(self._index), "model": self._index.manifest.model,
-                "rerank": self._reranking is not None, "rankings": ["hybrid", "dense", "bm25"],
-            }  # fmt: skip
+                "documents": len(self._index),
+                "model": self._index.manifest.model,
+                "rerank": self._reranking is not None,
+                "rankings": ["hybrid", "dense", "bm25"],
+            }
         if not self._model.exported:
             self.endpoints["explain"] = self.explain
         self.endpoints |= {"tokenize": self.tokenize, "decode": self.decode}
@@ -719,7 +825,9 @@ class Abilities:
         grant(len(query) <= limit, 413, what, hint="search for a part of it")
         reranking = self._reranking if request["rerank"] else None
         if request["rerank"] and reranking is None:
-            raise UsageError("this server's model cannot rerank documents", hint='leave "rerank" out')
+            raise UsageError(
+                "this server's model cannot rerank documents", hint='leave "rerank" out'
+            )
         candidates = k if reranking is None else max(k, RERANKED)
         find = partial(self._index.search, query, candidates, ranking=request["ranking"])
         words = set(query_words(query, language))
@@ -732,7 +840,9 @@ class Abilities:
         if reranking is not None:
             texts = [hit["text"] for hit in hits]
             settings = {"raw_scores": reranking.has_values}
-            scores, truncated_texts = yield from reranking.relevance(query, texts, settings, RERANKED_AT_ONCE)
+            scores, truncated_texts = yield from reranking.relevance(
+                query, texts, settings, RERANKED_AT_ONCE
+            )
             truncated += truncated_texts
             for hit, score in zip(hits, scores, strict=True):
                 hit["score"] = score
@@ -751,7 +861,10 @@ class Abilities:
             return ready_json(document[:-1] + b',"matches":' + to_json(spans) + b"}")
 
         return AnswerParts(
-            make=[partial(with_matches, *pair) for pair in zip(documents, [hit["text"] for hit in hits], strict=True)],
+            make=[
+                partial(with_matches, *pair)
+                for pair in zip(documents, [hit["text"] for hit in hits], strict=True)
+            ],
             sizes=[
                 len(document) + 20 + MATCH_BYTES * min(MAX_MATCHES, len(hit["text"]))
                 for document, hit in zip(documents, hits, strict=True)
@@ -774,20 +887,34 @@ class Abilities:
         return AnswerParts([partial(ready_json, document)], [len(document)], only_part)
 
     def _explanation(self, request: Request, is_wanted: Callable[[], bool]) -> bytes:
-        """The explanation as JSON: it is small beside its maps, and what it was computed from need not be kept."""
+        """The explanation as JSON: it is small beside its maps, and what it was computed from need
+        not be kept."""
         settings = {name: request[name] for name in ("target", "baseline")}
         e = explain(self._model, *_list_of(request["inputs"]), **settings, is_wanted=is_wanted)
-        absent = dict.fromkeys(("gradients", "completeness_error", "steps", "occlusion", "attention", "similarity"))
+        absent = dict.fromkeys(
+            ("gradients", "completeness_error", "steps", "occlusion", "attention", "similarity")
+        )
         maps = e.maps() if request["maps"] else {}
         size = {"layers": len(e.attention), "heads": len(e.attention[0])}
-        values = {**absent, **e.as_dict(), "model": self.name, "tokens": e.tokens, "spans": e.spans, **size, **maps}
+        values = {
+            **absent,
+            **e.as_dict(),
+            "model": self.name,
+            "tokens": e.tokens,
+            "spans": e.spans,
+            **size,
+            **maps,
+        }
         return to_json(values)
 
     def tokenize(self, request: Request) -> Steps:
         t, prompt = self.tokenizer, self.info["prompts"].get(request["prompt_name"], "")
         texts = [prompt + text for text in _list_of(request["inputs"])]
-        encoded, count = list[tuple[Ids, Ids]](), 0  # of each text its ids and offsets: arrays need little memory
-        for ids, offsets in chain.from_iterable(t.arrays([text], limit=self.limits.tokens) for text in texts):
+        # of each text its ids and offsets: arrays need little memory
+        encoded, count = list[tuple[Ids, Ids]](), 0
+        for ids, offsets in chain.from_iterable(
+            t.arrays([text], limit=self.limits.tokens) for text in texts
+        ):
             encoded.append((ids, offsets))
             count += len(ids) + t.template.num_special()
             check_tokens(count, self.limits.tokens)  # what is too much is not read to its end
@@ -796,13 +923,24 @@ class Abilities:
         prefix, suffix = (t.template.prefix, t.template.suffix) if added else ((), ())
 
         def special(number: int) -> dict[str, Any]:
-            return {"id": number, "text": t.tokens[number], "special": number in t.special_ids,
-                    "start": None, "stop": None}  # fmt: skip
+            return {
+                "id": number,
+                "text": t.tokens[number],
+                "special": number in t.special_ids,
+                "start": None,
+                "stop": None,
+            }
 
         def tokens(ids: Ids, offsets: Ids, start: int) -> list[dict[str, Any]]:
             part = slice(start, start + PART_TOKENS)
             inner = [
-                {"id": n, "text": t.tokens[n], "special": n in t.special_ids, "start": first, "stop": stop}
+                {
+                    "id": n,
+                    "text": t.tokens[n],
+                    "special": n in t.special_ids,
+                    "start": first,
+                    "stop": stop,
+                }
                 for n, (first, stop) in zip(ids[part].tolist(), offsets[part].tolist(), strict=True)
             ]
             before = prefix if start == 0 else ()
@@ -829,7 +967,8 @@ class Abilities:
         lists: list[list[int]] = request["ids"] if has_lists else [request["ids"]]
         check_tokens(sum(map(len, lists)), self.limits.tokens)
         skips_special = request["skip_special_tokens"]
-        arrays = [np.array(ids, np.int32) for ids in lists]  # they need a tenth of the memory of lists
+        # they need a tenth of the memory of lists
+        arrays = [np.array(ids, np.int32) for ids in lists]
         del request, lists
         yield InferenceJob()
 
@@ -848,6 +987,8 @@ class Abilities:
         return np.array(list(map(len, self.tokenizer.tokens)), np.int64)
 
     def _spelled_size(self, ids: Sequence[int] | Ids) -> int:
-        """The bytes of tokens as JSON, at most, with a space before each. A token in a text is no longer than in the
-        vocabulary, even if each of its characters stands for a byte."""
-        return CHARACTER_BYTES * (int(self._token_lengths[np.asarray(ids, np.int32)].sum()) + len(ids))
+        """The bytes of tokens as JSON, at most, with a space before each. A token in a text is no
+        longer than in the vocabulary, even if each of its characters stands for a byte."""
+        return CHARACTER_BYTES * (
+            int(self._token_lengths[np.asarray(ids, np.int32)].sum()) + len(ids)
+        )

@@ -20,12 +20,15 @@ _KNOWN: dict[int, tuple[int, str, str | None]] = {
 _PARAMETER = re.compile(r"(input|dimensions|encoding_format|model|truncate|user)\b(\[\d+\])*: ")
 
 
-def openai_error(status: int, what: str, *, failed: bool = False, code: str | None = None) -> tuple[int, Any]:
+def openai_error(
+    status: int, what: str, *, failed: bool = False, code: str | None = None
+) -> tuple[int, Any]:
     """Return the status and the body of an error.
 
     Args:
         status: on the other paths.
-        what: the message. If it begins with a field of the request, the error names that as `param`.
+        what: the message. If it begins with a field of the request, the error names that as
+            `param`.
         failed: whether the server failed, and not the request.
         code: a code of OpenAI; None: that of the status.
     """
@@ -33,5 +36,10 @@ def openai_error(status: int, what: str, *, failed: bool = False, code: str | No
     if failed:
         openai_status, kind, usual_code = 500, "server_error", None
     field = _PARAMETER.match(what)
-    error = {"message": what, "type": kind, "param": field[1] if field else None, "code": code or usual_code}
+    error = {
+        "message": what,
+        "type": kind,
+        "param": field[1] if field else None,
+        "code": code or usual_code,
+    }
     return openai_status, {"error": error}

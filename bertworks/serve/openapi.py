@@ -1,4 +1,5 @@
-"""The endpoints as types of msgspec: requests are checked by them, and the OpenAPI document describes them."""
+"""The endpoints as types of msgspec: requests are checked by them, and the OpenAPI document
+describes them."""
 
 import json
 import re
@@ -20,13 +21,17 @@ _Literal: Any = Literal
 _TypedDict: Any = TypedDict
 Type = Any
 Text = Annotated[str, Meta(min_length=1)]
-_NO_IDS = "send no ids of tokens; LangChain: check_embedding_ctx_length=False; or start the server with --token-ids"
+_NO_IDS = (
+    "send no ids of tokens; LangChain: check_embedding_ctx_length=False; or start the "
+    "server with --token-ids"
+)
 _EMPTY_TEXT = "Expected `str` of length >= 1"  # in the words of msgspec
 
 
 class TruncationDirection(Enum):
-    """The end of a text from which it is truncated. Clients of TEI write a capital letter, and those of Hugging Face
-    a small one; the OpenAPI document has only the first spelling, because generated code cannot have both."""
+    """The end of a text from which it is truncated. Clients of TEI write a capital letter, and
+    those of Hugging Face a small one; the OpenAPI document has only the first spelling, because
+    generated code cannot have both."""
 
     LEFT = "Left"
     RIGHT = "Right"
@@ -47,7 +52,9 @@ def parse(body: bytes | memoryview) -> Any:
         if re.search(rb"\\ud", body, re.IGNORECASE):
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise RequestError(422, "a string holds half a character: a surrogate without its other half") from None
+        raise RequestError(
+            422, "a string holds half a character: a surrogate without its other half"
+        ) from None
     except (ValueError, RecursionError) as error:
         what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise RequestError(400, f"the body is no JSON in UTF-8: {what[:200]}") from None
@@ -72,7 +79,8 @@ def read(value: Any, types: Sequence[Type]) -> dict[str, Any]:
             errors.append(str(error))
     what, _, where = _best_fitting(errors, types).partition(" - at ")
     limit = re.search(r"`array` of length <= (\d+)", what)
-    status = 413 if limit and int(limit[1]) > 2 else 422  # three texts are not too large, but no pair
+    # three texts are not too large, but no pair
+    status = 413 if limit and int(limit[1]) > 2 else 422
     where = where.strip("`").removeprefix("$").removeprefix(".") or "the request"
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", what, re.DOTALL):
         names = ", ".join(_parameters_of(types[0]).__struct_fields__)
@@ -98,8 +106,8 @@ def read(value: Any, types: Sequence[Type]) -> dict[str, Any]:
 
 
 def _best_fitting(errors: Sequence[str], types: Sequence[Type]) -> str:
-    """The error of the alternative that a request was meant to be: one in a field that all alternatives share, else
-    of a value of the right type, else the one deepest inside."""
+    """The error of the alternative that a request was meant to be: one in a field that all
+    alternatives share, else of a value of the right type, else the one deepest inside."""
     first, *others = [type_.__annotations__ for type_ in types]
     differing = [name for name in first if any(other.get(name) != first[name] for other in others)]
 
@@ -112,11 +120,14 @@ def _best_fitting(errors: Sequence[str], types: Sequence[Type]) -> str:
 
 
 def _fields(request: msgspec.Struct) -> dict[str, Any]:
-    """The fields of a request. The settings in `parameters` count as fields, and take precedence."""
+    """The fields of a request. The settings in `parameters` count as fields, and take
+    precedence."""
     fields = _plain_values(request)
     if isinstance(parameters := fields.get("parameters"), msgspec.Struct):
         settings = _plain_values(parameters)
-        fields["parameters"] = {name: value for name, value in settings.items() if value is not None}
+        fields["parameters"] = {
+            name: value for name, value in settings.items() if value is not None
+        }
         fields |= fields["parameters"]
     return fields
 
@@ -124,12 +135,18 @@ def _fields(request: msgspec.Struct) -> dict[str, Any]:
 def _plain_values(fields: msgspec.Struct) -> dict[str, Any]:
     """The fields of a type, with strings in place of enumerated values."""
     values = msgspec.structs.asdict(fields)
-    return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
+    return {
+        name: value.value if isinstance(value, Enum) else value for name, value in values.items()
+    }
 
 
 def _parameters_of(request: Type) -> Type:
     """The type of the field `parameters` of a type of request."""
-    return next(type_ for type_ in get_args(request.__annotations__["parameters"]) if type_ is not type(None))
+    return next(
+        type_
+        for type_ in get_args(request.__annotations__["parameters"])
+        if type_ is not type(None)
+    )
 
 
 def _choices(type_: Type) -> list[Any]:
@@ -158,13 +175,15 @@ def _object(name: str, **fields: Type) -> Type:
 
 def _request(name: str, fields: Mapping[str, Type]) -> Type:
     """fields: a type, or a tuple of type and default."""
-    items = [(key, *field) if isinstance(field, tuple) else (key, field) for key, field in fields.items()]
+    items = [
+        (key, *field) if isinstance(field, tuple) else (key, field) for key, field in fields.items()
+    ]
     return msgspec.defstruct(name, items, kw_only=True)
 
 
 def _parameters(name: str, fields: Mapping[str, Type], pipeline: Mapping[str, Type]) -> Type:
-    """The type of `parameters`: settings as the pipelines of transformers read them. A setting that is not known is
-    refused, because the answer would be to another question.
+    """The type of `parameters`: settings as the pipelines of transformers read them. A setting that
+    is not known is refused, because the answer would be to another question.
 
     Args:
         fields: of the request, of which those with a default can also be in `parameters`.
@@ -188,11 +207,20 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, list[Type]
     def documented(type_: Type, **schema: Any) -> Type:  # the endpoint checks it
         return _Annotated[type_, Meta(extra_json_schema=schema)]
 
-    top, size, texts = number(1, limits.k), (number(1, info["dimension"] or 1) | None, None), Text | many(Text)
+    top, size, texts = (
+        number(1, limits.k),
+        (number(1, info["dimension"] or 1) | None, None),
+        Text | many(Text),
+    )
     yes, no, optional = (bool, True), (bool, False), (str | None, None)
-    query = _Annotated[str, Meta(min_length=1, extra_json_schema={"maxLength": limits.query_characters})]
+    query = _Annotated[
+        str, Meta(min_length=1, extra_json_schema={"maxLength": limits.query_characters})
+    ]
     prompt = (_Literal[(None, *info["prompts"])], None)
-    cut = {"truncate": (bool | None, None), "truncation_direction": (TruncationDirection, TruncationDirection.RIGHT)}
+    cut = {
+        "truncate": (bool | None, None),
+        "truncation_direction": (TruncationDirection, TruncationDirection.RIGHT),
+    }
     rerank = no if (info["index"] or {}).get("rerank") else (documented(bool, const=False), False)
     masked = documented(Text, pattern=re.escape(info["mask_token"]))
     item = many(Text, 3) if info["reads"] == "choices" else many(Text, 1, 2)
@@ -213,26 +241,59 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, list[Type]
     if info["token_ids"] is not None:
         ids_of_input = tokens_of(info["token_ids"]["vocabulary"])
         input_types += [ids_of_input, many(ids_of_input)]
-    requests: dict[str, list[dict[str, Type]]] = {  # alternatives, because a union has at most one type of list
-        "embed": [{"inputs": inputs, "normalize": yes, "prompt_name": prompt, "dimensions": size,
-                   "encoding_format": (Literal["float"], "float"), **cut} for inputs in id_lists],
+    # alternatives, because a union has at most one type of list
+    requests: dict[str, list[dict[str, Type]]] = {
+        "embed": [
+            {
+                "inputs": inputs,
+                "normalize": yes,
+                "prompt_name": prompt,
+                "dimensions": size,
+                "encoding_format": (Literal["float"], "float"),
+                **cut,
+            }
+            for inputs in id_lists
+        ],
         "embed_all": [{"inputs": texts, "prompt_name": prompt, **cut}],
         "similarity": [{"inputs": pair, "prompt_name": prompt, **cut}],
-        "embeddings": [{"input": inputs, "model": optional, "dimensions": size, "user": optional,
-                        "encoding_format": (Literal["float", "base64"], "float"), "truncate": (bool | None, None)}
-                       for inputs in input_types],
+        "embeddings": [
+            {
+                "input": inputs,
+                "model": optional,
+                "dimensions": size,
+                "user": optional,
+                "encoding_format": (Literal["float", "base64"], "float"),
+                "truncate": (bool | None, None),
+            }
+            for inputs in input_types
+        ],
         "fill": [{"inputs": masked | many(masked), "top_k": (top, 5), "return_text": no}],
         "predict": [{"inputs": inputs, "raw_scores": no, **cut} for inputs in predicted],
-        "rerank": [{"query": Text, "texts": many(Text), "raw_scores": no, "return_text": no, **cut}],
+        "rerank": [
+            {"query": Text, "texts": many(Text), "raw_scores": no, "return_text": no, **cut}
+        ],
         "ner": [{"inputs": texts}],
         "qa": [{"inputs": question | many(question), "top_k": (top, 1)}],
-        "search": [{"query": query, "k": (top, 10), "rerank": rerank,
-                    "ranking": (Literal["hybrid", "dense", "bm25"], "hybrid"), "matches": no}],
-        "explain": [{"inputs": single, "target": (Text | None, None), "maps": no,
-                     "baseline": (Literal["mask", "pad"], "mask")}],
+        "search": [
+            {
+                "query": query,
+                "k": (top, 10),
+                "rerank": rerank,
+                "ranking": (Literal["hybrid", "dense", "bm25"], "hybrid"),
+                "matches": no,
+            }
+        ],
+        "explain": [
+            {
+                "inputs": single,
+                "target": (Text | None, None),
+                "maps": no,
+                "baseline": (Literal["mask", "pad"], "mask"),
+            }
+        ],
         "tokenize": [{"inputs": texts, "add_special_tokens": yes, "prompt_name": prompt}],
         "decode": [{"ids": ids, "skip_special_tokens": yes} for ids in (tokens, many(tokens, 0))],
-    }  # fmt: skip
+    }
     pipelines = _pipeline_settings(info, limits)
     for name in (*INVOKED, "embed_all"):
         parameters = _parameters(f"{name}_parameters", requests[name][0], pipelines.get(name, {}))
@@ -240,7 +301,9 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, list[Type]
             fields["parameters"] = (parameters | None, None)
         if name == "predict" and info["reads"] in ("text", "text or pair"):
             # In a pipeline a list is several texts, and no pair as in TEI.
-            requests[name].append({**requests[name][0], "inputs": many(Text), "parameters": parameters})
+            requests[name].append(
+                {**requests[name][0], "inputs": many(Text), "parameters": parameters}
+            )
     types = {
         name: [_request(f"{name}_{n}", fields) for n, fields in enumerate(requests[name])]
         for name in info["abilities"]
@@ -251,7 +314,8 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, list[Type]
 
 
 def _pipeline_settings(info: Mapping[str, Any], limits: Limits) -> dict[str, dict[str, Type]]:
-    """The settings of the pipelines of transformers that a model can honour, besides the fields of the requests."""
+    """The settings of the pipelines of transformers that a model can honour, besides the fields of
+    the requests."""
     functions = {"regression": ("none",), "choice": ("softmax", "none")}.get(
         info["task"], ("softmax", "sigmoid", "none")
     )
@@ -259,34 +323,53 @@ def _pipeline_settings(info: Mapping[str, Any], limits: Limits) -> dict[str, dic
     if info["entities"]:  # entities of words have the tag of the first token of each word
         strategy = "simple" if info["task"] == "spans" else "first"
         has_outside = Meta(extra_json_schema={"contains": {"const": "O"}})
-        entities = {"aggregation_strategy": _Literal[strategy], "ignore_labels": _Annotated[list[str], has_outside]}
+        entities = {
+            "aggregation_strategy": _Literal[strategy],
+            "ignore_labels": _Annotated[list[str], has_outside],
+        }
     longest = max(1, info.get("max_input_length") or 1)
     return {
         "predict": {"top_k": _Annotated[int, Meta(ge=1)], "function_to_apply": _Literal[functions]},
         "fill": {"targets": _Annotated[_List[Text], Meta(min_length=1, max_length=limits.k)]},
         "ner": entities,
-        "qa": {"max_answer_len": _Annotated[int, Meta(ge=1, le=longest)], "handle_impossible_answer": bool},
+        "qa": {
+            "max_answer_len": _Annotated[int, Meta(ge=1, le=longest)],
+            "handle_impossible_answer": bool,
+        },
     }
 
 
 _LABELS = _List[_object("Label", score=float, label=str)]
 _FILLING = _TypedDict(
     "Filling",
-    {"score": float, "token": int, "token_str": str, "sequence": NotRequired[str], "text": NotRequired[str]},
+    {
+        "score": float,
+        "token": int,
+        "token_str": str,
+        "sequence": NotRequired[str],
+        "text": NotRequired[str],
+    },
 )
-# Of a text with one mask; else a list of them for each mask of a text, or for each text, in which there are such lists
-# for each mask if the text has several.
+# Of a text with one mask; else a list of them for each mask of a text, or for each text, in which
+# there are such lists for each mask if the text has several.
 _FILLINGS = (_List[_FILLING], _List[_List[_FILLING | _List[_FILLING]]])
 _ENTITIES = _List[_object("Entity", entity_group=str, score=float, word=str, start=int, end=int)]
 _ANSWER = _object("Answer", answer=str, score=float, start=int, end=int)
 _TOKEN = _object("Token", id=int, text=str, special=bool, start=int | None, stop=int | None)
 _VECTOR = _object("Vector", object=str, index=int, embedding=list[float] | str)
-_USAGE = _object("Usage", prompt_tokens=int, total_tokens=int, truncated_texts=int, truncated_tokens=int)
+_USAGE = _object(
+    "Usage", prompt_tokens=int, total_tokens=int, truncated_texts=int, truncated_tokens=int
+)
 _EMBEDDINGS = _object("Embeddings", object=str, model=str, usage=_USAGE, data=_List[_VECTOR])
 _RANK = _object("Rank", index=int, score=float)
-_DOCUMENT = _object("Document", id=str, score=float, cosine=float | None, title=str, text=str, fields=dict[str, Any])
-_EXPLANATION = _object("Explanation", explained=str, tokens=list[str], words=list[str], spans=list[list[int]])
-ENDPOINTS: Mapping[str, tuple[str, *tuple[Type, ...]]] = {  # name -> what it does, and the types of its answer
+_DOCUMENT = _object(
+    "Document", id=str, score=float, cosine=float | None, title=str, text=str, fields=dict[str, Any]
+)
+_EXPLANATION = _object(
+    "Explanation", explained=str, tokens=list[str], words=list[str], spans=list[list[int]]
+)
+# name -> what it does, and the types of its answer
+ENDPOINTS: Mapping[str, tuple[str, *tuple[Type, ...]]] = {
     "embed": ("Vectors of texts", list[list[float]]),
     "embed_all": ("Vectors of all tokens of texts", list[list[list[float]]]),
     "similarity": ("Cosines between a text and others", list[float]),
@@ -295,7 +378,12 @@ ENDPOINTS: Mapping[str, tuple[str, *tuple[Type, ...]]] = {  # name -> what it do
     "predict": ("Labels of texts, the best first", _LABELS, _List[_LABELS]),
     "rerank": ("Texts sorted by relevance to a query", _List[_RANK]),
     "ner": ("Entities, or words with their tags", _ENTITIES, _List[_ENTITIES]),
-    "qa": ("Answers to questions, in their contexts", _ANSWER, _List[_ANSWER], _List[_List[_ANSWER]]),
+    "qa": (
+        "Answers to questions, in their contexts",
+        _ANSWER,
+        _List[_ANSWER],
+        _List[_List[_ANSWER]],
+    ),
     "search": ("Documents of the index", _List[_DOCUMENT]),
     "explain": ("How much each token contributes to a prediction", _EXPLANATION),
     "tokenize": ("Tokens of texts", _List[_List[_TOKEN]]),
@@ -311,18 +399,31 @@ _OTHERS: Mapping[str, tuple[str, Type]] = {
     "/info": ("The model, and what this server offers", dict[str, Any]),
     "/health": ("Whether this server answers", _object("Health", status=str)),
     "/ping": ("The same as /health", _object("Health", status=str)),
-    "/v1/models": ("The model in a list, in the format of OpenAI", _object("Models", object=str, data=_List[_MODEL])),
+    "/v1/models": (
+        "The model in a list, in the format of OpenAI",
+        _object("Models", object=str, data=_List[_MODEL]),
+    ),
     "/v1/models/{model}": ("The model, in the format of OpenAI", _MODEL),
 }
 _ERROR = _object("Error", error=str, error_type=str)
 _MESSAGE = _object("Message", message=str, type=str, param=str | None, code=str | None)
 _OPENAI_ERROR = _object("OpenAIError", error=_MESSAGE)
 _REFUSALS = {"401": "no token, or a wrong one", "403": "a foreign page", "503": "stopping"}
-_POST_REFUSALS = {"400": "no JSON", "408": "too slow", "413": "too large", "415": "no JSON by its header",
-                  "422": "the request does not match the schema", "424": "the computation failed",
-                  "429": "overloaded: try again later"}  # fmt: skip
-_OPENAI_REFUSALS = {"400": "a wrong request, or too large", "408": "too slow", "429": "overloaded: try again later",
-                    "500": "the computation failed"}  # fmt: skip
+_POST_REFUSALS = {
+    "400": "no JSON",
+    "408": "too slow",
+    "413": "too large",
+    "415": "no JSON by its header",
+    "422": "the request does not match the schema",
+    "424": "the computation failed",
+    "429": "overloaded: try again later",
+}
+_OPENAI_REFUSALS = {
+    "400": "a wrong request, or too large",
+    "408": "too slow",
+    "429": "overloaded: try again later",
+    "500": "the computation failed",
+}
 
 
 def paths_of(name: str) -> tuple[str, ...]:
@@ -330,17 +431,23 @@ def paths_of(name: str) -> tuple[str, ...]:
     return _PATHS.get(name, (f"/{name}",))
 
 
-def document(info: Mapping[str, Any], requests: Mapping[str, list[Type]], *, token: bool) -> dict[str, Any]:
+def document(
+    info: Mapping[str, Any], requests: Mapping[str, list[Type]], *, token: bool
+) -> dict[str, Any]:
     """The OpenAPI document of a server with this model."""
     components: dict[str, Any] = {}
 
     def content(description: str, *types: Type) -> dict[str, Any]:
-        schemas, named = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+        schemas, named = msgspec.json.schema_components(
+            types, ref_template="#/components/schemas/{name}"
+        )
         components.update(named)
         schema = {"anyOf": list(schemas)} if len(schemas) > 1 else schemas[0]
         return {"description": description, "content": {"application/json": {"schema": schema}}}
 
-    def operation(path: str, summary: str, *answers: Type, request: Sequence[Type] = ()) -> dict[str, Any]:
+    def operation(
+        path: str, summary: str, *answers: Type, request: Sequence[Type] = ()
+    ) -> dict[str, Any]:
         error, post_refusals = _ERROR, _POST_REFUSALS
         if path.startswith("/v1/"):
             error, post_refusals = _OPENAI_ERROR, _OPENAI_REFUSALS
@@ -350,9 +457,12 @@ def document(info: Mapping[str, Any], requests: Mapping[str, list[Type]], *, tok
         name = re.sub(r"[{}]", "", path).strip("/").replace("/", "_") or "root"
         fields: dict[str, Any] = {"summary": summary, "operationId": name, "responses": responses}
         if path.endswith("{model}"):
-            # Not an enumeration of the one name: another name is not an invalid request, but not there.
+            # Not an enumeration of the one name: another name is not an invalid request, but not
+            # there.
             schema = {"type": "string", "examples": [info["model_id"]]}
-            fields["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": schema}]
+            fields["parameters"] = [
+                {"name": "model", "in": "path", "required": True, "schema": schema}
+            ]
             responses["404"] = content("another model", error)
         if token and path not in ("/health", "/ping"):
             fields["security"] = [{"token": []}]
@@ -364,13 +474,27 @@ def document(info: Mapping[str, Any], requests: Mapping[str, list[Type]], *, tok
     for name, types in requests.items():
         summary, *answers = ENDPOINTS[name]
         if name == INVOCATIONS:
-            answers = [answer for ability in INVOKED if ability in requests for answer in ENDPOINTS[ability][1:]]
+            answers = [
+                answer
+                for ability in INVOKED
+                if ability in requests
+                for answer in ENDPOINTS[ability][1:]
+            ]
         for path in paths_of(name):
             paths[path] = operation(path, summary, *answers, request=types)
     page = {"description": "HTML", "content": {"text/html": {"schema": {"type": "string"}}}}
     refusal = {"403": content(_REFUSALS["403"], _ERROR)}
-    fields = {"summary": "The page for a browser", "operationId": "page", "responses": {"200": page, **refusal}}
+    fields = {
+        "summary": "The page for a browser",
+        "operationId": "page",
+        "responses": {"200": page, **refusal},
+    }
     paths["/"] = paths.get("/", {}) | {"get": fields}
     secured = {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}} if token else {}
     about = {"title": f"bertworks serve {info['model_id']}", "version": bertworks.__version__}
-    return {"openapi": "3.1.0", "info": about, "paths": paths, "components": {"schemas": components, **secured}}
+    return {
+        "openapi": "3.1.0",
+        "info": about,
+        "paths": paths,
+        "components": {"schemas": components, **secured},
+    }

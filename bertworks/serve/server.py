@@ -30,20 +30,31 @@ from bertworks.training.device import limit_kernel_caches, use_one_heap
 PIPE_BYTES = 1 << 20  # of the log that may wait for its reader: some 7,000 lines
 MAX_TRACEBACK = 3000  # characters, from its end
 MAX_FILES = 1 << 16  # open at the same time: more than the accepted requests
-SWITCH_SECONDS = 0.0005  # that a thread computes in Python while others wait: a small request changes threads six times
+# that a thread computes in Python while others wait: a small request changes threads six times
+SWITCH_SECONDS = 0.0005
 MIN_TOKEN = 16  # characters of a token, if other machines can reach the server
-NEW_TOKEN = 'export BERTWORKS_API_KEY="$(python3 -c "import secrets; print(secrets.token_urlsafe())")"'
-# Of uvicorn. An idle connection is closed after 75 seconds: longer than in proxies (60), which else may use one
-# that is being closed. After SIGTERM there are 8 seconds to answer accepted requests.
+NEW_TOKEN = (
+    'export BERTWORKS_API_KEY="$(python3 -c "import secrets; print(secrets.token_urlsafe())")"'
+)
+# Of uvicorn. An idle connection is closed after 75 seconds: longer than in proxies (60), which else
+# may use one that is being closed. After SIGTERM there are 8 seconds to answer accepted requests.
 _SETTINGS: dict[str, Any] = {
-    "ws": "none", "lifespan": "off", "loop": "auto", "log_config": None, "access_log": False, "server_header": False,
-    "proxy_headers": False, "timeout_keep_alive": 75, "timeout_graceful_shutdown": 8,
-}  # fmt: skip
+    "ws": "none",
+    "lifespan": "off",
+    "loop": "auto",
+    "log_config": None,
+    "access_log": False,
+    "server_header": False,
+    "proxy_headers": False,
+    "timeout_keep_alive": 75,
+    "timeout_graceful_shutdown": 8,
+}
 
 
 class LogHandler(logging.Handler):
-    """One JSON object for each record. What a slow reader leaves no room for is lost: no request waits for the log. The
-    next line reports the number of lost lines. descriptor: standard error."""
+    """One JSON object for each record. What a slow reader leaves no room for is lost: no request
+    waits for the log. The next line reports the number of lost lines. descriptor: standard error.
+    """
 
     def __init__(self, descriptor: int = 2):
         super().__init__()
@@ -57,14 +68,20 @@ class LogHandler(logging.Handler):
         line = {"time": time, "level": record.levelname.lower(), "message": record.getMessage()}
         line |= getattr(record, "fields", {})
         if record.exc_info:
-            line["traceback"] = logging.Formatter().formatException(record.exc_info)[-MAX_TRACEBACK:]
+            line["traceback"] = logging.Formatter().formatException(record.exc_info)[
+                -MAX_TRACEBACK:
+            ]
         return json.dumps(line, ensure_ascii=True, default=str) + "\n"
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line, or count it as lost."""
         content = self.format(record)
         if self._lost:
-            fields = {"levelname": "WARNING", "msg": "lines of the log were lost", "fields": {"lost": self._lost}}
+            fields = {
+                "levelname": "WARNING",
+                "msg": "lines of the log were lost",
+                "fields": {"lost": self._lost},
+            }
             content = self.format(logging.makeLogRecord(fields)) + content
         try:
             if not select.select([], [self._descriptor], [], 0)[1]:
@@ -88,18 +105,21 @@ def json_log() -> logging.Logger:
 def serve(
     model: str | Path, *, host: str = "127.0.0.1", port: int = 8080, token: str = "", **options: Any
 ) -> Iterator[Event]:
-    """Serve a model until SIGTERM or Ctrl-C. Then requests that are being computed are answered, and those that wait
-    and new ones are refused. The first event holds the address, the last reports the end.
+    """Serve a model until SIGTERM or Ctrl-C. Then requests that are being computed are answered,
+    and those that wait and new ones are refused. The first event holds the address, the last
+    reports the end.
 
     Args:
-        model: a folder, pre-trained, fine-tuned, exported or of sentence-transformers; `minilm`; a hub id.
+        model: a folder, pre-trained, fine-tuned, exported or of sentence-transformers; `minilm`; a
+            hub id.
         host, port: the address; port 0: any free port.
-        token: required in every request; necessary if other machines can reach the server. Several, one on each
-            line: one for each client, which then all get their share of the server.
+        token: required in every request; necessary if other machines can reach the server. Several,
+            one on each line: one for each client, which then all get their share of the server.
         options: see `Abilities`.
 
     Raises:
-        BertworksError: no such model or index, the port is in use, or the extra `serve` is not installed.
+        BertworksError: no such model or index, the port is in use, or the extra `serve` is not
+            installed.
         UsageError: no token, or a short one, for a server that other machines can reach.
     """
     with optional_import("a server", '"bertworks[serve]"'):
@@ -108,13 +128,21 @@ def serve(
         from bertworks.serve.application import Application, ConnectionReader
     with bound(host, port) as listening:  # before the model is read: report a used port at once
         name, number = listening.getsockname()[:2]
-        if min(map(len, token.splitlines()), default=0) < MIN_TOKEN and not ipaddress.ip_address(name).is_loopback:
-            what = f"other machines can reach {host}: expected a token of {MIN_TOKEN} characters or more"
+        if (
+            min(map(len, token.splitlines()), default=0) < MIN_TOKEN
+            and not ipaddress.ip_address(name).is_loopback
+        ):
+            what = (
+                f"other machines can reach {host}: expected a token of {MIN_TOKEN} characters "
+                "or more"
+            )
             raise UsageError(what, hint=NEW_TOKEN)
         use_one_heap()  # before there are threads
         limit_kernel_caches()  # before anything is computed
         abilities = Abilities(model, **options)
-        application = Application(abilities, token=token, hosts=[host.strip("[]")], stopping=lambda: server.should_exit)
+        application = Application(
+            abilities, token=token, hosts=[host.strip("[]")], stopping=lambda: server.should_exit
+        )
         # Its annotation names only protocols that do not bring their own buffer.
         protocol = cast(type[asyncio.Protocol], ConnectionReader)
 
@@ -126,19 +154,27 @@ def serve(
 
         server, log = Server(uvicorn.Config(application, http=protocol, **_SETTINGS)), json_log()
         application.measure_speed()
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # every connection is an open file; -1: no limit
+        # every connection is an open file; -1: no limit
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if 0 <= soft < MAX_FILES:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard if 0 <= hard < MAX_FILES else MAX_FILES, hard))
+            resource.setrlimit(
+                resource.RLIMIT_NOFILE, (hard if 0 <= hard < MAX_FILES else MAX_FILES, hard)
+            )
         url = f"http://[{name}]:{number}/" if ":" in name else f"http://{name}:{number}/"
-        yield Event("note", f"{abilities.name} at {url}", {"url": url, "abilities": abilities.info["abilities"]})
-        # Exclude the present objects, some 300,000 of libraries and model, from garbage collection, which would stop
-        # all threads for 0.17 seconds.
+        yield Event(
+            "note",
+            f"{abilities.name} at {url}",
+            {"url": url, "abilities": abilities.info["abilities"]},
+        )
+        # Exclude the present objects, some 300,000 of libraries and model, from garbage collection,
+        # which would stop all threads for 0.17 seconds.
         gc.collect()
         gc.freeze()
         interval = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_SECONDS)
         try:
-            # uvicorn raises the signal again after its shutdown. Here the shutdown is all that is needed.
+            # uvicorn raises the signal again after its shutdown. Here the shutdown is all that is
+            # needed.
             with signal_handler(lambda *_: None, signal.SIGINT, signal.SIGTERM):
                 server.run(sockets=[listening])
         finally:
@@ -159,7 +195,7 @@ def bound(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in name else socket.AF_INET
     with explain_os_errors("cannot listen", f"{host}:{port}", "--port 0"):
         listening = socket.create_server((name, port), family=family, backlog=2048)
-    # Connections inherit it; asyncio sets it only for its own sockets. Without it the body of an answer would wait
-    # until the client has acknowledged the head, which may take 40 ms.
+    # Connections inherit it; asyncio sets it only for its own sockets. Without it the body of an
+    # answer would wait until the client has acknowledged the head, which may take 40 ms.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening

@@ -1,8 +1,9 @@
-"""Ids of tokens that clients send instead of texts: what they mean, and the texts that they stand for.
+"""Ids of tokens that clients send instead of texts: what they mean, and the texts that they stand
+for.
 
-Clients of OpenAI, LangChain among them, may send ids of OpenAI's vocabularies. A number does not say which vocabulary
-it is from, so the option `--token-ids` does. The tables of these vocabularies are read from the cache of the package
-tiktoken; nothing is fetched.
+Clients of OpenAI, LangChain among them, may send ids of OpenAI's vocabularies. A number does not
+say which vocabulary it is from, so the option `--token-ids` does. The tables of these vocabularies
+are read from the cache of the package tiktoken; nothing is fetched.
 """
 
 import base64
@@ -16,11 +17,13 @@ from typing import Literal
 from bertworks.errors import BertworksError, explain_os_errors, require
 
 TokenIds = Literal["own", "cl100k_base", "o200k_base"]
-_ADDRESS = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"  # its sha1 is the name of the cached file
+# its sha1 is the name of the cached file
+_ADDRESS = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
 _LARGEST_TABLE = 1 << 24  # bytes; o200k_base has 3.6 million
 
 
-# The sha256 of the files, as tiktoken compares them: other users may be able to write into the folder of the cache.
+# The sha256 of the files, as tiktoken compares them: other users may be able to write into the
+# folder of the cache.
 PUBLISHED_TABLES = {
     "cl100k_base": "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
     "o200k_base": "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
@@ -40,8 +43,9 @@ class TokenTable:
         self.tokens = tokens
 
     def text(self, ids: Sequence[int]) -> str:
-        """The text of the ids of its tokens, each of which is one. A character may be cut into several tokens: their
-        bytes are joined. What is left of a character that the first or the last token cuts is U+FFFD."""
+        """The text of the ids of its tokens, each of which is one. A character may be cut into
+        several tokens: their bytes are joined. What is left of a character that the first or the
+        last token cuts is U+FFFD."""
         return b"".join(self.tokens[number] for number in ids).decode("utf-8", "replace")
 
 
@@ -51,14 +55,24 @@ def read_table(name: str) -> TokenTable:
     Raises:
         BertworksError: it is not there, or it is another file.
     """
-    path = _cache_folder() / hashlib.sha1(_ADDRESS.format(name).encode(), usedforsecurity=False).hexdigest()
-    hint = f"load {name} with the package tiktoken, which saves it; TIKTOKEN_CACHE_DIR names the folder"
+    path = (
+        _cache_folder()
+        / hashlib.sha1(_ADDRESS.format(name).encode(), usedforsecurity=False).hexdigest()
+    )
+    hint = (
+        f"load {name} with the package tiktoken, which saves it; TIKTOKEN_CACHE_DIR names the "
+        "folder"
+    )
     require(path.is_file(), f"the table of {name} is not in the cache of tiktoken", path, hint)
     with explain_os_errors(f"the table of {name} cannot be read", path, hint):
-        require(path.stat().st_size <= _LARGEST_TABLE, f"the table of {name} is too large", path, hint)
+        require(
+            path.stat().st_size <= _LARGEST_TABLE, f"the table of {name} is too large", path, hint
+        )
         content = path.read_bytes()
     is_published = hashlib.sha256(content).hexdigest() == PUBLISHED_TABLES[name]
-    require(is_published, f"this is not the published table of {name}: its sha256 differs", path, hint)
+    require(
+        is_published, f"this is not the published table of {name}: its sha256 differs", path, hint
+    )
     return TokenTable(name, _parsed(content, path))
 
 

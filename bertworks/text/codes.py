@@ -13,28 +13,35 @@ from bertworks.config import packaged_table
 def _without_accents(word: str) -> str:
     """A word in lower case, without the accents on its letters."""
     decomposed = unicodedata.normalize("NFD", word.lower())
-    return unicodedata.normalize("NFC", "".join(c for c in decomposed if not unicodedata.combining(c)))
+    return unicodedata.normalize(
+        "NFC", "".join(c for c in decomposed if not unicodedata.combining(c))
+    )
 
 
 _WORDS = packaged_table(__file__, "codes.toml")
 _DATE_WORDS = frozenset(_without_accents(" ".join(str(words) for words in _WORDS.values())).split())
-_TIME_ZONE = re.compile(r"[A-Z]{0,3}[SDE]?T")  # PDT, CEST, JST, MST; upper case only, for "east" ends in t as well
+# PDT, CEST, JST, MST; upper case only, for "east" ends in t as well
+_TIME_ZONE = re.compile(r"[A-Z]{0,3}[SDE]?T")
 _FILE = re.compile(r"\S+\.[A-Za-z][A-Za-z0-9]{0,4}")  # report.pdf, example.org, a.b.c
 _PATH = re.compile(r"(?:[A-Za-z]:)?[\\/].*|~/.*|\.\.?[\\/].*|\S+[\\/]\S*[\\/]\S*", re.DOTALL)
 _PATH_WITH_SPACES = re.compile(r"(?:[A-Za-z]:\\|\\\\|~/|\.\.?/|/(?=[^\n/]*/))[^\n]*\.\w{1,5}")
 _ADDRESS = re.compile(
-    r"\W*(?:[a-z][a-z0-9+.-]*://\S+|mailto:\S+|www\.\S+|[^\s@]+@[^\s@]+\.[^\s@]+|@\w+)\W*", re.IGNORECASE
+    r"\W*(?:[a-z][a-z0-9+.-]*://\S+|mailto:\S+|www\.\S+|[^\s@]+@[^\s@]+\.[^\s@]+|@\w+)\W*",
+    re.IGNORECASE,
 )
 _NAMED_MAIL = re.compile(r"[^<>@]*<[^\s<>@]+@[^\s<>@]+>")  # Anna Berg <anna@example.org>
 _NUMBER = re.compile(r"[\W\d_年月日時分秒년월일시분초]+")
-_MIXED = re.compile(r"(?=\D*\d)[!-~]+")  # letters of ASCII with digits: user_17, 7c1e-4f, 2009-04-06T22:19:45Z
+# letters of ASCII with digits: user_17, 7c1e-4f, 2009-04-06T22:19:45Z
+_MIXED = re.compile(r"(?=\D*\d)[!-~]+")
 # Scripts without spaces between words: one of their texts may be a single run of characters.
-_WITHOUT_SPACES = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
+_WITHOUT_SPACES = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]"
+)
 
 
 def is_code(value: str) -> bool:
-    """Whether a value is a number, a date or a time in words or digits, an id of letters with digits, a path, or one or
-    more addresses (URL, e-mail, name of a user after @)."""
+    """Whether a value is a number, a date or a time in words or digits, an id of letters with
+    digits, a path, or one or more addresses (URL, e-mail, name of a user after @)."""
     if _NAMED_MAIL.fullmatch(value) or _PATH_WITH_SPACES.fullmatch(value):
         return True
     has_code = False

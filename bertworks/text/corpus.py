@@ -1,8 +1,9 @@
-"""Files -> documents: finds the files of the inputs, reads every format, joins wrapped lines, counts all issues.
+"""Files -> documents: finds the files of the inputs, reads every format, joins wrapped lines,
+counts all issues.
 
-Formats: plain text, JSON lines, CSV, TSV, Parquet, output of WikiExtractor; by the file name if it is known, else by
-the content. Documents are streamed in an order that depends on the file names only. Memory does not grow with the
-corpus.
+Formats: plain text, JSON lines, CSV, TSV, Parquet, output of WikiExtractor; by the file name if it
+is known, else by the content. Documents are streamed in an order that depends on the file names
+only. Memory does not grow with the corpus.
 """
 
 import glob
@@ -20,14 +21,23 @@ from bertworks.errors import expect, explain_os_errors, quoted, require
 from bertworks.io import tables, text_files
 from bertworks.io.atomic_write import sha256
 from bertworks.io.tables import Data, StoredRows, sources_of
-from bertworks.io.text_files import FORMATS, IssueCounter, Issues, LineReader, format_suffix, nothing_there, open_lines
+from bertworks.io.text_files import (
+    FORMATS,
+    IssueCounter,
+    Issues,
+    LineReader,
+    format_suffix,
+    nothing_there,
+    open_lines,
+)
 from bertworks.text.codes import are_codes
 from bertworks.text.segmentation import cut_text, margin_of, paragraphs, separation
 
 LARGEST_DOCUMENT = 1 << 22  # characters; longer documents are divided, to bound memory
 CUT = f"documents longer than {LARGEST_DOCUMENT:,} characters (cut)"
 SKIPPED, EMPTY, MALFORMED = "files skipped", "empty documents", "malformed lines left out"
-_LONGEST_BLOCK = LARGEST_DOCUMENT + LARGEST_DOCUMENT // 4  # of lines without a blank one, at which it is divided
+# of lines without a blank one, at which it is divided
+_LONGEST_BLOCK = LARGEST_DOCUMENT + LARGEST_DOCUMENT // 4
 SUFFIXES = [suffix for suffix, kind in FORMATS.items() if kind != "conll"]
 _MIN_LINES = 1000  # before a file with malformed lines is refused before its end
 _OWN_MARGIN = 30  # lines of a document that has its own margin, not that of its file
@@ -36,9 +46,10 @@ _OWN_MARGIN = 30  # lines of a document that has its own margin, not that of its
 # What ends a document in plain text. title: a blank line, but not the one after a title.
 Documents = Literal["auto", "blank_line", "title", "file"]
 _ENDS = {
-    "blank_line": "a blank line ends a document", "title": "a title and its text are a document",
+    "blank_line": "a blank line ends a document",
+    "title": "a title and its text are a document",
     "file": "each file is a document",
-}  # fmt: skip
+}
 
 
 class RawDocument(NamedTuple):
@@ -49,7 +60,8 @@ class RawDocument(NamedTuple):
     margin: int | None  # the right margin if its lines are hard-wrapped
 
 
-# A line of JSON or a row of a table: its line; the values by column, or the text itself; why it is malformed, or "".
+# A line of JSON or a row of a table: its line; the values by column, or the text itself; why it is
+# malformed, or "".
 _Record = tuple[int, Any, str]
 
 
@@ -58,7 +70,8 @@ class CorpusReport(text_files.Repairs):
     """Counts and issues of a pass over a corpus. `str()` gives several lines of text."""
 
     columns: dict[str, int] = field(default_factory=dict)  # text column -> number of files
-    separations: dict[str, int] = field(default_factory=dict)  # separation of documents -> number of files
+    # separation of documents -> number of files
+    separations: dict[str, int] = field(default_factory=dict)
     files: int = 0
     documents: int = 0
     characters: int = 0
@@ -73,8 +86,14 @@ class CorpusReport(text_files.Repairs):
             f"{self.documents:,} documents, {self.characters:,} characters in {self.files:,} files "
             f"({self.bytes / 1e6:,.1f} MB read)"
         ]
-        lines += [f"text column: {column} ({count:,} files)" for column, count in sorted(self.columns.items())]
-        lines += [f"plain text: {how} ({count:,} files)" for how, count in sorted(self.separations.items())]
+        lines += [
+            f"text column: {column} ({count:,} files)"
+            for column, count in sorted(self.columns.items())
+        ]
+        lines += [
+            f"plain text: {how} ({count:,} files)"
+            for how, count in sorted(self.separations.items())
+        ]
         if self.wrapped_documents:
             lines.append(f"hard-wrapped lines joined in {self.wrapped_documents:,} documents")
         return "\n".join(lines + self.issues())
@@ -90,8 +109,9 @@ class FileReader:
         text_column, documents, encoding: as for `CorpusReader`.
 
     Raises:
-        BertworksError: while iterating: the file is damaged or unreadable, too many lines are malformed or not in the
-            encoding, a line of a table or of JSON is larger than LARGEST_LINE, or there is no text column.
+        BertworksError: while iterating: the file is damaged or unreadable, too many lines are
+            malformed or not in the encoding, a line of a table or of JSON is larger than
+            LARGEST_LINE, or there is no text column.
     """
 
     path: Path
@@ -110,7 +130,12 @@ class FileReader:
                 self.report.counts["empty files"].add(self.name)
                 return
             kind = self._kind(reader)
-            readers = {"text": self._text, "wiki": self._wiki, "json": self._json, "jsonl": self._json}
+            readers = {
+                "text": self._text,
+                "wiki": self._wiki,
+                "json": self._json,
+                "jsonl": self._json,
+            }
             readers |= {"csv": self._table, "tsv": self._table}
             if kind in readers:
                 yield from readers[kind](reader)
@@ -123,7 +148,9 @@ class FileReader:
         if head.startswith(b"<doc "):
             return "wiki"
         if reader.head.startswith(b"PAR1"):
-            unpack = text_files.COMPRESSIONS.get(Path(self.name).suffix, ("", ""))[1].replace("-t", "-d")
+            unpack = text_files.COMPRESSIONS.get(Path(self.name).suffix, ("", ""))[1].replace(
+                "-t", "-d"
+            )
             return f"a compressed Parquet file; unpack it{f': `{unpack} FILE`' if unpack else ''}"
         if reader.format == "parquet":
             return "not a Parquet file, in spite of its name"
@@ -138,14 +165,18 @@ class FileReader:
     def _text(self, reader: LineReader) -> Iterator[RawDocument]:
         sample = reader.sample(universal=True)
         margin = margin_of(sample)
-        ends, reason = (self.documents, "as set") if self.documents != "auto" else separation(sample, margin)
+        ends, reason = (
+            (self.documents, "as set") if self.documents != "auto" else separation(sample, margin)
+        )
         how = f"{_ENDS[ends]} ({reason})"
         self.report.separations[how] = self.report.separations.get(how, 0) + 1
         lines: list[str] = []
         start = size = 0
 
         def document() -> RawDocument:
-            return RawDocument(start, lines, margin if len(lines) < _OWN_MARGIN else margin_of(lines))
+            return RawDocument(
+                start, lines, margin if len(lines) < _OWN_MARGIN else margin_of(lines)
+            )
 
         for number, line in reader.lines(longest=text_files.LONGEST_PIECE, universal=True):
             blank = not line or line.isspace()
@@ -164,7 +195,8 @@ class FileReader:
             yield document()
 
     def _wiki(self, reader: LineReader) -> Iterator[RawDocument]:
-        """WikiExtractor: `<doc id=... title=...>`, the article with its title as first line, `</doc>`."""
+        """WikiExtractor: `<doc id=... title=...>`, the article with its title as first line,
+        `</doc>`."""
         start, lines, inside = 1, list[str](), False
         for number, line in itertools.chain(
             reader.lines(universal=True), [(0, "<doc ")]
@@ -183,7 +215,10 @@ class FileReader:
             for number, line in reader.lines(universal=reader.has_only_carriage_returns):
                 if not line or line.isspace():
                     continue
-                value, problem = None, 'expected a JSON object like {"text": "..."} or a JSON string'
+                value, problem = (
+                    None,
+                    'expected a JSON object like {"text": "..."} or a JSON string',
+                )
                 try:
                     if text_files.is_hollow(line):
                         raise ValueError(text_files.HOLLOW)
@@ -199,8 +234,11 @@ class FileReader:
         sample = reader.sample(universal=universal)
         delimiter = tables.delimiter_of(sample, reader.format)
         quoted = delimiter != "\t" or tables.quotes_matter(sample)
-        # A carriage return inside a cell separates paragraphs as a vertical tab does, which `csv` takes for text.
-        lines = ((number, line.replace("\r", "\v")) for number, line in reader.lines(universal=universal))
+        # A carriage return inside a cell separates paragraphs as a vertical tab does, which `csv`
+        # takes for text.
+        lines = (
+            (number, line.replace("\r", "\v")) for number, line in reader.lines(universal=universal)
+        )
         rows = tables.split_rows(lines, delimiter, quoted=quoted, name=self.name)
         rows = ((number, row) for number, row in rows if row)
         first = next(rows, (0, []))
@@ -208,24 +246,35 @@ class FileReader:
         header = tables.column_names(first[1], named=named)
         what = f"cells where the first row has {len(header)}"
         records = (
-            (number, dict(zip(header, row)), "" if len(row) == len(header) else f"{len(row)} {what}")
+            (
+                number,
+                dict(zip(header, row)),
+                "" if len(row) == len(header) else f"{len(row)} {what}",
+            )
             for number, row in (rows if named else itertools.chain([first], rows))
         )
         return self._from_records(records, header)
 
-    def _from_records(self, records: Iterator[_Record], names: Sequence[str] = ()) -> Iterator[RawDocument]:
+    def _from_records(
+        self, records: Iterator[_Record], names: Sequence[str] = ()
+    ) -> Iterator[RawDocument]:
         """The documents of records.
 
         Args:
             names: of all columns; empty: those of the first records.
 
         Raises:
-            BertworksError: there is no text column; all records are malformed, or more than one and more than 1 %.
+            BertworksError: there is no text column; all records are malformed, or more than one and
+                more than 1 %.
         """
         first = tables.first_rows(records)
         objects = [value for _, value, _ in first if isinstance(value, dict)]
         names = names or list(dict.fromkeys(itertools.chain(*objects)))
-        read = self._text_columns({name: [value.get(name) for value in objects] for name in names}) if names else [""]
+        read = (
+            self._text_columns({name: [value.get(name) for value in objects] for name in names})
+            if names
+            else [""]
+        )
         good = bad = 0
         first_bad: tuple[int, str] = 0, ""
         for line, value, problem in itertools.chain(first, records):
@@ -248,7 +297,9 @@ class FileReader:
             names = [column.name for column in file.schema_arrow if "string" in str(column.type)]
             sample = next(tables.batches_of(file, names), None) if names else None
             texts = sample.to_pydict() if sample else {}
-            read = self._text_columns({name: texts.get(name, ()) for name in file.schema_arrow.names})
+            read = self._text_columns(
+                {name: texts.get(name, ()) for name in file.schema_arrow.names}
+            )
             row = itertools.count(1)
             for batch in tables.batches_of(file, read):
                 self.report.bytes += batch.nbytes
@@ -256,28 +307,43 @@ class FileReader:
                     yield _document(next(row), _titled(values) or "")
 
     def _text_columns(self, columns: Mapping[str, Sequence[object]]) -> list[str]:
-        """The column of the text, after that of the title if there is one and `text_column` is unset. Also reported.
-        Dates, paths, addresses and ids are no text while there is another column."""
+        """The column of the text, after that of the title if there is one and `text_column` is
+        unset. Also reported. Dates, paths, addresses and ids are no text while there is another
+        column."""
         codes = {
-            name for name, values in columns.items() if are_codes(value for value in values if isinstance(value, str))
+            name
+            for name, values in columns.items()
+            if are_codes(value for value in values if isinstance(value, str))
         }
         column = tables.choose_column(columns, self.name, self.text_column, codes=codes)
-        title = tables.usual_column(columns, tables.TITLE_NAMES) if self.text_column is None else None
-        how = column if title in (None, column) else f"{column}, after {title} (--text-column {column}: without)"
+        title = (
+            tables.usual_column(columns, tables.TITLE_NAMES) if self.text_column is None else None
+        )
+        how = (
+            column
+            if title in (None, column)
+            else f"{column}, after {title} (--text-column {column}: without)"
+        )
         self.report.columns[how] = self.report.columns.get(how, 0) + 1
         return [column] if title is None or title == column else [title, column]
 
     def _refuse_malformed(self, line: int, problem: str, bad: int, good: int) -> None:
         what = f"{bad:,} malformed lines and only {good:,} good ones so far; the first: {problem}"
-        hint = f"look at it with `sed -n {line}p {quoted(self.name)}`, repair the file or leave it out"
+        hint = (
+            f"look at it with `sed -n {line}p {quoted(self.name)}`, repair the file or leave it out"
+        )
         require(bad <= (1 + good // 100 if good else 0), what, f"{self.name}:{line}", hint)
 
 
 def _titled(values: Sequence[object]) -> str | None:
-    """The text of a document from its title, if there is one, and its text; None: that is not text. A title alone is
-    no document, and some texts begin with their titles."""
+    """The text of a document from its title, if there is one, and its text; None: that is not text.
+    A title alone is no document, and some texts begin with their titles."""
     *titles, text = map(tables.as_text, values)
-    return "\n".join([*(title for title in titles if title and not text.startswith(title)), text]) if text else text
+    return (
+        "\n".join([*(title for title in titles if title and not text.startswith(title)), text])
+        if text
+        else text
+    )
 
 
 def _document(line: int, text: str) -> RawDocument:
@@ -297,17 +363,19 @@ class Document(NamedTuple):
 
 
 class CorpusReader:
-    """The documents of files, folders, globs and "-" (standard input), in a fixed order. It can be iterated repeatedly.
+    """The documents of files, folders, globs and "-" (standard input), in a fixed order. It can be
+    iterated repeatedly.
 
     Files are sorted by their path relative to the input, independent of the order of the inputs.
 
     Args:
-        inputs: the paths, or rows in memory as in `pretrain`. Of folders: .txt .jsonl .csv .tsv .parquet, their other
-            usual suffixes (.text .ndjson .tab .pq ...), files without a suffix (WikiExtractor), also with .gz .zst .xz
-            .bz2. Names with "_" first, other suffixes, links, pipes and devices are skipped and counted, hidden not.
+        inputs: the paths, or rows in memory as in `pretrain`. Of folders: .txt .jsonl .csv .tsv
+            .parquet, their other usual suffixes (.text .ndjson .tab .pq ...), files without a
+            suffix (WikiExtractor), also with .gz .zst .xz .bz2. Names with "_" first, other
+            suffixes, links, pipes and devices are skipped and counted, hidden not.
         text_column: the column or field of the text; None: inferred per file, and reported.
-        documents: the end of a document in plain text; "auto": inferred from the first megabyte of each file, and
-            reported.
+        documents: the end of a document in plain text; "auto": inferred from the first megabyte of
+            each file, and reported.
         encoding: of all files, as "cp1252"; None: by the byte order mark of each file, else UTF-8.
 
     Attributes:
@@ -317,30 +385,48 @@ class CorpusReader:
         report: of the last complete pass.
 
     Raises:
-        BertworksError: an input has nothing to read; while iterating: a damaged file, a file in another encoding, a
-            file without a text column, no document at all.
+        BertworksError: an input has nothing to read; while iterating: a damaged file, a file in
+            another encoding, a file without a text column, no document at all.
     """
 
     def __init__(
-        self, inputs: Sequence[str | Path] | Data, *, text_column: str | None = None, documents: Documents = "auto",
+        self,
+        inputs: Sequence[str | Path] | Data,
+        *,
+        text_column: str | None = None,
+        documents: Documents = "auto",
         encoding: str | None = None,
-    ):  # fmt: skip
-        self.options: dict[str, Any] = {"text_column": text_column, "documents": documents, "encoding": encoding}
+    ):
+        self.options: dict[str, Any] = {
+            "text_column": text_column,
+            "documents": documents,
+            "encoding": encoding,
+        }
         self.folders: list[Path] = []
         self._skipped = IssueCounter()
-        self._names: dict[Path, tuple[str, str]] = {}  # file -> path relative to its input, name in messages
+        # file -> path relative to its input, name in messages
+        self._names: dict[Path, tuple[str, str]] = {}
         self.inputs = sources_of(inputs)  # rows in memory are a file as long as this object exists
         for item in self.inputs:
             path, pipe_name = text_files.rereadable(item, self)
             pipe_name = str(item) if isinstance(item, StoredRows) else pipe_name
             found = [(path, "")] if pipe_name else self._find(path)
-            files = [(file.resolve(), (relative, pipe_name or str(file))) for file, relative in found]
+            files = [
+                (file.resolve(), (relative, pipe_name or str(file))) for file, relative in found
+            ]
             what = f"the folder has no file to read; skipped: {self._skipped}"
-            hint = f"put files there that end in {', '.join(SUFFIXES)}, or name a file of another kind itself"
+            hint = (
+                f"put files there that end in {', '.join(SUFFIXES)}, or name a file of another "
+                "kind itself"
+            )
             require(files, what, path, hint)
             for file, names in files:
                 self._names[file] = min(names, self._names.get(file, names))
-        expect(self._names, "no input was given", hint="name files, folders, a glob in quotes, or - for standard input")
+        expect(
+            self._names,
+            "no input was given",
+            hint="name files, folders, a glob in quotes, or - for standard input",
+        )
         self.files = sorted(self._names, key=lambda path: (self._names[path][0], path))
         self.report = CorpusReport()
 
@@ -352,7 +438,9 @@ class CorpusReader:
 
     def new_report(self) -> CorpusReport:
         """The report of a pass that has read no file yet."""
-        return CorpusReport(files=len(self.files), counts=Issues({SKIPPED: deepcopy(self._skipped)}))
+        return CorpusReport(
+            files=len(self.files), counts=Issues({SKIPPED: deepcopy(self._skipped)})
+        )
 
     def finish(self, report: CorpusReport) -> None:
         """Keep the report of a complete pass. Raises BertworksError if there was no document."""
@@ -362,8 +450,9 @@ class CorpusReader:
         self.report = report
 
     def identity(self) -> dict[str, Any]:
-        """What identifies the corpus without reading it: the number of `files` and of their `bytes`, and `files_sha256`
-        of their paths, sizes and times of change, which differs for a copy.
+        """What identifies the corpus without reading it: the number of `files` and of their
+        `bytes`, and `files_sha256` of their paths, sizes and times of change, which differs for a
+        copy.
 
         Raises:
             BertworksError: a file is gone.
@@ -373,14 +462,19 @@ class CorpusReader:
             with explain_os_errors("cannot be read", self._names[path][1]):
                 status = path.stat()
             size += status.st_size
-            digest.update(f"{path} {status.st_size} {status.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
+            digest.update(
+                f"{path} {status.st_size} {status.st_mtime_ns}\n".encode("utf-8", "surrogateescape")
+            )
         return {"files": len(self.files), "bytes": size, "files_sha256": digest.hexdigest()}
 
     def content_sha256(self) -> str:
-        """The sha256 of all files and of their paths relative to the inputs. A copy of the files has the same."""
+        """The sha256 of all files and of their paths relative to the inputs. A copy of the files
+        has the same."""
         digest = hashlib.sha256()
         for path in self.files:
-            digest.update(f"{self._names[path][0]} {sha256(path)}\n".encode("utf-8", "surrogateescape"))
+            digest.update(
+                f"{self._names[path][0]} {sha256(path)}\n".encode("utf-8", "surrogateescape")
+            )
         return digest.hexdigest()
 
     def read(self, path: Path, report: CorpusReport) -> Iterator[Document]:
@@ -389,7 +483,11 @@ class CorpusReader:
             source = f"{name}:{raw.line}"
             report.wrapped_documents += raw.margin is not None
             text = _clean("\n".join(paragraphs(raw.lines, raw.margin)), source, report)
-            pieces = list(filter(None, map(str.strip, cut_text(text, LARGEST_DOCUMENT, "\n", "。", ". ", " "))))
+            pieces = list(
+                filter(
+                    None, map(str.strip, cut_text(text, LARGEST_DOCUMENT, "\n", "。", ". ", " "))
+                )
+            )
             if len(pieces) != 1:
                 report.counts[CUT if pieces else EMPTY].add(source)
             for piece in pieces:
@@ -399,21 +497,26 @@ class CorpusReader:
 
     def _find(self, path: Path) -> Iterator[tuple[Path, str]]:
         """The files of an input, with their paths relative to it."""
-        matches = [path] if path.exists() else [Path(match) for match in glob.glob(str(path), recursive=True)]  # noqa: PTH207 - it may be absolute
+        matches = [path]
+        if not path.exists():  # a pattern, which may be absolute
+            names = glob.glob(str(path), recursive=True)  # noqa: PTH207
+            matches = [Path(name) for name in names]
         if not matches:
             raise nothing_there(path)
         for match in matches:
             if match.is_dir():
                 self.folders.append(match.resolve())
-                yield from ((file, file.relative_to(match).as_posix()) for file in self._walk(match))
+                yield from (
+                    (file, file.relative_to(match).as_posix()) for file in self._walk(match)
+                )
             elif match != path and _is_special(match):
                 self._skipped.add(f"{match} ({_SPECIAL})")
             else:
                 yield match, match.name
 
     def _walk(self, folder: Path) -> Iterator[Path]:
-        """The files of a folder and of the folders in it. Other entries, except hidden ones, are counted with the
-        reason."""
+        """The files of a folder and of the folders in it. Other entries, except hidden ones, are
+        counted with the reason."""
         with explain_os_errors("the folder cannot be read", folder, "make it readable"):
             entries = list(folder.iterdir())
         for path in entries:
@@ -444,11 +547,16 @@ def _is_special(path: Path) -> bool:
 
 
 def _clean(text: str, source: str, report: CorpusReport) -> str:
-    """Remove NUL, lone surrogates and line ends other than "\\n", which JSON and Parquet may hold."""
+    """Remove NUL, lone surrogates and line ends other than "\\n", which JSON and Parquet may
+    hold."""
     if "\0" in text:
         report.counts[text_files.NULL].add(source)
         text = text.replace("\0", "")
-    valid = text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    valid = (
+        text
+        if text.isascii()
+        else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    )
     if valid != text:
         report.counts[text_files.BAD_BYTES].add(source)
     if any(end in valid for end in _OTHER_LINE_ENDS):

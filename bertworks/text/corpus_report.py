@@ -20,7 +20,8 @@ from bertworks.text.tokenizer_folder import count_cased
 _WARNINGS = packaged_table(__file__, "corpus_warnings.toml")
 _BLOCK_TOKENS = 1 << 17  # a fourth of the time of 1 << 20: the arrays fit a core's cache
 _BLOCK_SENTENCES = 1 << 18
-_MAX_HASHES = 1 << 21  # to find duplicates (48 MB); of more texts a sample by hash is kept, with all copies
+# to find duplicates (48 MB); of more texts a sample by hash is kept, with all copies
+_MAX_HASHES = 1 << 21
 _MIX = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
 _SHOWN = 5
 _SHOWN_TOKENS = 40
@@ -50,10 +51,12 @@ class CorpusStatistics:
     documents: int
     sentences: int
     tokens: int
-    tokens_per_word: float  # a word: letters up to a space, or a punctuation mark, as the tokenizer splits them
+    # a word: letters up to a space, or a punctuation mark, as the tokenizer splits them
+    tokens_per_word: float
     unknown_share: float  # of all tokens
     unknown_words: dict[str, int]  # the most frequent, in a sample
-    unknown_cured_by_lowercase: float  # fraction of those in the sample that are known in lower case
+    # fraction of those in the sample that are known in lower case
+    unknown_cured_by_lowercase: float
     sentence_lengths: dict[str, int]  # "8-15" tokens -> sentences
     document_lengths: dict[str, int]  # "256-511" tokens -> documents
     single_sentence_documents: int
@@ -72,7 +75,8 @@ class CorpusStatistics:
         lines = [
             f"{self.documents:,} documents, {self.sentences:,} sentences, {self.tokens:,} tokens",
             f"tokens per word      {self.tokens_per_word:.2f}",
-            f"[UNK]                {self.unknown_share:.3%} of tokens{_examples(self.unknown_words)}",
+            f"[UNK]                {self.unknown_share:.3%} of "
+            f"tokens{_examples(self.unknown_words)}",
             f"duplicate sentences  {_duplicates_line(self.duplicate_sentences)}",
             f"duplicate documents  {_duplicates_line(self.duplicate_documents)}",
             *_histogram("tokens per sentence", self.sentence_lengths),
@@ -116,7 +120,9 @@ def corpus_report(shards: Shards, tokenizer: Tokenizer | None = None) -> CorpusS
         sentence_lengths=_named(sentence_lengths),
         document_lengths=_named(document_lengths),
         single_sentence_documents=single,
-        duplicate_sentences=sentence_hashes.duplicates(lambda row: _text(shards, tokenizer, row, row + 1)),
+        duplicate_sentences=sentence_hashes.duplicates(
+            lambda row: _text(shards, tokenizer, row, row + 1)
+        ),
         duplicate_documents=document_hashes.duplicates(
             lambda row: _text(shards, tokenizer, *shards.documents[row : row + 2])
         ),
@@ -126,27 +132,34 @@ def corpus_report(shards: Shards, tokenizer: Tokenizer | None = None) -> CorpusS
 
 
 def _ranges(borders: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
-    """Ranges of rows that are at most `most` long together, or a single row. Row i is borders[i]:borders[i+1]."""
+    """Ranges of rows that are at most `most` long together, or a single row. Row i is
+    borders[i]:borders[i+1]."""
     first = 0
     while first < len(borders) - 1:
-        last = max(int(np.searchsorted(borders, borders[first] + most, side="right")) - 1, first + 1)
+        last = max(
+            int(np.searchsorted(borders, borders[first] + most, side="right")) - 1, first + 1
+        )
         yield first, last
         first = last
 
 
 def _hash_rows(values: NDArray[Any], borders: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """A 64-bit hash of each row values[borders[i]:borders[i+1]]: the sum of hashes of its values and their places."""
+    """A 64-bit hash of each row values[borders[i]:borders[i+1]]: the sum of hashes of its values
+    and their places."""
     places = np.arange(len(values)) - np.repeat(borders[:-1], np.diff(borders))
     x = values.astype(np.uint64) ^ (places.astype(np.uint64) + 1) * _MIX[0]
     for shift, factor in zip((30, 27), _MIX[1:]):  # splitmix64 (Steele, Lea and Flood 2014)
         x ^= x >> np.uint64(shift)
         x *= factor
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(x ^ (x >> np.uint64(31)), dtype=np.uint64)])
+    sums = np.concatenate(
+        [np.zeros(1, np.uint64), np.cumsum(x ^ (x >> np.uint64(31)), dtype=np.uint64)]
+    )
     return np.asarray(sums[borders[1:]] - sums[borders[:-1]])
 
 
 class _HashSample:
-    """Counts equal rows by their hashes. Of too many hashes, it keeps those that end in zero bits."""
+    """Counts equal rows by their hashes. Of too many hashes, it keeps those that end in zero
+    bits."""
 
     def __init__(self, most: int = _MAX_HASHES):
         self._most = most
@@ -185,8 +198,12 @@ class _HashSample:
         copies = looked_at - len(self._found)
         share = copies / max(looked_at, 1)
         order = np.lexsort((self._found["row"], -self._found["count"]))[:_SHOWN]
-        repeated = {text_of(row): count for _, row, count in self._found[order].tolist() if count > 1}
-        return Duplicates(round(share * self._total) if self._level else copies, share, repeated, 0.5**self._level)
+        repeated = {
+            text_of(row): count for _, row, count in self._found[order].tolist() if count > 1
+        }
+        return Duplicates(
+            round(share * self._total) if self._level else copies, share, repeated, 0.5**self._level
+        )
 
 
 def _text(shards: Shards, tokenizer: Tokenizer, first: int, last: int) -> str:
@@ -203,14 +220,19 @@ def _by_doubling(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _named(counts: NDArray[np.int64]) -> dict[str, int]:
     used = np.flatnonzero(counts)
-    return {str(1 << i) if i == 0 else f"{1 << i}-{(2 << i) - 1}": int(counts[i]) for i in range(used[0], used[-1] + 1)}
+    return {
+        str(1 << i) if i == 0 else f"{1 << i}-{(2 << i) - 1}": int(counts[i])
+        for i in range(used[0], used[-1] + 1)
+    }
 
 
 def _cured_by_lowercase(words: dict[str, int], tokenizer: Tokenizer) -> float:
     """Fraction of the occurrences of unknown words that are known in lower case."""
     capitals = [word for word in words if word != word.lower()]
     ids = tokenizer.ids([word.lower() for word in capitals])
-    cured = sum(words[word] for word, tokens in zip(capitals, ids) if tokenizer.unk_id not in tokens)
+    cured = sum(
+        words[word] for word, tokens in zip(capitals, ids) if tokenizer.unk_id not in tokens
+    )
     return cured / max(sum(words.values()), 1)
 
 
@@ -220,7 +242,9 @@ def _warnings(report: CorpusStatistics, shards: Shards, tokenizer: Tokenizer) ->
     wrong_case &= not tokenizer.lowercase
     is_uncased = wrong_case and count_cased(tokenizer.tokens) <= tokenizer.vocab_size // 100
     most = min(tokenizer.model_max_length, 512)
-    long = sum(count for name, count in report.sentence_lengths.items() if int(name.split("-")[0]) >= most)
+    long = sum(
+        count for name, count in report.sentence_lengths.items() if int(name.split("-")[0]) >= most
+    )
     applies = {
         "unknown": report.unknown_share > MANY_UNKNOWN,
         "uncased": is_uncased,
@@ -234,11 +258,18 @@ def _warnings(report: CorpusStatistics, shards: Shards, tokenizer: Tokenizer) ->
         "long_sentences": long > report.sentences // 1000,
     }
     shown = {
-        "report": report, "words": _examples(report.unknown_words), "size": tokenizer.vocab_size,
-        "fitting": max(report.tokens // _FEW_USES, 1000), "most": most, "long": long,
+        "report": report,
+        "words": _examples(report.unknown_words),
+        "size": tokenizer.vocab_size,
+        "fitting": max(report.tokens // _FEW_USES, 1000),
+        "most": most,
+        "long": long,
         "repeated": next(iter(report.duplicate_sentences.most_repeated), ""),
-    }  # fmt: skip
-    return [*tokenizer.notes, *(_WARNINGS[name].format_map(shown) for name, is_true in applies.items() if is_true)]
+    }
+    return [
+        *tokenizer.notes,
+        *(_WARNINGS[name].format_map(shown) for name, is_true in applies.items() if is_true),
+    ]
 
 
 def _examples(words: dict[str, int]) -> str:
@@ -247,7 +278,10 @@ def _examples(words: dict[str, int]) -> str:
 
 def _duplicates_line(duplicates: Duplicates) -> str:
     line = f"{'about ' * (duplicates.looked_at < 1)}{duplicates.number:,} ({duplicates.share:.1%})"
-    shown = [f"{count:,} x {text[:_SHOWN_CHARACTERS]!r}" for text, count in list(duplicates.most_repeated.items())[:3]]
+    shown = [
+        f"{count:,} x {text[:_SHOWN_CHARACTERS]!r}"
+        for text, count in list(duplicates.most_repeated.items())[:3]
+    ]
     return line + (f": {', '.join(shown)}" if shown else "")
 
 

@@ -1,4 +1,5 @@
-"""Groups of files of a corpus: what one process reads by itself, wherever it is, for a vocabulary or for shards.
+"""Groups of files of a corpus: what one process reads by itself, wherever it is, for a vocabulary
+or for shards.
 
 A group is a portion of bulk work (`io.portions`). Its last value is the report of the reader.
 """
@@ -36,7 +37,11 @@ def groups(reader: CorpusReader) -> Iterator[Group]:
 
 def texts_of(reader: CorpusReader, group: Group, report: CorpusReport) -> Iterator[str]:
     """The documents of a group."""
-    return (document.text for path in reader.files[slice(*group)] for document in reader.read(path, report))
+    return (
+        document.text
+        for path in reader.files[slice(*group)]
+        for document in reader.read(path, report)
+    )
 
 
 def parts_of(reader: CorpusReader, part_characters: int) -> Iterator[list[str]]:
@@ -61,9 +66,15 @@ def source_of(reader: CorpusReader) -> dict[str, Any]:
 
 
 def shard_maker(folder: str, source: dict[str, Any], tokenizer: str, part_characters: int) -> Maker:
-    """The `maker` of shards, see `Portions`: the parts of a group. folder: of the portions, with the tokenizer."""
+    """The `maker` of shards, see `Portions`: the parts of a group. folder: of the portions, with
+    the tokenizer."""
     reader, writer = CorpusReader(**source), PartWriter(Path(folder, "tokenizer"), "")
-    require(writer.tokenizer.sha256 == tokenizer, "this is another tokenizer", folder, "run the same command again")
+    require(
+        writer.tokenizer.sha256 == tokenizer,
+        "this is another tokenizer",
+        folder,
+        "run the same command again",
+    )
 
     def blocks(group: Group) -> Iterator[bytes]:
         report = CorpusReport()
@@ -76,7 +87,8 @@ def shard_maker(folder: str, source: dict[str, Any], tokenizer: str, part_charac
 
 
 def count_maker(_: str, source: dict[str, Any], config: dict[str, Any]) -> Maker:
-    """The `maker` of word counts, see `Portions`: `AccentCounts` of some millions of characters each; the sample."""
+    """The `maker` of word counts, see `Portions`: `AccentCounts` of some millions of characters
+    each; the sample."""
     reader, splitter = CorpusReader(**source), splitter_of(VocabularyConfig(**config))
 
     def blocks(group: Group) -> Iterator[bytes]:
@@ -103,7 +115,9 @@ def blocks_of(files: Iterable[Path], reader: CorpusReader) -> Iterator[bytes]:
     reader.finish(total)
 
 
-def counts_of(files: Iterable[Path], reader: CorpusReader, sample: Sample) -> Iterator[AccentCounts]:
+def counts_of(
+    files: Iterable[Path], reader: CorpusReader, sample: Sample
+) -> Iterator[AccentCounts]:
     """The word counts of all portions. sample: gets what they hold out."""
     for block in map(json.loads, blocks_of(files, reader)):
         if isinstance(block, dict):

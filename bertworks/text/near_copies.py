@@ -1,26 +1,31 @@
-"""Texts that are nearly the same: one question with and without its question mark, two versions of one article.
+"""Texts that are nearly the same: one question with and without its question mark, two versions of
+one article.
 
-A model that was trained on one of them has seen the other, so that they belong on the same side of a split.
+A model that was trained on one of them has seen the other, so that they belong on the same side of
+a split.
 
 - `near_copies`: texts -> for each text, the first text of its group
 - `near_copies_of_rows`: the same for rows of several texts, such as pairs
 
 Two texts are near-copies if one of these holds:
 
-- They are equal once case, width (full or half), punctuation, spaces and marks at the end are removed. Texts of which
-  nothing remains are equal only as they are. Texts with different numbers are different: 1.5 is not 15.
-- Both have at least MIN_WORDS words, and the Jaccard similarity of their sets of WORD_GRAM words in a row is at least
-  MIN_SIMILARITY. Texts in scripts that write no spaces between words (Chinese, Japanese, Thai, Lao, Burmese, Khmer)
-  need MIN_CHARACTERS characters and are compared by CHARACTER_GRAM characters in a row.
+- They are equal once case, width (full or half), punctuation, spaces and marks at the end are
+  removed. Texts of which nothing remains are equal only as they are. Texts with different numbers
+  are different: 1.5 is not 15.
+- Both have at least MIN_WORDS words, and the Jaccard similarity of their sets of WORD_GRAM words in
+  a row is at least MIN_SIMILARITY. Texts in scripts that write no spaces between words (Chinese,
+  Japanese, Thai, Lao, Burmese, Khmer) need MIN_CHARACTERS characters and are compared by
+  CHARACTER_GRAM characters in a row.
 
-The pairs to compare are found by MinHash (Broder 1997, "On the resemblance and containment of documents") with
-locality-sensitive hashing: the least value of a random hash function is the same for two sets with a probability that
-is their Jaccard similarity. A text has BANDS x BAND_SIZE such values; two texts are compared if all values of a band
-agree, which misses one in 4,000 pairs of similarity 0.8. What decides is the exact similarity, computed from 64-bit
-hashes of the words.
+The pairs to compare are found by MinHash (Broder 1997, "On the resemblance and containment of
+documents") with locality-sensitive hashing: the least value of a random hash function is the same
+for two sets with a probability that is their Jaccard similarity. A text has BANDS x BAND_SIZE such
+values; two texts are compared if all values of a band agree, which misses one in 4,000 pairs of
+similarity 0.8. What decides is the exact similarity, computed from 64-bit hashes of the words.
 
-Groups are not chains: each text of a group is a near-copy of the first text of the group. A text that has several such
-first texts joins the most similar one, and the earliest of equally similar ones.
+Groups are not chains: each text of a group is a near-copy of the first text of the group. A text
+that has several such first texts joins the most similar one, and the earliest of equally similar
+ones.
 """
 
 import re
@@ -43,9 +48,10 @@ BAND_SIZE = 4
 
 # A longer text is compared as it is: its words would take many times its memory.
 _LONGEST = 1 << 20
-# What bounds the time for many texts that resemble one another without being near-copies: the first texts that a
-# bucket remembers, the share of equal values below which no exact similarity is computed (four standard deviations
-# below MIN_SIMILARITY), and the number of exact similarities for a text.
+# What bounds the time for many texts that resemble one another without being near-copies: the first
+# texts that a bucket remembers, the share of equal values below which no exact similarity is
+# computed (four standard deviations below MIN_SIMILARITY), and the number of exact similarities for
+# a text.
 _REMEMBERED = 16
 _PROMISING = 0.6
 _MOST_EXACT = 8
@@ -57,8 +63,8 @@ _Hashes = NDArray[np.uint64]
 
 
 class _Separators(dict[int, str | int | None]):
-    """What `str.translate` puts in the place of each character: punctuation, separators and control characters become a
-    space, invisible format characters disappear."""
+    """What `str.translate` puts in the place of each character: punctuation, separators and control
+    characters become a space, invisible format characters disappear."""
 
     def __missing__(self, code: int) -> str | int | None:
         category = unicodedata.category(chr(code))
@@ -81,23 +87,28 @@ _UNSPACED = re.compile(
 def near_copies(texts: Sequence[str]) -> list[int]:
     """Return for each text the number of the first text of its group, which may be its own number.
 
-    Texts that are near-copies (see the module) of the same first text are one group. The order of the texts decides
-    which texts come first. The result does not depend on anything else, such as a seed.
+    Texts that are near-copies (see the module) of the same first text are one group. The order of
+    the texts decides which texts come first. The result does not depend on anything else, such as a
+    seed.
 
-    It takes about 3 s of processor time for 100,000 texts of 20 words (`benchmarks/near_copies.py`), and the time grows
-    with the number of texts, not with its square.
+    It takes about 3 s of processor time for 100,000 texts of 20 words
+    (`benchmarks/near_copies.py`), and the time grows with the number of texts, not with its square.
     """
     first_with_key: dict[bytes, int] = {}
-    first_texts = [first_with_key.setdefault(_key(text), number) for number, text in enumerate(texts)]
+    first_texts = [
+        first_with_key.setdefault(_key(text), number) for number, text in enumerate(texts)
+    ]
     different = list(first_with_key.values())
     similar = _similar(texts, different)
     return [similar.get(first, first) for first in first_texts]
 
 
 def near_copies_of_rows(rows: Sequence[Sequence[str]]) -> list[tuple[int, ...]]:
-    """Return for each row a key that is the same for rows that are near-copies in all of their texts.
+    """Return for each row a key that is the same for rows that are near-copies in all of their
+    texts.
 
-    A key has a number for each text of the row, the same for all near-copies of this text, in whichever row and place.
+    A key has a number for each text of the row, the same for all near-copies of this text, in
+    whichever row and place.
     """
     firsts = iter(near_copies([text for texts in rows for text in texts]))
     return [tuple(next(firsts) for _ in texts) for texts in rows]
@@ -114,7 +125,8 @@ def _folded(text: str) -> str:
 
 
 def _key(text: str) -> bytes:
-    """Return what is equal for texts that differ only in case, width, punctuation, spaces and marks at the end."""
+    """Return what is equal for texts that differ only in case, width, punctuation, spaces and marks
+    at the end."""
     if len(text) > _LONGEST:
         return b"as it is" + blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     folded = _folded(text)
@@ -144,15 +156,19 @@ def _mixed(values: _Hashes) -> _Hashes:
 
 
 _RANDOM = np.random.default_rng(1997)
-_GRAM_FACTORS = _RANDOM.integers(0, 1 << 63, CHARACTER_GRAM, np.uint64) * np.uint64(2) + np.uint64(1)
-_HASH_FACTORS = _RANDOM.integers(0, 1 << 63, BANDS * BAND_SIZE, np.uint64) * np.uint64(2) + np.uint64(1)
+_GRAM_FACTORS = _RANDOM.integers(0, 1 << 63, CHARACTER_GRAM, np.uint64) * np.uint64(2) + np.uint64(
+    1
+)
+_HASH_FACTORS = _RANDOM.integers(0, 1 << 63, BANDS * BAND_SIZE, np.uint64) * np.uint64(
+    2
+) + np.uint64(1)
 _HASH_OFFSETS = _RANDOM.integers(0, 1 << 63, BANDS * BAND_SIZE, np.uint64)
 _BAND_FACTORS = _RANDOM.integers(0, 1 << 63, BAND_SIZE, np.uint64) * np.uint64(2) + np.uint64(1)
 
 
 class _Text:
-    """The hashes of the words of a text, or of its characters if its script has no spaces. gram: how many in a row are
-    compared."""
+    """The hashes of the words of a text, or of its characters if its script has no spaces. gram:
+    how many in a row are compared."""
 
     def __init__(self, text: str, word_hashes: _WordHashes):
         words = [] if len(text) > _LONGEST else _words(text)
@@ -171,7 +187,8 @@ class _Text:
 
 
 def _grams(hashes: _Hashes, gram: int) -> _Hashes:
-    """Return a hash of each `gram` words or characters in a row. hashes: [N]. Result: [N - gram + 1]."""
+    """Return a hash of each `gram` words or characters in a row. hashes: [N]. Result: [N - gram +
+    1]."""
     count = len(hashes) - gram + 1
     total = np.zeros(count, np.uint64)
     for place in range(gram):
@@ -213,7 +230,8 @@ def _blocks(texts: Sequence[str], numbers: Sequence[int]) -> Iterator[list[int]]
 
 
 def _similar(texts: Sequence[str], numbers: Sequence[int]) -> dict[int, int]:
-    """Return, for the long texts among these that are similar to an earlier one, the number of that one.
+    """Return, for the long texts among these that are similar to an earlier one, the number of that
+    one.
 
     numbers: those of the texts that are compared, in ascending order.
     """
@@ -261,8 +279,11 @@ def _similar(texts: Sequence[str], numbers: Sequence[int]) -> dict[int, int]:
     return {long_numbers[row]: long_numbers[first] for row, first in first_of_row.items()}
 
 
-def _shared_buckets(signatures: NDArray[np.uint32], order: NDArray[np.int64]) -> Iterator[tuple[int, list[int]]]:
-    """Yield in this order the rows that agree with another row in a band, with the keys of these bands."""
+def _shared_buckets(
+    signatures: NDArray[np.uint32], order: NDArray[np.int64]
+) -> Iterator[tuple[int, list[int]]]:
+    """Yield in this order the rows that agree with another row in a band, with the keys of these
+    bands."""
     values = signatures.reshape(len(signatures), BANDS, BAND_SIZE).astype(np.uint64)
     keys = np.broadcast_to(np.arange(BANDS, dtype=np.uint64), (len(signatures), BANDS)).copy()
     for place in range(BAND_SIZE):

@@ -1,9 +1,10 @@
 """Joins wrapped lines to paragraphs, and splits text into sentences, by rules for all languages.
 
-- `margin_of`, `separation`, `paragraphs`: the line breaks with a meaning. A hard-wrapped line breaks where the next
-  word would not fit before the right margin; verse, headings, lists and tables break earlier and stay apart.
-- `split_sentences`: the sentences of a document. Rules about characters, without training. In doubt they do not split:
-  three sentences as a pair are a good example, half a sentence is not.
+- `margin_of`, `separation`, `paragraphs`: the line breaks with a meaning. A hard-wrapped line
+  breaks where the next word would not fit before the right margin; verse, headings, lists and
+  tables break earlier and stay apart.
+- `split_sentences`: the sentences of a document. Rules about characters, without training. In doubt
+  they do not split: three sentences as a pair are a good example, half a sentence is not.
 - `cut_text`: pieces of limited length
 """
 
@@ -21,9 +22,14 @@ from bertworks.errors import UsageError
 _WIDE = re.compile(
     r"[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60\U00020000-\U0003fffd]+"
 )
-_NO_SPACE = re.compile(r"[\u2e80-\ua4cf\uf900-\ufaff\ufe30-\ufe4f\uff01-\uff9f\U00020000-\U0003fffd]")  # no Hangul
+# no Hangul
+_NO_SPACE = re.compile(
+    r"[\u2e80-\ua4cf\uf900-\ufaff\ufe30-\ufe4f\uff01-\uff9f\U00020000-\U0003fffd]"
+)
 _ENDS_SENTENCE = re.compile(r"""[.!?…。．！？｡][\s"'”’»)\]）」』】*_]*$""")
-_LIST_ITEM = re.compile(r"[*•‣◦▪■●・○◆+]\s|\d{1,3}[.)]\s|[(（][\da-zA-Z一-十]{1,3}[)）]|[①-⑳]|[|>#]")
+_LIST_ITEM = re.compile(
+    r"[*•‣◦▪■●・○◆+]\s|\d{1,3}[.)]\s|[(（][\da-zA-Z一-十]{1,3}[)）]|[①-⑳]|[|>#]"
+)
 _TABLE_GAP = re.compile(r"\S(?: {3}|\t|\.{6}|(?: \.){4}|…{3})")
 _GAPS = ("   ", "\t", "......", ". . .", "………")  # parts of every such gap, which are faster to find
 _HYPHENS = ("-", "\u2010", "\u00ad")
@@ -38,10 +44,11 @@ _MIN_BREAKS = 4  # line breaks inside paragraphs, to infer a margin
 
 
 def margin_of(lines: Sequence[str]) -> int | None:
-    """The right margin (columns; Japanese and Korean characters take two) if the lines are hard-wrapped, else None.
+    """The right margin (columns; Japanese and Korean characters take two) if the lines are
+    hard-wrapped, else None.
 
-    Lines are hard-wrapped if most breaks inside a paragraph are where the next word did not fit, and most of these are
-    inside a sentence.
+    Lines are hard-wrapped if most breaks inside a paragraph are where the next word did not fit,
+    and most of these are inside a sentence.
     """
     lines = lines[:_MAX_LINES]
     lengths = [len(line) for line in lines if line]
@@ -63,17 +70,26 @@ def margin_of(lines: Sequence[str]) -> int | None:
             if not _ENDS_SENTENCE.search(line[-8:]):
                 through += 1
                 capital += following[:1].isupper()
-    is_other = breaks < _MIN_BREAKS or tight < 0.5 * breaks or through < 0.5 * tight or capital > 0.5 * through
+    is_other = (
+        breaks < _MIN_BREAKS
+        or tight < 0.5 * breaks
+        or through < 0.5 * tight
+        or capital > 0.5 * through
+    )
     return None if is_other else margin
 
 
-def separation(lines: Sequence[str], margin: int | None) -> tuple[Literal["blank_line", "title", "file"], str]:
-    """What ends a document in a plain text file, from a sample of its lines, and the reason in words.
+def separation(
+    lines: Sequence[str], margin: int | None
+) -> tuple[Literal["blank_line", "title", "file"], str]:
+    """What ends a document in a plain text file, from a sample of its lines, and the reason in
+    words.
 
-    Blank lines stand between documents where each has several unwrapped lines (a sentence or a paragraph per line, as
-    in the original BERT's input); where they stand around nearly every line, between wrapped paragraphs or between
-    stanzas, they separate paragraphs and the file is the document. Where every second block is a short line that ends
-    no sentence, it is the title of the next.
+    Blank lines stand between documents where each has several unwrapped lines (a sentence or a
+    paragraph per line, as in the original BERT's input); where they stand around nearly every line,
+    between wrapped paragraphs or between stanzas, they separate paragraphs and the file is the
+    document. Where every second block is a short line that ends no sentence, it is the title of the
+    next.
     """
     stripped = [line.strip() for line in lines]
     filled = list(filter(None, stripped))
@@ -89,14 +105,22 @@ def separation(lines: Sequence[str], margin: int | None) -> tuple[Literal["blank
         return "file", "blank lines stand after every paragraph"
     ends = sum(_ENDS_SENTENCE.search(line[-8:]) is not None for line in filled) / len(filled)
     punctuated = sum(not mark.isalnum() for line in filled for mark in line[-1:]) / len(filled)
-    if ends < 0.5 and punctuated > 0.1 and sorted(map(_width, filled))[int(len(filled) * 0.95)] <= 64:
+    if (
+        ends < 0.5
+        and punctuated > 0.1
+        and sorted(map(_width, filled))[int(len(filled) * 0.95)] <= 64
+    ):
         return "file", "short lines that do not end sentences, as in verse; blank lines end stanzas"
     return "blank_line", "blocks of several unwrapped lines between blank lines"
 
 
 def _is_title(block: Sequence[str]) -> bool:
     """Whether a block of lines may be a title: one short line that does not end a sentence."""
-    return len(block) == 1 and _width(block[0]) <= _LONGEST_TITLE and not _ENDS_SENTENCE.search(block[0][-8:])
+    return (
+        len(block) == 1
+        and _width(block[0]) <= _LONGEST_TITLE
+        and not _ENDS_SENTENCE.search(block[0][-8:])
+    )
 
 
 def paragraphs(lines: Sequence[str], margin: int | None) -> list[str]:
@@ -118,8 +142,8 @@ def paragraphs(lines: Sequence[str], margin: int | None) -> list[str]:
 
 
 def cut_text(text: str, longest: int, *marks: str) -> Iterator[str]:
-    """Consecutive pieces of at most `longest` characters. A piece ends after the first of the marks that occurs in its
-    second half, at the last occurrence; else anywhere."""
+    """Consecutive pieces of at most `longest` characters. A piece ends after the first of the marks
+    that occurs in its second half, at the last occurrence; else anywhere."""
     start = 0
     while len(text) - start > longest:
         end = start + longest
@@ -136,9 +160,15 @@ def _continues(line: str, following: str, margin: int) -> bool:
     width = _width(end)
     if width > 1.3 * margin or (not start[0].isalpha() and _LIST_ITEM.match(start)):
         return False
-    if following[0].isspace() and _indentation(following) > _indentation(line) and not _LIST_ITEM.match(end):
+    if (
+        following[0].isspace()
+        and _indentation(following) > _indentation(line)
+        and not _LIST_ITEM.match(end)
+    ):
         return False
-    if any(gap in line or gap in following for gap in _GAPS) and (_TABLE_GAP.search(end) or _TABLE_GAP.search(start)):
+    if any(gap in line or gap in following for gap in _GAPS) and (
+        _TABLE_GAP.search(end) or _TABLE_GAP.search(start)
+    ):
         return False
     if _is_full(width, start, margin):
         return True
@@ -146,7 +176,8 @@ def _continues(line: str, following: str, margin: int) -> bool:
 
 
 def _join(line: str, following: str, words: Callable[[], set[str]]) -> tuple[str, str]:
-    """Two lines of a paragraph as they are in it: without the end of the line, and without a hyphen of the page."""
+    """Two lines of a paragraph as they are in it: without the end of the line, and without a hyphen
+    of the page."""
     broken = _WORD_BROKEN.search(line[-40:]) if line.endswith(_HYPHENS) else None
     if broken and (rest := _LETTERS.match(following)):
         is_one_word = _is_one_word(broken[1].lower(), broken[2], rest[0], words)
@@ -157,7 +188,8 @@ def _join(line: str, following: str, words: Callable[[], set[str]]) -> tuple[str
 
 
 def _is_one_word(first: str, hyphen: str, rest: str, words: Callable[[], set[str]]) -> bool:
-    """Whether a hyphen at the end of a line belongs to the page ("consid-eration"), not the word ("short-sword").
+    """Whether a hyphen at the end of a line belongs to the page ("consid-eration"), not the word
+    ("short-sword").
 
     The form that occurs elsewhere in the text is the right one.
     """
@@ -179,9 +211,12 @@ def _words(lines: Iterable[str]) -> set[str]:
 
 
 def _is_full(width: int, following: str, margin: int) -> bool:
-    """Whether the first word of the next line did not fit; lines that are wrapped by hand may be a tenth shorter."""
+    """Whether the first word of the next line did not fit; lines that are wrapped by hand may be a
+    tenth shorter."""
     room = margin * 0.9 - width
-    return room < 2 or (not _is_unspaced(following[0]) and 1 + _width(following[:24].split(" ", 1)[0]) > room)
+    return room < 2 or (
+        not _is_unspaced(following[0]) and 1 + _width(following[:24].split(" ", 1)[0]) > room
+    )
 
 
 def _is_unspaced(character: str) -> bool:
@@ -197,22 +232,31 @@ def _indentation(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-LONGEST_SENTENCE = 4000  # characters; longer ones (tables, text without full stops) are divided at white space
+# characters; longer ones (tables, text without full stops) are divided at white space
+LONGEST_SENTENCE = 4000
 _LONGEST_QUOTE = 300  # characters; longer Japanese quotes are split inside
 
 _CLOSERS = r"\"'”’»›)\]}*_」』）】〉》〕］｝"
 _OPENERS = "\"'“‘«‹„‚([{¿¡*_-–—「『（【〈《〔［｛・"
-# A line end, or a stop with the marks after it, and white space. It matches wherever its first character does, so that
-# no character is read twice. One class at the front is three times as fast as two.
-_STOP = re.compile(rf"[\n.!?…।؟۔。！？｡．](?:(?<=\n)|[.!?…。！？｡．{_CLOSERS}]*(?:\[\d{{1,3}}\])*)\s*")
+# A line end, or a stop with the marks after it, and white space. It matches wherever its first
+# character does, so that no character is read twice. One class at the front is three times as fast
+# as two.
+_STOP = re.compile(
+    rf"[\n.!?…।؟۔。！？｡．](?:(?<=\n)|[.!?…。！？｡．{_CLOSERS}]*(?:\[\d{{1,3}}\])*)\s*"
+)
 _HALF_WIDTH = ".!?…।؟۔"
-_JOINTS = re.compile(r"[-–—/(\[\"'“‘«„]+")  # before an abbreviation: Minneapolis-St. Paul, (ca. 1900)
+# before an abbreviation: Minneapolis-St. Paul, (ca. 1900)
+_JOINTS = re.compile(r"[-–—/(\[\"'“‘«„]+")
 _ACRONYM = re.compile(r"(?:[^\W\d_]{1,2}\.)+[^\W\d_]{1,2}|Ph\.D|Sc\.D|Ed\.D|Pharm\.D")
 _ENUMERATOR = re.compile(r"\d{1,3}|[IVXLC]{1,6}|[ivx]{1,5}|\d{1,3}(?:\.\d{1,3})+")
 # A Korean sentence continues after a quote that ends with a stop: “…….” 라고 말했다.
-_QUOTATIVE = re.compile(r"(?:이?라[고며는던]|이?란|하[고며는였]|이?었|였|했|고|며|[은는이가을를와과도의로])(?![.!?])")
+_QUOTATIVE = re.compile(
+    r"(?:이?라[고며는던]|이?란|하[고며는였]|이?었|였|했|고|며|[은는이가을를와과도의로])(?![.!?])"
+)
 # A Japanese sentence continues after a quote that ends with a stop: 「……。」と言った。
-_CONTINUATION = re.compile(r"[とがはにをもので、，などやへ]|って|から|まで|だけ|より|か[、。]|[)）」』】〉》〕］]")
+_CONTINUATION = re.compile(
+    r"[とがはにをもので、，などやへ]|って|から|まで|だけ|より|か[、。]|[)）」』】〉》〕］]"
+)
 
 
 _TITLES, _ABBREVIATIONS, _BEFORE_NUMBERS, _STARTERS, _GERMAN_ORDINALS = (
@@ -223,12 +267,16 @@ _TITLES, _ABBREVIATIONS, _BEFORE_NUMBERS, _STARTERS, _GERMAN_ORDINALS = (
 def split_sentences(text: str) -> list[str]:
     """Split a document into sentences, stripped and not empty.
 
-    Together they hold every character of the text except white space, in order. The end of a line always ends a
-    sentence, so headings are separate. Sentences longer than LONGEST_SENTENCE are divided at white space. Linear time.
+    Together they hold every character of the text except white space, in order. The end of a line
+    always ends a sentence, so headings are separate. Sentences longer than LONGEST_SENTENCE are
+    divided at white space. Linear time.
     """
     if not isinstance(text, str):
-        raise UsageError(f"expected one text, not {text!r:.60}", hint="split_sentences(text) for each text")
-    text = text.strip()  # no sentence begins with white space: each match includes the space after it
+        raise UsageError(
+            f"expected one text, not {text!r:.60}", hint="split_sentences(text) for each text"
+        )
+    # no sentence begins with white space: each match includes the space after it
+    text = text.strip()
     sentences = []
     start = position = 0
     while match := _STOP.search(text, position):
@@ -237,20 +285,26 @@ def split_sentences(text: str) -> list[str]:
         if end < len(text) and "\n" not in text[stop:end]:
             if stop - start < 2 and not text[start:stop].isalnum():
                 continue  # punctuation alone is not a sentence: it begins the next one
-            if not (_ends_half_width if text[stop] in _HALF_WIDTH else _ends_full_width)(text, start, stop, end):
+            if not (_ends_half_width if text[stop] in _HALF_WIDTH else _ends_full_width)(
+                text, start, stop, end
+            ):
                 continue
         sentences.append(text[start:end])
         start = end
     sentences.append(text[start:])
     if max(map(len, sentences)) > LONGEST_SENTENCE:
         marks = (" ", "　", "\t", "、", ",")
-        sentences = [piece for sentence in sentences for piece in cut_text(sentence.strip(), LONGEST_SENTENCE, *marks)]
+        sentences = [
+            piece
+            for sentence in sentences
+            for piece in cut_text(sentence.strip(), LONGEST_SENTENCE, *marks)
+        ]
     return list(filter(None, map(str.strip, sentences)))
 
 
 def _ends_half_width(text: str, start: int, stop: int, end: int) -> bool:
-    """Whether a sentence from `start` ends with the stop in `text[stop:end]`, which includes white space. It is not at
-    the end of the text or of a line."""
+    """Whether a sentence from `start` ends with the stop in `text[stop:end]`, which includes white
+    space. It is not at the end of the text or of a line."""
     if not text[end - 1].isspace():
         return _ends_without_space(text, stop, end)
     if _is_hangul(text[stop - 1 : stop]):
@@ -287,17 +341,25 @@ def _is_abbreviation(text: str, start: int, stop: int, end: int, following: str)
 
 
 def _ends_without_space(text: str, stop: int, end: int) -> bool:
-    """Whether a stop without a space ends a sentence: in Korean and Japanese, not in decimals or addresses."""
+    """Whether a stop without a space ends a sentence: in Korean and Japanese, not in decimals or
+    addresses."""
     before, after = text[stop - 1 : stop], text[end]
     if _is_hangul(before) and _is_hangul(after):
-        return stop >= 2 and _is_hangul(text[stop - 2]) and before in "다요죠까네라지군음임" and text[stop] != "…"
+        return (
+            stop >= 2
+            and _is_hangul(text[stop - 2])
+            and before in "다요죠까네라지군음임"
+            and text[stop] != "…"
+        )
     is_unspaced = _is_unspaced(before) and _is_unspaced(after)
     return is_unspaced and text[stop] in "!?" and not _CONTINUATION.match(text, end)
 
 
 def _ends_full_width(text: str, start: int, stop: int, end: int) -> bool:
     """As `_ends_half_width`."""
-    if text[stop] == "．" and not (stop and _is_unspaced(text[stop - 1]) and not text[stop - 1].isdecimal()):
+    if text[stop] == "．" and not (
+        stop and _is_unspaced(text[stop - 1]) and not text[stop - 1].isdecimal()
+    ):
         return False  # a decimal or an enumeration: ３．１４
     if end - start <= _LONGEST_QUOTE and _is_inside_quote(text, start, end):
         return False
@@ -307,13 +369,20 @@ def _ends_full_width(text: str, start: int, stop: int, end: int) -> bool:
 
 def _is_inside_quote(text: str, start: int, end: int) -> bool:
     pairs = ("「", "」"), ("『", "』"), ("（", "）")
-    return any(text.count(opening, start, end) > text.count(closing, start, end) for opening, closing in pairs)
+    return any(
+        text.count(opening, start, end) > text.count(closing, start, end)
+        for opening, closing in pairs
+    )
 
 
 def _first_letter(text: str, position: int) -> str:
-    """The first character from `position` that is not an opening mark, among the next five of the line."""
+    """The first character from `position` that is not an opening mark, among the next five of the
+    line."""
     near = text[position : position + 5].partition("\n")[0]
-    return next((character for character in near if character not in _OPENERS and not character.isspace()), "")
+    return next(
+        (character for character in near if character not in _OPENERS and not character.isspace()),
+        "",
+    )
 
 
 def _next_word(text: str, position: int) -> str:

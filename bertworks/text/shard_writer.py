@@ -1,7 +1,9 @@
-"""Documents -> numbered parts -> a file of token ids per part -> the data files of a shards folder, in bounded memory.
+"""Documents -> numbered parts -> a file of token ids per part -> the data files of a shards folder,
+in bounded memory.
 
-Parts make `shards` parallel and resumable. The content of a part depends on its documents only, not on the number of
-workers, and the file of a part holds the sha256 of its text. A document is in one part: `CorpusReader` limits its size.
+Parts make `shards` parallel and resumable. The content of a part depends on its documents only, not
+on the number of workers, and the file of a part holds the sha256 of its text. A document is in one
+part: `CorpusReader` limits its size.
 
 The file of a part is an .npz file, sealed with the sha256 of the text and of the tokenizer:
 
@@ -39,31 +41,34 @@ _GROUP = 64  # new pieces encoded as one text: a call costs more than a word
 
 
 class WordCache:
-    """Sentences -> one flat array of ids. Each distinct piece between spaces is encoded once, which is faster than the
-    tokenizer alone. The cache is emptied when it is too large.
+    """Sentences -> one flat array of ids. Each distinct piece between spaces is encoded once, which
+    is faster than the tokenizer alone. The cache is emptied when it is too large.
 
-    It never changes an id. BERT's pre-tokenizer splits at white space and around every ASCII punctuation mark, its
-    normalizer looks at one character at a time (lower case, NFC, NFD and clean-up do not reach across a space or one
-    of the marks that are split off here), and WordPiece sees one word at a time. So the ids of a sentence are the ids
-    of its pieces between spaces, end to end. Only U+0020 separates: the clean-up deletes other white space, such as
-    U+000B, and joins the characters around it.
+    It never changes an id. BERT's pre-tokenizer splits at white space and around every ASCII
+    punctuation mark, its normalizer looks at one character at a time (lower case, NFC, NFD and
+    clean-up do not reach across a space or one of the marks that are split off here), and WordPiece
+    sees one word at a time. So the ids of a sentence are the ids of its pieces between spaces, end
+    to end. Only U+0020 separates: the clean-up deletes other white space, such as U+000B, and joins
+    the characters around it.
 
     Args:
-        serialized: the text of a tokenizer.json for which `is_exact` holds. Special tokens written in the texts are not
-            recognized: they are text, as in `Tokenizer.ids`.
+        serialized: the text of a tokenizer.json for which `is_exact` holds. Special tokens written
+            in the texts are not recognized: they are text, as in `Tokenizer.ids`.
     """
 
     def __init__(self, serialized: str):
         self._library = tokenizers.Tokenizer.from_str(serialized)
         self._library.encode_special_tokens = True
-        # No piece has a newline: as a token of its own, it separates pieces that are encoded as one text.
+        # No piece has a newline: as a token of its own, it separates pieces that are encoded as one
+        # text.
         self._library.add_tokens([tokenizers.AddedToken("\n", normalized=False)])
         self._newline = self._library.token_to_id("\n")
         self._clear()
 
     @staticmethod
     def is_exact(serialized: str) -> bool:
-        """Whether the ids of a text are those of its pieces between spaces, for this tokenizer.json."""
+        """Whether the ids of a text are those of its pieces between spaces, for this
+        tokenizer.json."""
         description: dict[str, Any] = json.loads(serialized)
         types = [(description[part] or {}).get("type") for part in ("pre_tokenizer", "model")]
         normalizers = [step["type"] for step in steps_of(description["normalizer"])]
@@ -72,7 +77,8 @@ class WordCache:
         return plain and has_bert_normalizer and types == ["BertPreTokenizer", "WordPiece"]
 
     def encode(self, sentences: Sequence[str]) -> Arrays:
-        """All ids end to end [sum of lengths] and the number of ids of each sentence [len(sentences)]."""
+        """All ids end to end [sum of lengths] and the number of ids of each sentence
+        [len(sentences)]."""
         if len(self._numbers) > _MAX_ENTRIES or self._characters > _MAX_CHARACTERS:
             self._clear()
         if not sentences:
@@ -87,11 +93,13 @@ class WordCache:
         ends = np.cumsum(lengths)
         shifts = self._starts[numbers] - (ends - lengths)
         ids = self._ids[np.repeat(shifts, lengths) + np.arange(ends[-1])]
-        borders = np.append(np.flatnonzero(numbers == 0), len(numbers) - 1)  # piece 0 is the newline
+        # piece 0 is the newline
+        borders = np.append(np.flatnonzero(numbers == 0), len(numbers) - 1)
         return ids, np.diff(ends[borders], prepend=0)
 
     def _clear(self) -> None:
-        self._numbers = defaultdict[str, int](count().__next__)  # from 0, in the order of the first occurrence
+        # from 0, in the order of the first occurrence
+        self._numbers = defaultdict[str, int](count().__next__)
         _ = self._numbers["\n"]
         self._characters = 0
         self._ids = np.zeros(0, np.int32)
@@ -100,7 +108,9 @@ class WordCache:
 
     def _encode_new(self) -> None:
         """Encode the pieces that have a number, but no ids yet."""
-        pieces = list(islice(reversed(self._numbers), len(self._numbers) - len(self._lengths)))[::-1]
+        pieces = list(islice(reversed(self._numbers), len(self._numbers) - len(self._lengths)))[
+            ::-1
+        ]
         groups = ["\n".join([*pieces[i : i + _GROUP], ""]) for i in range(0, len(pieces), _GROUP)]
         encodings = self._library.encode_batch_fast(groups, add_special_tokens=False)
         ids, _ = flat_arrays([encoding.ids for encoding in encodings])
@@ -147,7 +157,11 @@ class PartWriter:
         self.tokenizer = tokenizer = Tokenizer.load(tokenizer_folder)
         serialized = (Path(tokenizer_folder) / "tokenizer.json").read_text(encoding="utf-8")
         is_exact = WordCache.is_exact(serialized)
-        self._encode = WordCache(serialized).encode if is_exact else lambda texts: flat_arrays(tokenizer.ids(texts))
+        self._encode = (
+            WordCache(serialized).encode
+            if is_exact
+            else lambda texts: flat_arrays(tokenizer.ids(texts))
+        )
         self._folder = Path(folder)
 
     def __call__(self, part: tuple[int, list[str]]) -> int:
@@ -171,14 +185,24 @@ class PartWriter:
         """Split and encode the text of a part."""
         split = list(map(split_sentences, documents))
         sentences = list(chain.from_iterable(split))
-        batches = [flat_arrays([]), *map(self._encode, chunk_by_size(sentences, _BATCH_CHARACTERS, len))]
+        batches = [
+            flat_arrays([]),
+            *map(self._encode, chunk_by_size(sentences, _BATCH_CHARACTERS, len)),
+        ]
         tokens, lengths = (np.concatenate(arrays) for arrays in zip(*batches))
         unknown = np.flatnonzero(tokens == self.tokenizer.unk_id)
-        with_unknown = np.unique(np.searchsorted(np.cumsum(lengths), unknown, side="right"))[:_SAMPLED_SENTENCES]
-        sample = self.tokenizer.unknown([sentences[row][:_SAMPLED_CHARACTERS] for row in with_unknown])
+        with_unknown = np.unique(np.searchsorted(np.cumsum(lengths), unknown, side="right"))[
+            :_SAMPLED_SENTENCES
+        ]
+        sample = self.tokenizer.unknown(
+            [sentences[row][:_SAMPLED_CHARACTERS] for row in with_unknown]
+        )
         unknown_words = Counter(word[:_WORD_CHARACTERS] for word in sample)
         # A sentence of control characters only has no tokens and is left out.
-        sizes = np.bincount(np.repeat(np.arange(len(split)), list(map(len, split)))[lengths > 0], minlength=len(split))
+        sizes = np.bincount(
+            np.repeat(np.arange(len(split)), list(map(len, split)))[lengths > 0],
+            minlength=len(split),
+        )
         counts = {
             "documents": int(np.count_nonzero(sizes)),
             "sentences": int(sizes.sum()),

@@ -1,14 +1,15 @@
 """A folder of token ids on disk: written once, in parallel, then memory-mapped.
 
-    tokens.bin       all ids of the corpus, laid end to end: uint16, or uint32 for more than 65,536 tokens
+    tokens.bin       all ids of the corpus, laid end to end: uint16, or uint32 for more than 65,536
+                     tokens
     sentences.npy    int64 [S+1]: sentence s is tokens[sentences[s]:sentences[s+1]]
     documents.npy    int64 [D+1]: document d is sentences documents[d]:documents[d+1]
     tokenizer/       the tokenizer that made the ids
-    manifest.json    counts, settings, the sha256 of each file, the CRC-32 of each block of 1 MiB, and its own sha256;
-                     written last: a folder without it is not finished
+    manifest.json    counts, settings, the sha256 of each file, the CRC-32 of each block of 1 MiB,
+                     and its own sha256; written last: a folder without it is not finished
 
-The ids are without special tokens. Every byte is the same for any number of workers. An interrupted command resumes
-after the parts that it wrote.
+The ids are without special tokens. Every byte is the same for any number of workers. An interrupted
+command resumes after the parts that it wrote.
 """
 
 import hashlib
@@ -27,8 +28,21 @@ from numpy.typing import NDArray
 
 from bertworks.config import NotNegative, Settings, build
 from bertworks.errors import BertworksError, UsageError, check, quoted, require, some_names
-from bertworks.io.atomic_write import folder_lock, local_path, read_small, remove, remove_leftovers, write_json
-from bertworks.io.binary_files import CheckedArray, CheckedFile, file_sums, json_sha256, verify_files
+from bertworks.io.atomic_write import (
+    folder_lock,
+    local_path,
+    read_small,
+    remove,
+    remove_leftovers,
+    write_json,
+)
+from bertworks.io.binary_files import (
+    CheckedArray,
+    CheckedFile,
+    file_sums,
+    json_sha256,
+    verify_files,
+)
 from bertworks.io.processes import in_processes
 from bertworks.io.remote import as_path
 from bertworks.text.corpus import CorpusReader
@@ -41,13 +55,20 @@ PART_CHARACTERS = 1 << 20
 _MAX_MANIFEST = 1 << 24  # bytes
 _OUR_FILES = (*DATA_FILES, "preflight.json", "parts", "tokenizer", "plan.json", "manifest.json")
 _HINT = (
-    "copy the folder again; or make it again: repeat the `bertworks prepare` command with --overwrite, or delete this "
+    "copy the folder again; or make it again: repeat the `bertworks prepare` command with "
+    "--overwrite, or delete this "
     "folder within a run and repeat the `bertworks pretrain` command"
 )
 _ENDED = "a worker process ended while it made part {number} ({how})"
-_AGAIN = "run the same command again: it resumes after the finished parts; fewer --workers need less memory"
+_AGAIN = (
+    "run the same command again: it resumes after the finished parts; fewer --workers need "
+    "less memory"
+)
 # Of our files, in every format; other programs write a manifest.json too.
-_KEYS = {"manifest.json": {"tokens", "tokenizer_sha256"}, "plan.json": {"tokenizer", "files_sha256"}}
+_KEYS = {
+    "manifest.json": {"tokens", "tokenizer_sha256"},
+    "plan.json": {"tokenizer", "files_sha256"},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +104,10 @@ class Manifest(Settings):
         what = "not a shards folder: it has no manifest.json"
         hint = f"make them: bertworks prepare TEXT --tokenizer TOKENIZER -o {quoted(path.parent)}"
         if (path.parent / "plan.json").exists():
-            what, hint = "these shards are not finished", "type the `bertworks prepare` command again: it resumes"
+            what, hint = (
+                "these shards are not finished",
+                "type the `bertworks prepare` command again: it resumes",
+            )
         require(path.exists(), what, path.parent, hint)
         try:
             content = json.loads(read_small(path, _MAX_MANIFEST))
@@ -91,14 +115,27 @@ class Manifest(Settings):
             require(content["format"] == FORMAT, what, path, _HINT)
             is_old = not content.keys() & {"crc32", "sha256"}
             check(is_old or content["sha256"] == json_sha256(content), "its sha256 differs")
-            m = build(cls, {f.name: content[f.name] for f in fields(cls) if f.name in content}, lambda _: "")
+            m = build(
+                cls,
+                {f.name: content[f.name] for f in fields(cls) if f.name in content},
+                lambda _: "",
+            )
             names, sums = m.files.keys(), (*m.files.values(), *m.crc32.values())
             check(m.dtype in ("<u2", "<u4"), f"dtype {m.dtype:.40}")
             check(names >= {*DATA_FILES} and m.crc32.keys() in (names, set()), "a file is missing")
             check(all(isinstance(text, str) for text in sums), "a checksum is no text")
             return m
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, UsageError) as error:
-            raise BertworksError(f"the manifest is damaged: {error}", where=str(path), hint=_HINT) from None
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            RecursionError,
+            UsageError,
+        ) as error:
+            raise BertworksError(
+                f"the manifest is damaged: {error}", where=str(path), hint=_HINT
+            ) from None
 
     @property
     def identity(self) -> str:
@@ -132,16 +169,16 @@ class Shards(TokenStore):
 
     @classmethod
     def open(cls, folder: str | Path, *, verify: bool = False, written_now: bool = False) -> Self:
-        """Map the files of a finished folder and check their sizes, and the CRC-32 of all sentences and documents. That
-        of a block of tokens is checked when it is first read. A folder of an older version gets them here, which reads
-        all files once.
+        """Map the files of a finished folder and check their sizes, and the CRC-32 of all sentences
+        and documents. That of a block of tokens is checked when it is first read. A folder of an
+        older version gets them here, which reads all files once.
 
         Args:
             verify: also check the sha256 of every file, which reads all of them.
 
         Raises:
-            BertworksError: not a shards folder, not finished, or damaged. Reading the tokens raises it for a damaged
-                block.
+            BertworksError: not a shards folder, not finished, or damaged. Reading the tokens raises
+                it for a damaged block.
         """
         folder, begin, notes = as_path(folder), time.perf_counter(), list[str]()
         manifest = Manifest.load(folder / "manifest.json")
@@ -151,14 +188,23 @@ class Shards(TokenStore):
                 with suppress(BertworksError), folder_lock(folder, "", ""):
                     checked.save(folder / "manifest.json")
                 seconds = time.perf_counter() - begin
-                notes.append(f"{folder}: shards of an older version: checked and given checksums in {seconds:.1f} s")
+                notes.append(
+                    f"{folder}: shards of an older version: checked and given checksums in "
+                    f"{seconds:.1f} s"
+                )
             manifest = checked
         counts = manifest.tokens, manifest.sentences + 1, manifest.documents + 1
-        arrays = [_mapped(folder / name, manifest, n) for name, n in zip(DATA_FILES, counts, strict=True)]
-        for name, borders, end in zip(DATA_FILES[1:], arrays[1:], (manifest.tokens, manifest.sentences)):
+        arrays = [
+            _mapped(folder / name, manifest, n) for name, n in zip(DATA_FILES, counts, strict=True)
+        ]
+        for name, borders, end in zip(
+            DATA_FILES[1:], arrays[1:], (manifest.tokens, manifest.sentences)
+        ):
             fits = borders[0] == 0 and borders[-1] == end
             require(fits, "damaged: its numbers do not match the manifest", folder / name, _HINT)
-        return cls(arrays[0], arrays[1][:], arrays[2][:], folder, manifest, written_now, tuple(notes))
+        return cls(
+            arrays[0], arrays[1][:], arrays[2][:], folder, manifest, written_now, tuple(notes)
+        )
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the ids.
@@ -166,11 +212,18 @@ class Shards(TokenStore):
         Raises:
             BertworksError: the tokenizer in the folder is another one, or damaged.
         """
-        files = {name: digest for name, digest in self.manifest.files.items() if name not in DATA_FILES}
+        files = {
+            name: digest for name, digest in self.manifest.files.items() if name not in DATA_FILES
+        }
         verify_files(self.folder, files, _HINT)
         tokenizer = Tokenizer.load(self.folder / "tokenizer")
         is_same = tokenizer.sha256 == self.manifest.tokenizer_sha256
-        require(is_same, "damaged: this is not the tokenizer that made these shards", self.folder / "tokenizer", _HINT)
+        require(
+            is_same,
+            "damaged: this is not the tokenizer that made these shards",
+            self.folder / "tokenizer",
+            _HINT,
+        )
         return tokenizer
 
 
@@ -202,19 +255,20 @@ def write_shards(
 ) -> Shards:
     """Turn a corpus into a shards folder, or resume an interrupted command.
 
-    Returns at once when the folder is finished and inputs and tokenizer are the same. Inputs that were copied or moved
-    count as the same if their content is.
+    Returns at once when the folder is finished and inputs and tokenizer are the same. Inputs that
+    were copied or moved count as the same if their content is.
 
     Args:
         workers: processes that split and encode; None: one per CPU; 1: this process only.
-        part_characters: text that a worker gets at a time; an interruption loses at most this much per worker.
+        part_characters: text that a worker gets at a time; an interruption loses at most this much
+            per worker.
         overwrite: delete the shards of another command in the folder.
         progress: called with the characters done so far.
         made: all parts, if other processes have made them; the corpus is then not read.
 
     Raises:
-        BertworksError: the folder holds something else or is in use, the disk is full, a worker died, input files
-            changed meanwhile, or there is no text.
+        BertworksError: the folder holds something else or is in use, the disk is full, a worker
+            died, input files changed meanwhile, or there is no text.
     """
     folder = local_path(folder)
     settings = _settings(reader, tokenizer)
@@ -222,21 +276,36 @@ def write_shards(
     with folder_lock(folder, busy, "wait until it is done, or choose another folder with -o"):
         refuse_other_files(folder, overwrite)
         if overwrite:
-            for name in _OUR_FILES:  # those that identify the folder go last, so that the command can be repeated
+            # those that identify the folder go last, so that the command can be repeated
+            for name in _OUR_FILES:
                 remove(folder / name)
         finished = (folder / "manifest.json").exists()
         if finished:
-            _refuse_other(Manifest.load(folder / "manifest.json").settings, settings, reader, folder)
+            _refuse_other(
+                Manifest.load(folder / "manifest.json").settings, settings, reader, folder
+            )
         else:
             _begin(folder, settings, reader, tokenizer)
-            number, parts = 0, () if made is not None else enumerate(parts_of(reader, part_characters))
-            writer = "bertworks.text.shard_writer:PartWriter", [str(folder / "tokenizer"), str(folder / "parts")]
-            with closing(in_processes(*writer, parts, workers, ended=_ENDED, hint=_AGAIN)) as written:
+            number, parts = (
+                0,
+                () if made is not None else enumerate(parts_of(reader, part_characters)),
+            )
+            writer = (
+                "bertworks.text.shard_writer:PartWriter",
+                [str(folder / "tokenizer"), str(folder / "parts")],
+            )
+            with closing(
+                in_processes(*writer, parts, workers, ended=_ENDED, hint=_AGAIN)
+            ) as written:
                 for done in accumulate(written):
                     number += 1
                     if progress:
                         progress(done)
-            made = made if made is not None else [part_path(folder / "parts", index) for index in range(number)]
+            made = (
+                made
+                if made is not None
+                else [part_path(folder / "parts", index) for index in range(number)]
+            )
             _join(folder, made, tokenizer, settings, reader).save(folder / "manifest.json")
         # Only an unfinished folder needs these.
         remove(folder / "plan.json")
@@ -245,7 +314,11 @@ def write_shards(
 
 
 def _join(
-    folder: Path, parts: Iterable[Any], tokenizer: Tokenizer, settings: dict[str, Any], reader: CorpusReader
+    folder: Path,
+    parts: Iterable[Any],
+    tokenizer: Tokenizer,
+    settings: dict[str, Any],
+    reader: CorpusReader,
 ) -> Manifest:
     """Join the parts into the data files. Returns their manifest.
 
@@ -278,7 +351,9 @@ def _join(
 
 def _mapped(path: Path, manifest: Manifest, count: int) -> CheckedArray:
     """The `count` numbers of tokens.bin, or of an .npy file after its header of 128 bytes."""
-    dtype, header = (np.dtype(manifest.dtype), 0) if path.suffix == ".bin" else (np.dtype("<i8"), 128)
+    dtype, header = (
+        (np.dtype(manifest.dtype), 0) if path.suffix == ".bin" else (np.dtype("<i8"), 128)
+    )
     size, expected = path.stat().st_size if path.is_file() else 0, header + count * dtype.itemsize
     require(size == expected, f"damaged: {size:,} bytes instead of {expected:,}", path, _HINT)
     file = CheckedFile(path, manifest.crc32[path.name], _HINT)
@@ -290,19 +365,26 @@ def _settings(reader: CorpusReader, tokenizer: Tokenizer) -> dict[str, Any]:
     return {"format": FORMAT, "tokenizer": tokenizer.sha256, **reader.options, **reader.identity()}
 
 
-def _refuse_other(existing: dict[str, Any], settings: dict[str, Any], reader: CorpusReader, folder: Path) -> None:
-    """Refuse a folder of other settings. Files that were copied, moved or touched are compared by content."""
+def _refuse_other(
+    existing: dict[str, Any], settings: dict[str, Any], reader: CorpusReader, folder: Path
+) -> None:
+    """Refuse a folder of other settings. Files that were copied, moved or touched are compared by
+    content."""
     names = [name for name in settings if existing.get(name) != settings[name]]
     if names == ["files_sha256"]:
         _refuse_other(existing, {"content_sha256": reader.content_sha256()}, reader, folder)
     elif names:
-        shown = "; ".join(f"{name}: {existing.get(name)!s:.12}, now {settings[name]!s:.12}" for name in names)
+        shown = "; ".join(
+            f"{name}: {existing.get(name)!s:.12}, now {settings[name]!s:.12}" for name in names
+        )
         what = f"this folder holds the shards of another command ({shown})"
         hint = "write to another folder with -o, or replace the shards with --overwrite"
         raise BertworksError(what, where=str(folder), hint=hint)
 
 
-def _begin(folder: Path, settings: dict[str, Any], reader: CorpusReader, tokenizer: Tokenizer) -> None:
+def _begin(
+    folder: Path, settings: dict[str, Any], reader: CorpusReader, tokenizer: Tokenizer
+) -> None:
     """Write plan.json and the tokenizer; refuse the unfinished folder of another command."""
     if _visible(folder):
         # The text of each part is compared later, so the files themselves may be others.
@@ -319,11 +401,16 @@ def _visible(folder: Path) -> list[str]:
 
 
 def refuse_other_files(folder: Path, overwrite: bool) -> None:
-    """Raises BertworksError for a folder without shards that is not empty, and before shards next to other files would
-    be deleted. Nothing is changed before."""
+    """Raises BertworksError for a folder without shards that is not empty, and before shards next
+    to other files would be deleted. Nothing is changed before."""
     names = _visible(folder)
     others = [name for name in names if name not in _OUR_FILES]
     is_other = bool(names) and not holds_shards(folder)
     what = "is not empty and holds no shards" if is_other else "holds more than shards"
     what = f"this folder {what}: {', '.join((others or names)[:5])}"
-    require(not is_other and not (overwrite and others), what, folder, "choose a new or empty folder with -o")
+    require(
+        not is_other and not (overwrite and others),
+        what,
+        folder,
+        "choose a new or empty folder with -o",
+    )

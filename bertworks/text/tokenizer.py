@@ -1,22 +1,24 @@
 """Text <-> token ids, with offsets and word ids; Hugging Face tokenizer folders in and out.
 
-- `Tokenizer`: one class over the `tokenizers` library, with the ids that transformers gives for the same folder.
+- `Tokenizer`: one class over the `tokenizers` library, with the ids that transformers gives for the
+  same folder.
 - `Encoding`: a text, or a pair of texts, as the network reads it.
 - `Template`: the special tokens around the texts.
 - `truncated_lengths`: how much of a pair fits.
 
-Text is not always trusted, so there are two ways in. `encode` and `encode_batch` do as transformers does: "[MASK]" in
-the text is the mask token. `ids`, for corpora, reads the same characters as plain characters, so that no document can
-put a separator or a mask into the training data.
+Text is not always trusted, so there are two ways in. `encode` and `encode_batch` do as transformers
+does: "[MASK]" in the text is the mask token. `ids`, for corpora, reads the same characters as plain
+characters, so that no document can put a separator or a mask into the training data.
 
-WordPiece: a word longer than 100 characters becomes one [UNK], as in transformers (google-research/bert: 200), and so
-does a word with a piece that is not in the vocabulary.
+WordPiece: a word longer than 100 characters becomes one [UNK], as in transformers
+(google-research/bert: 200), and so does a word with a piece that is not in the vocabulary.
 
-Memory: the library needs about 300 bytes for each token, so long texts are encoded in parts, cut where this changes no
-token (`cut_points`). Where no such place is near:
+Memory: the library needs about 300 bytes for each token, so long texts are encoded in parts, cut
+where this changes no token (`cut_points`). Where no such place is near:
 
 - WordPiece: of a word that becomes [UNK], and of white space, only the ends are read (`long_runs`).
-- Others: the parts overlap, and one ends where the next one has the same token (`overlapping`); else it stays whole.
+- Others: the parts overlap, and one ends where the next one has the same token (`overlapping`);
+  else it stays whole.
 """
 
 import json
@@ -39,24 +41,41 @@ from bertworks.io.binary_files import json_sha256
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.remote import as_path
 from bertworks.text import tokenizer_pipeline
-from bertworks.text.tokenizer_folder import DEFAULT_LENGTH, check_description, count_cased, read_folder, read_vocabulary
-from bertworks.text.tokenizer_pipeline import NORMALIZER_SETTINGS, SPECIAL_TOKENS, ShortText, guarded
+from bertworks.text.tokenizer_folder import (
+    DEFAULT_LENGTH,
+    check_description,
+    count_cased,
+    read_folder,
+    read_vocabulary,
+)
+from bertworks.text.tokenizer_pipeline import (
+    NORMALIZER_SETTINGS,
+    SPECIAL_TOKENS,
+    ShortText,
+    guarded,
+)
 
-MANY_UNKNOWN = 0.01  # of the tokens of a text: more [UNK] is a warning; published vocabularies have below 0.001
+# of the tokens of a text: more [UNK] is a warning; published vocabularies have below 0.001
+MANY_UNKNOWN = 0.01
 _PART = 1 << 14  # characters of a part of a long text
-CHARACTERS_AT_ONCE = 1 << 18  # that the library encodes together; they take some 100 bytes each, until they are read
+# that the library encodes together; they take some 100 bytes each, until they are read
+CHARACTERS_AT_ONCE = 1 << 18
 _PER_TOKEN = 16  # characters at the beginning of a long text for each token that is wanted
-_LONGEST = 1 << 16  # characters of a part without a place to cut; a longer one is read in parts that overlap
+# characters of a part without a place to cut; a longer one is read in parts that overlap
+_LONGEST = 1 << 16
 _OVERLAP = 1 << 11  # characters; a quarter at each end is not compared
 
 
 class Encoding(NamedTuple):
-    """A text as the network reads it, with the special tokens of its template. All lists have one length."""
+    """A text as the network reads it, with the special tokens of its template. All lists have one
+    length."""
 
     ids: list[int]
     type_ids: list[int]  # BERT: 0 for the text and its [CLS] and [SEP], 1 for the pair
-    offsets: list[tuple[int, int]]  # characters of the text or pair; (0, 0) for tokens of the template
-    word_ids: list[int | None]  # number of the word, from 0 in text and in pair; None for tokens of the template
+    # characters of the text or pair; (0, 0) for tokens of the template
+    offsets: list[tuple[int, int]]
+    # number of the word, from 0 in text and in pair; None for tokens of the template
+    word_ids: list[int | None]
     special_tokens_mask: list[int]  # 1 for tokens of the template
     num_truncated: int  # tokens that did not fit and were cut off
 
@@ -64,7 +83,8 @@ class Encoding(NamedTuple):
 class Template(NamedTuple):
     """The ids of the special tokens around the segments of a sequence.
 
-    BERT's [CLS] A [SEP] B [SEP] is ([CLS],), ([SEP],), ([SEP],). RoBERTa has two </s> between, GPT-2 has no tokens.
+    BERT's [CLS] A [SEP] B [SEP] is ([CLS],), ([SEP],), ([SEP],). RoBERTa has two </s> between,
+    GPT-2 has no tokens.
     """
 
     prefix: tuple[int, ...]
@@ -81,25 +101,28 @@ class Template(NamedTuple):
 
 
 def truncated_lengths(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens of each of two segments are kept so that `room` tokens suffice: the longer one loses tokens from
-    its end, of two equal ones the second (google-research/bert, `_truncate_seq_pair`)."""
+    """How many tokens of each of two segments are kept so that `room` tokens suffice: the longer
+    one loses tokens from its end, of two equal ones the second (google-research/bert,
+    `_truncate_seq_pair`)."""
     kept = min(first, max(room - second, (room + 1) // 2))
     return kept, min(second, room - kept)
 
 
 class Tokenizer:
-    """An immutable tokenizer. Make one with `Tokenizer.load` or with `bertworks.text.vocabulary.train_vocabulary`.
+    """An immutable tokenizer. Make one with `Tokenizer.load` or with
+    `bertworks.text.vocabulary.train_vocabulary`.
 
     Args:
         serialized: the text of a tokenizer.json; truncation and padding in it are dropped.
-        special_tokens: the spelling of pad_token, unk_token, cls_token, sep_token, mask_token. The usual spellings are
-            found by themselves.
+        special_tokens: the spelling of pad_token, unk_token, cls_token, sep_token, mask_token. The
+            usual spellings are found by themselves.
         model_max_length: the largest number of tokens of a text, for the saved folder.
         notes: assumptions and doubts that users should know.
         files: further files of the saved folder, such as spiece.model.
 
     Raises:
-        BertworksError: not a tokenizer, a WordPiece one without the five special tokens, or ids that are not 0..n-1.
+        BertworksError: not a tokenizer, a WordPiece one without the five special tokens, or ids
+            that are not 0..n-1.
     """
 
     def __init__(
@@ -112,15 +135,25 @@ class Tokenizer:
         files: Mapping[str, bytes] | None = None,
     ):
         self.characters_at_once = CHARACTERS_AT_ONCE
-        self.model_max_length, self.notes, self.files = model_max_length, tuple(notes), dict(files or {})
+        self.model_max_length, self.notes, self.files = (
+            model_max_length,
+            tuple(notes),
+            dict(files or {}),
+        )
         description = guarded(lambda: check_description(serialized), "not a tokenizer")
-        self._library = guarded(lambda: tokenizers.Tokenizer.from_str(serialized), "not a tokenizer")
+        self._library = guarded(
+            lambda: tokenizers.Tokenizer.from_str(serialized), "not a tokenizer"
+        )
         # Comes first: to_str() of the library counts up to the largest id.
-        self.tokens = tokenizer_pipeline.tokens_in_order(self._library.get_vocab(with_added_tokens=True))
+        self.tokens = tokenizer_pipeline.tokens_in_order(
+            self._library.get_vocab(with_added_tokens=True)
+        )
         self.vocab_size = len(self.tokens)
         for token in description.get("added_tokens") or ():
             if self._library.token_to_id(token["content"]) != token["id"]:
-                raise BertworksError(f"the added token {token['content']!r:.60} cannot have the id {token['id']}")
+                raise BertworksError(
+                    f"the added token {token['content']!r:.60} cannot have the id {token['id']}"
+                )
         self._library.no_truncation()
         self._library.no_padding()
         content = self._library.to_str()
@@ -133,55 +166,83 @@ class Tokenizer:
         self._description: dict[str, Any] = json.loads(content)
         self._cuts = tokenizer_pipeline.cut_points(self._description)
         self._long_runs = tokenizer_pipeline.long_runs(self._description)
-        self._is_bpe = self._description["model"]["type"] == "BPE" and not self._description["model"]["dropout"]
+        self._is_bpe = (
+            self._description["model"]["type"] == "BPE"
+            and not self._description["model"]["dropout"]
+        )
         numbers = {token: number for number, token in enumerate(self.tokens)}
         names = special_tokens or {}
         self.special_tokens = tokenizer_pipeline.spell_special_tokens(names, numbers)
-        missing = [token for name, token in (SPECIAL_TOKENS | names).items() if name not in self.special_tokens]
+        missing = [
+            token
+            for name, token in (SPECIAL_TOKENS | names).items()
+            if name not in self.special_tokens
+        ]
         if missing and self._description["model"]["type"] == "WordPiece":
-            raise BertworksError(f"the vocabulary lacks {', '.join(missing)}", hint="add it, one token per line")
+            raise BertworksError(
+                f"the vocabulary lacks {', '.join(missing)}", hint="add it, one token per line"
+            )
         # Other kinds may lack any of them (-1). What needs such a token is refused.
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
             numbers.get(self.special_tokens.get(name, ""), -1) for name in SPECIAL_TOKENS
         )
         added = self._description["added_tokens"]
-        special = {token["content"] for token in added if token["special"]} | set(self.special_tokens.values())
+        special = {token["content"] for token in added if token["special"]} | set(
+            self.special_tokens.values()
+        )
         self.special_ids = frozenset(numbers[token] for token in special)
-        guarded(lambda: self._library.encode("a", "b"), "the tokenizer cannot encode a pair of texts")
+        guarded(
+            lambda: self._library.encode("a", "b"), "the tokenizer cannot encode a pair of texts"
+        )
 
     @cached_property
     def template(self) -> Template:
         """The special tokens around one text and between two, as the post-processor puts them."""
-        found = (self._run(self._plain.encode_batch, [text, text]) for text in ("a", "1", "あ", ".", "é"))
+        found = (
+            self._run(self._plain.encode_batch, [text, text]) for text in ("a", "1", "あ", ".", "é")
+        )
         first, second = next((pair for pair in found if pair[0].ids), (None, None))
         if first is None:
-            raise BertworksError("the tokenizer has no token for a simple text, so its special tokens are not known")
+            raise BertworksError(
+                "the tokenizer has no token for a simple text, so its special tokens are not known"
+            )
         pair = self._library.post_process(first, second)
         ids = tuple(pair.ids)
-        a, b = ([n for n, sequence in enumerate(pair.sequence_ids) if sequence == number] for number in (0, 1))
+        a, b = (
+            [n for n, sequence in enumerate(pair.sequence_ids) if sequence == number]
+            for number in (0, 1)
+        )
         return Template(ids[: a[0]], ids[a[-1] + 1 : b[0]], ids[b[-1] + 1 :])
 
     def __reduce__(self) -> tuple[Callable[..., "Tokenizer"], tuple[Any, ...]]:
         names = ("special_tokens", "model_max_length", "notes", "files")
-        return partial(Tokenizer, **{name: getattr(self, name) for name in names}), (self._library.to_str(),)
+        return partial(Tokenizer, **{name: getattr(self, name) for name in names}), (
+            self._library.to_str(),
+        )
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """Read a Hugging Face tokenizer folder: tokenizer.json, vocab.txt (WordPiece), vocab.json and merges.txt
-        (byte-level BPE), or a SentencePiece file.
+        """Read a Hugging Face tokenizer folder: tokenizer.json, vocab.txt (WordPiece), vocab.json
+        and merges.txt (byte-level BPE), or a SentencePiece file.
 
         With vocab.txt alone the casing is inferred from the vocabulary, and `notes` says so.
 
         Raises:
-            BertworksError: no such files, or files that are damaged; `where` is the file and, where known, the line.
+            BertworksError: no such files, or files that are damaged; `where` is the file and, where
+                known, the line.
         """
         return cls._checked(*read_folder(as_path(folder)))
 
     @classmethod
     def from_vocabulary(
-        cls, path: str | Path, *, lowercase: bool | None = None, model_max_length: int = DEFAULT_LENGTH
+        cls,
+        path: str | Path,
+        *,
+        lowercase: bool | None = None,
+        model_max_length: int = DEFAULT_LENGTH,
     ) -> Self:
-        """Read a vocab.txt alone, one WordPiece token per line. lowercase: None: inferred, and `notes` says so.
+        """Read a vocab.txt alone, one WordPiece token per line. lowercase: None: inferred, and
+        `notes` says so.
 
         Raises:
             BertworksError: as `load`.
@@ -204,12 +265,16 @@ class Tokenizer:
             tokenizer.notes += (f"text is lower-cased, but {counts}: is it a cased model?",)
         return tokenizer
 
-    def save(self, folder: str | Path, *, has_types: bool = True, max_length: int | None = None) -> None:
-        """Write the whole Hugging Face tokenizer folder: transformers 4 and 5 open it with AutoTokenizer.
+    def save(
+        self, folder: str | Path, *, has_types: bool = True, max_length: int | None = None
+    ) -> None:
+        """Write the whole Hugging Face tokenizer folder: transformers 4 and 5 open it with
+        AutoTokenizer.
 
-        Writes tokenizer.json (without truncation and padding), tokenizer_config.json, special_tokens_map.json, for
-        WordPiece vocab.txt, and copies of vocab.json, merges.txt and SentencePiece files that it was read with. Each
-        file is replaced atomically; other files in the folder stay.
+        Writes tokenizer.json (without truncation and padding), tokenizer_config.json,
+        special_tokens_map.json, for WordPiece vocab.txt, and copies of vocab.json, merges.txt and
+        SentencePiece files that it was read with. Each file is replaced atomically; other files in
+        the folder stay.
 
         Args:
             has_types: whether the network reads types of tokens.
@@ -221,21 +286,31 @@ class Tokenizer:
         folder = local_path(folder)
         is_word_piece = self._description["model"]["type"] == "WordPiece"
         special = [self.tokens[number] for number in sorted(self.special_ids)]
-        additional_tokens = [token for token in special if token not in self.special_tokens.values()]
+        additional_tokens = [
+            token for token in special if token not in self.special_tokens.values()
+        ]
         special_tokens_map: dict[str, Any] = dict(self.special_tokens)
         if additional_tokens:
             special_tokens_map["additional_special_tokens"] = additional_tokens
         steps = tokenizer_pipeline.steps_of(self._description["normalizer"])
-        normalizer: Mapping[str, Any] = next((step for step in steps if step["type"] == "BertNormalizer"), {})
+        normalizer: Mapping[str, Any] = next(
+            (step for step in steps if step["type"] == "BertNormalizer"), {}
+        )
         inputs = ["input_ids", "token_type_ids", "attention_mask"]
         if not has_types:
             inputs.remove("token_type_ids")
         config = {
-            "tokenizer_class": "BertTokenizer" if self.is_bert_tokenizer else "PreTrainedTokenizerFast",
+            "tokenizer_class": "BertTokenizer"
+            if self.is_bert_tokenizer
+            else "PreTrainedTokenizerFast",
             **special_tokens_map,
             "model_max_length": max_length or self.model_max_length,
             "model_input_names": inputs,
-            **{key: normalizer[name] for key, name in NORMALIZER_SETTINGS.items() if name in normalizer},
+            **{
+                key: normalizer[name]
+                for key, name in NORMALIZER_SETTINGS.items()
+                if name in normalizer
+            },
         }
         if is_word_piece:
             write_text(folder / "vocab.txt", "".join(f"{token}\n" for token in self.tokens))
@@ -247,16 +322,20 @@ class Tokenizer:
 
     @cached_property
     def composes_text(self) -> bool:
-        """Whether it is WordPiece and composes text (Unicode NFC) first, so that both forms have the same tokens."""
+        """Whether it is WordPiece and composes text (Unicode NFC) first, so that both forms have
+        the same tokens."""
         steps = tokenizer_pipeline.steps_of(self._description["normalizer"])
-        return self._description["model"]["type"] == "WordPiece" and any(step["type"] == "NFC" for step in steps)
+        return self._description["model"]["type"] == "WordPiece" and any(
+            step["type"] == "NFC" for step in steps
+        )
 
     @cached_property
     def is_bert_tokenizer(self) -> bool:
         """Whether the class BertTokenizer of transformers has the same rules.
 
-        transformers 5 builds them anew from tokenizer_config.json and the vocabulary. It drops any other normalizer,
-        pre-tokenizer, template or limit of a word in tokenizer.json without a word.
+        transformers 5 builds them anew from tokenizer_config.json and the vocabulary. It drops any
+        other normalizer, pre-tokenizer, template or limit of a word in tokenizer.json without a
+        word.
         """
         model = self._description["model"]
         normalizer = self._description["normalizer"] or {}
@@ -272,8 +351,8 @@ class Tokenizer:
         )
 
     def _has_bert_template(self) -> bool:
-        """Whether the special tokens are [CLS] A [SEP] for a text, and [CLS] A [SEP] B [SEP] for a pair, with type 1
-        from B on."""
+        """Whether the special tokens are [CLS] A [SEP] for a text, and [CLS] A [SEP] B [SEP] for a
+        pair, with type 1 from B on."""
         text = self._plain.encode("a", add_special_tokens=False)
         single = self._library.post_process(text)
         pair = self._library.post_process(text, text)
@@ -284,8 +363,8 @@ class Tokenizer:
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of what decides the ids (normalizer, pre-tokenizer, model, special tokens, template), not of file names
-        or white space."""
+        """Hash of what decides the ids (normalizer, pre-tokenizer, model, special tokens,
+        template), not of file names or white space."""
         names = ("normalizer", "pre_tokenizer", "model", "added_tokens", "post_processor")
         return json_sha256({name: self._description[name] for name in names})
 
@@ -299,22 +378,27 @@ class Tokenizer:
     def starts_word(self) -> NDArray[np.bool_]:
         """bool [vocab_size]: whether the token begins a word.
 
-        WordPiece: all tokens without `##`. Byte-level BPE and SentencePiece: those that begin with the sign of a
-        space. Special tokens always do.
+        WordPiece: all tokens without `##`. Byte-level BPE and SentencePiece: those that begin with
+        the sign of a space. Special tokens always do.
         """
         model = self._description["model"]
         is_word_piece = model["type"] == "WordPiece"
         signs = model["continuing_subword_prefix"] if is_word_piece else ("Ġ", "▁")
-        flags = np.array([token.startswith(signs) != is_word_piece for token in self.tokens], dtype=np.bool_)
+        flags = np.array(
+            [token.startswith(signs) != is_word_piece for token in self.tokens], dtype=np.bool_
+        )
         flags[sorted(self.special_ids)] = True
         return flags
 
-    def encode(self, text: str, pair: str | None = None, *, max_length: int | None = None) -> Encoding:
-        """The text, or text and pair, with the special tokens of the template. Special tokens in texts are recognised.
+    def encode(
+        self, text: str, pair: str | None = None, *, max_length: int | None = None
+    ) -> Encoding:
+        """The text, or text and pair, with the special tokens of the template. Special tokens in
+        texts are recognised.
 
         Args:
-            max_length: up to this number of tokens, special tokens included; the end is cut off, of a pair as in
-                `truncated_lengths`. None: nothing is cut off.
+            max_length: up to this number of tokens, special tokens included; the end is cut off, of
+                a pair as in `truncated_lengths`. None: nothing is cut off.
 
         Raises:
             UsageError: `max_length` leaves no room for the special tokens.
@@ -322,23 +406,29 @@ class Tokenizer:
         texts = [text] if pair is None else [text, pair]
         return self._finish(list(self._begin(texts, max_length)), max_length)
 
-    def encode_batch(self, texts: Sequence[str], *, max_length: int | None = None) -> list[Encoding]:
-        """`encode` for many texts at once, on all threads that TOKENIZERS_PARALLELISM and RAYON_NUM_THREADS allow."""
+    def encode_batch(
+        self, texts: Sequence[str], *, max_length: int | None = None
+    ) -> list[Encoding]:
+        """`encode` for many texts at once, on all threads that TOKENIZERS_PARALLELISM and
+        RAYON_NUM_THREADS allow."""
         return list(self.encode_each(texts, max_length=max_length))
 
-    def encode_each(self, texts: Sequence[str], *, max_length: int | None = None) -> Iterator[Encoding]:
-        """`encode_batch`, one result at a time, so that memory does not grow with the number of texts."""
+    def encode_each(
+        self, texts: Sequence[str], *, max_length: int | None = None
+    ) -> Iterator[Encoding]:
+        """`encode_batch`, one result at a time, so that memory does not grow with the number of
+        texts."""
         return (self._finish([begun], max_length) for begun in self._begin(texts, max_length))
 
     def arrays(
         self, texts: Sequence[str], *, limit: int | None = None
     ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
-        """For each text its ids [n] and offsets [n, 2], those of `encode` without the template. They need a twentieth
-        of the memory of an `Encoding`.
+        """For each text its ids [n] and offsets [n, 2], those of `encode` without the template.
+        They need a twentieth of the memory of an `Encoding`.
 
         Args:
-            limit: reading ends as soon as the texts have more ids than this: the last text may lack its end, and later
-                texts are left out.
+            limit: reading ends as soon as the texts have more ids than this: the last text may lack
+                its end, and later texts are left out.
         """
         room = sys.maxsize if limit is None else limit
         short = self._short(texts)
@@ -363,15 +453,19 @@ class Tokenizer:
                 return
 
     def words(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """int32 [n, 2] for each text: the characters where the words of the pre-tokenizer begin and end. White space
-        and other characters that it removes are in no word."""
+        """int32 [n, 2] for each text: the characters where the words of the pre-tokenizer begin and
+        end. White space and other characters that it removes are in no word."""
         short, words = self._short(texts), list[NDArray[np.int32]]()
         for number, parts in groupby(self._parts(self._literal, short), itemgetter(0)):
             found = [np.zeros((0, 2), np.int32)]
             for _, begin, skipped, part in parts:
                 spans = tokenizer_pipeline.words_of(short[number].text, begin, skipped, part)
-                in_word = skipped and part.word_ids[skipped - 1 : skipped] == part.word_ids[skipped : skipped + 1]
-                if in_word and found[-1][-1:, 1].tolist() == spans[:1, 0].tolist() != []:  # the text was cut in a word
+                in_word = (
+                    skipped
+                    and part.word_ids[skipped - 1 : skipped] == part.word_ids[skipped : skipped + 1]
+                )
+                # the text was cut in a word
+                if in_word and found[-1][-1:, 1].tolist() == spans[:1, 0].tolist() != []:
                     spans[0, 0], found[-1] = found[-1][-1, 0], found[-1][:-1]
                 found.append(spans)
             words.append(short[number].places(np.concatenate(found)))
@@ -390,14 +484,17 @@ class Tokenizer:
     def ids(self, texts: Sequence[str], *, limit: int | None = None) -> list[list[int]]:
         """The ids of each text without template and offsets: the fast way for corpora.
 
-        Special tokens in the texts are NOT recognised: "[SEP]" in a document is a bracket, a word and a bracket.
+        Special tokens in the texts are NOT recognised: "[SEP]" in a document is a bracket, a word
+        and a bracket.
 
         Args:
             limit: as in `arrays`.
         """
         room = sys.maxsize if limit is None else limit
         ids_of_texts = list[list[int]]()
-        for _, parts in groupby(self._parts(self._literal, self._short(texts), is_fast=True), itemgetter(0)):
+        for _, parts in groupby(
+            self._parts(self._literal, self._short(texts), is_fast=True), itemgetter(0)
+        ):
             ids = list[int]()
             for *_, skipped, part in parts:
                 ids += part.ids[skipped:]
@@ -417,14 +514,25 @@ class Tokenizer:
         """
         numbers = [int(number) for number in several(ids, "give a list of token ids", "id")]
         if wrong := [number for number in numbers if not 0 <= number < self.vocab_size]:
-            raise UsageError(f"token id {wrong[0]} is outside the vocabulary (0..{self.vocab_size - 1})")
+            raise UsageError(
+                f"token id {wrong[0]} is outside the vocabulary (0..{self.vocab_size - 1})"
+            )
         return str(self._library.decode(numbers, skip_special_tokens=skip_special_tokens))
 
     def piece(self, number: int) -> str:
-        """A token as in the vocabulary; one of byte-level BPE as the characters that its bytes are, if they are any."""
+        """A token as in the vocabulary; one of byte-level BPE as the characters that its bytes are,
+        if they are any."""
         token = self.tokens[number]
-        text = "" if token.isascii() or token.startswith("▁") else self.decode([number], skip_special_tokens=False)
-        return "Ġ" * token.startswith("Ġ") + text.strip() if text.strip() and "\ufffd" not in text else token
+        text = (
+            ""
+            if token.isascii() or token.startswith("▁")
+            else self.decode([number], skip_special_tokens=False)
+        )
+        return (
+            "Ġ" * token.startswith("Ġ") + text.strip()
+            if text.strip() and "\ufffd" not in text
+            else token
+        )
 
     def _cut(self, text: str, position: int) -> int:
         """The first place from `position` on where a text can be cut, else its end."""
@@ -439,22 +547,35 @@ class Tokenizer:
         for text in texts:
             if not isinstance(text, str):
                 raise UsageError(f"{text!r:.60} is not a text", hint="give a string")
-        return [ShortText.of(text, self._long_runs if len(text) > _PART else None) for text in texts]
+        return [
+            ShortText.of(text, self._long_runs if len(text) > _PART else None) for text in texts
+        ]
 
-    def _begin(self, texts: Sequence[str], most: int | None) -> Iterator[tuple[Any, int, ShortText]]:
-        """For each text the encoding of its beginning, with at least `most` of its tokens (None: of all of it), the
-        number of its other tokens, and what `_short` makes of it."""
+    def _begin(
+        self, texts: Sequence[str], most: int | None
+    ) -> Iterator[tuple[Any, int, ShortText]]:
+        """For each text the encoding of its beginning, with at least `most` of its tokens (None: of
+        all of it), the number of its other tokens, and what `_short` makes of it."""
         most = sys.maxsize if most is None else most
         far = max(_LONGEST, 2 * _PER_TOKEN * most)
         begun = ((short, self._cut(short.text, _PER_TOKEN * most)) for short in self._short(texts))
         for group in chunk_by_size(begun, self.characters_at_once, lambda one: min(one[1], far)):
-            parts = iter(self._run(self._plain.encode_batch, [short.text[:end] for short, end in group if end <= far]))
+            parts = iter(
+                self._run(
+                    self._plain.encode_batch,
+                    [short.text[:end] for short, end in group if end <= far],
+                )
+            )
             for short, end in group:
                 part = next(parts) if end <= far else None
                 if part is None or (end < len(short.text) and len(part) < most):
                     yield *self._beginning(short.text, most), short
                 else:
-                    others = self._parts(self._plain, [short], end - 1, is_fast=True) if end < len(short.text) else ()
+                    others = (
+                        self._parts(self._plain, [short], end - 1, is_fast=True)
+                        if end < len(short.text)
+                        else ()
+                    )
                     yield part, sum(len(other) - skipped for *_, skipped, other in others), short
 
     def _beginning(self, text: str, most: int) -> tuple[Any, int]:
@@ -468,10 +589,16 @@ class Tokenizer:
             longest *= 2
 
     def _parts(
-        self, library: tokenizers.Tokenizer, texts: Sequence[ShortText], begin: int = 0, *, is_fast: bool = False
+        self,
+        library: tokenizers.Tokenizer,
+        texts: Sequence[ShortText],
+        begin: int = 0,
+        *,
+        is_fast: bool = False,
     ) -> Iterator[tuple[int, int, int, Any]]:
-        """For each part of each text, in order: the number of the text, where the part begins, how many of its tokens
-        belong to the part before, its encoding. begin: where the texts are cut, less 1. is_fast: without offsets."""
+        """For each part of each text, in order: the number of the text, where the part begins, how
+        many of its tokens belong to the part before, its encoding. begin: where the texts are cut,
+        less 1. is_fast: without offsets."""
         encode = library.encode_batch_fast if is_fast else library.encode_batch
 
         def parts() -> Iterator[tuple[int, str, int, int]]:
@@ -482,8 +609,12 @@ class Tokenizer:
                     yield number, text, start, end
                     start = end - 1
 
-        for group in chunk_by_size(parts(), self.characters_at_once, lambda part: part[3] - part[2]):
-            encodings = iter(self._run(encode, [text[a:b] for _, text, a, b in group if b - a <= _LONGEST]))
+        for group in chunk_by_size(
+            parts(), self.characters_at_once, lambda part: part[3] - part[2]
+        ):
+            encodings = iter(
+                self._run(encode, [text[a:b] for _, text, a, b in group if b - a <= _LONGEST])
+            )
             for number, text, start, end in group:
                 before = len(self._run(encode, [text[start]])[0]) if start else 0
                 if end - start <= _LONGEST:
@@ -492,7 +623,9 @@ class Tokenizer:
                 for at, skipped, encoding in self._overlapping(library, text[start:end], _LONGEST):
                     yield number, start + at, skipped or before, encoding
 
-    def _overlapping(self, library: tokenizers.Tokenizer, text: str, longest: int) -> Iterator[tuple[int, int, Any]]:
+    def _overlapping(
+        self, library: tokenizers.Tokenizer, text: str, longest: int
+    ) -> Iterator[tuple[int, int, Any]]:
         """`tokenizer_pipeline.overlapping` of a text."""
         longest, unfit = longest if self._cuts else len(text), self.unk_id if self._is_bpe else None
         return tokenizer_pipeline.overlapping(
@@ -502,10 +635,14 @@ class Tokenizer:
     def _run(self, encode: Callable[..., list[Any]], texts: list[str]) -> list[Any]:
         """Encode texts one by one without the template; a lone surrogate counts as U+FFFD."""
         try:
-            return guarded(lambda: encode(texts, add_special_tokens=False), "the text cannot be encoded")
+            return guarded(
+                lambda: encode(texts, add_special_tokens=False), "the text cannot be encoded"
+            )
         except BertworksError:
             valid = [tokenizer_pipeline.SURROGATES.sub("\ufffd", text) for text in texts]
-            return guarded(lambda: encode(valid, add_special_tokens=False), "the text cannot be encoded")
+            return guarded(
+                lambda: encode(valid, add_special_tokens=False), "the text cannot be encoded"
+            )
 
     def _finish(self, begun: list[tuple[Any, int, ShortText]], max_length: int | None) -> Encoding:
         """Truncate one or two texts to `max_length` and apply the template. begun: see `_begin`."""
@@ -521,6 +658,11 @@ class Tokenizer:
         e = self._library.post_process(*parts)
         offsets = e.offsets
         if any(len(short.cuts) for *_, short in begun):
-            places = (begun[number or 0][2].places(np.array(pair)) for number, pair in zip(e.sequence_ids, offsets))
+            places = (
+                begun[number or 0][2].places(np.array(pair))
+                for number, pair in zip(e.sequence_ids, offsets)
+            )
             offsets = [(int(start), int(end)) for start, end in places]
-        return Encoding(e.ids, e.type_ids, offsets, e.word_ids, e.special_tokens_mask, num_truncated)
+        return Encoding(
+            e.ids, e.type_ids, offsets, e.word_ids, e.special_tokens_mask, num_truncated
+        )

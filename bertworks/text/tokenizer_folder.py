@@ -1,9 +1,11 @@
-"""Hugging Face tokenizer folders: their files are read, checked and turned into the content of a tokenizer.json.
+"""Hugging Face tokenizer folders: their files are read, checked and turned into the content of a
+tokenizer.json.
 
 - tokenizer.json, as it is
 - vocab.txt: WordPiece
 - vocab.json and merges.txt: byte-level BPE, or GPT's BPE of lower-cased words
-- spiece.model, sentencepiece.bpe.model, tokenizer.model: SentencePiece (Kudo and Richardson 2018), unigram or BPE
+- spiece.model, sentencepiece.bpe.model, tokenizer.model: SentencePiece (Kudo and Richardson 2018),
+  unigram or BPE
 """
 
 import base64
@@ -22,11 +24,23 @@ from tokenizers.normalizers import BertNormalizer
 from bertworks.errors import BertworksError, quoted, require
 from bertworks.io.atomic_write import parse_json, read_small
 from bertworks.text import tokenizer_pipeline as pipeline
-from bertworks.text.tokenizer_pipeline import LONGEST_WORD, NORMALIZER_SETTINGS, SPECIAL_TOKENS, guarded
+from bertworks.text.tokenizer_pipeline import (
+    LONGEST_WORD,
+    NORMALIZER_SETTINGS,
+    SPECIAL_TOKENS,
+    guarded,
+)
 
 DEFAULT_LENGTH = 512
-COPIED_FILES = ("vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "merges.txt")
-VOCABULARY_FILES = ("tokenizer.json", "vocab.txt", *COPIED_FILES[:-1])  # the first that exists is read
+COPIED_FILES = (
+    "vocab.json",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.model",
+    "merges.txt",
+)
+# the first that exists is read
+VOCABULARY_FILES = ("tokenizer.json", "vocab.txt", *COPIED_FILES[:-1])
 _SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 TOKENIZER_FILES = (*VOCABULARY_FILES, "merges.txt", *_SETTINGS_FILES)
 _LARGEST_FILE = 1 << 25  # bytes; the tokenizer.json of LaBSE, with 500,000 words, has 10 MB
@@ -37,43 +51,66 @@ _LONGEST_TEMPLATE = 16  # special tokens and texts
 _LONGEST_PATTERN = 1000  # characters of a regular expression; that of GPT-4o has 400
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
 _HAS_TEMPLATE = {  # by family: whether <s> and </s> stand around a text
-    "roberta": True, "bart": True, "longformer": True, "led": True, "gpt2": False, "openaigpt": False
-}  # fmt: skip
+    "roberta": True,
+    "bart": True,
+    "longformer": True,
+    "led": True,
+    "gpt2": False,
+    "openaigpt": False,
+}
 
 
 def read_folder(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Read a tokenizer of any kind, with the settings of tokenizer_config.json if it is there. Returns the file that
-    holds the vocabulary, and the arguments of `Tokenizer`.
+    """Read a tokenizer of any kind, with the settings of tokenizer_config.json if it is there.
+    Returns the file that holds the vocabulary, and the arguments of `Tokenizer`.
 
     Raises:
-        BertworksError: no such files, or files that are damaged; `where` is the file and, where known, the line.
+        BertworksError: no such files, or files that are damaged; `where` is the file and, where
+            known, the line.
     """
     config = _read_json(folder / "tokenizer_config.json")
     settings = _read_json(folder / "special_tokens_map.json") | config
-    special_tokens = {name: token for name in SPECIAL_TOKENS if (token := _content(settings.get(name))) is not None}
+    special_tokens = {
+        name: token
+        for name in SPECIAL_TOKENS
+        if (token := _content(settings.get(name))) is not None
+    }
     notes: list[str] = []
     path = next((folder / name for name in VOCABULARY_FILES if (folder / name).exists()), None)
     if path is None:
         what = "no tokenizer here: neither tokenizer.json nor vocab.txt, vocab.json or spiece.model"
-        raise BertworksError(what, where=str(folder), hint="make one with `bertworks vocab TEXT -o FOLDER`")
+        raise BertworksError(
+            what, where=str(folder), hint="make one with `bertworks vocab TEXT -o FOLDER`"
+        )
     if path.name == "tokenizer.json":
         serialized = _as_configured(_read_text(path), path, config, notes)
     else:
-        library = guarded(lambda: _read_model(path, config, special_tokens, notes), "not a tokenizer", str(path))
+        library = guarded(
+            lambda: _read_model(path, config, special_tokens, notes), "not a tokenizer", str(path)
+        )
         _add_tokens(library, folder, settings, special_tokens)
         serialized = library.to_str()
     length = config.get("model_max_length")
     if not isinstance(length, int | float) or not 2 < length < 1e9:
         notes.append(f"model_max_length is not set: {DEFAULT_LENGTH} is used")
         length = DEFAULT_LENGTH
-    files = {name: read_small(folder / name, _LARGEST_FILE) for name in COPIED_FILES if (folder / name).is_file()}
+    files = {
+        name: read_small(folder / name, _LARGEST_FILE)
+        for name in COPIED_FILES
+        if (folder / name).is_file()
+    }
     return path, {
-        "serialized": serialized, "special_tokens": special_tokens, "model_max_length": int(length), "notes": notes,
+        "serialized": serialized,
+        "special_tokens": special_tokens,
+        "model_max_length": int(length),
+        "notes": notes,
         "files": files,
-    }  # fmt: skip
+    }
 
 
-def _read_model(path: Path, config: dict[str, Any], names: dict[str, str], notes: list[str]) -> tokenizers.Tokenizer:
+def _read_model(
+    path: Path, config: dict[str, Any], names: dict[str, str], notes: list[str]
+) -> tokenizers.Tokenizer:
     if path.name == "vocab.txt":
         return _from_vocabulary(path, config, names, notes)
     style = _style_of(path.parent, config)
@@ -83,8 +120,8 @@ def _read_model(path: Path, config: dict[str, Any], names: dict[str, str], notes
 
 
 def read_vocabulary(path: Path, lowercase: bool | None) -> tuple[Path, dict[str, Any]]:
-    """Read a vocab.txt of any name. lowercase: None: inferred from the vocabulary, with a note. Returns as
-    `read_folder`.
+    """Read a vocab.txt of any name. lowercase: None: inferred from the vocabulary, with a note.
+    Returns as `read_folder`.
 
     Raises:
         BertworksError: as `read_folder`.
@@ -95,8 +132,9 @@ def read_vocabulary(path: Path, lowercase: bool | None) -> tuple[Path, dict[str,
 
 
 def check_description(serialized: str) -> dict[str, Any]:
-    """The content of a tokenizer.json. Refuses one that the library does not refuse itself, but crashes on, or for
-    which it takes unlimited time or memory, or that contradicts itself. Nothing is run.
+    """The content of a tokenizer.json. Refuses one that the library does not refuse itself, but
+    crashes on, or for which it takes unlimited time or memory, or that contradicts itself. Nothing
+    is run.
 
     Raises:
         BertworksError: such a content.
@@ -112,14 +150,30 @@ def check_description(serialized: str) -> dict[str, Any]:
         vocabulary = {piece: number for number, (piece, _) in enumerate(vocabulary)}
     claims = [(token["content"], token["id"]) for token in content.get("added_tokens") or ()]
     ids = dict(claims) | vocabulary
-    prefix, longest = model.get("continuing_subword_prefix") or "", model.get("max_input_chars_per_word", LONGEST_WORD)
-    seconds = (pair.split(" ")[1] if isinstance(pair, str) else pair[1] for pair in model.get("merges") or ())
+    prefix, longest = (
+        model.get("continuing_subword_prefix") or "",
+        model.get("max_input_chars_per_word", LONGEST_WORD),
+    )
+    seconds = (
+        pair.split(" ")[1] if isinstance(pair, str) else pair[1]
+        for pair in model.get("merges") or ()
+    )
     require(longest <= 10 * LONGEST_WORD, f"words of {longest:,} characters are too long")
-    require(all(piece.startswith(prefix) for piece in seconds), f"a merge does not add {prefix!r:.40}")
-    require((model.get("unk_token") or next(iter(ids), "")) in ids, "the vocabulary lacks its unk_token")
+    require(
+        all(piece.startswith(prefix) for piece in seconds), f"a merge does not add {prefix!r:.40}"
+    )
+    require(
+        (model.get("unk_token") or next(iter(ids), "")) in ids, "the vocabulary lacks its unk_token"
+    )
     require(len(claims) <= _MOST_ADDED, f"{len(claims):,} added tokens: too many")
     require(sum(len(token) for token, _ in claims) <= 1 << 20, "the added tokens are too long")
-    growth, parts = 1.0, [content.get(name) for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder")]
+    growth, parts = (
+        1.0,
+        [
+            content.get(name)
+            for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+        ],
+    )
     while parts:
         part: Any = parts.pop()
         parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
@@ -137,34 +191,60 @@ def check_description(serialized: str) -> dict[str, Any]:
                 require(length >= 1, "words of length 0")
             case {"type": "BertProcessing" | "RobertaProcessing", "sep": sep, "cls": cls}:
                 claims += sep, cls
-            case {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}:
+            case {
+                "type": "TemplateProcessing",
+                "single": single,
+                "pair": pair,
+                "special_tokens": special,
+            }:
                 for pieces, texts in ((single, ["A"]), (pair, ["A", "B"])):
-                    is_good = texts == [piece["Sequence"]["id"] for piece in pieces if "Sequence" in piece]
+                    is_good = texts == [
+                        piece["Sequence"]["id"] for piece in pieces if "Sequence" in piece
+                    ]
                     is_good &= len(pieces) <= _LONGEST_TEMPLATE
-                    require(is_good, f"a template does not hold {' and '.join(texts)} once, in order")
+                    require(
+                        is_good, f"a template does not hold {' and '.join(texts)} once, in order"
+                    )
                 for token in special.values():
-                    require(len(token["tokens"]) == len(token["ids"]) == 1, "several tokens for a special token")
+                    require(
+                        len(token["tokens"]) == len(token["ids"]) == 1,
+                        "several tokens for a special token",
+                    )
                     claims.append((token["tokens"][0], token["ids"][0]))
-    require(growth <= _LARGEST_GROWTH, f"the normalizer makes a text up to {growth:.0e} times as long")
+    require(
+        growth <= _LARGEST_GROWTH, f"the normalizer makes a text up to {growth:.0e} times as long"
+    )
     for name, number in claims:
-        require(number == ids.get(name), f"{name!r:.60} has the id {number!r:.20}, in the vocabulary {ids.get(name)}")
+        require(
+            number == ids.get(name),
+            f"{name!r:.60} has the id {number!r:.20}, in the vocabulary {ids.get(name)}",
+        )
     return content
 
 
 def _check_pattern(pattern: str) -> None:
-    """Refuse a regular expression that may take exponential time, in oniguruma's syntax: with a repeated group, a
-    repeated repetition, a reference or a recursion; and one with several endless repetitions in a row."""
+    """Refuse a regular expression that may take exponential time, in oniguruma's syntax: with a
+    repeated group, a repeated repetition, a reference or a recursion; and one with several endless
+    repetitions in a row."""
     plain = re.sub(r"\\[pP]\{\^?\w+\}|\\[^1-9gkKRX]", "x", pattern)
-    while plain != (shorter := re.sub(r"\[\^?[^\[\]]+\]", "x", plain)):  # classes of characters, also within others
+    # classes of characters, also within others
+    while plain != (shorter := re.sub(r"\[\^?[^\[\]]+\]", "x", plain)):
         plain = shorter
-    is_plain = not re.search(r"\\|\)[*+{]|[*+?}][*{]|\}[+]|\{[\d,]*\d{4}|\(\?(?![:=!i]|<[=!])", plain)
+    is_plain = not re.search(
+        r"\\|\)[*+{]|[*+?}][*{]|\}[+]|\{[\d,]*\d{4}|\(\?(?![:=!i]|<[=!])", plain
+    )
 
     def endless(part: re.Match[str]) -> str:  # a sign for each endless repetition in a row
-        return "*" * max(len(re.findall(r"[*+](?!\+)|,\}", branch)) for branch in part[1].split("|"))
+        return "*" * max(
+            len(re.findall(r"[*+](?!\+)|,\}", branch)) for branch in part[1].split("|")
+        )
 
     while plain != (shorter := re.sub(r"\(([^()]*)\)", endless, plain)):
         plain = shorter
-    is_plain &= len(pattern) <= _LONGEST_PATTERN and len(re.sub(r"^(.*)$", endless, plain, flags=re.DOTALL)) <= 2
+    is_plain &= (
+        len(pattern) <= _LONGEST_PATTERN
+        and len(re.sub(r"^(.*)$", endless, plain, flags=re.DOTALL)) <= 2
+    )
     require(is_plain, f"the regular expression {pattern!r:.60} may take endless time")
 
 
@@ -174,25 +254,37 @@ def count_cased(tokens: Sequence[str]) -> int:
 
 
 def _read_text(path: Path) -> str:
-    """A small UTF-8 file as it is; BertworksError with the line for a byte-order mark or bad bytes."""
+    """A small UTF-8 file as it is; BertworksError with the line for a byte-order mark or bad
+    bytes."""
     content = read_small(path, _LARGEST_FILE)
     has_mark = content.startswith(b"\xef\xbb\xbf")
-    require(not has_mark, "begins with a byte-order mark", f"{path}:1", "save it as UTF-8 without BOM")
+    require(
+        not has_mark, "begins with a byte-order mark", f"{path}:1", "save it as UTF-8 without BOM"
+    )
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise BertworksError("bytes that are not UTF-8", where=f"{path}:{line}", hint="save it as UTF-8") from None
+        raise BertworksError(
+            "bytes that are not UTF-8", where=f"{path}:{line}", hint="save it as UTF-8"
+        ) from None
 
 
 def _parse_json(text: str, path: Path) -> dict[str, Any]:
-    """A JSON object without repeated keys (a token twice in a vocabulary has two ids, one of them lost)."""
+    """A JSON object without repeated keys (a token twice in a vocabulary has two ids, one of them
+    lost)."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         content = dict(pairs)
         if len(content) < len(pairs):
-            twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-            lines = [number for number, line in enumerate(text.split("\n"), 1) if json.dumps(twice) in line]
+            twice = next(
+                key for key, count in Counter(key for key, _ in pairs).items() if count > 1
+            )
+            lines = [
+                number
+                for number, line in enumerate(text.split("\n"), 1)
+                if json.dumps(twice) in line
+            ]
             where = f"{path}:{lines[-1]}" if lines else str(path)
             raise BertworksError(f"{twice!r} occurs twice", where=where, hint="remove one of them")
         return content
@@ -216,27 +308,40 @@ def _content(token: Any) -> str | None:
 def _from_vocabulary(
     path: Path, config: dict[str, Any], names: dict[str, str], notes: list[str]
 ) -> tokenizers.Tokenizer:
-    """WordPiece with the vocabulary of a vocab.txt and the casing of its config, else inferred with a note."""
-    kinds = config.get("word_tokenizer_type", "basic"), config.get("subword_tokenizer_type", "wordpiece")
+    """WordPiece with the vocabulary of a vocab.txt and the casing of its config, else inferred with
+    a note."""
+    kinds = (
+        config.get("word_tokenizer_type", "basic"),
+        config.get("subword_tokenizer_type", "wordpiece"),
+    )
     if config.get("tokenizer_class") == "BertJapaneseTokenizer" and kinds != ("basic", "wordpiece"):
-        what = f"the pre-tokenizer {str(kinds[0])[:40]} and the model {str(kinds[1])[:40]} are not supported"
+        what = (
+            f"the pre-tokenizer {str(kinds[0])[:40]} and the model {str(kinds[1])[:40]} are "
+            "not supported"
+        )
         hint = "choose a model with a tokenizer.json, or with the word splitting of BERT"
         raise BertworksError(what, where=str(path.with_name("tokenizer_config.json")), hint=hint)
     special_tokens = SPECIAL_TOKENS | names
     tokens = _read_vocabulary(path)
     for token in special_tokens.values():
-        require(token in tokens, f"the vocabulary lacks {token}", path, "add it, one token per line")
+        require(
+            token in tokens, f"the vocabulary lacks {token}", path, "add it, one token per line"
+        )
     normalizer: dict[str, bool | None] = {**_normalizer_settings(config)}
     if "lowercase" not in normalizer:
         cased = count_cased(tokens)
         lowercase = cased <= len(tokens) // 1000
-        keeps_accents = lowercase and any(unicodedata.normalize("NFD", token) != token for token in tokens)
+        keeps_accents = lowercase and any(
+            unicodedata.normalize("NFD", token) != token for token in tokens
+        )
         if "strip_accents" in normalizer:  # the folder says so
             keeps_accents = False
         else:
             normalizer["strip_accents"] = False if keeps_accents else None
         normalizer["lowercase"] = lowercase
-        change = ("lower-cased" if lowercase else "left as it is") + (", accents kept" if keeps_accents else "")
+        change = ("lower-cased" if lowercase else "left as it is") + (
+            ", accents kept" if keeps_accents else ""
+        )
         capitals = f"{cased} of {len(tokens)} tokens have capitals"
         notes.append(f"casing inferred from the vocabulary: {capitals}, so text is {change}")
     model = pipeline.word_piece_model(tokens, special_tokens["unk_token"])
@@ -256,91 +361,152 @@ def _normalizer_settings(config: dict[str, Any]) -> dict[str, bool | None]:
     return settings
 
 
-# What transformers takes for settings that a tokenizer_config.json lacks, whatever is in tokenizer.json.
-_BERT_DEFAULTS: dict[str, bool | None] = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
+# What transformers takes for settings that a tokenizer_config.json lacks, whatever is in
+# tokenizer.json.
+_BERT_DEFAULTS: dict[str, bool | None] = {
+    "do_lower_case": True,
+    "strip_accents": None,
+    "tokenize_chinese_chars": True,
+}
 _BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
 
 
 def _as_configured(serialized: str, path: Path, config: dict[str, Any], notes: list[str]) -> str:
-    """Where the two files of a BERT tokenizer contradict each other, transformers follows tokenizer_config.json. What
-    this file lacks has the default of the class there, and not the value of tokenizer.json."""
+    """Where the two files of a BERT tokenizer contradict each other, transformers follows
+    tokenizer_config.json. What this file lacks has the default of the class there, and not the
+    value of tokenizer.json."""
     content = _parse_json(serialized, path)
     old = content.get("normalizer")
     name = str(config.get("tokenizer_class", "BertTokenizer")).removesuffix("Fast")
-    if name not in _BERT_CLASSES or not isinstance(old, dict) or old.get("type") != "BertNormalizer":
+    if (
+        name not in _BERT_CLASSES
+        or not isinstance(old, dict)
+        or old.get("type") != "BertNormalizer"
+    ):
         return serialized
     settings = _normalizer_settings(config)
     defaults: dict[str, bool | None] = {}
-    # Without a class and without a network, transformers does not open the folder: tokenizer.json is all there is.
+    # Without a class and without a network, transformers does not open the folder: tokenizer.json
+    # is all there is.
     if "tokenizer_class" in config or path.with_name("config.json").exists():
         missing = [key for key in _BERT_DEFAULTS if NORMALIZER_SETTINGS[key] not in settings]
         defaults = {NORMALIZER_SETTINGS[key]: _BERT_DEFAULTS[key] for key in missing}
     new = content["normalizer"] = old | defaults | settings
-    changed = [key for key, field in NORMALIZER_SETTINGS.items() if new.get(field) != old.get(field)]
+    changed = [
+        key for key, field in NORMALIZER_SETTINGS.items() if new.get(field) != old.get(field)
+    ]
     if not changed:
         return serialized
-    stated = [f"{key} {json.dumps(config[key])}" for key in changed if NORMALIZER_SETTINGS[key] in settings]
+    stated = [
+        f"{key} {json.dumps(config[key])}"
+        for key in changed
+        if NORMALIZER_SETTINGS[key] in settings
+    ]
     if stated:
         notes.append(
-            f"tokenizer_config.json has {', '.join(stated)}, unlike tokenizer.json: it is used, as in transformers"
+            f"tokenizer_config.json has {', '.join(stated)}, unlike tokenizer.json: it is used, "
+            "as in transformers"
         )
-    absent = [f"{key} {json.dumps(_BERT_DEFAULTS[key])}" for key in changed if NORMALIZER_SETTINGS[key] in defaults]
+    absent = [
+        f"{key} {json.dumps(_BERT_DEFAULTS[key])}"
+        for key in changed
+        if NORMALIZER_SETTINGS[key] in defaults
+    ]
     if absent:
-        what = f"tokenizer_config.json lacks settings: {', '.join(absent)} is used, as in transformers"
+        what = (
+            f"tokenizer_config.json lacks settings: {', '.join(absent)} is used, as in transformers"
+        )
         notes.append(f"{what}, and not what tokenizer.json has")
     return json.dumps(content, ensure_ascii=False)
 
 
 def _read_vocabulary(path: Path) -> list[str]:
     text = _read_text(path).rstrip("\n")
-    require((count := text.count("\n") + 1) <= _LARGEST_VOCABULARY, f"{count:,} lines are no vocabulary", path)
+    require(
+        (count := text.count("\n") + 1) <= _LARGEST_VOCABULARY,
+        f"{count:,} lines are no vocabulary",
+        path,
+    )
     require(text != "", "the vocabulary is empty", f"{path}:1", "write one token per line")
-    lines = text.split("\n")  # one of them may be empty, as in a published vocabulary: a token that no text has
+    # one of them may be empty, as in a published vocabulary: a token that no text has
+    lines = text.split("\n")
     seen: dict[str, int] = {}
     for number, token in enumerate(lines, 1):
         where = f"{path}:{number}"
         if token.endswith("\r"):
-            raise BertworksError("Windows line ends (CRLF)", where=where, hint=f"sed -i 's/\\r$//' {quoted(path)}")
+            raise BertworksError(
+                "Windows line ends (CRLF)", where=where, hint=f"sed -i 's/\\r$//' {quoted(path)}"
+            )
         if token in seen:
-            hint = "write a name like [unused1] there: what is behind it keeps its number" if not token else None
-            raise BertworksError(f"{token!r} occurs twice, first in line {seen[token]}", where=where, hint=hint)
+            hint = (
+                "write a name like [unused1] there: what is behind it keeps its number"
+                if not token
+                else None
+            )
+            raise BertworksError(
+                f"{token!r} occurs twice, first in line {seen[token]}", where=where, hint=hint
+            )
         seen[token] = number
     return lines
 
 
 def _style_of(folder: Path, config: dict[str, Any]) -> str:
-    """The family of a tokenizer, such as "roberta" or "albert", by its class or its model; "": not stated."""
-    for name in (config.get("tokenizer_class"), _read_json(folder / "config.json").get("model_type")):
+    """The family of a tokenizer, such as "roberta" or "albert", by its class or its model; "": not
+    stated."""
+    for name in (
+        config.get("tokenizer_class"),
+        _read_json(folder / "config.json").get("model_type"),
+    ):
         style = re.sub(r"tokenizer(fast)?$|[-_]", "", str(name or "").lower())
         if style not in ("", "pretrained", "tokenizersbackend"):
             return style[:40]
     return ""
 
 
-def _from_merges(path: Path, config: dict[str, Any], names: dict[str, str], style: str) -> tokenizers.Tokenizer:
-    """Byte-level BPE (Radford et al. 2019): RoBERTa's, with <s> and </s> around a text, or GPT-2's without. Or GPT's
-    BPE of lower-cased words that end with </w> (Radford et al. 2018; Sennrich et al. 2016)."""
+def _from_merges(
+    path: Path, config: dict[str, Any], names: dict[str, str], style: str
+) -> tokenizers.Tokenizer:
+    """Byte-level BPE (Radford et al. 2019): RoBERTa's, with <s> and </s> around a text, or GPT-2's
+    without. Or GPT's BPE of lower-cased words that end with </w> (Radford et al. 2018; Sennrich et
+    al. 2016)."""
     if style and style not in _HAS_TEMPLATE:
         pipeline.refuse_style(path, style)
     ids = _parse_json(_read_text(path), path)
     is_gpt, has_ends = style == "openaigpt", any(token.endswith("</w>") for token in ids)
-    is_good = (has_ends if is_gpt else "Ġ" in ids and not has_ends) and all(type(n) is int for n in ids.values())
+    is_good = (has_ends if is_gpt else "Ġ" in ids and not has_ends) and all(
+        type(n) is int for n in ids.values()
+    )
     kind = "BPE with </w>" if is_gpt else "byte-level BPE"
     require(is_good, f"not the vocabulary of a {kind}", path, "use its tokenizer.json")
-    require(sorted(ids.values()) == list(range(len(ids))), f"ids of the vocabulary are not 0..{len(ids) - 1}", path)
+    require(
+        sorted(ids.values()) == list(range(len(ids))),
+        f"ids of the vocabulary are not 0..{len(ids) - 1}",
+        path,
+    )
     tokens = pipeline.spell_special_tokens(names, ids)
     has_template = _HAS_TEMPLATE.get(style, {"<s>", "</s>"} <= ids.keys())
-    require(not has_template or {"cls_token", "sep_token"} <= tokens.keys(), "the vocabulary lacks <s> or </s>", path)
+    require(
+        not has_template or {"cls_token", "sep_token"} <= tokens.keys(),
+        "the vocabulary lacks <s> or </s>",
+        path,
+    )
     require(not is_gpt or "unk_token" in tokens, "the vocabulary lacks <unk>", path)
     merges = _read_merges(path.with_name("merges.txt"))
     if not is_gpt:
         model = models.BPE(ids, merges, continuing_subword_prefix="", end_of_word_suffix="")
         add_prefix_space = config.get("add_prefix_space") is True
-        return pipeline.byte_level_pipeline(model, tokens, has_template, add_prefix_space=add_prefix_space)
+        return pipeline.byte_level_pipeline(
+            model, tokens, has_template, add_prefix_space=add_prefix_space
+        )
     unknown = tokens["unk_token"]
-    model = models.BPE(ids, merges, unk_token=unknown, continuing_subword_prefix="", end_of_word_suffix="</w>")
+    model = models.BPE(
+        ids, merges, unk_token=unknown, continuing_subword_prefix="", end_of_word_suffix="</w>"
+    )
     library = tokenizers.Tokenizer(model)
-    library.normalizer, library.pre_tokenizer = BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+    library.normalizer, library.pre_tokenizer = (
+        BertNormalizer(lowercase=True),
+        pre_tokenizers.BertPreTokenizer(),
+    )
     library.decoder = decoders.BPEDecoder(suffix="</w>")
     library.post_processor = pipeline.template(library, pipeline.NO_TEMPLATE, {})
     return library
@@ -352,17 +518,29 @@ def _read_merges(path: Path) -> list[tuple[str, str]]:
     for number, line in enumerate(_read_text(path).split("\n"), 1):
         if line and not line.startswith("#version"):
             first, _, second = line.partition(" ")
-            require(line.count(" ") == 1, "not two pieces with one space between them", f"{path}:{number}")
+            require(
+                line.count(" ") == 1,
+                "not two pieces with one space between them",
+                f"{path}:{number}",
+            )
             merges.append((first, second))
     return merges
 
 
-def _add_tokens(library: tokenizers.Tokenizer, folder: Path, settings: dict[str, Any], names: dict[str, str]) -> None:
-    """Add the tokens that a folder lists outside its vocabulary, and those that it calls special."""
-    added, more = _read_json(folder / "added_tokens.json"), settings.get("additional_special_tokens") or []
+def _add_tokens(
+    library: tokenizers.Tokenizer, folder: Path, settings: dict[str, Any], names: dict[str, str]
+) -> None:
+    """Add the tokens that a folder lists outside its vocabulary, and those that it calls
+    special."""
+    added, more = (
+        _read_json(folder / "added_tokens.json"),
+        settings.get("additional_special_tokens") or [],
+    )
     decoder = settings.get("added_tokens_decoder") or {}
     require(isinstance(more, list), "additional_special_tokens is not a list", folder)
-    is_map = isinstance(decoder, dict) and all(n.isdecimal() and isinstance(t, dict) for n, t in decoder.items())
+    is_map = isinstance(decoder, dict) and all(
+        n.isdecimal() and isinstance(t, dict) for n, t in decoder.items()
+    )
     require(is_map, "added_tokens_decoder does not map ids to tokens", folder)
     count = len(added) + len(more) + len(decoder)
     require(count <= _MOST_ADDED, f"{count:,} added tokens: too many", folder)
@@ -373,11 +551,19 @@ def _add_tokens(library: tokenizers.Tokenizer, folder: Path, settings: dict[str,
         ids.setdefault(str(_content(token)), int(number[:10]))
         entries[str(_content(token))] = token
     named = pipeline.spell_special_tokens(names, ids)
-    named |= {name: str(_content(settings.get(name))) for name in ("bos_token", "eos_token") if name in settings}
+    named |= {
+        name: str(_content(settings.get(name)))
+        for name in ("bos_token", "eos_token")
+        if name in settings
+    }
     for name, token in named.items():
         if token in ids:
             # The mask replaces a word together with the space before it.
-            flags = settings[name] if isinstance(settings.get(name), dict) else {"lstrip": name == "mask_token"}
+            flags = (
+                settings[name]
+                if isinstance(settings.get(name), dict)
+                else {"lstrip": name == "mask_token"}
+            )
             entries[token] = entries.get(token, {}) | flags | {"special": True}
     if isinstance(library.model, models.WordPiece):  # its special tokens stay as they are
         present = {token.content for token in library.get_added_tokens_decoder().values()}
@@ -386,11 +572,15 @@ def _add_tokens(library: tokenizers.Tokenizer, folder: Path, settings: dict[str,
         has_place = type(ids.get(token)) is int and 0 <= ids[token] < len(ids)
         what = f"the added token {token[:60]!r} has no place in the vocabulary"
         require(has_place, what, folder, "give it the next number in added_tokens.json")
-    library.add_tokens([_added_token(token, entries[token]) for token in sorted(entries, key=ids.__getitem__)])
+    library.add_tokens(
+        [_added_token(token, entries[token]) for token in sorted(entries, key=ids.__getitem__)]
+    )
 
 
 def _added_token(content: str, flags: dict[str, Any]) -> AddedToken:
     """A token with the settings of `flags`; tokens are special unless it says otherwise."""
-    kept = {flag: value for flag, value in flags.items() if flag in _FLAGS and isinstance(value, bool)}
+    kept = {
+        flag: value for flag, value in flags.items() if flag in _FLAGS and isinstance(value, bool)
+    }
     special = kept.setdefault("special", True)
     return AddedToken(content, **({"normalized": not special} | kept))

@@ -2,8 +2,8 @@
 
 - `bert_pipeline`: WordPiece, or another model with BERT's normalizer and template
 - `sentencepiece_pipeline`: a SentencePiece file (Kudo and Richardson 2018), unigram or BPE
-- `cut_points`: where a long text can be cut without a change of its tokens; `long_runs`: what can be left out;
-  `overlapping`: parts of other texts
+- `cut_points`: where a long text can be cut without a change of its tokens; `long_runs`: what can
+  be left out; `overlapping`: parts of other texts
 """
 
 import math
@@ -31,20 +31,28 @@ Result = TypeVar("Result")
 
 _TABLES = packaged_table(__file__, "pipelines.toml")
 NORMALIZER_SETTINGS: dict[str, str] = _TABLES["normalizer_settings"]
-SPELLINGS: dict[str, tuple[str, ...]] = {name: tuple(tokens) for name, tokens in _TABLES["spellings"].items()}
-_STYLES: dict[str, tuple[str, str]] = {name: tuple(templates) for name, templates in _TABLES["styles"].items()}
+SPELLINGS: dict[str, tuple[str, ...]] = {
+    name: tuple(tokens) for name, tokens in _TABLES["spellings"].items()
+}
+_STYLES: dict[str, tuple[str, str]] = {
+    name: tuple(templates) for name, templates in _TABLES["styles"].items()
+}
 _LOCAL_STEPS = frozenset(_TABLES["local_steps"].split())
 END_OF_TEXT = "<|endoftext|>"
-SPECIAL_TOKENS = {name: spellings[0] for name, spellings in SPELLINGS.items()}  # [PAD], [UNK], [CLS], [SEP], [MASK]
+# [PAD], [UNK], [CLS], [SEP], [MASK]
+SPECIAL_TOKENS = {name: spellings[0] for name, spellings in SPELLINGS.items()}
 SURROGATES = re.compile("[\ud800-\udfff]")  # without their partners: UTF-8 cannot hold them
 LONGEST_WORD = 100  # characters; a longer word becomes one [UNK]
-LETTER_FRACTION = 0.001  # of all characters: a text with fewer marks that are letters, or kana, is of another language
+# of all characters: a text with fewer marks that are letters, or kana, is of another language
+LETTER_FRACTION = 0.001
 LONGEST_RUN = 1 << 10  # characters of a word, or of white space, of which the inside is not read
 _LARGEST_SENTENCEPIECE = 1 << 23  # bytes; that of XLM-R has 5 MB
-_LARGEST_TRIE = 1 << 22  # bytes of the pieces of a unigram model: the library takes up to 340 bytes for each
+# bytes of the pieces of a unigram model: the library takes up to 340 bytes for each
+_LARGEST_TRIE = 1 << 22
 _LONGEST_PIECE = 512  # characters; SentencePiece stops at 16 by default
 NO_TEMPLATE = _STYLES["sentencepiece"]
-# Letters and digits of one code unit. Without those that decompose to a mark or a space, or join a space before them.
+# Letters and digits of one code unit. Without those that decompose to a mark or a space, or join a
+# space before them.
 _LETTER = (
     r"[^\W_\u037a\u0d4e\u0e33\u0eb3\u2474-\u2487\u3220-\u3229\ufc5e-\ufc63\ufe70-\ufe7e\uff9e\uff9f"
     r"\U00010000-\U0010ffff]"
@@ -66,21 +74,27 @@ def guarded(call: Callable[[], Result], what: str, where: str = "") -> Result:
 def refuse_large_trie(pieces: Iterable[str]) -> None:
     """Raises ValueError for pieces of a unigram model that would take gigabytes."""
     size = sum(len(piece.encode()) for piece in pieces)
-    check(size <= _LARGEST_TRIE, f"the pieces of the vocabulary have {size / 1e6:.1f} MB in all: too much")
+    check(
+        size <= _LARGEST_TRIE,
+        f"the pieces of the vocabulary have {size / 1e6:.1f} MB in all: too much",
+    )
 
 
 def charsmap_growth(charsmap: bytes) -> int:
-    """The most characters that a table of SentencePiece's normalization puts for one. All places of its trie and all
-    replacements are checked: the library reads them without a check.
+    """The most characters that a table of SentencePiece's normalization puts for one. All places of
+    its trie and all replacements are checked: the library reads them without a check.
 
-    The table: the size of the trie; the trie, a double array (darts-clone); replacements that end in NUL.
+    The table: the size of the trie; the trie, a double array (darts-clone); replacements that end
+    in NUL.
 
     Raises:
         ValueError: a damaged table.
     """
     end = 4 + int.from_bytes(charsmap[:4], "little")
     texts = np.frombuffer(charsmap[end:] + b"\0", np.uint8)
-    units = np.frombuffer(charsmap[4:end] if 4 < end <= len(charsmap) and not end % 4 else b"", np.uint32)
+    units = np.frombuffer(
+        charsmap[4:end] if 4 < end <= len(charsmap) and not end % 4 else b"", np.uint32
+    )
     place = np.arange(len(units)) ^ ((units >> 10).astype(np.int64) << ((units >> 6) & 8))
     inner = units >> 31 == 0
     inner[:1] = True  # the root
@@ -97,13 +111,16 @@ def word_piece_model(tokens: Sequence[str], unk_token: str = "[UNK]") -> models.
     return models.WordPiece(ids, unk_token=unk_token, max_input_chars_per_word=LONGEST_WORD)
 
 
-def bert_pipeline(model: models.Model, special_tokens: dict[str, str], **normalizer: Any) -> tokenizers.Tokenizer:
+def bert_pipeline(
+    model: models.Model, special_tokens: dict[str, str], **normalizer: Any
+) -> tokenizers.Tokenizer:
     """A tokenizer with BERT's normalizer, pre-tokenizer and template.
 
     Args:
         special_tokens: as for Tokenizer.
-        normalizer: settings of `tokenizers.normalizers.BertNormalizer`: `lowercase`; `strip_accents`, where None
-            follows `lowercase`; `handle_chinese_chars`: put every Chinese character on its own.
+        normalizer: settings of `tokenizers.normalizers.BertNormalizer`: `lowercase`;
+            `strip_accents`, where None follows `lowercase`; `handle_chinese_chars`: put every
+            Chinese character on its own.
     """
     library = tokenizers.Tokenizer(model)
     library.normalizer = normalizers.BertNormalizer(**normalizer)
@@ -115,7 +132,11 @@ def bert_pipeline(model: models.Model, special_tokens: dict[str, str], **normali
 
 
 def byte_level_pipeline(
-    model: models.Model, special_tokens: Mapping[str, str], has_template: bool, *, add_prefix_space: bool = False
+    model: models.Model,
+    special_tokens: Mapping[str, str],
+    has_template: bool,
+    *,
+    add_prefix_space: bool = False,
 ) -> tokenizers.Tokenizer:
     """A tokenizer of the bytes of a text as it is, with RoBERTa's template or none."""
     library = tokenizers.Tokenizer(model)
@@ -123,8 +144,13 @@ def byte_level_pipeline(
     library.decoder = decoders.ByteLevel()
     if has_template:
         id_of: Callable[[str], Any] = library.token_to_id
-        cls, sep = ((token, id_of(token)) for token in (special_tokens["cls_token"], special_tokens["sep_token"]))
-        library.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=add_prefix_space)
+        cls, sep = (
+            (token, id_of(token))
+            for token in (special_tokens["cls_token"], special_tokens["sep_token"])
+        )
+        library.post_processor = processors.RobertaProcessing(
+            sep, cls, add_prefix_space=add_prefix_space
+        )
     else:
         library.post_processor = template(library, NO_TEMPLATE, special_tokens)
     return library
@@ -133,32 +159,42 @@ def byte_level_pipeline(
 def template(
     library: tokenizers.Tokenizer, patterns: tuple[str, str], special_tokens: Mapping[str, str]
 ) -> processors.TemplateProcessing:
-    """The special tokens around one text and two. patterns: $A and $B for the texts, C and S for the special tokens,
-    each with its token type."""
+    """The special tokens around one text and two. patterns: $A and $B for the texts, C and S for
+    the special tokens, each with its token type."""
     names = {"C": special_tokens.get("cls_token", ""), "S": special_tokens.get("sep_token", "")}
-    single, pair = ([names.get(part[:-2], part[:-2]) + part[-2:] for part in pattern.split()] for pattern in patterns)
+    single, pair = (
+        [names.get(part[:-2], part[:-2]) + part[-2:] for part in pattern.split()]
+        for pattern in patterns
+    )
     ids = ((token, library.token_to_id(token)) for token in names.values())
     special = [(token, number) for token, number in ids if number is not None]
     return processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
 
 
 def begin_with(serialized: str, token: str) -> str:
-    """A tokenizer.json with a special token in front of each text of one or two. A vocabulary without it gets it."""
+    """A tokenizer.json with a special token in front of each text of one or two. A vocabulary
+    without it gets it."""
     library = tokenizers.Tokenizer.from_str(serialized)
     library.add_special_tokens([token])
-    library.post_processor = template(library, ("C:0 $A:0", "C:0 $A:0 C:0 $B:0"), {"cls_token": token})
+    library.post_processor = template(
+        library, ("C:0 $A:0", "C:0 $A:0 C:0 $B:0"), {"cls_token": token}
+    )
     return str(library.to_str())
 
 
 def spell_special_tokens(names: Mapping[str, str], tokens: Container[str]) -> dict[str, str]:
     """The special tokens that a vocabulary has: as they are named, else in a usual spelling."""
     spellings = SPELLINGS | {name: (token,) for name, token in names.items()}
-    spelled = {name: next((token for token in spellings[name] if token in tokens), None) for name in SPELLINGS}
+    spelled = {
+        name: next((token for token in spellings[name] if token in tokens), None)
+        for name in SPELLINGS
+    }
     return {name: token for name, token in spelled.items() if token is not None}
 
 
 def refuse_style(path: Path, style: str) -> NoReturn:
-    """Raise BertworksError: a family with its own normalization and ids is not read as if it were another."""
+    """Raise BertworksError: a family with its own normalization and ids is not read as if it were
+    another."""
     load = "from transformers import AutoTokenizer as T; T.from_pretrained(f).save_pretrained(f)"
     hint = f"make tokenizer.json: `python -c {quoted(f'f = {str(path.parent)!r}; {load}')}`"
     what = f"{path.name} of the family {style} cannot be read without tokenizer.json"
@@ -166,40 +202,58 @@ def refuse_style(path: Path, style: str) -> NoReturn:
 
 
 def cut_points(tokenizer: Mapping[str, Any]) -> re.Pattern[str] | None:
-    """Where a text can be cut: the tokens of the whole are those of its parts, if each part begins with the character
-    in front of the cut, and the tokens of that character are dropped. None: such places are not known.
+    """Where a text can be cut: the tokens of the whole are those of its parts, if each part begins
+    with the character in front of the cut, and the tokens of that character are dropped. None: such
+    places are not known.
 
     Args:
         tokenizer: the content of tokenizer.json.
     """
     steps = [step for name in ("normalizer", "pre_tokenizer") for step in steps_of(tokenizer[name])]
     kinds = {step["type"] for step in steps}
-    local = kinds <= _LOCAL_STEPS and all(step.get("use_regex", True) and step.get("split", True) for step in steps)
+    local = kinds <= _LOCAL_STEPS and all(
+        step.get("use_regex", True) and step.get("split", True) for step in steps
+    )
     patterns = [step["pattern"] for step in steps if step["type"] == "Replace"]
     local &= all(
-        p["Regex"] in (" {2,}", "^ | $") if "Regex" in p else not re.search(r"\s", p["String"]) for p in patterns
+        p["Regex"] in (" {2,}", "^ | $") if "Regex" in p else not re.search(r"\s", p["String"])
+        for p in patterns
     )
     added = [token["content"] for token in tokenizer["added_tokens"]]
-    greedy = "".join(token["content"] for token in tokenizer["added_tokens"] if token["lstrip"] or token["rstrip"])
-    local &= not re.search(r"\s", "".join(added)) and re.fullmatch(r"([<\[]\w*[>\]])*", greedy) is not None
+    greedy = "".join(
+        token["content"]
+        for token in tokenizer["added_tokens"]
+        if token["lstrip"] or token["rstrip"]
+    )
+    local &= (
+        not re.search(r"\s", "".join(added))
+        and re.fullmatch(r"([<\[]\w*[>\]])*", greedy) is not None
+    )
     at_white_space = kinds & {"BertPreTokenizer", "ByteLevel", "WhitespaceSplit", "Whitespace"}
     if not local or not (at_white_space or "Metaspace" in kinds):
         return None
     spaces = "[ \n\t]" if at_white_space else " "
     pattern = f"(?<={_LETTER}){spaces}(?={_LETTER})"
-    isolated = "BertPreTokenizer" in kinds and any(step.get("handle_chinese_chars") for step in steps)
-    if isolated and all(content.isascii() and not re.search("[,;/+]", content) for content in added):
+    isolated = "BertPreTokenizer" in kinds and any(
+        step.get("handle_chinese_chars") for step in steps
+    )
+    if isolated and all(
+        content.isascii() and not re.search("[,;/+]", content) for content in added
+    ):
         pattern += _NEXT_TO_MARKS
     return re.compile(pattern)
 
 
 def long_runs(tokenizer: Mapping[str, Any]) -> re.Pattern[str] | None:
-    """Letters and digits that WordPiece reads as one [UNK], and white space, which has no token: at least LONGEST_RUN
-    characters, of which those inside make no difference. None: they may make one. tokenizer: see `cut_points`."""
+    """Letters and digits that WordPiece reads as one [UNK], and white space, which has no token: at
+    least LONGEST_RUN characters, of which those inside make no difference. None: they may make one.
+    tokenizer: see `cut_points`."""
     kinds, model = {step["type"] for step in steps_of(tokenizer["normalizer"])}, tokenizer["model"]
     is_simple = kinds <= {"BertNormalizer", "NFC", "NFD", "Lowercase", "StripAccents"}
     is_simple &= (tokenizer["pre_tokenizer"] or {}).get("type") == "BertPreTokenizer"
-    is_simple &= model["type"] == "WordPiece" and model["max_input_chars_per_word"] < LONGEST_RUN // 4
+    is_simple &= (
+        model["type"] == "WordPiece" and model["max_input_chars_per_word"] < LONGEST_RUN // 4
+    )
     is_simple &= not any(token["content"].isalnum() for token in tokenizer["added_tokens"])
     if not is_simple or not cut_points(tokenizer):
         return None
@@ -211,50 +265,70 @@ class ShortText(NamedTuple):
     """A text without characters that no token depends on."""
 
     text: str
-    cuts: NDArray[np.int32] = np.zeros(0, np.int32)  # where characters were left out, in the short text
-    left_out: NDArray[np.int32] = np.zeros(1, np.int32)  # [cuts + 1]: characters before and after each of these places
+    # where characters were left out, in the short text
+    cuts: NDArray[np.int32] = np.zeros(0, np.int32)
+    # [cuts + 1]: characters before and after each of these places
+    left_out: NDArray[np.int32] = np.zeros(1, np.int32)
 
     @classmethod
     def of(cls, text: str, runs: re.Pattern[str] | None) -> Self:
         """The text without the inside of each run. runs: see `long_runs`."""
         half = LONGEST_RUN // 2
-        spans = [(run.start() + half, run.end() - half) for run in (runs.finditer(text) if runs else ())]
+        spans = [
+            (run.start() + half, run.end() - half) for run in (runs.finditer(text) if runs else ())
+        ]
         if not spans:
             return cls(text)
         starts, ends = np.array(spans, np.int32).T
-        kept = [text[end:start] for end, start in zip([0, *ends], [*starts, len(text)], strict=True)]
+        kept = [
+            text[end:start] for end, start in zip([0, *ends], [*starts, len(text)], strict=True)
+        ]
         left_out = np.cumsum([0, *(ends - starts)], dtype=np.int32)
         return cls("".join(kept), starts - left_out[:-1], left_out)
 
     def places(self, offsets: NDArray[np.int32]) -> NDArray[np.int32]:
         """Places in the short text -> in the text."""
-        return offsets + self.left_out[np.searchsorted(self.cuts, offsets)] if len(self.cuts) else offsets
+        return (
+            offsets + self.left_out[np.searchsorted(self.cuts, offsets)]
+            if len(self.cuts)
+            else offsets
+        )
 
 
 def overlapping(
     encode: Callable[[str], Any], text: str, longest: int, overlap: int, unfit: int | None
 ) -> Iterator[tuple[int, int, Any]]:
-    """Parts of a text that overlap: where each begins, how many of its tokens belong to the part before, its encoding.
-    A part ends where the next one has the same token, and is longer where there is none.
+    """Parts of a text that overlap: where each begins, how many of its tokens belong to the part
+    before, its encoding. A part ends where the next one has the same token, and is longer where
+    there is none.
 
-    The tokens are those of the whole text. In BPE any token will do: a row of tokens is that of a text if each two
-    neighbours are those of their own text, as the first merge across a border would happen there too. In other models
-    it must end a word.
+    The tokens are those of the whole text. In BPE any token will do: a row of tokens is that of a
+    text if each two neighbours are those of their own text, as the first merge across a border
+    would happen there too. In other models it must end a word.
 
     Args:
         longest: characters of a part, at least twice the overlap.
         overlap: characters, a quarter at each end for what the borders of a part change.
-        unfit: BPE: the id after which no part ends, as unknown characters are joined; None: another model.
+        unfit: BPE: the id after which no part ends, as unknown characters are joined; None: another
+            model.
     """
 
     def ends(part: Any, begin: int) -> dict[tuple[int, int, int], int]:
         """Tokens that may end a part, by their characters and id -> how many tokens it then has."""
         first, last = stop - overlap + overlap // 4 - begin, stop - overlap // 4 - begin
-        ids, offsets, words, found = part.ids, part.offsets, part.word_ids, dict[tuple[int, int, int], int]()
-        for n in range(bisect_left(offsets, (first, 0)), min(bisect_left(offsets, (last, 0)), len(ids) - 1)):
+        ids, offsets, words, found = (
+            part.ids,
+            part.offsets,
+            part.word_ids,
+            dict[tuple[int, int, int], int](),
+        )
+        for n in range(
+            bisect_left(offsets, (first, 0)), min(bisect_left(offsets, (last, 0)), len(ids) - 1)
+        ):
             start, end = offsets[n]
             fits = words[n] != words[n + 1] or unfit not in (None, ids[n])
-            if fits and end <= min(last, offsets[n + 1][0]):  # not one of several tokens of a character
+            # not one of several tokens of a character
+            if fits and end <= min(last, offsets[n + 1][0]):
                 found[begin + start, begin + end, ids[n]] = n + 1
         return found
 
@@ -275,15 +349,15 @@ def overlapping(
 
 
 def with_marks(text: str, end: int) -> int:
-    """The end of a span, extended by the combining marks of its last character: accents, vowel signs and variation
-    selectors. A tokenizer that removes them leaves them out of its offsets."""
+    """The end of a span, extended by the combining marks of its last character: accents, vowel
+    signs and variation selectors. A tokenizer that removes them leaves them out of its offsets."""
     while end < len(text) and unicodedata.category(text[end]).startswith("M"):
         end += 1
     return end
 
 
-# Marks whose removal leaves the letters of a word: accents, the points of Hebrew and Arabic, and the marks of no
-# script, such as the variation selectors of emoji.
+# Marks whose removal leaves the letters of a word: accents, the points of Hebrew and Arabic, and
+# the marks of no script, such as the variation selectors of emoji.
 _ACCENTS_AND_POINTS = re.compile(
     r"[\u0300-\u036f\u0590-\u06ff\u0870-\u08ff\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufb1e\ufe00-\ufe0f\ufe20-\ufe2f"
     r"\U00010ec0-\U00010eff\U000e0100-\U000e01ef]"
@@ -291,14 +365,16 @@ _ACCENTS_AND_POINTS = re.compile(
 
 
 def is_letter_mark(character: str) -> bool:
-    """Return whether a character is a mark that is a letter of its script: a vowel sign, a virama or a tone mark, as in
-    Hindi or Thai. A text without these marks has other words."""
-    return unicodedata.category(character).startswith("M") and not _ACCENTS_AND_POINTS.match(character)
+    """Return whether a character is a mark that is a letter of its script: a vowel sign, a virama
+    or a tone mark, as in Hindi or Thai. A text without these marks has other words."""
+    return unicodedata.category(character).startswith("M") and not _ACCENTS_AND_POINTS.match(
+        character
+    )
 
 
 def is_kana_or_hangul(character: str) -> bool:
-    """Return whether a character is kana, of which NFD separates the dakuten, or a Hangul syllable, which NFD takes
-    apart."""
+    """Return whether a character is kana, of which NFD separates the dakuten, or a Hangul syllable,
+    which NFD takes apart."""
     return "\u3040" <= character <= "\u30ff" or "\uac00" <= character <= "\ud7a3"
 
 
@@ -309,7 +385,8 @@ def words_of(text: str, begin: int, skipped: int, encoding: Any) -> NDArray[np.i
     for _, word in groupby(tokens, key=itemgetter(0)):
         offsets = [offset for _, offset in word]
         start, end = begin + offsets[0][0], begin + offsets[-1][1]
-        start += len(text[start:end]) - len(text[start:end].lstrip())  # the space in front may belong to the word
+        # the space in front may belong to the word
+        start += len(text[start:end]) - len(text[start:end].lstrip())
         if start < end:
             spans.append((start, with_marks(text, end)))
     return np.array(spans, np.int32).reshape(-1, 2)
@@ -319,7 +396,9 @@ def tokens_in_order(ids: dict[str, int]) -> list[str]:
     """The tokens of ids, which must be 0..n-1."""
     tokens = sorted(ids, key=ids.__getitem__)
     if wrong := [token for number, token in enumerate(tokens) if ids[token] != number]:
-        raise BertworksError(f"ids of the vocabulary are not 0..{len(ids) - 1}: {wrong[0]!r} has id {ids[wrong[0]]}")
+        raise BertworksError(
+            f"ids of the vocabulary are not 0..{len(ids) - 1}: {wrong[0]!r} has id {ids[wrong[0]]}"
+        )
     return tokens
 
 
@@ -327,7 +406,11 @@ def steps_of(step: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     """The steps of a normalizer or a pre-tokenizer, without sequences."""
     if not step or step["type"] != "Sequence":
         return [step] if step else []
-    return [inner for part in step.get("normalizers", step.get("pretokenizers", [])) for inner in steps_of(part)]
+    return [
+        inner
+        for part in step.get("normalizers", step.get("pretokenizers", []))
+        for inner in steps_of(part)
+    ]
 
 
 class _SentencePiece(NamedTuple):
@@ -345,15 +428,22 @@ class _SentencePiece(NamedTuple):
 def sentencepiece_pipeline(
     path: Path, config: dict[str, Any], names: dict[str, str], style: str
 ) -> tokenizers.Tokenizer:
-    """SentencePiece in the pipeline of its family: ids as in transformers. Of no family: as the sentencepiece library
-    reads it, without special tokens around a text."""
+    """SentencePiece in the pipeline of its family: ids as in transformers. Of no family: as the
+    sentencepiece library reads it, without special tokens around a text."""
     s = guarded(lambda: _read_sentencepiece(path), "a damaged SentencePiece file", str(path))
     pieces, unk_id, known = s.pieces, s.unk_id, {piece for piece, _ in s.pieces}
     if not style:
-        style = next((style for style, ends in _STYLE_MARKS.items() if ends <= known), "sentencepiece")
+        style = next(
+            (style for style, ends in _STYLE_MARKS.items() if ends <= known), "sentencepiece"
+        )
         if style == "sentencepiece" and path.name == "sentencepiece.bpe.model":
-            hint = 'write the class into tokenizer_config.json, such as "tokenizer_class": "XLMRobertaTokenizer"'
-            raise BertworksError(f"{path.name} does not say of which family it is", where=str(path), hint=hint)
+            hint = (
+                'write the class into tokenizer_config.json, such as "tokenizer_class": '
+                '"XLMRobertaTokenizer"'
+            )
+            raise BertworksError(
+                f"{path.name} does not say of which family it is", where=str(path), hint=hint
+            )
     if style not in _STYLES:
         refuse_style(path, style)
     if style == "xlmroberta":  # the ids of fairseq: <pad> comes in between, and <mask> last
@@ -369,7 +459,9 @@ def sentencepiece_pipeline(
     if s.is_bpe:
         cuts = ((piece[:n], piece[n:]) for piece in ids for n in range(1, len(piece)))
         merges = [pair for pair in cuts if pair[0] in ids and pair[1] in ids]
-        model = models.BPE(ids, merges, unk_token=pieces[unk_id][0], fuse_unk=True, byte_fallback=s.byte_fallback)
+        model = models.BPE(
+            ids, merges, unk_token=pieces[unk_id][0], fuse_unk=True, byte_fallback=s.byte_fallback
+        )
     else:
         model = models.Unigram(pieces, unk_id, s.byte_fallback)
     library = tokenizers.Tokenizer(model)
@@ -378,7 +470,9 @@ def sentencepiece_pipeline(
     scheme = "always" if is_family or s.adds_space else "never"
     split = is_family or not any("▁" in piece[1:] for piece in ids)
     spaces = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=split)
-    library.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), spaces]) if is_family else spaces
+    library.pre_tokenizer = (
+        pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), spaces]) if is_family else spaces
+    )
     library.post_processor = template(library, _STYLES[style], tokens)
     library.decoder = decoders.Metaspace(prepend_scheme=scheme, split=split)
     if s.byte_fallback:
@@ -390,7 +484,9 @@ def sentencepiece_pipeline(
     return library
 
 
-def _sentencepiece_normalizers(s: _SentencePiece, style: str, config: dict[str, Any]) -> list[normalizers.Normalizer]:
+def _sentencepiece_normalizers(
+    s: _SentencePiece, style: str, config: dict[str, Any]
+) -> list[normalizers.Normalizer]:
     steps: list[normalizers.Normalizer] = []
     if style in ("albert", "xlnet"):
         steps += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
@@ -407,7 +503,8 @@ def _sentencepiece_normalizers(s: _SentencePiece, style: str, config: dict[str, 
 
 
 def _read_sentencepiece(path: Path) -> _SentencePiece:
-    """A SentencePiece file: the protobuf message ModelProto of google/sentencepiece, src/sentencepiece_model.proto."""
+    """A SentencePiece file: the protobuf message ModelProto of google/sentencepiece,
+    src/sentencepiece_model.proto."""
     model = read_protobuf(read_small(path, _LARGEST_SENTENCEPIECE))
     trainer, normalizer = (read_protobuf(last_value(model, number, b"")) for number in (2, 3))
     pieces: list[tuple[str, float]] = []
@@ -422,9 +519,18 @@ def _read_sentencepiece(path: Path) -> _SentencePiece:
     refuse_large_trie(text for text, _ in pieces)
     kind, unk_id = last_value(trainer, 3, 1), last_value(trainer, 40, 0)
     is_good = kind in (1, 2) and len(dict(pieces)) == len(pieces) > unk_id
-    check(is_good, "not a unigram or BPE model, or one with a repeated piece or without the unknown one")
+    check(
+        is_good,
+        "not a unigram or BPE model, or one with a repeated piece or without the unknown one",
+    )
     return _SentencePiece(
-        pieces, kind == 2, unk_id, control=kinds.get(3, []), user_defined=kinds.get(4, []),
-        byte_fallback=bool(last_value(trainer, 35, 0)), charsmap=last_value(normalizer, 2, b""),
-        adds_space=bool(last_value(normalizer, 3, 1)), removes_spaces=bool(last_value(normalizer, 4, 1)),
-    )  # fmt: skip
+        pieces,
+        kind == 2,
+        unk_id,
+        control=kinds.get(3, []),
+        user_defined=kinds.get(4, []),
+        byte_fallback=bool(last_value(trainer, 35, 0)),
+        charsmap=last_value(normalizer, 2, b""),
+        adds_space=bool(last_value(normalizer, 3, 1)),
+        removes_spaces=bool(last_value(normalizer, 4, 1)),
+    )

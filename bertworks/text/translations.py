@@ -1,7 +1,9 @@
-"""Parallel text: sentences and their translations, from a table of two columns or from two files of as many lines.
+"""Parallel text: sentences and their translations, from a table of two columns or from two files of
+as many lines.
 
-Only a line feed ends a line. A carriage return, a line separator of Unicode (U+2028) or a NEL (U+0085) inside a line is
-part of the sentence: else all later sentences would stand beside the wrong translation.
+Only a line feed ends a line. A carriage return, a line separator of Unicode (U+2028) or a NEL
+(U+0085) inside a line is part of the sentence: else all later sentences would stand beside the
+wrong translation.
 """
 
 import math
@@ -18,7 +20,8 @@ from bertworks.io.text_files import IssueCounter, Issues, LineReader, open_lines
 
 _ALIGNED = "give a sentence and its translation in each line, without lines that have no text"
 _FAR = 3.0  # a pair is suspicious if its ratio of lengths differs from the usual one by this factor
-_SHORTEST_FAR = 20  # characters of the longer side of such a pair: a word and its translation may differ as much
+# characters of the longer side of such a pair: a word and its translation may differ as much
+_SHORTEST_FAR = 20
 _SUSPICIOUS = 0.1  # a share of pairs that is worth a warning
 _INSIDE = "carriage returns inside lines (they end no line)"
 _OTHER_ENDS = "other line separators inside lines (they end no line)"
@@ -34,7 +37,8 @@ class Translations:
         files: the names of the files, one or two.
         issues: counts and places ("file:line") of lines that a person should look at.
         num_identical: the number of pairs with the same text on both sides.
-        usual_ratio: the median, over the pairs, of the characters of the second side for each of the first.
+        usual_ratio: the median, over the pairs, of the characters of the second side for each of
+            the first.
         num_far: the number of pairs whose ratio differs from the median by a factor of more than 3.
     """
 
@@ -46,19 +50,34 @@ class Translations:
     num_far: int
 
     def notes(self) -> list[str]:
-        """What a person should know before the pairs are used, in sentences, with two of the pairs."""
+        """What a person should know before the pairs are used, in sentences, with two of the
+        pairs."""
         number = len(self.pairs)
         where = f"lines 1 to {number:,} of {' and '.join(self.files)}"
         text = (
-            f"translations: {number:,} pairs, {where}; {self.num_identical / number:.1%} are the same on both sides; "
+            f"translations: {number:,} pairs, {where}; {self.num_identical / number:.1%} are "
+            "the same on both sides; "
         )
-        text += f"the second side has {self.usual_ratio:.2f} times the characters of the first (median)"
-        examples = [f"example  {first[:60]!r} -> {second[:60]!r}" for first, second in self.pairs[:2]]
-        notes = [text, *examples, *(f"{name}: {counter}" for name, counter in self.issues.items() if counter.count)]
+        text += (
+            f"the second side has {self.usual_ratio:.2f} times the characters of the first (median)"
+        )
+        examples = [
+            f"example  {first[:60]!r} -> {second[:60]!r}" for first, second in self.pairs[:2]
+        ]
+        notes = [
+            text,
+            *examples,
+            *(f"{name}: {counter}" for name, counter in self.issues.items() if counter.count),
+        ]
         if self.num_far > _SUSPICIOUS * number:
-            notes.append("warning: the lengths of many pairs do not fit: are the two sides in the same order?")
+            notes.append(
+                "warning: the lengths of many pairs do not fit: are the two sides in the same "
+                "order?"
+            )
         if self.num_identical > _SUSPICIOUS * number:
-            notes.append("warning: many pairs are the same on both sides: is one side not translated?")
+            notes.append(
+                "warning: many pairs are the same on both sides: is one side not translated?"
+            )
         return list(map(printable, notes))
 
 
@@ -67,10 +86,13 @@ def read_translations(files: Sequence[str | Path]) -> Translations:
 
     Raises:
         UsageError: no file, or more than two.
-        BertworksError: a file has carriage returns in place of line feeds, one has more lines than the other, a line
-            has no text, or not two columns.
+        BertworksError: a file has carriage returns in place of line feeds, one has more lines than
+            the other, a line has no text, or not two columns.
     """
-    expect(0 < len(files) < 3, f"{len(files)} files of translations: expected a table of two columns, or two files")
+    expect(
+        0 < len(files) < 3,
+        f"{len(files)} files of translations: expected a table of two columns, or two files",
+    )
     names = list(map(str, files))
     issues = Issues()
     columns = []
@@ -78,19 +100,27 @@ def read_translations(files: Sequence[str | Path]) -> Translations:
         with open_lines(as_path(path), str(path)) as reader:
             columns.append(_lines(reader, str(path), issues))
     if len(files) == 2 and len(columns[0]) != len(columns[1]):
-        what = f"{names[0]} has {len(columns[0]):,} lines, {names[1]} has {len(columns[1]):,}: expected as many"
+        what = (
+            f"{names[0]} has {len(columns[0]):,} lines, {names[1]} has {len(columns[1]):,}: "
+            "expected as many"
+        )
         shorter = int(len(columns[1]) < len(columns[0]))
-        raise BertworksError(what, where=f"{names[shorter]}:{len(columns[shorter]) + 1}", hint=_ALIGNED)
+        raise BertworksError(
+            what, where=f"{names[shorter]}:{len(columns[shorter]) + 1}", hint=_ALIGNED
+        )
     if len(files) == 1:
         rows = [tuple(line.split("\t")) for line in columns[0]]
     else:
         rows = list(zip(*columns, strict=True))
     require(rows, "the file has no lines", names[0], _ALIGNED)
-    return _with_issues([_pair(row, names, number) for number, row in enumerate(rows, 1)], names, issues)
+    return _with_issues(
+        [_pair(row, names, number) for number, row in enumerate(rows, 1)], names, issues
+    )
 
 
 def _lines(reader: LineReader, name: str, issues: Issues) -> list[str]:
-    """The lines of a file. Characters inside them that other programs take for line ends are counted."""
+    """The lines of a file. Characters inside them that other programs take for line ends are
+    counted."""
     reader.require_line_feeds()
     lines = []
     for number, line in reader.lines():
@@ -104,7 +134,12 @@ def _lines(reader: LineReader, name: str, issues: Issues) -> list[str]:
 
 def _pair(row: Sequence[str], names: Sequence[str], number: int) -> tuple[str, str]:
     """The two sides of a line."""
-    require(len(row) == 2, f"{len(row)} columns: expected two, separated by a tab", f"{names[0]}:{number}", _ALIGNED)
+    require(
+        len(row) == 2,
+        f"{len(row)} columns: expected two, separated by a tab",
+        f"{names[0]}:{number}",
+        _ALIGNED,
+    )
     first, second = row
     return first.strip(), second.strip()
 
@@ -121,7 +156,9 @@ def _with_issues(pairs: list[tuple[str, str]], names: list[str], issues: Issues)
             if not text:
                 empty_sides.add(f"{names[side % len(names)]}:{number}")
     if empty_sides.count:
-        what = f"no text on one side of a translation, in {empty_sides.count:,} places: {empty_sides}"
+        what = (
+            f"no text on one side of a translation, in {empty_sides.count:,} places: {empty_sides}"
+        )
         raise BertworksError(what, where=empty_sides.places[0], hint=_ALIGNED)
     usual_ratio = median(len(second) / len(first) for first, second in pairs)
     num_identical = 0
@@ -134,5 +171,7 @@ def _with_issues(pairs: list[tuple[str, str]], names: list[str], issues: Issues)
         ratio = len(second) / len(first) / usual_ratio
         if abs(math.log(ratio)) > math.log(_FAR) and max(len(first), len(second)) >= _SHORTEST_FAR:
             num_far += 1
-            issues[f"pairs whose lengths differ by a factor of more than {_FAR:g} from the usual ratio"].add(place)
+            issues[
+                f"pairs whose lengths differ by a factor of more than {_FAR:g} from the usual ratio"
+            ].add(place)
     return Translations(pairs, names, issues, num_identical, usual_ratio, num_far)

@@ -1,7 +1,7 @@
 """Trains vocabularies from documents: WordPiece, byte-level BPE or unigram.
 
-The result is the same to the byte for any order of the documents, number of processes and machine: words are counted
-exactly and sorted, and ties are broken by code points.
+The result is the same to the byte for any order of the documents, number of processes and machine:
+words are counted exactly and sorted, and ties are broken by code points.
 """
 
 import io
@@ -40,10 +40,13 @@ Counted = Callable[[Sample], Iterable[AccentCounts]]
 SpecialTokens = Literal["bert", "roberta", "xlm", "gpt2"]
 _SPECIALS = list(SPECIAL_TOKENS.values())  # [PAD]=0 [UNK]=1 [CLS]=2 [SEP]=3 [MASK]=4
 _ROBERTA = ["<s>", "<pad>", "</s>", "<unk>"]
-_AROUND: dict[SpecialTokens, tuple[list[str], list[str]]] = {  # the first tokens of a vocabulary, and the last ones
-    "bert": (_SPECIALS, []), "roberta": (_ROBERTA, ["<mask>"]), "xlm": (_ROBERTA, ["<mask>"]),
-    "gpt2": ([], [pipeline.END_OF_TEXT])
-}  # fmt: skip
+# the first tokens of a vocabulary, and the last ones
+_AROUND: dict[SpecialTokens, tuple[list[str], list[str]]] = {
+    "bert": (_SPECIALS, []),
+    "roberta": (_ROBERTA, ["<mask>"]),
+    "xlm": (_ROBERTA, ["<mask>"]),
+    "gpt2": ([], [pipeline.END_OF_TEXT]),
+}
 _SHOWN_CHARACTERS = 40  # of an unknown word
 _MUCH_LEFT_OUT = 0.01  # of the text, because its words are too long: more is reported
 _LONGEST_UNBROKEN = 1000  # characters of a word for BPE and unigram: words may be whole sentences
@@ -56,14 +59,14 @@ class VocabularyConfig:
     size: tokens, with the special ones.
     algorithm: how words become tokens.
     lowercase: whether the tokenizer turns text into lower case.
-    strip_accents: whether the tokenizer removes accents. None stands for the value of `lowercase`, but false for text
-        with kana, Hangul or marks that are letters (as in Hindi or Thai). Text that keeps its accents is composed (NFC)
-        first.
+    strip_accents: whether the tokenizer removes accents. None stands for the value of `lowercase`,
+        but false for text with kana, Hangul or marks that are letters (as in Hindi or Thai). Text
+        that keeps its accents is composed (NFC) first.
     min_frequency: of a pair to be merged.
     character_coverage: fraction of all characters that the alphabet covers.
-    special_tokens: "bert": [CLS] A [SEP] B [SEP]. With byte-level BPE of the text as it is, white space included:
-        "roberta": <s> A </s></s> B </s> (Liu et al. 2019); "xlm": the same with </s> in place of <s>; "gpt2":
-        <|endoftext|> between documents (Radford et al. 2019).
+    special_tokens: "bert": [CLS] A [SEP] B [SEP]. With byte-level BPE of the text as it is, white
+        space included: "roberta": <s> A </s></s> B </s> (Liu et al. 2019); "xlm": the same with
+        </s> in place of <s>; "gpt2": <|endoftext|> between documents (Radford et al. 2019).
     unused: number of tokens [unused0], ... after the special ones, for later additions.
     model_max_length: the largest number of tokens of a text, written into the tokenizer.
 
@@ -82,7 +85,10 @@ class VocabularyConfig:
     model_max_length: int = 512
 
     def __post_init__(self) -> None:
-        for value, choices in ((self.algorithm, get_args(Algorithm)), (self.special_tokens, get_args(SpecialTokens))):
+        for value, choices in (
+            (self.algorithm, get_args(Algorithm)),
+            (self.special_tokens, get_args(SpecialTokens)),
+        ):
             expect(value in choices, f"{value!r}: one of {', '.join(choices)} is expected")
         as_it_is = self.algorithm == "bpe" and not (self.lowercase or self.strip_accents)
         what = f"special tokens {self.special_tokens!r} are for byte-level BPE of the text as it is"
@@ -90,9 +96,14 @@ class VocabularyConfig:
         expect(self.special_tokens == "bert" or as_it_is, what, hint=hint)
         what = f"a vocabulary of {self.size} tokens makes no sense"  # larger files are not read
         expect(len(_SPECIALS) < self.size <= 500_000, what, hint="choose a size like 30000")
-        expect(0 <= self.unused < self.size, f"unused {self.unused}: a number below the size is expected")
+        expect(
+            0 <= self.unused < self.size,
+            f"unused {self.unused}: a number below the size is expected",
+        )
         coverage = self.character_coverage
-        expect(0 < coverage <= 1, f"character_coverage {coverage}: a fraction like 0.9995 is expected")
+        expect(
+            0 < coverage <= 1, f"character_coverage {coverage}: a fraction like 0.9995 is expected"
+        )
         what = "min_frequency must be at least 1 and model_max_length at least 3"
         expect(self.min_frequency >= 1 and self.model_max_length >= 3, what)
 
@@ -100,7 +111,9 @@ class VocabularyConfig:
     def pad_id(self) -> int:
         """The id of the padding token; -1: there is none."""
         first = _AROUND[self.special_tokens][0]
-        return next((number for number, token in enumerate(first) if token in ("<pad>", "[PAD]")), -1)
+        return next(
+            (number for number, token in enumerate(first) if token in ("<pad>", "[PAD]")), -1
+        )
 
 
 @dataclass(frozen=True)
@@ -121,10 +134,12 @@ class VocabularyReport:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.size:,} tokens ({self.algorithm}) from {self.words:,} words ({self.unique_words:,} different) in "
+            f"{self.size:,} tokens ({self.algorithm}) from {self.words:,} words "
+            f"({self.unique_words:,} different) in "
             f"{self.seconds:.1f} s",
             f"alphabet of {self.alphabet_size:,}: {self.character_coverage:.4%} of all characters",
-            f"{self.tokens_per_word:.3f} tokens per word, {self.unknown_rate:.4%} of tokens are [UNK]",
+            f"{self.tokens_per_word:.3f} tokens per word, {self.unknown_rate:.4%} of tokens are "
+            "[UNK]",
         ]
         lines += [f"note: {note}" for note in self.notes]
         lines += [f"warning: {warning}" for warning in self.warnings]
@@ -143,12 +158,12 @@ def train_vocabulary(
     """Train a vocabulary on documents, which are read once.
 
     Args:
-        max_memory: bytes for words. Counts that do not fit go through temporary files and stay exact. Training uses the
-            most frequent words that fit, at least 100,000.
+        max_memory: bytes for words. Counts that do not fit go through temporary files and stay
+            exact. Training uses the most frequent words that fit, at least 100,000.
         workers: processes that count; None: one per CPU. The result is the same for any number.
         progress: called with ("counting", characters so far) and ("merging", tokens so far).
-        counted: gives counts of words that other processes have counted, and fills the sample; the documents are then
-            not read.
+        counted: gives counts of words that other processes have counted, and fills the sample; the
+            documents are then not read.
 
     Raises:
         BertworksError: there is no text, or every word is too long.
@@ -158,17 +173,23 @@ def train_vocabulary(
     notes: list[str] = []
     sample = Sample(several(documents, "give [document]", "document"))
     tell = progress or (lambda stage, done: None)
-    statistics, config = _count(sample, config, max_memory, workers, partial(tell, "counting"), notes, counted)
+    statistics, config = _count(
+        sample, config, max_memory, workers, partial(tell, "counting"), notes, counted
+    )
     library, alphabet = _train(statistics, config, partial(tell, "merging"))
     tokenizer = Tokenizer(library.to_str(), model_max_length=config.model_max_length)
     if tokenizer.vocab_size < config.size:
         notes.append(f"the text gives only {tokenizer.vocab_size:,} tokens, not {config.size:,}")
     if not sample.is_large:
-        notes.append("there is too little text to hold some out: the rates are of the training text")
+        notes.append(
+            "there is too little text to hold some out: the rates are of the training text"
+        )
     words, tokens, unknown = _measure(tokenizer, splitter_of(config), sample.texts, notes)
     warnings: list[str] = []
     if unknown > MANY_UNKNOWN * tokens:
-        warnings.append(_unknown_warning(tokenizer, config.algorithm, sample.texts, unknown / tokens))
+        warnings.append(
+            _unknown_warning(tokenizer, config.algorithm, sample.texts, unknown / tokens)
+        )
     report = VocabularyReport(
         size=tokenizer.vocab_size,
         algorithm=config.algorithm,
@@ -185,24 +206,37 @@ def train_vocabulary(
     return tokenizer, report
 
 
-def _unknown_warning(tokenizer: Tokenizer, algorithm: Algorithm, texts: list[str], fraction: float) -> str:
+def _unknown_warning(
+    tokenizer: Tokenizer, algorithm: Algorithm, texts: list[str], fraction: float
+) -> str:
     """Say that much of the text is unknown, with the two most frequent unknown words."""
     words = Counter(tokenizer.unknown(texts)).most_common(2)
-    examples = f" (such as {' and '.join(repr(word[:_SHOWN_CHARACTERS]) for word, _ in words)})" if words else ""
+    examples = (
+        f" (such as {' and '.join(repr(word[:_SHOWN_CHARACTERS]) for word, _ in words)})"
+        if words
+        else ""
+    )
     share = f"{fraction:.1%} of the tokens are [UNK]{examples}"
     if algorithm == "bpe":
         return f"{share}: bytes that are not text"
     return (
-        f"{share}: words that are too long, or have characters that the vocabulary lacks; --algorithm bpe has no "
+        f"{share}: words that are too long, or have characters that the vocabulary lacks; "
+        "--algorithm bpe has no "
         "unknown tokens"
     )
 
 
 def _count(
-    sample: Sample, config: VocabularyConfig, max_memory: int, workers: int | None, progress: Progress,
-    notes: list[str], counted: Counted | None,
-) -> tuple[WordStatistics, VocabularyConfig]:  # fmt: skip
-    """Count the words as the tokenizer will split them. The returned config has a decided `strip_accents`."""
+    sample: Sample,
+    config: VocabularyConfig,
+    max_memory: int,
+    workers: int | None,
+    progress: Progress,
+    notes: list[str],
+    counted: Counted | None,
+) -> tuple[WordStatistics, VocabularyConfig]:
+    """Count the words as the tokenizer will split them. The returned config has a decided
+    `strip_accents`."""
     as_bytes = config.algorithm == "bpe"
     splitter = splitter_of(config)
     with (
@@ -225,7 +259,9 @@ def _count(
             add(splitter.count(sample.texts))
         if not (words or accented_words):
             raise _no_words(sample, splitter)
-        decided_config = replace(config, strip_accents=_decide_accents(config, words, accented_words, notes))
+        decided_config = replace(
+            config, strip_accents=_decide_accents(config, words, accented_words, notes)
+        )
         for word, number in stripped_words if decided_config.strip_accents else accented_words:
             words.add({word: number})
         return WordStatistics(words, max_memory, notes), decided_config
@@ -235,7 +271,11 @@ def _no_words(sample: Sample, splitter: AccentSplitter) -> BertworksError:
     if len(_words_of_any_length(splitter, sample.texts).keys() - {BAD}) > 0:
         what = f"there are only words of more than {splitter.max_length:,} characters"
         return BertworksError(what, hint=_long_word_hint(splitter))
-    what = "there is no text, only white space or bytes that are not text" if sample.texts else "there are no documents"
+    what = (
+        "there is no text, only white space or bytes that are not text"
+        if sample.texts
+        else "there are no documents"
+    )
     return BertworksError(what, hint="name files with text in them")
 
 
@@ -248,14 +288,18 @@ def _long_word_hint(splitter: AccentSplitter) -> str:
     """What to do with long words, as in a language or a notation without spaces."""
     hint = "cut the text into words, with spaces between them"
     if splitter.max_length < _LONGEST_UNBROKEN:
-        hint += f"; or --algorithm bpe or unigram, which use words of up to {_LONGEST_UNBROKEN:,} characters"
+        hint += (
+            f"; or --algorithm bpe or unigram, which use words of up to {_LONGEST_UNBROKEN:,} "
+            "characters"
+        )
     return hint
 
 
 def _decide_accents(
     config: VocabularyConfig, shared_words: WordCounts, accented_words: WordCounts, notes: list[str]
 ) -> bool:
-    """Return whether to strip accents: as the config says, else as `lowercase`, but not where letters would be lost.
+    """Return whether to strip accents: as the config says, else as `lowercase`, but not where
+    letters would be lost.
 
     Args:
         shared_words: the words that are the same with and without accents.
@@ -266,18 +310,26 @@ def _decide_accents(
         return False
     characters = shared_words.character_counts() + accented_words.character_counts()
     total = max(characters.total(), 1)
-    num_kana = sum(number for character, number in characters.items() if pipeline.is_kana_or_hangul(character))
-    num_marks = sum(number for character, number in characters.items() if pipeline.is_letter_mark(character))
+    num_kana = sum(
+        number for character, number in characters.items() if pipeline.is_kana_or_hangul(character)
+    )
+    num_marks = sum(
+        number for character, number in characters.items() if pipeline.is_letter_mark(character)
+    )
     reasons = []
     if num_kana >= pipeline.LETTER_FRACTION * total:
         reasons.append(f"{num_kana / total:.1%} of the characters are kana or Hangul")
     if num_marks >= pipeline.LETTER_FRACTION * total:
-        reasons.append(f"{num_marks / total:.1%} of the characters are marks that are letters of their script")
+        reasons.append(
+            f"{num_marks / total:.1%} of the characters are marks that are letters of their script"
+        )
     if not reasons:
         return True
     reason = " and ".join(reasons)
     if config.strip_accents:
-        notes.append(f"{reason}, and stripping accents takes them apart: strip_accents=false is better")
+        notes.append(
+            f"{reason}, and stripping accents takes them apart: strip_accents=false is better"
+        )
         return True
     note = f"{reason}: accents are kept (strip_accents=false)"
     examples = _changed_words(config, accented_words)
@@ -288,14 +340,18 @@ def _decide_accents(
 
 
 def _changed_words(config: VocabularyConfig, accented_words: WordCounts) -> str:
-    """Return what would become of the two most frequent words that look different without their marks."""
+    """Return what would become of the two most frequent words that look different without their
+    marks."""
     stripping = Splitter(splitter_of(config).stripping, sys.maxsize)
     examples: list[str] = []
     for word, _ in accented_words:
         text = accented_words.text_of(word).strip()
-        plain_text = " ".join(accented_words.text_of(part).strip() for part in stripping.words(text))
+        plain_text = " ".join(
+            accented_words.text_of(part).strip() for part in stripping.words(text)
+        )
         has_letters = any(
-            pipeline.is_kana_or_hangul(character) or pipeline.is_letter_mark(character) for character in text
+            pipeline.is_kana_or_hangul(character) or pipeline.is_letter_mark(character)
+            for character in text
         )
         if has_letters and unicodedata.normalize("NFC", plain_text) != text:
             examples.append(f"{text!r} would become {plain_text!r}")
@@ -316,9 +372,15 @@ def _train(
     if config.algorithm == "bpe":
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     else:
-        alphabet = statistics.alphabet(config.character_coverage, config.size, marked=config.algorithm == "wordpiece")
+        alphabet = statistics.alphabet(
+            config.character_coverage, config.size, marked=config.algorithm == "wordpiece"
+        )
     hint = f"choose a size of at least {len(reserved) + len(alphabet):,}, better several times that"
-    expect(len(alphabet) <= room, f"a size of {config.size:,} does not hold the alphabet of this text", hint=hint)
+    expect(
+        len(alphabet) <= room,
+        f"a size of {config.size:,} does not hold the alphabet of this text",
+        hint=hint,
+    )
     model: models.Model
     if config.algorithm == "wordpiece":
         pieces = train_word_pieces(words, alphabet, room, min_frequency=least, progress=progress)
@@ -334,51 +396,85 @@ def _train(
     return _pipeline(config, model), alphabet
 
 
-def _unigram_pieces(words: list[tuple[str, int]], alphabet: list[str], size: int) -> list[tuple[str, float]]:
+def _unigram_pieces(
+    words: list[tuple[str, int]], alphabet: list[str], size: int
+) -> list[tuple[str, float]]:
     """Pieces with their log probabilities (Kudo 2018), trained by sentencepiece in one thread.
 
-    It begins with substrings that occur in two different words. Words are counted without the punctuation that follows
-    them, so a frequent one would have no piece of its own: it is given a second time, with a mark at its end.
+    It begins with substrings that occur in two different words. Words are counted without the
+    punctuation that follows them, so a frequent one would have no piece of its own: it is given a
+    second time, with a mark at its end.
     """
     with optional_import("a unigram vocabulary", "sentencepiece"):
         import sentencepiece
     known = set(alphabet)
     model = io.BytesIO()
-    mark = next(chr(n) for n in range(0xE000, 0xF900) if chr(n) not in known)  # a private character, never in a piece
+    # a private character, never in a piece
+    mark = next(chr(n) for n in range(0xE000, 0xF900) if chr(n) not in known)
     again = ((f"{word}{mark}", 1) for word, count in words if count > 1)
     whole = ((word, max(1, count - 1)) for word, count in words)
-    lines = (f"{word}\t{count}" for word, count in chain(whole, again) if known.issuperset(word.removesuffix(mark)))
+    lines = (
+        f"{word}\t{count}"
+        for word, count in chain(whole, again)
+        if known.issuperset(word.removesuffix(mark))
+    )
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=lines, input_format="tsv", model_writer=model, model_type="unigram", vocab_size=size + 2,
-            hard_vocab_limit=False, character_coverage=1.0, normalization_rule_name="identity",
-            add_dummy_prefix=False, remove_extra_whitespaces=False, max_sentence_length=1 << 20,
-            unk_id=0, bos_id=-1, eos_id=-1, pad_id=-1, num_threads=1, minloglevel=2,
-        )  # fmt: skip
+            sentence_iterator=lines,
+            input_format="tsv",
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=size + 2,
+            hard_vocab_limit=False,
+            character_coverage=1.0,
+            normalization_rule_name="identity",
+            add_dummy_prefix=False,
+            remove_extra_whitespaces=False,
+            max_sentence_length=1 << 20,
+            unk_id=0,
+            bos_id=-1,
+            eos_id=-1,
+            pad_id=-1,
+            num_threads=1,
+            minloglevel=2,
+        )
     except RuntimeError as error:
         what = f"sentencepiece cannot be trained on this text: {error}"
         raise BertworksError(what, hint="choose another size") from None
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-    pieces = [(processor.id_to_piece(number), processor.get_score(number)) for number in range(1, len(processor))]
+    pieces = [
+        (processor.id_to_piece(number), processor.get_score(number))
+        for number in range(1, len(processor))
+    ]
     return [(piece, score) for piece, score in pieces if mark not in piece]
 
 
 def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Tokenizer:
-    """The tokenizer around a model: that of BERT for WordPiece; the others keep spaces at word starts."""
+    """The tokenizer around a model: that of BERT for WordPiece; the others keep spaces at word
+    starts."""
     if config.special_tokens != "bert":
         first, last = _AROUND[config.special_tokens]
         around = (
-            {"cls_token": "</s>" if config.special_tokens == "xlm" else "<s>", "sep_token": "</s>"} if first else {}
+            {"cls_token": "</s>" if config.special_tokens == "xlm" else "<s>", "sep_token": "</s>"}
+            if first
+            else {}
         )
         library = pipeline.byte_level_pipeline(model, around, bool(first))
         # A mask replaces a word together with the space before it.
-        library.add_special_tokens([*first, *(AddedToken(token, lstrip=token == "<mask>") for token in last)])
+        library.add_special_tokens(
+            [*first, *(AddedToken(token, lstrip=token == "<mask>") for token in last)]
+        )
         return library
     is_bert = config.algorithm == "wordpiece"
-    settings = {"lowercase": config.lowercase, "strip_accents": config.strip_accents, "handle_chinese_chars": is_bert}
+    settings = {
+        "lowercase": config.lowercase,
+        "strip_accents": config.strip_accents,
+        "handle_chinese_chars": is_bert,
+    }
     library = pipeline.bert_pipeline(model, SPECIAL_TOKENS, **settings)
     steps = [library.normalizer]
-    if not config.strip_accents:  # where accents are stripped, composed and decomposed text has the same tokens anyway
+    # where accents are stripped, composed and decomposed text has the same tokens anyway
+    if not config.strip_accents:
         steps.insert(0, normalizers.NFC())
     if not is_bert:
         steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]
@@ -388,7 +484,9 @@ def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Token
     if config.algorithm == "bpe":
         library.pre_tokenizer = pre_tokenizers.ByteLevel()
         library.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
-        trim_offsets = processors.ByteLevel(add_prefix_space=True, trim_offsets=True, use_regex=True)
+        trim_offsets = processors.ByteLevel(
+            add_prefix_space=True, trim_offsets=True, use_regex=True
+        )
         library.post_processor = processors.Sequence([trim_offsets, library.post_processor])
     else:
         marks = pre_tokenizers.Punctuation()  # so that text never becomes a special token
@@ -398,8 +496,8 @@ def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Token
 
 
 def splitter_of(config: VocabularyConfig) -> AccentSplitter:
-    """The normalizers and pre-tokenizers that the tokenizer may have, with and without accents. Both are the same if
-    the config decides it."""
+    """The normalizers and pre-tokenizers that the tokenizer may have, with and without accents.
+    Both are the same if the config decides it."""
     longest = pipeline.LONGEST_WORD if config.algorithm == "wordpiece" else _LONGEST_UNBROKEN
     if config.special_tokens != "bert":  # the text as it is
         library = tokenizers.Tokenizer(models.BPE())
@@ -408,21 +506,28 @@ def splitter_of(config: VocabularyConfig) -> AccentSplitter:
         return AccentSplitter(serialized, serialized, longest, reads_white_space=True)
     model = pipeline.word_piece_model(_SPECIALS)
     choices = [False, config.lowercase] if config.strip_accents is None else [config.strip_accents]
-    tokenizers_to_choose = [_pipeline(replace(config, strip_accents=strips), model).to_str() for strips in choices]
+    tokenizers_to_choose = [
+        _pipeline(replace(config, strip_accents=strips), model).to_str() for strips in choices
+    ]
     return AccentSplitter(tokenizers_to_choose[0], tokenizers_to_choose[-1], longest)
 
 
 def _measure(
     tokenizer: Tokenizer, splitter: AccentSplitter, texts: list[str], notes: list[str]
 ) -> tuple[int, int, int]:
-    """Words, tokens and [UNK] tokens of texts. Adds a note if many words are too long to be used."""
+    """Words, tokens and [UNK] tokens of texts. Adds a note if many words are too long to be
+    used."""
     counts = _words_of_any_length(splitter, texts)
     characters = sum(len(word) * number for word, number in counts.items())
-    left_out = sum(len(word) * number for word, number in counts.items() if len(word) > splitter.max_length)
+    left_out = sum(
+        len(word) * number for word, number in counts.items() if len(word) > splitter.max_length
+    )
     if left_out > _MUCH_LEFT_OUT * characters:
         notes.append(
-            f"{left_out / characters:.0%} of the text is words of more than {splitter.max_length:,} characters, which "
+            f"{left_out / characters:.0%} of the text is words of more than "
+            f"{splitter.max_length:,} characters, which "
             f"are not used: {_long_word_hint(splitter)}"
         )
-    words, ids, bad = sum(counts.values()), tokenizer.ids(texts), counts.get(BAD, 0)  # those count as unknown
+    # those count as unknown
+    words, ids, bad = sum(counts.values()), tokenizer.ids(texts), counts.get(BAD, 0)
     return words, sum(map(len, ids)) + bad, sum(text.count(tokenizer.unk_id) for text in ids) + bad

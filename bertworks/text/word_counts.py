@@ -1,7 +1,8 @@
 """Counts the words of documents.
 
 - `Splitter`: texts to words, by the normalizer and pre-tokenizer of a tokenizer
-- `AccentSplitter`: the same for two tokenizers at once, of which one keeps accents and the other strips them
+- `AccentSplitter`: the same for two tokenizers at once, of which one keeps accents and the other
+  strips them
 - `WordCounts`, `count_words`: exact counts in bounded memory, with any number of processes
 - `Sample`: held-out documents
 - `WordStatistics`: the most frequent words, and characters
@@ -35,8 +36,10 @@ _WORD_MEMORY = 1500  # bytes of a word during training
 _MIN_WORDS = 100_000  # used for training even if memory is short
 _SPARE_ALPHABET = 50  # rare characters are added until the alphabet is 1/50 of the vocabulary
 _NEWLINES = re.compile("[\n\r\t]")
-BAD = "\N{REPLACEMENT CHARACTER}"  # stands for bytes that are not text; also counted once for each word with it
-# Where a text that is read as it is can be cut: in front of a single space, which belongs to the word after it.
+# stands for bytes that are not text; also counted once for each word with it
+BAD = "\N{REPLACEMENT CHARACTER}"
+# Where a text that is read as it is can be cut: in front of a single space, which belongs to the
+# word after it.
 _BEFORE_SPACE = re.compile(r"(?<=\S)(?= \S)")
 _BAD_WORD = re.compile(rf"(?<!\w)\w*+{BAD}[\w{BAD}]*")
 
@@ -65,7 +68,8 @@ class Splitter:
         return [word for word, _ in self._library.pre_tokenizer.pre_tokenize_str(text)]
 
     def count(self, texts: Iterable[str]) -> dict[str, int]:
-        """The number of each word in texts. Each different chunk between two spaces is split once."""
+        """The number of each word in texts. Each different chunk between two spaces is split
+        once."""
         chunks, num_bad_words = _count_chunks(texts)
         counts = Counter[str]()
         if num_bad_words:
@@ -85,7 +89,8 @@ class AccentCounts(NamedTuple):
     The words of each tokenizer are those in `shared_words` and its own.
     """
 
-    shared_words: dict[str, int]  # words of the parts of the text that both tokenizers split into the same words
+    # words of the parts of the text that both tokenizers split into the same words
+    shared_words: dict[str, int]
     accented_words: dict[str, int]  # words of the other parts, with their accents
     stripped_words: dict[str, int]  # words of the same parts, without accents
 
@@ -94,14 +99,17 @@ class AccentCounts(NamedTuple):
 class AccentSplitter:
     """Splits texts into words, by the normalizers and pre-tokenizers of two tokenizers at once.
 
-    Whether a vocabulary strips accents depends on its text, so this is decided after all words have been counted. The
-    counts are then those of the tokenizer that is written, without a second reading of the text.
+    Whether a vocabulary strips accents depends on its text, so this is decided after all words have
+    been counted. The counts are then those of the tokenizer that is written, without a second
+    reading of the text.
 
     Args:
         keeping: the tokenizer.json of the tokenizer that keeps accents.
-        stripping: that of the tokenizer that strips them. Both are the same if the decision is known.
+        stripping: that of the tokenizer that strips them. Both are the same if the decision is
+            known.
         max_length: characters; longer words are not counted.
-        reads_white_space: whether white space belongs to the words, as in byte-level BPE of the text as it is.
+        reads_white_space: whether white space belongs to the words, as in byte-level BPE of the
+            text as it is.
     """
 
     keeping: str
@@ -138,14 +146,18 @@ class AccentSplitter:
         return self.count(texts), sum(map(len, texts))
 
 
-def _count_chunks(texts: Iterable[str], reads_white_space: bool = False) -> tuple[Counter[str], int]:
+def _count_chunks(
+    texts: Iterable[str], reads_white_space: bool = False
+) -> tuple[Counter[str], int]:
     """Count the chunks between two spaces.
 
     Args:
-        reads_white_space: each chunk begins with the space in front of it, and other white space stays in it.
+        reads_white_space: each chunk begins with the space in front of it, and other white space
+            stays in it.
 
     Returns:
-        The number of each chunk, without words that have bytes that are not text; and the number of those words.
+        The number of each chunk, without words that have bytes that are not text; and the number of
+        those words.
     """
     chunks = Counter[str]()
     for text in texts:
@@ -173,8 +185,8 @@ def _add_words(counts: Counter[str], words: list[str], number: int, max_length: 
 
 
 class WordCounts:
-    """Word -> count in bounded memory: counts are added up in a dict, and moved to a temporary database when they are
-    too many, or read.
+    """Word -> count in bounded memory: counts are added up in a dict, and moved to a temporary
+    database when they are too many, or read.
 
     Iterating gives (word, count), any number of times: by falling count, then by code points.
 
@@ -187,7 +199,9 @@ class WordCounts:
         self._max_memory, self._as_bytes = max_memory, as_bytes
         self._counts, self._used = Counter[str](), 0
         self._database = sqlite3.connect("")  # a file that the system deletes when it is closed
-        self._database.execute("CREATE TABLE words (word TEXT PRIMARY KEY, number INTEGER) WITHOUT ROWID")
+        self._database.execute(
+            "CREATE TABLE words (word TEXT PRIMARY KEY, number INTEGER) WITHOUT ROWID"
+        )
         self.close = self._database.close
 
     def add(self, counts: Mapping[str, int]) -> None:
@@ -208,7 +222,11 @@ class WordCounts:
     def __len__(self) -> int:
         """The number of different words, without BAD."""
         self._store()
-        return int(self._database.execute("SELECT COUNT(*) FROM words WHERE word != ?", (BAD,)).fetchone()[0])
+        return int(
+            self._database.execute("SELECT COUNT(*) FROM words WHERE word != ?", (BAD,)).fetchone()[
+                0
+            ]
+        )
 
     def character_counts(self) -> Counter[str]:
         """The number of each character in the text of the words, spaces included."""
@@ -225,11 +243,17 @@ class WordCounts:
 
     def _store(self) -> None:
         """Move the counts to the database, in its order, which is faster."""
-        sql = "INSERT INTO words VALUES (?, ?) ON CONFLICT (word) DO UPDATE SET number = number + excluded.number"
+        sql = (
+            "INSERT INTO words VALUES (?, ?) ON CONFLICT (word) DO UPDATE SET number = number + "
+            "excluded.number"
+        )
         try:
             self._database.executemany(sql, sorted(self._counts.items()))
         except sqlite3.OperationalError as error:
-            what, hint = f"word counts cannot be written: {error}", "set TMPDIR to a folder with more free space"
+            what, hint = (
+                f"word counts cannot be written: {error}",
+                "set TMPDIR to a folder with more free space",
+            )
             raise BertworksError(what, hint=f"allow more memory, or {hint}") from error
         self._counts, self._used = Counter(), 0
 
@@ -245,14 +269,16 @@ def count_words(
     """Count the words of all documents, with a few million characters of text in memory.
 
     Args:
-        add: called with the counts of each few million characters, as `splitter.count` returns them.
+        add: called with the counts of each few million characters, as `splitter.count` returns
+            them.
         workers: processes; None: one per CPU; 1: this process only, as for a corpus of one batch.
         progress: called with the number of characters counted so far.
 
     Raises:
         BertworksError: a process was killed.
     """
-    batches = chunk_by_size(map(str, documents), BATCH, len)  # numpy strings cannot be sent to a process
+    # numpy strings cannot be sent to a process
+    batches = chunk_by_size(map(str, documents), BATCH, len)
     first = list(itertools.islice(batches, 2))
     counted = in_processes(
         f"bertworks.text.word_counts:{type(splitter).__name__}",
@@ -276,7 +302,8 @@ class Sample:
 
     def __init__(self, documents: Iterable[str]):
         self._source = documents
-        # Of the training text and of the held-out text: the beginning, and how many more characters are kept.
+        # Of the training text and of the held-out text: the beginning, and how many more characters
+        # are kept.
         self.kept: tuple[list[str], list[str]] = [], []
         self._room = [_MAX_SAMPLE // 10, _MAX_SAMPLE]
 
@@ -334,7 +361,9 @@ class WordStatistics:
             notes.append(f"memory allows training on {used}")
         for word, count in counts:
             if word == BAD:
-                notes.append(f"{count:,} words have bytes that are not text ({BAD}): they are not learned")
+                notes.append(
+                    f"{count:,} words have bytes that are not text ({BAD}): they are not learned"
+                )
                 continue
             if len(self.words) < limit:
                 self.words.append((word, count))
@@ -344,14 +373,17 @@ class WordStatistics:
                 self.characters[character] += count
 
     def alphabet(self, coverage: float, size: int, *, marked: bool) -> list[str]:
-        """The most frequent characters that cover `coverage` of the text, and more while they are few for `size`.
+        """The most frequent characters that cover `coverage` of the text, and more while they are
+        few for `size`.
 
         Args:
             marked: with a `##` form of each character that occurs inside words.
         """
         target, covered = coverage * self.characters.total(), 0
         alphabet: set[str] = set()
-        for character, count in sorted(self.characters.items(), key=lambda item: (-item[1], item[0])):
+        for character, count in sorted(
+            self.characters.items(), key=lambda item: (-item[1], item[0])
+        ):
             if covered >= target and len(alphabet) >= size // _SPARE_ALPHABET:
                 break
             covered += count
@@ -362,4 +394,7 @@ class WordStatistics:
 
     def coverage(self, alphabet: Iterable[str]) -> float:
         """Fraction of the characters of the text that are in the alphabet."""
-        return sum(self.characters[form] for form in alphabet if len(form) == 1) / self.characters.total()
+        return (
+            sum(self.characters[form] for form in alphabet if len(form) == 1)
+            / self.characters.total()
+        )

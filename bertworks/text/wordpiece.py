@@ -1,6 +1,8 @@
-"""Trains WordPiece and BPE vocabularies: words with counts -> pieces, by merging neighbours. Extends WordPiece ones.
+"""Trains WordPiece and BPE vocabularies: words with counts -> pieces, by merging neighbours.
+Extends WordPiece ones.
 
-Each symbol is a character of its own, so that a word is a string of symbols. `forms` are their written forms.
+Each symbol is a character of its own, so that a word is a string of symbols. `forms` are their
+written forms.
 """
 
 import heapq
@@ -23,8 +25,8 @@ Progress = Callable[[int], None]
 
 
 class MergeLearner:
-    """Merges the most frequent pair of neighbouring symbols repeatedly and updates the counts (Sennrich et al. 2016).
-    Of equally frequent pairs, that of the older symbols is merged.
+    """Merges the most frequent pair of neighbouring symbols repeatedly and updates the counts
+    (Sennrich et al. 2016). Of equally frequent pairs, that of the older symbols is merged.
 
     Args:
         words: (word, count). All their characters are in the alphabet.
@@ -37,7 +39,10 @@ class MergeLearner:
         self.forms = list(alphabet)
         self.merges: list[tuple[str, str]] = []
         self._symbols = {form: chr(number) for number, form in enumerate(self.forms)}
-        self._words = ["".join(map(self._symbols.__getitem__, characters_of(word, prefix))) for word, _ in words]
+        self._words = [
+            "".join(map(self._symbols.__getitem__, characters_of(word, prefix)))
+            for word, _ in words
+        ]
         self._counts = [count for _, count in words]
         self._prefix, self._min_frequency = prefix, min_frequency
         self._pair_counts = defaultdict[str, int](int)
@@ -46,11 +51,14 @@ class MergeLearner:
             for pair in _pairs(word):
                 self._pair_counts[pair] += count
                 self._where[pair].append(place)
-        self._heap = [(-count, pair) for pair, count in self._pair_counts.items() if count >= min_frequency]
+        self._heap = [
+            (-count, pair) for pair, count in self._pair_counts.items() if count >= min_frequency
+        ]
         heapq.heapify(self._heap)
 
     def merge_until(self, size: int, progress: Progress | None = None) -> None:
-        """Merge until there are `size` symbols, or no pair is left. progress: called with the symbols so far."""
+        """Merge until there are `size` symbols, or no pair is left. progress: called with the
+        symbols so far."""
         while len(self.forms) < size and self._heap:
             score, pair = heapq.heappop(self._heap)
             count = self._pair_counts.get(pair, 0)
@@ -96,12 +104,18 @@ def _pairs(word: str) -> Iterable[str]:
 
 
 def train_word_pieces(
-    words: Words, alphabet: list[str], size: int, *, min_frequency: int, progress: Progress | None = None
+    words: Words,
+    alphabet: list[str],
+    size: int,
+    *,
+    min_frequency: int,
+    progress: Progress | None = None,
 ) -> list[str]:
-    """A WordPiece vocabulary without special tokens: the alphabet, then pieces in the order of their merges.
+    """A WordPiece vocabulary without special tokens: the alphabet, then pieces in the order of
+    their merges.
 
-    A fifth more pieces than needed are merged. Then the pieces that the tokenizer, which takes the longest match, uses
-    least are dropped: intermediate pieces ("##ewsp") make room for words.
+    A fifth more pieces than needed are merged. Then the pieces that the tokenizer, which takes the
+    longest match, uses least are dropped: intermediate pieces ("##ewsp") make room for words.
 
     Args:
         words: (word, count), in a reproducible order.
@@ -123,7 +137,8 @@ def characters_of(word: str, prefix: str = "##") -> list[str]:
 
 
 def _most_used(words: Words, pieces: set[str], alphabet: set[str], size: int) -> set[str]:
-    """Drop the least used pieces, half of the excess at a time, because others are then used more often."""
+    """Drop the least used pieces, half of the excess at a time, because others are then used more
+    often."""
     model = word_piece_model(list(pieces))
     cuts = [_longest_match(word, model) for word, _ in words]
     while (excess := len(pieces) - size) > 0:
@@ -158,15 +173,21 @@ LEAST_COUNT = 2  # of a new word
 
 
 def extend_vocabulary(
-    documents: Iterable[str], tokenizer: Tokenizer, number: int, *, workers: int | None = None,
+    documents: Iterable[str],
+    tokenizer: Tokenizer,
+    number: int,
+    *,
+    workers: int | None = None,
     progress: Progress | None = None,
-) -> tuple[Tokenizer, list[NewWord]]:  # fmt: skip
-    """The tokenizer with new whole words behind its old ids, and these words, in the order of their ids.
+) -> tuple[Tokenizer, list[NewWord]]:
+    """The tokenizer with new whole words behind its old ids, and these words, in the order of their
+    ids.
 
-    Words are those of the normalizer and the pre-tokenizer. New ones occur at least LEAST_COUNT times, have a letter
-    and no digit, and two pieces or more, none of which is [UNK]. Those come first that save most tokens: count times
-    (pieces - 1); of equal ones the more frequent, then by code points. As WordPiece takes the longest piece first,
-    longer words that begin with a new word get other pieces too.
+    Words are those of the normalizer and the pre-tokenizer. New ones occur at least LEAST_COUNT
+    times, have a letter and no digit, and two pieces or more, none of which is [UNK]. Those come
+    first that save most tokens: count times (pieces - 1); of equal ones the more frequent, then by
+    code points. As WordPiece takes the longest piece first, longer words that begin with a new word
+    get other pieces too.
 
     Args:
         progress: called with the number of characters counted so far.
@@ -177,17 +198,35 @@ def extend_vocabulary(
     make, (serialized,) = tokenizer.__reduce__()
     content = json.loads(serialized)
     if (kind := content["model"]["type"]) != "WordPiece":
-        hint = "leave --extend-vocabulary out: --init alone continues with the vocabulary of the model"
-        raise UsageError(f"a vocabulary of {kind} cannot be extended, only one of WordPiece", hint=hint)
+        hint = (
+            "leave --extend-vocabulary out: --init alone continues with the vocabulary of the model"
+        )
+        raise UsageError(
+            f"a vocabulary of {kind} cannot be extended, only one of WordPiece", hint=hint
+        )
     with closing(WordCounts(1 << 29)) as counts:
-        count_words(documents, Splitter(serialized, LONGEST_WORD), counts.add, workers=workers, progress=progress)
-        frequent = [(word, count) for word, count in counts if count >= LEAST_COUNT and _is_plain(word)]
+        count_words(
+            documents,
+            Splitter(serialized, LONGEST_WORD),
+            counts.add,
+            workers=workers,
+            progress=progress,
+        )
+        frequent = [
+            (word, count) for word, count in counts if count >= LEAST_COUNT and _is_plain(word)
+        ]
     pieces = tokenizer.ids([word for word, _ in frequent])
-    words = [NewWord(*one, ids) for one, ids in zip(frequent, pieces) if len(ids) > 1 and tokenizer.unk_id not in ids]
+    words = [
+        NewWord(*one, ids)
+        for one, ids in zip(frequent, pieces)
+        if len(ids) > 1 and tokenizer.unk_id not in ids
+    ]
     what = f"the text has {len(words):,} words that a vocabulary can be extended by, not {number:,}"
     hint = f"--extend-vocabulary {len(words)} takes all of them (0: leave it out); and --overwrite"
     expect(len(words) >= number, what, hint=hint)
-    chosen = sorted(words, key=lambda w: (w.frequency * (1 - len(w.pieces)), -w.frequency, w.word))[:number]
+    chosen = sorted(words, key=lambda w: (w.frequency * (1 - len(w.pieces)), -w.frequency, w.word))[
+        :number
+    ]
     content["model"]["vocab"] |= {w.word: tokenizer.vocab_size + n for n, w in enumerate(chosen)}
     return make(json.dumps(content)), chosen
 
@@ -196,7 +235,9 @@ def without_last(tokenizer: Tokenizer, number: int) -> Tokenizer:
     """The tokenizer before its vocabulary was extended by a number of words."""
     make, (serialized,) = tokenizer.__reduce__()
     content, size = json.loads(serialized), tokenizer.vocab_size - number
-    content["model"]["vocab"] = {word: n for word, n in content["model"]["vocab"].items() if n < size}
+    content["model"]["vocab"] = {
+        word: n for word, n in content["model"]["vocab"].items() if n < size
+    }
     return make(json.dumps(content))
 
 

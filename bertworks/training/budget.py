@@ -1,4 +1,5 @@
-"""A budget of time -> a recipe: size, vocabulary, batch, phases and steps, from the measured speed of the machine.
+"""A budget of time -> a recipe: size, vocabulary, batch, phases and steps, from the measured speed
+of the machine.
 
 - `time_step`: the time of a training step
 - `SIZE_PRESETS`: what suits which amount of arithmetic, from sizes.toml
@@ -25,7 +26,14 @@ from bertworks.config import packaged_table
 from bertworks.errors import UsageError
 from bertworks.events import duration
 from bertworks.models.config import BERT_SIZES, PRETRAINING_HEADS, EncoderConfig
-from bertworks.training.device import DTYPES, THREADS, Precision, disable_heap_trim, measure_matmul, time_when_done
+from bertworks.training.device import (
+    DTYPES,
+    THREADS,
+    Precision,
+    disable_heap_trim,
+    measure_matmul,
+    time_when_done,
+)
 from bertworks.training.distillation import Teacher
 from bertworks.training.loop import MixedPrecision, train
 from bertworks.training.objectives import PretrainingModel, TrainableModel
@@ -34,19 +42,29 @@ from bertworks.training.recipe import Phase, Recipe, TrainConfig
 
 
 def time_step(
-    objective: TrainableModel, optimizer: OptimizerConfig, precision: Precision,
-    batch: Batch | Callable[[int], Sequence[Batch]], seconds: float, start: int = 0,
-) -> tuple[float, float]:  # fmt: skip
-    """Seconds of a micro-batch and of an update: medians of three steps or more, as the time allows, with the threads
-    that a training would use. The parameters are changed. batch: of all steps; or what makes that of a step from
-    `start` on, in the time that is measured."""
+    objective: TrainableModel,
+    optimizer: OptimizerConfig,
+    precision: Precision,
+    batch: Batch | Callable[[int], Sequence[Batch]],
+    seconds: float,
+    start: int = 0,
+) -> tuple[float, float]:
+    """Seconds of a micro-batch and of an update: medians of three steps or more, as the time
+    allows, with the threads that a training would use. The parameters are changed. batch: of all
+    steps; or what makes that of a step from `start` on, in the time that is measured."""
     now = partial(time_when_done, next(objective.parameters()).device)
     begins: list[float] = []  # of the updates
     times: list[tuple[float, float]] = []  # of a step, and of its update
     steps = train(
-        objective, make_optimizer(objective, optimizer), batch if callable(batch) else lambda _: [batch], optimizer,
-        start + MANY_STEPS, precision=precision, start=start, before_update=lambda: begins.append(now()),
-    )  # fmt: skip
+        objective,
+        make_optimizer(objective, optimizer),
+        batch if callable(batch) else lambda _: [batch],
+        optimizer,
+        start + MANY_STEPS,
+        precision=precision,
+        start=start,
+        before_update=lambda: begins.append(now()),
+    )
     with THREADS.hold():
         begin = last = now()
         for _ in steps:
@@ -55,7 +73,8 @@ def time_step(
             last = end
             if len(times) >= 3 and end - begin > seconds:
                 break
-    step, update = np.median(times[1:], axis=0).tolist()  # the first step prepares kernels and memory
+    # the first step prepares kernels and memory
+    step, update = np.median(times[1:], axis=0).tolist()
     return step - update, update
 
 
@@ -71,18 +90,22 @@ class SizePreset(NamedTuple):
     initializer_range: float
 
 
-SIZE_PRESETS = [SizePreset(**preset) for preset in packaged_table(__file__, "sizes.toml")["presets"]]
+SIZE_PRESETS = [
+    SizePreset(**preset) for preset in packaged_table(__file__, "sizes.toml")["presets"]
+]
 EFFICIENCY = 0.7  # of the matmul ceiling, before anything is measured
 GPU_FRACTION = 0.6  # of that on a GPU, which multiplies too fast for the rest of the work
 EVALUATION_FRACTION = 0.03  # of the time, for evaluations
-# Of the time, for each phase after the first. The original gives its last phase a tenth of the steps, which in a short
-# run is not enough to learn what changes with the length (docs/experiments).
+# Of the time, for each phase after the first. The original gives its last phase a tenth of the
+# steps, which in a short run is not enough to learn what changes with the length
+# (docs/experiments).
 LATER_FRACTION = 0.2
 REPETITIONS = 4  # of a text, after which a large network may memorize it
 OVERRUN = 1.5  # times the budget that a plan may take, if every phase has one step
 PROCESS = 400 << 20  # bytes of Python and torch, without a model
 MANY_STEPS = 1 << 30
-# The rest of a run is planned again if it would end this much earlier or later: fractions of the budget and the rest.
+# The rest of a run is planned again if it would end this much earlier or later: fractions of the
+# budget and the rest.
 TOLERANCE, REST_TOLERANCE = 0.02, 0.1
 CHECKS = 40  # of the speed in a run, as long as its steps are those of the first plan
 MEMORY = 0.04  # of a budget: over about this time the speed is averaged
@@ -97,9 +120,12 @@ def size_preset_for(flops: float) -> SizePreset:
 
 
 def choose_recipe(
-    seconds: float, matmul: float, corpus_tokens: int, encoder: EncoderConfig | None = None,
+    seconds: float,
+    matmul: float,
+    corpus_tokens: int,
+    encoder: EncoderConfig | None = None,
     family: Recipe | None = None,
-) -> Recipe:  # fmt: skip
+) -> Recipe:
     """A recipe for a budget, with phases of one step each: `fit_steps` sets their numbers.
 
     Args:
@@ -109,16 +135,24 @@ def choose_recipe(
     """
     flops = seconds * matmul * EFFICIENCY
     preset, base = size_preset_for(flops), family or BERT_BASE
-    default = replace(BERT_SIZES[preset.size], vocab_size=preset.vocab_size, initializer_range=preset.initializer_range)
+    default = replace(
+        BERT_SIZES[preset.size],
+        vocab_size=preset.vocab_size,
+        initializer_range=preset.initializer_range,
+    )
     default = _resized(base.encoder, default)
     per_token = default.flops_per_token(preset.lengths[0], 0.15)
     parameters = default.num_parameters(*PRETRAINING_HEADS)
-    # With few repetitions a network does not overfit, and a small network cannot memorize a large text.
+    # With few repetitions a network does not overfit, and a small network cannot memorize a large
+    # text.
     memorizes = flops / per_token > REPETITIONS * corpus_tokens and 2 * parameters > corpus_tokens
     dropout = 0.1 if memorizes else 0.0
     chosen = encoder or replace(default, vocab_size=0)  # 0: that of the tokenizer
     lengths = sorted({min(length, chosen.max_position_embeddings) for length in preset.lengths})
-    phases = [Phase(num_steps=1, batch_size=max(1, preset.tokens // n), sequence_length=n) for n in lengths]
+    phases = [
+        Phase(num_steps=1, batch_size=max(1, preset.tokens // n), sequence_length=n)
+        for n in lengths
+    ]
     name, _, size = base.title.partition(",")[0].rpartition("-")
     name += f"-{size}" if size.lower() not in ("base", "small") else ""
     title = name if base.distils else "more training" if encoder else f"{name}-{preset.size}"
@@ -131,7 +165,9 @@ def choose_recipe(
         base,
         title=f"{title} for {duration(seconds)}",
         train=TrainConfig(phases=tuple(phases)),
-        encoder=replace(chosen, hidden_dropout=dropout, attention_dropout=dropout, embedding_dropout=None),
+        encoder=replace(
+            chosen, hidden_dropout=dropout, attention_dropout=dropout, embedding_dropout=None
+        ),
         vocabulary=replace(base.vocabulary, size=preset.vocab_size),
         sampling=sampling,
         masking=replace(base.masking, max_predictions=0, dynamic=True),
@@ -147,8 +183,15 @@ def choose_recipe(
 
 
 def _resized(encoder: EncoderConfig, size: EncoderConfig) -> EncoderConfig:
-    """A network of the family of one, with the size of the other. Narrow embeddings have at most half its width."""
-    names = ("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "initializer_range")
+    """A network of the family of one, with the size of the other. Narrow embeddings have at most
+    half its width."""
+    names = (
+        "vocab_size",
+        "num_hidden_layers",
+        "hidden_size",
+        "num_attention_heads",
+        "initializer_range",
+    )
     values = {name: getattr(size, name) for name in names}
     width = min(encoder.embedding_size, size.hidden_size // 2)
     return replace(encoder, **values, intermediate_size=0, embedding_size=width)
@@ -160,8 +203,8 @@ def fit_steps(
     """The recipe with as many steps as fill the time, and as many evaluations as cost little of it.
 
     Args:
-        step_seconds: the time of one step of each phase. Phases keep their fractions of the time; those of
-            `choose_recipe`, with one step each, get those of LATER_FRACTION.
+        step_seconds: the time of one step of each phase. Phases keep their fractions of the time;
+            those of `choose_recipe`, with one step each, get those of LATER_FRACTION.
         fixed: names of fields that keep their values, such as `train.phases.0.num_steps`.
 
     Raises:
@@ -172,7 +215,10 @@ def fit_steps(
     costs = [phase.num_steps * cost for phase, cost in zip(old, step_seconds, strict=True)]
     is_draft = all(phase.num_steps == 1 for phase in old)
     fractions = [1 - sum(later), *later] if is_draft else [cost / sum(costs) for cost in costs]
-    steps = [max(1, int(seconds * fraction / cost)) for fraction, cost in zip(fractions, step_seconds, strict=True)]
+    steps = [
+        max(1, int(seconds * fraction / cost))
+        for fraction, cost in zip(fractions, step_seconds, strict=True)
+    ]
     if sum(map(mul, steps, step_seconds)) > OVERRUN * seconds:
         # The time in which each phase has a step.
         needed = [cost / fraction for cost, fraction in zip(step_seconds, fractions, strict=True)]
@@ -180,25 +226,36 @@ def fit_steps(
         batch_size, length = old[number].batch_size, old[number].sequence_length
         took = duration(step_seconds[number])
         raise UsageError(
-            f"{duration(seconds)} is too little time: a step of {batch_size} x {length} tokens takes {took}",
-            hint=f"--budget {math.ceil(1.1 * needed[number] / 60)}m; or a smaller recipe; or smaller batches: "
+            f"{duration(seconds)} is too little time: a step of {batch_size} x {length} tokens "
+            f"takes {took}",
+            hint=f"--budget {math.ceil(1.1 * needed[number] / 60)}m; or a smaller recipe; or "
+            "smaller batches: "
             f"--set train.phases.{number}.batch_size={max(1, batch_size // 8)}",
         )
     kept = fixed_phases(len(old), fixed)
     counts = [phase.num_steps if n in kept else steps[n] for n, phase in enumerate(old)]
-    phases = tuple(replace(phase, num_steps=count) for phase, count in zip(old, counts, strict=True))
+    phases = tuple(
+        replace(phase, num_steps=count) for phase, count in zip(old, counts, strict=True)
+    )
     # A forward pass is a third of a step; the longest sequences are as many tokens again.
     token = step_seconds[0] / old[0].batch_size / old[0].sequence_length
     evaluation = 2 / 3 * token * recipe.train.held_out_sequences * recipe.train.held_out_length
     evaluations = min(20, max(3, int(EVALUATION_FRACTION * seconds / evaluation)))
     every = -(-sum(counts) // evaluations)
-    train_config = replace(recipe.train, phases=phases, evaluate_every=recipe.train.evaluate_every or every)
+    train_config = replace(
+        recipe.train, phases=phases, evaluate_every=recipe.train.evaluate_every or every
+    )
     return replace(recipe, train=train_config)
 
 
 def fixed_phases(count: int, fields: Collection[str]) -> list[int]:
-    """The numbers of those of `count` phases that have their steps from overrides of these fields."""
-    return [n for n in range(count) if not {"train.phases", f"train.phases.{n}.num_steps"}.isdisjoint(fields)]
+    """The numbers of those of `count` phases that have their steps from overrides of these
+    fields."""
+    return [
+        n
+        for n in range(count)
+        if not {"train.phases", f"train.phases.{n}.num_steps"}.isdisjoint(fields)
+    ]
 
 
 class Plan(NamedTuple):
@@ -211,7 +268,8 @@ class Plan(NamedTuple):
 
 
 class Pace:
-    """Seconds per unit of cost, of about the last `memory` seconds: older steps count less, exponentially.
+    """Seconds per unit of cost, of about the last `memory` seconds: older steps count less,
+    exponentially.
 
     state: seconds and cost so far.
     """
@@ -234,7 +292,8 @@ class Schedule:
     """The steps of a run with a budget, as functions of its plans.
 
     seconds: of the budget, to the end of the last evaluation.
-    begin: when they began, by `time.perf_counter`; of a resumed run, earlier by the time that it took before.
+    begin: when they began, by `time.perf_counter`; of a resumed run, earlier by the time that it
+        took before.
     plans: the first one begins at step 0. Later ones may be ahead of a run that was resumed.
     fixed: names of fields that keep their values, as in `fit_steps`.
     """
@@ -249,9 +308,9 @@ class Schedule:
         return [plan for plan in self.plans if plan.step <= step][-1]
 
     def position(self, step: int) -> float:
-        """The step of the first plan that has the learning rate of this step, from 0, with a fraction. A new plan
-        continues where the one before it stood, and goes evenly to the end: the rate has no jump, and reaches its
-        end. The phases keep their shares."""
+        """The step of the first plan that has the learning rate of this step, from 0, with a
+        fraction. A new plan continues where the one before it stood, and goes evenly to the end:
+        the rate has no jump, and reaches its end. The phases keep their shares."""
         whole = end = sum(self.plans[0].steps)
         start, reached = 0, 0.0
         for plan in self.plans:
@@ -265,26 +324,42 @@ class Schedule:
         every = max(1, sum(self.plans[0].steps) // CHECKS)
         return step % every == 0 and 0 < step < sum(self.at(step).steps)
 
-    def plan_again(self, step: int, spent: float, pace: float, evaluation: float, every: int) -> Plan | None:
+    def plan_again(
+        self, step: int, spent: float, pace: float, evaluation: float, every: int
+    ) -> Plan | None:
         """A plan that ends with the budget; None if the present one nearly does.
 
         Args:
             step: steps done. spent: seconds of the budget.
             pace: how many times as long as in the first plan a step takes now.
-            evaluation: seconds of one with saving; there is one after `every` steps, and at the end.
+            evaluation: seconds of one with saving; there is one after `every` steps, and at the
+                end.
         """
-        plan, step_seconds = self.at(step), [pace * seconds for seconds in self.plans[0].step_seconds]
+        plan, step_seconds = (
+            self.at(step),
+            [pace * seconds for seconds in self.plans[0].step_seconds],
+        )
         kept = fixed_phases(len(step_seconds), self.fixed)
-        left = [min(n, max(0, end - step)) for n, end in zip(plan.steps, accumulate(plan.steps), strict=True)]
-        times = [n * (seconds + evaluation / every) for n, seconds in zip(left, step_seconds, strict=True)]
+        left = [
+            min(n, max(0, end - step))
+            for n, end in zip(plan.steps, accumulate(plan.steps), strict=True)
+        ]
+        times = [
+            n * (seconds + evaluation / every)
+            for n, seconds in zip(left, step_seconds, strict=True)
+        ]
         expected = sum(seconds for number, seconds in enumerate(times) if number not in kept)
         available = self.seconds - spent - evaluation - sum(times[number] for number in kept)
-        if not expected or abs(available - expected) <= TOLERANCE * self.seconds + REST_TOLERANCE * expected:
+        if (
+            not expected
+            or abs(available - expected) <= TOLERANCE * self.seconds + REST_TOLERANCE * expected
+        ):
             return None
         steps = [*plan.steps]
         for number, rest in enumerate(left):
             if rest and number not in kept:
-                fewest = 1 if rest == plan.steps[number] or number == len(left) - 1 else 0  # no phase is left out
+                # no phase is left out
+                fewest = 1 if rest == plan.steps[number] or number == len(left) - 1 else 0
                 steps[number] += max(fewest, round(rest * available / expected)) - rest
         return None if steps == [*plan.steps] else Plan(step, steps, step_seconds, spent)
 
@@ -297,16 +372,19 @@ class Measurement(NamedTuple):
 
 
 def measure_steps(
-    recipe: Recipe, device: torch.device, seconds: float = 6.0,
+    recipe: Recipe,
+    device: torch.device,
+    seconds: float = 6.0,
     make_batches: Callable[[Recipe], Callable[[int], Sequence[Batch]]] | None = None,
-) -> Measurement:  # fmt: skip
-    """Times steps of every phase, for about `seconds` in all; on a slow machine with fewer sequences per micro-batch
-    than the recipe's. Memory is computed from the tensors that one and two sequences keep for the backward pass.
+) -> Measurement:
+    """Times steps of every phase, for about `seconds` in all; on a slow machine with fewer
+    sequences per micro-batch than the recipe's. Memory is computed from the tensors that one and
+    two sequences keep for the backward pass.
 
     Args:
         recipe: with a precision, not "auto".
-        make_batches: a recipe -> the batches of its steps; None: one random batch of sequences of equal length, which
-            takes a half to two thirds of the time of real ones.
+        make_batches: a recipe -> the batches of its steps; None: one random batch of sequences of
+            equal length, which takes a half to two thirds of the time of real ones.
     """
     disable_heap_trim()
     train_config = recipe.train
@@ -325,10 +403,14 @@ def measure_steps(
         batch, one, two = (random_batch(recipe, n, length).to(device) for n in (few, 1, 2))
         first, second = (_kept_for_backward(model, precision, some) for some in (one, two))
         activations = max(activations, first + (second - first) * (full - 1))
-        phases = tuple(replace(p, batch_size=few, num_steps=MANY_STEPS) for p in train_config.phases)
+        phases = tuple(
+            replace(p, batch_size=few, num_steps=MANY_STEPS) for p in train_config.phases
+        )
         timed = replace(recipe, train=replace(train_config, phases=phases))
         real = make_batches(timed) if make_batches else batch
-        micro, update = time_step(model, recipe.optimizer, precision, real, patience, number * MANY_STEPS)
+        micro, update = time_step(
+            model, recipe.optimizer, precision, real, patience, number * MANY_STEPS
+        )
         step_seconds.append(micro * phase.batch_size / few + update)
     # Float32 parameters, gradients and two moments. Gradients of activations are not kept for long.
     memory = 16 * sum(p.numel() for p in model.parameters()) + int(1.3 * activations)
@@ -358,8 +440,13 @@ def random_batch(recipe: Recipe, sequences: int, length: int) -> Batch:
     masking, replaces = replace(recipe.masking, unit="token"), "replaced_token" in recipe.weights
     masker = Masker(masking, 0, np.ones(c.vocab_size, np.bool_), replaces=replaces)
     make_example = NextTokens() if recipe.token_objective == "causal_lm" else masker
-    types, special = np.arange(length) // (length // 2 + 1) % max(1, c.type_vocab_size), np.zeros(length, np.bool_)
+    types, special = (
+        np.arange(length) // (length // 2 + 1) % max(1, c.type_vocab_size),
+        np.zeros(length, np.bool_),
+    )
     label = Target(np.zeros(1, np.int64), np.zeros(1, np.int64))
     targets = dict.fromkeys(FORMATS[recipe.sampling.format].targets, label)
     rows = generator.integers(c.vocab_size, size=(sequences, length))
-    return collate([make_example(TokenSequence(row, types, special, targets), generator) for row in rows])
+    return collate(
+        [make_example(TokenSequence(row, types, special, targets), generator) for row in rows]
+    )

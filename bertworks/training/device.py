@@ -27,15 +27,18 @@ DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PRIORITY_STEP = 5  # niceness of threads that compute, above that of threads that answer requests
 GROWTH = 1.5  # of the memory in use, after which unused memory is returned to the system
 SERVER_GROWTH = 1.15  # the same for a server, of the least memory that it ever had in use
-# Kernels that are kept: with few sizes of batches (see `pad_rows_to_bucket`) as fast as the usual 1,024.
+# Kernels that are kept: with few sizes of batches (see `pad_rows_to_bucket`) as fast as the usual
+# 1,024.
 KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": 64, "LRU_CACHE_CAPACITY": 32}
 TRIM_SHARE = 0.1  # of the time of a server, to return memory to the system
 LOOK_SECONDS = 0.02  # between two looks at the memory of a server
 ADAPT_SECONDS = 0.5  # between two looks at the load
 FIRST_SECONDS = 0.3  # of load before a training chooses its threads
 KEEP_MARGIN, RAISE_MARGIN = 0.4, 0.2  # CPUs; see `next_count`
-CPU_TOKENS, GPU_TOKENS = 8192, 1 << 17  # of a micro-batch: the default of recipes; what keeps a GPU busy
-# Per token, layer and unit of the width, for the backward pass: 35 measured in bf16 on an H100, with dropout.
+# of a micro-batch: the default of recipes; what keeps a GPU busy
+CPU_TOKENS, GPU_TOKENS = 8192, 1 << 17
+# Per token, layer and unit of the width, for the backward pass: 35 measured in bf16 on an H100,
+# with dropout.
 KEPT_BYTES: dict[str, int] = {"bf16": 40, "fp32": 80}
 MEMORY_SHARE = 0.8  # of a GPU's memory that a training may plan with
 GAIN = 1.3  # bf16 is chosen if its matrix products are faster than those of fp32 by this factor
@@ -51,20 +54,30 @@ def choose_device(name: str = "auto") -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise UsageError(f"the device {name!r} is not known", hint="name auto, cpu, cuda or cuda:1")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if name == "cuda" else torch.device(name)
+    device = (
+        torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        if name == "cuda"
+        else torch.device(name)
+    )
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
-        hint = f"leave --device out: `bertworks doctor` lists the devices; under torchrun, at most {count} processes"
-        raise UsageError(f"there is no {device}: the number of GPUs is {count}, counted from 0", hint=hint)
-    if device.type == "cuda":  # read when the first product is computed: with it sums have a fixed order
+        hint = (
+            "leave --device out: `bertworks doctor` lists the devices; under torchrun, at "
+            f"most {count} processes"
+        )
+        raise UsageError(
+            f"there is no {device}: the number of GPUs is {count}, counted from 0", hint=hint
+        )
+    # read when the first product is computed: with it sums have a fixed order
+    if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return device
 
 
 @contextmanager
 def fixed_order(device: torch.device) -> Iterator[bool]:
-    """In the block a GPU adds numbers in a fixed order, so that the same training ends with the same bits; the value is
-    whether it does. BERTWORKS_DETERMINISTIC=0 leaves the order to the GPU, which is a little faster. A CPU needs no
-    such mode."""
+    """In the block a GPU adds numbers in a fixed order, so that the same training ends with the
+    same bits; the value is whether it does. BERTWORKS_DETERMINISTIC=0 leaves the order to the GPU,
+    which is a little faster. A CPU needs no such mode."""
     is_fixed = os.environ.get("BERTWORKS_DETERMINISTIC") != "0"
     settings: Any = torch.utils.deterministic
     before, fills = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
@@ -79,20 +92,25 @@ def fixed_order(device: torch.device) -> Iterator[bool]:
 
 
 def micro_tokens(tokens: int, c: EncoderConfig, precision: str, device: torch.device) -> int:
-    """The largest number of tokens of a micro-batch in a training. CPU_TOKENS, the default of recipes, becomes
-    GPU_TOKENS on a GPU, or fewer if its memory is small; any other number was chosen by someone, and stays."""
+    """The largest number of tokens of a micro-batch in a training. CPU_TOKENS, the default of
+    recipes, becomes GPU_TOKENS on a GPU, or fewer if its memory is small; any other number was
+    chosen by someone, and stays."""
     if device.type != "cuda" or tokens != CPU_TOKENS:
         return tokens
-    free = MEMORY_SHARE * total_memory(device) - 24 * c.num_parameters()  # weights, gradients, moments, copies
+    # weights, gradients, moments, copies
+    free = MEMORY_SHARE * total_memory(device) - 24 * c.num_parameters()
     fitting = int(free / (KEPT_BYTES[precision] * c.hidden_size * c.num_hidden_layers))
     return max(1024, min(GPU_TOKENS, fitting // 1024 * 1024))
 
 
-def measure_matmul(dtype: torch.dtype, device: torch.device | str = "cpu", seconds: float = 0.3) -> float:
+def measure_matmul(
+    dtype: torch.dtype, device: torch.device | str = "cpu", seconds: float = 0.3
+) -> float:
     """FLOP/s of a large matrix product: the ceiling that a training step is compared with.
 
-    The fastest of many products counts: other programs on the machine can only slow one down. Sizes grow until one
-    product takes a sixteenth of the time, so that a slow precision is measured quickly, too.
+    The fastest of many products counts: other programs on the machine can only slow one down. Sizes
+    grow until one product takes a sixteenth of the time, so that a slow precision is measured
+    quickly, too.
     """
     largest = 8192 if torch.device(device).type == "cuda" else 1024
     best, size, end = 0.0, 128, time.perf_counter() + seconds
@@ -121,16 +139,19 @@ def time_when_done(device: torch.device) -> float:
 
 
 def _has_bfloat16() -> bool:
-    """Whether the processor itself has instructions for bf16. oneDNN emulates them on CPUs with AVX-512."""
+    """Whether the processor itself has instructions for bf16. oneDNN emulates them on CPUs with
+    AVX-512."""
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
     return not is_x86 or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 @cache
 def best_precision(device: torch.device | str = "cpu") -> Precision:
-    """bf16 where its matrix products are clearly faster here than fp32's, as on GPUs and CPUs with AMX; else fp32.
+    """bf16 where its matrix products are clearly faster here than fp32's, as on GPUs and CPUs with
+    AMX; else fp32.
 
-    A CPU without instructions for bf16 is not measured: it would only emulate them. Others are measured once.
+    A CPU without instructions for bf16 is not measured: it would only emulate them. Others are
+    measured once.
     """
     if torch.device(device).type == "cpu" and not (cpu_supports_bf16() and _has_bfloat16()):
         return "fp32"
@@ -141,18 +162,21 @@ def best_precision(device: torch.device | str = "cpu") -> Precision:
 class ThreadPolicy:
     """The number of threads that torch computes with on the CPU.
 
-    `OMP_NUM_THREADS` and `set_threads(N)` fix it. Else it follows the CPUs that other programs leave free. Inference
-    and serving call `adapt` before each batch, in the thread that computes. A training keeps the number of its start
-    (`hold`), because the last bits of a sum depend on it, and adapts only after `set_threads("auto")`.
+    `OMP_NUM_THREADS` and `set_threads(N)` fix it. Else it follows the CPUs that other programs
+    leave free. Inference and serving call `adapt` before each batch, in the thread that computes. A
+    training keeps the number of its start (`hold`), because the last bits of a sum depend on it,
+    and adapts only after `set_threads("auto")`.
     """
 
     def __init__(self) -> None:
-        self._default, self._own = torch.get_num_threads(), threading.local()  # the default is also the maximum
+        # the default is also the maximum
+        self._default, self._own = torch.get_num_threads(), threading.local()
         self._monitor, self._lock = CpuMonitor(), threading.Lock()
         self._free: float | None = None  # CPUs, a running mean
         fixed = os.environ.get("OMP_NUM_THREADS", "")
         self.fixed = int(fixed) if fixed.isdigit() and int(fixed) else None
-        self.training_adapts = os.environ.get("BERTWORKS_THREADS") == "auto"  # set by the command line
+        # set by the command line
+        self.training_adapts = os.environ.get("BERTWORKS_THREADS") == "auto"
         self.count = self.fixed or self._maximum()
 
     def set(self, threads: int | Literal["auto"] | None) -> None:
@@ -164,7 +188,9 @@ class ThreadPolicy:
         if threads is None:
             return
         if threads != "auto" and threads < 1:
-            raise UsageError(f"{threads} threads: expected 1 or more", hint="--threads 1, or --threads auto")
+            raise UsageError(
+                f"{threads} threads: expected 1 or more", hint="--threads 1, or --threads auto"
+            )
         self.training_adapts = threads == "auto"
         self.fixed = None if threads == "auto" else threads
         self.count = self.fixed or self._maximum()
@@ -173,7 +199,8 @@ class ThreadPolicy:
         """Sets the threads of the calling thread and returns their number.
 
         Args:
-            batches: at the same time, each in a thread that calls this; they share the number. None: as before.
+            batches: at the same time, each in a thread that calls this; they share the number.
+                None: as before.
             seconds: between two looks at the load.
         """
         if self.fixed is None and self._monitor.elapsed() >= seconds:
@@ -190,10 +217,11 @@ class ThreadPolicy:
 
     @contextmanager
     def hold(self, count: int | None = None) -> Iterator[int]:
-        """The number for a training, kept until its end: `count`, that of a resumed run, or one chosen by the load of
-        this moment. It is not kept after `set_threads("auto")`."""
+        """The number for a training, kept until its end: `count`, that of a resumed run, or one
+        chosen by the load of this moment. It is not kept after `set_threads("auto")`."""
         if self.fixed is None and count is None:
-            self._monitor.free_cpus()  # start a new interval: before, our own worker processes may have been busy
+            # start a new interval: before, our own worker processes may have been busy
+            self._monitor.free_cpus()
             self._free = None
             time.sleep(FIRST_SECONDS)
             self.adapt(seconds=0)
@@ -210,10 +238,12 @@ class ThreadPolicy:
 
 
 def next_count(count: int, free: float, maximum: int) -> int:
-    """Threads for `free` CPUs of `maximum`, when there were `count`. Another thread needs a CPU that is nearly free; a
-    thread stays until its CPU is busy with others for a good part of the time.
+    """Threads for `free` CPUs of `maximum`, when there were `count`. Another thread needs a CPU
+    that is nearly free; a thread stays until its CPU is busy with others for a good part of the
+    time.
 
-    Two threads, of which one waits for a busy CPU, are slower than one: products share the work in equal parts.
+    Two threads, of which one waits for a busy CPU, are slower than one: products share the work in
+    equal parts.
     """
     if count - KEEP_MARGIN <= free < count + 1 - RAISE_MARGIN and count <= maximum:
         return count
@@ -224,8 +254,9 @@ THREADS = ThreadPolicy()
 
 
 def set_threads(threads: int | Literal["auto"] | None) -> None:
-    """Fix the number of threads that torch computes with on the CPU, or "auto": trainings, too, follow the CPUs that
-    other programs leave free. By default inference and serving do, and a training chooses a number when it starts.
+    """Fix the number of threads that torch computes with on the CPU, or "auto": trainings, too,
+    follow the CPUs that other programs leave free. By default inference and serving do, and a
+    training chooses a number when it starts.
 
     Raises:
         UsageError: a number below 1.
@@ -234,12 +265,17 @@ def set_threads(threads: int | Literal["auto"] | None) -> None:
 
 
 def fixed_machine(device: str, threads: int | None = None) -> dict[str, Any]:
-    """What the last bits of results depend on besides model and data: processor, torch, and the number of threads,
-    which does not change from now on: `threads`, else that of --threads, else 1."""
+    """What the last bits of results depend on besides model and data: processor, torch, and the
+    number of threads, which does not change from now on: `threads`, else that of --threads, else 1.
+    """
     set_threads(threads or THREADS.fixed or 1)
     chosen = choose_device(device)
     is_cuda = chosen.type == "cuda"
-    name = torch.cuda.get_device_name(chosen) if is_cuda else f"CPU {torch.backends.cpu.get_cpu_capability()}"
+    name = (
+        torch.cuda.get_device_name(chosen)
+        if is_cuda
+        else f"CPU {torch.backends.cpu.get_cpu_capability()}"
+    )
     return {"device": name, "threads": THREADS.count, "torch": torch.__version__}
 
 
@@ -249,31 +285,39 @@ def gpus_for(device: str) -> int:
 
 
 def lower_thread_priority(steps: int = 1) -> None:
-    """The calling thread, and those that it starts, give way to the other threads of the process. Only on Linux."""
+    """The calling thread, and those that it starts, give way to the other threads of the process.
+    Only on Linux."""
     if sys.platform == "linux":
         own = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, own, min(19, os.getpriority(os.PRIO_PROCESS, own) + steps * PRIORITY_STEP))
+        os.setpriority(
+            os.PRIO_PROCESS,
+            own,
+            min(19, os.getpriority(os.PRIO_PROCESS, own) + steps * PRIORITY_STEP),
+        )
 
 
 def disable_heap_trim() -> None:
-    """glibc keeps freed memory from now on. Call it once per process, before a training on a CPU: otherwise every large
-    tensor is new memory from the kernel, whose page faults cost as much as the arithmetic. No effect without glibc."""
+    """glibc keeps freed memory from now on. Call it once per process, before a training on a CPU:
+    otherwise every large tensor is new memory from the kernel, whose page faults cost as much as
+    the arithmetic. No effect without glibc."""
     if libc := _glibc():
         libc.mallopt(-4, 0)  # M_MMAP_MAX: no allocation outside the heap
         libc.mallopt(-1, -1)  # M_TRIM_THRESHOLD: never give the heap's end back
 
 
 def use_one_heap() -> None:
-    """All threads allocate from the same heap from now on. glibc gives each its own, and what a thread has freed in one
-    cannot be used by the others: the memory of a server with many threads grows. No effect without glibc."""
+    """All threads allocate from the same heap from now on. glibc gives each its own, and what a
+    thread has freed in one cannot be used by the others: the memory of a server with many threads
+    grows. No effect without glibc."""
     if libc := _glibc():
         libc.mallopt(-8, 1)  # M_ARENA_MAX
 
 
 def limit_kernel_caches() -> None:
-    """oneDNN, and PyTorch's binding to it in each thread, keep few compiled kernels from now on. They keep 1,024 by
-    default, one for each size of a product, some of 450 kB: a server that gets texts of all lengths would grow by
-    hundreds of MB. Call it before the first product: the settings are read once. The user's own settings stay."""
+    """oneDNN, and PyTorch's binding to it in each thread, keep few compiled kernels from now on.
+    They keep 1,024 by default, one for each size of a product, some of 450 kB: a server that gets
+    texts of all lengths would grow by hundreds of MB. Call it before the first product: the
+    settings are read once. The user's own settings stay."""
     for name, count in KERNEL_CACHES.items():
         os.environ.setdefault(name, str(count))
 
@@ -305,8 +349,9 @@ def memory_in_use(device: torch.device | str = "cpu") -> int:
 
 
 class HeapTrimmer:
-    """Makes the process keep freed memory, and watches how much. Batches differ in size, so kept memory is fragmented
-    and grows to several times what is needed: after a growth by GROWTH it is returned to the system."""
+    """Makes the process keep freed memory, and watches how much. Batches differ in size, so kept
+    memory is fragmented and grows to several times what is needed: after a growth by GROWTH it is
+    returned to the system."""
 
     def __init__(self, device: torch.device | str = "cpu"):
         disable_heap_trim()
@@ -325,9 +370,9 @@ class HeapTrimmer:
 
 
 class ServerHeapTrimmer(HeapTrimmer):
-    """Keeps the memory of a server near the least that it ever needed, whatever its clients send: freed memory is
-    returned to the system while more than SERVER_GROWTH of that is in use. That takes TRIM_SHARE of the time at most,
-    and any thread may ask for it."""
+    """Keeps the memory of a server near the least that it ever needed, whatever its clients send:
+    freed memory is returned to the system while more than SERVER_GROWTH of that is in use. That
+    takes TRIM_SHARE of the time at most, and any thread may ask for it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -23,21 +23,32 @@ POSITIONS, TYPES = (f"encoder.embeddings.{name}.weight" for name in ("position",
 
 
 def student_layers(teacher: int, student: int) -> tuple[int, ...]:
-    """The layers of a teacher from which a student starts: of 12 for 6 the published ones; else layer
-    i * teacher // student for i from 0, so that 3 of 6 are 0, 2, 4, and all layers are all."""
-    return PUBLISHED_LAYERS.get((teacher, student), tuple(i * teacher // student for i in range(student)))
+    """The layers of a teacher from which a student starts: of 12 for 6 the published ones; else
+    layer i * teacher // student for i from 0, so that 3 of 6 are 0, 2, 4, and all layers are all.
+    """
+    return PUBLISHED_LAYERS.get(
+        (teacher, student), tuple(i * teacher // student for i in range(student))
+    )
 
 
-def select_layers(c: EncoderConfig, state: Mapping[str, Tensor], count: int) -> tuple[EncoderConfig, dict[str, Tensor]]:
+def select_layers(
+    c: EncoderConfig, state: Mapping[str, Tensor], count: int
+) -> tuple[EncoderConfig, dict[str, Tensor]]:
     """A network with some of its layers, see `student_layers`. Its other parameters stay. Where all
     layers share one block, so do those of the result."""
     shared = c.num_groups == 1
-    chosen = [i * c.num_groups // c.num_hidden_layers for i in student_layers(c.num_hidden_layers, count)]
+    chosen = [
+        i * c.num_groups // c.num_hidden_layers for i in student_layers(c.num_hidden_layers, count)
+    ]
     groups = (1 if shared else count) if c.num_hidden_groups else 0
     result = {name: value for name, value in state.items() if not name.startswith(BLOCKS)}
     for number, block in enumerate(chosen[:1] if shared else chosen):
         old, new = f"{BLOCKS}{block}.", f"{BLOCKS}{number}."
-        result |= {name.replace(old, new, 1): value for name, value in state.items() if name.startswith(old)}
+        result |= {
+            name.replace(old, new, 1): value
+            for name, value in state.items()
+            if name.startswith(old)
+        }
     return replace(c, num_hidden_layers=count, num_hidden_groups=groups), result
 
 
@@ -60,41 +71,60 @@ OWN = (
 
 
 def student_config(c: EncoderConfig, teacher: EncoderConfig) -> EncoderConfig:
-    """The network of a student: width, vocabulary and positions of the teacher; the layers and the family of `c`.
+    """The network of a student: width, vocabulary and positions of the teacher; the layers and the
+    family of `c`.
 
     Raises:
         ValueError: the teacher cannot teach such a network.
     """
     layers, others = c.num_hidden_layers, teacher.num_hidden_layers
     rules = [
-        (layers <= others, f"the student has {layers} layers, the teacher {others}: expected "
-         f"encoder.num_hidden_layers = {max(1, others // 2)}"),
-        (c.direction == teacher.direction,
-         f"the teacher reads {teacher.direction}, encoder.direction is {c.direction!r}"),
-        (c.type_vocab_size in (0, teacher.type_vocab_size), f"encoder.type_vocab_size is {c.type_vocab_size}, that of "
-         f"the teacher {teacher.type_vocab_size}: expected 0, or the same"),
-    ]  # fmt: skip
+        (
+            layers <= others,
+            f"the student has {layers} layers, the teacher {others}: expected "
+            f"encoder.num_hidden_layers = {max(1, others // 2)}",
+        ),
+        (
+            c.direction == teacher.direction,
+            f"the teacher reads {teacher.direction}, encoder.direction is {c.direction!r}",
+        ),
+        (
+            c.type_vocab_size in (0, teacher.type_vocab_size),
+            f"encoder.type_vocab_size is {c.type_vocab_size}, that of "
+            f"the teacher {teacher.type_vocab_size}: expected 0, or the same",
+        ),
+    ]
     for holds, message in rules:
         check(holds, message)
-    groups = min(teacher.num_hidden_groups, 1) if teacher.num_groups == 1 else layers * (teacher.num_hidden_groups > 0)
+    groups = (
+        min(teacher.num_hidden_groups, 1)
+        if teacher.num_groups == 1
+        else layers * (teacher.num_hidden_groups > 0)
+    )
     return replace(teacher, num_hidden_groups=groups, **{name: getattr(c, name) for name in OWN})
 
 
-def student_state(teacher: tuple[EncoderConfig, Mapping[str, Tensor], object], c: EncoderConfig) -> dict[str, Tensor]:
-    """The parameters from which a student starts. Without token types it computes what the teacher's layers compute
-    where all types are 0: row 0 of their table is added to every position."""
+def student_state(
+    teacher: tuple[EncoderConfig, Mapping[str, Tensor], object], c: EncoderConfig
+) -> dict[str, Tensor]:
+    """The parameters from which a student starts. Without token types it computes what the
+    teacher's layers compute where all types are 0: row 0 of their table is added to every position.
+    """
     _, result = select_layers(*teacher[:2], c.num_hidden_layers)
-    result = {name: value for name, value in result.items() if name.startswith(("encoder.", "lm_head."))}
+    result = {
+        name: value for name, value in result.items() if name.startswith(("encoder.", "lm_head."))
+    }
     if not c.type_vocab_size and (types := result.pop(TYPES, None)) is not None:
         result[POSITIONS] = result[POSITIONS] + types[0]
     return result
 
 
 class Teacher:
-    """`teacher(batch)` is what a frozen network computes, without dropout and gradients. It is no module, so that no
-    network that has it trains or saves it.
+    """`teacher(batch)` is what a frozen network computes, without dropout and gradients. It is no
+    module, so that no network that has it trains or saves it.
 
-    dtype: in which it computes; its parameters are rounded once. The embeddings that are read are not.
+    dtype: in which it computes; its parameters are rounded once. The embeddings that are read are
+        not.
     """
 
     def __init__(self, c: EncoderConfig, state: Mapping[str, Tensor] | None, dtype: torch.dtype):

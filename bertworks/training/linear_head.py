@@ -1,8 +1,9 @@
-"""A linear head on the features of a frozen encoder, by convex optimization: seconds instead of minutes.
+"""A linear head on the features of a frozen encoder, by convex optimization: seconds instead of
+minutes.
 
-Its weights have a normal prior that fits any number of rows: with standardized features, logits have this standard
-deviation before any label is seen. About the best of a grid on SST-2, CoLA, MRPC, STS-B, RTE and wikigold with 50 to
-500 rows.
+Its weights have a normal prior that fits any number of rows: with standardized features, logits
+have this standard deviation before any label is seen. About the best of a grid on SST-2, CoLA,
+MRPC, STS-B, RTE and wikigold with 50 to 500 rows.
 """
 
 from typing import NamedTuple
@@ -28,44 +29,59 @@ class LinearHead(NamedTuple):
         return x @ self.weight.T + self.bias
 
 
-def fit_linear_head(task: TaskHead, x: NDArray[np.floating], labels: NDArray[np.generic]) -> LinearHead:
-    """The head with the smallest regularized loss: logistic regression, or ridge regression for numbers.
+def fit_linear_head(
+    task: TaskHead, x: NDArray[np.floating], labels: NDArray[np.generic]
+) -> LinearHead:
+    """The head with the smallest regularized loss: logistic regression, or ridge regression for
+    numbers.
 
     Args:
         x: features [M, width]. labels: as in a batch of the task, see `training.task_heads`.
 
     Raises:
-        TypeError: the task has no linear head: questions and choices, which `data_splits.methods_of` leaves out.
+        TypeError: the task has no linear head: questions and choices, which
+            `data_splits.methods_of` leaves out.
     """
     scaled = x - (mean := x.mean(0, dtype=np.float64))  # the only copy: of many tokens it is large
     deviation = np.sqrt(np.einsum("ij,ij->j", scaled, scaled) / len(x))
-    deviation[deviation < 1e-6 * max(1.0, float(deviation.max(initial=0)))] = np.inf  # constant: its weight is 0
+    # constant: its weight is 0
+    deviation[deviation < 1e-6 * max(1.0, float(deviation.max(initial=0)))] = np.inf
     scaled /= deviation
     prior = (SEQUENCE_DEVIATION if task.pooled else TOKEN_DEVIATION) ** 2 / x.shape[1]
-    prior = 100.0 if x.shape[1] == 1 else prior  # a single feature is nearly free: there is nothing to overfit
+    # a single feature is nearly free: there is nothing to overfit
+    prior = 100.0 if x.shape[1] == 1 else prior
     match task:
         case Regression():
             head = _ridge(scaled, labels.astype(np.float64))
         case MultiLabel():
             columns = [_logistic(scaled, column.astype(np.int64), 2, prior) for column in labels.T]
-            head = LinearHead(*(np.stack([part[1] - part[0] for part in parts]) for parts in zip(*columns)))
+            head = LinearHead(
+                *(np.stack([part[1] - part[0] for part in parts]) for parts in zip(*columns))
+            )
         case Classification():
-            head = _logistic(scaled, labels.astype(np.int64), task.outputs, prior, balanced=bool(task.weights))
+            head = _logistic(
+                scaled, labels.astype(np.int64), task.outputs, prior, balanced=bool(task.weights)
+            )
         case _:
             raise TypeError(f"{type(task).__name__} has no linear head")
     weight = head.weight / deviation
     return LinearHead(weight, head.bias - weight @ mean)
 
 
-def _logistic(x: Array, labels: NDArray[np.int64], outputs: int, prior: float, *, balanced: bool = False) -> LinearHead:
-    """prior: variance of the weights. A label without rows gets the weights 0 and the bias of half a row."""
+def _logistic(
+    x: Array, labels: NDArray[np.int64], outputs: int, prior: float, *, balanced: bool = False
+) -> LinearHead:
+    """prior: variance of the weights. A label without rows gets the weights 0 and the bias of half
+    a row."""
     from sklearn.linear_model import LogisticRegression
 
     counts = np.bincount(labels, minlength=outputs)
     weight, bias = np.zeros((outputs, x.shape[1])), np.log(np.maximum(counts, _RARE) / len(labels))
     present = np.flatnonzero(counts)
     if len(present) > 1:
-        model = LogisticRegression(C=prior, max_iter=1000, tol=1e-6, class_weight="balanced" if balanced else None)
+        model = LogisticRegression(
+            C=prior, max_iter=1000, tol=1e-6, class_weight="balanced" if balanced else None
+        )
         model.fit(x, labels)
         if len(present) == 2:  # one column: the difference of both
             weight[present] = np.outer([-0.5, 0.5], model.coef_[0])
@@ -76,7 +92,8 @@ def _logistic(x: Array, labels: NDArray[np.int64], outputs: int, prior: float, *
 
 
 def _ridge(x: Array, targets: Array) -> LinearHead:
-    """The strength of the penalty is that with the smallest error on rows left out (generalized cross-validation)."""
+    """The strength of the penalty is that with the smallest error on rows left out (generalized
+    cross-validation)."""
     from sklearn.linear_model import RidgeCV
 
     if len(targets) < 3 or not np.ptp(targets):

@@ -39,16 +39,18 @@ class Step:
 
 
 class MixedPrecision(nn.Module):
-    """An objective in a precision. In bf16 the network computes with rounded copies of its parameters. The rounding is
-    part of the graph, so gradients arrive, accumulate and are applied in float32: the parameters of the objective are
-    the master weights. Frozen parameters and the output layer of a task are not rounded; of an embedding matrix, the
-    rows that are read are."""
+    """An objective in a precision. In bf16 the network computes with rounded copies of its
+    parameters. The rounding is part of the graph, so gradients arrive, accumulate and are applied
+    in float32: the parameters of the objective are the master weights. Frozen parameters and the
+    output layer of a task are not rounded; of an embedding matrix, the rows that are read are."""
 
     def __init__(self, objective: TrainableModel, precision: Precision):
         super().__init__()
         self.objective, self.dtype = objective, DTYPES[precision]
         kept = nn.Embedding | OutputLayer
-        exact = tuple(f"{name}." for name, part in objective.named_modules() if isinstance(part, kept))
+        exact = tuple(
+            f"{name}." for name, part in objective.named_modules() if isinstance(part, kept)
+        )
         learned = [name for name, p in objective.named_parameters() if p.requires_grad]
         self.rounded = [name for name in learned if not name.startswith(exact)]
 
@@ -57,11 +59,16 @@ class MixedPrecision(nn.Module):
             return cast(dict[str, LossSum], self.objective(batch))
         parameters = {name: self.objective.get_parameter(name) for name in self.rounded}
         copies = {name: p.to(self.dtype) for name, p in parameters.items() if not p.is_cuda}
-        # On a GPU the time of hundreds of small copies would be that of their calls: one per block. Not one for all,
-        # so that processes exchange the gradients of a block while those of the next are computed.
-        for _, block in groupby(() if copies else parameters, lambda name: re.findall(r"\.blocks\.\d+", name)):
+        # On a GPU the time of hundreds of small copies would be that of their calls: one per block.
+        # Not one for all, so that processes exchange the gradients of a block while those of the
+        # next are computed.
+        for _, block in groupby(
+            () if copies else parameters, lambda name: re.findall(r"\.blocks\.\d+", name)
+        ):
             names = list(block)
-            copies |= zip(names, _Rounded.apply(self.dtype, *map(parameters.get, names)), strict=True)  # type: ignore[no-untyped-call]
+            values = map(parameters.get, names)
+            rounded = _Rounded.apply(self.dtype, *values)  # type: ignore[no-untyped-call]
+            copies |= zip(names, rounded, strict=True)
         return cast(dict[str, LossSum], functional_call(self.objective, copies, (batch,)))
 
 
@@ -98,12 +105,13 @@ def train(
     before_update: Callable[[], None] | None = None,
     position: Callable[[int], float] = float,
 ) -> Iterator[Step]:
-    """`batches(n)` are the micro-batches of step n, always the same: to resume is to start at another number. In some
-    of several processes there may be none, but not in all steps.
+    """`batches(n)` are the micro-batches of step n, always the same: to resume is to start at
+    another number. In some of several processes there may be none, but not in all steps.
 
-    The losses of a step are means over all its micro-batches and all processes of the default process group, so that
-    the split shows in dropout's random numbers alone. They are multiplied by the objective's weights. `before_update`
-    is called in each step before parameters change. `position(n)` is where step n stands in a schedule of `num_steps`
+    The losses of a step are means over all its micro-batches and all processes of the default
+    process group, so that the split shows in dropout's random numbers alone. They are multiplied by
+    the objective's weights. `before_update` is called in each step before parameters change.
+    `position(n)` is where step n stands in a schedule of `num_steps`
     steps: the training ends where it reaches them.
     """
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
@@ -120,23 +128,36 @@ def train(
         own = batches(step)
         # A process without a batch computes one with weight 0: the others wait for its gradients.
         weight = 1 if own else 0
-        parts = [batch.to(device) for batch in own or next(filter(None, map(batches, numbers_from())))[:1]]
+        parts = [
+            batch.to(device)
+            for batch in own or next(filter(None, map(batches, numbers_from())))[:1]
+        ]
         counts, tokens = _global_counts(objective, parts, weight, device)
-        # Data parallelism averages gradients; the losses are divided by global counts, so undo the average.
-        factors = {name: objective.weights[name] * world_size / count for name, count in counts.items()}
+        # Data parallelism averages gradients; the losses are divided by global counts, so undo the
+        # average.
+        factors = {
+            name: objective.weights[name] * world_size / count for name, count in counts.items()
+        }
         sums: dict[str, Tensor] = {}
         for number, batch in enumerate(parts):
             is_last = number == len(parts) - 1  # gradients are reduced once per step
-            with nullcontext() if is_last or not isinstance(compute, DistributedDataParallel) else compute.no_sync():
+            with (
+                nullcontext()
+                if is_last or not isinstance(compute, DistributedDataParallel)
+                else compute.no_sync()
+            ):
                 part = {name: weight * torch.stack(t) for name, t in compute(batch).items()}
-                torch.stack([factors[name] * loss for name, (loss, _) in part.items()]).sum().backward()
+                torch.stack(
+                    [factors[name] * loss for name, (loss, _) in part.items()]
+                ).sum().backward()
             sums |= {name: sums.get(name, 0) + t.detach() for name, t in part.items()}
         if world_size > 1:  # one small message
             row = torch.stack([*sums.values()])
             dist.all_reduce(row)
             sums = dict(zip(sums, row, strict=True))
         grad_norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        # A loss that is not finite may have finite gradients: make the norm not finite, so that the step is skipped.
+        # A loss that is not finite may have finite gradients: make the norm not finite, so that the
+        # step is skipped.
         grad_norm = grad_norm + 0 * torch.stack([loss for loss, _ in sums.values()]).sum()
         learning_rate = config.rate(reached, num_steps)
         if before_update is not None:
@@ -168,17 +189,24 @@ def batch_sums(
     training = objective.training
     objective.eval()
     for batch in batches:
-        yield {name: torch.stack(t) for name, t in compute(batch.to(device)).items()}, objective.counts(batch)
+        yield (
+            {name: torch.stack(t) for name, t in compute(batch.to(device)).items()},
+            objective.counts(batch),
+        )
     objective.train(training)
 
 
 def means(sums: Mapping[str, Tensor], counts: Mapping[str, int]) -> dict[str, LossStats]:
     """The means of losses and of correct predictions, on the host.
 
-    sums: float32 [2] by name: the sum of the losses, the number of correct predictions. counts: their denominators.
+    sums: float32 [2] by name: the sum of the losses, the number of correct predictions. counts:
+        their denominators.
     """
     read = {name: (*t.tolist(), counts[name]) for name, t in sums.items()}
-    return {name: LossStats(loss / count, correct / count, count) for name, (loss, correct, count) in read.items()}
+    return {
+        name: LossStats(loss / count, correct / count, count)
+        for name, (loss, correct, count) in read.items()
+    }
 
 
 def _global_counts(

@@ -1,11 +1,13 @@
 """Objectives of pre-training, and the network that learns several of them at once.
 
-- `OBJECTIVES`: the objectives by kind, each with its heads, loss and figures; reports and evaluations iterate over it
-- `PretrainingModel`: an encoder with the heads of its objectives; BERT is `masked_lm` + `next_sentence`, ELECTRA
-  `masked_lm` + 50 `replaced_token`, with a second encoder that replaces tokens
+- `OBJECTIVES`: the objectives by kind, each with its heads, loss and figures; reports and
+  evaluations iterate over it
+- `PretrainingModel`: an encoder with the heads of its objectives; BERT is `masked_lm` +
+  `next_sentence`, ELECTRA `masked_lm` + 50 `replaced_token`, with a second encoder that replaces
+  tokens
 - `TrainableModel`: what the training loop needs of a network
-- `LossSum`: losses as sums. The mean is taken once, over all micro-batches and processes, so that an accumulated batch
-  equals a large one however unequal its parts are
+- `LossSum`: losses as sums. The mean is taken once, over all micro-batches and processes, so that
+  an accumulated batch equals a large one however unequal its parts are
 """
 
 import math
@@ -21,7 +23,14 @@ from torch import Tensor, nn
 from bertworks.batching.batch import Batch
 from bertworks.models.attention import compiles_sizes, pad_rows_to_bucket
 from bertworks.models.config import EncoderConfig, Head
-from bertworks.models.encoder import Encoder, LMHead, Pooler, TokenHead, initialize, meta_device_init
+from bertworks.models.encoder import (
+    Encoder,
+    LMHead,
+    Pooler,
+    TokenHead,
+    initialize,
+    meta_device_init,
+)
 from bertworks.training.recipe import TEACHER_OBJECTIVES, ObjectiveKind, Recipe
 
 CHUNK_BYTES, GPU_CHUNK_BYTES = 1 << 27, 1 << 31  # of logits in memory at the same time
@@ -44,19 +53,25 @@ class LossStats:
     count: int
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> LossSum:
+def cross_entropy(
+    logits: Tensor, labels: Tensor, weights: Tensor | None = None, smoothing: float = 0.0
+) -> LossSum:
     """logits [M, C], labels int64 [M].
 
     weights: [C], of the labels.
     smoothing: fraction of the target probability that is spread over all labels.
     """
-    loss = F.cross_entropy(logits.float(), labels, weights, reduction="sum", label_smoothing=smoothing)
+    loss = F.cross_entropy(
+        logits.float(), labels, weights, reduction="sum", label_smoothing=smoothing
+    )
     return LossSum(loss, (logits.detach().argmax(-1) == labels).sum().float())
 
 
-def vocabulary_cross_entropy(x: Tensor, embeddings: Tensor, bias: Tensor | None, labels: Tensor) -> LossSum:
-    """The cross-entropy of the logits `x @ embeddings.T + bias`, the largest tensor of a small BERT, without keeping
-    them.
+def vocabulary_cross_entropy(
+    x: Tensor, embeddings: Tensor, bias: Tensor | None, labels: Tensor
+) -> LossSum:
+    """The cross-entropy of the logits `x @ embeddings.T + bias`, the largest tensor of a small
+    BERT, without keeping them.
 
     x [M, hidden], embeddings [V, hidden], bias [V], labels int64 [M].
     """
@@ -70,8 +85,11 @@ def vocabulary_cross_entropy(x: Tensor, embeddings: Tensor, bias: Tensor | None,
         logits[torch.arange(len(targets), device=logits.device), targets] -= 1
         return -probability.clamp_min(torch.finfo(torch.float32).tiny).log().sum(), correct
 
-    if x.is_cuda and (extra := -len(embeddings) % _ALIGNED):  # tokens of probability 0: three times as fast
-        bias = F.pad(x.new_zeros(len(embeddings)) if bias is None else bias, (0, extra), value=-math.inf)
+    # tokens of probability 0: three times as fast
+    if x.is_cuda and (extra := -len(embeddings) % _ALIGNED):
+        bias = F.pad(
+            x.new_zeros(len(embeddings)) if bias is None else bias, (0, extra), value=-math.inf
+        )
         embeddings = F.pad(embeddings, (0, 0, 0, extra))
     return LossSum(*_VocabularyLoss.apply(x, embeddings, bias, subtract))  # type: ignore[no-untyped-call]
 
@@ -79,10 +97,11 @@ def vocabulary_cross_entropy(x: Tensor, embeddings: Tensor, bias: Tensor | None,
 def vocabulary_divergence(
     x: Tensor, embeddings: Tensor, bias: Tensor | None, teacher: "TeacherStates", temperature: float
 ) -> LossSum:
-    """The divergence KL(teacher || student) of the softmax of logits over the temperature, times its square (Hinton et
-    al. 2015, section 2), without keeping the logits of either.
+    """The divergence KL(teacher || student) of the softmax of logits over the temperature, times
+    its square (Hinton et al. 2015, section 2), without keeping the logits of either.
 
-    x [M, hidden], embeddings [V, hidden], bias [V]: see `vocabulary_cross_entropy`. No correct predictions are counted.
+    x [M, hidden], embeddings [V, hidden], bias [V]: see `vocabulary_cross_entropy`. No correct
+    predictions are counted.
     """
 
     def subtract(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
@@ -95,8 +114,8 @@ def vocabulary_divergence(
 
 
 def divergence(logits: Tensor, theirs: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """The sum of KL(softmax(theirs / temperature) || softmax(logits / temperature)) * temperature ** 2 over rows of
-    [M, C], and its gradient by the logits."""
+    """The sum of KL(softmax(theirs / temperature) || softmax(logits / temperature)) * temperature
+    ** 2 over rows of [M, C], and its gradient by the logits."""
     dtype = torch.promote_types(logits.dtype, torch.float32)
     q, p = ((y.to(dtype) / temperature).log_softmax(-1) for y in (logits, theirs))
     probability = p.exp()
@@ -105,8 +124,9 @@ def divergence(logits: Tensor, theirs: Tensor, temperature: float) -> tuple[Tens
 
 @torch.no_grad()
 def sample_tokens(x: Tensor, embeddings: Tensor, bias: Tensor | None, draws: Tensor) -> Tensor:
-    """int64 [M]: a token for each row of x [M, hidden], from the softmax of its logits, some rows at a time. It is
-    the first one at which the sum of the probabilities exceeds the number of the row in `draws` [M], from 0 to 1."""
+    """int64 [M]: a token for each row of x [M, hidden], from the softmax of its logits, some rows
+    at a time. It is the first one at which the sum of the probabilities exceeds the number of the
+    row in `draws` [M], from 0 to 1."""
     size = max(1, CHUNK_BYTES // (8 * len(embeddings)))
     tokens, count = [torch.zeros(0, dtype=torch.long, device=x.device)], len(x)
     if compiles_sizes(x):
@@ -115,22 +135,29 @@ def sample_tokens(x: Tensor, embeddings: Tensor, bias: Tensor | None, draws: Ten
         p = F.linear(rows, embeddings, bias).float().softmax(-1)
         # On a GPU, only sums of whole numbers have a fixed order in torch.
         sums = ((p.double() * 2**40).long() if p.is_cuda else p).cumsum(-1)
-        found = torch.searchsorted(sums, (numbers[:, None].float() * sums[:, -1:]).to(sums.dtype), right=True)
+        found = torch.searchsorted(
+            sums, (numbers[:, None].float() * sums[:, -1:]).to(sums.dtype), right=True
+        )
         tokens.append(found.squeeze(1).clamp_max(len(embeddings) - 1))
     return torch.cat(tokens)[:count]
 
 
 class _VocabularyLoss(torch.autograd.Function):
-    """The gradient of the logits, such as the softmax minus one at the label, is known in the forward pass, which
-    computes the gradients of its inputs at once, some rows at a time, and frees the logits.
+    """The gradient of the logits, such as the softmax minus one at the label, is known in the
+    forward pass, which computes the gradients of its inputs at once, some rows at a time, and frees
+    the logits.
 
-    subtract: logits of some rows, and their numbers -> the sum of their losses and the number of correct predictions;
-        the logits become their gradient.
+    subtract: logits of some rows, and their numbers -> the sum of their losses and the number of
+        correct predictions; the logits become their gradient.
     """
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx, x: Tensor, embeddings: Tensor, bias: Tensor | None, subtract: Callable[..., tuple[Tensor, Tensor]]
+        ctx,
+        x: Tensor,
+        embeddings: Tensor,
+        bias: Tensor | None,
+        subtract: Callable[..., tuple[Tensor, Tensor]],
     ) -> tuple[Tensor, Tensor]:
         needs_grad, count = any(ctx.needs_input_grad), len(x)
         if compiles_sizes(x):
@@ -154,12 +181,21 @@ class _VocabularyLoss(torch.autograd.Function):
                 torch.mm(p, embeddings, out=grad_x[start : start + size])
                 part_embeddings, part_bias = torch.mm(p.t(), rows), p.sum(0)
                 if chunks > 1:  # many sums are added up in single precision
-                    part_embeddings, part_bias = part_embeddings.to(loss.dtype), part_bias.to(loss.dtype)
-                grad_embeddings = part_embeddings if grad_embeddings is None else grad_embeddings.add_(part_embeddings)
+                    part_embeddings, part_bias = (
+                        part_embeddings.to(loss.dtype),
+                        part_bias.to(loss.dtype),
+                    )
+                grad_embeddings = (
+                    part_embeddings
+                    if grad_embeddings is None
+                    else grad_embeddings.add_(part_embeddings)
+                )
                 if bias is not None:
                     grad_bias = part_bias if grad_bias is None else grad_bias.add_(part_bias)
         ctx.dtype = x.dtype
-        ctx.save_for_backward(grad_x if grad_x is None else grad_x[:count], grad_embeddings, grad_bias)
+        ctx.save_for_backward(
+            grad_x if grad_x is None else grad_x[:count], grad_embeddings, grad_bias
+        )
         ctx.mark_non_differentiable(correct)
         return loss, correct
 
@@ -169,19 +205,24 @@ class _VocabularyLoss(torch.autograd.Function):
 
 
 def _num_correct(logits: Tensor, labels: Tensor) -> Tensor:
-    """How often the label is the argmax, the first of equal ones. On a CPU the argmax takes longer than the softmax, so
-    it is computed only for rows in which no logit is above the label's."""
+    """How often the label is the argmax, the first of equal ones. On a CPU the argmax takes longer
+    than the softmax, so it is computed only for rows in which no logit is above the label's."""
     if not logits.is_cuda:
-        (best,) = (logits.gather(1, labels[:, None]) >= logits.amax(-1, keepdim=True)).squeeze(1).nonzero(as_tuple=True)
+        (best,) = (
+            (logits.gather(1, labels[:, None]) >= logits.amax(-1, keepdim=True))
+            .squeeze(1)
+            .nonzero(as_tuple=True)
+        )
         logits, labels = logits.index_select(0, best), labels.index_select(0, best)
     return (logits.argmax(-1) == labels).sum()
 
 
 class TrainableModel(nn.Module, ABC):
-    """A network that turns a batch into named sums of losses: `model(batch)` is a dict of `LossSum`.
+    """A network that turns a batch into named sums of losses: `model(batch)` is a dict of
+    `LossSum`.
 
-    weights: of the losses in the sum that is minimized, by name.
-    counts(batch): the denominators, known before the forward pass: that of a whole step is needed for its first
+    weights: of the losses in the sum that is minimized, by name. counts(batch): the denominators,
+    known before the forward pass: that of a whole step is needed for its first
         gradient.
     """
 
@@ -215,12 +256,13 @@ class TeacherStates(NamedTuple):
 
 
 class Objective(NamedTuple):
-    """A loss over the hidden states at the positions of its target, or of all tokens: see `OF_ALL_TOKENS`.
+    """A loss over the hidden states at the positions of its target, or of all tokens: see
+    `OF_ALL_TOKENS`.
 
     title: what is predicted, in reports.
     measures: the first one decides which checkpoint is the best: lower is better.
-    loss: the sum of the losses, of the last hidden states [M, hidden] at these positions and labels int64 [M], or
-        `TeacherStates`.
+    loss: the sum of the losses, of the last hidden states [M, hidden] at these positions and labels
+        int64 [M], or `TeacherStates`.
     """
 
     title: str
@@ -240,7 +282,9 @@ def _replaced_loss(model: "PretrainingModel", states: Tensor, labels: Tensor) ->
     return LossSum(loss, ((logits.detach() > 0) == labels).sum().float())
 
 
-def _distillation_loss(model: "PretrainingModel", states: Tensor, teacher: TeacherStates) -> LossSum:
+def _distillation_loss(
+    model: "PretrainingModel", states: Tensor, teacher: TeacherStates
+) -> LossSum:
     return vocabulary_divergence(*model.vocabulary_inputs(states), teacher, model.temperature)
 
 
@@ -262,7 +306,9 @@ def _of_pairs(head: Head) -> Objective:
 
 OBJECTIVES: Mapping[str, Objective] = {
     # Predict the masked tokens (Devlin et al. 2019, section 3.1, task 1).
-    "masked_lm": Objective("masked tokens", ("lm_head",), (LOSS, ACCURACY, PERPLEXITY), _token_loss),
+    "masked_lm": Objective(
+        "masked tokens", ("lm_head",), (LOSS, ACCURACY, PERPLEXITY), _token_loss
+    ),
     # Predict each token from those before it (Radford et al. 2018, section 3.1).
     "causal_lm": Objective("next tokens", ("lm_head",), (LOSS, ACCURACY, PERPLEXITY), _token_loss),
     # Predict whether segment B follows segment A (task 2).
@@ -270,8 +316,11 @@ OBJECTIVES: Mapping[str, Objective] = {
     # Predict which of two segments comes first in the text (Lan et al. 2020, section 3.1).
     "sentence_order": _of_pairs("sentence_order"),
     # Predict for each token whether the generator replaced it (Clark et al. 2020, section 2).
-    "replaced_token": Objective("replaced tokens", ("replaced_token",), (LOSS, ACCURACY), _replaced_loss),
-    # Predict the probabilities that a teacher gives to all tokens, at every position (Sanh et al. 2019, section 3).
+    "replaced_token": Objective(
+        "replaced tokens", ("replaced_token",), (LOSS, ACCURACY), _replaced_loss
+    ),
+    # Predict the probabilities that a teacher gives to all tokens, at every position (Sanh et al.
+    # 2019, section 3).
     "distillation": Objective("teacher's logits", ("lm_head",), (LOSS,), _distillation_loss),
     # Give the last hidden states the direction of the teacher's (section 3, L_cos).
     "cosine": Objective("teacher's states", (), (LOSS,), _cosine_loss),
@@ -281,14 +330,16 @@ BERT: Mapping[ObjectiveKind, float] = {"masked_lm": 1.0, "next_sentence": 1.0}
 
 
 def heads_of(kinds: Collection[str]) -> tuple[Head, ...]:
-    """The heads that these objectives need. With `replaced_token` the masked LM head belongs to the generator."""
+    """The heads that these objectives need. With `replaced_token` the masked LM head belongs to the
+    generator."""
     own = {*kinds} - ({"masked_lm"} if "replaced_token" in kinds else set())
     needed = {head for kind in own for head in OBJECTIVES[kind].heads}
     return tuple(head for head in get_args(Head) if head in needed)
 
 
 def num_trained(recipe: Recipe) -> int:
-    """The parameters that a recipe trains: those of the model, and of a generator what it does not share."""
+    """The parameters that a recipe trains: those of the model, and of a generator what it does not
+    share."""
     with meta_device_init():
         return sum(p.numel() for p in PretrainingModel.of(recipe).parameters())
 
@@ -297,20 +348,30 @@ SHARED = ("token", "position", "token_type")  # embeddings that a generator shar
 
 
 def figures(means: Mapping[str, LossStats], perplexity: bool = True) -> dict[str, float]:
-    """The figures of objectives, such as `masked_lm_accuracy`, or of a task; with or without perplexities."""
-    measures = {name: OBJECTIVES[name].measures if name in OBJECTIVES else (LOSS, ACCURACY) for name in means}
-    named = [(name, measure) for name in means for measure in measures[name] if perplexity or measure is not PERPLEXITY]
+    """The figures of objectives, such as `masked_lm_accuracy`, or of a task; with or without
+    perplexities."""
+    measures = {
+        name: OBJECTIVES[name].measures if name in OBJECTIVES else (LOSS, ACCURACY)
+        for name in means
+    }
+    named = [
+        (name, measure)
+        for name in means
+        for measure in measures[name]
+        if perplexity or measure is not PERPLEXITY
+    ]
     return {f"{name}_{measure.name}": measure.compute(means[name]) for name, measure in named}
 
 
 class PretrainingModel(TrainableModel):
-    """An encoder with the heads of its objectives, whose weighted losses are added. The default is BERT (Devlin et al.
-    2019, appendix A.2). One pass of the encoder serves all objectives; its last layer is computed only at the positions
-    that they read.
+    """An encoder with the heads of its objectives, whose weighted losses are added. The default is
+    BERT (Devlin et al. 2019, appendix A.2). One pass of the encoder serves all objectives; its last
+    layer is computed only at the positions that they read.
 
-    With `replaced_token` (ELECTRA, Clark et al. 2020) a second, smaller model, the generator, has the masked LM head.
-    Tokens from its predictions replace the masked tokens of its input, and the encoder reads the result. Both share the
-    embeddings of tokens, positions and types. No gradient passes from one to the other.
+    With `replaced_token` (ELECTRA, Clark et al. 2020) a second, smaller model, the generator, has
+    the masked LM head. Tokens from its predictions replace the masked tokens of its input, and the
+    encoder reads the result. Both share the embeddings of tokens, positions and types. No gradient
+    passes from one to the other.
 
     Args:
         objectives: the weights of the losses by kind, see `OBJECTIVES`.
@@ -318,7 +379,8 @@ class PretrainingModel(TrainableModel):
         temperature: of the objective "distillation".
 
     Attributes:
-        teacher: of the objectives that need one. It is no part of the network: not trained, not saved.
+        teacher: of the objectives that need one. It is no part of the network: not trained, not
+            saved.
     """
 
     teacher: Callable[[Batch], TeacherStates] | None = None
@@ -352,19 +414,29 @@ class PretrainingModel(TrainableModel):
                 smaller, {"masked_lm": 1.0}, gradient_checkpointing=gradient_checkpointing
             )
             for table in SHARED:
-                setattr(self.generator.encoder.embeddings, table, getattr(self.encoder.embeddings, table))
+                setattr(
+                    self.generator.encoder.embeddings,
+                    table,
+                    getattr(self.encoder.embeddings, table),
+                )
 
     @classmethod
     def of(cls, recipe: Recipe) -> "PretrainingModel":
         """The network that a recipe trains, with random weights and without a teacher."""
         return cls(
-            recipe.encoder, recipe.weights, generator_size=recipe.generator_size, temperature=recipe.temperature,
+            recipe.encoder,
+            recipe.weights,
+            generator_size=recipe.generator_size,
+            temperature=recipe.temperature,
             gradient_checkpointing=recipe.train.gradient_checkpointing,
-        )  # fmt: skip
+        )
 
     def counts(self, batch: Batch) -> dict[str, int]:
         kinds = self._present(batch)
-        return {kind: len(batch.input_ids if kind in OF_ALL_TOKENS else batch.targets[kind].labels) for kind in kinds}
+        return {
+            kind: len(batch.input_ids if kind in OF_ALL_TOKENS else batch.targets[kind].labels)
+            for kind in kinds
+        }
 
     def forward(self, batch: Batch) -> dict[str, LossSum]:
         if self.generator is not None:
@@ -375,18 +447,27 @@ class PretrainingModel(TrainableModel):
         read: Iterable[tuple[Tensor, Tensor | TeacherStates]]
         if TEACHER_OBJECTIVES.isdisjoint(kinds):
             positions = [self._positions(kind, batch) for kind in kinds]
-            parts = self.encoder(*inputs, torch.cat(positions))[-1].split([len(rows) for rows in positions])
-            read = ((part, batch.targets[kind].labels) for kind, part in zip(kinds, parts, strict=True))
+            parts = self.encoder(*inputs, torch.cat(positions))[-1].split(
+                [len(rows) for rows in positions]
+            )
+            read = (
+                (part, batch.targets[kind].labels) for kind, part in zip(kinds, parts, strict=True)
+            )
         else:  # some losses read the last states of all tokens, and those of a teacher
             assert self.teacher is not None
             teacher, states = self.teacher(batch), self.encoder(*inputs)[-1]
             read = (
                 (states, teacher)
                 if kind in TEACHER_OBJECTIVES
-                else (states.index_select(0, self._positions(kind, batch)), batch.targets[kind].labels)
+                else (
+                    states.index_select(0, self._positions(kind, batch)),
+                    batch.targets[kind].labels,
+                )
                 for kind in kinds
             )
-        return {kind: OBJECTIVES[kind].loss(self, *one) for kind, one in zip(kinds, read, strict=True)}
+        return {
+            kind: OBJECTIVES[kind].loss(self, *one) for kind, one in zip(kinds, read, strict=True)
+        }
 
     def scores(self, batch: Batch) -> Tensor:
         """[M, V]: the logits of the vocabulary at the masked tokens."""
@@ -396,17 +477,21 @@ class PretrainingModel(TrainableModel):
         return self.lm_head(states, self.encoder.embeddings.token.weight)  # type: ignore[no-any-return]
 
     def vocabulary_inputs(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What the logits of the vocabulary are computed from: x [M, width], the embeddings [V, width], the bias."""
+        """What the logits of the vocabulary are computed from: x [M, width], the embeddings [V,
+        width], the bias."""
         assert self.lm_head is not None
         x = self.lm_head.transform(states)
         return x, self.encoder.embeddings.token.weight.to(x.dtype), self.lm_head.bias
 
     def replace_tokens(self, batch: Batch) -> tuple[LossSum, Tensor, Tensor]:
-        """The loss of the generator; int64 [T]: the tokens with the predicted ones from the generator; bool [T]: which
-        of them differ from the original. A sample that equals the original counts as original."""
+        """The loss of the generator; int64 [T]: the tokens with the predicted ones from the
+        generator; bool [T]: which of them differ from the original. A sample that equals the
+        original counts as original."""
         assert self.generator is not None
         generator, target = self.generator, batch.targets["masked_lm"]
-        states = generator.encoder(batch.input_ids, batch.layout, batch.token_type_ids, target.positions)[-1]
+        states = generator.encoder(
+            batch.input_ids, batch.layout, batch.token_type_ids, target.positions
+        )[-1]
         inputs = generator.vocabulary_inputs(states)
         masked = vocabulary_cross_entropy(*inputs, target.labels)
         tokens = sample_tokens(*inputs, batch.targets["replaced_token"].labels)
@@ -415,11 +500,14 @@ class PretrainingModel(TrainableModel):
         return masked, batch.input_ids.index_copy(0, target.positions, tokens), replaced
 
     def _positions(self, kind: str, batch: Batch) -> Tensor:
-        """int64 [M]: the positions of the hidden states that a loss reads: of its target, or of the pooler."""
+        """int64 [M]: the positions of the hidden states that a loss reads: of its target, or of the
+        pooler."""
         if self.pooler is not None and "pooler" in OBJECTIVES[kind].heads:
             return self.pooler.tokens(batch.layout).long()
         return batch.targets[kind].positions
 
     def _present(self, batch: Batch) -> list[str]:
         """The objectives whose targets a batch has."""
-        return [kind for kind in self.weights if kind in batch.targets or kind in TEACHER_OBJECTIVES]
+        return [
+            kind for kind in self.weights if kind in batch.targets or kind in TEACHER_OBJECTIVES
+        ]

@@ -19,29 +19,38 @@ MANY_STEPS = 1e7  # after which Adam's bias corrections are 1 to the last bit
 class OptimizerConfig(Settings):
     """AdamW (Loshchilov and Hutter 2019), LAMB or Adamax, clipping, warm-up and linear decay.
 
-    optimizer: "adamw"; "lamb" for batches of thousands of sequences (You et al. 2020; ALBERT); or "adamax" (Kingma and
-    Ba 2015, section 7.1; MT-DNN), with weight decay in the gradient.
+    optimizer: "adamw"; "lamb" for batches of thousands of sequences (You et al. 2020; ALBERT); or
+    "adamax" (Kingma and Ba 2015, section 7.1; MT-DNN), with weight decay in the gradient.
     learning_rate: the peak; 0: a default for the width of the network (fine-tuning only).
-    bias_correction: of the moments. False is google-research/bert's AdamWeightDecayOptimizer, and the LAMB of ALBERT.
+    bias_correction: of the moments. False is google-research/bert's AdamWeightDecayOptimizer, and
+        the LAMB of ALBERT.
     warmup: fraction of the steps in which the rate rises linearly from 0.
-    schedule: "linear" falls from the peak to 0 at the last step. "linear_from_start" is that of google-research/bert:
-    the falling line begins at step 0, so that the rate drops a little where the warm-up ends. "cosine" falls along half
-    a period (Radford et al. 2018, section 4.1), "inverse_sqrt" with the root of the step (Vaswani et al. 2017, section
-    5.3).
+    schedule: "linear" falls from the peak to 0 at the last step. "linear_from_start" is that of
+    google-research/bert: the falling line begins at step 0, so that the rate drops a little where
+    the warm-up ends. "cosine" falls along half a period (Radford et al. 2018, section 4.1),
+    "inverse_sqrt" with the root of the step (Vaswani et al. 2017, section 5.3).
     weight_decay: of matrices and embeddings, not of biases and norms.
     beta1, beta2: decay rates of the moments.
     eps: added to the root of the second moment.
-    max_grad_norm: gradients are scaled down to this norm, of all parameters together; 0: no clipping.
-    layer_decay: the rate of a layer is that of the layer above times this; heads have the full rate, the embeddings the
-    smallest (Sun et al. 2019, section 5.3.3). Layers that share a block count as one. 1: all have the same rate.
-    layer_decay_offset: layers that are counted between the heads and the last block, which then has the full rate times
-    layer_decay to the power of 1 + this number (google-research/electra: 1).
+    max_grad_norm: gradients are scaled down to this norm, of all parameters together; 0: no
+        clipping.
+    layer_decay: the rate of a layer is that of the layer above times this; heads have the full
+    rate, the embeddings the smallest (Sun et al. 2019, section 5.3.3). Layers that share a block
+    count as one. 1: all have the same rate.
+    layer_decay_offset: layers that are counted between the heads and the last block, which then has
+    the full rate times layer_decay to the power of 1 + this number (google-research/electra: 1).
     """
 
     optimizer: Literal["adamw", "lamb", "adamax"] = "adamw"
-    learning_rate: Annotated[float, Range("a number above 0, and well below 10", lambda x: 0 <= x < 10)] = 1e-4
-    warmup: Annotated[float, Range("a fraction of the steps, from 0 to 1", lambda x: 0 <= x <= 1)] = 0.01
-    schedule: Literal["linear", "linear_from_start", "cosine", "inverse_sqrt", "constant"] = "linear"
+    learning_rate: Annotated[
+        float, Range("a number above 0, and well below 10", lambda x: 0 <= x < 10)
+    ] = 1e-4
+    warmup: Annotated[
+        float, Range("a fraction of the steps, from 0 to 1", lambda x: 0 <= x <= 1)
+    ] = 0.01
+    schedule: Literal["linear", "linear_from_start", "cosine", "inverse_sqrt", "constant"] = (
+        "linear"
+    )
     weight_decay: Annotated[float, Range("0 or more", lambda x: x >= 0)] = 0.01
     beta1: Annotated[float, Range("a number from 0 to below 1", lambda x: 0 <= x < 1)] = 0.9
     beta2: Annotated[float, Range("a number from 0 to below 1", lambda x: 0 <= x < 1)] = 0.999
@@ -49,10 +58,13 @@ class OptimizerConfig(Settings):
     bias_correction: bool = True
     max_grad_norm: Annotated[float, Range("0 or more", lambda x: x >= 0)] = 1.0
     layer_decay: Annotated[float, Range("a factor above 0, at most 1", lambda x: 0 < x <= 1)] = 1.0
-    layer_decay_offset: Annotated[int, Range("a number of layers, or 0", lambda x: 0 <= x < 1000)] = 0
+    layer_decay_offset: Annotated[
+        int, Range("a number of layers, or 0", lambda x: 0 <= x < 1000)
+    ] = 0
 
     def rate(self, step: float, num_steps: int) -> float:
-        """The learning rate of a step, counted from 0. As in both published forms the first step of a warm-up is 0.
+        """The learning rate of a step, counted from 0. As in both published forms the first step of
+        a warm-up is 0.
 
         step: with a fraction where a plan was changed on the way (`training.budget.Schedule`).
         """
@@ -83,7 +95,11 @@ class SkippingOptimizer(torch.optim.Optimizer):
             for p in group["params"]:
                 if p.grad is not None:
                     gradient = p.grad if self.grad_scale is None else p.grad / self.grad_scale
-                    skips = torch.zeros((), device=p.device) if self.found_inf is None else self.found_inf
+                    skips = (
+                        torch.zeros((), device=p.device)
+                        if self.found_inf is None
+                        else self.found_inf
+                    )
                     for name, new in self._after(p, gradient, group, self.state[p]).items():
                         old = self.state[p].get(name, p)
                         old.copy_(torch.where(skips > 0, old, new))
@@ -106,10 +122,12 @@ class Adamax(SkippingOptimizer):
 
 
 class Lamb(SkippingOptimizer):
-    """LAMB (You et al. 2020, algorithm 2): the update of AdamW, weight decay included, is scaled to the norm of its
-    matrix. Vectors (biases and norms) have the scale 1, as in google-research/albert `lamb_optimizer.py`.
+    """LAMB (You et al. 2020, algorithm 2): the update of AdamW, weight decay included, is scaled to
+    the norm of its matrix. Vectors (biases and norms) have the scale 1, as in
+    google-research/albert `lamb_optimizer.py`.
 
-    `stacked` of a group: matrices in each parameter, along the first axis, each with a scale of its own.
+    `stacked` of a group: matrices in each parameter, along the first axis, each with a scale of its
+    own.
     """
 
     def _after(self, p: Tensor, gradient: Tensor, group: dict[str, Any], state: State) -> State:
@@ -118,24 +136,44 @@ class Lamb(SkippingOptimizer):
         mean = beta1 * state["exp_avg"] + (1 - beta1) * gradient
         square = beta2 * state["exp_avg_sq"] + (1 - beta2) * gradient.square()
         root = (square / (1 - beta2**step)).sqrt_()
-        change = (mean / (1 - beta1**step)).div_(root.add_(group["eps"])).add_(p, alpha=group["weight_decay"])
+        change = (
+            (mean / (1 - beta1**step))
+            .div_(root.add_(group["eps"]))
+            .add_(p, alpha=group["weight_decay"])
+        )
         if p.ndim > 1:
-            for part, weights in zip(change.chunk(group["stacked"]), p.chunk(group["stacked"]), strict=True):
+            for part, weights in zip(
+                change.chunk(group["stacked"]), p.chunk(group["stacked"]), strict=True
+            ):
                 of_weights, of_change = weights.norm(), part.norm()
-                part.mul_(torch.where((of_weights > 0) & (of_change > 0), of_weights / of_change, 1.0))
-        return {"parameter": p - group["lr"] * change, "step": step, "exp_avg": mean, "exp_avg_sq": square}
+                part.mul_(
+                    torch.where((of_weights > 0) & (of_change > 0), of_weights / of_change, 1.0)
+                )
+        return {
+            "parameter": p - group["lr"] * change,
+            "step": step,
+            "exp_avg": mean,
+            "exp_avg_sq": square,
+        }
 
 
 def make_optimizer(model: nn.Module, c: OptimizerConfig) -> torch.optim.Optimizer:
-    """The optimizer, with weight decay on matrices and embeddings, not on biases and norms. AdamW is fused: one pass
-    over memory."""
-    blocks = [int(name.split(".")[2]) + 1 for name, _ in model.named_parameters() if name.startswith(BLOCKS)]
+    """The optimizer, with weight decay on matrices and embeddings, not on biases and norms. AdamW
+    is fused: one pass over memory."""
+    blocks = [
+        int(name.split(".")[2]) + 1
+        for name, _ in model.named_parameters()
+        if name.startswith(BLOCKS)
+    ]
     groups: dict[tuple[float, float, int], dict[str, Any]] = {}
     for name, p in model.named_parameters():
         if p.requires_grad:
             above = _layers_above(name, max(blocks, default=0))
             factor = c.layer_decay ** (above + c.layer_decay_offset * (above > 0))
-            decay, stacked = c.weight_decay * (p.ndim > 1), 3 if c.optimizer == "lamb" and name.endswith(STACKED) else 1
+            decay, stacked = (
+                c.weight_decay * (p.ndim > 1),
+                3 if c.optimizer == "lamb" and name.endswith(STACKED) else 1,
+            )
             group = {"params": [], "weight_decay": decay, "factor": factor, "stacked": stacked}
             groups.setdefault((factor, decay, stacked), group)["params"].append(p)
     defaults: dict[str, Any] = {"lr": c.learning_rate, "betas": (c.beta1, c.beta2), "eps": c.eps}
@@ -147,7 +185,11 @@ def make_optimizer(model: nn.Module, c: OptimizerConfig) -> torch.optim.Optimize
     for p in (p for group in parts for p in group["params"]):
         # The corrections are powers of the betas: after many steps there is no correction.
         step = torch.tensor(0.0 if c.bias_correction else MANY_STEPS, device=p.device)
-        optimizer.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), second: torch.zeros_like(p)}
+        optimizer.state[p] = {
+            "step": step,
+            "exp_avg": torch.zeros_like(p),
+            second: torch.zeros_like(p),
+        }
     return optimizer
 
 
@@ -158,10 +200,14 @@ def _layers_above(name: str, blocks: int) -> int:
     return blocks + 1 if name.startswith("encoder.") else 0
 
 
-def update(optimizer: torch.optim.Optimizer, learning_rate: float, grad_norm: Tensor, max_grad_norm: float) -> Tensor:
-    """One step, with gradients scaled down to `max_grad_norm`; nothing changes if `grad_norm` is not finite.
+def update(
+    optimizer: torch.optim.Optimizer, learning_rate: float, grad_norm: Tensor, max_grad_norm: float
+) -> Tensor:
+    """One step, with gradients scaled down to `max_grad_norm`; nothing changes if `grad_norm` is
+    not finite.
 
-    Both are done inside the step, without waiting for the device. Returns 1 if the step was skipped, else 0.
+    Both are done inside the step, without waiting for the device. Returns 1 if the step was
+    skipped, else 0.
     """
     skipped = (~grad_norm.isfinite()).float()
     for group in optimizer.param_groups:

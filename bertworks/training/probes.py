@@ -1,5 +1,5 @@
-"""Structural probes: a linear map of the states of words under which squared lengths are distances or depths in a tree
-(Hewitt and Manning 2019, section 2).
+"""Structural probes: a linear map of the states of words under which squared lengths are distances
+or depths in a tree (Hewitt and Manning 2019, section 2).
 
 - `WordStates`: the states of one layer, and where each sentence is in them
 - `train_probe`: words of trees -> a matrix
@@ -19,14 +19,16 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from bertworks.batching.sampling import keyed_rng
 
 ProbeKind = Literal["distance", "depth"]
-_INITIAL, _LEARNING_RATE, _BATCH = 0.05, 0.001, 20  # largest weight at the start; of Adam; sentences
+# largest weight at the start; of Adam; sentences
+_INITIAL, _LEARNING_RATE, _BATCH = 0.05, 0.001, 20
 _SORTED = 25  # batches of one length in which sentences of similar lengths meet
 _GAIN, _PATIENCE = 1e-4, 5  # of the dev loss, in this number of epochs; else the training ends
 _EVALUATED = 64  # sentences of a batch without gradients
 
 
 class WordStates(NamedTuple):
-    """The states of all words of some sentences: sentence s has the rows starts[s] to starts[s + 1]."""
+    """The states of all words of some sentences: sentence s has the rows starts[s] to starts[s +
+    1]."""
 
     states: NDArray[np.floating[Any]]  # [words, width]
     starts: NDArray[np.int64]  # [sentences + 1]
@@ -38,12 +40,14 @@ class WordStates(NamedTuple):
     def padded(self, numbers: Sequence[int], dtype: torch.dtype) -> Tensor:
         """[B, n, width]: the states of sentences, zeros after their end."""
         parts = [self.states[self.starts[number] : self.starts[number + 1]] for number in numbers]
-        copies = [torch.from_numpy(np.array(part)).to(dtype) for part in parts]  # the file is read-only
+        # the file is read-only
+        copies = [torch.from_numpy(np.array(part)).to(dtype) for part in parts]
         return pad_sequence(copies, batch_first=True)
 
 
 class Probe(NamedTuple):
-    """A trained probe: float32 [width, rank]; its mean loss per sentence of dev; epochs of its training."""
+    """A trained probe: float32 [width, rank]; its mean loss per sentence of dev; epochs of its
+    training."""
 
     matrix: Tensor
     dev_loss: float
@@ -51,8 +55,8 @@ class Probe(NamedTuple):
 
 
 def probe_outputs(matrix: Tensor, x: Tensor, kind: ProbeKind) -> Tensor:
-    """x [B, n, width] -> squared distances of all pairs of words [B, n, n], or squared lengths (depths) [B, n], after
-    the map `matrix` [width, rank]."""
+    """x [B, n, width] -> squared distances of all pairs of words [B, n, n], or squared lengths
+    (depths) [B, n], after the map `matrix` [width, rank]."""
     x = x @ matrix
     if kind == "depth":
         return x.square().sum(-1)
@@ -62,20 +66,28 @@ def probe_outputs(matrix: Tensor, x: Tensor, kind: ProbeKind) -> Tensor:
 
 
 def train_probe(
-    words: WordStates, gold: Sequence[NDArray[Any]], train: Sequence[int], dev: Sequence[int], *, kind: ProbeKind,
-    rank: int, epochs: int = 40, seed: int = 0, device: torch.device | str = "cpu",
-) -> Iterator[tuple[float, Probe]]:  # fmt: skip
-    """Yield after each epoch the loss on dev, L1, divided by the number of pairs (depths: words) of each sentence, the
-    mean over sentences; and the probe with the smallest one so far.
+    words: WordStates,
+    gold: Sequence[NDArray[Any]],
+    train: Sequence[int],
+    dev: Sequence[int],
+    *,
+    kind: ProbeKind,
+    rank: int,
+    epochs: int = 40,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> Iterator[tuple[float, Probe]]:
+    """Yield after each epoch the loss on dev, L1, divided by the number of pairs (depths: words) of
+    each sentence, the mean over sentences; and the probe with the smallest one so far.
 
-    Adam with batches of 20 sentences of similar lengths. The learning rate falls to a tenth after each epoch without a
-    smaller loss on dev, and 5 epochs without a gain of 1e-4 end the training (john-hewitt/structural-probes,
-    regimen.py).
+    Adam with batches of 20 sentences of similar lengths. The learning rate falls to a tenth after
+    each epoch without a smaller loss on dev, and 5 epochs without a gain of 1e-4 end the training
+    (john-hewitt/structural-probes, regimen.py).
 
     Args:
         gold: distances [n, n] or depths [n] of all sentences. train, dev: numbers of sentences.
-        kind: what is predicted. rank: rows of the matrix. epochs: at most this number. seed: of the initial matrix and
-            of the order of the sentences.
+        kind: what is predicted. rank: rows of the matrix. epochs: at most this number. seed: of the
+            initial matrix and of the order of the sentences.
     """
     generator = torch.Generator().manual_seed(seed)
     matrix = torch.rand(words.states.shape[1], rank, generator=generator) * 2 * _INITIAL - _INITIAL
@@ -90,7 +102,9 @@ def train_probe(
             _loss(matrix, words, gold, batch, kind).div(len(batch)).backward()
             optimizer.step()
         with torch.no_grad():
-            losses = [float(_loss(matrix, words, gold, part, kind)) for part in _by_length(words, dev)]
+            losses = [
+                float(_loss(matrix, words, gold, part, kind)) for part in _by_length(words, dev)
+            ]
         scheduler.step(sum(losses))
         loss = sum(losses) / len(dev)
         if loss < best.dev_loss - _GAIN:
@@ -104,7 +118,9 @@ def _epoch(lengths: NDArray[np.int64], seed: int, epoch: int) -> Iterator[list[i
     """All sentences in batches of similar lengths, in the order of an epoch."""
     rng = keyed_rng("probe", seed, epoch)
     order = rng.permutation(len(lengths))
-    parts = (order[start : start + _SORTED * _BATCH] for start in range(0, len(order), _SORTED * _BATCH))
+    parts = (
+        order[start : start + _SORTED * _BATCH] for start in range(0, len(order), _SORTED * _BATCH)
+    )
     rows = np.concatenate([part[np.argsort(lengths[part], kind="stable")] for part in parts])
     batches = [rows[start : start + _BATCH].tolist() for start in range(0, len(rows), _BATCH)]
     yield from (batches[n] for n in rng.permutation(len(batches)))
@@ -118,7 +134,11 @@ def _by_length(words: WordStates, numbers: Sequence[int]) -> Iterator[list[int]]
 
 
 def _loss(
-    matrix: Tensor, words: WordStates, gold: Sequence[NDArray[Any]], numbers: Sequence[int], kind: ProbeKind
+    matrix: Tensor,
+    words: WordStates,
+    gold: Sequence[NDArray[Any]],
+    numbers: Sequence[int],
+    kind: ProbeKind,
 ) -> Tensor:
     """The sum of the losses of these sentences."""
     lengths = torch.from_numpy(words.lengths(numbers))
@@ -140,7 +160,11 @@ def predictions(
     results = dict[int, NDArray[np.float64]]()
     exact = matrix.detach().double()
     for part in _by_length(words, numbers):
-        outputs = probe_outputs(exact, words.padded(part, torch.float64).to(exact.device), kind).cpu().numpy()
+        outputs = (
+            probe_outputs(exact, words.padded(part, torch.float64).to(exact.device), kind)
+            .cpu()
+            .numpy()
+        )
         for output, number, n in zip(outputs, part, words.lengths(part).tolist(), strict=True):
             results[number] = output[(slice(n),) * output.ndim].copy()
     return [results[number] for number in numbers]

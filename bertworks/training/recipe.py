@@ -1,5 +1,5 @@
-"""Recipes of pre-training and fine-tuning: TOML files, in memory frozen dataclasses. They decide all numbers of a run,
-except the data. Unknown names and wrong types are errors.
+"""Recipes of pre-training and fine-tuning: TOML files, in memory frozen dataclasses. They decide
+all numbers of a run, except the data. Unknown names and wrong types are errors.
 """
 
 import math
@@ -31,13 +31,15 @@ from bertworks.text.vocabulary import VocabularyConfig
 from bertworks.training.optimization import OptimizerConfig
 
 HELD_OUT_LENGTH = 128
-Seed = Annotated[int, Range(f"a whole number from 0 to {(1 << 32) - 1:,}", lambda x: 0 <= x < 1 << 32)]
+Seed = Annotated[
+    int, Range(f"a whole number from 0 to {(1 << 32) - 1:,}", lambda x: 0 <= x < 1 << 32)
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phase(Settings):
-    """A part of a run. The original trains 9 of 10 steps at length 128 and the rest at 512 (Devlin et al. 2019,
-    appendix A.2).
+    """A part of a run. The original trains 9 of 10 steps at length 128 and the rest at 512 (Devlin
+    et al. 2019, appendix A.2).
 
     num_steps: updates of the parameters.
     batch_size: sequences in a step.
@@ -55,10 +57,12 @@ class TrainConfig(Settings):
     """The steps of a run, and how they are computed.
 
     phases: one after the other, under one learning-rate schedule.
-    micro_batch_tokens: the largest number of tokens computed at once; larger batches are accumulated. 8192,
-        the default, is for CPUs: a GPU takes up to 131,072 instead, as its memory allows. Other numbers stay.
+    micro_batch_tokens: the largest number of tokens computed at once; larger batches are
+        accumulated. 8192, the default, is for CPUs: a GPU takes up to 131,072 instead, as its
+        memory allows. Other numbers stay.
     precision: of the network; "auto": bf16 where the hardware is faster with it.
-    gradient_checkpointing: compute each block again in the backward pass: less memory, a third more arithmetic.
+    gradient_checkpointing: compute each block again in the backward pass: less memory, a third more
+        arithmetic.
     held_out_sequences: of 128 tokens, and about as many tokens in sequences of the greatest length.
     evaluate_every, save_every: in steps; 0: about twenty times in a run, and every few minutes.
     """
@@ -88,7 +92,8 @@ class TrainConfig(Settings):
 
     @property
     def held_out_length(self) -> int:
-        """The length of most held-out sequences: equal in all runs, so that their figures compare."""
+        """The length of most held-out sequences: equal in all runs, so that their figures
+        compare."""
         return min(HELD_OUT_LENGTH, self.sequence_length)
 
     @property
@@ -98,7 +103,9 @@ class TrainConfig(Settings):
 
 
 TokenObjective = Literal["masked_lm", "causal_lm"]
-ObjectiveKind = Literal[TokenObjective, "next_sentence", "sentence_order", "replaced_token", "distillation", "cosine"]
+ObjectiveKind = Literal[
+    TokenObjective, "next_sentence", "sentence_order", "replaced_token", "distillation", "cosine"
+]
 TEACHER_OBJECTIVES: frozenset[str] = frozenset({"distillation", "cosine"})
 
 
@@ -106,11 +113,12 @@ TEACHER_OBJECTIVES: frozenset[str] = frozenset({"distillation", "cosine"})
 class ObjectiveConfig(Settings):
     """An objective (`training.objectives.OBJECTIVES`).
 
-    kind: "masked_lm" (predict masked tokens), "causal_lm" (predict each next token), "next_sentence" (does segment B
-        follow segment A?), "sentence_order" (which of two segments comes first in the text?), "replaced_token" (which
-        tokens did a generator replace? masked_lm then trains the generator; Clark et al. 2020), or, with a teacher,
-        "distillation" (predict its probabilities of all tokens; Sanh et al. 2019) and "cosine" (the direction of its
-        last hidden states).
+    kind: "masked_lm" (predict masked tokens), "causal_lm" (predict each next token),
+        "next_sentence" (does segment B follow segment A?), "sentence_order" (which of two segments
+        comes first in the text?), "replaced_token" (which tokens did a generator replace? masked_lm
+        then trains the generator; Clark et al. 2020), or, with a teacher, "distillation" (predict
+        its probabilities of all tokens; Sanh et al. 2019) and "cosine" (the direction of its last
+        hidden states).
     weight: the factor of its loss in the sum.
     """
 
@@ -123,13 +131,16 @@ class Recipe(Settings):
     """A whole pre-training: everything that decides the result, except the text.
 
     title: a name for people.
-    objectives: what is learned; (): masked_lm, or causal_lm if the encoder reads from left to right, and what the
-        format of the sequences has targets for. The first one chooses the best checkpoint.
-    initialization: "published": everything at random; "scaled_residual": the same, and the matrices that lead into the
-        residual stream divided by the root of their number (Radford et al. 2019, section 2.3); "neighbours": the first
-        layer starts with attention to the neighbouring tokens (`models.encoder.init_local_attention`), which a small
-        budget has no time to learn, and the position embeddings are not trained.
-    generator_size: of the objective "replaced_token": the hidden size of the generator as a fraction of the encoder's.
+    objectives: what is learned; (): masked_lm, or causal_lm if the encoder reads from left to
+        right, and what the format of the sequences has targets for. The first one chooses the best
+        checkpoint.
+    initialization: "published": everything at random; "scaled_residual": the same, and the matrices
+        that lead into the residual stream divided by the root of their number (Radford et al. 2019,
+        section 2.3); "neighbours": the first layer starts with attention to the neighbouring tokens
+        (`models.encoder.init_local_attention`), which a small budget has no time to learn, and the
+        position embeddings are not trained.
+    generator_size: of the objective "replaced_token": the hidden size of the generator as a
+        fraction of the encoder's.
     temperature: of the objective "distillation": logits are divided by it.
     teacher_layers: layers of the teacher; 0: twice those of the encoder, until there is a teacher.
     seed: of all random numbers.
@@ -144,7 +155,9 @@ class Recipe(Settings):
     objectives: tuple[ObjectiveConfig, ...] = ()
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     initialization: Literal["published", "scaled_residual", "neighbours"] = "published"
-    generator_size: Annotated[float, Range("a fraction above 0, at most 1", lambda x: 0 < x <= 1)] = 0.25
+    generator_size: Annotated[
+        float, Range("a fraction above 0, at most 1", lambda x: 0 < x <= 1)
+    ] = 0.25
     temperature: AboveZero = 2.0
     teacher_layers: SizeOrZero = 0
     seed: Seed = 0
@@ -156,31 +169,76 @@ class Recipe(Settings):
         others = [kind for kind in kinds if kind not in ("masked_lm", "replaced_token")]
         wanted: dict[str, object] = {}
         if self.initialization == "neighbours":  # into a learned table, under a norm
-            wanted = {"position_embedding_type": "learned", "embedding_norm": True, "direction": "bidirectional"}
-            wanted |= {"embedding_size": min(c.embedding_size, c.hidden_size)}  # a projection that loses nothing
+            wanted = {
+                "position_embedding_type": "learned",
+                "embedding_norm": True,
+                "direction": "bidirectional",
+            }
+            # a projection that loses nothing
+            wanted |= {"embedding_size": min(c.embedding_size, c.hidden_size)}
         yield from [
-            (length <= c.max_position_embeddings, f"train.phases ask for {length} tokens, but "
-             f"encoder.max_position_embeddings is {c.max_position_embeddings}"),
-            (max(1, c.type_vocab_size) >= sampler.segments,
-             f"encoder.type_vocab_size is {c.type_vocab_size}, but sampling.format {format!r} has {sampler.segments} "
-             f"segments: expected sampling.format = 'full_sentences'"),
-            (len(set(kinds)) == len(kinds), f"objectives: {', '.join(kinds)}: expected each kind once"),
-            (not kinds or ("masked_lm" in kinds) != ("causal_lm" in kinds),
-             "objectives: expected masked_lm or causal_lm, one of them"),
-            (self.token_objective == "masked_lm" or c.direction == "left_to_right",
-             f"objectives: causal_lm with encoder.direction {c.direction!r}, which sees the next token: expected "
-             f"encoder.direction = 'left_to_right'"),
-            ("replaced_token" not in kinds or not others,
-             f"objectives: {', '.join(others)} and replaced_token exclude each other: expected one of them"),
-            *((kind in (self.token_objective, "replaced_token", *TEACHER_OBJECTIVES, *sampler.targets),
-               f"objectives: {kind} has no targets in sequences of "
-               f"sampling.format {format!r}: leave it out, or choose another format") for kind in self.weights),
-            *((getattr(c, name) == value, f"initialization {self.initialization!r} with encoder.{name} "
-               f"{getattr(c, name)!r}: expected {value!r}, or initialization = 'published'")
-              for name, value in wanted.items()),
-            (c.initializer_range > 0, f"encoder.initializer_range is {c.initializer_range}: expected more than 0"),
-            (rate > 0, "optimizer.learning_rate is 0: expected the rate, which a pre-training does not choose"),
-        ]  # fmt: skip
+            (
+                length <= c.max_position_embeddings,
+                f"train.phases ask for {length} tokens, but "
+                f"encoder.max_position_embeddings is {c.max_position_embeddings}",
+            ),
+            (
+                max(1, c.type_vocab_size) >= sampler.segments,
+                f"encoder.type_vocab_size is {c.type_vocab_size}, but sampling.format {format!r} "
+                f"has {sampler.segments} "
+                f"segments: expected sampling.format = 'full_sentences'",
+            ),
+            (
+                len(set(kinds)) == len(kinds),
+                f"objectives: {', '.join(kinds)}: expected each kind once",
+            ),
+            (
+                not kinds or ("masked_lm" in kinds) != ("causal_lm" in kinds),
+                "objectives: expected masked_lm or causal_lm, one of them",
+            ),
+            (
+                self.token_objective == "masked_lm" or c.direction == "left_to_right",
+                f"objectives: causal_lm with encoder.direction {c.direction!r}, which sees the "
+                "next token: expected "
+                f"encoder.direction = 'left_to_right'",
+            ),
+            (
+                "replaced_token" not in kinds or not others,
+                f"objectives: {', '.join(others)} and replaced_token exclude each other: expected "
+                "one of them",
+            ),
+            *(
+                (
+                    kind
+                    in (
+                        self.token_objective,
+                        "replaced_token",
+                        *TEACHER_OBJECTIVES,
+                        *sampler.targets,
+                    ),
+                    f"objectives: {kind} has no targets in sequences of "
+                    f"sampling.format {format!r}: leave it out, or choose another format",
+                )
+                for kind in self.weights
+            ),
+            *(
+                (
+                    getattr(c, name) == value,
+                    f"initialization {self.initialization!r} with encoder.{name} "
+                    f"{getattr(c, name)!r}: expected {value!r}, or initialization = 'published'",
+                )
+                for name, value in wanted.items()
+            ),
+            (
+                c.initializer_range > 0,
+                f"encoder.initializer_range is {c.initializer_range}: expected more than 0",
+            ),
+            (
+                rate > 0,
+                "optimizer.learning_rate is 0: expected the rate, which a pre-training does not "
+                "choose",
+            ),
+        ]
         if "replaced_token" in kinds:
             c.generator(self.generator_size)  # refuses sizes without meaning
 
@@ -189,7 +247,9 @@ class Recipe(Settings):
         """The weight of each objective, by kind."""
         directed = self.encoder.direction == "left_to_right"
         kinds = ["causal_lm" if directed else "masked_lm", *FORMATS[self.sampling.format].targets]
-        return {o.kind: o.weight for o in self.objectives} or {cast(ObjectiveKind, kind): 1.0 for kind in kinds}
+        return {o.kind: o.weight for o in self.objectives} or {
+            cast(ObjectiveKind, kind): 1.0 for kind in kinds
+        }
 
     @property
     def token_objective(self) -> TokenObjective:
@@ -214,7 +274,8 @@ class Recipe(Settings):
 
     def flops_per_token(self, sequence_length: int, finished: float = 1.0) -> float:
         """Matrix-product operations of a training per token, as `EncoderConfig.flops_per_token`."""
-        if self.distils:  # all tokens are predicted; of the teacher a forward pass, a third of a training
+        # all tokens are predicted; of the teacher a forward pass, a third of a training
+        if self.distils:
             own = self.encoder.flops_per_token(sequence_length, 1 + self.predictions)
             return own + self.teacher.flops_per_token(sequence_length, 1.0) / 3
         if "replaced_token" not in self.weights:
@@ -228,44 +289,68 @@ class Recipe(Settings):
         total = 0.0
         for p in self.train.phases:
             finished = min(1, self.predictions + 1 / p.sequence_length)
-            total += p.num_steps * p.batch_size * p.sequence_length * self.flops_per_token(p.sequence_length, finished)
+            total += (
+                p.num_steps
+                * p.batch_size
+                * p.sequence_length
+                * self.flops_per_token(p.sequence_length, finished)
+            )
         return total
 
     def with_objectives(self) -> "Recipe":
         """The recipe with its objectives listed, also those that were left to the format."""
-        objectives = tuple(ObjectiveConfig(kind=kind, weight=weight) for kind, weight in self.weights.items())
+        objectives = tuple(
+            ObjectiveConfig(kind=kind, weight=weight) for kind, weight in self.weights.items()
+        )
         return replace(self, objectives=objectives)
 
 
 def packaged_recipes(folder: str = "") -> dict[str, str]:
-    """The recipes that come with the package, those of pre-training or in "finetuning": their texts by name."""
-    files = [p for p in (resources.files("bertworks") / "recipes" / folder).iterdir() if p.name.endswith(".toml")]
-    return {p.name.removesuffix(".toml"): p.read_text(encoding="utf-8") for p in sorted(files, key=lambda p: p.name)}
+    """The recipes that come with the package, those of pre-training or in "finetuning": their texts
+    by name."""
+    files = [
+        p
+        for p in (resources.files("bertworks") / "recipes" / folder).iterdir()
+        if p.name.endswith(".toml")
+    ]
+    return {
+        p.name.removesuffix(".toml"): p.read_text(encoding="utf-8")
+        for p in sorted(files, key=lambda p: p.name)
+    }
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of a TOML file or a name, with the `table.field=value` overrides of the command line.
+    """The recipe of a TOML file or a name, with the `table.field=value` overrides of the command
+    line.
 
     Raises:
-        UsageError: no such recipe; unknown field, wrong type, missing or refused value: with its path.
+        UsageError: no such recipe; unknown field, wrong type, missing or refused value: with its
+            path.
     """
     return read_as(Recipe, name, "recipe", packaged_recipes(), overrides)
 
 
 def family_recipe(name: str | None) -> Recipe | None:
-    """The recipe of a family that is named without a size, such as roberta or gpt2: that of its base model, else of
-    a small one, else of another. A budget chooses the size. None: no family has this name."""
+    """The recipe of a family that is named without a size, such as roberta or gpt2: that of its
+    base model, else of a small one, else of another. A budget chooses the size. None: no family has
+    this name."""
     known = packaged_recipes()
     if name is None or name.endswith(".toml") or (name in known and "-" in name):
         return None
     sizes = [one for one in known if one == name or one.startswith(f"{name}-")]
     ranks = [name, f"{name}-base", f"{name}-small"]
-    return load_recipe(min(sizes, key=lambda one: (*(one != rank for rank in ranks), one))) if sizes else None
+    return (
+        load_recipe(min(sizes, key=lambda one: (*(one != rank for rank in ranks), one)))
+        if sizes
+        else None
+    )
 
 
 MIN_LENGTH = 8  # tokens of a fine-tuning sequence: shorter windows would have no room for text
 LSTMEncoder = Literal["frozen", "trained"]
-LayerNames = Literal["embeddings", "second-to-last", "last", "sum-last-four", "concat-last-four", "sum-all", "mix"]
+LayerNames = Literal[
+    "embeddings", "second-to-last", "last", "sum-last-four", "concat-last-four", "sum-all", "mix"
+]
 FeatureLayers = LayerNames | int
 
 
@@ -274,41 +359,51 @@ class FinetuneRecipe(Settings):
     """Everything that decides the result of a fine-tuning, except the model and the data.
 
     title: a name for people.
-    epochs: passes over the training data; 0: enough for MIN_STEPS steps and LABEL_STEPS for each label of texts, at
-        most MANY_EPOCHS, or FEW_STEPS steps (Mosbach et al. 2021: small data sets need many).
+    epochs: passes over the training data; 0: enough for MIN_STEPS steps and LABEL_STEPS for each
+        label of texts, at most MANY_EPOCHS, or FEW_STEPS steps (Mosbach et al. 2021: small data
+        sets need many).
     batch_size: items per step.
-    max_length: tokens per sequence; 0: the limit of the model, at most 512. Short texts are not padded to it.
+    max_length: tokens per sequence; 0: the limit of the model, at most 512. Short texts are not
+        padded to it.
     evaluations: on dev, per epoch.
-    select: the state that is kept: "last", or "best" on dev, which then says nothing about other rows.
-    patience: with "best": evaluations without a better score after which the training ends; 0: it never ends early.
+    select: the state that is kept: "last", or "best" on dev, which then says nothing about other
+        rows.
+    patience: with "best": evaluations without a better score after which the training ends; 0: it
+        never ends early.
     dropout: of the network; -1: the value of the model's configuration.
-    head_deviation: standard deviation of the weights of a new classifier of sequences, times the root of their number;
-        less for more than two labels; 0: as in the rest of the model. With larger weights probabilities can be
-        calibrated: the tanh of a pooler bounds logits.
+    head_deviation: standard deviation of the weights of a new classifier of sequences, times the
+        root of their number; less for more than two labels; 0: as in the rest of the model. With
+        larger weights probabilities can be calibrated: the tanh of a pooler bounds logits.
     class_weights: "balanced": every label has the same weight in the loss, however rare it is.
     label_smoothing: fraction of the target probability that is spread over all labels.
     stride: tokens by which the windows over a long context of a question advance.
     max_question: the largest number of tokens of a question; its end is truncated.
     max_answer: the largest number of tokens of an answer.
     document_context: sentences to be tagged are read with the text of their document around them.
-    cloze_steps: before the labelled questions, for a new head: steps on questions that are made from the texts
-        (`Featurizer.clozes`); -1: CLOZE_STEPS of the FEW_STEPS of few questions, if `epochs` is 0; else none.
-    teacher_weight: with a teacher: the fraction of the loss that compares logits with the teacher's; the rest is the
-        loss of the labels.
-    temperature: logits are divided by it where they are compared with a teacher's (Hinton et al. 2015, section 2).
-    lm_weight: of the loss of a causal LM on the training texts, which is added to that of the task (Radford et al.
-        2018, section 3.2); for networks that read from left to right, without an LSTM.
-    lstm_units: a two-layer bidirectional LSTM with this number of units in each direction reads hidden states of the
-        encoder; 0: there is no LSTM.
-    lstm_encoder: with an LSTM. "frozen", for tagging and spans: the encoder does not learn (the feature-based approach
-        of Devlin et al. 2019, section 5.3). "trained": it learns together with the LSTM (section 5.1); of whole texts
-        the LSTM's state of the first token is classified.
-    feature_layers: the hidden states that the LSTM reads (table 7 of the paper): "embeddings", "second-to-last",
-        "last", "sum-last-four", "concat-last-four", "sum-all" (without the embeddings), or the number of a layer, 0 for
-        the embeddings; "mix": a sum of all, embeddings included, with weights that are learned (Peters et al. 2018,
-        equation 1). A trained encoder needs those that include the last layer.
-    micro_batch_tokens: the largest number of tokens computed at once; larger batches are accumulated. 8192,
-        the default, is for CPUs: a GPU takes up to 131,072 instead, as its memory allows. Other numbers stay.
+    cloze_steps: before the labelled questions, for a new head: steps on questions that are made
+        from the texts (`Featurizer.clozes`); -1: CLOZE_STEPS of the FEW_STEPS of few questions, if
+        `epochs` is 0; else none.
+    teacher_weight: with a teacher: the fraction of the loss that compares logits with the
+        teacher's; the rest is the loss of the labels.
+    temperature: logits are divided by it where they are compared with a teacher's (Hinton et al.
+        2015, section 2).
+    lm_weight: of the loss of a causal LM on the training texts, which is added to that of the task
+        (Radford et al. 2018, section 3.2); for networks that read from left to right, without an
+        LSTM.
+    lstm_units: a two-layer bidirectional LSTM with this number of units in each direction reads
+        hidden states of the encoder; 0: there is no LSTM.
+    lstm_encoder: with an LSTM. "frozen", for tagging and spans: the encoder does not learn (the
+        feature-based approach of Devlin et al. 2019, section 5.3). "trained": it learns together
+        with the LSTM (section 5.1); of whole texts the LSTM's state of the first token is
+        classified.
+    feature_layers: the hidden states that the LSTM reads (table 7 of the paper): "embeddings",
+        "second-to-last", "last", "sum-last-four", "concat-last-four", "sum-all" (without the
+        embeddings), or the number of a layer, 0 for the embeddings; "mix": a sum of all, embeddings
+        included, with weights that are learned (Peters et al. 2018, equation 1). A trained encoder
+        needs those that include the last layer.
+    micro_batch_tokens: the largest number of tokens computed at once; larger batches are
+        accumulated. 8192, the default, is for CPUs: a GPU takes up to 131,072 instead, as its
+        memory allows. Other numbers stay.
     precision: of the network; "auto": bf16 where the hardware is faster with it.
     save_every: steps between checkpoints; 0: every few minutes.
     seed: of the new head, the order of the rows and dropout.
@@ -318,20 +413,29 @@ class FinetuneRecipe(Settings):
     epochs: SizeOrZero = 0
     batch_size: Size = 16
     max_length: Annotated[
-        int, Range(f"{MIN_LENGTH} to {MAX_SIZE:,}, or 0", lambda x: x == 0 or MIN_LENGTH <= x <= MAX_SIZE)
+        int,
+        Range(
+            f"{MIN_LENGTH} to {MAX_SIZE:,}, or 0", lambda x: x == 0 or MIN_LENGTH <= x <= MAX_SIZE
+        ),
     ] = 0
     evaluations: Count = 1
     select: Literal["last", "best"] = "last"
     patience: CountOrZero = 4
-    dropout: Annotated[float, Range("a number from 0 to below 1, or -1", lambda x: x == -1 or 0 <= x < 1)] = -1.0
+    dropout: Annotated[
+        float, Range("a number from 0 to below 1, or -1", lambda x: x == -1 or 0 <= x < 1)
+    ] = -1.0
     head_deviation: Annotated[float, Range("0 or more", lambda x: 0 <= x < 100)] = 0.0
     class_weights: Literal["none", "balanced"] = "none"
-    label_smoothing: Annotated[float, Range("a fraction from 0 to below 1", lambda x: 0 <= x < 1)] = 0.0
+    label_smoothing: Annotated[
+        float, Range("a fraction from 0 to below 1", lambda x: 0 <= x < 1)
+    ] = 0.0
     stride: Size = 128
     max_question: SizeOrZero = 64
     max_answer: Size = 30
     document_context: bool = False
-    cloze_steps: Annotated[int, Range(f"0 to {MAX_COUNT:,}, or -1", lambda x: -1 <= x <= MAX_COUNT)] = 0
+    cloze_steps: Annotated[
+        int, Range(f"0 to {MAX_COUNT:,}, or -1", lambda x: -1 <= x <= MAX_COUNT)
+    ] = 0
     lm_weight: Annotated[float, Range("0 or more", lambda x: 0 <= x < 100)] = 0.0
     lstm_units: SizeOrZero = 0
     lstm_encoder: LSTMEncoder = "frozen"
@@ -347,22 +451,36 @@ class FinetuneRecipe(Settings):
     def rules(self) -> Iterable[tuple[object, str]]:
         layers, trained = self.feature_layers, self.lstm_encoder == "trained"
         return [
-            (self.lstm_units or layers == "concat-last-four", f"feature_layers {layers!r} without lstm_units: only an "
-             f"LSTM reads features: expected lstm_units above 0"),
-            (self.lstm_units or not trained, "lstm_encoder 'trained' without lstm_units: expected lstm_units above 0"),
-            (not trained or not (layers in ("embeddings", "second-to-last") or isinstance(layers, int)),
-             f"lstm_encoder 'trained' with feature_layers {layers!r}: layers that are not read would not be trained: "
-             f"expected feature_layers = 'last'"),
-            (not self.lm_weight or not self.lstm_units,
-             "lm_weight with lstm_units: expected one of them above 0"),
-        ]  # fmt: skip
+            (
+                self.lstm_units or layers == "concat-last-four",
+                f"feature_layers {layers!r} without lstm_units: only an "
+                f"LSTM reads features: expected lstm_units above 0",
+            ),
+            (
+                self.lstm_units or not trained,
+                "lstm_encoder 'trained' without lstm_units: expected lstm_units above 0",
+            ),
+            (
+                not trained
+                or not (layers in ("embeddings", "second-to-last") or isinstance(layers, int)),
+                f"lstm_encoder 'trained' with feature_layers {layers!r}: layers that are not read "
+                "would not be trained: "
+                f"expected feature_layers = 'last'",
+            ),
+            (
+                not self.lm_weight or not self.lstm_units,
+                "lm_weight with lstm_units: expected one of them above 0",
+            ),
+        ]
 
 
-# Without `epochs`: MIN_STEPS steps or MIN_EPOCHS; of few rows MANY_EPOCHS, or FEW_STEPS steps in at most MAX_EPOCHS
-# (docs/experiments, 2026-11-26). Of FEW_STEPS on questions, CLOZE_STEPS are on clozes.
+# Without `epochs`: MIN_STEPS steps or MIN_EPOCHS; of few rows MANY_EPOCHS, or FEW_STEPS steps in at
+# most MAX_EPOCHS (docs/experiments, 2026-11-26). Of FEW_STEPS on questions, CLOZE_STEPS are on
+# clozes.
 LABEL_STEPS, CLOZE_STEPS = 40, 200
 MIN_STEPS, MIN_EPOCHS, MANY_EPOCHS, FEW_STEPS, MAX_EPOCHS = 1000, 3, 20, 400, 100
-FITTED_EPOCHS, FITTED_RATE = 10, 0.3  # at most, and times the rate: of a training that starts from a fitted head
+# at most, and times the rate: of a training that starts from a fitted head
+FITTED_EPOCHS, FITTED_RATE = 10, 0.3
 PAPER_GRID = ("batch_size=16,32", "optimizer.learning_rate=5e-05,3e-05,2e-05", "epochs=2,3,4")
 
 
@@ -372,7 +490,9 @@ def load_finetune_recipe(name: str, overrides: Sequence[str] = ()) -> FinetuneRe
     Raises:
         UsageError: no such recipe; unknown field, wrong type or refused value: with its path.
     """
-    return read_as(FinetuneRecipe, name, "fine-tuning recipe", packaged_recipes("finetuning"), overrides)
+    return read_as(
+        FinetuneRecipe, name, "fine-tuning recipe", packaged_recipes("finetuning"), overrides
+    )
 
 
 def default_max_length(recipe: FinetuneRecipe, max_positions: int) -> int:
@@ -383,24 +503,44 @@ def default_max_length(recipe: FinetuneRecipe, max_positions: int) -> int:
     """
     max_length = recipe.max_length or min(512, max_positions)
     if max_length > max_positions:
-        raise UsageError(f"max_length is {max_length}, but the model reads at most {max_positions} tokens")
+        raise UsageError(
+            f"max_length is {max_length}, but the model reads at most {max_positions} tokens"
+        )
     return max_length
 
 
-def resolve_recipe(recipe: FinetuneRecipe, count: int, c: EncoderConfig, labels: int = 0) -> FinetuneRecipe:
-    """The recipe with epochs and learning rate where they are 0 for "default", and steps on clozes where they are -1.
+def resolve_recipe(
+    recipe: FinetuneRecipe, count: int, c: EncoderConfig, labels: int = 0
+) -> FinetuneRecipe:
+    """The recipe with epochs and learning rate where they are 0 for "default", and steps on clozes
+    where they are -1.
     count: examples; c: the network; labels: of texts."""
-    steps, clozes = math.ceil(count / recipe.batch_size), recipe.cloze_steps  # of an epoch; before the first one
-    clozes = CLOZE_STEPS * (MANY_EPOCHS * steps < FEW_STEPS and not recipe.epochs) if clozes < 0 else clozes
+    # of an epoch; before the first one
+    steps, clozes = math.ceil(count / recipe.batch_size), recipe.cloze_steps
+    clozes = (
+        CLOZE_STEPS * (MANY_EPOCHS * steps < FEW_STEPS and not recipe.epochs)
+        if clozes < 0
+        else clozes
+    )
     most = min(MAX_EPOCHS, max(MANY_EPOCHS, math.ceil((FEW_STEPS - clozes) / steps)))
-    epochs = recipe.epochs or min(most, max(MIN_EPOCHS, math.ceil(max(MIN_STEPS, LABEL_STEPS * labels) / steps)))
+    epochs = recipe.epochs or min(
+        most, max(MIN_EPOCHS, math.ceil(max(MIN_STEPS, LABEL_STEPS * labels) / steps))
+    )
     # That of BERT-Base; smaller networks need larger ones.
     rate = recipe.optimizer.learning_rate or float(f"{5e-5 * 768 / c.hidden_size:.1e}")
-    return replace(recipe, epochs=epochs, cloze_steps=clozes, optimizer=replace(recipe.optimizer, learning_rate=rate))
+    return replace(
+        recipe,
+        epochs=epochs,
+        cloze_steps=clozes,
+        optimizer=replace(recipe.optimizer, learning_rate=rate),
+    )
 
 
 def resolve_fitted(recipe: FinetuneRecipe, given: FinetuneRecipe) -> FinetuneRecipe:
-    """A resolved recipe for a training that starts from a fitted head, where `given` leaves the choice."""
+    """A resolved recipe for a training that starts from a fitted head, where `given` leaves the
+    choice."""
     epochs = given.epochs or min(FITTED_EPOCHS, recipe.epochs)
-    rate = given.optimizer.learning_rate or float(f"{FITTED_RATE * recipe.optimizer.learning_rate:.1e}")
+    rate = given.optimizer.learning_rate or float(
+        f"{FITTED_RATE * recipe.optimizer.learning_rate:.1e}"
+    )
     return replace(recipe, epochs=epochs, optimizer=replace(recipe.optimizer, learning_rate=rate))

@@ -19,7 +19,13 @@ from bertworks.batching.batch import Batch, ExampleGroup, token_budget_batches
 from bertworks.errors import expect
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import BiLSTM, Encoder, OutputLayer, Pooler, initialize
-from bertworks.training.objectives import LossSum, TrainableModel, cross_entropy, divergence, vocabulary_cross_entropy
+from bertworks.training.objectives import (
+    LossSum,
+    TrainableModel,
+    cross_entropy,
+    divergence,
+    vocabulary_cross_entropy,
+)
 from bertworks.training.recipe import FeatureLayers, LSTMEncoder
 
 SentenceVectors = Literal["pooler", "mean", "pair", "cosine"]
@@ -28,7 +34,8 @@ FEATURE_BATCH_TOKENS = 4096  # of a batch whose features are cached, with paddin
 
 
 def feature_numbers(c: EncoderConfig, layers: FeatureLayers) -> Sequence[int]:
-    """The numbers of the layers that are read; 0: the embeddings. An encoder with fewer than four gives all of them.
+    """The numbers of the layers that are read; 0: the embeddings. An encoder with fewer than four
+    gives all of them.
 
     Raises:
         UsageError: the encoder does not have this layer.
@@ -62,8 +69,8 @@ def select_features(states: Sequence[Tensor], c: EncoderConfig, layers: FeatureL
 
 
 class ScalarMix(nn.Module):
-    """A weighted sum of layers, gamma * sum_j softmax(s)_j h_j, with s zero and gamma one at the start (Peters et al.
-    2018, equation 1)."""
+    """A weighted sum of layers, gamma * sum_j softmax(s)_j h_j, with s zero and gamma one at the
+    start (Peters et al. 2018, equation 1)."""
 
     def __init__(self, count: int):
         super().__init__()
@@ -72,12 +79,15 @@ class ScalarMix(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Layers side by side, [T, count * hidden] -> float32 [T, hidden]."""
         shares = self.weights.float().softmax(0)
-        return self.scale.float() * (x.float().view(len(x), len(shares), -1) * shares[:, None]).sum(1)
+        return self.scale.float() * (x.float().view(len(x), len(shares), -1) * shares[:, None]).sum(
+            1
+        )
 
 
 class FrozenFeatures:
-    """`features(batch)` is float32 [T, width]: hidden states as in `select_features`, without dropout and gradients, in
-    any precision of the training. The encoder must not change after the first call."""
+    """`features(batch)` is float32 [T, width]: hidden states as in `select_features`, without
+    dropout and gradients, in any precision of the training. The encoder must not change after the
+    first call."""
 
     def __init__(self, encoder: Encoder, layers: FeatureLayers = "concat-last-four"):
         self.encoder, self.layers = encoder, layers
@@ -85,8 +95,9 @@ class FrozenFeatures:
         self._cache: dict[bytes, Tensor] = {}
 
     def remember(self, groups: Sequence[ExampleGroup]) -> bool:
-        """Caches the features of these examples at the next call, all in one pass, so that they do not depend on the
-        order of the calls. False: they need more than MAX_FEATURE_BYTES, and are computed each time."""
+        """Caches the features of these examples at the next call, all in one pass, so that they do
+        not depend on the order of the calls. False: they need more than MAX_FEATURE_BYTES, and are
+        computed each time."""
         tokens = sum(len(example.input_ids) for group in groups for example in group)
         if 4 * tokens * features_size(self.encoder.config, self.layers) > MAX_FEATURE_BYTES:
             return False
@@ -98,7 +109,10 @@ class FrozenFeatures:
             features = self._compute(inputs.to(batch.input_ids.device)).cpu()
             pieces = features.split(inputs.layout.cu_seqlens.diff().tolist())
             # Copies: a piece is a view that keeps the features of the whole batch.
-            self._cache |= {key: piece.clone() for key, piece in zip(_sequence_keys(inputs), pieces, strict=True)}
+            self._cache |= {
+                key: piece.clone()
+                for key, piece in zip(_sequence_keys(inputs), pieces, strict=True)
+            }
         self._to_cache = []
         keys = _sequence_keys(batch)
         if not self._cache.keys() >= set(keys):
@@ -119,15 +133,17 @@ def _sequence_keys(batch: Batch) -> list[bytes]:
     """The inputs of the encoder for each sequence, as bytes."""
     assert batch.token_type_ids is not None
     inputs = torch.stack([batch.input_ids, batch.token_type_ids]).cpu()
-    return [part.numpy().tobytes() for part in inputs.split(batch.layout.cu_seqlens.diff().tolist(), 1)]
+    return [
+        part.numpy().tobytes() for part in inputs.split(batch.layout.cu_seqlens.diff().tolist(), 1)
+    ]
 
 
 def combine_vectors(x: Tensor, kind: SentenceVectors) -> Tensor:
     """The features of an item: float32 [B, width].
 
     x: the mean vectors of its sequences, [B, hidden] or, of pairs, [2 B, hidden].
-    kind: "mean": the vector. "pair": |u - v|, u * v (Conneau et al. 2017, section 3.1) and the cosine of both vectors
-        with length 1. "cosine": the cosine alone. "pooler": not from here.
+    kind: "mean": the vector. "pair": |u - v|, u * v (Conneau et al. 2017, section 3.1) and the
+        cosine of both vectors with length 1. "cosine": the cosine alone. "pooler": not from here.
     """
     if kind == "mean":
         return x
@@ -138,7 +154,8 @@ def combine_vectors(x: Tensor, kind: SentenceVectors) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskHead(ABC):
-    """The loss of a task over the M predictions of a batch of B sequences: one each, or one for many tokens of each.
+    """The loss of a task over the M predictions of a batch of B sequences: one each, or one for
+    many tokens of each.
 
     head: name of the output layer in a model folder.
     outputs: logits of a prediction.
@@ -166,8 +183,8 @@ class TaskHead(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Classification(TaskHead):
-    """One of several labels, the outputs: of a sequence (Devlin et al. 2019, section 4.1) or, if not `pooled`, of each
-    predicted token (section 5.3).
+    """One of several labels, the outputs: of a sequence (Devlin et al. 2019, section 4.1) or, if
+    not `pooled`, of each predicted token (section 5.3).
 
     weights: of the labels in the loss, with a mean of 1 over the training data; (): all 1.
     smoothing: fraction of the target probability that is spread over all labels.
@@ -192,8 +209,9 @@ class MultiLabel(TaskHead):
 
 @dataclass(frozen=True, kw_only=True)
 class Regression(TaskHead):
-    """A number. Labels of a batch: float32 [B]. The squared error is in units of the standard deviation of the targets,
-    and the bias starts at their mean, so that the scale of the targets does not matter."""
+    """A number. Labels of a batch: float32 [B]. The squared error is in units of the standard
+    deviation of the targets, and the bias starts at their mean, so that the scale of the targets
+    does not matter."""
 
     mean: float = 0.0
     deviation: float = 1.0
@@ -205,8 +223,9 @@ class Regression(TaskHead):
 
 @dataclass(frozen=True, kw_only=True)
 class SpanExtraction(TaskHead):
-    """Start and end of an answer (section 4.2), predicted from all tokens. Labels of a batch: int64 [2 B], positions of
-    the first and last token of the answer, both 0 ([CLS]) if there is none (section 4.3)."""
+    """Start and end of an answer (section 4.2), predicted from all tokens. Labels of a batch: int64
+    [2 B], positions of the first and last token of the answer, both 0 ([CLS]) if there is none
+    (section 4.3)."""
 
     head: ClassVar[Literal["classifier", "span"]] = "span"
     outputs: int = 2
@@ -217,17 +236,23 @@ class SpanExtraction(TaskHead):
 
     def tally(self, logits: Tensor, batch: Batch) -> LossSum:
         absent = ~batch.layout.present[:, :, None]
-        scores = batch.layout.pad(logits).masked_fill(absent, torch.finfo(torch.float32).min)  # [B, S, 2]
+        # [B, S, 2]
+        scores = batch.layout.pad(logits).masked_fill(absent, torch.finfo(torch.float32).min)
         labels = batch.target.labels.view(-1, 2)
-        rows = (scores.transpose(1, 2).flatten(0, 1), labels.flatten()) if scores.is_cuda else (scores, labels)
-        loss = F.cross_entropy(*rows, reduction="sum") / 2  # of rows alone, a GPU has a kernel with a fixed order
+        rows = (
+            (scores.transpose(1, 2).flatten(0, 1), labels.flatten())
+            if scores.is_cuda
+            else (scores, labels)
+        )
+        # of rows alone, a GPU has a kernel with a fixed order
+        loss = F.cross_entropy(*rows, reduction="sum") / 2
         return LossSum(loss, (scores.detach().argmax(1) == labels).all(1).sum().float())
 
 
 @dataclass(frozen=True, kw_only=True)
 class MultipleChoice(TaskHead):
-    """The best of several continuations (section 4.4): `num_choices` sequences in a row, each with one score. Labels of
-    a batch: float32 [B], 1 for the right choice, else 0."""
+    """The best of several continuations (section 4.4): `num_choices` sequences in a row, each with
+    one score. Labels of a batch: float32 [B], 1 for the right choice, else 0."""
 
     num_choices: int
 
@@ -235,13 +260,17 @@ class MultipleChoice(TaskHead):
         return len(batch.target.labels) // self.num_choices
 
     def tally(self, logits: Tensor, batch: Batch) -> LossSum:
-        scores, labels = logits.view(-1, self.num_choices), batch.target.labels.view(-1, self.num_choices)
+        scores, labels = (
+            logits.view(-1, self.num_choices),
+            batch.target.labels.view(-1, self.num_choices),
+        )
         return cross_entropy(scores, labels.argmax(1))
 
 
 def teacher_loss(task: TaskHead, logits: Tensor, theirs: Tensor, temperature: float) -> Tensor:
-    """The sum of the losses of logits, float32 [M, outputs], that should be those of a teacher: for numbers the squared
-    error as in `Regression`, for several labels the divergence of each probability, else that of all."""
+    """The sum of the losses of logits, float32 [M, outputs], that should be those of a teacher: for
+    numbers the squared error as in `Regression`, for several labels the divergence of each
+    probability, else that of all."""
     if isinstance(task, Regression):
         return ((logits - theirs) / task.deviation).square().sum()
     if isinstance(task, MultiLabel):  # a sigmoid is a softmax over x and 0
@@ -253,8 +282,8 @@ TEACHER = "teacher"  # the target with its logits
 
 
 def output_dropout(c: EncoderConfig, task: TaskHead) -> float:
-    """The dropout before the output layer: none for spans, as in google-research/bert `run_squad.py`, unless the model
-    has its own."""
+    """The dropout before the output layer: none for spans, as in google-research/bert
+    `run_squad.py`, unless the model has its own."""
     if task.head == "span":
         return c.span_dropout or 0.0
     if isinstance(task, MultipleChoice):
@@ -267,41 +296,76 @@ class TaskModel(TrainableModel):
 
     lstm_units, lstm_encoder, feature_layers: see `training.recipe.FinetuneRecipe`.
     teacher: of batches with the logits of a teacher: the weight of their loss, and the temperature.
-    head_deviation: of the random weights of a classifier behind a pooler, see `training.recipe.FinetuneRecipe`. With
-        many labels and few rows, large weights cost accuracy (docs/experiments, 2026-11-26).
-    lm_weight: of the loss "causal_lm", the prediction of each next token (Radford et al. 2018, equation 5); 0: none.
+    head_deviation: of the random weights of a classifier behind a pooler, see
+        `training.recipe.FinetuneRecipe`. With many labels and few rows, large weights cost accuracy
+        (docs/experiments, 2026-11-26).
+    lm_weight: of the loss "causal_lm", the prediction of each next token (Radford et al. 2018,
+        equation 5); 0: none.
     """
 
     def __init__(
-        self, c: EncoderConfig, task: TaskHead, *, lstm_units: int = 0, lstm_encoder: LSTMEncoder = "frozen",
-        feature_layers: FeatureLayers = "concat-last-four", head_deviation: float = 0.0, lm_weight: float = 0.0,
+        self,
+        c: EncoderConfig,
+        task: TaskHead,
+        *,
+        lstm_units: int = 0,
+        lstm_encoder: LSTMEncoder = "frozen",
+        feature_layers: FeatureLayers = "concat-last-four",
+        head_deviation: float = 0.0,
+        lm_weight: float = 0.0,
         teacher: tuple[float, float] = (0.0, 1.0),
-    ):  # fmt: skip
+    ):
         super().__init__()
         self.task, self.dropout, (weight, self.temperature) = task, output_dropout(c, task), teacher
         others = {"distillation": weight, "causal_lm": lm_weight}
-        self.weights = {"task": 1 - weight, **{name: value for name, value in others.items() if value}}
+        self.weights = {
+            "task": 1 - weight,
+            **{name: value for name, value in others.items() if value},
+        }
         self.encoder = Encoder(c)
-        self.pooler = Pooler(c) if task.pooled and task.vectors == "pooler" and not lstm_units else None
-        self.pooler_dropout = c.sequence_rate if c.pooler_dropout and not isinstance(task, MultipleChoice) else 0.0
+        self.pooler = (
+            Pooler(c) if task.pooled and task.vectors == "pooler" and not lstm_units else None
+        )
+        self.pooler_dropout = (
+            c.sequence_rate if c.pooler_dropout and not isinstance(task, MultipleChoice) else 0.0
+        )
         frozen, self.feature_layers = bool(lstm_units) and lstm_encoder == "frozen", feature_layers
         self.encoder.requires_grad_(not frozen)
         self.features = FrozenFeatures(self.encoder, feature_layers) if frozen else None
-        self.mix = ScalarMix(c.num_hidden_layers + 1) if lstm_units and feature_layers == "mix" else None
-        self.recurrent = BiLSTM(lstm_input_size(c, feature_layers), lstm_units) if lstm_units else None
+        self.mix = (
+            ScalarMix(c.num_hidden_layers + 1) if lstm_units and feature_layers == "mix" else None
+        )
+        self.recurrent = (
+            BiLSTM(lstm_input_size(c, feature_layers), lstm_units) if lstm_units else None
+        )
         has_bias = self.pooler is None or c.lm_head != "plain"  # GPT and GPT-2, as in transformers
-        layer = OutputLayer(2 * lstm_units or task.width(c.hidden_size), task.outputs, bias=has_bias)
+        layer = OutputLayer(
+            2 * lstm_units or task.width(c.hidden_size), task.outputs, bias=has_bias
+        )
         initialize(layer, c)
-        if head_deviation and self.pooler is not None and isinstance(task, Classification | MultiLabel):
+        if (
+            head_deviation
+            and self.pooler is not None
+            and isinstance(task, Classification | MultiLabel)
+        ):
             labels = max(2, task.outputs) if isinstance(task, Classification) else 2
-            layer.weight.data *= head_deviation * math.sqrt(2 / labels / layer.in_features) / (c.initializer_range or 1)
+            layer.weight.data *= (
+                head_deviation
+                * math.sqrt(2 / labels / layer.in_features)
+                / (c.initializer_range or 1)
+            )
         self.add_module(task.head, layer)
         if isinstance(task, Regression) and has_bias:
             nn.init.constant_(layer.bias, task.mean)
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        terms, next_tokens = self.task.count(batch), len(batch.input_ids) - batch.layout.num_sequences
-        return {name: next_tokens if name == "causal_lm" else terms for name in self._present(batch)}
+        terms, next_tokens = (
+            self.task.count(batch),
+            len(batch.input_ids) - batch.layout.num_sequences,
+        )
+        return {
+            name: next_tokens if name == "causal_lm" else terms for name in self._present(batch)
+        }
 
     def _present(self, batch: Batch) -> list[str]:
         """The losses of a batch."""
@@ -317,15 +381,23 @@ class TaskModel(TrainableModel):
             loss = teacher_loss(self.task, logits, batch.targets[TEACHER].labels, self.temperature)
             losses["distillation"] = LossSum(loss, loss.new_zeros(()))
         if states is not None:
-            has_next = torch.ones_like(batch.input_ids, dtype=torch.bool).index_fill(0, batch.layout.last.long(), 0)
+            has_next = torch.ones_like(batch.input_ids, dtype=torch.bool).index_fill(
+                0, batch.layout.last.long(), 0
+            )
             embeddings = self.encoder.embeddings.token.weight.to(states.dtype)
             labels = batch.input_ids[1:][has_next[:-1]]
-            losses["causal_lm"] = vocabulary_cross_entropy(states[has_next], embeddings, None, labels)
+            losses["causal_lm"] = vocabulary_cross_entropy(
+                states[has_next], embeddings, None, labels
+            )
         return losses
 
     def logits(self, batch: Batch, states: Tensor | None = None) -> Tensor:
-        """[M, outputs]: the logits of all predictions. states: the last of all tokens, if they are known."""
-        output, dropout = self.get_submodule(self.task.head), 0.0 if self.task.vectors == "cosine" else self.dropout
+        """[M, outputs]: the logits of all predictions. states: the last of all tokens, if they are
+        known."""
+        output, dropout = (
+            self.get_submodule(self.task.head),
+            0.0 if self.task.vectors == "cosine" else self.dropout,
+        )
         return output(F.dropout(self.head_inputs(batch, states), dropout, self.training))  # type: ignore[no-any-return]
 
     def head_inputs(self, batch: Batch, states: Tensor | None = None) -> Tensor:
@@ -335,21 +407,34 @@ class TaskModel(TrainableModel):
                 states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids)[-1]
             return combine_vectors(batch.layout.mean(states), self.task.vectors)
         x = self._states(batch) if states is None else states[self._positions(batch)]
-        return x if self.pooler is None else self.pooler(F.dropout(x, self.pooler_dropout, self.training))
+        return (
+            x
+            if self.pooler is None
+            else self.pooler(F.dropout(x, self.pooler_dropout, self.training))
+        )
 
     def _positions(self, batch: Batch) -> Tensor:
-        """int64 [M]: the tokens that are predicted. Of a whole text: that of the pooler, or behind an LSTM the first,
-        which has read the text in one direction."""
+        """int64 [M]: the tokens that are predicted. Of a whole text: that of the pooler, or behind
+        an LSTM the first, which has read the text in one direction."""
         if not self.task.pooled:
             return batch.target.positions
-        return (batch.layout.first if self.pooler is None else self.pooler.tokens(batch.layout)).long()
+        return (
+            batch.layout.first if self.pooler is None else self.pooler.tokens(batch.layout)
+        ).long()
 
     def _states(self, batch: Batch) -> Tensor:
         """[M, width]: hidden states of the predicted tokens."""
-        inputs, positions = (batch.input_ids, batch.layout, batch.token_type_ids), self._positions(batch)
+        inputs, positions = (
+            (batch.input_ids, batch.layout, batch.token_type_ids),
+            self._positions(batch),
+        )
         if self.recurrent is not None:
             c, layers = self.encoder.config, self.feature_layers
-            x = select_features(self.encoder(*inputs), c, layers) if self.features is None else self.features(batch)
+            x = (
+                select_features(self.encoder(*inputs), c, layers)
+                if self.features is None
+                else self.features(batch)
+            )
             x = (x if self.mix is None else self.mix(x)).to(next(self.recurrent.parameters()).dtype)
             return self.recurrent(x, batch.layout)[positions]  # type: ignore[no-any-return]
         everything = len(positions) == len(batch.input_ids)
@@ -357,21 +442,29 @@ class TaskModel(TrainableModel):
 
 
 class JointModel(TrainableModel):
-    """An encoder, and one pooler, with the heads of several tasks (MT-DNN, Liu et al. 2019). The name of the target of
-    a batch is its task.
+    """An encoder, and one pooler, with the heads of several tasks (MT-DNN, Liu et al. 2019). The
+    name of the target of a batch is its task.
 
-    tasks: the model of each; from now on they have the encoder of the first one, and the first pooler.
+    tasks: the model of each; from now on they have the encoder of the first one, and the first
+        pooler.
     """
 
     def __init__(self, tasks: Mapping[str, TaskModel]):
         super().__init__()
         models = [*tasks.values()]
         self.weights = {"task": 1.0}
-        self.encoder, self.pooler = models[0].encoder, next((m.pooler for m in models if m.pooler is not None), None)
+        self.encoder, self.pooler = (
+            models[0].encoder,
+            next((m.pooler for m in models if m.pooler is not None), None),
+        )
         for model in models:
-            model.encoder, model.pooler = self.encoder, None if model.pooler is None else self.pooler
+            model.encoder, model.pooler = (
+                self.encoder,
+                None if model.pooler is None else self.pooler,
+            )
         self.heads = nn.ModuleList(model.get_submodule(model.task.head) for model in models)
-        self._models = {**tasks}  # no submodules: each parameter is registered once, as `functional_call` needs it
+        # no submodules: each parameter is registered once, as `functional_call` needs it
+        self._models = {**tasks}
 
     def task(self, name: str) -> TaskModel:
         return self._models[name]
@@ -385,9 +478,12 @@ class JointModel(TrainableModel):
         return self.task(*batch.targets).counts(batch)
 
     def forward(self, batch: Batch) -> dict[str, LossSum]:
-        """The loss of the task of the batch. Parameters of other heads have the gradient 0, and not none: in several
-        processes each parameter needs one, and a process alone takes the same steps."""
+        """The loss of the task of the batch. Parameters of other heads have the gradient 0, and not
+        none: in several processes each parameter needs one, and a process alone takes the same
+        steps."""
         model = self.task(*batch.targets)
         (loss, correct), used = model(batch)["task"], set(map(id, model.parameters()))
-        others = [p.float().sum() for p in self.parameters() if id(p) not in used and p.requires_grad]
+        others = [
+            p.float().sum() for p in self.parameters() if id(p) not in used and p.requires_grad
+        ]
         return {"task": LossSum(loss + 0 * torch.stack(others).sum() if others else loss, correct)}

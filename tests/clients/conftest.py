@@ -1,4 +1,5 @@
-"""What the tests of other programs share: the servers that `run.py` has started, and servers of their own."""
+"""What the tests of other programs share: the servers that `run.py` has started, and servers of
+their own."""
 
 import json
 import os
@@ -14,7 +15,8 @@ Starter = Callable[..., AbstractContextManager[str]]
 
 @pytest.fixture(scope="session")
 def servers() -> Mapping[str, str]:
-    """Return the address of each server, without a slash at its end, by the name of its model in `run.MODELS`."""
+    """Return the address of each server, without a slash at its end, by the name of its model in
+    `run.MODELS`."""
     addresses: dict[str, str] = json.loads(os.environ["BERTWORKS_SERVERS"])
     return addresses
 
@@ -27,15 +29,25 @@ def models() -> Path:
 
 @pytest.fixture(scope="session")
 def serve() -> Starter:
-    """Return what starts a server of a model, with options and variables of its process, and yields its address."""
+    """Return what starts a server of a model, with options and variables of its process, and yields
+    its address."""
 
     @contextmanager
     def start(model: Path, *options: str, **variables: str) -> Iterator[str]:
-        command = [os.environ["BERTWORKS_PYTHON"], "-m", "bertworks.cli.main", "serve", model, *options]
+        command = [
+            os.environ["BERTWORKS_PYTHON"],
+            "-m",
+            "bertworks.cli.main",
+            "serve",
+            model,
+            *options,
+        ]
         command += ["--port", "0", "--json"]
         root = str(Path(__file__).parents[2])
         environment = os.environ | {"PYTHONPATH": root} | variables
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as running:
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as running:
             try:
                 assert running.stdout is not None
                 yield json.loads(running.stdout.readline())["url"].rstrip("/")

@@ -26,7 +26,8 @@ class Row(NamedTuple):
         package: as `pip install` takes it, without a version but with extras.
         purpose: a key of `MODELS`.
         imports: Python, or nothing if the line is a command.
-        line: an expression of Python with `url`, or a command with the address http://127.0.0.1:8080.
+        line: an expression of Python with `url`, or a command with the address
+            http://127.0.0.1:8080.
     """
 
     package: str
@@ -41,7 +42,9 @@ def rows() -> Iterator[Row]:
     for line in table.splitlines()[1:]:
         if not line.startswith("|"):
             return
-        package, purpose, imports, code = (cell.strip().strip("`") for cell in line.strip("|").split("|"))
+        package, purpose, imports, code = (
+            cell.strip().strip("`") for cell in line.strip("|").split("|")
+        )
         yield Row(package, purpose, imports, code)
 
 

@@ -1,12 +1,14 @@
-"""Run the tests of other people's programs, each in a virtual environment of its own: `make test-clients`.
+"""Run the tests of other people's programs, each in a virtual environment of its own: `make
+test-clients`.
 
     python tests/clients/run.py                 # all programs of clients.toml
     python tests/clients/run.py --quick         # those that continuous integration runs
     python tests/clients/run.py openai          # some of them
 
-It starts a server for each of a few tiny models, makes build/clients/NAME with the packages of clients.toml, and runs
-test_NAME.py in it, and the lines of the table in docs/guides/serve.md for the packages of this environment. An
-environment is made again when its packages change. Programs are skipped if no package registry can be reached.
+It starts a server for each of a few tiny models, makes build/clients/NAME with the packages of
+clients.toml, and runs test_NAME.py in it, and the lines of the table in docs/guides/serve.md for
+the packages of this environment. An environment is made again when its packages change. Programs
+are skipped if no package registry can be reached.
 """
 
 import argparse
@@ -32,7 +34,8 @@ PYTEST = "pytest==9.2.0"
 PROGRAMS_AT_A_TIME = 2  # as many as the processors of a small machine
 # What pip says if it cannot connect to a registry, or only to one that is out of order.
 NO_CONNECTION = "after connection broken by"
-# The models of the servers, by name: None is a masked language model, and others have a head of this task.
+# The models of the servers, by name: None is a masked language model, and others have a head of
+# this task.
 MODELS: Mapping[str, dict[str, Any] | None] = {
     "masked": None,
     "classes": {"task": "classification", "labels": ("neg", "pos"), "text": ("text",)},
@@ -45,7 +48,8 @@ sys.path.insert(0, str(FOLDER.parent))  # the modules that all tests share
 
 
 class UnreachableRegistryError(Exception):
-    """The packages of a program could not be fetched, because no package registry can be reached."""
+    """The packages of a program could not be fetched, because no package registry can be
+    reached."""
 
 
 class InstallationError(Exception):
@@ -54,7 +58,8 @@ class InstallationError(Exception):
 
 @contextmanager
 def running_servers(folder: Path) -> Iterator[dict[str, str]]:
-    """Start a server for each model, with its files in a folder. Yield their addresses by the names of the models."""
+    """Start a server for each model, with its files in a folder. Yield their addresses by the names
+    of the models."""
     from fine import write_model
     from served import process, write_head
 
@@ -66,7 +71,9 @@ def running_servers(folder: Path) -> Iterator[dict[str, str]]:
     with ExitStack() as stack:
 
         def started(name: str) -> str:
-            _, address = stack.enter_context(process(str(folder / name), "--precision", "fp32", OMP_NUM_THREADS="1"))
+            _, address = stack.enter_context(
+                process(str(folder / name), "--precision", "fp32", OMP_NUM_THREADS="1")
+            )
             return address.rstrip("/")
 
         with ThreadPoolExecutor() as starters:
@@ -90,15 +97,26 @@ def environment(name: str, client: Mapping[str, Any]) -> Path:
     python = folder / "bin" / "python"
     if stamp.exists() and stamp.read_text() == content:
         return python
-    # The pip that is here installs into the environment, and modules are compiled when they are imported: with a pip of
-    # its own and all modules compiled, an environment takes three times as long.
+    # The pip that is here installs into the environment, and modules are compiled when they are
+    # imported: with a pip of its own and all modules compiled, an environment takes three times as
+    # long.
     venv.create(folder, clear=True, with_pip=False)
     if client.get("imports_bertworks"):
-        # Packages of the environment come first, then those that bertworks needs. pip installs only what is missing.
+        # Packages of the environment come first, then those that bertworks needs. pip installs only
+        # what is missing.
         (packages,) = folder.glob("lib/python*/site-packages")
         paths = [str(ROOT), sysconfig.get_path("purelib")]
         (packages / "bertworks.pth").write_text("".join(f"{path}\n" for path in paths))
-    pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "--retries", "2"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "--disable-pip-version-check",
+        "--retries",
+        "2",
+    ]
     command = [*pip, "install", "--quiet", "--no-compile", PYTEST, *client["packages"]]
     installed = subprocess.run(command, capture_output=True, text=True)
     if installed.returncode != 0:
@@ -109,8 +127,11 @@ def environment(name: str, client: Mapping[str, Any]) -> Path:
     return python
 
 
-def run_tests(name: str, client: Mapping[str, Any], python: Path, variables: Mapping[str, str]) -> tuple[bool, str]:
-    """Run the tests of a program in its environment. Return whether all pass, and what pytest prints.
+def run_tests(
+    name: str, client: Mapping[str, Any], python: Path, variables: Mapping[str, str]
+) -> tuple[bool, str]:
+    """Run the tests of a program in its environment. Return whether all pass, and what pytest
+    prints.
 
     Args:
         python: the Python of the environment.
@@ -139,7 +160,8 @@ def run_tests(name: str, client: Mapping[str, Any], python: Path, variables: Map
 
 
 def check(name: str, client: Mapping[str, Any], variables: Mapping[str, str]) -> bool:
-    """Install a program and run its tests. Print what happens at once, as several programs are checked at a time.
+    """Install a program and run its tests. Print what happens at once, as several programs are
+    checked at a time.
 
     Returns:
         Whether nothing failed.
@@ -156,17 +178,24 @@ def check(name: str, client: Mapping[str, Any], variables: Mapping[str, str]) ->
         return False
     installed = time.monotonic()
     passed, output = run_tests(name, client, python, variables)
-    seconds = f"installed in {installed - begin:.1f} s, tested in {time.monotonic() - installed:.1f} s"
+    seconds = (
+        f"installed in {installed - begin:.1f} s, tested in {time.monotonic() - installed:.1f} s"
+    )
     print(f"{title}\n{output}{seconds}", flush=True)
     return passed
 
 
 def main() -> int:
-    """Run the tests of the programs that are named, or of all. Return the exit status: 1 if any test fails."""
+    """Run the tests of the programs that are named, or of all. Return the exit status: 1 if any
+    test fails."""
     clients = tomllib.loads((FOLDER / "clients.toml").read_text())
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(clients)}; none: all")
-    parser.add_argument("--quick", action="store_true", help="only those that continuous integration runs")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"one of {', '.join(clients)}; none: all"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="only those that continuous integration runs"
+    )
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.names if name not in clients]:
         parser.error(f"there is no program {unknown[0]!r}: expected some of {', '.join(clients)}")

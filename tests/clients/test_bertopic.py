@@ -1,4 +1,5 @@
-"""BERTopic finds topics with the vectors of bertworks, by the lines of the guide. Nothing is downloaded."""
+"""BERTopic finds topics with the vectors of bertworks, by the lines of the guide. Nothing is
+downloaded."""
 
 import os
 
@@ -22,7 +23,9 @@ from fine import write_model
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "embed.md"
 SUBJECTS = ("Anna lives in Oslo", "some music in this town", "sad dogs and good men")
 TEXTS = [
-    f"{subject} {word}" for subject in SUBJECTS for word in "the a film story good bad men heard last night".split()
+    f"{subject} {word}"
+    for subject in SUBJECTS
+    for word in "the a film story good bad men heard last night".split()
 ]
 
 
@@ -34,7 +37,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def names(folder: Path) -> dict[str, Any]:
     """Return the names that the code of the guide defines."""
-    blocks = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    blocks = re.findall(
+        r"^```python\n(.*?)^```$", GUIDE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
     (block,) = [block for block in blocks if "from bertopic" in block]
     names: dict[str, Any] = {"bertworks": bw}
     exec(block.replace('"minilm"', repr(str(folder))), names)

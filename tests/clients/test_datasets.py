@@ -1,4 +1,5 @@
-"""`datasets` with bertworks in the same process: names of classes, and an Embedder that `map` pickles."""
+"""`datasets` with bertworks in the same process: names of classes, and an Embedder that `map`
+pickles."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ QUICK: dict[str, Any] = {"device": "cpu", "overrides": ["epochs=1"]}
 @pytest.fixture
 def reviews() -> datasets.Dataset:
     """Return texts with a class each, which `datasets` stores as a number."""
-    data = datasets.Dataset.from_dict({"text": TEXTS, "label": [number % 2 for number in range(60)]})
+    data = datasets.Dataset.from_dict(
+        {"text": TEXTS, "label": [number % 2 for number in range(60)]}
+    )
     return data.cast_column("label", datasets.ClassLabel(names=NAMES))
 
 
@@ -49,12 +52,18 @@ def test_predictions_of_a_column(reviews: datasets.Dataset, models: Path):
 
 def test_tags_keep_their_names(models: Path, tmp_path: Path):
     tags = datasets.List(datasets.ClassLabel(names=["O", "B-PER", "I-PER", "B-LOC"]))
-    features = datasets.Features({"tokens": datasets.List(datasets.Value("string")), "ner_tags": tags})
+    features = datasets.Features(
+        {"tokens": datasets.List(datasets.Value("string")), "ner_tags": tags}
+    )
     words = [["Anna", "Smith", "in", "Paris", str(number)] for number in range(40)]
-    data = datasets.Dataset.from_dict({"tokens": words, "ner_tags": [[1, 2, 0, 3, 0]] * 40}, features=features)
+    data = datasets.Dataset.from_dict(
+        {"tokens": words, "ner_tags": [[1, 2, 0, 3, 0]] * 40}, features=features
+    )
     predictor = bw.finetune(data, model=models / "masked", output=tmp_path / "out", **QUICK)
     assert set(predictor.classes_) == {"O", "B-PER", "I-PER", "B-LOC"}
-    assert "f1" in " ".join(bw.evaluate_task(tmp_path / "out", data, device="cpu")["figures"]).lower()
+    assert (
+        "f1" in " ".join(bw.evaluate_task(tmp_path / "out", data, device="cpu")["figures"]).lower()
+    )
 
 
 class VectorsOf:

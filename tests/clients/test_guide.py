@@ -20,7 +20,11 @@ def answered_requests(url: str) -> float:
     """Return how many requests a server has answered with 200, except for its metrics."""
     with urllib.request.urlopen(f"{url}/metrics") as answer:
         lines = answer.read().decode().splitlines()
-    counts = [line for line in lines if line.startswith("te_request_success{") and '"/metrics"' not in line]
+    counts = [
+        line
+        for line in lines
+        if line.startswith("te_request_success{") and '"/metrics"' not in line
+    ]
     return sum(float(line.rpartition(" ")[2]) for line in counts)
 
 

@@ -1,4 +1,5 @@
-"""InferenceClient of huggingface_hub, with the address of a server, or of one of its paths, in place of a model."""
+"""InferenceClient of huggingface_hub, with the address of a server, or of one of its paths, in
+place of a model."""
 
 from collections.abc import Mapping
 
@@ -12,7 +13,9 @@ from huggingface_hub.errors import HfHubHTTPError
 def test_vectors(path: str, servers: Mapping[str, str]):
     client = InferenceClient(servers["masked"] + path)
     assert client.feature_extraction("good film").shape == (1, 32)
-    several = client.feature_extraction(["good film", "sad dogs"], normalize=False, truncation_direction="right")
+    several = client.feature_extraction(
+        ["good film", "sad dogs"], normalize=False, truncation_direction="right"
+    )
     assert several.shape == (2, 32)
     assert not np.allclose(np.linalg.norm(several, axis=1), 1)
     with pytest.raises(HfHubHTTPError, match="encoding_format"):
@@ -48,7 +51,10 @@ def test_entities(path: str, servers: Mapping[str, str]):
 @pytest.mark.parametrize("path", ["", "/qa"])
 def test_answers(path: str, servers: Mapping[str, str]):
     client = InferenceClient(servers["questions"] + path)
-    question = {"question": "where ?", "context": "Anna lives in Oslo . The men heard music in Paris ."}
+    question = {
+        "question": "where ?",
+        "context": "Anna lives in Oslo . The men heard music in Paris .",
+    }
     best = client.question_answering(**question)
     several = client.question_answering(**question, top_k=3)
     assert len(several) == 3

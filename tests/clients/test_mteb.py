@@ -1,4 +1,5 @@
-"""mteb evaluates objects of bertworks on local data, with the figures that it has for sentence-transformers.
+"""mteb evaluates objects of bertworks on local data, with the figures that it has for
+sentence-transformers.
 
 Nothing is downloaded: the tasks make their data, and the models are in local folders.
 """
@@ -35,7 +36,13 @@ from fine import write_model
 from served import write_head
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "embed.md"
-TEXTS = ["good film", "the men in this town heard some music", "sad dogs . ?", "Anna lives in Oslo", "a story"]
+TEXTS = [
+    "good film",
+    "the men in this town heard some music",
+    "sad dogs . ?",
+    "Anna lives in Oslo",
+    "a story",
+]
 PROMPTS = {
     "query": "the film ",
     "document": "the story ",
@@ -109,7 +116,9 @@ class LocalRetrieval(AbsTaskRetrieval):
 
     def load_data(self, num_proc: int | None = None, **options: Any) -> None:
         """Make queries, of which each has one document."""
-        documents = [{"id": f"d{n}", "title": text.split()[0], "text": text} for n, text in enumerate(TEXTS)]
+        documents = [
+            {"id": f"d{n}", "title": text.split()[0], "text": text} for n, text in enumerate(TEXTS)
+        ]
         queries = [{"id": f"q{n}", "text": text.split()[-1]} for n, text in enumerate(TEXTS)]
         data = {
             "corpus": Dataset.from_list(documents),
@@ -148,16 +157,27 @@ def test_the_figures_are_those_of_sentence_transformers(task: type, folder: Path
         assert found["main_score"] == pytest.approx(expected["main_score"], abs=1e-4)
 
 
-@pytest.mark.parametrize("task", ["STS12", "STS13", "SciFact", "NFCorpus", "Banking77Classification"])
+@pytest.mark.parametrize(
+    "task", ["STS12", "STS13", "SciFact", "NFCorpus", "Banking77Classification"]
+)
 @pytest.mark.parametrize("prompt_type", [None, PromptType.query, PromptType.document])
-def test_the_prompts_are_those_of_sentence_transformers(task: str, prompt_type: PromptType | None, folder: Path):
+def test_the_prompts_are_those_of_sentence_transformers(
+    task: str, prompt_type: PromptType | None, folder: Path
+):
     theirs = SentenceTransformerEncoderWrapper(SentenceTransformer(str(folder), device="cpu"))
     ours = bw.Embedder(folder, precision="fp32")
     metadata = mteb.get_task(task).metadata
-    arguments = {"task_metadata": metadata, "hf_split": "test", "hf_subset": "default", "prompt_type": prompt_type}
+    arguments = {
+        "task_metadata": metadata,
+        "hf_split": "test",
+        "hf_subset": "default",
+        "prompt_type": prompt_type,
+    }
     batches = DataLoader(Dataset.from_dict({"text": TEXTS}), batch_size=2)
     np.testing.assert_allclose(
-        ours.encode(batches, **arguments, batch_size=2), theirs.encode(batches, **arguments), atol=1e-5
+        ours.encode(batches, **arguments, batch_size=2),
+        theirs.encode(batches, **arguments),
+        atol=1e-5,
     )
 
 
@@ -168,7 +188,9 @@ def test_protocols(folder: Path):
 
 
 def test_a_fine_tuned_model(tmp_path: Path):
-    folder = write_head(tmp_path / "classes", task="classification", labels=("neg", "pos"), text=("text",))
+    folder = write_head(
+        tmp_path / "classes", task="classification", labels=("neg", "pos"), text=("text",)
+    )
     assert isinstance(bw.load(folder), EncoderProtocol)
     with pytest.raises(TypeError, match="CrossEncoder"):
         scores(bw.load(folder), LocalSTS)
@@ -204,7 +226,9 @@ def test_results_are_kept_by_revision(folder: Path, tmp_path: Path):
 
 
 def test_the_code_of_the_guide(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    blocks = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    blocks = re.findall(
+        r"^```python\n(.*?)^```$", GUIDE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
     (block,) = [block for block in blocks if "import mteb" in block]
     monkeypatch.setenv("MTEB_CACHE", str(tmp_path))
     monkeypatch.setattr(mteb, "get_tasks", lambda names: [LocalSTS()])

@@ -1,4 +1,5 @@
-"""openapi-python-client writes a client from the document of each server, and the client is answered."""
+"""openapi-python-client writes a client from the document of each server, and the client is
+answered."""
 
 import importlib
 import subprocess
@@ -18,7 +19,16 @@ def test_a_client_is_generated(model: str, servers: Mapping[str, str], tmp_path:
     with urllib.request.urlopen(f"{servers[model]}/openapi.json") as answer:
         document.write_bytes(answer.read())
     generator = Path(sys.executable).with_name("openapi-python-client")
-    command = [generator, "generate", "--path", document, "--output-path", tmp_path / "generated", "--meta", "none"]
+    command = [
+        generator,
+        "generate",
+        "--path",
+        document,
+        "--output-path",
+        tmp_path / "generated",
+        "--meta",
+        "none",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Warning" not in done.stdout + done.stderr, done.stdout + done.stderr

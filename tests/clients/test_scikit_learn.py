@@ -1,4 +1,5 @@
-"""scikit-learn with bertworks in the same process, in the oldest version that the estimators support."""
+"""scikit-learn with bertworks in the same process, in the oldest version that the estimators
+support."""
 
 import pickle
 import tomllib
@@ -23,7 +24,12 @@ QUICK: dict[str, Any] = {"device": "cpu", "method": "frozen", "validation": "spl
 
 
 def test_a_search_over_a_pipeline(models: Path):
-    pipeline = Pipeline([("vectors", BertEmbedder(models / "masked", device="cpu")), ("classes", LogisticRegression())])
+    pipeline = Pipeline(
+        [
+            ("vectors", BertEmbedder(models / "masked", device="cpu")),
+            ("classes", LogisticRegression()),
+        ]
+    )
     grid = {"vectors__pooling": ["mean", "cls"], "classes__C": [0.1, 10.0]}
     search = GridSearchCV(pipeline, grid, cv=3, n_jobs=2, error_score="raise").fit(TEXTS, LABELS)
     assert search.best_score_ > 0.5
@@ -40,7 +46,14 @@ def test_a_cross_validation_in_two_processes(models: Path):
 def test_models_of_two_processes(models: Path):
     classifier = BertClassifier(models / "masked", **QUICK)
     results = cross_validate(
-        classifier, TEXTS, LABELS, cv=2, n_jobs=2, return_estimator=True, return_train_score=True, error_score="raise"
+        classifier,
+        TEXTS,
+        LABELS,
+        cv=2,
+        n_jobs=2,
+        return_estimator=True,
+        return_train_score=True,
+        error_score="raise",
     )
     for estimator in results["estimator"]:
         assert estimator.classes_.tolist() == ["neg", "pos"]
@@ -54,10 +67,16 @@ def test_checks_without_a_sample(kind: type):
     """The other checks give numbers: tests/test_estimators.py lists them."""
     results = check_estimator(kind(), on_fail=None, on_skip=None)
     passed = {result["check_name"] for result in results if result["status"] == "passed"}
-    assert {"check_no_attributes_set_in_init", "check_get_params_invariance", "check_estimators_unfitted"} <= passed
+    assert {
+        "check_no_attributes_set_in_init",
+        "check_get_params_invariance",
+        "check_estimators_unfitted",
+    } <= passed
 
 
 def test_the_version_is_the_oldest_that_is_supported():
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads(
+        (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    )["project"]
     version = ".".join(sklearn.__version__.split(".")[:2])
     assert f"scikit-learn>={version}" in project["dependencies"]

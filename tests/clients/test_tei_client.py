@@ -31,8 +31,13 @@ def test_labels(servers: Mapping[str, str]):
 
 
 def test_ranks(servers: Mapping[str, str]):
-    result = HttpClient(servers["pairs"]).rerank("a film", ["a story", "men and dogs"], return_text=True)
-    assert sorted((rank.index, rank.text) for rank in result.ranks) == [(0, "a story"), (1, "men and dogs")]
+    result = HttpClient(servers["pairs"]).rerank(
+        "a film", ["a story", "men and dogs"], return_text=True
+    )
+    assert sorted((rank.index, rank.text) for rank in result.ranks) == [
+        (0, "a story"),
+        (1, "men and dogs"),
+    ]
 
 
 def test_tokens_and_info(servers: Mapping[str, str]):
@@ -51,7 +56,12 @@ def test_names_of_prompts(servers: Mapping[str, str], serve: Starter, models: Pa
     shutil.copytree(models / "masked", folder)
     modules = [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
-        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+        {
+            "idx": 1,
+            "name": "1",
+            "path": "1_Pooling",
+            "type": "sentence_transformers.models.Pooling",
+        },
     ]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir()

@@ -1,9 +1,10 @@
-"""What a family is: names of parameters, settings of config.json, classes, oddities. Each has a TOML file here.
+"""What a family is: names of parameters, settings of config.json, classes, oddities. Each has a
+TOML file here.
 
-Rows have a parameter of ours; the sizes of each of theirs; their names, joined in order along the first axis. "#" is
-the number of a layer, or of a group of layers that share their weights. "*" is weight, or bias, which has only the
-first axis. Sizes: V vocabulary, P positions, T token types, E embedding, H hidden, I feed-forward, Q 3 * H, L labels, C
-the input of the classifier, 1 one.
+Rows have a parameter of ours; the sizes of each of theirs; their names, joined in order along the
+first axis. "#" is the number of a layer, or of a group of layers that share their weights. "*" is
+weight, or bias, which has only the first axis. Sizes: V vocabulary, P positions, T token types, E
+embedding, H hidden, I feed-forward, Q 3 * H, L labels, C the input of the classifier, 1 one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,8 @@ from bertworks.models.config import EncoderConfig
 
 Rows = Mapping[str, Sequence[str]]
 
-# Theirs: ours. Google's code computes the tanh approximation under the name "gelu"; in these files it is exact.
+# Theirs: ours. Google's code computes the tanh approximation under the name "gelu"; in these files
+# it is exact.
 GELUS = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -36,35 +38,41 @@ class Family:
     body: how names of the body begin, without the prefix.
     rows: see above; of the body, and of the heads of fine-tuning.
     pretraining_rows: of the heads of pre-training.
-    by_class: rows that replace others in files of a class; []: they lack this row. A file is of the first class of
-        which it has all names.
+    by_class: rows that replace others in files of a class; []: they lack this row. A file is of the
+        first class of which it has all names.
     tied: copies of tied parameters that some versions write, and what each must be equal to.
     buffers: names, with "#", of tensors that are no parameters.
     transposed: endings of our names whose matrices are stored [inputs, outputs].
     unused_positions: rows of the position table before the first position.
     always_projects: files have a projection of the embeddings even where its two widths are equal.
-    settings: key of config.json: field of EncoderConfig. Of several keys for a field the last one counts.
+    settings: key of config.json: field of EncoderConfig. Of several keys for a field the last one
+        counts.
     activations: names of activation functions in these files: ours.
-    lm_head_act: the activation in the head for masked tokens in all networks of the family; "" if it is the activation
-        of the layers.
-    earlier_null: a key of config.json that is null in files of bertworks 0.1.0, which have no `transformers_version`
-        either; "" if these files need not be recognized. See `hf_mapping.is_of_first_version`.
+    lm_head_act: the activation in the head for masked tokens in all networks of the family; "" if
+        it is the activation of the layers.
+    earlier_null: a key of config.json that is null in files of bertworks 0.1.0, which have no
+        `transformers_version` either; "" if these files need not be recognized. See
+        `hf_mapping.is_of_first_version`.
     flags: key of config.json: what its values, in JSON, are in ours.
     untyped: this number of token types in config.json means that there is no table of them.
-    default: the configuration of a config.json without these keys; its position table has all rows. Fields that no key
-        describes are equal in the whole family. `default.family` is the family's name (model_type).
-    choices_have_hidden_dropout: the dropout before the output layer for choices is that of the layers, whatever is set
-        for whole texts.
-    decoder: fields of EncoderConfig with other values in files with `is_decoder: true`; {}: such files are refused, or
-        the family has no such setting.
+    default: the configuration of a config.json without these keys; its position table has all rows.
+        Fields that no key describes are equal in the whole family. `default.family` is the family's
+        name (model_type).
+    choices_have_hidden_dropout: the dropout before the output layer for choices is that of the
+        layers, whatever is set for whole texts.
+    decoder: fields of EncoderConfig with other values in files with `is_decoder: true`; {}: such
+        files are refused, or the family has no such setting.
     required: settings that change what is computed, and the only value that is supported.
     required_null: settings that change what is computed, and must be null or absent.
     written, written_as_null: further settings that are written.
-    token_ids: key of config.json: the token whose id is written there, or the name of its role, such as "cls_token".
-    pretraining: heads that a state holds, in alphabetical order: the class that saves exactly these.
+    token_ids: key of config.json: the token whose id is written there, or the name of its role,
+        such as "cls_token".
+    pretraining: heads that a state holds, in alphabetical order: the class that saves exactly
+        these.
     decoder_pretraining: the same for files with `is_decoder: true`.
     tasks: our task: the class.
-    google: replacements, in this order, that make the name of Google's variable from a name in these files.
+    google: replacements, in this order, that make the name of Google's variable from a name in
+        these files.
     """
 
     prefix: str
@@ -110,15 +118,19 @@ class Family:
 
 
 def _read_family(name: str) -> Family:
-    """A family from its file. `extends` in it names another one, of which it takes what it does not have itself."""
+    """A family from its file. `extends` in it names another one, of which it takes what it does not
+    have itself."""
     tables: dict[str, Any] = {"extends": name}
     while "extends" in tables:
         tables = packaged_table(__file__, f"{tables.pop('extends')}.toml") | tables
-    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in tables.items()}
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in tables.items()
+    }
     values["default"] = EncoderConfig(**tables["default"], family=name)
     return Family(**values)
 
 
-REQUIRED: Mapping[str, Any] = packaged_table(__file__, "other_fields.toml")["required"]  # settings of every family
+# settings of every family
+REQUIRED: Mapping[str, Any] = packaged_table(__file__, "other_fields.toml")["required"]
 _NAMES = ("bert", "roberta", "distilbert", "albert", "electra", "openai-gpt", "gpt2", "xlm")
 FAMILIES = {name: _read_family(name) for name in _NAMES}
