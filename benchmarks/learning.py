@@ -339,7 +339,7 @@ def begin(recipe: Any) -> Any:
     """Our network before its first step, as `pretrain` begins it."""
     import torch
 
-    from bertworks.models.encoder import init_local_attention
+    from bertworks.models.transformer import init_local_attention
     from bertworks.training.objectives import PretrainingModel
 
     torch.manual_seed(recipe.seed)

@@ -62,7 +62,7 @@ def profile(model: str, texts: list[str], ceiling: float) -> dict[str, Any]:
     ceiling."""
     from bertworks.inference import engine
     from bertworks.inference.embed import Embedder
-    from bertworks.models import attention
+    from bertworks.models import kernels
 
     embedder, clock = Embedder(model, device="cpu"), Clock()
     embedder.embed(texts[:: max(1, len(texts) // 64)])
@@ -90,7 +90,7 @@ def profile(model: str, texts: list[str], ceiling: float) -> dict[str, Any]:
     clock.watch(encoder.embeddings, "embed")
     between = "attention: between the matrices"
     name = "attention_inference_cpu"
-    vars(attention)[name] = clock.around(vars(attention)[name], between)
+    vars(kernels)[name] = clock.around(vars(kernels)[name], between)
     for block in network._packed.blocks:
         clock.watch(block, "norms and residuals")
         for part, stage in (
@@ -188,7 +188,7 @@ def start(model: str, filled: str, times: int) -> dict[str, float]:
 def ceiling() -> dict[str, float]:
     """FLOP/s of large matrix products, in the precisions that this machine has instructions for."""
 
-    from bertworks.models.attention import cpu_supports_bf16
+    from bertworks.models.layers import cpu_supports_bf16
     from bertworks.training.device import DTYPES, measure_matmul
 
     known = {name: dtype for name, dtype in DTYPES.items() if name == "fp32" or cpu_supports_bf16()}

@@ -62,8 +62,8 @@ if TYPE_CHECKING:
     from bertworks.io.options import ReadOptions as ReadOptions
     from bertworks.io.remote import published as published
     from bertworks.models.config import EncoderConfig as EncoderConfig
-    from bertworks.models.encoder import Encoder as Encoder
     from bertworks.models.layout import Layout as Layout
+    from bertworks.models.transformer import Encoder as Encoder
     from bertworks.retrieval.index import Index as Index, index_file as index_file
     from bertworks.runs.dataset_report import check_file as check_file
     from bertworks.runs.finetune import (

@@ -29,8 +29,10 @@ from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.errors import BertworksError
 from bertworks.interop.convert import convert
 from bertworks.models.config import PRESETS, EncoderConfig
-from bertworks.models.encoder import ACTIVATIONS, Encoder, LMHead, Pooler, TokenHead
+from bertworks.models.heads import LMHead, Pooler, TokenHead
+from bertworks.models.layers import ACTIVATIONS
 from bertworks.models.layout import Layout
+from bertworks.models.transformer import Encoder
 from bertworks.text.tokenizer import Tokenizer
 
 SMALL = {

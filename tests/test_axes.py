@@ -9,9 +9,11 @@ import torch
 import transformers
 
 from bertworks.models.config import PRESETS, EncoderConfig
-from bertworks.models.encoder import Encoder, LMHead, Pooler, TokenHead, meta_device_init
+from bertworks.models.heads import LMHead, Pooler, TokenHead
+from bertworks.models.layers import meta_device_init
 from bertworks.models.layout import Layout
 from bertworks.models.packed_linear import to_bf16_inference, to_fp32_inference
+from bertworks.models.transformer import Encoder
 from bertworks.training.loop import MixedPrecision
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
 from bertworks.training.recipe import Phase, Recipe, TrainConfig

@@ -14,9 +14,9 @@ from torch import nn
 from bertworks.batching.batch import Batch, BatchTarget, collate
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Target
-from bertworks.models import attention
+from bertworks.models import kernels
 from bertworks.models.config import EncoderConfig
-from bertworks.models.encoder import pool
+from bertworks.models.heads import pool
 from bertworks.models.packed_linear import to_bf16_inference, to_fp32_inference
 from bertworks.training.device import Precision
 from bertworks.training.loop import MixedPrecision
@@ -96,7 +96,7 @@ def test_pre_training(
     precision: Precision, dropout: float, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if precision == "bf16":  # nothing is padded, with dropout or without
-        monkeypatch.setattr(attention, "attention_padded", None)
+        monkeypatch.setattr(kernels, "attention_padded", None)
     c = replace(CONFIG, hidden_dropout=dropout, attention_dropout=dropout)
     model = on_meta(lambda: PretrainingModel(c, gradient_checkpointing=checkpointing)).train()
     optimizer = make_optimizer(model, OptimizerConfig())

@@ -25,7 +25,7 @@ from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.config import override
 from bertworks.errors import BertworksError, UsageError
 from bertworks.models.config import PRESETS, EncoderConfig
-from bertworks.models.encoder import Encoder
+from bertworks.models.transformer import Encoder
 from bertworks.runs.prepare import make_shards, make_vocabulary, read_text
 from bertworks.runs.pretrain import estimate, pretrain
 from bertworks.training.budget import Measurement, measure_steps

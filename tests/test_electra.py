@@ -23,7 +23,7 @@ from bertworks.checkpoints.storage import read_tensors
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.detect import detection_scores, ranking_figures
 from bertworks.models.config import PRESETS, EncoderConfig
-from bertworks.models.encoder import LMHead
+from bertworks.models.heads import LMHead
 from bertworks.runs.pretrain import estimate, pretrain
 from bertworks.text.tokenizer import Template
 from bertworks.training.loop import train

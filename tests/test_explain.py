@@ -32,8 +32,8 @@ from bertworks.inference.decoding import make_task_head
 from bertworks.inference.explain import MAPS, TEMPLATE, Explanation, explain
 from bertworks.inference.predictor import Predictor
 from bertworks.models.config import EncoderConfig
-from bertworks.models.encoder import Encoder
 from bertworks.models.layout import Layout
+from bertworks.models.transformer import Encoder
 from bertworks.training.task_heads import TaskModel
 
 TEXT = "the film was good in this storytown"

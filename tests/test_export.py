@@ -50,8 +50,8 @@ from bertworks.inference.predict import predict_file, schema_for
 from bertworks.inference.predictor import Predictor
 from bertworks.interop.export import export, write_onnx
 from bertworks.models.config import EncoderConfig
-from bertworks.models.encoder import Encoder
 from bertworks.models.layout import Layout
+from bertworks.models.transformer import Encoder
 from bertworks.training.task_heads import Classification, TaskModel
 
 LENGTH = 64

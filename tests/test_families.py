@@ -29,8 +29,9 @@ from bertworks.checkpoints.hf_mapping import (
 from bertworks.checkpoints.model_folder import save_settings
 from bertworks.errors import BertworksError
 from bertworks.models.config import PRESETS, EncoderConfig
-from bertworks.models.encoder import Encoder, LMHead, TokenHead
+from bertworks.models.heads import LMHead, TokenHead
 from bertworks.models.layout import Layout
+from bertworks.models.transformer import Encoder
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.task_heads import Classification, MultipleChoice, SpanExtraction, TaskModel

@@ -17,7 +17,7 @@ from bertworks.checkpoints.model_folder import load_model
 from bertworks.errors import BertworksError
 from bertworks.inference.engine import open_model
 from bertworks.inference.word_states import read_words, states_file, write_word_states
-from bertworks.models.encoder import Encoder
+from bertworks.models.transformer import Encoder
 from bertworks.serve.endpoints import Abilities
 from bertworks.text.tokenizer import Template, Tokenizer
 

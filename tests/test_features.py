@@ -37,8 +37,9 @@ from bertworks.interop.convert import convert
 from bertworks.interop.export import export
 from bertworks.models import packed_linear
 from bertworks.models.config import EncoderConfig
-from bertworks.models.encoder import BiLSTM, Encoder, num_lstm_parameters
 from bertworks.models.layout import Layout
+from bertworks.models.recurrent import BiLSTM, num_lstm_parameters
+from bertworks.models.transformer import Encoder
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.training import task_heads
 from bertworks.training.loop import train

@@ -22,9 +22,9 @@ from bertworks.inference.generation import (
     sampled,
 )
 from bertworks.models.cache import KeyValueCache
-from bertworks.models.encoder import Encoder
 from bertworks.models.layout import Layout
 from bertworks.models.packed_linear import cpu_supports_int8
+from bertworks.models.transformer import Encoder
 
 TEXTS = ["the dog", "a", "two hungry cats sleep at night", "é 日", "a", "fish"]
 EXACT = {"device": "cpu", "precision": "fp32"}

@@ -19,7 +19,7 @@ from bertworks import pretrain
 from bertworks.batching.batch import Batch, BatchTarget, Prefetched, collate
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference import engine
-from bertworks.models import attention
+from bertworks.models import kernels
 from bertworks.models.config import BERT_SIZES
 from bertworks.models.layout import Layout
 from bertworks.models.packed_linear import _rounded, pack_linears, to_bf16_inference
@@ -169,8 +169,8 @@ def test_packed_attention_is_padded_attention(device: torch.device, causal: bool
     grad = torch.randn(124, 4, 32, device=device, dtype=torch.bfloat16)
     results = []
     for compute in (
-        attention.attention_packed,
-        lambda x, y: attention.attention_padded(x, [y], 0.0),
+        kernels.attention_packed,
+        lambda x, y: kernels.attention_padded(x, [y], 0.0),
     ):
         x = qkv.clone().requires_grad_()
         y = compute(x, layout)
@@ -188,7 +188,7 @@ def test_packed_attention_drops_the_fraction_that_it_should(device: torch.device
     qkv = torch.randn(164, 3, 2, 32, device=device, dtype=torch.bfloat16)
     qkv[:, :2] = 0  # all keys count alike
     qkv[:, 2] = 1  # so a result is the share of the keys that stay, over 0.9
-    got = attention.attention_packed(qkv, layout, 0.1).float()
+    got = kernels.attention_packed(qkv, layout, 0.1).float()
     assert got.mean().item() == pytest.approx(1, abs=0.01)
     assert got.std().item() == pytest.approx((0.1 / 0.9 / 82) ** 0.5, rel=0.2)
 

@@ -15,8 +15,8 @@ from bertworks.checkpoints.hf_mapping import (
 )
 from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.models.config import EncoderConfig
-from bertworks.models.encoder import Encoder
 from bertworks.models.layout import Layout
+from bertworks.models.transformer import Encoder
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.objectives import PretrainingModel
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from bertworks.models.config import BERT_SIZES
-from bertworks.models.encoder import SHIFTS, Encoder, init_local_attention
 from bertworks.models.layout import Layout
+from bertworks.models.transformer import SHIFTS, Encoder, init_local_attention
 
 
 def attention_of_the_first_layer(encoder: Encoder, length: int) -> torch.Tensor:

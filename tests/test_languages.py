@@ -23,8 +23,8 @@ from bertworks.checkpoints.model_folder import load_model
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.models.config import EncoderConfig
-from bertworks.models.encoder import Encoder
 from bertworks.models.layout import Layout
+from bertworks.models.transformer import Encoder
 from bertworks.runs.pretrain_job import PretrainJob, Text, in_languages
 from bertworks.serve.endpoints import Abilities
 from bertworks.text.shards import Shards, TokenStore

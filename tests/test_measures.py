@@ -457,5 +457,5 @@ def test_all_routes_are_traced() -> None:
         if route.data:
             opens = figures[f"{route.name}: opens"]
             assert opens == "refused" or opens > 0
-    assert "models.encoder" in modules["csv of 30 rows to the first loss"]
+    assert "models.transformer" in modules["csv of 30 rows to the first loss"]
     assert "training.task_heads" in modules["csv of 30 rows to the first loss"]

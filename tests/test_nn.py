@@ -9,17 +9,18 @@ import pytest
 import torch
 from torch import nn
 
-from bertworks.models.attention import (
-    Linear,
+from bertworks.models.config import BERT_SIZES, PRETRAINING_HEADS, EncoderConfig
+from bertworks.models.embeddings import Embeddings
+from bertworks.models.heads import LMHead
+from bertworks.models.kernels import (
     attention,
     attention_inference_cpu,
     attention_padded,
     attention_training_cpu,
-    dropout,
 )
-from bertworks.models.config import BERT_SIZES, PRETRAINING_HEADS, EncoderConfig
-from bertworks.models.encoder import Embeddings, Encoder, LMHead
+from bertworks.models.layers import Linear, dropout
 from bertworks.models.layout import Layout
+from bertworks.models.transformer import Encoder
 
 TINY = EncoderConfig(
     vocab_size=50,
@@ -222,7 +223,7 @@ def test_gelu_is_exact_or_the_approximation():
         [v * 0.5 * (1 + math.erf(v / math.sqrt(2))) for v in x.tolist()], dtype=torch.float64
     )
     tanh = 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-    from bertworks.models.encoder import ACTIVATIONS
+    from bertworks.models.layers import ACTIVATIONS
 
     torch.testing.assert_close(ACTIVATIONS["gelu"](x), exact)
     torch.testing.assert_close(ACTIVATIONS["gelu_tanh"](x), tanh)
@@ -285,7 +286,7 @@ def test_groups_change_no_gradient(monkeypatch):
 def test_attention_in_buckets_is_attention(direction, monkeypatch):
     """What bf16 on a CPU computes in training, here in float64: values and gradients, whatever a
     token reads."""
-    monkeypatch.setattr("bertworks.models.attention.compiles_sizes", lambda _: True)
+    monkeypatch.setattr("bertworks.models.kernels.compiles_sizes", lambda _: True)
     torch.manual_seed(0)
     lengths = [3, 1, 20, 512, 33, 64, 64, 17, 40, 2]  # the longest fills its bucket
     layout = Layout.of(lengths)

@@ -15,14 +15,9 @@ import pytest
 import torch
 
 from bertworks.models import packed_linear as of_nn
-from bertworks.models.attention import (
-    SMALL_BATCH_ROWS as FEW,
-    attention,
-    attention_inference_cpu,
-    pad_rows_to_bucket,
-)
 from bertworks.models.config import EncoderConfig
-from bertworks.models.encoder import ACTIVATIONS, Encoder
+from bertworks.models.kernels import attention, attention_inference_cpu
+from bertworks.models.layers import ACTIVATIONS, SMALL_BATCH_ROWS as FEW, pad_rows_to_bucket
 from bertworks.models.layout import Layout
 from bertworks.models.packed_linear import (
     InferenceEncoder,
@@ -34,6 +29,7 @@ from bertworks.models.packed_linear import (
     to_int8_inference,
     with_fp16_weights,
 )
+from bertworks.models.transformer import Encoder
 
 SHAPE = EncoderConfig(
     vocab_size=90,
@@ -384,12 +380,12 @@ def test_rows_that_fill_up_a_step_of_learning_change_nothing(
     network.load_state_dict(encoder.state_dict())
     product = torch.ops.mkldnn._linear_pointwise.default
     monkeypatch.setattr(
-        "bertworks.models.attention.torch.ops.mkldnn._linear_pointwise",
+        "bertworks.models.layers.torch.ops.mkldnn._linear_pointwise",
         SimpleNamespace(default=lambda x, *others: seen.add(len(x)) or product(x, *others)),
     )
     row, probe = requested(60, 60, 23), torch.randn(143 if rows is None else 70, 64)
     for fill in (pad_rows_to_bucket, lambda x, **options: x):
-        for module in ("encoder", "attention"):
+        for module in ("transformer", "layers"):
             monkeypatch.setattr(f"bertworks.models.{module}.pad_rows_to_bucket", fill)
         poison()
         states = network(*row, rows)

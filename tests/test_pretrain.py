@@ -32,7 +32,7 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
 from bertworks.io.atomic_write import folder_lock, sha256
 from bertworks.models.config import EncoderConfig
-from bertworks.models.encoder import Encoder, scale_residual
+from bertworks.models.transformer import Encoder, scale_residual
 from bertworks.runs import pretrain_job
 from bertworks.runs.prepare import make_shards
 from bertworks.runs.pretrain import estimate, pretrain

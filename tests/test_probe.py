@@ -34,7 +34,7 @@ from bertworks.metrics.intervals import (
 )
 from bertworks.metrics.trees import GoldTree, tree_metrics
 from bertworks.models.config import EncoderConfig
-from bertworks.models.encoder import Encoder
+from bertworks.models.transformer import Encoder
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training import probes
 from bertworks.training.objectives import PretrainingModel

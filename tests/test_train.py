@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bertworks.batching.batch import collate
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Target
-from bertworks.models.attention import cpu_supports_bf16, pad_rows_to_bucket
 from bertworks.models.config import EncoderConfig
+from bertworks.models.layers import cpu_supports_bf16, pad_rows_to_bucket
 from bertworks.training.loop import MixedPrecision, evaluate, train
 from bertworks.training.objectives import (
     CHUNK_BYTES,

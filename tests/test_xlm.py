@@ -22,8 +22,9 @@ from bertworks.checkpoints.hf_mapping import (
 )
 from bertworks.errors import BertworksError
 from bertworks.models.config import PRESETS
-from bertworks.models.encoder import Encoder, LMHead
+from bertworks.models.heads import LMHead
 from bertworks.models.layout import Layout
+from bertworks.models.transformer import Encoder
 from bertworks.training.task_heads import Classification, SpanExtraction, TaskModel
 
 LENGTHS = [9, 4, 12]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch, BatchTarget
 from bertworks.checkpoints.hf_mapping import from_huggingface
-from bertworks.models import attention as kernels
+from bertworks.models import kernels
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layout import Layout
 from bertworks.models.packed_linear import to_bf16_inference
@@ -169,12 +169,12 @@ def against_cpu(part: Part, ours: Any, on_device: Any, batch: Batch) -> None:
 
 @contextmanager
 def without_packing() -> Iterator[None]:
-    original = kernels._supports_packed
-    kernels._supports_packed = lambda qkv: False
+    original = kernels.supports_packed
+    kernels.supports_packed = lambda qkv: False
     try:
         yield
     finally:
-        kernels._supports_packed = original
+        kernels.supports_packed = original
 
 
 def packed_and_padded(part: Part, model: Any, batch: Batch) -> None:
@@ -190,7 +190,7 @@ def packed_and_padded(part: Part, model: Any, batch: Batch) -> None:
         loss=float(loss),
         difference=abs(float(loss - other)) / float(loss),
         gradients=norm(differences) / norm(gradients),
-        packed=kernels._supports_packed(
+        packed=kernels.supports_packed(
             torch.empty(1, 3, 1, 64, device=part.device, dtype=torch.bfloat16)
         ),
     )

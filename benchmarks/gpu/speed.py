@@ -10,7 +10,7 @@ import torch
 from common import Part, batch_of, ceiling, config, new_model, peak, step_seconds
 from torch.profiler import ProfilerActivity, profile
 
-from bertworks.models import encoder as encoder_module
+from bertworks.models import transformer as encoder_module
 from bertworks.training.device import fixed_order
 
 # real tokens/s of BERT-Base at length 128, and the share of the speed of a product

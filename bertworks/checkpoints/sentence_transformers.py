@@ -14,7 +14,7 @@ from bertworks.checkpoints.storage import read_json
 from bertworks.config import packaged_table
 from bertworks.errors import require
 from bertworks.io.atomic_write import write_json
-from bertworks.models.encoder import Pooling
+from bertworks.models.heads import Pooling
 
 MODEL_FILE = "config_sentence_transformers.json"  # of the whole model: prompts and similarity
 _MODULES, _TRANSFORMER = "modules.json", "sentence_bert_config.json"

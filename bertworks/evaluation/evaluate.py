@@ -54,7 +54,7 @@ from bertworks.io.tables import Data
 from bertworks.io.text_files import IssueCounter, nothing_there
 from bertworks.metrics import squad
 from bertworks.metrics.intervals import correlations, groups_or_rows, mean_sums, middle, resampled
-from bertworks.models.encoder import Pooling
+from bertworks.models.heads import Pooling
 from bertworks.runs.adaptation import bits_batches
 from bertworks.runs.data_splits import choose_positive
 from bertworks.runs.prepare import read_text

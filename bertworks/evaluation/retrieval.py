@@ -34,7 +34,8 @@ from bertworks.io.remote import as_path
 from bertworks.io.tables import as_text
 from bertworks.io.text_files import IssueCounter, open_lines
 from bertworks.metrics.intervals import wilson_interval
-from bertworks.models.encoder import Encoder, Pooling
+from bertworks.models.heads import Pooling
+from bertworks.models.transformer import Encoder
 from bertworks.retrieval.index import RERANKED, Index, Ranking
 from bertworks.retrieval.ranking import Reranker, Scores, ranking_figures, top_k
 from bertworks.text.translations import read_translations

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bertworks.batching.batch import collate
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids
-from bertworks.models.encoder import Encoder
+from bertworks.models.transformer import Encoder
 
 ATTRIBUTION_TOKENS = 4096  # of a batch of copies
 FEWEST_STEPS, MOST_STEPS = 32, 512

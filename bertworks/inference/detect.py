@@ -27,7 +27,8 @@ from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import texts_of
 from bertworks.metrics.classification import area_under_curve
 from bertworks.models.config import EncoderConfig
-from bertworks.models.encoder import Encoder, TokenHead
+from bertworks.models.heads import TokenHead
+from bertworks.models.transformer import Encoder
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.device import Precision
 from bertworks.training.objectives import PretrainingModel

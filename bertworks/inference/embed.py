@@ -59,8 +59,9 @@ from bertworks.io.tables import (
     texts_of,
 )
 from bertworks.io.text_files import IssueCounter
-from bertworks.models.encoder import Encoder, Pooling
+from bertworks.models.heads import Pooling
 from bertworks.models.packed_linear import InferenceEncoder, with_fp16_weights
+from bertworks.models.transformer import Encoder
 from bertworks.training.device import (
     InferencePrecision,
     PrecisionOption,

@@ -59,9 +59,11 @@ from bertworks.io.binary_files import read_protobuf
 from bertworks.io.remote import as_path
 from bertworks.models import packed_linear
 from bertworks.models.config import EncoderConfig
-from bertworks.models.encoder import Encoder, Pooling, meta_device_init, pool
+from bertworks.models.heads import Pooling, pool
+from bertworks.models.layers import meta_device_init
 from bertworks.models.layout import Layout
 from bertworks.models.packed_linear import InferenceEncoder
+from bertworks.models.transformer import Encoder
 from bertworks.training.device import (
     THREADS,
     InferencePrecision,

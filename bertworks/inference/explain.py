@@ -38,7 +38,7 @@ from bertworks.inference.engine import LazyModel, open_model
 from bertworks.inference.masked_lm import load_masked_lm
 from bertworks.inference.predictor import Predictor, item_of
 from bertworks.io.atomic_write import write_bytes
-from bertworks.models.encoder import Encoder
+from bertworks.models.transformer import Encoder
 from bertworks.reports.svg import grid, page, section
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.objectives import PretrainingModel

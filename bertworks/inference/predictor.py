@@ -39,7 +39,7 @@ from bertworks.io.atomic_write import local_path, refuse_not_empty
 from bertworks.io.class_names import named_column
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import Data, are_rows, computed, is_missing, missing_hint, plain_value
-from bertworks.models.encoder import Encoder
+from bertworks.models.transformer import Encoder
 from bertworks.training.device import InferencePrecision, PrecisionOption, disable_heap_trim
 from bertworks.training.recipe import MIN_LENGTH
 from bertworks.training.task_heads import TaskModel

@@ -51,7 +51,7 @@ from bertworks.io.atomic_write import (
     write_text,
 )
 from bertworks.io.text_files import IssueCounter
-from bertworks.models.encoder import Encoder
+from bertworks.models.transformer import Encoder
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.task_heads import MultipleChoice, SpanExtraction, TaskModel
 

@@ -41,7 +41,7 @@ from bertworks.io.options import Bulk, ReadOptions
 from bertworks.io.remote import as_path
 from bertworks.io.tables import TITLE_NAMES, Data, find_column, first_rows, texts_of, usual_column
 from bertworks.io.text_files import IssueCounter
-from bertworks.models.encoder import Pooling
+from bertworks.models.heads import Pooling
 from bertworks.retrieval.ranking import (
     DEPTH,
     Reranker,

@@ -49,8 +49,9 @@ from bertworks.metrics.intervals import (
     paired_difference,
     resampled,
 )
-from bertworks.models.encoder import Encoder, meta_device_init
+from bertworks.models.layers import meta_device_init
 from bertworks.models.packed_linear import InferenceEncoder
+from bertworks.models.transformer import Encoder
 from bertworks.text.segmentation import split_sentences
 from bertworks.training.device import InferencePrecision
 from bertworks.training.linear_head import LinearHead, fit_linear_head

@@ -43,7 +43,8 @@ from bertworks.io.options import ReadOptions
 from bertworks.io.remote import as_path
 from bertworks.io.tables import StoredRows
 from bertworks.models.config import EncoderConfig
-from bertworks.models.encoder import meta_device_init, num_lstm_parameters
+from bertworks.models.layers import meta_device_init
+from bertworks.models.recurrent import num_lstm_parameters
 from bertworks.runs.data_splits import (
     EVALUATED,
     LabelledData,

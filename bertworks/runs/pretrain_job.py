@@ -32,7 +32,7 @@ from bertworks.events import printable
 from bertworks.inference.detect import GENERATOR, state_with_generator
 from bertworks.io.binary_files import is_sealed, sealing, write_npy
 from bertworks.models.config import EncoderConfig
-from bertworks.models.encoder import init_local_attention, scale_residual
+from bertworks.models.transformer import init_local_attention, scale_residual
 from bertworks.runs.adaptation import BitsBatches, bits_batches, bits_per_character, extended_state
 from bertworks.runs.report import write_report
 from bertworks.runs.run_folder import BITS, BITS_BEFORE, describe, versions

@@ -24,7 +24,7 @@ from bertworks.checkpoints.training_state import Checkpoint, latest_checkpoint, 
 from bertworks.errors import BertworksError, expect
 from bertworks.events import Event, duration
 from bertworks.io.atomic_write import fsync, remove_leftovers
-from bertworks.models.encoder import meta_device_init
+from bertworks.models.layers import meta_device_init
 from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.pretrain_job import PretrainJob
 from bertworks.runs.processes import GracefulShutdown, Processes

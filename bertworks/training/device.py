@@ -17,8 +17,8 @@ import torch
 
 from bertworks.errors import UsageError
 from bertworks.io.processes import CpuMonitor, available_cpus, read_system_file
-from bertworks.models.attention import cpu_supports_bf16
 from bertworks.models.config import EncoderConfig
+from bertworks.models.layers import cpu_supports_bf16
 
 Precision = Literal["fp32", "bf16"]  # of a training
 InferencePrecision = Literal[Precision, "int8"]

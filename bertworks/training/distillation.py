@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from bertworks.batching.batch import Batch
 from bertworks.errors import check
 from bertworks.models.config import EncoderConfig
-from bertworks.models.encoder import Encoder, LMHead
+from bertworks.models.heads import LMHead
+from bertworks.models.transformer import Encoder
 from bertworks.training.objectives import TeacherStates
 
 PUBLISHED_LAYERS = {(12, 6): (0, 2, 4, 7, 9, 11)}  # Sanh et al. 2019, in the authors' code

@@ -16,7 +16,7 @@ from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 
 from bertworks.batching.batch import Batch
-from bertworks.models.encoder import OutputLayer
+from bertworks.models.heads import OutputLayer
 from bertworks.training.device import DTYPES, Precision
 from bertworks.training.objectives import LossStats, LossSum, TrainableModel
 from bertworks.training.optimization import OptimizerConfig, update

@@ -21,16 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch
-from bertworks.models.attention import compiles_sizes, pad_rows_to_bucket
 from bertworks.models.config import EncoderConfig, Head
-from bertworks.models.encoder import (
-    Encoder,
-    LMHead,
-    Pooler,
-    TokenHead,
-    initialize,
-    meta_device_init,
-)
+from bertworks.models.heads import LMHead, Pooler, TokenHead
+from bertworks.models.layers import compiles_sizes, initialize, meta_device_init, pad_rows_to_bucket
+from bertworks.models.transformer import Encoder
 from bertworks.training.recipe import TEACHER_OBJECTIVES, ObjectiveKind, Recipe
 
 CHUNK_BYTES, GPU_CHUNK_BYTES = 1 << 27, 1 << 31  # of logits in memory at the same time

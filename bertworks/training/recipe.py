@@ -137,8 +137,8 @@ class Recipe(Settings):
     initialization: "published": everything at random; "scaled_residual": the same, and the matrices
         that lead into the residual stream divided by the root of their number (Radford et al. 2019,
         section 2.3); "neighbours": the first layer starts with attention to the neighbouring tokens
-        (`models.encoder.init_local_attention`), which a small budget has no time to learn, and the
-        position embeddings are not trained.
+        (`models.transformer.init_local_attention`), which a small budget has no time to learn, and
+        the position embeddings are not trained.
     generator_size: of the objective "replaced_token": the hidden size of the generator as a
         fraction of the encoder's.
     temperature: of the objective "distillation": logits are divided by it.

@@ -18,7 +18,10 @@ from torch import Tensor, nn
 from bertworks.batching.batch import Batch, ExampleGroup, token_budget_batches
 from bertworks.errors import expect
 from bertworks.models.config import EncoderConfig
-from bertworks.models.encoder import BiLSTM, Encoder, OutputLayer, Pooler, initialize
+from bertworks.models.heads import OutputLayer, Pooler
+from bertworks.models.layers import initialize
+from bertworks.models.recurrent import BiLSTM
+from bertworks.models.transformer import Encoder
 from bertworks.training.objectives import (
     LossSum,
     TrainableModel,

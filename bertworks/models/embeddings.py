@@ -1,0 +1,82 @@
+"""Token ids -> the vectors that the first layer reads: token, position and token type in one."""
+
+import torch
+from torch import Tensor, nn
+
+from bertworks.errors import check
+from bertworks.models.config import EncoderConfig
+from bertworks.models.layers import Linear, dropout
+from bertworks.models.layout import Layout
+
+
+class Embeddings(nn.Module):
+    """The sum of the embeddings that a configuration has, normalised, with dropout (Devlin et al.
+    2019, figure 2), and projected if their width is not the hidden size."""
+
+    def __init__(self, c: EncoderConfig):
+        super().__init__()
+        width = c.embedding_width
+        self.token = nn.Embedding(c.vocab_size, width)
+        learned = c.position_embedding_type == "learned"
+        self.position = nn.Embedding(c.max_position_embeddings, width) if learned else None
+        self.token_type = nn.Embedding(c.type_vocab_size, width) if c.type_vocab_size else None
+        self.norm = nn.LayerNorm(width, c.layer_norm_eps) if c.embedding_norm else None
+        self.projection = Linear(width, c.hidden_size) if width != c.hidden_size else None
+        self.scale = c.hidden_size**0.5 if c.embedding_scale else 1.0
+        self.language = c.languages.index(c.language) if c.language else None
+        self.max_positions = c.max_position_embeddings
+        self.dropout = c.embedding_rate
+
+    def forward(
+        self, input_ids: Tensor, layout: Layout, token_type_ids: Tensor | None = None
+    ) -> Tensor:
+        """input_ids int64 [T]; token_type_ids int64 [T], None, or a table of one row: all 0 -> [T,
+        hidden_size].
+
+        Raises:
+            ValueError: if there are fewer positions than a sequence needs.
+        """
+        count = layout.num_positions or layout.max_seqlen
+        what = f"a sequence of {count} tokens, but the model has {self.max_positions} positions"
+        check(count <= self.max_positions, what)
+        x: Tensor = self.token(input_ids)
+        if self.scale != 1:
+            x = x * self.scale
+        x = x + self._places(x, layout.position_ids, count, token_type_ids)
+        if self.norm is not None:
+            # tables may have a higher precision than what is computed
+            x = self.norm(x.to(self.norm.weight.dtype))
+        x = dropout(x, self.dropout if self.training else 0.0)
+        if self.projection is not None:
+            x = self.projection(x.to(self.projection.weight.dtype))
+        return x
+
+    def _places(
+        self, x: Tensor, positions: Tensor, count: int, token_type_ids: Tensor | None
+    ) -> Tensor:
+        """[T, width]: position and token type embeddings. count: all positions int64 [T] are below
+        it."""
+        if self.position is None:
+            table = sinusoids(torch.arange(count, device=x.device), x.shape[1]).to(x.dtype)
+        else:
+            table = self.position.weight[:count]
+        if self.token_type is None:
+            return table.index_select(0, positions)
+        kinds = self.token_type.num_embeddings
+        # A model that was trained without pairs (RoBERTa) has one type for all tokens.
+        types = (
+            torch.zeros_like(positions) if token_type_ids is None or kinds == 1 else token_type_ids
+        )
+        types = types if self.language is None else torch.full_like(positions, self.language)
+        # A row of the product table is position + type: one small table, read once, instead of two
+        # large sums.
+        product = (table[:, None] + self.token_type.weight).flatten(0, 1)
+        return product.index_select(0, positions * kinds + types)
+
+
+def sinusoids(position_ids: Tensor, width: int) -> Tensor:
+    """int64 [T] -> float64 [T, width]: sines in even columns, cosines in odd ones, with wavelengths
+    from 2 pi to 10,000 * 2 pi (Vaswani et al. 2017, section 3.5)."""
+    columns = torch.arange(0, width, 2, device=position_ids.device)
+    angles = position_ids[:, None].double() * 10_000.0 ** (-columns.double() / width)
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width]

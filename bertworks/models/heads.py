@@ -1,0 +1,120 @@
+"""Hidden states -> a vector of a sequence, logits of the vocabulary, of a task, of every token.
+
+- `Pooler`: a vector per sequence; `pool`: the same without parameters
+- `LMHead`: logits of the vocabulary
+- `TokenHead`: a logit per token
+- `OutputLayer`: logits of a task
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bertworks.models.config import EncoderConfig
+from bertworks.models.layers import ACTIVATIONS, Linear, initialize
+from bertworks.models.layout import Layout
+
+
+class Pooler(nn.Module):
+    """The vector of a sequence: the state of its first or last token, through a dense layer and an
+    activation (BERT: the first, tanh). The kinds "first" and "last" have no parameters."""
+
+    def __init__(self, c: EncoderConfig):
+        super().__init__()
+        place, _, activation = c.pooler.partition("_")
+        self.reads_last = place == "last"
+        self.activation = torch.tanh if activation == "tanh" else ACTIVATIONS.get(activation)
+        self.dense = Linear(c.hidden_size, c.hidden_size) if activation else None
+        initialize(self, c)
+
+    def tokens(self, layout: Layout) -> Tensor:
+        """int32 [B]: the token that stands for each sequence."""
+        return layout.last if self.reads_last else layout.first
+
+    def forward(self, x: Tensor) -> Tensor:
+        """States of these tokens, [B, hidden] -> [B, hidden]."""
+        return (
+            x if self.dense is None or self.activation is None else self.activation(self.dense(x))
+        )
+
+
+class OutputLayer(nn.Linear):
+    """The last layer of a task, always in float32: it is small, and its numbers may be years or
+    prices, which in bf16 lie 8 or 1,000 apart."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in_features] -> float32 [..., out_features]."""
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(x.float(), self.weight, self.bias)
+
+
+class LMHead(nn.Module):
+    """Hidden states -> logits of the vocabulary, through the token embedding matrix. The caller
+    passes that matrix: a tied parameter has one owner. Use it for few tokens: this is the widest
+    layer of all."""
+
+    def __init__(self, c: EncoderConfig):
+        super().__init__()
+        transforms, width = c.lm_head == "transform", c.embedding_width
+        self.dense = Linear(c.hidden_size, width) if transforms else None
+        self.activation = ACTIVATIONS[c.lm_head_activation]
+        self.norm = nn.LayerNorm(width, c.layer_norm_eps) if transforms else None
+        self.bias = nn.Parameter(torch.zeros(c.vocab_size)) if c.lm_head != "plain" else None
+        initialize(self, c)
+
+    def transform(self, x: Tensor) -> Tensor:
+        """[M, hidden] -> [M, width of the embeddings]: what is multiplied with the embedding
+        matrix."""
+        if self.dense is None or self.norm is None:
+            return x
+        return self.norm(self.activation(self.dense(x)))  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor, embeddings: Tensor) -> Tensor:
+        """x [M, hidden], embeddings [V, width] -> logits [M, V]."""
+        return F.linear(self.transform(x), embeddings, self.bias)
+
+
+class TokenHead(nn.Module):
+    """Hidden states -> one logit per token, through a dense layer and the activation: whether a
+    token was replaced (Clark et al. 2020, section 2)."""
+
+    def __init__(self, c: EncoderConfig):
+        super().__init__()
+        self.dense = Linear(c.hidden_size, c.hidden_size)
+        self.activation = ACTIVATIONS[c.hidden_act]
+        self.output = Linear(c.hidden_size, 1)
+        initialize(self, c)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, hidden] -> logits [T]."""
+        return self.output(self.activation(self.dense(x))).squeeze(-1)  # type: ignore[no-any-return]
+
+
+Pooling = Literal["mean", "cls", "max", "last-four"]
+_LAST_LAYERS = 4
+
+
+def pool(
+    states: Sequence[Tensor], layout: Layout, pooling: Literal["mean", "max", "last-four"]
+) -> Tensor:
+    """states: of all layers, [T, hidden] each, embeddings first -> float32 [B, hidden].
+
+    "mean" and "max" are over all tokens, [CLS] and [SEP] included, as in sentence-transformers.
+    "last-four" is the mean over the tokens and the last four layers, or all layers if there are
+    fewer. "cls" is the last state of the first
+    token: the caller needs no more than that one.
+    """
+    layers = states[1:][-_LAST_LAYERS:] if pooling == "last-four" else states[-1:]
+    x = (
+        layers[0].float()
+        if len(layers) == 1
+        else torch.stack([state.float() for state in layers]).mean(0)
+    )
+    return (
+        torch.segment_reduce(x, "max", offsets=layout.cu_seqlens.long())
+        if pooling == "max"
+        else layout.mean(x)
+    )
