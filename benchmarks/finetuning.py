@@ -235,10 +235,10 @@ class Watch:
 def contend(arguments: argparse.Namespace) -> dict[str, Any]:
     """Everything that both have in common: model, rows, and how answers are scored."""
     from bertworks.checkpoints.resolve import resolve_model
-    from bertworks.checkpoints.task_config import TaskConfig
     from bertworks.datasets.schema import items
     from bertworks.evaluation.glue import find_glue_tasks
-    from bertworks.inference.task_metrics import compute_metrics
+    from bertworks.tasks.scores import compute_metrics
+    from bertworks.tasks.settings import TaskConfig
 
     (task,) = arguments.tasks
     (found,) = find_glue_tasks(arguments.data / task)
@@ -276,11 +276,11 @@ def bertworks(
 ) -> Learning:
     import torch
 
-    from bertworks.inference.decoding import Decoder
     from bertworks.inference.engine import compute_logits_and_loss
     from bertworks.runs.data_splits import LabelledData
     from bertworks.runs.finetune import make_finetune_request
     from bertworks.runs.finetune_job import FinetuneJob
+    from bertworks.tasks.decoding import Decoder
     from bertworks.training.device import HeapTrimmer, disable_heap_trim
     from bertworks.training.loop import train
     from bertworks.training.optimization import make_optimizer

@@ -113,10 +113,11 @@ def random_models(size: str, folder: Path) -> dict[str, Path]:
     import torch
 
     from bertworks.checkpoints.model_folder import save_model
-    from bertworks.checkpoints.task_config import TaskConfig, task_settings
+    from bertworks.checkpoints.task_config import save_task, task_settings
     from bertworks.models.config import BERT_SIZES
+    from bertworks.tasks.heads import Classification, TaskModel
+    from bertworks.tasks.settings import TaskConfig
     from bertworks.training.objectives import PretrainingModel
-    from bertworks.training.task_heads import Classification, TaskModel
 
     found = {name: folder / f"{size}-{name}" for name in ("pretrained", "classifier")}
     description = TaskConfig(
@@ -141,5 +142,5 @@ def random_models(size: str, folder: Path) -> dict[str, Path]:
             head=head,
         )
         if head:
-            description.save(path)
+            save_task(description, path)
     return found

@@ -223,10 +223,7 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
     import torch
 
     from bertworks.config import dump_recipe
-    from bertworks.inference.calibration import fit_outputs, gold_logits
-    from bertworks.inference.decoding import Decoder, Logits
     from bertworks.inference.engine import compute_logits_and_loss
-    from bertworks.inference.task_metrics import groups_of, row_sums
     from bertworks.metrics.intervals import (
         confidences,
         expected_calibration_error,
@@ -238,6 +235,9 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
     from bertworks.runs.data_splits import EVALUATED, Method, methods_of
     from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest
     from bertworks.runs.training_run import TrainingRun
+    from bertworks.tasks.calibration import fit_outputs, gold_logits
+    from bertworks.tasks.decoding import Decoder, Logits
+    from bertworks.tasks.scores import groups_of, row_sums
     from bertworks.training.device import choose_device
 
     name, size, seed, train, test, model, quick = cell

@@ -19,16 +19,16 @@ import transformers
 from rows import EQUAL, EQUAL_ROWS
 from transformers import AutoConfig, Trainer, TrainingArguments, set_seed
 
-from bertworks.batching.features import training_groups
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.datasets.schema import items
 from bertworks.evaluation.glue import find_glue_tasks
-from bertworks.inference.decoding import Decoder, make_featurizer
-from bertworks.inference.task_metrics import compute_metrics, groups_of, metric_of, row_sums
 from bertworks.metrics.intervals import resampled
 from bertworks.runs.data_splits import LabelledData
 from bertworks.runs.finetune import make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob
+from bertworks.tasks.decoding import Decoder, make_featurizer
+from bertworks.tasks.features import training_groups
+from bertworks.tasks.scores import compute_metrics, groups_of, metric_of, row_sums
 
 READ = ("input_ids", "token_type_ids", "attention_mask")
 

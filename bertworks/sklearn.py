@@ -36,7 +36,6 @@ from sklearn.utils.validation import (
 
 from bertworks.checkpoints.resolve import NETWORK_FILES, split_files
 from bertworks.checkpoints.task_config import TASK_FILE
-from bertworks.datasets.schema import TaskType
 from bertworks.datasets.values import canonical_label, first_names, label_text
 from bertworks.errors import BertworksError, UsageError, column_names_of, listed
 from bertworks.inference.embed import Embedder, Vectors
@@ -46,6 +45,7 @@ from bertworks.io.tables import is_missing, missing_hint, plain_value, rows_of
 from bertworks.models.heads import Pooling
 from bertworks.runs.data_splits import Method, Validation
 from bertworks.runs.finetune import finetune_events, make_finetune_request, open_trained
+from bertworks.tasks.settings import TaskType
 from bertworks.training.device import InferencePrecision, PrecisionOption
 
 __all__ = ["BertClassifier", "BertEmbedder", "BertRegressor", "InputError"]

@@ -12,7 +12,7 @@ from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Target
 from bertworks.checkpoints.hf_mapping import config_to_huggingface, from_huggingface
 from bertworks.models.config import EncoderConfig
-from bertworks.training.task_heads import (
+from bertworks.tasks.heads import (
     Classification,
     MultiLabel,
     MultipleChoice,

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Literal
 
-from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.schema import Item
-from bertworks.inference.task_metrics import compute_metrics, named_spans
 from bertworks.metrics.classification import Span, count_spans, figures_by_type
+from bertworks.tasks.scores import compute_metrics, named_spans
+from bertworks.tasks.settings import TaskConfig
 
 Scheme = Literal["IOB1", "IOB2", "BIOES", "BILOU", "BMES", "BMEWO"]
 # first, inside, last, the only word

@@ -19,14 +19,15 @@ import torch
 from fine import tokenizer
 
 from bertworks.checkpoints.model_folder import save_model
-from bertworks.checkpoints.task_config import TaskConfig, task_settings
-from bertworks.inference.decoding import make_task_head
+from bertworks.checkpoints.task_config import save_task, task_settings
 from bertworks.models.config import EncoderConfig
 from bertworks.serve.application import Application
 from bertworks.serve.batching import Limits
 from bertworks.serve.endpoints import Abilities
+from bertworks.tasks.decoding import make_task_head
+from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.settings import TaskConfig
 from bertworks.training.device import PrecisionOption
-from bertworks.training.task_heads import TaskModel
 
 URL = "http://127.0.0.1:8080"
 
@@ -54,7 +55,7 @@ def write_head(folder: Path, **description: Any) -> Path:
         card="tiny",
         head=task_settings(d),
     )
-    d.save(folder)
+    save_task(d, folder)
     return folder
 
 

@@ -28,14 +28,10 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from bertworks.batching.features import Features
 from bertworks.checkpoints.model_folder import ModelFolder
-from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.schema import Item
-from bertworks.inference.decoding import make_featurizer
 from bertworks.inference.embed import Embedder
 from bertworks.inference.engine import compute_logits
-from bertworks.inference.task_metrics import METRICS, compute_metrics, predicted_label
 from bertworks.runs import baselines
 from bertworks.runs.baselines import (
     FINETUNED,
@@ -47,8 +43,12 @@ from bertworks.runs.baselines import (
 )
 from bertworks.runs.finetune import make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob
-from bertworks.training.linear_head import SEQUENCE_DEVIATION
-from bertworks.training.task_heads import TaskModel, combine_vectors
+from bertworks.tasks.decoding import make_featurizer
+from bertworks.tasks.features import Features
+from bertworks.tasks.heads import TaskModel, combine_vectors
+from bertworks.tasks.linear_head import SEQUENCE_DEVIATION
+from bertworks.tasks.scores import METRICS, compute_metrics, predicted_label
+from bertworks.tasks.settings import TaskConfig
 
 CPU = torch.device("cpu")
 WRITERS: dict[str, Callable[..., Path]] = {

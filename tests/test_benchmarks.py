@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.schema import items
 from bertworks.errors import BertworksError
 from bertworks.evaluation.glue import (
@@ -22,7 +21,8 @@ from bertworks.evaluation.glue import (
     macro_average,
     submission,
 )
-from bertworks.inference.task_metrics import METRICS, compute_metrics
+from bertworks.tasks.scores import METRICS, compute_metrics
+from bertworks.tasks.settings import TaskConfig
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 BY_NAME = {task.name: task for task in GLUE}

@@ -14,18 +14,13 @@ from scipy.special import expit, softmax
 from served import write_head
 from sklearn.metrics import f1_score, log_loss
 
-from bertworks.batching.features import Features
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Target
-from bertworks.checkpoints.task_config import TaskConfig, read_task_json
+from bertworks.checkpoints.task_config import read_task_json, save_task
 from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError
-from bertworks.inference import calibration
-from bertworks.inference.calibration import FEWEST_CALIBRATED, fit_outputs
-from bertworks.inference.decoding import Decoder
 from bertworks.inference.explain import explain
 from bertworks.inference.predictor import Predictor
-from bertworks.inference.task_metrics import compute_metrics
 from bertworks.metrics import intervals
 from bertworks.metrics.intervals import (
     best_label_threshold,
@@ -33,6 +28,12 @@ from bertworks.metrics.intervals import (
     expected_calibration_error,
     fit_temperature,
 )
+from bertworks.tasks import calibration
+from bertworks.tasks.calibration import FEWEST_CALIBRATED, fit_outputs
+from bertworks.tasks.decoding import Decoder
+from bertworks.tasks.features import Features
+from bertworks.tasks.scores import compute_metrics
+from bertworks.tasks.settings import TaskConfig
 
 LABELS = ("a", "b", "c")
 
@@ -254,7 +255,7 @@ def test_the_threshold_of_labels_is_scored_on_other_rows() -> None:
 
 
 def test_the_temperature_is_stored_and_checked(tmp_path: Path) -> None:
-    TaskConfig(task="classification", labels=LABELS, temperature=1.5).save(tmp_path)
+    save_task(TaskConfig(task="classification", labels=LABELS, temperature=1.5), tmp_path)
     path = tmp_path / "task.json"
     assert read_task_json(path).temperature == 1.5
     content = json.loads(path.read_text())

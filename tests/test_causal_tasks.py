@@ -26,10 +26,10 @@ from bertworks.models.packed_linear import cpu_supports_int8
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.serve.endpoints import Abilities
+from bertworks.tasks.heads import Classification, Regression, TaskModel
 from bertworks.training.loop import train
 from bertworks.training.optimization import make_optimizer
 from bertworks.training.recipe import load_finetune_recipe
-from bertworks.training.task_heads import Classification, Regression, TaskModel
 
 TEXTS = ["the dog is good", "a", "é 日", "two hungry cats sleep", "", "fish"]
 PAIRS = [("a dog", "the dog sleeps"), ("é", "日"), ("", "fish"), ("the hungry cat", "a")]

@@ -11,12 +11,12 @@ import torch
 from fine import write_reviews, write_squad
 
 from bertworks.checkpoints.storage import read_tensors
-from bertworks.inference.decoding import make_featurizer
 from bertworks.models.config import EncoderConfig
 from bertworks.runs import finetune as finetune_module
 from bertworks.runs.finetune import finetune_events
 from bertworks.runs.finetune_job import FinetuneJob, Forecast
 from bertworks.runs.validation import PARTS
+from bertworks.tasks.decoding import make_featurizer
 from bertworks.training.recipe import load_finetune_recipe, resolve_recipe
 
 make_finetune_request = partial(

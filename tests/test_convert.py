@@ -11,12 +11,13 @@ from safetensors.torch import load_file, save_file
 
 import bertworks
 from bertworks.checkpoints.model_folder import ModelFolder, load_model, save_model
-from bertworks.checkpoints.task_config import TaskConfig, task_settings
+from bertworks.checkpoints.task_config import task_settings
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.predictor import Predictor
 from bertworks.interop.convert import convert
 from bertworks.models.config import EncoderConfig
+from bertworks.tasks.settings import TaskConfig
 from bertworks.text.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers")
@@ -366,7 +367,7 @@ def test_half_precision_becomes_float32_and_is_reported(tmp_path):
 def test_a_folder_of_ours_keeps_its_task(tmp_path, tokenizer):
     config = EncoderConfig(**SIZES)
     torch.manual_seed(0)
-    from bertworks.training.task_heads import MultiLabel, TaskModel
+    from bertworks.tasks.heads import MultiLabel, TaskModel
 
     task = TaskConfig(
         task="multilabel", labels=("x", "y"), max_length=20, threshold=0.25, text=("body",)

@@ -25,9 +25,8 @@ from fine import (
     write_squad,
 )
 
-from bertworks.batching.features import Featurizer
 from bertworks.cli.main import main
-from bertworks.datasets.schema import Item, Schema, TaskType
+from bertworks.datasets.schema import Item, Schema
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.text_files import IssueCounter
 from bertworks.runs.data_splits import LabelledData
@@ -38,6 +37,8 @@ from bertworks.runs.dataset_report import (
     count_labels,
     make_dataset_report,
 )
+from bertworks.tasks.features import Featurizer
+from bertworks.tasks.settings import TaskType
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 
 WRITERS = {

@@ -22,10 +22,10 @@ from bertworks.models.config import PRESETS
 from bertworks.runs.prepare import read_text
 from bertworks.runs.pretrain import pretrain
 from bertworks.runs.pretrain_job import held_out_batches, split_long_documents
+from bertworks.tasks.heads import Classification, TaskModel
 from bertworks.text.shards import write_shards
 from bertworks.training.optimization import make_optimizer
 from bertworks.training.recipe import load_finetune_recipe
-from bertworks.training.task_heads import Classification, TaskModel
 
 
 def test_detection_is_that_of_transformers(folder: Path):

@@ -18,11 +18,7 @@ from bertworks.models import kernels
 from bertworks.models.config import EncoderConfig
 from bertworks.models.heads import pool
 from bertworks.models.packed_linear import to_bf16_inference, to_fp32_inference
-from bertworks.training.device import Precision
-from bertworks.training.loop import MixedPrecision
-from bertworks.training.objectives import PretrainingModel
-from bertworks.training.optimization import OptimizerConfig, make_optimizer, update
-from bertworks.training.task_heads import (
+from bertworks.tasks.heads import (
     Classification,
     MultiLabel,
     MultipleChoice,
@@ -31,6 +27,10 @@ from bertworks.training.task_heads import (
     TaskHead,
     TaskModel,
 )
+from bertworks.training.device import Precision
+from bertworks.training.loop import MixedPrecision
+from bertworks.training.objectives import PretrainingModel
+from bertworks.training.optimization import OptimizerConfig, make_optimizer, update
 
 CONFIG = EncoderConfig(
     vocab_size=100,

@@ -28,6 +28,13 @@ from bertworks.models.config import PRESETS, EncoderConfig
 from bertworks.models.transformer import Encoder
 from bertworks.runs.prepare import make_shards, make_vocabulary, read_text
 from bertworks.runs.pretrain import estimate, pretrain
+from bertworks.tasks.heads import (
+    Classification,
+    MultiLabel,
+    Regression,
+    TaskHead,
+    teacher_loss,
+)
 from bertworks.training.budget import Measurement, measure_steps
 from bertworks.training.distillation import (
     Teacher,
@@ -40,13 +47,6 @@ from bertworks.training.loop import train
 from bertworks.training.objectives import PretrainingModel, TeacherStates
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
 from bertworks.training.recipe import ObjectiveKind, load_recipe
-from bertworks.training.task_heads import (
-    Classification,
-    MultiLabel,
-    Regression,
-    TaskHead,
-    teacher_loss,
-)
 
 KINDS: dict[ObjectiveKind, float] = {"masked_lm": 2.0, "distillation": 5.0, "cosine": 1.0}
 TEACHER = replace(SMALL, vocab_size=1000, num_hidden_layers=4)

@@ -18,9 +18,10 @@ import bertworks as bw
 from bertworks.checkpoints.hf_mapping import own_type
 from bertworks.checkpoints.model_card import REFUSED, encoder_use
 from bertworks.checkpoints.model_folder import ModelFolder, load_model, save_model
-from bertworks.checkpoints.task_config import TaskConfig, task_settings
-from bertworks.inference.decoding import make_task_head
-from bertworks.training.task_heads import TaskModel
+from bertworks.checkpoints.task_config import save_task, task_settings
+from bertworks.tasks.decoding import make_task_head
+from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.settings import TaskConfig
 
 RECIPES: dict[str, dict[str, Any]] = {**MASKED, "gpt2": {}, "gpt": {}, "bert-ltr": {}}
 LABELS = ("neg", "pos", "none")
@@ -196,7 +197,7 @@ def test_an_earlier_temperature_and_the_new_form(base: Path, tmp_path: Path) -> 
     which writes the form of today, and by `Predictor.save`, which keeps the form."""
     earlier = write_folder(tmp_path / "earlier", base, by_earlier_version=True)
     d = replace(ModelFolder(earlier).task_config, temperature=4.0, weights_temperature=1.0)
-    d.save(earlier)
+    save_task(d, earlier)
     list(bw.convert(earlier, tmp_path / "model"))
     bw.Predictor(earlier).save(tmp_path / "copy")
     scores = {

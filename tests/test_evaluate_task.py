@@ -19,7 +19,6 @@ from fine import (
 from served import write_head
 
 from bertworks.checkpoints.storage import read_json
-from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_task
@@ -28,6 +27,7 @@ from bertworks.io.options import ReadOptions
 from bertworks.models.packed_linear import cpu_supports_int8
 from bertworks.runs.data_splits import read_data
 from bertworks.runs.finetune import finetune
+from bertworks.tasks.settings import TaskConfig
 
 TASKS: dict[str, tuple[str, Callable[..., Path]]] = {
     "classification": ("d.csv", write_reviews),

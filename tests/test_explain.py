@@ -23,18 +23,18 @@ from served import write_head
 
 from bertworks.batching.masking import Example
 from bertworks.checkpoints.model_folder import load_model, save_model
-from bertworks.checkpoints.task_config import TaskConfig, task_settings
+from bertworks.checkpoints.task_config import save_task, task_settings
 from bertworks.cli.main import main
-from bertworks.datasets.schema import TaskType
 from bertworks.errors import UsageError
 from bertworks.inference.attribution import TOLERANCE, log_odds, read_tokens
-from bertworks.inference.decoding import make_task_head
 from bertworks.inference.explain import MAPS, TEMPLATE, Explanation, explain
 from bertworks.inference.predictor import Predictor
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layout import Layout
 from bertworks.models.transformer import Encoder
-from bertworks.training.task_heads import TaskModel
+from bertworks.tasks.decoding import make_task_head
+from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.settings import TaskConfig, TaskType
 
 TEXT = "the film was good in this storytown"
 PARAGRAPHS = re.findall(
@@ -78,7 +78,7 @@ def write_task_model(
     )
     torch.nn.init.normal_(network.get_submodule(network.task.head).weight)
     save_model(folder, network.state_dict(), config, t, card="tiny", head=task_settings(d))
-    d.save(folder)
+    save_task(d, folder)
     return folder
 
 

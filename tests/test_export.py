@@ -35,14 +35,13 @@ from fine import (
 import bertworks
 from bertworks.batching.batch import Batch, BatchTarget
 from bertworks.checkpoints.model_folder import save_model
-from bertworks.checkpoints.task_config import TaskConfig, task_settings
+from bertworks.checkpoints.task_config import save_task, task_settings
 from bertworks.cli.main import main
 from bertworks.datasets.reader import RowReader
-from bertworks.datasets.schema import TaskType, items
+from bertworks.datasets.schema import items
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.events import Event
-from bertworks.inference.decoding import make_task_head
 from bertworks.inference.embed import Embedder, embed_file
 from bertworks.inference.engine import OnnxModel
 from bertworks.inference.masked_lm import Filler
@@ -52,7 +51,9 @@ from bertworks.interop.export import export, write_onnx
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layout import Layout
 from bertworks.models.transformer import Encoder
-from bertworks.training.task_heads import Classification, TaskModel
+from bertworks.tasks.decoding import make_task_head
+from bertworks.tasks.heads import Classification, TaskModel
+from bertworks.tasks.settings import TaskConfig, TaskType
 
 LENGTH = 64
 CONFIG = EncoderConfig(
@@ -118,7 +119,7 @@ def write_head(
     torch.manual_seed(1)
     state = TaskModel(config, make_task_head(d), lstm_units=lstm_units).state_dict()
     save_model(folder, state, config, tokenizer(LENGTH), card="tiny", head=task_settings(d))
-    d.save(folder)
+    save_task(d, folder)
     return folder
 
 

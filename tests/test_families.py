@@ -32,9 +32,9 @@ from bertworks.models.config import PRESETS, EncoderConfig
 from bertworks.models.heads import LMHead, TokenHead
 from bertworks.models.layout import Layout
 from bertworks.models.transformer import Encoder
+from bertworks.tasks.heads import Classification, MultipleChoice, SpanExtraction, TaskModel
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from bertworks.training.objectives import PretrainingModel
-from bertworks.training.task_heads import Classification, MultipleChoice, SpanExtraction, TaskModel
 
 LENGTHS = [9, 4, 12]
 SIZES = {

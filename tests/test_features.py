@@ -41,12 +41,13 @@ from bertworks.models.layout import Layout
 from bertworks.models.recurrent import BiLSTM, num_lstm_parameters
 from bertworks.models.transformer import Encoder
 from bertworks.runs.finetune import finetune_events, make_finetune_request
-from bertworks.training import task_heads
+from bertworks.tasks import heads as task_heads
+from bertworks.tasks.heads import Classification, TaskModel
+from bertworks.tasks.settings import FeatureLayers
 from bertworks.training.loop import train
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.optimization import make_optimizer
-from bertworks.training.recipe import FeatureLayers, load_finetune_recipe
-from bertworks.training.task_heads import Classification, TaskModel
+from bertworks.training.recipe import load_finetune_recipe
 
 CONFIG = EncoderConfig(
     vocab_size=90,

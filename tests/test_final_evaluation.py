@@ -22,20 +22,20 @@ from fine import (
     write_squad,
 )
 
-from bertworks.batching.features import Featurizer
 from bertworks.checkpoints.model_folder import ModelFolder
-from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.config import dump_recipe
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item
-from bertworks.inference import task_metrics
 from bertworks.inference.predictor import Predictor
-from bertworks.inference.task_metrics import best_threshold, compute_metrics
 from bertworks.io.atomic_write import write_text
 from bertworks.runs.finetune import evaluate_on_dev, make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.report import task_card, write_errors
 from bertworks.runs.run_folder import create_run_folder
+from bertworks.tasks import scores as task_metrics
+from bertworks.tasks.features import Featurizer
+from bertworks.tasks.scores import best_threshold, compute_metrics
+from bertworks.tasks.settings import TaskConfig
 
 CPU = torch.device("cpu")
 WRITERS: dict[str, tuple[Callable[[Path], Path], str]] = {

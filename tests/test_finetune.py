@@ -38,7 +38,6 @@ from bertworks.datasets.writer import write_rows
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.events import Event, duration
-from bertworks.inference.decoding import balanced_weights
 from bertworks.inference.predict import predict_file
 from bertworks.inference.predictor import Predictor
 from bertworks.metrics.intervals import SAMPLES, wilson_interval
@@ -49,8 +48,9 @@ from bertworks.runs.finetune import finetune_events
 from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.training_run import TrainingRun
 from bertworks.runs.trials import plan_trials, run_trials
+from bertworks.tasks.decoding import balanced_weights
+from bertworks.tasks.heads import Classification, TaskModel
 from bertworks.training.recipe import default_max_length, load_finetune_recipe, resolve_recipe
-from bertworks.training.task_heads import Classification, TaskModel
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=6", "select=best", "patience=0", "precision=fp32")
 # The other methods and cross-validation: test_methods.py.

@@ -24,9 +24,9 @@ from bertworks.models.config import BERT_SIZES
 from bertworks.models.layout import Layout
 from bertworks.models.packed_linear import _rounded, pack_linears, to_bf16_inference
 from bertworks.runs.training_run import TrainingRun
+from bertworks.tasks.heads import SpanExtraction
 from bertworks.training import device as machine, loop, objectives
 from bertworks.training.objectives import sample_tokens, vocabulary_cross_entropy
-from bertworks.training.task_heads import SpanExtraction
 
 CUDA = torch.device("cuda")
 

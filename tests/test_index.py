@@ -18,10 +18,9 @@ from served import write_head
 
 import bertworks
 from bertworks.checkpoints.model_folder import load_model, save_model
-from bertworks.checkpoints.task_config import TaskConfig, task_settings
+from bertworks.checkpoints.task_config import task_settings
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
-from bertworks.inference.decoding import make_task_head
 from bertworks.inference.embed import Embedder, normalized
 from bertworks.io.binary_files import json_sha256
 from bertworks.io.options import Bulk, ReadOptions
@@ -29,7 +28,9 @@ from bertworks.retrieval.index import Index, index_file
 from bertworks.retrieval.ranking import Reranker
 from bertworks.retrieval.store import MANIFEST, writing
 from bertworks.serve.endpoints import Abilities
-from bertworks.training.task_heads import TaskModel
+from bertworks.tasks.decoding import make_task_head
+from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.settings import TaskConfig
 
 TEXTS = [
     "good film",

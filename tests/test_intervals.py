@@ -7,17 +7,7 @@ import pytest
 from scipy.stats import binomtest, norm
 from sklearn.metrics import f1_score
 
-from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.schema import Item
-from bertworks.inference.task_metrics import (
-    METRICS,
-    bounded,
-    compute_metrics,
-    format_metrics,
-    groups_of,
-    interval_of,
-    row_sums,
-)
 from bertworks.metrics.intervals import (
     Interval,
     RowSums,
@@ -28,6 +18,16 @@ from bertworks.metrics.intervals import (
     wilson_interval,
 )
 from bertworks.runs.trials import interval_of_trials, summary, table
+from bertworks.tasks.scores import (
+    METRICS,
+    bounded,
+    compute_metrics,
+    format_metrics,
+    groups_of,
+    interval_of,
+    row_sums,
+)
+from bertworks.tasks.settings import TaskConfig
 
 
 def mean_of(values: np.ndarray) -> RowSums:

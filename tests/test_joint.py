@@ -22,9 +22,9 @@ from bertworks.checkpoints.resolve import joint_tasks, resolve_model
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.runs.joint import finetune_joint, joint_events, make_joint_request
+from bertworks.tasks.heads import JointModel, TaskModel
 from bertworks.training.loop import train
 from bertworks.training.optimization import Adamax, OptimizerConfig, make_optimizer, update
-from bertworks.training.task_heads import JointModel, TaskModel
 
 SETTINGS = ("optimizer.learning_rate=2e-3", "precision=fp32", "epochs=2", "save_every=7")
 SHARED = "model-00001-of-00002.safetensors"

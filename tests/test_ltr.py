@@ -16,9 +16,8 @@ import bertworks
 from bertworks.batching.batch import Batch, BatchTarget
 from bertworks.checkpoints.hf_mapping import config_from_huggingface, from_huggingface
 from bertworks.checkpoints.model_folder import ModelFolder, load_model, save_model
-from bertworks.checkpoints.task_config import TaskConfig, task_settings
+from bertworks.checkpoints.task_config import task_settings
 from bertworks.errors import BertworksError, UsageError
-from bertworks.inference.decoding import make_task_head
 from bertworks.inference.predictor import Predictor
 from bertworks.interop.convert import convert
 from bertworks.interop.export import export
@@ -26,10 +25,12 @@ from bertworks.models.config import EncoderConfig
 from bertworks.models.layout import Layout
 from bertworks.runs.pretrain import pretrain
 from bertworks.runs.pretrain_job import PretrainJob
+from bertworks.tasks.decoding import make_task_head
+from bertworks.tasks.heads import Classification, TaskModel
+from bertworks.tasks.settings import TaskConfig
 from bertworks.text.shards import Shards
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.recipe import load_recipe
-from bertworks.training.task_heads import Classification, TaskModel
 
 SIZES = (
     "encoder.hidden_size=32",

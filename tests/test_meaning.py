@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings, strategies as some
 
-from bertworks.checkpoints.task_config import TaskConfig, read_task_json
+from bertworks.checkpoints.task_config import read_task_json, save_task
 from bertworks.cli.main import main
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader
@@ -25,6 +25,7 @@ from bertworks.inference.predict import predict_file
 from bertworks.io.options import ReadOptions
 from bertworks.runs.data_splits import read_data
 from bertworks.runs.finetune import finetune
+from bertworks.tasks.settings import TaskConfig
 from bertworks.text.codes import is_code
 from bertworks.training.recipe import load_finetune_recipe
 
@@ -182,9 +183,8 @@ def test_a_separator_that_is_named(tmp_path: Path) -> None:
 
 
 def test_the_columns_of_several_labels_are_the_labels(tmp_path: Path) -> None:
-    TaskConfig(task="multilabel", labels=("b", "a"), text=("text",), label=("a", "b")).save(
-        tmp_path
-    )
+    task = TaskConfig(task="multilabel", labels=("b", "a"), text=("text",), label=("a", "b"))
+    save_task(task, tmp_path)
     assert read_task_json(tmp_path / "task.json").label == ("a", "b")
     content = json.loads((tmp_path / "task.json").read_text()) | {"label": ["a", "c"]}
     (tmp_path / "task.json").write_text(json.dumps(content))

@@ -12,7 +12,7 @@ from typing import get_args
 
 import pytest
 
-from bertworks.datasets.schema import TaskType
+from bertworks.tasks.settings import TaskType
 
 ROOT = Path(__file__).parents[1]
 TOOLS = ROOT / "tools"
@@ -458,4 +458,4 @@ def test_all_routes_are_traced() -> None:
             opens = figures[f"{route.name}: opens"]
             assert opens == "refused" or opens > 0
     assert "models.transformer" in modules["csv of 30 rows to the first loss"]
-    assert "training.task_heads" in modules["csv of 30 rows to the first loss"]
+    assert "tasks.heads" in modules["csv of 30 rows to the first loss"]

@@ -19,7 +19,6 @@ from sklearn.preprocessing import StandardScaler
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
-from bertworks.inference.decoding import softmax
 from bertworks.inference.embed import Embedder
 from bertworks.inference.predictor import Predictor
 from bertworks.interop.export import export
@@ -29,9 +28,10 @@ from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob, Forecast
 from bertworks.runs.trials import plan_trials, run_trials
 from bertworks.runs.validation import choose_method
-from bertworks.training.linear_head import SEQUENCE_DEVIATION, fit_linear_head
+from bertworks.tasks.decoding import softmax
+from bertworks.tasks.heads import Classification, MultiLabel, Regression
+from bertworks.tasks.linear_head import SEQUENCE_DEVIATION, fit_linear_head
 from bertworks.training.recipe import load_finetune_recipe
-from bertworks.training.task_heads import Classification, MultiLabel, Regression
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=2", "precision=fp32")
 

@@ -11,10 +11,9 @@ from hypothesis import given, settings, strategies as some
 from schemes import tagging_per_type
 from sklearn.metrics import confusion_matrix
 
-from bertworks.checkpoints.task_config import TaskConfig
-from bertworks.datasets.schema import Item, TaskType
-from bertworks.inference import task_metrics
-from bertworks.inference.task_metrics import (
+from bertworks.datasets.schema import Item
+from bertworks.tasks import scores as task_metrics
+from bertworks.tasks.scores import (
     NOTHING,
     confusion,
     counted,
@@ -23,6 +22,7 @@ from bertworks.inference.task_metrics import (
     paired,
     row_sums,
 )
+from bertworks.tasks.settings import TaskConfig, TaskType
 
 LABELS = ("a", "b", "c")
 TAGS = ("O", "B-x", "I-x", "B-y", "I-y")

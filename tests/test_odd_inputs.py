@@ -15,9 +15,8 @@ import pytest
 from fine import tokenizer, write_pairs, write_reviews, write_squad
 from pyarrow import parquet as pq
 
-from bertworks.batching.features import Featurizer
 from bertworks.checkpoints.model_folder import ModelFolder
-from bertworks.checkpoints.task_config import TaskConfig
+from bertworks.checkpoints.task_config import save_task
 from bertworks.cli.main import main
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item
@@ -26,11 +25,9 @@ from bertworks.datasets.writer import write_rows
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_sts
 from bertworks.evaluation.retrieval import read_collection
-from bertworks.inference.decoding import Decoder
 from bertworks.inference.embed import Moments, embed_file
 from bertworks.inference.predict import predict_file
 from bertworks.inference.predictor import Predictor
-from bertworks.inference.task_metrics import Mistake
 from bertworks.io.text_files import IssueCounter
 from bertworks.metrics.squad import SquadQuestion, evaluate_answers
 from bertworks.retrieval.index import Index
@@ -38,6 +35,10 @@ from bertworks.runs.data_splits import read_data
 from bertworks.runs.dataset_report import make_dataset_report
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.report import write_errors
+from bertworks.tasks.decoding import Decoder
+from bertworks.tasks.features import Featurizer
+from bertworks.tasks.scores import Mistake
+from bertworks.tasks.settings import TaskConfig
 from bertworks.text.tokenizer_pipeline import with_marks
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=1", "patience=0", "precision=fp32")
@@ -531,7 +532,7 @@ def test_topics_of_one_number_do_not_take_each_others_place(tmp_path: Path) -> N
 
 
 def test_windows_that_never_advance_are_refused(tmp_path: Path) -> None:
-    TaskConfig(task="qa").save(tmp_path)
+    save_task(TaskConfig(task="qa"), tmp_path)
     described = json.loads((tmp_path / "task.json").read_text()) | {"stride": 0}
     (tmp_path / "task.json").write_text(json.dumps(described))
     with pytest.raises(BertworksError, match="not written by fine-tuning"):

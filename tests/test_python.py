@@ -33,10 +33,10 @@ from bertworks.checkpoints.storage import read_json
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.writer import write_rows
 from bertworks.events import Event, show_progress
-from bertworks.inference.task_metrics import METRICS
 from bertworks.io.tables import StoredRows, rows_of
 from bertworks.runs.finetune_job import FinetuneRequest
 from bertworks.runs.pretrain import Request
+from bertworks.tasks.scores import METRICS
 
 FAST = {
     "epochs": 2,

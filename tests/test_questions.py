@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from fine import BAD, FILLER, GOOD, PEOPLE, PLACES, tokenizer
 
-from bertworks.batching.features import (
+from bertworks.datasets.schema import Item
+from bertworks.tasks.decoding import Decoder, best_spans, softmax
+from bertworks.tasks.features import (
     CLOZE_NEAR,
     CLOZE_TEXT,
     Features,
@@ -18,9 +20,7 @@ from bertworks.batching.features import (
     tokens_in_span,
     training_groups,
 )
-from bertworks.checkpoints.task_config import TaskConfig
-from bertworks.datasets.schema import Item
-from bertworks.inference.decoding import Decoder, best_spans, softmax
+from bertworks.tasks.settings import TaskConfig
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 
 

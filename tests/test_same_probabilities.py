@@ -16,9 +16,7 @@ from fine import tokenizer, write_multilabel, write_reviews
 from scipy.special import expit, softmax
 
 from bertworks.checkpoints.model_folder import ModelFolder, save_model
-from bertworks.checkpoints.task_config import TaskConfig, task_settings
-from bertworks.datasets.schema import TaskType
-from bertworks.inference.decoding import make_task_head
+from bertworks.checkpoints.task_config import save_task, task_settings
 from bertworks.inference.predictor import Predictor, item_of
 from bertworks.interop.convert import convert
 from bertworks.interop.export import export
@@ -28,7 +26,9 @@ from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.joint import joint_events, make_joint_request
 from bertworks.runs.task_teacher import TaskTeacher
-from bertworks.training.task_heads import TEACHER, TaskModel
+from bertworks.tasks.decoding import make_task_head
+from bertworks.tasks.heads import TEACHER, TaskModel
+from bertworks.tasks.settings import TaskConfig, TaskType
 
 CPU = torch.device("cpu")
 TEMPERATURE = 2.5
@@ -85,7 +85,7 @@ def write_folder(folder: Path, d: TaskConfig, *, by_earlier_version: bool = Fals
     }
     if by_earlier_version:
         save_model(folder, perturbed_state(d), CONFIG, tokenizer(64), **arguments)
-        d.save(folder)
+        save_task(d, folder)
     else:
         save_model(folder, perturbed_state(d), CONFIG, tokenizer(64), task=d, **arguments)
     return folder

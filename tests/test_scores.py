@@ -14,13 +14,13 @@ import sklearn.metrics
 from hypothesis import given, settings, strategies as st
 from schemes import Scheme, convert_tags, tag_spans, tagging, tagging_per_type
 
-from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.annotations import tag_scheme
 from bertworks.datasets.reader import RowReader
-from bertworks.datasets.schema import Item, TaskType
+from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError
-from bertworks.inference.task_metrics import compute_metrics
 from bertworks.metrics.classification import Span, count_spans, figures_by_type
+from bertworks.tasks.scores import compute_metrics
+from bertworks.tasks.settings import TaskConfig, TaskType
 
 LABELS = ("cat", "dog", "owl")
 TAGS = ("O", "B-X", "I-X", "E-X", "S-X", "B-Y", "I-Y", "E-Y", "S-Y")

@@ -11,10 +11,9 @@ import pytest
 from fine import tokenizer, write_conll, write_pairs, write_reviews, write_squad
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from bertworks.batching.features import SHOWN, Featurizer
 from bertworks.cli.main import main
 from bertworks.datasets.reader import RowReader
-from bertworks.datasets.schema import Item, TaskType
+from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError
 from bertworks.events import Event, printable
 from bertworks.inference.embed import Embedder, embed_file
@@ -22,6 +21,8 @@ from bertworks.inference.predict import predict_file
 from bertworks.retrieval.index import index_file
 from bertworks.runs.dataset_report import check_file
 from bertworks.runs.finetune import finetune_events, make_finetune_request
+from bertworks.tasks.features import SHOWN, Featurizer
+from bertworks.tasks.settings import TaskType
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 

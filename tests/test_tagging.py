@@ -19,7 +19,6 @@ from hypothesis import given, settings, strategies as st
 from schemes import Scheme, convert_tags, tag_spans, tagging
 from seqeval.metrics.sequence_labeling import get_entities
 
-from bertworks.batching.features import Featurizer
 from bertworks.datasets.annotations import ConllLayout, tag_scheme, with_tags
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item
@@ -33,6 +32,7 @@ from bertworks.io.options import Bulk, ReadOptions
 from bertworks.io.portions import Portions
 from bertworks.io.text_files import IssueCounter
 from bertworks.runs.finetune import finetune_events, make_finetune_request
+from bertworks.tasks.features import Featurizer
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=8", "patience=0", "precision=fp32")
 TAGS = ["O", *(f"{letter}-{kind}" for letter in "BIES" for kind in ("person", "place"))]

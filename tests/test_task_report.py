@@ -10,11 +10,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bertworks.checkpoints.task_config import TaskConfig
+from bertworks.checkpoints.task_config import save_task
 from bertworks.config import dump_recipe
-from bertworks.datasets.schema import TaskType
 from bertworks.reports import svg
 from bertworks.runs.report import write_task_report, write_trials_report
+from bertworks.tasks.settings import TaskConfig, TaskType
 from bertworks.training.recipe import load_finetune_recipe
 
 ATTACK = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&</pre></td>"
@@ -72,7 +72,7 @@ def run_folder(folder: Path, task: TaskType = "classification", scores: Any = No
     (folder / "recipe.toml").write_text(dump_recipe(load_finetune_recipe("stable")))
     run = {"request": {"model": "tiny"}, "versions": {"bertworks": "0.1.0"}}
     (folder / "run.json").write_text(json.dumps(run))
-    TaskConfig(task=task, labels=("neg", "pos")).save(folder)
+    save_task(TaskConfig(task=task, labels=("neg", "pos")), folder)
     return folder
 
 

@@ -12,13 +12,13 @@ from bertworks.batching.batch import (
     token_budget_batches,
     token_budget_indices,
 )
-from bertworks.batching.features import Lazy
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Target
 from bertworks.checkpoints.hf_mapping import from_huggingface
 from bertworks.inference import engine
 from bertworks.inference.engine import compute_logits, compute_logits_and_loss
-from bertworks.training.task_heads import Classification, Regression, TaskModel
+from bertworks.tasks.features import Lazy
+from bertworks.tasks.heads import Classification, Regression, TaskModel
 
 
 @pytest.mark.parametrize("task", CASES)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from served import write_head
 
-from bertworks.batching.features import Truncation, format_truncation
 from bertworks.checkpoints.storage import read_json
 from bertworks.cli.main import main
 from bertworks.evaluation.evaluate import evaluate_sts, evaluate_task
@@ -19,6 +18,7 @@ from bertworks.inference.predict import predict_file
 from bertworks.inference.predictor import Predictor
 from bertworks.io.options import Bulk
 from bertworks.retrieval.index import index_file
+from bertworks.tasks.features import Truncation, format_truncation
 
 LONG = "the film was a story of men and dogs " * 20
 SHORT = "a good film"

@@ -13,20 +13,21 @@ import pytest
 from fine import tokenizer, write_reviews
 from sklearn.metrics import f1_score, matthews_corrcoef
 
-from bertworks.batching.features import Features
 from bertworks.checkpoints.storage import read_json
-from bertworks.checkpoints.task_config import TaskConfig, read_task_json
+from bertworks.checkpoints.task_config import read_task_json
 from bertworks.datasets.schema import Item, Schema
 from bertworks.datasets.values import misspelt_labels
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_task
-from bertworks.inference.decoding import make_featurizer
-from bertworks.inference.task_metrics import compute_metrics, format_never_found, task_results
 from bertworks.metrics.intervals import label_correlation
 from bertworks.runs.baselines import FINETUNED, compare_baselines
 from bertworks.runs.data_splits import LabelledData, choose_positive, describe_task, read_data
 from bertworks.runs.dataset_report import check_file
 from bertworks.runs.finetune import finetune, finetune_events, make_finetune_request
+from bertworks.tasks.decoding import make_featurizer
+from bertworks.tasks.features import Features
+from bertworks.tasks.scores import compute_metrics, format_never_found, task_results
+from bertworks.tasks.settings import TaskConfig
 from bertworks.training.recipe import load_finetune_recipe
 
 

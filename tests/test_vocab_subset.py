@@ -9,9 +9,9 @@ import torch
 from heads import CONFIG, example
 
 from bertworks.batching.batch import ExampleGroup, LabelledBatches
+from bertworks.tasks.heads import Classification, TaskModel
 from bertworks.training.loop import train
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
-from bertworks.training.task_heads import Classification, TaskModel
 from bertworks.training.vocab_subset import VocabSubset
 
 WORDS = "encoder.embeddings.token.weight"

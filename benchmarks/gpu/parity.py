@@ -20,12 +20,7 @@ from bertworks.models import kernels
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layout import Layout
 from bertworks.models.packed_linear import to_bf16_inference
-from bertworks.training.device import fixed_order
-from bertworks.training.loop import MixedPrecision, train
-from bertworks.training.objectives import PretrainingModel, vocabulary_cross_entropy
-from bertworks.training.optimization import OptimizerConfig, make_optimizer
-from bertworks.training.recipe import load_recipe
-from bertworks.training.task_heads import (
+from bertworks.tasks.heads import (
     Classification,
     MultiLabel,
     MultipleChoice,
@@ -33,6 +28,11 @@ from bertworks.training.task_heads import (
     SpanExtraction,
     TaskModel,
 )
+from bertworks.training.device import fixed_order
+from bertworks.training.loop import MixedPrecision, train
+from bertworks.training.objectives import PretrainingModel, vocabulary_cross_entropy
+from bertworks.training.optimization import OptimizerConfig, make_optimizer
+from bertworks.training.recipe import load_recipe
 
 LENGTHS = [17, 128, 40, 3, 90, 128, 64, 2]
 FAMILIES = ("bert-small", "albert-small", "electra-mini", "roberta-small", "xlm-small", "gpt2")

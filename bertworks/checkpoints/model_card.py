@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from bertworks.checkpoints.hf_mapping import layer_of_means
-from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.config import packaged_table
 from bertworks.errors import quoted
 from bertworks.models.config import EncoderConfig
+from bertworks.tasks.settings import TaskConfig
 from bertworks.text.tokenizer import Tokenizer
 
 _COMPOSING_TOKENIZER = """

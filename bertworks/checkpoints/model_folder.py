@@ -37,10 +37,10 @@ from bertworks.checkpoints.storage import (
 )
 from bertworks.checkpoints.task_config import (
     TASK_FILE,
-    TaskConfig,
     output_layer,
     put_temperature_into_weights,
     read_task_json,
+    save_task,
     task_from_settings,
     tasks_of,
 )
@@ -57,6 +57,7 @@ from bertworks.errors import BertworksError, UsageError, expect, quoted, require
 from bertworks.io.atomic_write import local_path, write_json, write_text
 from bertworks.io.remote import as_path
 from bertworks.models.config import EncoderConfig
+from bertworks.tasks.settings import TaskConfig
 from bertworks.text.tokenizer import Tokenizer
 
 _ADAPTER = "adapter_config.json"  # of the PEFT library
@@ -351,7 +352,7 @@ def save_model(
     head = head or {"architectures": [hf_mapping.architecture_of(state, config)]}
     save_settings(folder, config, tokenizer, head, max_length=task.max_length if task else None)
     if task is not None:
-        task.save(folder)
+        save_task(task, folder)
     tensors = {name: value.float() for name, value in tensors.items()}
     if shared is None:
         weights_hash = write_weights(folder / WEIGHTS, tensors, outdated=record_files(folder))
@@ -400,7 +401,7 @@ def save_output_layer(folder: Path, layer: Mapping[str, Tensor], task: TaskConfi
         path = folder / head_file
     tensors = {name: value.float() for name, value in tensors.items()}
     write_weights(path, tensors, outdated=record_files(folder))
-    task.save(folder)
+    save_task(task, folder)
     write_record(folder, weights_sha256(folder), has_task=True)
 
 

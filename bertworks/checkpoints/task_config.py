@@ -3,7 +3,7 @@ writes. Labels are compared by name, not by id.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,15 +12,12 @@ from torch import Tensor
 from bertworks.checkpoints.families.family import FAMILIES
 from bertworks.checkpoints.hf_mapping import VECTOR_CLASS, config_from_huggingface, own_type
 from bertworks.checkpoints.storage import read_json
-from bertworks.config import AboveZero, Settings, Size, SizeOrZero, build
-from bertworks.datasets.annotations import TagScheme, tag_scheme
-from bertworks.datasets.schema import TaskType
+from bertworks.config import build
 from bertworks.datasets.values import first_names
 from bertworks.errors import BertworksError, quoted, require
 from bertworks.io.atomic_write import write_json
 from bertworks.models.config import BERT, EncoderConfig
-from bertworks.training.recipe import FeatureLayers, LSTMEncoder
-from bertworks.training.task_heads import SentenceVectors
+from bertworks.tasks.settings import TaskConfig, TaskType
 
 TASK_FILE, FORMAT = "task.json", 1
 MAX_LABELS = 100_000
@@ -39,87 +36,14 @@ _PROBLEMS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class TaskConfig(Settings):
-    """The task of a fine-tuned model, and how it reads texts.
+def save_task(task: TaskConfig, folder: Path) -> None:
+    """Write task.json."""
+    write_json(folder / TASK_FILE, {"format": FORMAT, **asdict(task)})
 
-    labels: names of the outputs, in order; none for regression, qa and choice.
-    lstm_units, lstm_encoder, feature_layers: see `FinetuneRecipe`.
-    document: the column of the document of a row, for document context; None: that of a CoNLL file,
-        or none.
-    text, label: the columns of the training data; several labels: one column for each, in their
-        order.
-    first_choice: the number of the first choice in the data; None: inferred from each file.
-    threshold: see `inference.decoding`.
-    temperature: what the logits of the weights are still divided by, see `inference.decoding`. It
-        is 1 in a folder of this version; earlier versions left the division to the program that
-        reads the folder.
-    weights_temperature: what the output layer in the weights has been divided by, so that every
-        program computes the calibrated probabilities (`put_temperature_into_weights`). Logits times
-        this number are those of the training.
-    vectors: what of a sequence is classified, see `training.task_heads`.
-    bare_types: see `Schema`.
-    positive: the class whose F1 is reported, if there are two; None in folders of earlier versions,
-        which report the F1 of the second class.
-    """
 
-    task: TaskType
-    labels: tuple[str, ...] = ()
-    text: tuple[str, ...] = ()
-    label: tuple[str, ...] = ()
-    separator: str = ""
-    num_choices: SizeOrZero = 0
-    first_choice: int | None = None
-    max_length: Size = 512
-    stride: Size = 128
-    max_question: SizeOrZero = 64
-    max_answer: Size = 30
-    document_context: bool = False
-    document: str | None = None
-    lstm_units: SizeOrZero = 0
-    lstm_encoder: LSTMEncoder = "frozen"
-    feature_layers: FeatureLayers = "concat-last-four"
-    threshold: float | None = None
-    vectors: SentenceVectors = "pooler"
-    temperature: AboveZero = 1.0
-    weights_temperature: AboveZero = 1.0
-    bare_types: bool = False
-    positive: str | None = None
-
-    @property
-    def positive_label(self) -> str | None:
-        """The class whose F1 is reported, or None if there are not two classes."""
-        if self.task != "classification" or len(self.labels) != 2:
-            return None
-        return self.labels[1] if self.positive is None else self.positive
-
-    @property
-    def divides_logits(self) -> bool:
-        """Whether the temperature is not in the weights, as in folders of earlier versions: logits
-        are divided by it.
-
-        Numbers have no temperature.
-        """
-        return self.temperature != 1 and self.task != "regression"
-
-    @property
-    def reads_means(self) -> bool:
-        """Whether the output layer reads means of hidden states. transformers then opens the
-        encoder alone."""
-        return self.vectors != "pooler"
-
-    def is_own(self, c: EncoderConfig) -> bool:
-        """Whether transformers has no such network, on an encoder of this configuration."""
-        return bool(self.lstm_units) or self.reads_means or _pools_last(self.task, c)
-
-    @property
-    def tag_scheme(self) -> TagScheme | None:
-        """How the labels mark entities; None: they mark none."""
-        return tag_scheme(self.labels, self.bare_types)
-
-    def save(self, folder: Path) -> None:
-        """Writes task.json."""
-        write_json(folder / TASK_FILE, {"format": FORMAT, **asdict(self)})
+def is_own_network(task: TaskConfig, c: EncoderConfig) -> bool:
+    """Return whether transformers has no such network, on an encoder of this configuration."""
+    return bool(task.lstm_units) or task.reads_means or _pools_last(task.task, c)
 
 
 def task_from_settings(settings: Mapping[str, Any], path: Path) -> TaskConfig:
@@ -172,7 +96,7 @@ def task_settings(description: TaskConfig, c: EncoderConfig = BERT) -> dict[str,
     own: dict[str, Any] = {}
     if description.reads_means:
         own = {"architectures": [VECTOR_CLASS]}
-    elif description.is_own(c):
+    elif is_own_network(description, c):
         own = {"architectures": [_OWN_CLASS], "model_type": own_type(family)}
     labels = description.labels or (
         ("LABEL_0",) if task in ("regression", "choice") else ("LABEL_0", "LABEL_1")

@@ -100,9 +100,9 @@ def task(
         bertworks evaluate task MODEL test.csv
         bertworks evaluate task MODEL test.csv --errors errors.csv
     """
-    from bertworks.batching.features import format_truncation
-    from bertworks.inference.task_metrics import format_metrics, format_never_found
     from bertworks.io.atomic_write import refuse_existing
+    from bertworks.tasks.features import format_truncation
+    from bertworks.tasks.scores import format_metrics, format_never_found
 
     refuse_existing(errors, overwrite)
     options: dict[str, Any] = {
@@ -182,8 +182,8 @@ def squad(
         bertworks evaluate squad MODEL --data dev.json
         bertworks evaluate squad --data dev.json --predictions answers.json
     """
-    from bertworks.batching.features import Truncation, format_truncation
     from bertworks.io.atomic_write import refuse_existing, refuse_unwritable, write_json
+    from bertworks.tasks.features import Truncation, format_truncation
 
     if (predictions is None) == (model is None):
         raise UsageError(
@@ -341,7 +341,7 @@ def pairs(
         bertworks evaluate pairs MODEL test.en test.de --language en --language de
         bertworks evaluate pairs minilm pairs.tsv
     """
-    from bertworks.batching.features import format_truncation
+    from bertworks.tasks.features import format_truncation
 
     result = bw.evaluate_pairs(
         model, files, languages=language or (), device=device, on_note=console.say

@@ -13,7 +13,7 @@ from statistics import mode
 from bertworks.datasets import values
 from bertworks.datasets.annotations import ENTITY_TAG
 from bertworks.datasets.reader import RowReader
-from bertworks.datasets.schema import TASKS, Schema, TaskType, find_labels, schema_notes
+from bertworks.datasets.schema import TASKS, Schema, find_labels, schema_notes
 from bertworks.datasets.values import MAX_CLASSES, MAX_LABEL_LENGTH, MOST, Column
 from bertworks.errors import BertworksError, UsageError, expect, quoted, require
 from bertworks.io.options import ReadOptions
@@ -43,7 +43,7 @@ _OFFSETS = re.compile(
 def infer_schema(
     reader: RowReader,
     *,
-    task: TaskType | None = None,
+    task: str | None = None,
     text: Sequence[str] = (),
     label: str | Sequence[str] | None = None,
     group: str | None = None,
@@ -158,7 +158,7 @@ def _by_layout(reader: RowReader, columns: Columns, text: Names, label: Names) -
 
 
 def _by_columns(
-    columns: Columns, text: Names, label: Names, task: TaskType | None, options: Options
+    columns: Columns, text: Names, label: Names, task: str | None, options: Options
 ) -> Schema:
     """The schema by names and values."""
     if options:
@@ -195,7 +195,7 @@ def _by_columns(
         else options.label_separator or _separator_of(column, is_explicit=task == "multilabel")
     )
     if task is None:
-        amounts: TaskType = "regression" if column.has_amounts else "classification"
+        amounts = "regression" if column.has_amounts else "classification"
         # annotation tools write one label as a list, `label`
         plural = re.fullmatch(r".*[^s]s", column.known_name)
         is_list = column.is_listed and (plural is not None or column.single < column.filled)
@@ -206,7 +206,7 @@ def _by_columns(
     )
 
 
-def _refuse_parts(columns: Columns, text: Names, label: Names, task: TaskType | None) -> None:
+def _refuse_parts(columns: Columns, text: Names, label: Names, task: str | None) -> None:
     """Raises UsageError if a row is one word or one stretch of a text, or if not all rows are for
     training."""
     tags = [name for name in label or columns if _holds_tags(columns[name])]

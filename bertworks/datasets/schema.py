@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from sys import intern
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from bertworks.config import packaged_table
 from bertworks.datasets import values
@@ -20,7 +20,6 @@ from bertworks.errors import BertworksError, UsageError, require
 from bertworks.io.tables import find_column
 from bertworks.io.text_files import IssueCounter
 
-TaskType = Literal["classification", "multilabel", "regression", "tagging", "spans", "qa", "choice"]
 _LISTED_ERRORS, _SHOWN_LABELS = 20, 10
 _CHECKED_ROWS = 1000  # of which the words are checked
 TASKS = packaged_table(__file__, "tasks.toml")
@@ -71,7 +70,7 @@ class Schema:
     join_labels: labels that differ only in case, width or spaces are one class.
     """
 
-    task: TaskType
+    task: str
     text: tuple[str, ...]
     label: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
@@ -424,7 +423,7 @@ def label_of(value: Any, column: str, texts: tuple[str, ...], schema: Schema, wh
     raise BertworksError(f"the label in {column!r} holds {value!r:.80}", where=where, hint=expected)
 
 
-def compared_texts(rows: Sequence[Item], task: TaskType) -> list[tuple[str, ...]]:
+def compared_texts(rows: Sequence[Item], task: str) -> list[tuple[str, ...]]:
     """Return the texts by which rows are compared, to find copies: of a sentence in words, the
     sentence."""
     if task == "tagging":

@@ -18,19 +18,10 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from bertworks.batching.batch import shuffled_index
-from bertworks.batching.features import (
-    SHOWN,
-    Features,
-    Featurizer,
-    Truncation,
-    format_truncation,
-    shortened,
-)
 from bertworks.batching.sampling import FORMATS
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.model_folder import ModelFolder, check_components
 from bertworks.checkpoints.resolve import resolve_model
-from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader, parse_json, utf8_lines
 from bertworks.datasets.schema import Item, Schema, items, label_names
@@ -39,14 +30,12 @@ from bertworks.errors import BertworksError, UsageError, expect, names_of, quote
 from bertworks.evaluation.mlm_portions import mlm_figures, mlm_job, network_of
 from bertworks.evaluation.training_data import training_copies
 from bertworks.events import Event, no_notes, printable
-from bertworks.inference.decoding import Answer
 from bertworks.inference.detect import load_with_generator
 from bertworks.inference.embed import Embedder, Moments, Whitening, normalized, vectors_of_file
 from bertworks.inference.engine import open_model
 from bertworks.inference.masked_lm import is_better, score
 from bertworks.inference.predict import schema_for
 from bertworks.inference.predictor import Predictor
-from bertworks.inference.task_metrics import bounded, compute_metrics, task_results
 from bertworks.io.atomic_write import refuse_unwritable, write_json
 from bertworks.io.options import Bulk, ReadOptions
 from bertworks.io.remote import as_path
@@ -60,6 +49,17 @@ from bertworks.runs.data_splits import choose_positive
 from bertworks.runs.prepare import read_text
 from bertworks.runs.pretrain_job import held_out_batches, masked_examples, split_long_documents
 from bertworks.runs.report import write_errors
+from bertworks.tasks.decoding import Answer
+from bertworks.tasks.features import (
+    SHOWN,
+    Features,
+    Featurizer,
+    Truncation,
+    format_truncation,
+    shortened,
+)
+from bertworks.tasks.scores import bounded, compute_metrics, task_results
+from bertworks.tasks.settings import TaskConfig
 from bertworks.text.corpus import Documents
 from bertworks.text.shards import write_shards
 from bertworks.training.device import Precision, PrecisionOption, choose_device

@@ -21,7 +21,6 @@ from bertworks.errors import BertworksError, expect, names_of, require
 from bertworks.events import Event, forward_events
 from bertworks.inference.predict import rows_with_items
 from bertworks.inference.predictor import Predictor
-from bertworks.inference.task_metrics import row_sums
 from bertworks.io.atomic_write import local_path, write_json, write_text
 from bertworks.io.options import ReadOptions
 from bertworks.io.remote import as_path
@@ -30,6 +29,7 @@ from bertworks.metrics.intervals import Interval, resampled
 from bertworks.runs.data_splits import LabelledData
 from bertworks.runs.finetune import make_finetune_request
 from bertworks.runs.trials import MAX_TRIALS, interval_of_trials, plan_trials, run_trials
+from bertworks.tasks.scores import row_sums
 
 _SUFFIXES = ("tsv", "csv", "jsonl", "parquet")
 COLUMNS = ("MNLI-m", "MNLI-mm", "QQP", "QNLI", "SST-2", "CoLA", "STS-B", "MRPC", "RTE", "WNLI")

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from bertworks.batching.batch import shuffled_index
-from bertworks.batching.features import shortened
 from bertworks.datasets.treebank import Treebank, TreeSentence, read_treebank
 from bertworks.errors import expect, require
 from bertworks.events import Event, printable
@@ -29,6 +28,7 @@ from bertworks.models.packed_linear import InferenceEncoder
 from bertworks.models.transformer import Encoder
 from bertworks.reports import svg
 from bertworks.reports.svg import Series
+from bertworks.tasks.features import shortened
 from bertworks.training.device import choose_device
 from bertworks.training.probes import ProbeKind, WordStates, predictions, train_probe
 

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertworks.batching.batch import Batch
-from bertworks.batching.features import Truncation, format_truncation
 from bertworks.batching.masking import Example
 from bertworks.datasets.reader import RowReader
 from bertworks.errors import BertworksError, expect, require
@@ -38,6 +37,7 @@ from bertworks.models.heads import Pooling
 from bertworks.models.transformer import Encoder
 from bertworks.retrieval.index import RERANKED, Index, Ranking
 from bertworks.retrieval.ranking import Reranker, Scores, ranking_figures, top_k
+from bertworks.tasks.features import Truncation, format_truncation
 from bertworks.text.translations import read_translations
 
 _DEPTH = 1000  # documents of a ranking that count, as in trec_eval

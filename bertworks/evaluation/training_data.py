@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from bertworks.checkpoints.resolve import TASKS
 from bertworks.checkpoints.storage import read_json
-from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.schema import Item, compared_texts
 from bertworks.errors import BertworksError
 from bertworks.io.atomic_write import url_of
@@ -24,6 +23,7 @@ from bertworks.io.text_files import IssueCounter
 from bertworks.runs.data_splits import read_data
 from bertworks.runs.finetune_job import FinetuneRequest
 from bertworks.runs.run_folder import stored_request
+from bertworks.tasks.settings import TaskConfig
 from bertworks.text.near_copies import near_copies_of_rows
 
 _DATA_FIELDS = ("data", "dev", "group", "validation", "fold", "folds", "near_copies", "task")

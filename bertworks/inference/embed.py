@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 
 from bertworks.batching.batch import ExampleGroup
-from bertworks.batching.features import Features, Featurizer, Truncation
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import add_special_tokens
 from bertworks.datasets.infer_schema import study
@@ -62,6 +61,7 @@ from bertworks.io.text_files import IssueCounter
 from bertworks.models.heads import Pooling
 from bertworks.models.packed_linear import InferenceEncoder, with_fp16_weights
 from bertworks.models.transformer import Encoder
+from bertworks.tasks.features import Features, Featurizer, Truncation
 from bertworks.training.device import (
     InferencePrecision,
     PrecisionOption,

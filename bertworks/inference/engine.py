@@ -30,7 +30,6 @@ from bertworks.batching.batch import (
     longest_sequence,
     token_budget_indices,
 )
-from bertworks.batching.features import Lazy
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Target
 from bertworks.checkpoints import model_folder
@@ -52,7 +51,6 @@ from bertworks.errors import (
     optional_import,
     require,
 )
-from bertworks.inference.decoding import Logits
 from bertworks.inference.reopening import NUM_KEPT_OPEN, Opening, Reopened
 from bertworks.io.atomic_write import LFS_POINTER, refuse_lfs_pointer, url_of, utf8_path
 from bertworks.io.binary_files import read_protobuf
@@ -64,6 +62,9 @@ from bertworks.models.layers import meta_device_init
 from bertworks.models.layout import Layout
 from bertworks.models.packed_linear import InferenceEncoder
 from bertworks.models.transformer import Encoder
+from bertworks.tasks.decoding import Logits
+from bertworks.tasks.features import Lazy
+from bertworks.tasks.heads import MultipleChoice, TaskHead, TaskModel
 from bertworks.training.device import (
     THREADS,
     InferencePrecision,
@@ -73,7 +74,6 @@ from bertworks.training.device import (
     total_memory,
 )
 from bertworks.training.objectives import LossStats, PretrainingModel
-from bertworks.training.task_heads import MultipleChoice, TaskHead, TaskModel
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 OUTPUTS = (["last_hidden_state"], ["logits"], ["start_logits", "end_logits"])

@@ -19,11 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertworks.batching.batch import Batch, collate
-from bertworks.batching.features import Features, tokens_in_span
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, Target
 from bertworks.checkpoints.hf_mapping import component_names
-from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.errors import UsageError, expect
 from bertworks.inference.attribution import (
     IntegratedGradients,
@@ -32,7 +30,6 @@ from bertworks.inference.attribution import (
     occlusion,
     read_tokens,
 )
-from bertworks.inference.decoding import Answer
 from bertworks.inference.detect import Discriminator
 from bertworks.inference.engine import LazyModel, open_model
 from bertworks.inference.masked_lm import load_masked_lm
@@ -40,6 +37,9 @@ from bertworks.inference.predictor import Predictor, item_of
 from bertworks.io.atomic_write import write_bytes
 from bertworks.models.transformer import Encoder
 from bertworks.reports.svg import grid, page, section
+from bertworks.tasks.decoding import Answer
+from bertworks.tasks.features import Features, tokens_in_span
+from bertworks.tasks.settings import TaskConfig
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.objectives import PretrainingModel
 

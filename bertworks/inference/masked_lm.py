@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertworks.batching.batch import Batch
-from bertworks.batching.features import centered_window
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, Target, add_special_tokens
 from bertworks.errors import expect, quoted, require
@@ -30,6 +29,7 @@ from bertworks.inference.engine import (
 )
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import texts_of
+from bertworks.tasks.features import centered_window
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.device import Precision
 from bertworks.training.objectives import PretrainingModel

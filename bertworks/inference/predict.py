@@ -13,8 +13,6 @@ from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from bertworks.batching.features import Truncation
-from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.schema import Item, Schema, fitted, items, read_item
@@ -22,9 +20,7 @@ from bertworks.datasets.values import EmptyTextError
 from bertworks.datasets.writer import FileKind, kind_of, refuse_same, write_lines, write_rows
 from bertworks.errors import BertworksError, UsageError, expect, names_of, require
 from bertworks.events import Event, no_notes
-from bertworks.inference.decoding import Answer
 from bertworks.inference.predictor import AT_ONCE, CHARACTERS, OutputFields, Predictor
-from bertworks.inference.task_metrics import predicted_label
 from bertworks.io.atomic_write import sha256
 from bertworks.io.binary_files import SEAL, is_sealed
 from bertworks.io.options import Bulk, ReadOptions
@@ -32,6 +28,10 @@ from bertworks.io.portions import Portions
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import Data, rows_of_texts
 from bertworks.io.text_files import IssueCounter
+from bertworks.tasks.decoding import Answer
+from bertworks.tasks.features import Truncation
+from bertworks.tasks.scores import predicted_label
+from bertworks.tasks.settings import TaskConfig
 from bertworks.training.device import PrecisionOption, fixed_machine, gpus_for
 
 PREDICTION_MAKER = "bertworks.inference.predict:prediction_maker"

@@ -17,14 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertworks.batching.batch import ExampleGroup
-from bertworks.batching.features import Features, Featurizer
 from bertworks.checkpoints.model_folder import onnx_file, put_temperature_into_folder
-from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item, Schema, items, label_of
 from bertworks.datasets.values import answers_of
 from bertworks.errors import expect, listed, optional_import, some_names
-from bertworks.inference.decoding import Answer, Decoder, Logits, make_featurizer, make_task_head
 from bertworks.inference.engine import (
     LazyModel,
     ModelUser,
@@ -34,15 +31,18 @@ from bertworks.inference.engine import (
     precision_for,
     prepared_encoder,
 )
-from bertworks.inference.task_metrics import TASKS, compute_metrics, metric_of
 from bertworks.io.atomic_write import local_path, refuse_not_empty
 from bertworks.io.class_names import named_column
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import Data, are_rows, computed, is_missing, missing_hint, plain_value
 from bertworks.models.transformer import Encoder
+from bertworks.tasks.decoding import Answer, Decoder, Logits, make_featurizer, make_task_head
+from bertworks.tasks.features import Features, Featurizer
+from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.scores import TASKS, compute_metrics, metric_of
+from bertworks.tasks.settings import TaskConfig
 from bertworks.training.device import InferencePrecision, PrecisionOption, disable_heap_trim
 from bertworks.training.recipe import MIN_LENGTH
-from bertworks.training.task_heads import TaskModel
 
 AT_ONCE = 2048  # items that are read, sorted by length and computed together, or fewer
 CHARACTERS = 1 << 22  # if these have more characters

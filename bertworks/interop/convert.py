@@ -44,11 +44,10 @@ from bertworks.checkpoints.sentence_transformers import (
     SentenceTransformerSettings,
     module_files,
 )
-from bertworks.checkpoints.task_config import TASK_FILE, TaskConfig, task_settings
+from bertworks.checkpoints.task_config import TASK_FILE, task_settings
 from bertworks.checkpoints.tensorflow import find_checkpoint, load_checkpoint
 from bertworks.errors import BertworksError, expect, explain_os_errors, require, some_names
 from bertworks.events import Event
-from bertworks.inference.decoding import make_task_head
 from bertworks.inference.predictor import copy_files
 from bertworks.io.atomic_write import (
     local_path,
@@ -60,6 +59,8 @@ from bertworks.io.atomic_write import (
 )
 from bertworks.io.remote import as_path
 from bertworks.models.config import EncoderConfig
+from bertworks.tasks.decoding import make_task_head
+from bertworks.tasks.settings import TaskConfig
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 
 _READ = (*NETWORK_FILES, TASK_FILE)  # files that are read, or that repeat what is in those

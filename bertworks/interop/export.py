@@ -28,10 +28,10 @@ from bertworks.checkpoints.model_folder import (
 from bertworks.checkpoints.sentence_transformers import module_files
 from bertworks.checkpoints.storage import read_json
 from bertworks.checkpoints.task_config import (
-    TaskConfig,
     exported_settings,
     output_layer,
     put_temperature_into_weights,
+    save_task,
 )
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import items
@@ -41,7 +41,6 @@ from bertworks.events import Event
 from bertworks.inference.engine import BATCH_TOKENS, INPUTS, LazyModel, OnnxModel
 from bertworks.inference.predict import schema_for
 from bertworks.inference.predictor import Predictor, copy_files
-from bertworks.inference.task_metrics import format_metrics
 from bertworks.io.atomic_write import (
     local_path,
     refuse_not_empty,
@@ -52,8 +51,10 @@ from bertworks.io.atomic_write import (
 )
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.transformer import Encoder
+from bertworks.tasks.heads import MultipleChoice, SpanExtraction, TaskModel
+from bertworks.tasks.scores import format_metrics
+from bertworks.tasks.settings import TaskConfig
 from bertworks.training.objectives import PretrainingModel
-from bertworks.training.task_heads import MultipleChoice, SpanExtraction, TaskModel
 
 # The outputs: hidden states of all tokens; logits of the vocabulary for each token; those of the
 # head of a task.
@@ -346,7 +347,7 @@ def _export(
     head: dict[str, Any] = {"architectures": [architecture_of(names, config)]}
     if source.task:
         head = exported_settings(source.task, config)
-        source.task.save(folder)
+        save_task(source.task, folder)
     max_length = source.task.max_length if source.task else None
     save_settings(folder, config, source.model.tokenizer, head, max_length=max_length)
     if is_encoder:  # how vectors are made

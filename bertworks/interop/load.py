@@ -12,7 +12,6 @@ from bertworks.checkpoints.resolve import task_folder
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError
 from bertworks.inference.causal_lm import Score
-from bertworks.inference.decoding import Answer
 from bertworks.inference.detect import Detection, detect
 from bertworks.inference.embed import Embedder, Vectors
 from bertworks.inference.engine import LazyModel, ModelUser, open_model
@@ -22,6 +21,7 @@ from bertworks.inference.masked_lm import Filler, Filling, score
 from bertworks.inference.predictor import Predictor
 from bertworks.interop.convert import convert
 from bertworks.io.tables import Data, texts_of
+from bertworks.tasks.decoding import Answer
 from bertworks.training.device import Precision, PrecisionOption
 
 Ability = Literal["embed", "explain", "fill", "generate", "score", "detect", "predict"]

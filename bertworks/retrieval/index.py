@@ -17,7 +17,6 @@ from typing import Any, Literal, Self, TypedDict, get_args
 import numpy as np
 import torch
 
-from bertworks.batching.features import Truncation
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.values import ID_NAMES, label_text
@@ -60,6 +59,7 @@ from bertworks.retrieval.store import (
     create_index,
     refuse_documents,
 )
+from bertworks.tasks.features import Truncation
 
 Ranking = Literal["hybrid", "dense", "bm25"]
 RERANKED = 50  # minimum number of hits that are reranked

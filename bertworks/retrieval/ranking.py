@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.errors import expect, optional_import
 from bertworks.inference.predictor import Predictor
+from bertworks.tasks.settings import TaskConfig
 
 K1, B = 1.2, 0.75  # Lucene's
 _UNSPACED = (

@@ -23,23 +23,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertworks.batching.batch import Batch, ExampleGroup
-from bertworks.batching.features import Features
 from bertworks.batching.masking import Example
 from bertworks.checkpoints.model_folder import Model
-from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.schema import Item
-from bertworks.inference.decoding import Answer, Decoder, Logits, make_task_head
 from bertworks.inference.embed import Vectors, normalized
 from bertworks.inference.engine import compute_each, compute_vectors, prepared_encoder
-from bertworks.inference.task_metrics import (
-    TASKS,
-    format_score,
-    groups_of,
-    interval_of,
-    metric_name,
-    row_sums,
-    span_pairs,
-)
 from bertworks.io.processes import chunk_by_size
 from bertworks.metrics.classification import count_spans
 from bertworks.metrics.intervals import (
@@ -52,10 +40,22 @@ from bertworks.metrics.intervals import (
 from bertworks.models.layers import meta_device_init
 from bertworks.models.packed_linear import InferenceEncoder
 from bertworks.models.transformer import Encoder
+from bertworks.tasks.decoding import Answer, Decoder, Logits, make_task_head
+from bertworks.tasks.features import Features
+from bertworks.tasks.heads import combine_vectors
+from bertworks.tasks.linear_head import LinearHead, fit_linear_head
+from bertworks.tasks.scores import (
+    TASKS,
+    format_score,
+    groups_of,
+    interval_of,
+    metric_name,
+    row_sums,
+    span_pairs,
+)
+from bertworks.tasks.settings import TaskConfig
 from bertworks.text.segmentation import split_sentences
 from bertworks.training.device import InferencePrecision
-from bertworks.training.linear_head import LinearHead, fit_linear_head
-from bertworks.training.task_heads import combine_vectors
 
 # by the name of the method; None: of rows that it does not answer
 Answers = dict[str, list[Answer | None]]

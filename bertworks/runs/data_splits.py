@@ -18,14 +18,12 @@ from typing import Any, Literal
 from numpy.random import Generator
 
 from bertworks.batching.sampling import keyed_rng
-from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.annotations import OUTSIDE, tag_scheme
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader, SplitsError
 from bertworks.datasets.schema import (
     Item,
     Schema,
-    TaskType,
     compared_texts,
     items,
     label_names,
@@ -39,9 +37,9 @@ from bertworks.io.options import ReadOptions
 from bertworks.io.remote import as_path
 from bertworks.io.tables import Data, stored
 from bertworks.io.text_files import IssueCounter
+from bertworks.tasks.settings import SentenceVectors, TaskConfig, TaskType
 from bertworks.text.near_copies import near_copies_of_rows
 from bertworks.training.recipe import FinetuneRecipe
-from bertworks.training.task_heads import SentenceVectors
 
 File = str | PathLike[str]
 Fold = tuple[int, int]  # its number from 0, and of how many

@@ -18,21 +18,22 @@ from typing import Any
 import numpy as np
 
 from bertworks.batching.batch import longest_sequence
-from bertworks.batching.features import Features
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.config import packaged_table
 from bertworks.datasets.annotations import tag_scheme
-from bertworks.datasets.schema import Item, TaskType, compared_texts
+from bertworks.datasets.schema import Item, compared_texts
 from bertworks.datasets.values import similar_labels
 from bertworks.errors import some_names
-from bertworks.inference.decoding import make_featurizer
-from bertworks.inference.task_metrics import TASKS, named_spans
 from bertworks.io.options import ReadOptions
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import Data
 from bertworks.io.text_files import IssueCounter
 from bertworks.runs.data_splits import LabelledData, Validation, describe_task, read_data, text_key
+from bertworks.tasks.decoding import make_featurizer
+from bertworks.tasks.features import Features
+from bertworks.tasks.scores import TASKS, named_spans
+from bertworks.tasks.settings import TaskType
 from bertworks.text.near_copies import near_copies_of_rows
 from bertworks.text.tokenizer import MANY_UNKNOWN, Tokenizer
 from bertworks.text.tokenizer_pipeline import LETTER_FRACTION, is_letter_mark
@@ -109,7 +110,7 @@ class DatasetReport:
     examples: two rows as the network reads them; only of `check_file`.
     """
 
-    task: TaskType
+    task: str
     notes: list[str]
     train: int
     dev: int
@@ -304,7 +305,7 @@ def check_file(
 
 
 def count_labels(
-    items: Iterable[Item], task: TaskType, labels: Sequence[str], bare: bool = False
+    items: Iterable[Item], task: str, labels: Sequence[str], bare: bool = False
 ) -> Counter[str]:
     """How often each label occurs (`named_spans`): of entities, each type."""
     return Counter(
@@ -328,7 +329,7 @@ def _targets(items: Sequence[Item]) -> dict[str, float]:
 
 
 def _lengths(
-    features: Sequence[Features], task: TaskType, tokenizer: Tokenizer, max_length: int
+    features: Sequence[Features], task: str, tokenizer: Tokenizer, max_length: int
 ) -> Lengths:
     windows = task in ("tagging", "spans", "qa")
     lengths = np.array([_length(item, task, tokenizer) for item in features])
@@ -342,7 +343,7 @@ def _lengths(
     return Lengths(width, bins.tolist(), median, longest, max_length, too_long, windows)
 
 
-def _length(features: Features, task: TaskType, tokenizer: Tokenizer) -> int:
+def _length(features: Features, task: str, tokenizer: Tokenizer) -> int:
     """Tokens of an item in one sequence, with special tokens, before truncation."""
     if task == "choice":  # num_truncated is the sum over all choices
         prompt, *choices = map(len, tokenizer.ids(features.item.texts))

@@ -24,12 +24,8 @@ from bertworks.checkpoints.model_folder import weights_sha256
 from bertworks.checkpoints.resolve import TASKS
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import add_overrides, dump_recipe, option_of, parse_overrides
-from bertworks.datasets.schema import TaskType
 from bertworks.errors import UsageError, expect, names_of, quoted
 from bertworks.events import Event, duration, forward_events, show_progress
-from bertworks.inference import task_metrics
-from bertworks.inference.calibration import FEWEST_CALIBRATED, fit_outputs
-from bertworks.inference.decoding import Answer
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import (
     local_path,
@@ -67,6 +63,10 @@ from bertworks.runs.request import seconds_of
 from bertworks.runs.run_folder import absolute, check_same_request, open_run, stored_request
 from bertworks.runs.training_run import TrainingRun
 from bertworks.runs.validation import FOLDER, choose_method, compared_methods, trainings
+from bertworks.tasks import scores as task_metrics
+from bertworks.tasks.calibration import FEWEST_CALIBRATED, fit_outputs
+from bertworks.tasks.decoding import Answer
+from bertworks.tasks.settings import TaskType
 from bertworks.training.device import choose_device, disable_heap_trim, trim_heap
 from bertworks.training.recipe import FinetuneRecipe, load_finetune_recipe
 

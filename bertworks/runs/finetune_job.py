@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch, ExampleGroup, LabelledBatches, collate, num_tokens
-from bertworks.batching.features import training_groups
 from bertworks.checkpoints.families.family import FAMILIES
 from bertworks.checkpoints.model_folder import (
     Model,
@@ -27,17 +26,14 @@ from bertworks.checkpoints.model_folder import (
 from bertworks.checkpoints.resolve import joint_tasks, resolve_model
 from bertworks.checkpoints.storage import read_tensors, write_weights
 from bertworks.checkpoints.task_config import (
-    TaskConfig,
     check_same_task,
     output_layer,
+    save_task,
     task_settings,
 )
-from bertworks.datasets.schema import TaskType
 from bertworks.errors import UsageError
 from bertworks.inference.causal_lm import TOKEN_EMBEDDING_KEY, mark_texts
-from bertworks.inference.decoding import Decoder, Logits, make_featurizer, make_task_head
 from bertworks.inference.engine import compute_each, compute_logits_and_loss
-from bertworks.inference.task_metrics import compute_metrics, format_metrics, metric_of
 from bertworks.io.atomic_write import sha256
 from bertworks.io.options import ReadOptions
 from bertworks.io.remote import as_path
@@ -57,14 +53,18 @@ from bertworks.runs.data_splits import (
 from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
 from bertworks.runs.report import task_card, write_task_report
 from bertworks.runs.task_teacher import TaskTeacher, with_layers
+from bertworks.tasks.decoding import Decoder, Logits, make_featurizer, make_task_head
+from bertworks.tasks.features import training_groups
+from bertworks.tasks.heads import TaskModel, feature_numbers, lstm_input_size
+from bertworks.tasks.linear_head import LinearHead, fit_linear_head
+from bertworks.tasks.scores import compute_metrics, format_metrics, metric_of
+from bertworks.tasks.settings import TaskConfig, TaskType
 from bertworks.text.tokenizer_pipeline import END_OF_TEXT
 from bertworks.training import recipe as recipes
 from bertworks.training.budget import time_step
 from bertworks.training.device import Precision, best_precision, micro_tokens
-from bertworks.training.linear_head import LinearHead, fit_linear_head
 from bertworks.training.objectives import TrainableModel
 from bertworks.training.recipe import FinetuneRecipe
-from bertworks.training.task_heads import TaskModel, feature_numbers, lstm_input_size
 from bertworks.training.vocab_subset import VocabSubset
 
 # In a run folder between its final evaluation and its end: the output layer without the temperature
@@ -586,7 +586,7 @@ class FinetuneJob:
         that is killed after this evaluates the same network again.
         """
         if not calibrated.divides_logits:
-            calibrated.save(folder)
+            save_task(calibrated, folder)
             return
         layer = output_layer(self._trained_state(folder))
         trained_file = folder / TRAINED_LAYER

@@ -37,9 +37,9 @@ from bertworks.runs.processes import Processes
 from bertworks.runs.report import joint_card, write_task_report
 from bertworks.runs.run_folder import stored_request
 from bertworks.runs.training_run import TrainingRun
+from bertworks.tasks.heads import JointModel, TaskModel
 from bertworks.training.objectives import TrainableModel
 from bertworks.training.recipe import FinetuneRecipe, load_finetune_recipe
-from bertworks.training.task_heads import JointModel, TaskModel
 from bertworks.training.vocab_subset import VocabSubset
 
 # Options of one data set, and their values that mean nothing

@@ -19,7 +19,6 @@ import torch
 from torch import nn
 
 from bertworks.batching.batch import Batch, Batches, ExampleStream, batches_by_length
-from bertworks.batching.features import shortened
 from bertworks.batching.masking import MaskingConfig, make_targets
 from bertworks.batching.sampling import Format, Ids, SamplingConfig, keyed_rng, make_sampler
 from bertworks.checkpoints.hf_mapping import num_parameters
@@ -36,6 +35,7 @@ from bertworks.models.transformer import init_local_attention, scale_residual
 from bertworks.runs.adaptation import BitsBatches, bits_batches, bits_per_character, extended_state
 from bertworks.runs.report import write_report
 from bertworks.runs.run_folder import BITS, BITS_BEFORE, describe, versions
+from bertworks.tasks.features import shortened
 from bertworks.text.shards import Shards, TokenStore
 from bertworks.text.tokenizer import Template, Tokenizer
 from bertworks.text.tokenizer_pipeline import END_OF_TEXT

@@ -18,19 +18,10 @@ from bertworks.checkpoints.model_card import (
 )
 from bertworks.checkpoints.resolve import is_model_name
 from bertworks.checkpoints.storage import read_json
-from bertworks.checkpoints.task_config import TaskConfig
+from bertworks.checkpoints.task_config import is_own_network
 from bertworks.config import dump_recipe
 from bertworks.datasets.writer import write_rows
 from bertworks.events import duration
-from bertworks.inference import task_metrics
-from bertworks.inference.task_metrics import (
-    NAMES,
-    NOTHING,
-    SHARES,
-    TASKS,
-    format_metrics,
-    metric_name,
-)
 from bertworks.io.atomic_write import write_text
 from bertworks.models.config import BERT, EncoderConfig
 from bertworks.reports import svg
@@ -45,6 +36,16 @@ from bertworks.runs.run_folder import (
     read_metrics,
     versions,
 )
+from bertworks.tasks import scores as task_metrics
+from bertworks.tasks.scores import (
+    NAMES,
+    NOTHING,
+    SHARES,
+    TASKS,
+    format_metrics,
+    metric_name,
+)
+from bertworks.tasks.settings import TaskConfig
 from bertworks.training.objectives import OBJECTIVES, PERPLEXITY
 from bertworks.training.recipe import FinetuneRecipe
 
@@ -438,7 +439,7 @@ def task_card(
         figures: metrics on dev. result: as in result.json; None: before the final evaluation.
         config: of the network.
     """
-    result, is_own = result or {}, d.is_own(config)
+    result, is_own = result or {}, is_own_network(d, config)
     task = next((note[6:] for note in data_report.notes if note.startswith("task: ")), d.task)
     texts = '{"text": "A text", "text_pair": "and another"}' if len(d.text) == 2 else '"A text"'
     if d.reads_means:

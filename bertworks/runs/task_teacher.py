@@ -9,14 +9,14 @@ from torch import Tensor
 from bertworks.batching.batch import Batch, ExampleGroup
 from bertworks.batching.sampling import Target
 from bertworks.checkpoints.model_folder import Model, ModelFolder
-from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.values import first_names
 from bertworks.errors import UsageError, expect, require
 from bertworks.inference.engine import LazyModel, compute_each
 from bertworks.inference.predictor import task_network
+from bertworks.tasks.heads import TEACHER
+from bertworks.tasks.settings import TaskConfig
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.distillation import select_layers
-from bertworks.training.task_heads import TEACHER
 
 TASKS = ("classification", "multilabel", "regression", "tagging", "spans")
 

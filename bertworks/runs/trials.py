@@ -19,7 +19,6 @@ from bertworks.checkpoints.weights_record import record_files
 from bertworks.config import parse_overrides
 from bertworks.errors import UsageError, expect, names_of
 from bertworks.events import Event, forward_events
-from bertworks.inference.task_metrics import bounded, format_score, metric_name
 from bertworks.io.atomic_write import local_path, refuse_nested, replacing, write_json, write_text
 from bertworks.metrics.intervals import Array, Interval, interval_of_mean
 from bertworks.runs.data_splits import LabelledData
@@ -27,6 +26,7 @@ from bertworks.runs.finetune import Baselines, finetune_events, refuse_unused, r
 from bertworks.runs.finetune_job import FinetuneRequest
 from bertworks.runs.report import place_of, write_trials_report
 from bertworks.runs.run_folder import FILES, check_same_request, open_run
+from bertworks.tasks.scores import bounded, format_score, metric_name
 from bertworks.training.recipe import PAPER_GRID, load_finetune_recipe
 
 MAX_TRIALS = 10_000  # of one request; the plan of absurdly many would not fit in memory

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from bertworks.config import dump_recipe
 from bertworks.events import Event, forward_events
-from bertworks.inference.decoding import Decoder, Logits
-from bertworks.inference.task_metrics import groups_of, row_sums
 from bertworks.io.atomic_write import write_text
 from bertworks.io.binary_files import is_sealed, sealing
 from bertworks.metrics.intervals import resampled
 from bertworks.runs.data_splits import EVALUATED, PARTS, Method, methods_of
 from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.training_run import TrainingRun
+from bertworks.tasks.decoding import Decoder, Logits
+from bertworks.tasks.scores import groups_of, row_sums
 
 # a folder of a run, until it is finished; what its sealed files hold
 FOLDER, _KEY = "folds", "logits"

@@ -26,12 +26,9 @@ from numpy.typing import NDArray
 
 import bertworks
 from bertworks.batching.batch import ExampleGroup
-from bertworks.batching.features import Features, Featurizer, TooManyTokensError
 from bertworks.checkpoints.model_folder import weights_sha256
-from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError, UsageError
-from bertworks.inference.decoding import NUM_BEST_SPANS, Decoder, sigmoid, softmax
 from bertworks.inference.embed import Embedder, normalized
 from bertworks.inference.engine import LazyModel
 from bertworks.inference.explain import explain
@@ -55,6 +52,9 @@ from bertworks.serve.answers import (
 from bertworks.serve.batching import InferenceJob, Limits, RequestError, grant
 from bertworks.serve.invocation import INVOCATIONS
 from bertworks.serve.token_tables import TokenIds, read_table
+from bertworks.tasks.decoding import NUM_BEST_SPANS, Decoder, sigmoid, softmax
+from bertworks.tasks.features import Features, Featurizer, TooManyTokensError
+from bertworks.tasks.settings import TaskConfig
 from bertworks.training.device import PrecisionOption, choose_device
 
 Request = Mapping[str, Any]

@@ -27,6 +27,7 @@ from bertworks.config import (
 )
 from bertworks.errors import UsageError
 from bertworks.models.config import EncoderConfig
+from bertworks.tasks.settings import FeatureLayers, LSTMEncoder
 from bertworks.text.vocabulary import VocabularyConfig
 from bertworks.training.optimization import OptimizerConfig
 
@@ -347,11 +348,6 @@ def family_recipe(name: str | None) -> Recipe | None:
 
 
 MIN_LENGTH = 8  # tokens of a fine-tuning sequence: shorter windows would have no room for text
-LSTMEncoder = Literal["frozen", "trained"]
-LayerNames = Literal[
-    "embeddings", "second-to-last", "last", "sum-last-four", "concat-last-four", "sum-all", "mix"
-]
-FeatureLayers = LayerNames | int
 
 
 @dataclass(frozen=True, kw_only=True)

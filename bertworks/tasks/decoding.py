@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertworks.batching.batch import ExampleGroup
-from bertworks.batching.features import Features, Featurizer
-from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.metrics.classification import tag_runs
+from bertworks.tasks import heads as task_heads
+from bertworks.tasks.features import Features, Featurizer
+from bertworks.tasks.heads import TaskHead
+from bertworks.tasks.settings import TaskConfig
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_pipeline import with_marks
-from bertworks.training import task_heads
 from bertworks.training.recipe import FinetuneRecipe
-from bertworks.training.task_heads import TaskHead
 
 Answer = dict[str, Any]
 Logits = NDArray[np.float32]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, Target, TokenSequence, add_special_tokens, keyed_rng
-from bertworks.datasets.schema import Item, TaskType
+from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError
 from bertworks.events import Event, printable
 from bertworks.io.processes import chunk_by_size
@@ -224,7 +224,7 @@ class Featurizer:
     """
 
     tokenizer: Tokenizer
-    task: TaskType
+    task: str
     labels: tuple[str, ...] = ()
     max_length: int = 512
     stride: int = 128
@@ -550,7 +550,7 @@ def _answered(first: int, last: int, window: Window, begin: int, length: int) ->
 _TOGETHER = ("choice", "classification", "multilabel", "regression")
 
 
-def training_groups(encoded: Features, task: TaskType) -> list[ExampleGroup]:
+def training_groups(encoded: Features, task: str) -> list[ExampleGroup]:
     """What is learned from an item: choices and the texts of a pair belong together, windows do
     not; a window that predicts nothing is left out."""
     unit = encoded.unit

@@ -22,6 +22,7 @@ from bertworks.models.heads import OutputLayer, Pooler
 from bertworks.models.layers import initialize
 from bertworks.models.recurrent import BiLSTM
 from bertworks.models.transformer import Encoder
+from bertworks.tasks.settings import FeatureLayers, LSTMEncoder, SentenceVectors
 from bertworks.training.objectives import (
     LossSum,
     TrainableModel,
@@ -29,9 +30,7 @@ from bertworks.training.objectives import (
     divergence,
     vocabulary_cross_entropy,
 )
-from bertworks.training.recipe import FeatureLayers, LSTMEncoder
 
-SentenceVectors = Literal["pooler", "mean", "pair", "cosine"]
 MAX_FEATURE_BYTES = 2 << 30  # of cached features
 FEATURE_BATCH_TOKENS = 4096  # of a batch whose features are cached, with padding
 

@@ -16,18 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from bertworks.batching.features import Features
-from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.config import packaged_table
 from bertworks.datasets.annotations import OUTSIDE, tag_scheme
-from bertworks.datasets.schema import Item, TaskType
+from bertworks.datasets.schema import Item
 from bertworks.errors import UsageError, require, some_names
-from bertworks.inference.decoding import Answer
 from bertworks.metrics import intervals, squad
 from bertworks.metrics.classification import Span, count_spans, figures_by_type, paired, tag_runs
+from bertworks.tasks.decoding import Answer
+from bertworks.tasks.features import Features
+from bertworks.tasks.settings import TaskConfig
 
 _CONTENT = packaged_table(__file__, "tasks.toml")
-TASKS: Mapping[TaskType, Mapping[str, Any]] = _CONTENT["tasks"]
+TASKS: Mapping[str, Mapping[str, Any]] = _CONTENT["tasks"]
 METRICS = {task: tuple[str, ...](facts["metrics"]) for task, facts in TASKS.items()}
 NAMES: Mapping[str, str] = _CONTENT["names"]
 _AT_ONCE = 1 << 14  # words of which the entities are in memory
@@ -35,7 +35,7 @@ _AT_ONCE = 1 << 14  # words of which the entities are in memory
 SHARES = ("accuracy", "macro_f1", "micro_f1", "exact", "f1", "precision", "recall")
 
 
-def metrics_of(task: TaskType, labels: Sequence[str] = (), bare: bool = False) -> tuple[str, ...]:
+def metrics_of(task: str, labels: Sequence[str] = (), bare: bool = False) -> tuple[str, ...]:
     """The metrics of a task with these labels; (): not known yet. bare: see `Schema`."""
     if task == "classification" and len(labels) not in (0, 2):
         return METRICS[task][:-1]  # F1 is that of one of two classes
@@ -44,7 +44,7 @@ def metrics_of(task: TaskType, labels: Sequence[str] = (), bare: bool = False) -
 
 
 def metric_of(
-    task: TaskType, metric: str | None = None, labels: Sequence[str] = (), bare: bool = False
+    task: str, metric: str | None = None, labels: Sequence[str] = (), bare: bool = False
 ) -> str:
     """The metric that selects the best checkpoint. labels, bare: see `metrics_of`.
 
@@ -59,7 +59,7 @@ def metric_of(
     return metric or known[0]
 
 
-_LABEL_NAMES: Mapping[TaskType, Callable[[Any], Iterable[str]]] = {  # in the label of a whole text
+_LABEL_NAMES: Mapping[str, Callable[[Any], Iterable[str]]] = {  # in the label of a whole text
     "classification": lambda label: (label,),
     "multilabel": iter,
     "regression": lambda _: (),
@@ -68,7 +68,7 @@ _LABEL_NAMES: Mapping[TaskType, Callable[[Any], Iterable[str]]] = {  # in the la
 }
 
 
-def predicted_label(task: TaskType, answer: Answer) -> Any:
+def predicted_label(task: str, answer: Answer) -> Any:
     """The prediction in the form of `Item.label`; the text of the answer to a question."""
     result = answer[TASKS[task]["shown"][0]]
     return (
@@ -78,9 +78,7 @@ def predicted_label(task: TaskType, answer: Answer) -> Any:
     )
 
 
-def named_spans(
-    task: TaskType, label: Any, labels: Sequence[str], bare: bool = False
-) -> list[Span]:
+def named_spans(task: str, label: Any, labels: Sequence[str], bare: bool = False) -> list[Span]:
     """A gold or predicted label as spans with names: entities by words or characters, other tags by
     words. The labels of a whole text have the span 0 to 1; choices are named by their positions.
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.training.task_heads import Classification, MultiLabel, Regression, TaskHead
+from bertworks.tasks.heads import Classification, MultiLabel, Regression, TaskHead
 
 SEQUENCE_DEVIATION, TOKEN_DEVIATION = 1.5, 4.5  # of a prediction for a sequence, for a token
 _RARE = 0.5  # added to the counts of a label that is always, or never, right
@@ -36,7 +36,7 @@ def fit_linear_head(
     numbers.
 
     Args:
-        x: features [M, width]. labels: as in a batch of the task, see `training.task_heads`.
+        x: features [M, width]. labels: as in a batch of the task, see `tasks.heads`.
 
     Raises:
         TypeError: the task has no linear head: questions and choices, which

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.batching.features import Features
 from bertworks.batching.sampling import keyed_rng
-from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.schema import compared_texts
-from bertworks.inference import task_metrics
-from bertworks.inference.decoding import Answer, Decoder, Logits, sigmoid
 from bertworks.metrics import intervals
+from bertworks.tasks import scores as task_metrics
+from bertworks.tasks.decoding import Answer, Decoder, Logits, sigmoid
+from bertworks.tasks.features import Features
+from bertworks.tasks.settings import TaskConfig
 from bertworks.text.near_copies import near_copies_of_rows
 
 FEWEST_CALIBRATED = 50  # rows from which a temperature is fitted

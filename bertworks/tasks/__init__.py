@@ -1,0 +1,1 @@
+"""What a model is fine-tuned for: one class for each task."""
