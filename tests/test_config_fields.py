@@ -34,6 +34,7 @@ HEADS = {
     "openai-gpt": "OpenAIGPTLMHeadModel",
     "gpt2": "GPT2LMHeadModel",
     "xlm": "XLMWithLMHeadModel",
+    "xlm-roberta": "XLMRobertaForMaskedLM",
 }
 
 

@@ -70,6 +70,17 @@ SIZES = {
         hidden_dropout_prob=0.2,
         classifier_dropout=0.35,
     ),
+    "xlm-roberta": transformers.XLMRobertaConfig(
+        vocab_size=90,
+        hidden_size=24,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=40,
+        max_position_embeddings=34,
+        type_vocab_size=1,
+        layer_norm_eps=1e-5,
+        classifier_dropout=0.35,
+    ),
     "distilbert": transformers.DistilBertConfig(
         vocab_size=90,
         dim=24,
@@ -139,6 +150,7 @@ NAMES = {
     "bert": "Bert",
     "bert-ltr": "Bert",
     "roberta": "Roberta",
+    "xlm-roberta": "XLMRoberta",
     "distilbert": "DistilBert",
     "albert": "Albert",
     "electra": "Electra",
@@ -148,7 +160,15 @@ NAMES = {
 }
 HEADS = [
     (family, kind)
-    for family in ("bert", "roberta", "distilbert", "albert", "electra", "electra-wide")
+    for family in (
+        "bert",
+        "roberta",
+        "xlm-roberta",
+        "distilbert",
+        "albert",
+        "electra",
+        "electra-wide",
+    )
     for kind in (
         "SequenceClassification",
         "TokenClassification",

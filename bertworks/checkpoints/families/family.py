@@ -132,5 +132,15 @@ def _read_family(name: str) -> Family:
 
 # settings of every family
 REQUIRED: Mapping[str, Any] = packaged_table(__file__, "other_fields.toml")["required"]
-_NAMES = ("bert", "roberta", "distilbert", "albert", "electra", "openai-gpt", "gpt2", "xlm")
+_NAMES = (
+    "bert",
+    "roberta",
+    "distilbert",
+    "albert",
+    "electra",
+    "openai-gpt",
+    "gpt2",
+    "xlm",
+    "xlm-roberta",
+)
 FAMILIES = {name: _read_family(name) for name in _NAMES}
