@@ -15,7 +15,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Self, TypeVar
+from typing import Any, NamedTuple, NoReturn, Self, TypedDict, TypeVar
 
 import numpy as np
 import tokenizers
@@ -29,6 +29,18 @@ from bertworks.io.binary_files import last_value, read_protobuf
 
 Result = TypeVar("Result")
 
+
+class _FirstTokens(TypedDict):
+    """The front of the vocabulary of a family of SentencePiece files.
+
+    replaced_pieces: how many pieces at the beginning of the file are not in the vocabulary.
+    scores: the tokens that come in their place, in the order of their ids, and their scores.
+    """
+
+    replaced_pieces: int
+    scores: dict[str, float]
+
+
 _TABLES = packaged_table(__file__, "pipelines.toml")
 NORMALIZER_SETTINGS: dict[str, str] = _TABLES["normalizer_settings"]
 SPELLINGS: dict[str, tuple[str, ...]] = {
@@ -37,6 +49,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
 _STYLES: dict[str, tuple[str, str]] = {
     name: tuple(templates) for name, templates in _TABLES["styles"].items()
 }
+_FIRST_TOKENS: dict[str, _FirstTokens] = _TABLES["first_tokens"]
 _LOCAL_STEPS = frozenset(_TABLES["local_steps"].split())
 END_OF_TEXT = "<|endoftext|>"
 # [PAD], [UNK], [CLS], [SEP], [MASK]
@@ -446,11 +459,9 @@ def sentencepiece_pipeline(
             )
     if style not in _STYLES:
         refuse_style(path, style)
-    if style == "xlmroberta":  # the ids of fairseq: <pad> comes in between, and <mask> last
-        is_good = [piece for piece, _ in pieces[:3]] == ["<unk>", "<s>", "</s>"]
-        require(is_good, "its first pieces are not <unk>, <s> and </s>", path)
-        first = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>")]
-        pieces, unk_id = [*first, *pieces[3:], ("<mask>", 0.0)], 3
+    if style in _FIRST_TOKENS:
+        pieces = _with_first_tokens(pieces, _FIRST_TOKENS[style], path)
+        unk_id = [piece for piece, _ in pieces].index("<unk>")
     ids = {piece: number for number, (piece, _) in enumerate(pieces)}
     tokens = spell_special_tokens(names, ids)
     is_complete = "C" not in _STYLES[style][0] or {"cls_token", "sep_token"} <= tokens.keys()
@@ -482,6 +493,21 @@ def sentencepiece_pipeline(
     if s.is_bpe:  # the scores of unigram pieces make them win by themselves
         library.add_tokens([AddedToken(token, normalized=False) for token in s.user_defined])
     return library
+
+
+def _with_first_tokens(
+    pieces: Sequence[tuple[str, float]], first_tokens: _FirstTokens, path: Path
+) -> list[tuple[str, float]]:
+    """Return the vocabulary of a family whose ids are not the numbers of the pieces in the file:
+    the tokens of the family stand at the front, and <mask> at the end.
+
+    Raises:
+        BertworksError: the file does not begin with <unk>, <s> and </s>.
+    """
+    is_fairseq = [piece for piece, _ in pieces[:3]] == ["<unk>", "<s>", "</s>"]
+    require(is_fairseq, "its first pieces are not <unk>, <s> and </s>", path)
+    tokens = [(token, float(score)) for token, score in first_tokens["scores"].items()]
+    return [*tokens, *pieces[first_tokens["replaced_pieces"] :], ("<mask>", 0.0)]
 
 
 def _sentencepiece_normalizers(
