@@ -35,6 +35,7 @@ HEADS = {
     "gpt2": "GPT2LMHeadModel",
     "xlm": "XLMWithLMHeadModel",
     "xlm-roberta": "XLMRobertaForMaskedLM",
+    "camembert": "CamembertForMaskedLM",
 }
 
 

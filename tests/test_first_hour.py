@@ -285,6 +285,7 @@ def test_other_names_are_of_no_family(name: str):
     [
         ("roberta-base", "FacebookAI/roberta-base"),
         ("xlm-roberta-base", "FacebookAI/xlm-roberta-base"),
+        ("camembert-base", "almanach/camembert-base"),
         ("gpt2", "openai-community/gpt2"),
         ("distilbert-base-uncased", "distilbert/distilbert-base-uncased"),
     ],

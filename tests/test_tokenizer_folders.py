@@ -167,7 +167,19 @@ def make_folder(kind, folder, lines, num_pieces=900):
             )
         case "xlm-roberta":
             return write_sentencepiece(
-                folder, "XLMRobertaTokenizer", lines, "sentencepiece.bpe.model"
+                folder,
+                "XLMRobertaTokenizer",
+                lines,
+                "sentencepiece.bpe.model",
+                vocab_size=num_pieces,
+            )
+        case "camembert":
+            return write_sentencepiece(
+                folder,
+                "CamembertTokenizer",
+                lines,
+                "sentencepiece.bpe.model",
+                vocab_size=num_pieces,
             )
 
 
@@ -180,6 +192,7 @@ KINDS = [
     "albert with case and accents",
     "xlnet",
     "xlm-roberta",
+    "camembert",
 ]
 
 
@@ -281,13 +294,13 @@ def test_a_family_with_other_ids_is_refused_with_a_command_that_helps(folders, t
     write_config(folder, None)
     with pytest.raises(BertworksError, match="does not say of which family"):
         Tokenizer.load(folder)
-    write_config(folder, "CamembertTokenizer")
-    with pytest.raises(BertworksError, match=r"family camembert cannot be read") as caught:
+    write_config(folder, "MBartTokenizer")
+    with pytest.raises(BertworksError, match=r"family mbart cannot be read") as caught:
         Tokenizer.load(folder)
     command = caught.value.hint.split("`")[1].replace("python", shlex.quote(sys.executable), 1)
     subprocess.run(command, shell=True, check=True, capture_output=True)
     assert_same(
-        Tokenizer.load(folder), transformers.CamembertTokenizer.from_pretrained(folder), LINES[:50]
+        Tokenizer.load(folder), transformers.MBartTokenizer.from_pretrained(folder), LINES[:50]
     )
 
 
@@ -492,7 +505,9 @@ def write_bert(folder, lines):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Token indices sequence length")
-@pytest.mark.parametrize("kind", ["bert", "roberta", "gpt2", "albert", "xlnet"])
+@pytest.mark.parametrize(
+    "kind", ["bert", "roberta", "gpt2", "albert", "xlnet", "xlm-roberta", "camembert"]
+)
 def test_a_hundred_thousand_lines_are_as_in_transformers(data_folder, tmp_path, kind):
     lines = real_lines(data_folder, 100_000)
     assert len(lines) >= 100_000

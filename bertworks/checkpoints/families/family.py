@@ -142,5 +142,6 @@ _NAMES = (
     "gpt2",
     "xlm",
     "xlm-roberta",
+    "camembert",
 )
 FAMILIES = {name: _read_family(name) for name in _NAMES}
