@@ -58,7 +58,7 @@ def data_folder() -> Path:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny BERT with random weights, to begin fine-tunings with."""
-    from fine import write_model  # brings torch, which most tests do without
+    from tests.support.fine import write_model  # brings torch, which most tests do without
 
     return write_model(tmp_path_factory.mktemp("model") / "tiny")
 
@@ -83,7 +83,7 @@ def known_speed() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def no_waiting_for_the_disk() -> Iterator[None]:
     """Only a failure of power could show what fsync does; that it is called, and when, is looked at
-    in test_checkpoint. A descriptor that is none is refused as ever."""
+    in tests/checkpoints/test_training_state.py. A descriptor that is none is refused as ever."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)
         yield

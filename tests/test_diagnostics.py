@@ -2,7 +2,6 @@
 
 import json
 import tomllib
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from bertworks.diagnostics import Check
 from bertworks.errors import BertworksError
 from bertworks.io import processes
 from bertworks.runs import pretrain
+from tests.support import ROOT
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_instruction_sets_are_read_from_the_kernel(monkeypatch):
 
 
 def test_all_extras_are_looked_for():
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = {extra for extra, _ in diagnostics._EXTRAS.values()}
     assert names == {*project["optional-dependencies"]} - {"dev", "bench"}
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pytest
-from fine import FILLER, GOOD, PEOPLE, PLACES, write_pairs, write_reviews
 from scipy.sparse import csr_array
 from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
@@ -30,8 +29,10 @@ import bertworks as bw
 from bertworks.datasets.reader import RowReader
 from bertworks.errors import BertworksError
 from bertworks.sklearn import BertClassifier, BertEmbedder, BertRegressor, InputError
+from tests.support import ROOT
+from tests.support.fine import FILLER, GOOD, PEOPLE, PLACES, write_pairs, write_reviews
 
-GUIDE = Path(__file__).parents[1] / "docs" / "guides" / "scikit-learn.md"
+GUIDE = ROOT / "docs" / "guides" / "scikit-learn.md"
 # a linear head, in 0.3 seconds
 FAST: dict[str, Any] = {"device": "cpu", "method": "frozen", "validation": "split"}
 TRAINED: dict[str, Any] = {

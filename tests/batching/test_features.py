@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fine import BAD, FILLER, GOOD, PEOPLE, PLACES, tokenizer
 
 from bertworks.datasets.schema import Item
 from bertworks.tasks.decoding import Decoder, best_spans, softmax
@@ -22,6 +21,7 @@ from bertworks.tasks.features import (
 )
 from bertworks.tasks.settings import TaskConfig
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
+from tests.support.fine import BAD, FILLER, GOOD, PEOPLE, PLACES, tokenizer
 
 
 def published(count: int, room: int, step: int) -> tuple[list[tuple[int, int]], list[int]]:

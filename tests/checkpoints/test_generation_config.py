@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from gpt import END_ID, write_gpt2
 
 import bertworks as bw
 from bertworks.checkpoints import generation_config
@@ -18,6 +17,7 @@ from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.generation import SamplingOptions, next_token_probabilities
 from bertworks.interop.convert import convert
+from tests.support.gpt import END_ID, write_gpt2
 
 EXACT: dict[str, Any] = {"device": "cpu", "precision": "fp32"}
 TABLE = packaged_table(generation_config.__file__, "generation_config.toml")

@@ -15,17 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from fine import (
-    write_choices,
-    write_conll,
-    write_model,
-    write_multilabel,
-    write_pairs,
-    write_reviews,
-    write_spans,
-    write_squad,
-)
-from tiny import documents
 
 import bertworks as bw
 from bertworks.checkpoints.model_card import pretraining_card
@@ -36,6 +25,17 @@ from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import train_vocabulary
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.recipe import load_recipe
+from tests.support.fine import (
+    write_choices,
+    write_conll,
+    write_model,
+    write_multilabel,
+    write_pairs,
+    write_reviews,
+    write_spans,
+    write_squad,
+)
+from tests.support.tiny import documents
 
 SIZES = ("hidden_size=32", "num_hidden_layers=2", "num_attention_heads=2")
 LANGUAGES = ("en", "de")
@@ -195,8 +195,8 @@ def test_the_card_of_a_model_that_continues_texts(recipe: str, tmp_path: Path):
 
 
 def test_the_card_of_a_discriminator(tmp_path: Path):
-    from test_electra import TINY
-    from tiny import write_corpus, write_recipe
+    from tests.scenarios.test_electra import TINY
+    from tests.support.tiny import write_corpus, write_recipe
 
     recipe = write_recipe(tmp_path / "r.toml", *TINY, ("num_steps = 40", "num_steps = 2"))
     list(

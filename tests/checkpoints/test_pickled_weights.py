@@ -21,10 +21,17 @@ from typing import Any
 
 import huggingface_hub
 import pytest
-import test_xlm
 import torch
 from safetensors.torch import load_file
-from test_convert import (
+
+from bertworks.checkpoints import pickle_reader, pickled_weights
+from bertworks.checkpoints.resolve import resolve_model
+from bertworks.errors import BertworksError
+from bertworks.inference.embed import Embedder
+from bertworks.inference.predictor import Predictor
+from bertworks.interop.convert import convert
+from tests.checkpoints.test_resolve import cached, here as here
+from tests.interop.test_convert import (
     TOKENS,
     contents,
     settings_changed,
@@ -33,15 +40,8 @@ from test_convert import (
     with_gamma_and_beta,
     write_tokenizer,
 )
-from test_families import theirs_of
-from test_resolve import cached, here as here
-
-from bertworks.checkpoints import pickle_reader, pickled_weights
-from bertworks.checkpoints.resolve import resolve_model
-from bertworks.errors import BertworksError
-from bertworks.inference.embed import Embedder
-from bertworks.inference.predictor import Predictor
-from bertworks.interop.convert import convert
+from tests.scenarios import test_xlm
+from tests.scenarios.test_families import theirs_of
 
 PICKLE = "pytorch_model.bin"
 REBUILD = torch._utils._rebuild_tensor_v2

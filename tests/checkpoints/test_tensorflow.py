@@ -6,7 +6,6 @@ import math
 import resource
 import shutil
 
-import bundles
 import numpy as np
 import pytest
 import torch
@@ -18,6 +17,7 @@ from bertworks.errors import BertworksError
 from bertworks.interop.convert import convert, import_checkpoint
 from bertworks.models.layout import Layout
 from bertworks.models.transformer import Encoder
+from tests.support import bundles
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij", *(f"##{c}" for c in "abcde")]
 CONFIG = {

@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from fine import write_model, write_reviews
 from safetensors.torch import load_file, save_file
-from tiny import write_corpus, write_recipe
 
 import bertworks as bw
 from bertworks.checkpoints import weights_record
@@ -27,6 +25,8 @@ from bertworks.interop.push import push
 from bertworks.runs.finetune import finetune
 from bertworks.runs.joint import finetune_joint
 from bertworks.runs.pretrain import pretrain
+from tests.support.fine import write_model, write_reviews
+from tests.support.tiny import write_corpus, write_recipe
 
 TEXTS = ["good film", "sad dogs"]
 

@@ -22,6 +22,7 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event, duration
 from bertworks.io.options import ReadOptions
 from bertworks.io.tables import parse_size
+from tests.support import ROOT
 
 VERBS = [
     "check",
@@ -257,7 +258,7 @@ sys.argv = ["bertworks", "demo"]
 main.run()
 """
     shell = ["bash", "-c", '"$@" 2>&-', "bash", sys.executable, "-c", code]
-    paths = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    paths = os.environ | {"PYTHONPATH": str(ROOT)}
     assert subprocess.run(shell, cwd=tmp_path, env=paths, check=False).returncode == 0
     assert (tmp_path / "result").read_text() == "a result"
 
@@ -385,7 +386,7 @@ def test_on_a_terminal_figures_stay_in_place():
     output."""
     code = """
 import sys, time; sys.path.insert(0, sys.argv[1])
-from test_cli import events
+from tests.cli.test_main import events
 from bertworks.cli.console import show_events
 def slow():
     for event in events():
@@ -396,7 +397,7 @@ show_events(slow())
 """
     primary, secondary = pty.openpty()
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "200", "LINES": "40"}
-    command = [sys.executable, "-c", code, str(Path(__file__).parent)]
+    command = [sys.executable, "-c", code, str(ROOT)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=secondary, env=environment
     ) as process:

@@ -44,7 +44,7 @@ MODELS: Mapping[str, dict[str, Any] | None] = {
     "questions": {"task": "qa"},
 }
 
-sys.path.insert(0, str(FOLDER.parent))  # the modules that all tests share
+sys.path.insert(0, str(ROOT))  # tests.support
 
 
 class UnreachableRegistryError(Exception):
@@ -60,8 +60,8 @@ class InstallationError(Exception):
 def running_servers(folder: Path) -> Iterator[dict[str, str]]:
     """Start a server for each model, with its files in a folder. Yield their addresses by the names
     of the models."""
-    from fine import write_model
-    from served import process, write_head
+    from tests.support.fine import write_model
+    from tests.support.served import process, write_head
 
     for name, head in MODELS.items():
         if head is None:

@@ -16,9 +16,9 @@ from bertopic import BERTopic
 
 import bertworks as bw
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the modules that all tests share
+sys.path.insert(0, str(Path(__file__).parents[2]))  # tests.support
 
-from fine import write_model
+from tests.support.fine import write_model
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "embed.md"
 SUBJECTS = ("Anna lives in Oslo", "some music in this town", "sad dogs and good men")

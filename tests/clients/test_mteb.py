@@ -30,10 +30,10 @@ from torch.utils.data import DataLoader
 import bertworks as bw
 from bertworks.checkpoints.sentence_transformers import SentenceTransformerSettings
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the modules that all tests share
+sys.path.insert(0, str(Path(__file__).parents[2]))  # tests.support
 
-from fine import write_model
-from served import write_head
+from tests.support.fine import write_model
+from tests.support.served import write_head
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "embed.md"
 TEXTS = [

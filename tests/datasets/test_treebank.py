@@ -5,10 +5,10 @@ import random
 from pathlib import Path
 
 import pytest
-from treebanks import lines_of, random_sentence, write_treebank, write_trees
 
 from bertworks.datasets.treebank import read_treebank, read_trees
 from bertworks.errors import BertworksError
+from tests.support.treebanks import lines_of, random_sentence, write_treebank, write_trees
 
 EXAMPLE = """\
 # text = Vámonos al mar, dijo.

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fine import write_reviews
-from tiny import write_corpus
 
 import bertworks as bw
 from bertworks.checkpoints.hf_mapping import can_hold, check_representable
@@ -37,6 +35,8 @@ from bertworks.runs.pretrain_job import held_out_batches, split_documents, split
 from bertworks.text.shards import Shards
 from bertworks.training.objectives import PretrainingModel, heads_of
 from bertworks.training.recipe import Recipe, load_recipe
+from tests.support.fine import write_reviews
+from tests.support.tiny import write_corpus
 
 HEAD = """
 title = "Two depths"

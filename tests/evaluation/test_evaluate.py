@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tiny import documents, write_corpus, write_recipe
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_mlm
@@ -18,6 +17,7 @@ from bertworks.runs.pretrain_job import held_out_batches, split_long_documents
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import write_shards
 from bertworks.text.tokenizer import Tokenizer
+from tests.support.tiny import documents, write_corpus, write_recipe
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fine import write_pairs, write_reviews
 
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.glue import evaluate_glue, table
 from bertworks.training.recipe import load_finetune_recipe
+from tests.support.fine import write_pairs, write_reviews
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=3", "patience=0", "precision=fp32")
 

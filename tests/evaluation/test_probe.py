@@ -12,8 +12,6 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from fine import FILLER, tokenizer, write_model
-from treebanks import random_sentence, write_treebank, write_trees
 
 import bertworks as bw
 from bertworks.checkpoints.model_folder import save_model
@@ -39,6 +37,8 @@ from bertworks.text.tokenizer import Tokenizer
 from bertworks.training import probes
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.probes import WordStates, predictions, probe_outputs, train_probe
+from tests.support.fine import FILLER, tokenizer, write_model
+from tests.support.treebanks import random_sentence, write_treebank, write_trees
 
 FAST = {"epochs": 2, "device": "cpu"}
 

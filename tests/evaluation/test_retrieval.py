@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fine import BAD, FILLER, GOOD
 from hypothesis import HealthCheck, given, settings, strategies as some
 
 from bertworks.cli.main import main
@@ -14,6 +13,7 @@ from bertworks.errors import BertworksError
 from bertworks.evaluation.retrieval import _reranked, evaluate_retrieval, read_collection
 from bertworks.inference.embed import Embedder
 from bertworks.retrieval.ranking import top_k
+from tests.support.fine import BAD, FILLER, GOOD
 
 DOCUMENTS = {f"d{n}": f"{word} film of men and dogs" for n, word in enumerate([*GOOD, *BAD])}
 QUERIES = {"1": GOOD[0], "3": f"{GOOD[1]} {BAD[0]}"}

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from scipy.optimize import minimize
 from scipy.special import expit, softmax
-from served import write_head
 from sklearn.metrics import f1_score, log_loss
 
 from bertworks.batching.masking import Example
@@ -34,6 +33,7 @@ from bertworks.tasks.decoding import Decoder
 from bertworks.tasks.features import Features
 from bertworks.tasks.scores import compute_metrics
 from bertworks.tasks.settings import TaskConfig
+from tests.support.served import write_head
 
 LABELS = ("a", "b", "c")
 

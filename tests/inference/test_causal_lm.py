@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from gpt import END_ID, POSITIONS, write_gpt2
 
 import bertworks as bw
 from bertworks.cli.main import main
 from bertworks.inference.engine import LazyModel
+from tests.support.gpt import END_ID, POSITIONS, write_gpt2
 
 SENTENCES = ["the dogs bark", "é 日", "a", f"the <|endoftext|> {'x' * 70}", "the dogs barks"]
 EXACT = {"device": "cpu", "precision": "fp32"}

@@ -8,9 +8,6 @@ import pytest
 import torch
 import transformers
 from sklearn.metrics import roc_auc_score
-from test_electra import TINY, folder as folder
-from test_sampling import every
-from tiny import documents, write_corpus, write_recipe
 
 import bertworks
 from bertworks.checkpoints.model_folder import ModelFolder
@@ -26,6 +23,9 @@ from bertworks.tasks.heads import Classification, TaskModel
 from bertworks.text.shards import write_shards
 from bertworks.training.optimization import make_optimizer
 from bertworks.training.recipe import load_finetune_recipe
+from tests.batching.test_sampling import every
+from tests.scenarios.test_electra import TINY, folder as folder
+from tests.support.tiny import documents, write_corpus, write_recipe
 
 
 def test_detection_is_that_of_transformers(folder: Path):

@@ -10,7 +10,6 @@ import pyarrow.parquet
 import pytest
 import torch
 import transformers
-from fine import write_pairs
 
 import bertworks
 from bertworks.checkpoints.resolve import packaged_minilm
@@ -24,6 +23,7 @@ from bertworks.evaluation.evaluate import evaluate_sts
 from bertworks.inference.embed import Embedder, Moments, embed_file, normalized
 from bertworks.metrics.intervals import correlations
 from bertworks.models.packed_linear import cpu_supports_int8
+from tests.support.fine import write_pairs
 
 whole_numbers = pytest.mark.skipif(
     not cpu_supports_int8(), reason="this processor does not multiply 8 bits"

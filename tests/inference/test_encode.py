@@ -13,8 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from fine import write_model
-from served import write_head
 from torch.utils.data import DataLoader
 
 import bertworks as bw
@@ -22,6 +20,8 @@ from bertworks.checkpoints.resolve import packaged_minilm
 from bertworks.checkpoints.sentence_transformers import SentenceTransformerSettings
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.embed import Embedder, normalized
+from tests.support.fine import write_model
+from tests.support.served import write_head
 
 TEXTS = [
     "good film",

@@ -17,9 +17,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from fine import tokenizer
-from gpt import write_gpt, write_gpt2
-from served import write_head
 
 from bertworks.batching.masking import Example
 from bertworks.checkpoints.model_folder import load_model, save_model
@@ -35,6 +32,9 @@ from bertworks.models.transformer import Encoder
 from bertworks.tasks.decoding import make_task_head
 from bertworks.tasks.heads import TaskModel
 from bertworks.tasks.settings import TaskConfig, TaskType
+from tests.support.fine import tokenizer
+from tests.support.gpt import write_gpt, write_gpt2
+from tests.support.served import write_head
 
 TEXT = "the film was good in this storytown"
 PARAGRAPHS = re.findall(

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from gpt import END_ID, write_gpt, write_gpt2
 
 import bertworks as bw
 from bertworks.cli.main import main
@@ -25,6 +24,7 @@ from bertworks.models.cache import KeyValueCache
 from bertworks.models.layout import Layout
 from bertworks.models.packed_linear import cpu_supports_int8
 from bertworks.models.transformer import Encoder
+from tests.support.gpt import END_ID, write_gpt, write_gpt2
 
 TEXTS = ["the dog", "a", "two hungry cats sleep at night", "é 日", "a", "fish"]
 EXACT = {"device": "cpu", "precision": "fp32"}

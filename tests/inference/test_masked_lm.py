@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from fine import tokenizer
-from tiny import documents, write_corpus, write_recipe
 
 from bertworks.checkpoints.hf_mapping import to_huggingface
 from bertworks.checkpoints.model_folder import save_model
@@ -20,6 +18,8 @@ from bertworks.models.config import EncoderConfig
 from bertworks.runs.pretrain import pretrain
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from bertworks.training.objectives import PretrainingModel
+from tests.support.fine import tokenizer
+from tests.support.tiny import documents, write_corpus, write_recipe
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,6 @@ import joblib
 import numpy as np
 import pytest
 import torch
-from fine import BAD, GOOD, write_model, write_reviews
-from gpt import write_gpt2
-from served import VOCABULARY, write_head
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -33,6 +30,9 @@ from bertworks.inference.masked_lm import Filler
 from bertworks.retrieval.ranking import Reranker
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.recipe import load_recipe
+from tests.support.fine import BAD, GOOD, write_model, write_reviews
+from tests.support.gpt import write_gpt2
+from tests.support.served import VOCABULARY, write_head
 
 TEXTS = ["good men and dogs", "a story of music", "bad town", "the film was lovely"]
 MAX_BYTES = 10_000

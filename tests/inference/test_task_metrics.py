@@ -8,7 +8,6 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as some
-from schemes import tagging_per_type
 from sklearn.metrics import confusion_matrix
 
 from bertworks.datasets.schema import Item
@@ -23,6 +22,7 @@ from bertworks.tasks.scores import (
     row_sums,
 )
 from bertworks.tasks.settings import TaskConfig, TaskType
+from tests.support.schemes import tagging_per_type
 
 LABELS = ("a", "b", "c")
 TAGS = ("O", "B-x", "I-x", "B-y", "I-y")

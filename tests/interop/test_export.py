@@ -20,17 +20,6 @@ import onnxruntime
 import pytest
 import torch
 import transformers
-from fine import (
-    tokenizer,
-    write_choices,
-    write_conll,
-    write_model,
-    write_multilabel,
-    write_pairs,
-    write_reviews,
-    write_spans,
-    write_squad,
-)
 
 import bertworks
 from bertworks.batching.batch import Batch, BatchTarget
@@ -54,6 +43,17 @@ from bertworks.models.transformer import Encoder
 from bertworks.tasks.decoding import make_task_head
 from bertworks.tasks.heads import Classification, TaskModel
 from bertworks.tasks.settings import TaskConfig, TaskType
+from tests.support.fine import (
+    tokenizer,
+    write_choices,
+    write_conll,
+    write_model,
+    write_multilabel,
+    write_pairs,
+    write_reviews,
+    write_spans,
+    write_squad,
+)
 
 LENGTH = 64
 CONFIG = EncoderConfig(

@@ -11,8 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fine import storages, tokenizer
-from test_export import write_encoder, write_head
 
 import bertworks as bw
 from bertworks.checkpoints.model_folder import ModelFolder, load_model
@@ -21,6 +19,8 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.embed import Embedder
 from bertworks.inference.engine import LazyModel
 from bertworks.interop.load import LoadedModel
+from tests.interop.test_export import write_encoder, write_head
+from tests.support.fine import storages, tokenizer
 
 TEXT, BLANK = "Anna lives in Oslo", "the [MASK] was good"
 CALLS: dict[str, Callable[[LoadedModel], object]] = {

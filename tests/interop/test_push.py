@@ -26,7 +26,7 @@ CARD = "---\nlicense: mit\nlanguage: en\nlibrary_name: transformers\n---\n\n# A 
 
 @pytest.fixture
 def folder(tmp_path):
-    from fine import write_model  # brings torch
+    from tests.support.fine import write_model  # brings torch
 
     folder = write_model(tmp_path / "model")
     (folder / "README.md").write_text(CARD)

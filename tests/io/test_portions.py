@@ -16,10 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bulk_jobs import run
-from fine import write_reviews
-from served import write_head
-from tiny import write_corpus
 
 import bertworks as bw
 from bertworks.cli.main import main
@@ -32,9 +28,14 @@ from bertworks.io.ray_engine import _check_head
 from bertworks.runs.prepare import make_shards, make_vocabulary, read_text
 from bertworks.text import file_groups
 from bertworks.text.tokenizer import Tokenizer
+from tests.support import ROOT
+from tests.support.bulk_jobs import run
+from tests.support.fine import write_reviews
+from tests.support.served import write_head
+from tests.support.tiny import write_corpus
 
 EXPECTED = b"".join(json.dumps([n * n, (n + 1) ** 2]).encode() for n in range(0, 80, 2))
-ROOT = Path(__file__).parents[1]
+BULK_JOBS = [sys.executable, "-m", "tests.support.bulk_jobs"]
 KILLS = int(os.environ.get("BERTWORKS_KILLS", "6"))  # of the slow loop; 300 take an hour
 
 
@@ -117,7 +118,7 @@ def test_an_error_of_the_data_ends_the_job_with_its_line(tmp_path: Path) -> None
 
 
 def test_a_driver_that_is_killed_goes_on(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.bulk_jobs", str(tmp_path), "local", "40", "0.02"]
+    command = [*BULK_JOBS, str(tmp_path), "local", "40", "0.02"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     driver = subprocess.Popen(command, env=environment, cwd=ROOT)
     while len(list((tmp_path / "out.parts").glob("0*"))) < 5:
@@ -135,7 +136,7 @@ def test_a_driver_that_is_killed_goes_on(tmp_path: Path) -> None:
 def test_workers_of_a_killed_driver_end_without_a_word(tmp_path: Path) -> None:
     """They could not write to the pipe, and printed so into the terminal of the user, after the
     command had ended."""
-    command = [sys.executable, "-m", "tests.bulk_jobs", str(tmp_path), "local", "40", "0.3"]
+    command = [*BULK_JOBS, str(tmp_path), "local", "40", "0.3"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     driver = subprocess.Popen(
         command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -393,7 +394,7 @@ def test_a_killed_process_of_ray_gives_a_message(name: str, tmp_path: Path) -> N
         "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
         "RAY_worker_niceness": "0",
     }
-    command = [sys.executable, "-m", "tests.bulk_jobs", str(tmp_path), "ray", "40", "0.2", "says"]
+    command = [*BULK_JOBS, str(tmp_path), "ray", "40", "0.2", "says"]
     driver = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     while len(list((tmp_path / "out.parts").glob("0*"))) < 3:
         assert driver.poll() is None
@@ -425,7 +426,7 @@ def test_a_node_that_is_lost(tmp_path: Path) -> None:
         "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
         "RAY_worker_niceness": "0",
     }
-    command = [sys.executable, "-m", "tests.bulk_jobs", str(tmp_path), "cluster"]
+    command = [*BULK_JOBS, str(tmp_path), "cluster"]
     subprocess.run(command, env=environment, cwd=ROOT, check=True, timeout=300)
     numbers = range(0, 120, 2)
     assert (tmp_path / "out").read_bytes() == b"".join(
@@ -444,7 +445,7 @@ def test_many_kills(tmp_path: Path) -> None:
     while left > 0:
         folder, rounds = tmp_path / str(rounds), rounds + 1
         folder.mkdir()
-        command = [sys.executable, "-m", "tests.bulk_jobs", str(folder), "local", "40", "0.05"]
+        command = [*BULK_JOBS, str(folder), "local", "40", "0.05"]
         while not (folder / "out").exists():
             driver = subprocess.Popen(command, env=environment, cwd=ROOT)
             while left > 0 and driver.poll() is None:

@@ -59,9 +59,7 @@ def ending() -> Callable[[int], int]:
 
 def run(inputs: Any, workers: int) -> list[Any]:
     return list(
-        in_processes(
-            "tests.test_processes:squares", [1], inputs, workers, ended="{number}: {how}", hint=""
-        )
+        in_processes(f"{__name__}:squares", [1], inputs, workers, ended="{number}: {how}", hint="")
     )
 
 
@@ -72,7 +70,7 @@ def test_results_come_in_order(count: int, workers: int) -> None:
 
 
 def test_an_error_of_a_worker_comes_after_the_results_before_it() -> None:
-    results = in_processes("tests.test_processes:squares", [0], [1, 2, -3, 4], 2, ended="", hint="")
+    results = in_processes(f"{__name__}:squares", [0], [1, 2, -3, 4], 2, ended="", hint="")
     assert [next(results), next(results)] == [1, 4]
     with pytest.raises(ValueError, match="-3 is negative"):
         next(results)
@@ -82,11 +80,7 @@ def test_a_value_that_cannot_be_pickled_and_a_worker_that_ends() -> None:
     with pytest.raises(AttributeError, match="pickle"):
         run([1, lambda: None], 2)
     with pytest.raises(BertworksError, match="1: exit code 3"):
-        list(
-            in_processes(
-                "tests.test_processes:ending", [], [0, 1], 2, ended="{number}: {how}", hint=""
-            )
-        )
+        list(in_processes(f"{__name__}:ending", [], [0, 1], 2, ended="{number}: {how}", hint=""))
 
 
 def test_an_interrupt_at_any_lock_ends_the_work() -> None:

@@ -1,5 +1,5 @@
-"""Remote storage: memory:// here, s3:// in test_remote_s3.py. What is written there has the bytes
-of what is written on a disk, is complete or is not read, and nothing else stays."""
+"""Remote storage: memory:// here, s3:// in tests/scenarios/test_remote_s3.py. What is written there
+has the bytes of what is written on a disk, is complete or is not read, and nothing else stays."""
 
 import hashlib
 import json
@@ -14,8 +14,6 @@ from typing import Any
 
 import fsspec
 import pytest
-from fine import write_reviews
-from tiny import write_corpus, write_recipe
 
 import bertworks
 from bertworks.cli.main import main
@@ -24,6 +22,8 @@ from bertworks.io import remote
 from bertworks.io.atomic_write import local_path, url_of, write_text
 from bertworks.io.remote import MANIFEST, Storage, as_path, fetched, published
 from bertworks.runs import training_run
+from tests.support.fine import write_reviews
+from tests.support.tiny import write_corpus, write_recipe
 
 ROWS = b"text,label\nThe film is good.,pos\nThe film is bad.,neg\n"
 

@@ -12,7 +12,6 @@ import seqeval.metrics
 import seqeval.scheme
 import sklearn.metrics
 from hypothesis import given, settings, strategies as st
-from schemes import Scheme, convert_tags, tag_spans, tagging, tagging_per_type
 
 from bertworks.datasets.annotations import tag_scheme
 from bertworks.datasets.reader import RowReader
@@ -21,6 +20,7 @@ from bertworks.errors import BertworksError
 from bertworks.metrics.classification import Span, count_spans, figures_by_type
 from bertworks.tasks.scores import compute_metrics
 from bertworks.tasks.settings import TaskConfig, TaskType
+from tests.support.schemes import Scheme, convert_tags, tag_spans, tagging, tagging_per_type
 
 LABELS = ("cat", "dog", "owl")
 TAGS = ("O", "B-X", "I-X", "E-X", "S-X", "B-Y", "I-Y", "E-Y", "S-Y")

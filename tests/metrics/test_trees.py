@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy.sparse.csgraph import minimum_spanning_tree
 from scipy.stats import spearmanr
-from treebanks import floyd_warshall, random_heads, random_sentence
 
 from bertworks.metrics.trees import GoldTree, spanning_tree, spearman, tree_distances, tree_metrics
+from tests.support.treebanks import floyd_warshall, random_heads, random_sentence
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -9,8 +9,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from bertworks.cli.parser import make_app
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[1]
 TEXT = re.sub(r"\\\n\s*", "", (ROOT / "Dockerfile").read_text())
 LINES = [
     line.partition(" ")[::2] for line in TEXT.splitlines() if line and not line.startswith("#")

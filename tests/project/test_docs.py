@@ -17,8 +17,8 @@ from bertworks.cli.parser import make_app
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import items
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 GUIDES = sorted((DOCS / "guides").glob("*.md"))
 WRITTEN = [
@@ -61,7 +61,7 @@ def test_a_guide_has_at_most_120_lines(page: Path):
 def test_each_client_of_the_table_is_tested():
     """Each line of the table in serve.md is run by tests/clients, in an environment that has its
     package."""
-    folder = Path(__file__).parent / "clients"
+    folder = ROOT / "tests" / "clients"
     table = run_path(str(folder / "guide_table.py"))
     environments = tomllib.loads((folder / "clients.toml").read_text(encoding="utf-8"))
     packages = [

@@ -31,14 +31,7 @@ import numpy as np
 import pytest
 import torch
 import uvicorn
-from fine import write_choices, write_conll, write_reviews, write_squad
-from gpt import write_gpt2
-from hints import ROOT, TESTED, VERBS, Shell, templates
 from safetensors.torch import load_file
-from served import write_head
-from test_electra import TINY
-from tiny import write_recipe
-from treebanks import write_treebank
 
 import bertworks
 from bertworks.checkpoints.model_folder import save_model
@@ -61,6 +54,14 @@ from bertworks.text.vocabulary import train_vocabulary
 from bertworks.training.budget import Measurement, fit_steps
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.recipe import load_recipe
+from tests.scenarios.test_electra import TINY
+from tests.support import ROOT
+from tests.support.fine import write_choices, write_conll, write_reviews, write_squad
+from tests.support.gpt import write_gpt2
+from tests.support.hints import TESTED, VERBS, Shell, templates
+from tests.support.served import write_head
+from tests.support.tiny import write_recipe
+from tests.support.treebanks import write_treebank
 
 NETWORK = "the command needs the network"
 GPU = "the message needs a GPU"
@@ -2489,7 +2490,7 @@ def link(path: Path) -> None:
     "give bert_model.ckpt where there is a bert_model.ckpt.index; other models: bertworks convert",
 )
 def test_checkpoints_of_tensorflow(shell: Shell, model: Path) -> None:
-    from test_tensorflow import numbers, written
+    from tests.checkpoints.test_tensorflow import numbers, written
 
     more = {name: np.ones(3, np.float32) for name in ("more/of it", "and/it's", "x")}
     prefix = written(Path("uncased it's"), numbers() | more)

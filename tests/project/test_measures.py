@@ -13,8 +13,8 @@ from typing import get_args
 import pytest
 
 from bertworks.tasks.settings import TaskType
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[1]
 TOOLS = ROOT / "tools"
 sys.path.insert(0, str(TOOLS))
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.support import ROOT
+
 WORDS = """
 sooner soonest nobody nobody's somebody somebody's whoever whomever told untold asked unasked judged
 judging judgement judge judges guess guesses suited parted likelier likeliest anybody everybody

@@ -15,8 +15,8 @@ import pytest
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader
 from bertworks.models.config import BERT_SIZES, PRETRAINING_HEADS
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RECIPE = """
 title = "small enough for a test"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1] / "bertworks"
+ROOT = Path(__file__).parents[2] / "bertworks"
 LIBRARIES = {  # what the modules of a package may import besides the standard library
     "errors": "",
     "events": "",

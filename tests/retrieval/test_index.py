@@ -13,8 +13,6 @@ import huggingface_hub.constants
 import numpy as np
 import pytest
 import torch
-from fine import FILLER, sentence, write_model
-from served import write_head
 
 import bertworks
 from bertworks.checkpoints.model_folder import load_model, save_model
@@ -31,6 +29,8 @@ from bertworks.serve.endpoints import Abilities
 from bertworks.tasks.decoding import make_task_head
 from bertworks.tasks.heads import TaskModel
 from bertworks.tasks.settings import TaskConfig
+from tests.support.fine import FILLER, sentence, write_model
+from tests.support.served import write_head
 
 TEXTS = [
     "good film",

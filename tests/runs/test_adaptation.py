@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from gpt import write_gpt, write_gpt2
-from tiny import assert_same_run, documents, metrics, write_corpus, write_recipe
 from torch import Tensor
 
 import bertworks
@@ -29,6 +27,8 @@ from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from bertworks.text.wordpiece import extend_vocabulary, without_last
 from bertworks.training.objectives import PretrainingModel
+from tests.support.gpt import write_gpt, write_gpt2
+from tests.support.tiny import assert_same_run, documents, metrics, write_corpus, write_recipe
 
 SHORT = ("num_steps = 40", "num_steps = 10")
 FOREIGN = "kalibodu sunomipe"  # their pieces are in the vocabulary of the corpus

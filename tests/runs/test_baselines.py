@@ -12,16 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fine import (
-    tokenizer,
-    write_choices,
-    write_conll,
-    write_multilabel,
-    write_pairs,
-    write_reviews,
-    write_spans,
-    write_squad,
-)
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.multiclass import OneVsRestClassifier
@@ -49,6 +39,16 @@ from bertworks.tasks.heads import TaskModel, combine_vectors
 from bertworks.tasks.linear_head import SEQUENCE_DEVIATION
 from bertworks.tasks.scores import METRICS, compute_metrics, predicted_label
 from bertworks.tasks.settings import TaskConfig
+from tests.support.fine import (
+    tokenizer,
+    write_choices,
+    write_conll,
+    write_multilabel,
+    write_pairs,
+    write_reviews,
+    write_spans,
+    write_squad,
+)
 
 CPU = torch.device("cpu")
 WRITERS: dict[str, Callable[..., Path]] = {

@@ -9,21 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fine import (
-    BAD,
-    FILLER,
-    GOOD,
-    sentence,
-    tokenizer,
-    write_choices,
-    write_conll,
-    write_model,
-    write_multilabel,
-    write_pairs,
-    write_reviews,
-    write_spans,
-    write_squad,
-)
 
 from bertworks.cli.main import main
 from bertworks.datasets.schema import Item, Schema
@@ -40,6 +25,21 @@ from bertworks.runs.dataset_report import (
 from bertworks.tasks.features import Featurizer
 from bertworks.tasks.settings import TaskType
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
+from tests.support.fine import (
+    BAD,
+    FILLER,
+    GOOD,
+    sentence,
+    tokenizer,
+    write_choices,
+    write_conll,
+    write_model,
+    write_multilabel,
+    write_pairs,
+    write_reviews,
+    write_spans,
+    write_squad,
+)
 
 WRITERS = {
     "classification": (write_reviews, "reviews.csv"),

@@ -17,15 +17,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from fine import (
-    write_choices,
-    write_conll,
-    write_multilabel,
-    write_pairs,
-    write_reviews,
-    write_spans,
-    write_squad,
-)
 from sklearn.utils.class_weight import compute_class_weight
 
 from bertworks.batching.masking import Example
@@ -51,6 +42,15 @@ from bertworks.runs.trials import plan_trials, run_trials
 from bertworks.tasks.decoding import balanced_weights
 from bertworks.tasks.heads import Classification, TaskModel
 from bertworks.training.recipe import default_max_length, load_finetune_recipe, resolve_recipe
+from tests.support.fine import (
+    write_choices,
+    write_conll,
+    write_multilabel,
+    write_pairs,
+    write_reviews,
+    write_spans,
+    write_squad,
+)
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=6", "select=best", "patience=0", "precision=fp32")
 # The other methods and cross-validation: test_methods.py.

@@ -11,9 +11,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from fine import write_conll, write_model, write_multilabel, write_pairs, write_reviews
-from heads import CASES, CONFIG, batch_of
-from test_finetune_processes import torchrun
 
 import bertworks as bw
 from bertworks.batching.batch import Batch, joint_sizes, joint_step
@@ -25,6 +22,15 @@ from bertworks.runs.joint import finetune_joint, joint_events, make_joint_reques
 from bertworks.tasks.heads import JointModel, TaskModel
 from bertworks.training.loop import train
 from bertworks.training.optimization import Adamax, OptimizerConfig, make_optimizer, update
+from tests.scenarios.test_finetune_processes import torchrun
+from tests.support.fine import (
+    write_conll,
+    write_model,
+    write_multilabel,
+    write_pairs,
+    write_reviews,
+)
+from tests.support.heads import CASES, CONFIG, batch_of
 
 SETTINGS = ("optimizer.learning_rate=2e-3", "precision=fp32", "epochs=2", "save_every=7")
 SHARED = "model-00001-of-00002.safetensors"

@@ -18,9 +18,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import yaml
-from hints import Shell
-from test_docs import ROOT, blocks
-from test_hints import says, shell  # noqa: F401 - a fixture
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
@@ -28,6 +25,10 @@ from bertworks.cli.parser import make_app
 from bertworks.errors import BertworksError, UsageError
 from bertworks.runs import launch
 from bertworks.runs.processes import SHORTEST_LIMIT, SILENT, Heartbeat, Processes, meet_in
+from tests.project.test_docs import blocks
+from tests.project.test_hints import says, shell  # noqa: F401 - a fixture
+from tests.support import ROOT
+from tests.support.hints import Shell
 
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
 CLUSTER = ROOT / "docs" / "cluster.md"

@@ -21,7 +21,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tiny import documents, leftovers, metrics, newest, write_corpus, write_recipe
 
 import bertworks.checkpoints.training_state
 from bertworks import load
@@ -44,6 +43,8 @@ from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from bertworks.training.budget import Measurement, measure_steps
 from bertworks.training.objectives import LossSum, PretrainingModel
 from bertworks.training.recipe import Recipe, load_recipe
+from tests.support import SUPPORT
+from tests.support.tiny import documents, leftovers, metrics, newest, write_corpus, write_recipe
 
 SHORT = ("num_steps = 40", "num_steps = 10")
 STILL = ("hidden_size = 32", "hidden_size = 32\nhidden_dropout = 0.0\nattention_dropout = 0.0")
@@ -808,7 +809,7 @@ def torchrun(arguments: dict[str, Any], **options: Any) -> subprocess.Popen[str]
         "--standalone",
         "--nproc-per-node",
         "2",
-        str(Path(__file__).with_name("two_pretrainings.py")),
+        str(SUPPORT / "two_pretrainings.py"),
     ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
     return subprocess.Popen(

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_sampling import every, make_store
-from tiny import write_recipe
 
 from bertworks.batching import sampling
 from bertworks.batching.batch import collate
@@ -25,6 +23,8 @@ from bertworks.runs.pretrain_job import (
 from bertworks.text.shards import TokenStore
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.recipe import Recipe, load_recipe
+from tests.batching.test_sampling import every, make_store
+from tests.support.tiny import write_recipe
 
 TOKENS = [
     "[PAD]",

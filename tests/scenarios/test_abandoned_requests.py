@@ -11,10 +11,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from fine import write_model
-from heavy_requests import HEAVY, SMALL, letters, small
-from served import Local, write_head
-from test_admission import Client, until
 
 from bertworks.datasets.schema import Item
 from bertworks.inference.explain import UnwantedError
@@ -25,6 +21,10 @@ from bertworks.serve.application import Application
 from bertworks.serve.batching import Limits
 from bertworks.serve.endpoints import RERANKED_AT_ONCE, FinetunedEndpoints
 from bertworks.serve.openapi import ENDPOINTS, parse as openapi_parse, paths_of
+from tests.scenarios.test_admission import Client, until
+from tests.support.fine import write_model
+from tests.support.heavy_requests import HEAVY, SMALL, letters, small
+from tests.support.served import Local, write_head
 
 LIMITS = Limits(
     body_bytes=60_000, tokens=6_000, texts=100, answer_bytes=400_000, explained_tokens=60

@@ -17,8 +17,6 @@ from typing import Any, cast
 import pytest
 import uvicorn
 from hypothesis import given, settings, strategies as st
-from served import Local, process, write_head
-from test_serve_process import answered, connected
 from uvicorn.server import ServerState
 
 from bertworks.cli.main import main
@@ -39,6 +37,8 @@ from bertworks.serve.batching import (
     Place,
 )
 from bertworks.serve.server import _SETTINGS as SETTINGS, MIN_TOKEN, NEW_TOKEN
+from tests.serve.test_server import answered, connected
+from tests.support.served import Local, process, write_head
 
 SMALL = min(LANES)
 

@@ -23,8 +23,9 @@ from bertworks.evaluation.glue import (
 )
 from bertworks.tasks.scores import METRICS, compute_metrics
 from bertworks.tasks.settings import TaskConfig
+from tests.support import ROOT
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = ROOT / "benchmarks"
 BY_NAME = {task.name: task for task in GLUE}
 TRAINED = {"CoLA": 8551, "SST-2": 67349, "MRPC": 3667, "STS-B": 5749, "RTE": 2490, "WNLI": 635}
 MEASURED = {  # split -> rows, as GLUE counts them

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import example, given, strategies as st
-from test_pretrain import assert_same_tensors, finish, torchrun
-from tiny import metrics, newest, write_corpus, write_recipe
 
 import bertworks.runs.training_run as training_run
 from bertworks.errors import UsageError
@@ -22,6 +20,8 @@ from bertworks.runs.run_folder import read_plans
 from bertworks.training.budget import MEMORY, TOLERANCE, Measurement, Pace, Plan, Schedule
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.optimization import OptimizerConfig
+from tests.runs.test_pretrain import assert_same_tensors, finish, torchrun
+from tests.support.tiny import metrics, newest, write_corpus, write_recipe
 
 BUDGET = 1000.0
 SHARES = (0.6, 0.2, 0.2)

@@ -10,8 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from fine import write_choices, write_conll, write_spans, write_squad
-from gpt import END, END_ID, POSITIONS, write_gpt, write_gpt2
 from torch import Tensor
 
 import bertworks as bw
@@ -30,6 +28,8 @@ from bertworks.tasks.heads import Classification, Regression, TaskModel
 from bertworks.training.loop import train
 from bertworks.training.optimization import make_optimizer
 from bertworks.training.recipe import load_finetune_recipe
+from tests.support.fine import write_choices, write_conll, write_spans, write_squad
+from tests.support.gpt import END, END_ID, POSITIONS, write_gpt, write_gpt2
 
 TEXTS = ["the dog is good", "a", "é 日", "two hungry cats sleep", "", "fish"]
 PAIRS = [("a dog", "the dog sleeps"), ("é", "日"), ("", "fish"), ("the hungry cat", "a")]

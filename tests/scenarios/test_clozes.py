@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from fine import write_reviews, write_squad
 
 from bertworks.checkpoints.storage import read_tensors
 from bertworks.models.config import EncoderConfig
@@ -18,6 +17,7 @@ from bertworks.runs.finetune_job import FinetuneJob, Forecast
 from bertworks.runs.validation import PARTS
 from bertworks.tasks.decoding import make_featurizer
 from bertworks.training.recipe import load_finetune_recipe, resolve_recipe
+from tests.support.fine import write_reviews, write_squad
 
 make_finetune_request = partial(
     finetune_module.make_finetune_request, method="full", validation="split"

@@ -14,9 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_sampling import every, make_store
-from test_shards import make_documents, make_tokenizer, write_corpus
-from tiny import write_corpus as write_tiny_corpus, write_recipe
 
 from bertworks.cli.main import main
 from bertworks.datasets.reader import RowReader
@@ -37,6 +34,9 @@ from bertworks.text import shards as shards_module
 from bertworks.text.shards import Manifest, Shards, write_shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.recipe import load_recipe
+from tests.batching.test_sampling import every, make_store
+from tests.support.tiny import write_corpus as write_tiny_corpus, write_recipe
+from tests.text.test_shards import make_documents, make_tokenizer, write_corpus
 
 Outcome = tuple[Any, list[str]]  # a result, and the notes to the user
 VALUES = [None, True, -1, 0, 1, 3, 10**30, 0.5, "", "x", "../x", [], [1], {}, {"a": 1}]

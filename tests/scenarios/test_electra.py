@@ -11,10 +11,6 @@ import pytest
 import torch
 import transformers
 from scipy.stats import chisquare
-from test_sampling import CLS, SEP, every, make_store, planned
-from test_stream import Numbers
-from test_train import SMALL
-from tiny import write_corpus, write_recipe
 
 from bertworks.batching.batch import Batch, Batches, ExampleStream, collate
 from bertworks.batching.masking import Masker, MaskingConfig
@@ -36,6 +32,10 @@ from bertworks.training.objectives import (
 )
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
 from bertworks.training.recipe import ObjectiveKind, load_recipe
+from tests.batching.test_batch import Numbers
+from tests.batching.test_sampling import CLS, SEP, every, make_store, planned
+from tests.support.tiny import write_corpus, write_recipe
+from tests.training.test_loop import SMALL
 
 CONFIG = replace(
     SMALL,

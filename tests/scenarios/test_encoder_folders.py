@@ -12,7 +12,6 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from test_model_cards import MASKED, executed, snippets, write_pretrained, write_xlm
 
 import bertworks as bw
 from bertworks.checkpoints.hf_mapping import own_type
@@ -22,6 +21,13 @@ from bertworks.checkpoints.task_config import save_task, task_settings
 from bertworks.tasks.decoding import make_task_head
 from bertworks.tasks.heads import TaskModel
 from bertworks.tasks.settings import TaskConfig
+from tests.checkpoints.test_model_card import (
+    MASKED,
+    executed,
+    snippets,
+    write_pretrained,
+    write_xlm,
+)
 
 RECIPES: dict[str, dict[str, Any]] = {**MASKED, "gpt2": {}, "gpt": {}, "bert-ltr": {}}
 LABELS = ("neg", "pos", "none")

@@ -7,16 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fine import (
-    write_choices,
-    write_conll,
-    write_multilabel,
-    write_pairs,
-    write_reviews,
-    write_spans,
-    write_squad,
-)
-from served import write_head
 
 from bertworks.checkpoints.storage import read_json
 from bertworks.cli.main import main
@@ -28,6 +18,16 @@ from bertworks.models.packed_linear import cpu_supports_int8
 from bertworks.runs.data_splits import read_data
 from bertworks.runs.finetune import finetune
 from bertworks.tasks.settings import TaskConfig
+from tests.support.fine import (
+    write_choices,
+    write_conll,
+    write_multilabel,
+    write_pairs,
+    write_reviews,
+    write_spans,
+    write_squad,
+)
+from tests.support.served import write_head
 
 TASKS: dict[str, tuple[str, Callable[..., Path]]] = {
     "classification": ("d.csv", write_reviews),

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_encoder_folders import write_folder
-from test_export import write_encoder, write_head
 
 import bertworks as bw
 from bertworks.checkpoints.storage import read_json
+from tests.interop.test_export import write_encoder, write_head
+from tests.scenarios.test_encoder_folders import write_folder
+from tests.support import ROOT
 
 TEXTS = ["What a film!", "It was long and loud."]
-GUIDE = Path(__file__).parents[1] / "docs/guides/export-onnx.md"
+GUIDE = ROOT / "docs/guides/export-onnx.md"
 
 
 @pytest.fixture(scope="module")

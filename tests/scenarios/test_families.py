@@ -599,7 +599,7 @@ def test_what_is_not_supported_is_refused(family: str, settings: dict, message: 
         config_from_huggingface({"model_type": family} | settings)
 
 
-# tests/test_xlm.py has XLM
+# tests/scenarios/test_xlm.py has XLM
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name in SIZES])
 def test_names_of_another_family_are_refused(family: str):
     config, _ = ours_of(theirs_of(family, "Model"))

@@ -10,7 +10,6 @@ import tokenizers
 import torch
 import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
-from treebanks import write_treebank
 
 from bertworks import embed, evaluate_mlm, evaluate_probe, evaluate_task, export, finetune, load
 from bertworks.checkpoints.model_folder import load_model
@@ -20,6 +19,7 @@ from bertworks.inference.word_states import read_words, states_file, write_word_
 from bertworks.models.transformer import Encoder
 from bertworks.serve.endpoints import Abilities
 from bertworks.text.tokenizer import Template, Tokenizer
+from tests.support.treebanks import write_treebank
 
 TEXTS = [
     f"a {good} film with {who}"

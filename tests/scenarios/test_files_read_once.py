@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from fine import write_model, write_reviews
-from test_export import write_head
 
 import bertworks as bw
 from bertworks.cli.main import main
 from bertworks.inference.embed import Embedder
+from tests.interop.test_export import write_head
+from tests.support.fine import write_model, write_reviews
 
 _opened: Counter[str] | None = None  # of the test that runs now: a hook cannot be removed
 

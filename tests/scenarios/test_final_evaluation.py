@@ -11,16 +11,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from fine import (
-    tokenizer,
-    write_choices,
-    write_conll,
-    write_multilabel,
-    write_pairs,
-    write_reviews,
-    write_spans,
-    write_squad,
-)
 
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.config import dump_recipe
@@ -36,6 +26,16 @@ from bertworks.tasks import scores as task_metrics
 from bertworks.tasks.features import Featurizer
 from bertworks.tasks.scores import best_threshold, compute_metrics
 from bertworks.tasks.settings import TaskConfig
+from tests.support.fine import (
+    tokenizer,
+    write_choices,
+    write_conll,
+    write_multilabel,
+    write_pairs,
+    write_reviews,
+    write_spans,
+    write_squad,
+)
 
 CPU = torch.device("cpu")
 WRITERS: dict[str, tuple[Callable[[Path], Path], str]] = {

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fine import write_model, write_reviews
 
 from bertworks.batching.batch import LabelledBatches
 from bertworks.batching.masking import Example
@@ -19,6 +18,8 @@ from bertworks.checkpoints.storage import read_tensors
 from bertworks.errors import UsageError
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.trials import plan_trials, run_trials
+from tests.support import SUPPORT
+from tests.support.fine import write_model, write_reviews
 
 SETTINGS = (
     "optimizer.learning_rate=1e-3",
@@ -34,7 +35,7 @@ def torchrun(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
         "--standalone",
         "--nproc-per-node",
         "2",
-        str(Path(__file__).with_name("two_finetunings.py")),
+        str(SUPPORT / "two_finetunings.py"),
         *words,
     ]
     return subprocess.run(

@@ -18,9 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fine import write_model, write_reviews
 from hypothesis import given, settings, strategies as st
-from served import write_head
 
 import bertworks as bw
 from bertworks.checkpoints.resolve import resolve_model
@@ -35,6 +33,8 @@ from bertworks.io.options import STDIN
 from bertworks.io.text_files import file_or_texts
 from bertworks.text.corpus import CorpusReader
 from bertworks.training.recipe import FinetuneRecipe, Recipe, load_finetune_recipe
+from tests.support.fine import write_model, write_reviews
+from tests.support.served import write_head
 
 COMMANDS = {
     name: value

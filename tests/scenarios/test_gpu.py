@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_train import SMALL, make_examples, make_model, relative, run
-from tiny import assert_same_run, write_corpus, write_recipe
 from torch import Tensor
 
 from bertworks import pretrain
@@ -27,6 +25,8 @@ from bertworks.runs.training_run import TrainingRun
 from bertworks.tasks.heads import SpanExtraction
 from bertworks.training import device as machine, loop, objectives
 from bertworks.training.objectives import sample_tokens, vocabulary_cross_entropy
+from tests.support.tiny import assert_same_run, write_corpus, write_recipe
+from tests.training.test_loop import SMALL, make_examples, make_model, relative, run
 
 CUDA = torch.device("cuda")
 

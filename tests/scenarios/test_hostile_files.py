@@ -26,6 +26,8 @@ from typing import Any
 
 import pytest
 
+from tests.support import ROOT
+
 MOST = 256  # MB that a case may take beyond what was taken before
 HANG = 60  # seconds after which a case counts as hanging: many times what any needs
 
@@ -509,10 +511,9 @@ CASES = {
 
 def good_folder(kind: str, folder: Path) -> tuple[Path, Callable[[Path], object]]:
     """A good folder of a kind, and what is done with it."""
-    from fine import write_model
-    from test_export import write_head
-
     import bertworks as bw
+    from tests.interop.test_export import write_head
+    from tests.support.fine import write_model
 
     def predict(folder: Path) -> object:
         return bw.Predictor(folder).predict(["a good film"] * 3)
@@ -602,9 +603,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     if not Path("/proc/self/clear_refs").exists():
         pytest.skip("no /proc: the peak of memory cannot be read here")
     pytest.importorskip("onnxruntime")
-    paths = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parent)])
+    paths = str(ROOT)
     ran = subprocess.run(
-        [sys.executable, __file__],
+        [sys.executable, "-m", "tests.scenarios.test_hostile_files"],
         capture_output=True,
         text=True,
         check=False,
@@ -679,12 +680,12 @@ def test_damaged_models_are_refused_or_read_as_they_are(
     """Settings without a hash may change their value. No weights are taken for others, no cut file
     for a whole one, and every error is one of ours."""
     import torch
-    from fine import write_model
-    from test_export import write_head
 
     import bertworks as bw
     from bertworks.checkpoints.model_folder import ModelFolder
     from bertworks.errors import BertworksError
+    from tests.interop.test_export import write_head
+    from tests.support.fine import write_model
 
     folder = write_head(tmp_path / "model", "classification")
     bw.Embedder(write_model(tmp_path / "plain"), device="cpu").save(tmp_path / "vectors")
@@ -721,10 +722,10 @@ def test_damaged_models_are_refused_or_read_as_they_are(
 
 def test_damaged_headers_of_weights_are_no_other_weights(tmp_path: Path):
     import torch
-    from fine import write_model
 
     from bertworks.checkpoints.model_folder import ModelFolder
     from bertworks.errors import BertworksError
+    from tests.support.fine import write_model
 
     folder = write_model(tmp_path / "model")
     weights, path = ModelFolder(folder).load().state, folder / "model.safetensors"

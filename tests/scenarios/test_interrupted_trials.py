@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fine import write_model, write_reviews
 
 from bertworks.errors import UsageError
 from bertworks.runs.finetune import make_finetune_request
 from bertworks.runs.trials import Trial, plan_trials, run_trials
+from tests.support.fine import write_model, write_reviews
 
 FAST = ("epochs=1", "batch_size=16", "optimizer.learning_rate=2e-3", "precision=fp32")
 KINDS: dict[str, dict[str, Any]] = {

@@ -11,9 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from served import Local
-from test_pretrain import finish, torchrun
-from tiny import documents, metrics, write_recipe
 
 import bertworks as bw
 from bertworks.batching.batch import collate
@@ -32,6 +29,9 @@ from bertworks.text.tokenizer import Template
 from bertworks.text.translations import read_translations
 from bertworks.training.optimization import OptimizerConfig
 from bertworks.training.recipe import load_recipe
+from tests.runs.test_pretrain import finish, torchrun
+from tests.support.served import Local
+from tests.support.tiny import documents, metrics, write_recipe
 
 XLM = [
     ("size = 300", 'size = 300\nalgorithm = "bpe"\nlowercase = false\nspecial_tokens = "xlm"'),

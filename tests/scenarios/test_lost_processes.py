@@ -1,7 +1,7 @@
 """Processes of a training that are killed, halted, added or without the folder of the others.
 
-`BERTWORKS_KILLS=300 pytest -m slow tests/test_lost_processes.py -k killed` repeats the kills as
-often.
+`BERTWORKS_KILLS=300 pytest -m slow tests/scenarios/test_lost_processes.py -k killed` repeats the
+kills as often.
 """
 
 import json
@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_pretrain import STILL
-from tiny import TIMINGS, write_corpus, write_recipe
 
 from bertworks.io.atomic_write import sha256
+from tests.runs.test_pretrain import STILL
+from tests.support import ROOT
+from tests.support.tiny import TIMINGS, write_corpus, write_recipe
 
 KILLS = int(os.environ.get("BERTWORKS_KILLS", "3"))
 SLOWER = ("learning_rate = 1e-3", "learning_rate = 1e-4")  # rounding errors grow less
@@ -33,9 +34,9 @@ def training(folder: Path, *words: object, seconds: float = 0) -> Iterator[subpr
     left is killed."""
     command = ["pretrain", "-o", str(folder), "--workers", "1", "--device", "cpu", *map(str, words)]
     log = (folder.parent / f"{folder.name}-{time.monotonic_ns()}.log").open("w")
-    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    paths = os.pathsep.join([str(ROOT), *sys.path])
     process = subprocess.Popen(
-        [sys.executable, "-m", "slow_training", *command],
+        [sys.executable, "-m", "tests.support.slow_training", *command],
         stdout=log,
         stderr=log,
         text=True,

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from fine import PEOPLE, tokenizer, write_choices, write_conll, write_pairs, write_reviews
-from tiny import write_corpus
 
 import bertworks
 from bertworks.batching.batch import Batch, BatchTarget
@@ -31,6 +29,15 @@ from bertworks.tasks.settings import TaskConfig
 from bertworks.text.shards import Shards
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.recipe import load_recipe
+from tests.support.fine import (
+    PEOPLE,
+    tokenizer,
+    write_choices,
+    write_conll,
+    write_pairs,
+    write_reviews,
+)
+from tests.support.tiny import write_corpus
 
 SIZES = (
     "encoder.hidden_size=32",

@@ -9,7 +9,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import fine
 import pyarrow
 import pytest
 import transformers
@@ -21,6 +20,7 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.io import tables, text_files
 from bertworks.io.options import ReadOptions
 from bertworks.text.corpus import CorpusReader
+from tests.support import fine
 
 MB = 1 << 20
 SMALL = ReadOptions(max_row_bytes="100")

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fine import write_conll, write_multilabel, write_pairs, write_reviews, write_squad
 from hypothesis import given, settings, strategies as st
 from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.preprocessing import StandardScaler
@@ -32,6 +31,13 @@ from bertworks.tasks.decoding import softmax
 from bertworks.tasks.heads import Classification, MultiLabel, Regression
 from bertworks.tasks.linear_head import SEQUENCE_DEVIATION, fit_linear_head
 from bertworks.training.recipe import load_finetune_recipe
+from tests.support.fine import (
+    write_conll,
+    write_multilabel,
+    write_pairs,
+    write_reviews,
+    write_squad,
+)
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=2", "precision=fp32")
 

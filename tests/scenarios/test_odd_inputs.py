@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from fine import tokenizer, write_pairs, write_reviews, write_squad
 from pyarrow import parquet as pq
 
 from bertworks.checkpoints.model_folder import ModelFolder
@@ -40,6 +39,7 @@ from bertworks.tasks.features import Featurizer
 from bertworks.tasks.scores import Mistake
 from bertworks.tasks.settings import TaskConfig
 from bertworks.text.tokenizer_pipeline import with_marks
+from tests.support.fine import tokenizer, write_pairs, write_reviews, write_squad
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=1", "patience=0", "precision=fp32")
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_explain import ATTACK, NOT_ATTRIBUTION, SIMILARITY, write_task_model
 
 import bertworks
 from bertworks.inference.explain import MAPS
 from bertworks.retrieval.index import Index
 from bertworks.serve.application import PAGE
+from tests.inference.test_explain import ATTACK, NOT_ATTRIBUTION, SIMILARITY, write_task_model
 
 FILES = [
     *(PAGE / name for name in ("index.html", "page.js", "page.css", "icon.svg")),

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fine import write_model
 from safetensors.torch import save_file
 
 import bertworks as bw
+from tests.support.fine import write_model
 
 
 def write_adapter(folder: Path, base: str) -> Path:

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fine import write_model
-from served import Local, write_head
 from transformers import pipeline
 
 from bertworks.inference.predictor import Predictor
 from bertworks.serve.batching import Limits
 from bertworks.serve.openapi import requests_of
+from tests.support.fine import write_model
+from tests.support.served import Local, write_head
 
 HEADS: dict[str, dict[str, Any]] = {
     "classes": {"task": "classification", "labels": ("neg", "neutral", "pos"), "text": ("text",)},

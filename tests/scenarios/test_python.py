@@ -16,17 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pytest
-from fine import (
-    write_choices,
-    write_conll,
-    write_multilabel,
-    write_pairs,
-    write_reviews,
-    write_spans,
-    write_squad,
-)
 from hypothesis import given, settings, strategies as some
-from tiny import write_corpus, write_recipe
 
 import bertworks as bw
 from bertworks.checkpoints.storage import read_json
@@ -37,6 +27,17 @@ from bertworks.io.tables import StoredRows, rows_of
 from bertworks.runs.finetune_job import FinetuneRequest
 from bertworks.runs.pretrain import Request
 from bertworks.tasks.scores import METRICS
+from tests.support import ROOT
+from tests.support.fine import (
+    write_choices,
+    write_conll,
+    write_multilabel,
+    write_pairs,
+    write_reviews,
+    write_spans,
+    write_squad,
+)
+from tests.support.tiny import write_corpus, write_recipe
 
 FAST = {
     "epochs": 2,
@@ -700,7 +701,7 @@ def test_what_a_notebook_shows(trained: tuple[list[dict[str, Any]], Path], model
     assert "&lt;pos&gt;" in report._repr_html_()
 
 
-GUIDE = Path(__file__).parents[1] / "docs" / "guides" / "python.md"
+GUIDE = ROOT / "docs" / "guides" / "python.md"
 
 
 @pytest.mark.parametrize("with_pandas", [False, True])

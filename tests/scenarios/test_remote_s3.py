@@ -1,5 +1,5 @@
-"""s3:// against moto's server in this process, which fails as storages do. tests/test_remote.py has
-the rest."""
+"""s3:// against moto's server in this process, which fails as storages do.
+tests/io/test_remote.py has the rest."""
 
 import hashlib
 import json
@@ -21,14 +21,14 @@ pytest.importorskip("s3fs")
 pytest.importorskip("moto")
 import boto3
 from moto.server import DomainDispatcherApplication, create_backend_app
-from tiny import write_corpus, write_recipe
 from werkzeug.serving import make_server
 
-import bertworks
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError
 from bertworks.io import remote
 from bertworks.io.remote import CLAIM, MANIFEST, Storage, fetched, published
+from tests.support import ROOT
+from tests.support.tiny import write_corpus, write_recipe
 
 Answer = Callable[[dict[str, Any]], int]
 
@@ -237,13 +237,13 @@ def test_a_killed_upload_is_not_read_and_done_again(s3: Server, tmp_path: Path):
     script = tmp_path / "upload.py"
     script.write_text(
         "import sys\nsys.path.insert(0, sys.argv[1])\n"
-        "from test_remote_s3 import remote, write_folder\n"
+        "from tests.scenarios.test_remote_s3 import remote, write_folder\n"
         "remote.BEAT = 0.05\nwrite_folder('s3://bucket/m', 1000)\n"
     )
     halt = threading.Event()
     s3.fails = lambda environ: 0 * (environ["PATH_INFO"].endswith("/2.bin") and halt.wait(30))
-    command = [sys.executable, str(script), str(Path(__file__).parent)]
-    variables = os.environ | {"PYTHONPATH": str(Path(bertworks.__file__).parents[1])}
+    command = [sys.executable, str(script), str(ROOT)]
+    variables = os.environ | {"PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, env=variables)
     while not {"m/0.bin", "m/1.bin", "m/3.bin"} <= objects().keys():
         time.sleep(0.1)

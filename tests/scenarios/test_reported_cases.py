@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from served import Local
 
 from bertworks.cli.main import main
 from bertworks.inference.embed import Embedder
 from bertworks.runs.data_splits import read_data
+from tests.support.served import Local
 
 
 @pytest.mark.parametrize("given", [[[7592, 2088]], [7592, 2088], [[7592], [2088]]])

@@ -13,9 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import assert_same_run, facts, leftovers, metrics, newest, write_corpus, write_recipe
 
 from bertworks.checkpoints.model_folder import load_model
+from tests.support import SUPPORT
+from tests.support.tiny import (
+    assert_same_run,
+    facts,
+    leftovers,
+    metrics,
+    newest,
+    write_corpus,
+    write_recipe,
+)
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 Live = Callable[..., dict[str, Any]]
@@ -25,7 +34,7 @@ Live = Callable[..., dict[str, Any]]
 def live() -> Iterator[Live]:
     """Lets a child pre-train; see nursery.py."""
     process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("nursery.py"))],
+        [sys.executable, str(SUPPORT / "nursery.py")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=ENVIRONMENT,

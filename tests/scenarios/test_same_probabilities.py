@@ -12,7 +12,6 @@ import onnxruntime
 import pytest
 import torch
 import transformers
-from fine import tokenizer, write_multilabel, write_reviews
 from scipy.special import expit, softmax
 
 from bertworks.checkpoints.model_folder import ModelFolder, save_model
@@ -29,6 +28,7 @@ from bertworks.runs.task_teacher import TaskTeacher
 from bertworks.tasks.decoding import make_task_head
 from bertworks.tasks.heads import TEACHER, TaskModel
 from bertworks.tasks.settings import TaskConfig, TaskType
+from tests.support.fine import tokenizer, write_multilabel, write_reviews
 
 CPU = torch.device("cpu")
 TEMPERATURE = 2.5

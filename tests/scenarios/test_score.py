@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from fine import tokenizer, write_model
 
 from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_blimp
 from bertworks.inference.masked_lm import Score, is_better, score
+from tests.support.fine import tokenizer, write_model
 
 SENTENCES = [
     "the film was good",

@@ -11,15 +11,16 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from fine import write_model
-from heavy_requests import HEAVY, small
-from served import process, stop, write_head
-from test_serve_load import resident
 
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.retrieval.index import Index
 from bertworks.serve.batching import Limits
 from bertworks.serve.openapi import ENDPOINTS, paths_of
+from tests.scenarios.test_serve_load import resident
+from tests.support import SUPPORT
+from tests.support.fine import write_model
+from tests.support.heavy_requests import HEAVY, small
+from tests.support.served import process, stop, write_head
 
 ABANDONED = 50
 SECONDS = 2.0  # of small requests beside the abandoned ones
@@ -81,7 +82,7 @@ def test_small_requests_are_answered_beside_the_largest_abandoned_ones(
                 begin, seconds, statuses, most = time.perf_counter(), list[float](), set[int](), 0
                 command = [
                     sys.executable,
-                    str(Path(__file__).with_name("abandoning.py")),
+                    str(SUPPORT / "abandoning.py"),
                     url,
                     paths_of(name)[0],
                 ]

@@ -10,11 +10,12 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from served import process, stop
 
 from bertworks.checkpoints.resolve import resolve_model
+from tests.support import ROOT
+from tests.support.served import process, stop
 
-LOAD = Path(__file__).parents[1] / "benchmarks" / "serving.py"
+LOAD = ROOT / "benchmarks" / "serving.py"
 Kinds = dict[str, list[float]]
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fine import tokenizer, write_conll, write_pairs, write_reviews, write_squad
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from bertworks.cli.main import main
@@ -25,6 +24,7 @@ from bertworks.tasks.features import SHOWN, Featurizer
 from bertworks.tasks.settings import TaskType
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
+from tests.support.fine import tokenizer, write_conll, write_pairs, write_reviews, write_squad
 
 
 @pytest.fixture(scope="module")

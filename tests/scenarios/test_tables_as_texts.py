@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pytest
-from gpt import write_gpt2
-from test_export import write_head
 
 import bertworks as bw
+from tests.interop.test_export import write_head
+from tests.support.gpt import write_gpt2
 
 TEXTS = ["the [MASK] film", "Anna [MASK] in Oslo", "a [MASK] dog"]
 Call = Callable[[Any], Any]

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 import seqeval.metrics
 import seqeval.scheme
-from fine import FILLER, PEOPLE, PLACES
 from hypothesis import given, settings, strategies as st
-from schemes import Scheme, convert_tags, tag_spans, tagging
 from seqeval.metrics.sequence_labeling import get_entities
 
 from bertworks.datasets.annotations import tag_scheme
@@ -22,6 +20,8 @@ from bertworks.inference.predictor import Predictor
 from bertworks.metrics.classification import Span
 from bertworks.runs.data_splits import read_data
 from bertworks.runs.finetune import finetune_events, make_finetune_request
+from tests.support.fine import FILLER, PEOPLE, PLACES
+from tests.support.schemes import Scheme, convert_tags, tag_spans, tagging
 
 STRICT = {
     "IOB1": seqeval.scheme.IOB1,

@@ -14,9 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fine import FILLER, PEOPLE, PLACES, tokenizer, write_conll, write_multilabel, write_reviews
 from hypothesis import given, settings, strategies as st
-from schemes import Scheme, convert_tags, tag_spans, tagging
 from seqeval.metrics.sequence_labeling import get_entities
 
 from bertworks.datasets.annotations import ConllLayout, tag_scheme, with_tags
@@ -33,6 +31,16 @@ from bertworks.io.portions import Portions
 from bertworks.io.text_files import IssueCounter
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.tasks.features import Featurizer
+from tests.support.fine import (
+    FILLER,
+    PEOPLE,
+    PLACES,
+    tokenizer,
+    write_conll,
+    write_multilabel,
+    write_reviews,
+)
+from tests.support.schemes import Scheme, convert_tags, tag_spans, tagging
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=8", "patience=0", "precision=fp32")
 TAGS = ["O", *(f"{letter}-{kind}" for letter in "BIES" for kind in ("person", "place"))]

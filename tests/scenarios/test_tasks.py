@@ -4,7 +4,6 @@ smoothing, balance."""
 import numpy as np
 import pytest
 import torch
-from heads import CASES, CONFIG, batch_of, example, pair, rectangles
 
 from bertworks.batching.batch import (
     LabelledBatches,
@@ -19,6 +18,7 @@ from bertworks.inference import engine
 from bertworks.inference.engine import compute_logits, compute_logits_and_loss
 from bertworks.tasks.features import Lazy
 from bertworks.tasks.heads import Classification, Regression, TaskModel
+from tests.support.heads import CASES, CONFIG, batch_of, example, pair, rectangles
 
 
 @pytest.mark.parametrize("task", CASES)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from bertworks.io import processes
 from bertworks.io.processes import CpuMonitor, available_cpus, cpu_quota
 from bertworks.training import device
 from bertworks.training.device import ThreadPolicy, next_count
+from tests.support import ROOT
 
 
 def system(
@@ -191,7 +191,7 @@ def test_the_environment_fixes_the_number():
     code = "from bertworks.training.device import THREADS; print(THREADS.fixed, THREADS.adapt())"
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(Path(__file__).parents[1]),
+        "PYTHONPATH": str(ROOT),
     }
     answer = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
@@ -204,7 +204,7 @@ def test_the_environment_fixes_the_number():
 )
 def test_the_command_line_sets_the_number(words: list[str]):
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    environment |= {"PYTHONPATH": str(Path(__file__).parents[1])}
+    environment |= {"PYTHONPATH": str(ROOT)}
     code = (
         "import sys; from bertworks.cli.main import _set_threads; words = "
         "_set_threads(sys.argv[1:]);"

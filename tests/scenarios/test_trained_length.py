@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fine import write_reviews
 from transformers import AutoTokenizer
 
 from bertworks.inference.engine import LazyModel
 from bertworks.interop.export import export
 from bertworks.runs.finetune import finetune
+from tests.support.fine import write_reviews
 
 
 def length_in(folder: Path) -> Any:

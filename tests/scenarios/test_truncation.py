@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from served import write_head
 
 from bertworks.checkpoints.storage import read_json
 from bertworks.cli.main import main
@@ -19,6 +18,7 @@ from bertworks.inference.predictor import Predictor
 from bertworks.io.options import Bulk
 from bertworks.retrieval.index import index_file
 from bertworks.tasks.features import Truncation, format_truncation
+from tests.support.served import write_head
 
 LONG = "the film was a story of men and dogs " * 20
 SHORT = "a good film"

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fine import tokenizer, write_reviews
 from sklearn.metrics import f1_score, matthews_corrcoef
 
 from bertworks.checkpoints.storage import read_json
@@ -29,6 +28,7 @@ from bertworks.tasks.features import Features
 from bertworks.tasks.scores import compute_metrics, format_never_found, task_results
 from bertworks.tasks.settings import TaskConfig
 from bertworks.training.recipe import load_finetune_recipe
+from tests.support.fine import tokenizer, write_reviews
 
 
 def rows_of(labels: list[str]) -> list[Features]:

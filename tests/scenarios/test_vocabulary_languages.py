@@ -222,7 +222,7 @@ def test_every_language_is_known(lowercase, declarations, tmp_path):
 
 
 def test_sentence_transformers_reads_the_same_ids(declarations, tmp_path):
-    from fine import write_model  # brings torch
+    from tests.support.fine import write_model  # brings torch
 
     library = pytest.importorskip(
         "sentence_transformers", reason="sentence-transformers, the oracle, is missing"

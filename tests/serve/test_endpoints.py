@@ -18,9 +18,7 @@ import numpy as np
 import pyarrow
 import pytest
 import torch
-from fine import storages, write_model
 from pyarrow import parquet
-from served import Local, write_head
 
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.inference.embed import Embedder
@@ -32,6 +30,8 @@ from bertworks.retrieval.ranking import Reranker
 from bertworks.serve.application import Application
 from bertworks.serve.batching import Batcher, InferenceJob, Limits
 from bertworks.training.device import THREADS, Precision
+from tests.support.fine import storages, write_model
+from tests.support.served import Local, write_head
 
 TEXTS = ["good film", "sad dogs in this town", "Anna lives in Oslo .", "😀 the men"]
 HEADS: dict[str, dict[str, Any]] = {

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fine import write_model
-from served import Local, write_head
 
 from bertworks.serve.invocation import invoked_ability
+from tests.support.fine import write_model
+from tests.support.served import Local, write_head
 
 HEADS: dict[str, dict[str, Any]] = {
     "classes": {"task": "classification", "labels": ("neg", "pos"), "text": ("text",)},

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from served import process, write_head
 
 from bertworks.retrieval.index import Index
+from tests.support.served import process, write_head
 
 SETTINGS = """
 [checks.negative_data_rejection]

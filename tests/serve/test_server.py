@@ -21,11 +21,11 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 import pytest
-from served import process, stop
 
 from bertworks.cli.main import main
 from bertworks.inference.embed import Embedder
 from bertworks.serve.server import LogHandler, bound, serve
+from tests.support.served import process, stop
 
 Server = tuple[subprocess.Popen[str], str]
 

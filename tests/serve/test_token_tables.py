@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from served import Local
 
 from bertworks.errors import BertworksError
 from bertworks.serve import token_tables
 from bertworks.serve.token_tables import TokenTable, read_table
 from bertworks.text.tokenizer import Tokenizer
+from tests.support.served import Local
 
 TEXTS = ["good film", "a sad dog in Oslo", "the film was good " * 40]
 ADDRESS = "https://openaipublic.blob.core.windows.net/encodings/cl100k_base.tiktoken"

@@ -1,5 +1,5 @@
 """A client that sends requests and does not wait for their answers: a process of
-`test_serve_flood.py`.
+`tests/scenarios/test_serve_flood.py`.
 
     python abandoning.py URL PATH COUNT < BODY
 

@@ -1,8 +1,8 @@
 """A job without a model, for tests of portions: squares of numbers, and processes that end or fail
 on the way.
 
-As a program: python -m tests.bulk_jobs FOLDER ENGINE COUNT SECONDS [says], or FOLDER cluster. With
-"says" an error is printed as the commands do.
+As a program: python -m tests.support.bulk_jobs FOLDER ENGINE COUNT SECONDS [says], or FOLDER
+cluster. With "says" an error is printed as the commands do.
 """
 
 import json
@@ -20,7 +20,7 @@ from bertworks.events import Event
 from bertworks.io.options import Bulk
 from bertworks.io.portions import Portions
 
-MAKER = "tests.bulk_jobs:maker"
+MAKER = "tests.support.bulk_jobs:maker"
 
 
 def maker(

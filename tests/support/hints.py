@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from bertworks.cli.main import main
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[1]
 _PROGRAMS = (
     "bertworks|iconv|tr|pdftotext|gzip|zstd|xz|bzip2|tar|sed|cut|grep|jq|ls|mv|mkdir|pip|hf|python"
 )

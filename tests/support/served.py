@@ -16,7 +16,6 @@ from typing import Any
 
 import httpx
 import torch
-from fine import tokenizer
 
 from bertworks.checkpoints.model_folder import save_model
 from bertworks.checkpoints.task_config import save_task, task_settings
@@ -28,6 +27,7 @@ from bertworks.tasks.decoding import make_task_head
 from bertworks.tasks.heads import TaskModel
 from bertworks.tasks.settings import TaskConfig
 from bertworks.training.device import PrecisionOption
+from tests.support.fine import tokenizer
 
 URL = "http://127.0.0.1:8080"
 

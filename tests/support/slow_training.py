@@ -1,5 +1,5 @@
-"""Run as the command line in test_lost_processes: each training step takes a little longer, on any
-machine, so that there is time to kill processes. So does what it starts."""
+"""Run as the command line in test_lost_processes.py: each training step takes a little longer, on
+any machine, so that there is time to kill processes. So does what it starts."""
 
 import os
 import time
@@ -19,5 +19,5 @@ if __name__ == "__main__":
 
     PretrainingModel.forward = slow_forward  # type: ignore[method-assign]
     bertworks.runs.training_run.measure_matmul = lambda *_: 1e11  # type: ignore[attr-defined]
-    bertworks.runs.launch.MODULE = "slow_training"
+    bertworks.runs.launch.MODULE = "tests.support.slow_training"
     run()

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from fine import FILLER
 
 from bertworks.datasets.treebank import TreeSentence
+from tests.support.fine import FILLER
 
 
 def random_heads(draw: random.Random, count: int) -> tuple[int, ...]:

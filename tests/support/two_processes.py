@@ -1,4 +1,4 @@
-"""Run as a program in test_train: imports once, and forks two processes that train, each on its
+"""Run as a program in test_loop.py: imports once, and forks two processes that train, each on its
 share; the first one writes what it saw. torchrun, which imports three times, starts those of
 two_pretrainings and two_finetunings."""
 
@@ -11,8 +11,6 @@ from datetime import timedelta
 import numpy as np
 import torch
 import torch.distributed as dist
-from test_stream import Numbers
-from test_train import SMALL
 
 from bertworks.batching.batch import Batches, ExampleStream
 from bertworks.batching.masking import Masker, MaskingConfig
@@ -21,6 +19,8 @@ from bertworks.training.loop import train
 from bertworks.training.objectives import BERT, PretrainingModel
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
 from bertworks.training.recipe import ObjectiveKind
+from tests.batching.test_batch import Numbers
+from tests.training.test_loop import SMALL
 
 
 def learned(rank: int, world_size: int) -> dict[str, torch.Tensor]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fine import FILLER, write_model
 
 from bertworks.datasets.schema import Item, Schema
 from bertworks.evaluation.evaluate import evaluate_task
@@ -21,6 +20,7 @@ from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.trials import plan_trials, run_trials
 from bertworks.text import near_copies as module
 from bertworks.text.near_copies import MIN_SIMILARITY, near_copies, near_copies_of_rows
+from tests.support.fine import FILLER, write_model
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 

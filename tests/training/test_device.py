@@ -5,15 +5,14 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
 
 from bertworks.errors import UsageError
 from bertworks.training import device
+from tests.support import ROOT
 
-HERE = Path(__file__).parent
 GLIBC = hasattr(os, "confstr") and (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
 
 KEEPS_AND_RETURNS = """
@@ -33,7 +32,7 @@ print(kept >> 20, (memory_in_use() - before) >> 20, float(last.sum()))
 @pytest.mark.skipif(not GLIBC, reason="memory is kept and returned on glibc alone")
 def test_memory_is_kept_until_it_is_returned() -> None:
     command = [sys.executable, "-c", KEEPS_AND_RETURNS]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=HERE.parent)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     kept, left, intact = map(float, done.stdout.split())
     assert kept >= 250
     assert left <= 40
@@ -69,7 +68,7 @@ def test_few_kernels_are_kept_unless_the_user_says_otherwise() -> None:
             capture_output=True,
             text=True,
             check=True,
-            cwd=HERE.parent,
+            cwd=ROOT,
             env=environment | settings,
         )
         return int(done.stdout)

@@ -11,11 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from fine import write_reviews
 from safetensors.torch import load_file
-from test_stream import Numbers
-from test_train import SMALL
-from tiny import write_corpus, write_recipe
 
 import bertworks
 from bertworks.batching.batch import Batch, Batches, ExampleStream, collate
@@ -47,6 +43,10 @@ from bertworks.training.loop import train
 from bertworks.training.objectives import PretrainingModel, TeacherStates
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
 from bertworks.training.recipe import ObjectiveKind, load_recipe
+from tests.batching.test_batch import Numbers
+from tests.support.fine import write_reviews
+from tests.support.tiny import write_corpus, write_recipe
+from tests.training.test_loop import SMALL
 
 KINDS: dict[ObjectiveKind, float] = {"masked_lm": 2.0, "distillation": 5.0, "cosine": 1.0}
 TEACHER = replace(SMALL, vocab_size=1000, num_hidden_layers=4)

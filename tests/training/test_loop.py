@@ -26,6 +26,7 @@ from bertworks.training.objectives import (
     vocabulary_cross_entropy,
 )
 from bertworks.training.optimization import OptimizerConfig, make_optimizer, update
+from tests.support import ROOT
 
 SMALL = EncoderConfig(
     vocab_size=200,
@@ -487,11 +488,15 @@ def test_the_paper_settings_make_the_paper_rate():
 
 def test_two_processes_are_one(tmp_path: Path):
     """Two processes on the CPU against this one alone: the same losses, norms and weights."""
-    from two_processes import learned  # which needs this module
+    from tests.support.two_processes import learned  # which needs this module
 
-    script, out = Path(__file__).with_name("two_processes.py"), tmp_path / "two.pt"
+    out = tmp_path / "two.pt"
     done = subprocess.run(
-        [sys.executable, str(script), str(out)], capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "tests.support.two_processes", str(out)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     one, two = learned(0, 1), torch.load(out, weights_only=True)

@@ -10,17 +10,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from fine import (
-    PEOPLE,
-    tokenizer,
-    write_choices,
-    write_conll,
-    write_pairs,
-    write_reviews,
-    write_spans,
-    write_squad,
-)
-from served import Local
 
 from bertworks.batching.batch import Batch, collate
 from bertworks.batching.masking import Example
@@ -48,6 +37,17 @@ from bertworks.training.loop import train
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.optimization import make_optimizer
 from bertworks.training.recipe import load_finetune_recipe
+from tests.support.fine import (
+    PEOPLE,
+    tokenizer,
+    write_choices,
+    write_conll,
+    write_pairs,
+    write_reviews,
+    write_spans,
+    write_squad,
+)
+from tests.support.served import Local
 
 CONFIG = EncoderConfig(
     vocab_size=90,

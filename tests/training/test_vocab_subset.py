@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from heads import CONFIG, example
 
 from bertworks.batching.batch import ExampleGroup, LabelledBatches
 from bertworks.tasks.heads import Classification, TaskModel
 from bertworks.training.loop import train
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
 from bertworks.training.vocab_subset import VocabSubset
+from tests.support.heads import CONFIG, example
 
 WORDS = "encoder.embeddings.token.weight"
 SETTINGS = OptimizerConfig(learning_rate=1e-3, weight_decay=0.5, warmup=0.1)

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from gpt import write_gpt2
 
 import bertworks as bw
 from bertworks.checkpoints.families import family as family_module
@@ -22,6 +21,7 @@ from bertworks.checkpoints.hf_mapping import config_from_huggingface
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError
+from tests.support.gpt import write_gpt2
 
 TABLE = packaged_table(family_module.__file__, "other_fields.toml")
 CLASSES = {name: type(transformers.AutoConfig.for_model(name)) for name in FAMILIES}
