@@ -4,7 +4,6 @@ Inferred from known names first, then from statistics of the values. What is not
 with the candidates and the options that settle it. `schema` checks single rows later.
 """
 
-import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -77,7 +76,7 @@ def infer_schema(
     columns = study(reader, None if labelled else _SAMPLE_ROWS)
     spelling_notes: list[str] = []
     require(
-        next(iter(reader), None) is not None,
+        next(reader.sample(1), None) is not None,
         "there are no rows",
         reader.name,
         "name a file that holds rows",
@@ -124,7 +123,7 @@ def study(reader: RowReader, count: int | None) -> dict[str, Column]:
     """The statistics of each column of a file. count: of rows; None: all."""
     decimal = reader.options.decimal
     columns = {name: Column(name, decimal) for name in reader.columns}
-    for row in itertools.islice(reader, count):
+    for row in reader if count is None else reader.sample(count):
         for name, value in row.values.items():
             if name not in columns:
                 columns[name] = Column(name, decimal)

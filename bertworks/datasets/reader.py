@@ -9,6 +9,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from sys import intern
 from typing import Any, Literal, NamedTuple
@@ -34,14 +35,18 @@ Names = Collection[str]
 Kind = Literal["table", "json", "parquet", "conll", "squad", "spans"]
 _Rows = Iterator[tuple[int | str, dict[str, Any]]]  # line or number, or name; values
 # the kind of a file, the names of its columns, its rows
-_Found = tuple[Kind, list[str], Callable[[], _Rows]]
+_Recognized = tuple[Kind, list[str], Callable[[], _Rows]]
 _SPANS = '{"text": "...", "entities": [{"start": 0, "end": 5, "type": "person"}]}'
 _SEVERAL = "rows with several annotations: the first one counts"
 _BAD_LINES = 1000  # from which the encoding is inferred
 # the first line of some tables of Excel
 _SEPARATOR = re.compile(r'"?sep=([^\w\s"]|\t)"?', re.IGNORECASE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_SAMPLE_CHARACTERS = 1 << 20  # from which the meaning of quote marks is inferred
+_QUOTED_CHARACTERS = 1 << 20  # from which the meaning of quote marks is inferred
+# without a quote mark in these first characters, the first one is searched in another pass
+_HEAD_CHARACTERS = 1 << 16
+# The first rows of a file that stay in memory: at most these, and about as many characters.
+_SAMPLE_ROWS, _SAMPLE_CHARACTERS = 1000, 1 << 22
 
 
 class Row(NamedTuple):
@@ -55,8 +60,32 @@ class Row(NamedTuple):
     written: dict[str, Any] | None = None
 
 
+class _Head:
+    """The first lines of an open file, which can be iterated again as long as it is open.
+
+    Attributes:
+        json: the value of a file that is one JSON value, once it is parsed.
+    """
+
+    def __init__(self, stream: LineReader, lines: Iterator[tuple[int, str]]):
+        self.stream = stream
+        self.json: Any = None
+        self._lines = lines
+        self._read: list[tuple[int, str]] = []
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        for position in itertools.count():
+            if position == len(self._read):
+                line = next(self._lines, None)
+                if line is None:
+                    return
+                self._read.append(line)
+            yield self._read[position]
+
+
 class RowReader:
-    """The rows of one file. It can be iterated any number of times.
+    """The rows of one file. It can be iterated any number of times: each is one pass over the file,
+    unless all rows are in memory, as those of a small file (see `sample`) and after `load`.
 
     Values by kind: cells of a table are strings, and columns without a header are "column 1",
     "column 2", ...; plain text has a row for each line, `text`. CoNLL: `tokens`, `tags` (if there
@@ -110,15 +139,24 @@ class RowReader:
         self._answers: tuple[str, str, str | None] | None = None
         self._row_type: type | None = None  # of the first row of JSON
         self._layout: annotations.ConllLayout | None = None
-        self._class_names = ClassNames({})  # of a Parquet file
-        self.kind, self.written_columns, self._rows = self._recognize()
+        self._class_names: ClassNames | None = None  # of a Parquet file
+        self._head: _Head | None = None  # while the file is recognized
+        self._first: list[Row] = []
+        self._holds_all = False  # whether these are all rows
+        with open_lines(self.path, self.name, encoding=options.encoding) as stream:
+            self._open(stream)
+        self._head = None
+
+    def _open(self, stream: LineReader) -> None:
+        """Recognize the file, and read its first rows."""
+        self.kind, self.written_columns, self._rows = self._recognize(stream)
         self.columns = list(
             dict.fromkeys(
                 "entities" if name == self._spans else name for name in self.written_columns
             )
         )
         is_plain = self.kind in ("table", "json", "parquet")
-        self._sentence_column = options.sentence_column if is_plain else None
+        self._sentence_column = self.options.sentence_column if is_plain else None
         if self._sentence_column is not None:
             tables.find_column(self.columns, self.name, self._sentence_column, "--sentence-column")
         elif is_plain:
@@ -129,12 +167,48 @@ class RowReader:
                     *(name for name in self.columns if name not in fields[1:]),
                     "answers",
                 ]
+        self._counts.clear()
+        characters = 0
+        try:
+            for row in self._pass():
+                self._first.append(row)
+                characters += len(str(row.values))
+                if len(self._first) == _SAMPLE_ROWS or characters > _SAMPLE_CHARACTERS:
+                    return
+            self._keep()
+        except BertworksError:
+            return  # the pass that comes to this row raises it again
 
     def __iter__(self) -> Iterator[Row]:
         self._check_unchanged()
         self._counts.clear()
-        yield from self._plain_rows() if self._sentence_column is None else self._sentences()
+        if self._holds_all:
+            self._counts.update(deepcopy(self._counts_of_all))
+            yield from self._first
+        else:
+            yield from self._pass()
         self._check_unchanged()
+
+    def sample(self, count: int) -> Iterator[Row]:
+        """The first rows, at most `count`. The first 1,000 are in memory, unless they have more
+        than 4 million characters."""
+        if self._holds_all or count <= len(self._first):
+            return iter(self._first[:count])
+        return itertools.islice(self, count)
+
+    def load(self) -> None:
+        """Read all rows into memory, in one pass."""
+        if not self._holds_all:
+            self._first = list(self)
+            self._keep()
+
+    def _keep(self) -> None:
+        """From now on all rows come from memory, with the counts of the pass that read them."""
+        self._counts_of_all = deepcopy(self._counts)
+        self._holds_all = True
+
+    def _pass(self) -> Iterator[Row]:
+        return self._plain_rows() if self._sentence_column is None else self._sentences()
 
     def _plain_rows(self) -> Iterator[Row]:
         first = dict[str, str]()
@@ -204,7 +278,8 @@ class RowReader:
             )
         layout_notes = self._layout.notes if self._layout else []
         stored_notes = self._source.notes if isinstance(self._source, StoredRows) else []
-        return [*layout_notes, *stored_notes, *self._class_names.notes, *counts]
+        class_notes = self._class_names.notes if self._class_names else []
+        return [*layout_notes, *stored_notes, *class_notes, *counts]
 
     def _file_state(self) -> tuple[int, int]:
         state = self.path.stat()
@@ -223,11 +298,13 @@ class RowReader:
             rows = (row for batch in batches for row in batch.to_pylist())
             for number, values in enumerate(rows, 1):
                 self._check_size(number, str(values))
-                yield number, self._class_names.named_row(values, f"{self.name}:{number}")
+                if self._class_names:
+                    values = self._class_names.named_row(values, f"{self.name}:{number}")
+                yield number, values
 
-    def _recognize(self) -> _Found:
+    def _recognize(self, stream: LineReader) -> _Recognized:
         """The kind of file, the names of its columns, and its rows."""
-        if tables.is_parquet(self.path):
+        if stream.is_parquet:
             with tables.open_parquet(self.path, self.name) as file:
                 self._class_names = class_names_of_schema(file.schema_arrow, self.name)
                 return (
@@ -235,24 +312,25 @@ class RowReader:
                     tables.distinct_names(file.schema_arrow.names, self.name),
                     self._parquet_rows,
                 )
-        with open_lines(self.path, self.name, encoding=self.options.encoding) as reader:
-            return self._recognize_text(reader)
+        return self._recognize_text(stream)
 
-    def _recognize_text(self, reader: LineReader) -> _Found:
-        head = reader.head.lstrip()
+    def _recognize_text(self, stream: LineReader) -> _Recognized:
+        head = stream.head.lstrip()
         require(head, "the file is empty", self.name, "name a file that holds rows")
-        if reader.not_text:
-            what, hint = reader.not_text
-            likely = infer_encoding(reader.head) if what == "not text" else None
+        if stream.not_text:
+            what, hint = stream.not_text
+            likely = infer_encoding(stream.head) if what == "not text" else None
             hint = hint or "name a csv, tsv, json, Parquet or CoNLL file"
             hint = f"it may be text in {likely}: --encoding {likely}" if likely else hint
             raise BertworksError(f"this is {what}", where=self.name, hint=hint)
-        if reader.format in ("json", "jsonl") or head.startswith(
+        if stream.format in ("json", "jsonl") or head.startswith(
             (b'{"', b"[{", b"{\n", b"[\n", b"[[")
         ):
-            return self._recognize_json(reader.format)
-        reader.require_line_feeds()
-        sample = reader.sample()
+            self._read_head(stream, long=stream.format != "jsonl")
+            return self._recognize_json(stream.format)
+        self._read_head(stream, long=False)
+        stream.require_line_feeds()
+        sample = stream.sample()
         for pattern, (what, hint) in text_files.OTHER_FORMATS["first_lines"].items():
             require(
                 not re.match(pattern, "\n".join(sample[:50]), re.IGNORECASE),
@@ -267,9 +345,9 @@ class RowReader:
                 ["text", "label"],
                 lambda: ((n, row(line)) for n, line in self._lines() if line.strip()),
             )
-        treebank = reader.suffix == ".conllu"
+        treebank = stream.suffix == ".conllu"
         chosen = self.options.numbers_of_columns
-        if treebank or chosen or reader.format == "conll" or annotations.looks_like_conll(sample):
+        if treebank or chosen or stream.format == "conll" or annotations.looks_like_conll(sample):
             layout = self._layout = annotations.conll_layout(sample, chosen, treebank=treebank)
             columns = ["tokens", *(["tags"] if layout.tag is not None else []), "document", "lines"]
             return (
@@ -277,7 +355,7 @@ class RowReader:
                 columns,
                 lambda: annotations.read_conll(self._conll_lines(), self.name, layout),
             )
-        return self._recognize_table(reader.format, sample)
+        return self._recognize_table(stream.format, sample)
 
     def with_tags(self, tags: Iterable[str]) -> Iterator[str]:
         """The lines of a CoNLL file, each with the tag of its word as one more cell
@@ -285,11 +363,27 @@ class RowReader:
         assert self._layout is not None
         return annotations.with_tags(self._lines(), tags, self._layout)
 
-    def _lines(self, *, long: bool = False, whole: bool = False) -> Iterator[tuple[int, str]]:
-        """The lines of the file. long: it may be one JSON value. whole: it is one."""
-        largest = max(text_files.LARGEST_LINE, self._largest) if long or whole else self._largest
-        lines = utf8_lines(self.path, self.name, self.options.encoding, largest, whole=whole)
+    def _read_head(self, stream: LineReader, *, long: bool) -> None:
+        """From now on `_lines` are those of an open file, until it is closed."""
+        lines = _checked_lines(stream, self.path, self.options.encoding, self._limit(long))
+        self._head = _Head(stream, lines)
+
+    def _limit(self, long: bool) -> int:
+        """The bytes of the largest line. long: it may be one JSON value."""
+        return max(text_files.LARGEST_LINE, self._largest) if long else self._largest
+
+    def _lines(self) -> Iterator[tuple[int, str]]:
+        """The lines of the file. They come from memory while the file is recognized."""
+        lines = self._lines_of_head() if self._head else self._lines_of_file()
         return itertools.islice(lines, self._skipped, None)
+
+    def _lines_of_head(self) -> Iterator[tuple[int, str]]:
+        for number, line in self._head or ():
+            self._check_size(number, line)
+            yield number, line
+
+    def _lines_of_file(self, *, long: bool = False) -> Iterator[tuple[int, str]]:
+        return utf8_lines(self.path, self.name, self.options.encoding, self._limit(long))
 
     def _conll_lines(self) -> Iterator[tuple[int, str]]:
         """`_lines`, with a limit for those of a sentence."""
@@ -312,7 +406,7 @@ class RowReader:
 
     # --- tables ---
 
-    def _recognize_table(self, format: str | None, sample: list[str]) -> _Found:
+    def _recognize_table(self, format: str | None, sample: list[str]) -> _Recognized:
         delimiter = tables.delimiter_of(sample, format)
         if by_excel := _SEPARATOR.fullmatch(sample[0]):
             delimiter, format, sample, self._skipped = by_excel[1], "csv", sample[1:], 1
@@ -332,11 +426,11 @@ class RowReader:
                 )
         quoted = self.options.quoting == "quoted"
         if self.options.quoting == "auto":
-            quoted = delimiter != "\t" or tables.quotes_matter(_first_quoted_lines(self._lines()))
-        first, *others = [row for _, row in first_rows(self._split(delimiter, quoted)) if row]
+            quoted = delimiter != "\t" or tables.quotes_matter(self._first_quoted_lines())
+        first, *rows = [row for _, row in first_rows(self._split(delimiter, quoted)) if row]
         named = self.options.header
         if named is None:
-            named = names_columns(first, others, self._known)
+            named = names_columns(first, rows, self._known)
             self.header_note = f"header: {'yes' if named else 'no'}"
         if named is None:
             what, hint = (
@@ -349,6 +443,17 @@ class RowReader:
             tables.column_names(first, named=named), f"{self.name}:1", hint
         )
         return "table", columns, lambda: self._table_rows(columns, delimiter, quoted, named)
+
+    def _first_quoted_lines(self) -> list[str]:
+        """A sample of lines that begins with the first line with a quote mark."""
+        head = next(chunk_by_size(self._lines(), _HEAD_CHARACTERS, _num_characters), [])
+        is_in_head = any('"' in line for _, line in head)
+        is_whole = sum(map(_num_characters, head)) < _HEAD_CHARACTERS
+        lines = self._lines() if is_in_head or is_whole else self._lines_of_file()
+        quoted = itertools.dropwhile(
+            lambda line: '"' not in line, (line.removesuffix("\r") for _, line in lines)
+        )
+        return next(chunk_by_size(quoted, _QUOTED_CHARACTERS, len), [])
 
     def _split(self, delimiter: str, quoted: bool) -> Iterator[tuple[int, list[str]]]:
         return split_rows(
@@ -382,10 +487,10 @@ class RowReader:
 
     # --- JSON ---
 
-    def _recognize_json(self, format: str | None) -> _Found:
+    def _recognize_json(self, format: str | None) -> _Recognized:
         """JSON lines if the first line is an object by itself; else the whole file is one value."""
-        lines = self._lines(long=format != "jsonl")
-        number, first = next((number, line) for number, line in lines if line.strip())
+        assert self._head is not None
+        number, first = next((number, line) for number, line in self._head if line.strip())
         _require_content(first, self.name, number)
         try:
             value = json.loads(first)
@@ -397,14 +502,12 @@ class RowReader:
         if isinstance(value, list):  # a row by itself is one like ["text", "label"]
             whole = format != "jsonl" or isinstance((value or [{}])[0], dict)
         elif annotations.splits_of(value) or annotations.json_rows(value) is not None:
-            whole = whole or not any(
-                line.strip() for other, line in self._lines(long=True) if other > number
-            )
+            whole = whole or not any(line.strip() for later, line in self._head if later > number)
         if whole and isinstance(self._whole_json(), dict):
             return "squad", [*annotations.SQUAD_FIELDS], self._whole_rows
         rows = self._whole_rows if whole else self._line_rows
         sample = [values for _, values in first_rows(rows())]
-        self._spans = annotations.span_column(sample, (values for _, values in rows()))
+        self._spans = annotations.span_column(sample, self._all_values(whole))
         require(
             any(sample) or not sample,
             "the rows have no fields",
@@ -414,12 +517,19 @@ class RowReader:
         names = list(dict.fromkeys(itertools.chain.from_iterable(sample)))
         return "json" if self._spans is None else "spans", names, rows
 
+    def _all_values(self, whole: bool) -> Iterator[dict[str, Any]]:
+        """The values of all rows, without those of lines that stay in memory."""
+        rows = self._whole_rows() if whole else self._rows_of_lines(self._lines_of_file())
+        for _, values in rows:
+            yield values
+
     def _line_rows(self) -> _Rows:
-        lines = ((number, line) for number, line in self._lines() if line.strip())
-        return (
-            (number, self._checked(parse_json(line, self.name, number), number, line))
-            for number, line in lines
-        )
+        return self._rows_of_lines(self._lines())
+
+    def _rows_of_lines(self, lines: Iterable[tuple[int, str]]) -> _Rows:
+        for number, line in lines:
+            if line.strip():
+                yield number, self._checked(parse_json(line, self.name, number), number, line)
 
     def _whole_rows(self) -> _Rows:
         whole = self._whole_json()
@@ -428,7 +538,10 @@ class RowReader:
             if isinstance(whole, dict)
             else enumerate(whole, 1)
         )
-        return ((place, self._checked(row, place, repr(row))) for place, row in rows)
+        for place, row in rows:
+            # a copy: the parsed value is read again
+            values = dict(row) if isinstance(row, dict) else row
+            yield place, self._checked(values, place, repr(row))
 
     def _checked(self, value: Any, number: int | str, source: str) -> dict[str, Any]:
         """A JSON object. source: its text."""
@@ -459,8 +572,19 @@ class RowReader:
         return value
 
     def _whole_json(self) -> Any:
-        """The rows, or a SQuAD document, of a file that is one JSON value."""
-        value = parse_json("\n".join(line for _, line in self._lines(whole=True)), self.name)
+        """The rows, or a SQuAD document, of a file that is one JSON value. It is parsed once while
+        the file is recognized."""
+        largest = self._limit(True)
+        if self._head is None:
+            lines = utf8_lines(self.path, self.name, self.options.encoding, largest, whole=True)
+            return self._rows_of_json("\n".join(line for _, line in lines))
+        if self._head.json is None:
+            lines = _lines_of_value(self._head, self._head.stream, largest)
+            self._head.json = self._rows_of_json("\n".join(line for _, line in lines))
+        return self._head.json
+
+    def _rows_of_json(self, text: str) -> Any:
+        value = parse_json(text, self.name)
         if splits := annotations.splits_of(value):
             if self.options.split not in splits:
                 raise SplitsError(splits, self.name)
@@ -488,12 +612,8 @@ class SplitsError(UsageError):
         self.splits = splits
 
 
-def _first_quoted_lines(lines: Iterator[tuple[int, str]]) -> list[str]:
-    """A sample of lines that begins with the first line with a quote mark."""
-    quoted = itertools.dropwhile(
-        lambda line: '"' not in line, (line.removesuffix("\r") for _, line in lines)
-    )
-    return next(chunk_by_size(quoted, _SAMPLE_CHARACTERS, len), [])
+def _num_characters(numbered: tuple[int, str]) -> int:
+    return len(numbered[1])
 
 
 def utf8_lines(
@@ -506,39 +626,52 @@ def utf8_lines(
 ) -> Iterator[tuple[int, str]]:
     """The numbered lines of a file; BertworksError for a line that is not in its encoding (None:
     UTF-8), or has more than `largest` bytes. whole: also for all lines together."""
-    with open_lines(path, name, encoding=encoding) as reader:
-        for numbered in reader.lines(exact=True, largest=largest):
-            if bad := reader.repairs.counts[text_files.BAD_BYTES].places:
-                raise _bad_bytes(path, name, bad[0], encoding)
-            if whole and reader.repairs.bytes > largest + text_files.BLOCK_SIZE:
-                raise text_files.too_large(
-                    f"{name}:{numbered[0]}", largest, ": it is one JSON value over many lines"
-                )
-            yield numbered
+    with open_lines(path, name, encoding=encoding) as stream:
+        lines = _checked_lines(stream, path, encoding, largest)
+        yield from _lines_of_value(lines, stream, largest) if whole else lines
+
+
+def _checked_lines(
+    stream: LineReader, path: Path, encoding: str | None, largest: int
+) -> Iterator[tuple[int, str]]:
+    for numbered in stream.lines(exact=True, largest=largest):
+        if bad := stream.repairs.counts[text_files.BAD_BYTES].places:
+            raise _bad_bytes(path, stream.name, bad[0], encoding)
+        yield numbered
+
+
+def _lines_of_value(
+    lines: Iterable[tuple[int, str]], stream: LineReader, largest: int
+) -> Iterator[tuple[int, str]]:
+    """The lines of a file that is one value; BertworksError if it has more than `largest` bytes."""
+    for number, line in lines:
+        if stream.repairs.bytes > largest + text_files.BLOCK_SIZE:
+            reason = ": it is one JSON value over many lines"
+            raise text_files.too_large(f"{stream.name}:{number}", largest, reason)
+        yield number, line
 
 
 def _bad_bytes(path: Path, name: str, where: str, encoding: str | None) -> BertworksError:
     """The error for the first bad line, with the encoding that the bytes of all such lines
     suggest."""
     bad: list[bytes] = []
-    others = 0  # lines of UTF-8 with other characters than ASCII
+    num_utf8 = 0  # lines of UTF-8 with other characters than ASCII
     with open_lines(path, name, encoding="latin-1") as reader:
         for line in (line.encode("latin-1") for _, line in reader.lines(exact=True)):
             # with NUL: UTF-16
             is_bad = b"\0" in line or "\N{REPLACEMENT CHARACTER}" in line.decode("utf-8", "replace")
             bad += [line] * (is_bad and len(bad) < _BAD_LINES)
-            others += not (is_bad or line.isascii())
+            num_utf8 += not (is_bad or line.isascii())
     likely = infer_encoding(b"\n".join(bad)) if encoding is None else None
     what = f"the line has bytes that are not {encoding or 'UTF-8'}"
     hint = f"name its encoding: --encoding {text_files.SOME_ENCODINGS}, ...; or repair the line"
     if likely:
-        shown = b"\n".join(bad).decode(likely, "replace").split("\n")[0]
-        what += f"; in {likely} it is {shown!r:.120}"
+        decoded = b"\n".join(bad).decode(likely, "replace").split("\n")[0]
+        what += f"; in {likely} it is {decoded!r:.120}"
         hint = f"--encoding {likely}, or convert the file with iconv"
-        if others:
-            hint = (
-                f"repair the line: {others:,} other lines are UTF-8, so the file has two encodings"
-            )
+        if num_utf8:
+            what_else = f"{num_utf8:,} other lines are UTF-8, so the file has two encodings"
+            hint = f"repair the line: {what_else}"
     return BertworksError(what, where=where, hint=hint)
 
 

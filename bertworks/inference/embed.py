@@ -49,6 +49,7 @@ from bertworks.io.binary_files import write_npy
 from bertworks.io.options import Bulk, ReadOptions
 from bertworks.io.portions import Portions
 from bertworks.io.tables import (
+    SAMPLE_ROWS,
     Data,
     as_text,
     choose_column,
@@ -584,7 +585,7 @@ def text_columns(reader: RowReader, names: str | Sequence[str]) -> tuple[str, ..
         return tuple(find_column(reader.columns, reader.name, name, "--text") for name in names)
     if len(reader.columns) == 1:
         return tuple(reader.columns)
-    sample = [row.values for row in first_rows(reader)]
+    sample = [row.values for row in first_rows(reader.sample(SAMPLE_ROWS))]
     statistics = study(reader, len(sample))
     languages = [name for name in reader.columns if not statistics[name].holds_codes()]
     columns = {

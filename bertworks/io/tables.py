@@ -213,13 +213,6 @@ def rejoin_broken_rows(
         yield before
 
 
-def is_parquet(path: Path) -> bool:
-    """Whether a file is Parquet, by its first bytes. False if it cannot be read."""
-    with suppress(OSError), path.open("rb") as file:  # reported when it is opened
-        return file.read(4) == b"PAR1"
-    return False
-
-
 @contextmanager
 def open_parquet(path: Path, name: str) -> Iterator[Any]:
     """Open a `pyarrow.parquet.ParquetFile`. Texts that are stored once for many rows stay so in

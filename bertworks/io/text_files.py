@@ -20,7 +20,7 @@ import unicodedata
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from glob import has_magic
@@ -57,12 +57,15 @@ def _zstd(name: str, stream: Any) -> Any:
     return resolve_name(f"pyarrow:{name}")(stream, "zstd")
 
 
+_PARQUET = b"PAR1"
 # A .zst file may begin with a frame without text.
 _ZSTD = (b"\x28\xb5\x2f\xfd", *(bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60)))
 COMPRESSIONS: dict[
-    str, tuple[bytes | tuple[bytes, ...], str, Callable[[Path], Any], Callable[[IO[bytes]], Any]]
+    str,
+    tuple[bytes | tuple[bytes, ...], str, Callable[[IO[bytes]], Any], Callable[[IO[bytes]], Any]],
 ] = {
-    # by suffix: the first bytes of a file, the command that checks it, how it is read and written.
+    # by suffix: the first bytes of a file, the command that checks it, how an open file is read and
+    # written.
     # Files of gzip are written without a name and a time: the same rows give the same bytes.
     ".gz": (
         b"\x1f\x8b",
@@ -131,7 +134,9 @@ class _Bytes(io.RawIOBase):
     """The decompressed bytes of a file. They are counted, and damage is explained."""
 
     def __init__(self, stream: IO[bytes], name: str, repairs: Repairs):
-        self._stream, self._name, self._repairs = stream, name, repairs
+        self._stream = stream
+        self._name = name
+        self._repairs = repairs
 
     def readable(self) -> bool:
         return True
@@ -153,15 +158,27 @@ class LineReader:
     """The lines of an open file, from `open_lines`. They can be iterated once.
 
     Attributes:
+        name: of the file in messages.
         head: the first 1 MB, decompressed, as UTF-8 without a byte order mark.
         suffix, format: of the name.
         not_text: the format of a file that is not text, by its first bytes, and what to do with it,
             or ""; None: it is text.
+        is_parquet: whether the file is Parquet, by its first bytes.
         repairs: so far.
     """
 
-    def __init__(self, stream: IO[bytes], name: str, repairs: Repairs, encoding: str | None = None):
-        self._name, self.repairs = name, repairs
+    def __init__(
+        self,
+        stream: IO[bytes],
+        name: str,
+        repairs: Repairs,
+        encoding: str | None = None,
+        *,
+        is_parquet: bool = False,
+    ):
+        self.name = name
+        self.repairs = repairs
+        self.is_parquet = is_parquet
         self._bytes = io.BufferedReader(_Bytes(stream, name, repairs), BLOCK_SIZE)
         self._start = head = self._bytes.peek()
         marked = next(
@@ -196,7 +213,7 @@ class LineReader:
     def require_line_feeds(self) -> None:
         """Raise BertworksError if the file has carriage returns and no line feed."""
         if self.has_only_carriage_returns:
-            raise BertworksError(NO_LINE_FEED, where=f"{self._name}:1", hint=CONVERT_LINE_ENDS)
+            raise BertworksError(NO_LINE_FEED, where=f"{self.name}:1", hint=CONVERT_LINE_ENDS)
 
     def sample(self, *, universal: bool = False) -> list[str]:
         """The complete lines of `head`, as `lines` yields them: the format is inferred from
@@ -240,7 +257,7 @@ class LineReader:
             rest = end[max(map(end.rfind, _SPACES)) + 1 :] if is_cut else ""
             block += end.removesuffix(rest)
             if "\0" in block and not exact:
-                self.repairs.counts[NULL].add(f"{self._name}:{number}")
+                self.repairs.counts[NULL].add(f"{self.name}:{number}")
                 block = block.replace("\0", "")
             if "\r" in block and not exact:
                 block = block.replace("\r\n", "\n")
@@ -249,11 +266,11 @@ class LineReader:
             lines = block.split("\n")
             for index, line in enumerate(lines) if not longest and 4 * len(block) > largest else ():
                 if 4 * len(line) > largest and len(line.encode("utf-8", "surrogatepass")) > largest:
-                    raise too_large(f"{self._name}:{number + index}", largest)
+                    raise too_large(f"{self.name}:{number + index}", largest)
             for index, line in enumerate(lines) if _MARK in block else ():
                 if _MARK in line:
                     for counter in (bad, self.repairs.counts[BAD_BYTES]):
-                        counter.add(f"{self._name}:{number + index}")
+                        counter.add(f"{self.name}:{number + index}")
                     lines[index] = line.replace(_MARK, "\N{REPLACEMENT CHARACTER}")
             lines = lines if lines[-1] else lines[:-1]
             if bad.count and not exact:
@@ -302,18 +319,19 @@ def open_lines(
         UsageError: Python knows no such encoding.
         BertworksError: the file cannot be opened; while reading: it is damaged or incomplete.
     """
-    with (
-        explain_os_errors("cannot be read", name, "make it readable, or leave it out"),
-        path.open("rb") as file,
-    ):
-        start = file.read(len(LFS_POINTER))
-        refuse_lfs_pointer(start, name)
-        openers = (
-            opener for first, _, opener, _ in COMPRESSIONS.values() if start.startswith(first)
-        )
-        stream: Any = next(openers, partial(Path.open, mode="rb"))(path)
-    with stream:
-        yield LineReader(stream, name, repairs or Repairs(), encoding)
+    with ExitStack() as stack:
+        with explain_os_errors("cannot be read", name, "make it readable, or leave it out"):
+            file = stack.enter_context(path.open("rb"))
+            start = file.peek(len(LFS_POINTER))
+            refuse_lfs_pointer(start, name)
+            openers = (
+                opener for first, _, opener, _ in COMPRESSIONS.values() if start.startswith(first)
+            )
+            stream = next(openers, nullcontext)(file)
+        is_parquet = start.startswith(_PARQUET)
+        # bytes of Parquet are counted by those who read its columns
+        counts = Repairs() if repairs is None or is_parquet else repairs
+        yield LineReader(stack.enter_context(stream), name, counts, encoding, is_parquet=is_parquet)
 
 
 def infer_encoding(data: bytes) -> str | None:

@@ -38,7 +38,15 @@ from bertworks.inference.reopening import Opening, Reopened
 from bertworks.io.atomic_write import local_path, url_of
 from bertworks.io.options import Bulk, ReadOptions
 from bertworks.io.remote import as_path
-from bertworks.io.tables import TITLE_NAMES, Data, find_column, first_rows, texts_of, usual_column
+from bertworks.io.tables import (
+    SAMPLE_ROWS,
+    TITLE_NAMES,
+    Data,
+    find_column,
+    first_rows,
+    texts_of,
+    usual_column,
+)
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.heads import Pooling
 from bertworks.retrieval.ranking import (
@@ -669,7 +677,8 @@ def _document_columns(reader: RowReader, text: Sequence[str]) -> tuple[tuple[str
         []
         if text
         else [
-            (row.values.get(title), str(row.values.get(columns[0]))) for row in first_rows(reader)
+            (row.values.get(title), str(row.values.get(columns[0])))
+            for row in first_rows(reader.sample(SAMPLE_ROWS))
         ]
     )
     is_missing = any(

@@ -122,10 +122,10 @@ class FileReader:
     encoding: str | None = None
 
     def __iter__(self) -> Iterator[RawDocument]:
-        if tables.is_parquet(self.path):
-            yield from self._parquet()
-            return
         with open_lines(self.path, self.name, self.report, self.encoding) as reader:
+            if reader.is_parquet:
+                yield from self._parquet()
+                return
             if not reader.head:
                 self.report.counts["empty files"].add(self.name)
                 return
