@@ -2,7 +2,6 @@
 
 - `Application`: access, paths, bodies, errors, the files of the page
 - `Answer`: JSON, or a file of the page
-- `Connection`: a connection with limits on the size and time of a request head
 """
 
 import asyncio
@@ -13,20 +12,18 @@ import math
 import mmap
 import re
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, UsageError
@@ -80,7 +77,6 @@ MAX_SETTINGS = 20  # commas of a request to /decode that are not between its ids
 TOKENS_PER_BYTE = 0.25  # of a request, until it is measured
 # times the patience that a request may wait if it was admitted for fewer tokens than it has
 ADMITTED_WAIT = 2.0
-PIECES = 16  # of each client, in a turn of the event loop
 BODY_SECONDS = 10.0  # to receive a body
 STUCK_SECONDS = 60.0  # of one batch
 # Seconds that a request may wait to be parsed, to be searched for, and to be explained: this work
@@ -93,10 +89,8 @@ LEAST_TEXT = 64  # tokens that the objects of a text in memory correspond to
 # computed to measure the speed; not more once they took TRIAL_SECONDS
 TRIAL_TOKENS = (128, 256, 1024, 4096)
 TRIAL_SECONDS = 0.5
-HEAD_SECONDS = 10.0  # to receive the head of a request
 LARGE_BODY = 1 << 16  # bytes: in memory of its own
-READ_BYTES = 1 << 16  # of a connection, at once
-MAX_HEAD, KEPT_HEAD = 16_384, 65_536  # bytes of a head; and bytes after which it is not read on
+MAX_HEAD = 16_384  # bytes of a head
 SINGLE_HEADERS = (
     b"host",
     b"origin",
@@ -176,7 +170,6 @@ class Application:
             self._limits.requests, max(self._limits.total_answer_bytes, self._limits.answer_bytes)
         )
         self._ratios = {(name, lane): TOKENS_PER_BYTE for name in ENDPOINTS for lane in LANES}
-        self.turns = Turns()
         self._heap, self._overloaded = (
             ServerHeapTrimmer(),
             dict[str, int](),
@@ -617,10 +610,7 @@ class Application:
 
     async def _body(self, request: Request, place: Place, size: int | None = None) -> memoryview:
         """The body of a request. size: the bytes that it has, if they are known."""
-        await asyncio.sleep(0)  # what is refused until here needs no task: see `Connection`
         place.task = asyncio.current_task()
-        if place.error:
-            raise place.error
         limit = self._limits.body_bytes
         buffer = new_buffer(limit if size is None else size)
         received = 0
@@ -749,124 +739,3 @@ def new_buffer(size: int) -> memoryview:
 def _made(make: Callable[[], Any]) -> bytes:
     """A part of an answer as JSON."""
     return to_json(make())
-
-
-class Turns:
-    """Work of the event loop in turns: one piece of each client, then what else the loop has to do.
-    A client that sends much at once delays others only a little."""
-
-    def __init__(self) -> None:
-        self._waiting = dict[Hashable, deque[Callable[[], None]]]()
-
-    def add(self, client: Hashable, work: Callable[[], None]) -> None:
-        if not self._waiting:
-            asyncio.get_running_loop().call_soon(self._next)
-        self._waiting.setdefault(client, deque()).append(work)
-
-    def _next(self) -> None:
-        try:
-            for client, pieces in list(self._waiting.items()):
-                for _ in range(min(PIECES, len(pieces))):
-                    pieces.popleft()()
-                if not pieces:
-                    del self._waiting[client]
-        finally:  # an error in one piece, which the loop reports, must not stop the others
-            if self._waiting:
-                asyncio.get_running_loop().call_soon(self._next)
-
-
-class Connection(HttpToolsProtocol):
-    """A connection that is closed if the head of a request does not arrive in HEAD_SECONDS, counted
-    from its first byte or from the start of the connection, or if the lines of a head, or before or
-    after a body, are too long."""
-
-    _timer: asyncio.TimerHandle | None = None
-    _unparsed_bytes = _waiting = 0
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._timer = self.loop.call_later(HEAD_SECONDS, transport.close)
-
-    def data_received(self, data: bytes) -> None:
-        if self._timer is None:
-            self._timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
-        if self._waiting:  # no more than two parts of a connection are in memory
-            self.transport.pause_reading()
-        self._waiting += 1
-        self.app.turns.add(self.client and self.client[0], partial(self._take_turn, data))
-
-    def _take_turn(self, data: bytes) -> None:
-        self._waiting -= 1
-        if self.transport.is_closing():
-            return
-        self._unparsed_bytes += len(data)
-        super().data_received(data)
-        if not self._waiting and not self.flow.read_paused:
-            self.transport.resume_reading()
-        if self._unparsed_bytes > KEPT_HEAD and not self.transport.is_closing():
-            self.send_400_response("A line is too long.")
-
-    def on_headers_complete(self) -> None:
-        super().on_headers_complete()
-        self.headers = []  # uvicorn would take lines after the body for headers
-        self._parsed()
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """Go as far as a request needs no task, which costs more than a refusal. Not if the
-        connection has something to write, nor for requests that waited in it: no recursion."""
-        cycle.scope["abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
-        coroutine = cycle.run_asgi(app)
-        if cycle is self.cycle and not self.transport.get_write_buffer_size():
-            try:
-                coroutine.send(None)
-            except StopIteration:
-                return
-        self.tasks.add(task := self.loop.create_task(coroutine))
-        task.add_done_callback(self.tasks.discard)
-
-    def on_body(self, body: bytes) -> None:
-        super().on_body(body)
-        self._parsed()
-
-    def on_message_complete(self) -> None:
-        super().on_message_complete()
-        self._parsed()
-
-    def _parsed(self) -> None:
-        self._unparsed_bytes = 0
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-
-class ConnectionReader(asyncio.BufferedProtocol):
-    """Reads a `Connection` in parts of READ_BYTES. The event loop would read four times as much at
-    once, which is memory that a client can take before its request is counted."""
-
-    # All connections of the event loop read into the same buffer: it is emptied before another one
-    # reads.
-    _buffer = memoryview(bytearray(READ_BYTES))
-
-    def __init__(self, *arguments: Any, **options: Any):
-        self._connection = Connection(*arguments, **options)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._connection.connection_made(cast(asyncio.Transport, transport))
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._buffer
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._connection.data_received(bytes(self._buffer[:nbytes]))
-
-    def eof_received(self) -> None:
-        self._connection.eof_received()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._connection.connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        self._connection.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._connection.resume_writing()

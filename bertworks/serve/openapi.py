@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 import bertworks
-from bertworks.serve.batching import Limits, RequestError
+from bertworks.serve.batching import Limits, RequestError, grant
 from bertworks.serve.invocation import INVOCATIONS, INVOKED
 
 # Some types depend on the model and are made when the server starts. mypy does not know such types.
@@ -26,6 +26,19 @@ _NO_IDS = (
     "server with --token-ids"
 )
 _EMPTY_TEXT = "Expected `str` of length >= 1"  # in the words of msgspec
+
+_HALF_CHARACTER = re.compile(
+    rb"\\ud[89ab]..(?!\\ud[c-f])|(?<!\\ud[89ab]..)\\ud[c-f]", re.IGNORECASE | re.DOTALL
+)
+
+
+def _number(text: str) -> float:
+    """Return a number with a decimal point or an exponent: in JSON Schema, 1.0 is an integer."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
+_DECODER = msgspec.json.Decoder(float_hook=_number)
 
 
 class TruncationDirection(Enum):
@@ -42,23 +55,21 @@ class TruncationDirection(Enum):
 
 
 def parse(body: bytes | memoryview) -> Any:
-    """The value of a body.
+    """Return the value of a body.
 
     Raises:
         RequestError: it is not JSON.
     """
     try:
-        value = json.loads(str(body, "utf-8"), parse_float=_number, parse_constant=_refuse_constant)
-        if re.search(rb"\\ud", body, re.IGNORECASE):
-            json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise RequestError(
-            422, "a string holds half a character: a surrogate without its other half"
-        ) from None
-    except (ValueError, RecursionError) as error:
+        return _DECODER.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        grant(
+            not _HALF_CHARACTER.search(body),
+            422,
+            "a string holds half a character: a surrogate without its other half",
+        )
         what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise RequestError(400, f"the body is no JSON in UTF-8: {what[:200]}") from None
-    return value
 
 
 def read(value: Any, types: Sequence[Type]) -> dict[str, Any]:
@@ -157,16 +168,6 @@ def _choices(type_: Type) -> list[Any]:
     if origin is Literal:
         return list(get_args(type_))
     return [choice for part in get_args(type_) for choice in _choices(part)]
-
-
-def _number(text: str) -> float:
-    """In JSON Schema, 1.0 is an integer."""
-    value = float(text)
-    return int(value) if value.is_integer() else value
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
 
 
 def _object(name: str, **fields: Type) -> Type:

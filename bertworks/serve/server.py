@@ -3,7 +3,6 @@
 The log is JSON lines on standard error.
 """
 
-import asyncio
 import fcntl
 import gc
 import ipaddress
@@ -19,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from bertworks.errors import UsageError, explain_os_errors, optional_import
 from bertworks.events import Event
@@ -125,7 +124,8 @@ def serve(
     with optional_import("a server", '"bertworks[serve]"'):
         import uvicorn
 
-        from bertworks.serve.application import Application, ConnectionReader
+        from bertworks.serve.application import Application
+        from bertworks.serve.protocol import Connection
     with bound(host, port) as listening:  # before the model is read: report a used port at once
         name, number = listening.getsockname()[:2]
         if (
@@ -143,8 +143,6 @@ def serve(
         application = Application(
             abilities, token=token, hosts=[host.strip("[]")], stopping=lambda: server.should_exit
         )
-        # Its annotation names only protocols that do not bring their own buffer.
-        protocol = cast(type[asyncio.Protocol], ConnectionReader)
 
         class Server(uvicorn.Server):
             async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -152,7 +150,7 @@ def serve(
                 application.end_waiting()
                 await super().shutdown(sockets)
 
-        server, log = Server(uvicorn.Config(application, http=protocol, **_SETTINGS)), json_log()
+        server, log = Server(uvicorn.Config(application, http=Connection, **_SETTINGS)), json_log()
         application.measure_speed()
         # every connection is an open file; -1: no limit
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import wait
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import uvicorn
@@ -20,14 +20,7 @@ from hypothesis import given, settings, strategies as st
 from uvicorn.server import ServerState
 
 from bertworks.cli.main import main
-from bertworks.serve.application import (
-    LANES,
-    PIECES,
-    READ_BYTES,
-    Connection,
-    ConnectionReader,
-    Turns,
-)
+from bertworks.serve.application import LANES
 from bertworks.serve.batching import (
     Admission,
     Batcher,
@@ -36,6 +29,7 @@ from bertworks.serve.batching import (
     OverloadedError,
     Place,
 )
+from bertworks.serve.protocol import HEAD_SECONDS, KEPT_HEAD, Connection
 from bertworks.serve.server import _SETTINGS as SETTINGS, MIN_TOKEN, NEW_TOKEN
 from tests.serve.test_server import answered, connected
 from tests.support.served import Local, process, write_head
@@ -867,24 +861,13 @@ async def comes(wire: Wire, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_a_connection_is_read_in_small_parts(
-    loop: str, local: Local, monkeypatch: pytest.MonkeyPatch
-):
-    """What has arrived, but had no turn yet, is memory that no limit of requests counts."""
-    sizes = list[int]()
-    data_received = Connection.data_received
-
-    def recorded(connection: Connection, data: bytes) -> None:
-        sizes.append(len(data))
-        data_received(connection, data)
-
-    monkeypatch.setattr(Connection, "data_received", recorded)
-    config = uvicorn.Config(local.application, http=cast(Any, ConnectionReader), **SETTINGS)
+def test_a_large_body_comes_in_parts_and_the_connection_goes_on(loop: str, local: Local):
+    config = uvicorn.Config(local.application, http=Connection, **SETTINGS)
 
     async def go() -> None:
         running = asyncio.get_running_loop()
         server = await running.create_server(
-            lambda: ConnectionReader(config, ServerState(), {}), "127.0.0.1"
+            lambda: Connection(config, ServerState(), {}), "127.0.0.1"
         )
         async with server:
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
@@ -904,8 +887,6 @@ def test_a_connection_is_read_in_small_parts(
     )
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(go())
-    assert sum(sizes) > 1_800_000
-    assert READ_BYTES // 2 < max(sizes) <= READ_BYTES
 
 
 async def until_empty(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
@@ -922,7 +903,7 @@ def test_a_refusal_is_written_at_once_and_the_connection_goes_on(local: Local):
         made, wire = connection(local)
         made.data_received(head(100))
         await asyncio.sleep(0)
-        assert wire.written.startswith(b"HTTP/1.1 429 ")  # no task has run, no body has come
+        assert wire.written.startswith(b"HTTP/1.1 429 ")  # no body has come
         assert b"retry-after: " in wire.written
         lane.loads.clear()
         made.data_received(text(100) + head(100) + text(100))
@@ -936,42 +917,67 @@ def test_a_refusal_is_written_at_once_and_the_connection_goes_on(local: Local):
     asyncio.run(go())
 
 
-def test_what_one_client_sends_is_read_in_turn_with_others(local: Local):
+def test_a_connection_with_many_requests_does_not_delay_another_client(local: Local):
+    """The next request of a connection begins in another turn of the event loop."""
+
     async def go() -> None:
-        local.application._lanes[SMALL]._always_waits = 0
-        for client in ("10.0.0.1", "10.0.0.2"):
-            local.application._lanes[SMALL].loads[client, SMALL] = 10**9
-        many, (few, wire) = [connection(local) for _ in range(30)], connection(local, "10.0.0.2")
-        for made, _ in [*many, (few, wire)]:
+        (many, long), (few, short) = connection(local), connection(local, "10.0.0.2")
+        many.data_received(head(0, "GET", "/health") * 300)
+        few.data_received(head(0, "GET", "/none"))
+        assert await comes(short, 1) == [404]
+        assert long.written.count(b"HTTP/1.1 ") < 30
+        assert await comes(long, 300) == [200] * 300
+
+    asyncio.run(go())
+
+
+def test_what_a_closed_connection_sent_is_answered_to_nobody(local: Local):
+    async def go() -> None:
+        connections = [connection(local) for _ in range(30)]
+        for made, _ in connections:
             made.data_received(head(100))
-        await asyncio.sleep(0)
-        assert wire.written.startswith(b"HTTP/1.1 429 ")
-        assert sum(len(wire.written) > 0 for _, wire in many) == PIECES
-        many[-1][0].connection_lost(None)
-        assert [await comes(wire, 1) for _, wire in many[:-1]] == [[429]] * 29
-        assert not many[-1][1].written
+        connections[-1][0].connection_lost(None)
+        for made, _ in connections[:-1]:
+            made.data_received(text(100))
+        assert [await comes(wire, 1) for _, wire in connections[:-1]] == [[200]] * 29
+        assert not connections[-1][1].written
 
     asyncio.run(go())
 
 
-def test_an_error_in_one_piece_of_work_does_not_stop_the_others():
+@pytest.mark.parametrize("part", [b"a" * 1000, b"a: b\r\n" * 200])
+def test_an_endless_head_is_not_kept(part: bytes, local: Local):
     async def go() -> None:
-        turns, done, errors = Turns(), list[int](), list[str]()
-        asyncio.get_running_loop().set_exception_handler(
-            lambda _, context: errors.append(str(context["exception"]))
-        )
-        turns.add("a", lambda: 1 // 0)
-        for number in range(3):
-            turns.add("ab"[number % 2], lambda number=number: done.append(number))
-        await until(lambda: len(done) == 3)
-        assert errors == ["integer division or modulo by zero"]
-        turns.add("a", lambda: done.append(3))
-        await until(lambda: len(done) == 4)
+        made, wire = connection(local)
+        made.data_received(head(0, "GET", "/health")[:-2])
+        count = 0
+        while not wire.closed and count < 100:
+            made.data_received(part)
+            count += 1
+        assert KEPT_HEAD - 1000 < count * len(part) < KEPT_HEAD + 1000
+        assert wire.written.startswith(b"HTTP/1.1 400 ")
 
     asyncio.run(go())
 
 
-def test_a_connection_keeps_no_more_than_two_parts_of_what_it_sends(
+def test_a_head_has_a_time_and_a_body_has_none_of_it(local: Local):
+    async def go() -> None:
+        made, wire = connection(local)
+        timer = made._timer
+        assert timer is not None
+        assert HEAD_SECONDS - 1 < timer.when() - made.loop.time() <= HEAD_SECONDS
+        made.data_received(head(100)[:-2])
+        assert made._timer is timer  # a part of a head gives it no more time
+        made.data_received(b"\r\n")
+        assert timer.cancelled()
+        assert made._timer is None
+        made.data_received(text(100))
+        assert await comes(wire, 1) == [200]
+
+    asyncio.run(go())
+
+
+def test_a_body_that_is_not_read_yet_is_not_received_further(
     local: Local, monkeypatch: pytest.MonkeyPatch
 ):
     calls = list[str]()
@@ -980,10 +986,11 @@ def test_a_connection_keeps_no_more_than_two_parts_of_what_it_sends(
 
     async def go() -> None:
         made, wire = connection(local)
-        made.data_received(head(100))
+        made.data_received(head(200_000))
         assert not calls
-        made.data_received(text(100))
+        made.data_received(text(200_000)[:100_000])
         assert calls == ["pause_reading"]
+        made.data_received(text(200_000)[100_000:])
         assert await comes(wire, 1) == [200]
         assert calls[-1] == "resume_reading"
 
