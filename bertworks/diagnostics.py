@@ -27,7 +27,8 @@ from bertworks.training.device import DTYPES, best_precision, choose_device, mea
 
 _TABLES = packaged_table(__file__, "diagnostics.toml")
 _EXTRAS: dict[str, tuple[str, str]] = _TABLES["extras"]
-_LITTLE_MEMORY, _LITTLE_DISK = 1 << 30, 1 << 30
+_LITTLE_MEMORY = 1 << 30
+_LITTLE_DISK = 1 << 30
 _REPORT = "please report this with the lines above"
 
 
@@ -92,11 +93,13 @@ def _system() -> Check:
 
 def _cores() -> Check:
     """Cores that this process may use (affinity, control group), and the threads of torch."""
-    cores, allowed, quota = os.cpu_count() or 1, len(allowed_cpus()), cpu_quota()
+    cores = os.cpu_count() or 1
+    allowed = len(allowed_cpus())
+    quota = cpu_quota()
     usable = min(allowed, quota or allowed)
     threads = torch.get_num_threads()
     limits = f"{cores} in the machine"
-    limits += f", {allowed} by affinity" * (allowed < cores)
+    limits += f", {allowed} by affinity" if allowed < cores else ""
     limits += f", {quota:g} by control group" if quota else ""
     text = f"{usable:g} usable ({limits}); torch computes with {threads} threads"
     fields = {"cores": cores, "affinity": allowed, "quota": quota, "torch_threads": threads}
@@ -169,7 +172,8 @@ def _speed(device: torch.device) -> Iterator[Check]:
         for name, speed in speeds.items()
     )
     yield Check("matmul speed", text, fields=speeds)
-    precision, gain = best_precision(device), speeds["bf16"] / speeds["fp32"]
+    precision = best_precision(device)
+    gain = speeds["bf16"] / speeds["fp32"]
     text = (
         f"device {device}, precision {precision}, because bf16 multiplies matrices {gain:.1f} "
         "times as fast as fp32"
@@ -184,8 +188,10 @@ def _speed(device: torch.device) -> Iterator[Check]:
 
 
 def _self_test() -> Check:
-    """Pre-trains a small model in a temporary folder, on the device and in the precision that
-    `pretrain` chooses."""
+    """Pre-train a small model in a temporary folder.
+
+    It runs on the device and in the precision that `pretrain` chooses.
+    """
     begin = time.perf_counter()
     try:
         with tempfile.TemporaryDirectory(prefix="bertworks-doctor-") as folder:
@@ -203,8 +209,10 @@ def _self_test() -> Check:
 
 
 def _train_a_little(folder: Path) -> list[float]:
-    """The masked LM losses of steps on a little text, with the same masks in every epoch: it can be
-    memorized."""
+    """Return the masked LM losses of steps on a little text.
+
+    The masks are the same in every epoch, so that the text can be memorized.
+    """
     facts = ("white cat is north", "old dog was east", "red horse ran south")
     sentences = (f"The {words} of the town." for words in facts)
     (folder / "text.txt").write_text(

@@ -13,8 +13,9 @@ _T = TypeVar("_T")
 
 
 class BertworksError(Exception):
-    """The data, a model or the machine does not allow it. The command line prints it and exits with
-    1.
+    """The data, a model or the machine does not allow it.
+
+    The command line prints it and exits with 1.
 
     Args:
         what: one sentence: what is wrong, and why.
@@ -26,7 +27,9 @@ class BertworksError(Exception):
 
     def __init__(self, what: str, *, where: str | None = None, hint: str | None = None):
         super().__init__(what)
-        self.what, self.where, self.hint = what, where, hint
+        self.what = what
+        self.where = where
+        self.hint = hint
 
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
@@ -34,14 +37,19 @@ class BertworksError(Exception):
 
 
 class UsageError(BertworksError):
-    """The command or the recipe was typed wrongly. The command line exits with 2."""
+    """The command or the recipe was typed wrongly.
+
+    The command line exits with 2.
+    """
 
     exit_code = 2
 
 
 def column_names_of(data: object) -> list[str] | None:
-    """The names of the columns of a table in memory: a dict of columns, or a table of pandas,
-    polars, pyarrow or datasets; None if the value is no table."""
+    """Return the names of the columns of a table in memory, or None if the value is no table.
+
+    A table is a dict of columns, or a table of pandas, polars, pyarrow or datasets.
+    """
     if isinstance(data, Mapping):
         return [str(name) for name in data]
     # a DataFrame or LazyFrame of polars; the latter has to find out
@@ -57,8 +65,9 @@ def column_names_of(data: object) -> list[str] | None:
 def several(
     values: Iterable[_T], hint: str, what: str = "text", *, ordered: bool = True
 ) -> Iterable[_T]:
-    """Check that an argument holds several values, one after the other. Everything that reads a
-    list of texts, labels, names or ids asks this function.
+    """Check that an argument holds several values, one after the other.
+
+    Everything that reads a list of texts, labels, names or ids asks this function.
 
     A string would be read letter by letter, a table by the names of its columns, and a set in any
     order.
@@ -109,7 +118,7 @@ def names_of(names: str | Iterable[str] | None) -> tuple[str, ...]:
 
 
 def some_names(names: Iterable[str], most: int = 8) -> str:
-    """The first names in alphabetical order, for a message, and how many more there are."""
+    """Return the first names in alphabetical order, for a message, and how many more there are."""
     ordered = [name if len(name) <= 120 else f"{name[:117]}..." for name in sorted(names)]
     return ", ".join(ordered[:most]) + (
         f" and {len(ordered) - most} more" if len(ordered) > most else ""
@@ -117,12 +126,12 @@ def some_names(names: Iterable[str], most: int = 8) -> str:
 
 
 def one_line(error: object) -> str:
-    """The text of an error of another library in one line, of at most 200 characters."""
+    """Return the text of an error of another library in one line, of at most 200 characters."""
     return " ".join(str(error).split())[:200]
 
 
 def quoted(path: object) -> str:
-    """A path or a name as it is typed in a shell."""
+    """Return a path or a name as it is typed in a shell."""
     return shlex.quote(str(path))
 
 
@@ -145,16 +154,19 @@ def expect(holds: object, what: str, *, where: object = None, hint: str | None =
 
 
 def check(holds: object, what: str) -> None:
-    """Raise ValueError unless a condition holds, about the content of a file. The caller knows
-    which file."""
+    """Raise ValueError unless a condition holds, about the content of a file.
+
+    The caller knows which file.
+    """
     if not holds:
         raise ValueError(what)
 
 
 @contextmanager
 def optional_import(feature: str, package: str) -> Iterator[None]:
-    """Around imports of a package that not every user has: if it is missing, the hint names the
-    package to install.
+    """Name the package to install if an import within this context fails.
+
+    It is used around imports of packages that not every user has.
 
     Raises:
         BertworksError: an import failed. feature: what needs the package, the subject of the

@@ -1,5 +1,7 @@
-"""What happens during a long piece of work, as values: the caller shows them to a person, or writes
-them as JSON."""
+"""Report what happens during a long piece of work, as values.
+
+The caller shows them to a person, or writes them as JSON.
+"""
 
 import sys
 from collections.abc import Generator, Iterable
@@ -12,8 +14,10 @@ Kind = Literal["note", "stage", "plan", "step", "evaluation", "saved", "done"]
 
 @dataclass(frozen=True)
 class Event:
-    """`text` is for people, `fields` for programs; a "note" is something that a person should
-    know."""
+    """Something that happened: `text` is for people, `fields` for programs.
+
+    A "note" is something that a person should know.
+    """
 
     kind: Kind
     text: str
@@ -25,8 +29,10 @@ def no_notes(text: str) -> None:
 
 
 def forward_events(events: Iterable[Event]) -> Generator[Event, None, Event]:
-    """Passes on what happens in a part of a longer work, and returns its last event, which is not
-    that of the whole."""
+    """Yield the events of a part of a longer work, and return its last one.
+
+    That last event is not the last one of the whole work.
+    """
     done: Event | None = None
     for event in events:
         if event.kind == "done":
@@ -38,8 +44,10 @@ def forward_events(events: Iterable[Event]) -> Generator[Event, None, Event]:
 
 
 def printable(text: str) -> str:
-    """The text in one line, with control characters (such as ESC, which commands a terminal) as
-    escapes."""
+    """Return a text in one line, with control characters as escapes.
+
+    One of them is ESC, which commands a terminal.
+    """
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
     )
@@ -58,15 +66,17 @@ def duration(seconds: float) -> str:
 
 
 def show_progress(events: Iterable[Event], shows: bool | None = None) -> None:
-    """Goes through events and shows a line of the text of each in place: in the output of a
-    notebook, else on standard error.
+    """Return the last event, after showing a line of the text of each in place.
+
+    Lines appear in the output of a notebook, else on standard error.
 
     shows: False: shows nothing; None: only in notebooks.
     """
     from shutil import get_terminal_size  # it imports compression, which help does not need
 
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    in_notebook, handle = hasattr(shell, "kernel"), None
+    in_notebook = hasattr(shell, "kernel")
+    handle = None
     for event in events:
         lines = event.text.strip().splitlines() or [""]
         line = printable(lines[0 if event.kind == "done" else -1])
@@ -79,7 +89,7 @@ def show_progress(events: Iterable[Event], shows: bool | None = None) -> None:
             width = get_terminal_size().columns - 1
             print(
                 f"\r{line[:width]:<{width}}",
-                end="\n" * (event.kind == "done"),
+                end=("\n" if event.kind == "done" else ""),
                 file=sys.stderr,
                 flush=True,
             )

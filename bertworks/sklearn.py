@@ -60,13 +60,16 @@ _LARGEST_SEED = np.iinfo(np.int32).max
 
 
 class InputError(UsageError, ValueError):
-    """A sample, or its targets, cannot be used. It is a ValueError, too, which scikit-learn's tools
-    expect."""
+    """A sample, or its targets, cannot be used.
+
+    It is a ValueError, too, which scikit-learn's tools expect.
+    """
 
 
 class _ModelFiles(NamedTuple):
-    """A fine-tuned model in a pickle of an estimator, which outlives the temporary folder of the
-    model.
+    """A fine-tuned model in a pickle of an estimator.
+
+    It outlives the temporary folder of the model.
 
     contents: of the files of the model folder, by their names.
     precision: of the predictions.
@@ -117,7 +120,9 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         return tags
 
     def _read_sample(self, X: Any, *, fits: bool) -> list[TextRow]:
-        """Return the texts of a sample. Set, or check, the names and the number of its columns.
+        """Return the texts of a sample.
+
+        Set, or check, the names and the number of its columns.
 
         Args:
             fits: whether the sample is that of `fit`.
@@ -174,8 +179,9 @@ def _text_rows(sample: Any) -> list[TextRow]:
 
 
 def _width_error(shape: tuple[int, int], number: int, rows: Sequence[TextRow]) -> InputError:
-    """Return the error for a row that has not as many texts as the rows before it, or not one or
-    two.
+    """Return the error for a row with an unexpected number of texts.
+
+    Rows have one or two texts, and as many as the rows before them.
 
     Args:
         shape: of the sample, if all rows had as many texts as this one.
@@ -205,7 +211,9 @@ def _checked_text(value: Any, number: int) -> str:
 
 
 class _FineTunedEstimator(_TextEstimator):
-    """An estimator that fine-tunes a model in `fit`. Its pickle holds the files of the model.
+    """An estimator that fine-tunes a model in `fit`.
+
+    Its pickle holds the files of the model.
 
     Subclasses name the task, and translate between targets and labels.
     """
@@ -260,8 +268,10 @@ class _FineTunedEstimator(_TextEstimator):
             self.predictor_ = _unpack_model(files, self.device)
 
     def _read_targets(self, y: Any, dtype: Any = None) -> NDArray[Any]:
-        """Return the targets as an array [rows]. Raises ValueError if there are none, or several
-        for each row."""
+        """Return the targets as an array [rows].
+
+        Raises ValueError if there are none, or several for each row.
+        """
         if y is None:  # in the words of scikit-learn
             what = f"{type(self).__name__} requires y to be passed, but the target y is None"
             raise InputError(what, hint="give a target for each text: fit(texts, targets)")
@@ -269,8 +279,9 @@ class _FineTunedEstimator(_TextEstimator):
         return targets
 
     def _labelled_rows(self, X: Any, targets: NDArray[Any]) -> tuple[list[TextRow], NDArray[Any]]:
-        """Return the rows that have texts, and their targets. A warning lists the others, which a
-        training leaves out.
+        """Return the rows that have texts, and their targets.
+
+        A warning lists the others, which a training leaves out.
 
         Raises:
             InputError: see `_read_sample`; no row has texts.
@@ -416,8 +427,9 @@ class BertClassifier(ClassifierMixin, _FineTunedEstimator):  # type: ignore[misc
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Return the probability of each class, float64 [rows, classes], in the order of
-        `classes_`.
+        """Return the probability of each class, float64 [rows, classes].
+
+        The classes are in the order of `classes_`.
 
         Raises:
             NotFittedError: `fit` was not called.
@@ -429,8 +441,10 @@ class BertClassifier(ClassifierMixin, _FineTunedEstimator):  # type: ignore[misc
         return self.predictor_.predict_proba(items)[:, order]
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Return the most probable class of each row, in the type of the targets. Raises as
-        `predict_proba`."""
+        """Return the most probable class of each row, in the type of the targets.
+
+        Raises as `predict_proba`.
+        """
         numbers = self.predict_proba(X).argmax(axis=1)
         predicted: NDArray[Any] = self.classes_[numbers]
         return predicted

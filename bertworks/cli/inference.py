@@ -1,5 +1,7 @@
-"""Commands that use a model: `fill`, `generate`, `score`, `explain`; `embed`, `index`, `search` for
-vectors."""
+"""Commands that use a model.
+
+`fill`, `generate`, `score` and `explain`; and `embed`, `index` and `search` for vectors.
+"""
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -42,7 +44,7 @@ def fill(
             [(f"{token['score']:6.1%}  {token['token_str']}", token["text"]) for token in mask]
             for mask in masks
         )
-        yield masks, "\n" * bool(number) + "\n\n".join(map(console.table, shown))
+        yield masks, ("\n" if number else "") + "\n\n".join(map(console.table, shown))
 
 
 def generate(
@@ -348,8 +350,10 @@ def search(
 
 
 def _prompts(words: list[str], names: Sequence[str]) -> Iterator[str]:
-    """The texts of a file, if its name is the only word; else those of `_lines`. Rows without text
-    are left out and reported. names: of the columns of the text."""
+    """Yield the texts of a file, if its name is the only word; else those of `_lines`.
+
+    Rows without text are left out and reported. names: of the columns of the text.
+    """
     from bertworks.io.text_files import IssueCounter, names_file
 
     if len(words) != 1 or words[0] == "-" or not names_file(words[0]):
@@ -362,7 +366,8 @@ def _prompts(words: list[str], names: Sequence[str]) -> Iterator[str]:
     from bertworks.inference.embed import reading_note, row_text, text_columns
 
     reader = RowReader(words[0])
-    columns, empty = text_columns(reader, names), IssueCounter()
+    columns = text_columns(reader, names)
+    empty = IssueCounter()
     console.say(reading_note(reader, columns, "").text)
     yield from filter(None, (row_text(row, columns, empty) for row in reader))
     if empty.count:
@@ -370,8 +375,10 @@ def _prompts(words: list[str], names: Sequence[str]) -> Iterator[str]:
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
-    """The texts, with the lines of standard input instead of "-". Blank lines are left out and
-    reported. Bytes that are not UTF-8 are replaced, so that they can be printed.
+    """Yield the texts, with the lines of standard input instead of "-".
+
+    Blank lines are left out and reported. Bytes that are not UTF-8 are replaced, so that they can
+    be printed.
 
     Raises:
         UsageError: a text is the name of a file.

@@ -70,8 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _set_threads(words: list[str]) -> list[str]:
-    """Takes `--threads N` out of the words, and tells the libraries before they are imported. An =
-    becomes a space here and for `--model`.
+    """Takes `--threads N` out of the words, and tells the libraries before they are imported.
+
+    An = becomes a space here and for `--model`.
 
     Raises:
         UsageError: not a number from 1, and not auto.
@@ -131,8 +132,11 @@ def _report(error: BaseException, words: list[str]) -> int:
 
 
 def _how_to_go_on(words: list[str]) -> str:
-    """The message after Ctrl-C or SIGTERM, with the command that goes on where what was done is
-    kept. Without --overwrite, with which it would start again."""
+    """Return the message after Ctrl-C or SIGTERM.
+
+    It names the command that resumes if results were saved, without --overwrite, which would start
+    again.
+    """
     has_output = not {"-o", "--output", "demo"}.isdisjoint(word.partition("=")[0] for word in words)
     options = [word.partition("=")[0] for word in words if word.startswith("--")]
     is_repeatable = "-" not in words and "--estimate" not in options
@@ -143,15 +147,18 @@ def _how_to_go_on(words: list[str]) -> str:
 
 
 def run() -> NoReturn:
-    """Run a command and end the process, without the interpreter's shutdown: threads that libraries
-    leave running sometimes abort it, with a wrong exit code although everything is saved.
+    """Run a command and end the process, without the interpreter's shutdown.
+
+    In it, threads that libraries leave running sometimes abort the process, with a wrong exit code
+    although everything is saved.
     """
     # A stream that was closed when the process started: its number must not become that of a file,
     # which would get the messages of libraries. Results are written nowhere then.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
-    sys.stdin, sys.stderr = sys.stdin or os.fdopen(0), sys.stderr or os.fdopen(2, "w")
+    sys.stdin = sys.stdin or os.fdopen(0)
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
     if isinstance(sys.stdout, io.TextIOWrapper):  # for file names that are not UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
     # as Ctrl-C: trainings save, then end

@@ -67,7 +67,9 @@ def execute(words: Sequence[str], *, debug: bool = False) -> object:
 
 
 def make_app(name: str | None = None) -> App:
-    """The parser. It prints only help and the version.
+    """Return the parser.
+
+    It prints only help and the version.
 
     Args:
         name: the command to parse: the parser knows no other one, and is made in less time. None,
@@ -105,8 +107,11 @@ def make_app(name: str | None = None) -> App:
 
 
 def _is_help(app: App, words: list[str]) -> bool:
-    """Whether these words are the name of a command and --help. Then the page is printed without
-    parsing the words, for which cyclopts would collect the options of the command once more."""
+    """Return whether these words are the name of a command and --help.
+
+    Then the page is printed without parsing the words, for which cyclopts would collect the options
+    of the command once more.
+    """
     names = words[:-1]
     if words[-1:] not in (["--help"], ["-h"]) or any(name.startswith("-") for name in names):
         return False
@@ -115,7 +120,7 @@ def _is_help(app: App, words: list[str]) -> bool:
 
 
 def _evaluation_app(module: ModuleType, group: Group, position: int) -> App:
-    """The parser of the commands `evaluate ...`, at this position of its group."""
+    """Return the parser of the commands `evaluate ...`, at this position of its group."""
     examples = (
         "bertworks evaluate task MODEL-FOLDER test.csv\n"
         "bertworks evaluate mlm MODEL-FOLDER held-out.txt"
@@ -135,7 +140,7 @@ def _evaluation_app(module: ModuleType, group: Group, position: int) -> App:
 
 
 def _functions(module: ModuleType) -> dict[str, Callable[..., object]]:
-    """The public functions that this module defines, by the names of their commands."""
+    """Return the public functions that this module defines, by the names of their commands."""
     return {
         name.rstrip("_"): value
         for name, value in vars(module).items()
@@ -146,7 +151,7 @@ def _functions(module: ModuleType) -> dict[str, Callable[..., object]]:
 
 
 def _prepared(function: Callable[..., object]) -> tuple[Callable[..., object], str]:
-    """The function of a command with the options --json and -o URL, and its examples.
+    """Return the function of a command with the options --json and -o URL, and its examples.
 
     Its docstring gets the help of shared options and loses the examples. It has no line breaks
     within a paragraph or the help of an option: the terminal's width decides where lines break.
@@ -165,18 +170,20 @@ def _prepared(function: Callable[..., object]) -> tuple[Callable[..., object], s
 
 
 def _join_lines(docstring: str) -> str:
-    """The docstring with each paragraph, and the help of each option, in one line."""
+    """Return the docstring with each paragraph, and the help of each option, in one line."""
     return re.sub(r"(?<=\S)\n( {8,}|(?=\S))", " ", docstring)
 
 
 def _format_examples(text: str) -> str:
-    """The paragraph of examples at the end of the help."""
+    """Return the paragraph of examples at the end of the help."""
     return "Examples:\n" + textwrap.indent(textwrap.dedent(text), "  ")
 
 
 def _with_shared_options(text: str, names: Collection[str]) -> str:
-    """The docstring of a command with the help of `console` for the parameters that it does not
-    explain itself."""
+    """Return the docstring of a command with the help of `console` for its shared parameters.
+
+    These are the parameters that the docstring does not explain itself.
+    """
     shared = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", console.__doc__ or "", re.MULTILINE)
     added = [
         f"    {name}: {line}"
@@ -188,16 +195,19 @@ def _with_shared_options(text: str, names: Collection[str]) -> str:
 
 
 def _model_first(words: list[str]) -> list[str]:
-    """The words of a command that takes a model as its first word, with the value of `--model` in
-    that place."""
+    """Return the words of a command that takes a model as its first word.
+
+    The value of `--model` takes that place.
+    """
     if not words or words[0] not in MODEL_FIRST or "--model" not in words:
         return words
-    place, depth = words.index("--model"), 1 + (words[0] == "evaluate")
+    place = words.index("--model")
+    depth = 1 + (words[0] == "evaluate")
     return [*words[:depth], *words[place + 1 : place + 2], *words[depth:place], *words[place + 2 :]]
 
 
 def _complete_estimate(words: list[str]) -> list[str]:
-    """The words with a value for `--estimate`, which is typed with or without one."""
+    """Return the words with a value for `--estimate`, which is typed with or without one."""
     values = [*words[1:], ""]
     return [
         "--estimate=sizes" if word == "--estimate" and value not in ("sizes", "speed") else word
@@ -215,9 +225,12 @@ def _usage_error(error: CycloptsError) -> UsageError:
 
 
 def _what_is_missing(error: MissingArgumentError) -> str:
-    """What is missing. The parser's own message, "requires an argument", fits only an option
-    without its value."""
-    argument, chain = error.argument, " ".join(error.command_chain or ())
+    """What is missing.
+
+    The parser's own message, "requires an argument", fits only an option without its value.
+    """
+    argument = error.argument
+    chain = " ".join(error.command_chain or ())
     if argument is None or error.keyword is not None or argument.tokens or error.unused_tokens:
         return str(error)
     short = "".join(f" ({name})" for name in argument.names if name != argument.name)
@@ -225,8 +238,10 @@ def _what_is_missing(error: MissingArgumentError) -> str:
 
 
 def _meant_option(chain: list[str], error: UnknownOptionError) -> str | None:
-    """What to type instead of an unknown option that is like --model, or like a field of a
-    recipe."""
+    """Return what to type instead of an unknown option.
+
+    It may be like --model, or like a field of a recipe.
+    """
     from difflib import get_close_matches
 
     from bertworks.config import near_field, option_of

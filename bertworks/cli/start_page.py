@@ -1,5 +1,6 @@
-"""What `bertworks`, `bertworks --help` and `bertworks --version` print, without the parser, which
-takes long to import.
+"""Print what `bertworks`, `bertworks --help` and `bertworks --version` show, without the parser.
+
+The parser takes long to import.
 
 The page is stored in `start_page.txt`, as the parser writes it for a screen that is wide enough for
 every line, without the borders on the right. `make docs` keeps it, and a test compares it with the
@@ -15,10 +16,14 @@ from bertworks import __version__
 
 PAGE = Path(__file__).with_suffix(".txt")
 MIN_WIDTH = 60  # on a narrower screen the names of options are broken too: the parser does that
-_TITLE, _ROW, _END = "╭─ ", "│ ", "╰"  # how lines of a box begin
+_TITLE = "╭─ "
+_ROW = "│ "
+_END = "╰"  # how lines of a box begin
 # they change what `rich` makes of a terminal
 _STYLE_VARIABLES = ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE")
-_BOLD, _CYAN, _PLAIN = "\x1b[1m", "\x1b[36m", "\x1b[0m"
+_BOLD = "\x1b[1m"
+_CYAN = "\x1b[36m"
+_PLAIN = "\x1b[0m"
 
 
 def print_at_once(words: list[str]) -> bool:
@@ -48,7 +53,7 @@ def print_at_once(words: list[str]) -> bool:
 
 
 def layout(page: str, width: int, *, styled: bool) -> str:
-    """The stored page for a screen of this width.
+    """Return the stored page for a screen of this width.
 
     Args:
         page: the content of `start_page.txt`.
@@ -72,7 +77,7 @@ def layout(page: str, width: int, *, styled: bool) -> str:
 
 
 def _layout_row(row: str, width: int, *, styled: bool) -> list[str]:
-    """The lines of a row of a box: a name, at least two spaces, and a text."""
+    """Return the lines of a row of a box: a name, at least two spaces, and a text."""
     name, _, rest = row.partition("  ")
     text = rest.lstrip()
     name_width = len(row) - len(text) - 2
@@ -90,8 +95,10 @@ def _layout_row(row: str, width: int, *, styled: bool) -> list[str]:
 
 
 def _wrap(text: str, width: int) -> list[str]:
-    """The lines of a text. The space where a line is broken stays at its end if there is room, as
-    in `rich`."""
+    """Return the lines of a text.
+
+    The space where a line is broken stays at its end if there is room, as in `rich`.
+    """
     lines = [""]
     for word in text.split(" "):
         line = f"{lines[-1]}{word}"
@@ -103,16 +110,20 @@ def _wrap(text: str, width: int) -> list[str]:
 
 
 def _is_usual(stream: io.TextIOWrapper) -> bool:
-    """Whether `rich` would write to this stream in UTF-8 and, if it is a terminal, with its usual
-    styles."""
+    """Return whether `rich` would write to this stream in UTF-8 and in its usual styles.
+
+    Styles matter only for a terminal.
+    """
     is_dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown") and stream.isatty()
     is_utf8 = stream.encoding.lower().startswith("utf")
     return is_utf8 and not is_dumb and not any(name in os.environ for name in _STYLE_VARIABLES)
 
 
 def _width() -> int:
-    """The width of the screen, found as `rich` finds it: COLUMNS, else the first terminal among the
-    three streams."""
+    """Return the width of the screen, found as `rich` finds it.
+
+    It is COLUMNS, else that of the first terminal among the three streams.
+    """
     columns = os.environ.get("COLUMNS", "")
     if columns.isdigit():
         return int(columns) or 80

@@ -47,7 +47,7 @@ _NO_WORD = re.compile(r"\W+")
 
 
 def prose(text: str, seen: set[str]) -> Iterator[str]:
-    """The paragraphs of a text: whole English sentences without markup and code.
+    """Yield the paragraphs of a text: whole English sentences without markup and code.
 
     seen: sentences, without punctuation, that are left out; those of this text are added.
     """
@@ -68,8 +68,10 @@ def prose(text: str, seen: set[str]) -> Iterator[str]:
 
 
 def is_sentence(text: str) -> bool:
-    """Whether `text` looks like an English sentence: a capital, an end, mostly plain words, some
-    function words."""
+    """Return whether `text` looks like an English sentence.
+
+    It has a capital, an end, mostly plain words and some function words.
+    """
     words = text.split()
     if not (_MIN_SENTENCE <= len(words) <= 80 and _WHOLE.fullmatch(text)) or _CODE.search(text):
         return False
@@ -92,9 +94,10 @@ _TRIPLE_QUOTED = re.compile(r'("""|\'\'\')(.{40,}?)\1', re.DOTALL)
 
 
 def write_demo_corpus(folder: Path) -> list[tuple[int, int]]:
-    """Collect the prose of this Python installation into `folder/training.jsonl` and
-    `folder/held-out.jsonl`, with `id` and `text`. The numbers of documents and of words of both
-    files.
+    """Write the prose of this Python installation, and return its numbers of documents and words.
+
+    The files are `folder/training.jsonl` and `folder/held-out.jsonl`, with `id` and `text`; the
+    numbers are those of both files.
 
     The same installation gives the same bytes. Takes some seconds and no network.
     """
@@ -111,8 +114,11 @@ def write_demo_corpus(folder: Path) -> list[tuple[int, int]]:
 
 
 def _documents() -> Iterator[tuple[str, str]]:
-    """Name and triple-quoted strings of every module that is not a test, a copy of another package,
-    or an installer, in the order of names within each folder of packages."""
+    """Yield the name and the triple-quoted strings of every module of prose.
+
+    Modules of tests, of installers and copies of other packages are left out. The order is that of
+    the names within each folder of packages.
+    """
     packages = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
     for kind, root in [
         ("python", sysconfig.get_path("stdlib")),
@@ -128,15 +134,17 @@ def _documents() -> Iterator[tuple[str, str]]:
                 )
 
 
-MAX_LIBRARIES, MIN_ROWS = 8, 100
+MAX_LIBRARIES = 8
+MIN_ROWS = 100
 WORDS = range(12, 41)  # of a paragraph: shorter ones could be from any library
 DEV_FRACTION = 4  # one module of this many is in dev
 MAX_ROWS = {"train": 200, "dev": 75}  # of each library
 
 
 def write_demo_origins(corpus: Sequence[Path], folder: Path) -> None:
-    """Write `train.csv` and `dev.csv`, with columns `text` and `library`, of the libraries with the
-    most paragraphs.
+    """Write `train.csv` and `dev.csv`, with columns `text` and `library`.
+
+    They hold paragraphs of the libraries that have most of them.
 
     corpus: files of `write_demo_corpus`. The same installation gives the same bytes.
 
@@ -168,8 +176,10 @@ def write_demo_origins(corpus: Sequence[Path], folder: Path) -> None:
 
 
 def _texts(corpus: Iterable[Path]) -> Mapping[str, dict[str, list[str]]]:
-    """Library -> "train" and "dev" -> paragraphs of a fitting length that name no library. The
-    paragraphs of a module are all in one part."""
+    """Library -> "train" and "dev" -> paragraphs of a fitting length that name no library.
+
+    The paragraphs of a module are all in one part.
+    """
     distributions = importlib.metadata.packages_distributions()
     known = set(
         map(_letters, ("python", *distributions, *chain.from_iterable(distributions.values())))

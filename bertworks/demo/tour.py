@@ -34,15 +34,17 @@ _SENTENCE = re.compile(
 
 
 def demo(folder: str | Path, *, minutes: float = 3.5) -> Iterator[Event]:
-    """Write the corpus, pre-train for `minutes`, fine-tune for about one and a half, and show the
-    figures.
+    """Write the corpus, pre-train for `minutes`, fine-tune, and show the figures.
+
+    The fine-tuning takes about one and a half minutes.
 
     `folder` gets the pre-trained `model/`, the labelled data `origins/` and the fine-tuned
     `classifier/`. The same call resumes an interrupted demo; after a finished one it only shows the
     results.
     """
     folder = Path(folder)
-    training, held_out = folder / "training.jsonl", folder / "held-out.jsonl"
+    training = folder / "training.jsonl"
+    held_out = folder / "held-out.jsonl"
     if not (training.exists() and held_out.exists()):
         yield Event(
             "stage", "collecting the English that comes with Python and the installed packages"
@@ -53,7 +55,9 @@ def demo(folder: str | Path, *, minutes: float = 3.5) -> Iterator[Event]:
             f"{held_count:,} documents"
         )
         yield Event("note", text, {"training_words": words, "held_out_words": held_words})
-    model, origins, classifier = folder / "model", folder / "origins", folder / "classifier"
+    model = folder / "model"
+    origins = folder / "origins"
+    classifier = folder / "classifier"
     pretrained = yield from forward_events(
         pretrain([training], model, budget=f"{round(minutes * 60)}s")
     )
@@ -89,11 +93,14 @@ def demo(folder: str | Path, *, minutes: float = 3.5) -> Iterator[Event]:
 
 
 def _results(done: Event, model: Path) -> str:
-    """Figures before and after the training next to a constant prediction, on the same text and
-    masks."""
+    """Return figures before and after the training next to those of a constant prediction.
+
+    All are of the same text and masks.
+    """
     with (model / "metrics.jsonl").open(encoding="utf-8") as file:
         before = json.loads(file.readline())["evaluation"]
-    after, baseline = done.fields["evaluation"], done.fields["baseline"]
+    after = done.fields["evaluation"]
+    baseline = done.fields["baseline"]
     always = {"masked_lm_accuracy": baseline["masked_lm_accuracy"], "next_sentence_accuracy": 0.5}
     last = f"after {done.fields['step']:,} steps"
     rows = {f"always {baseline['token']!r}": always, "before training": before, last: after}
@@ -109,8 +116,10 @@ def _results(done: Event, model: Path) -> str:
 
 
 def _filled_blanks(model: Path, held_out: Path) -> list[str]:
-    """Predictions for a long word of held-out sentences, from documents in all parts of the file,
-    with the word."""
+    """Yield predictions for a long word of held-out sentences, with the word.
+
+    The sentences come from documents in all parts of the file.
+    """
     texts = [row.values["text"] for row in RowReader(held_out)]
     matches = filter(None, map(_SENTENCE.search, texts[:: max(1, len(texts) // _BLANKS)]))
     sentences = [(f"{match[1]}[MASK]{match[3]}", match[2]) for match in islice(matches, _BLANKS)]

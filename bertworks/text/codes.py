@@ -1,4 +1,4 @@
-"""Values that are no language: dates and times, ids, names of users, paths and addresses.
+"""Recognise values that are no language: dates and times, ids, user names, paths and addresses.
 
 A column of such values is not the text of a row while there is another one.
 """
@@ -11,7 +11,7 @@ from bertworks.config import packaged_table
 
 
 def _without_accents(word: str) -> str:
-    """A word in lower case, without the accents on its letters."""
+    """Return a word in lower case, without the accents on its letters."""
     decomposed = unicodedata.normalize("NFD", word.lower())
     return unicodedata.normalize(
         "NFC", "".join(c for c in decomposed if not unicodedata.combining(c))
@@ -40,8 +40,11 @@ _WITHOUT_SPACES = re.compile(
 
 
 def is_code(value: str) -> bool:
-    """Whether a value is a number, a date or a time in words or digits, an id of letters with
-    digits, a path, or one or more addresses (URL, e-mail, name of a user after @)."""
+    """Return whether a value is a code, not language.
+
+    Codes are numbers, dates and times in words or digits, ids of letters with digits, paths, and
+    addresses (URL, e-mail, name of a user after @).
+    """
     if _NAMED_MAIL.fullmatch(value) or _PATH_WITH_SPACES.fullmatch(value):
         return True
     has_code = False
@@ -54,18 +57,18 @@ def is_code(value: str) -> bool:
 
 
 def are_codes(values: Iterable[str]) -> bool:
-    """Whether nine of ten values, or more, are codes; values without text do not count."""
+    """Return whether nine of ten values, or more, are codes; values without text do not count."""
     texts = [value for value in values if value.strip()]
     return bool(texts) and sum(map(is_code, texts)) >= 0.9 * len(texts)
 
 
 def is_single_word(value: str) -> bool:
-    """Whether a value is one word or name without a space, in a script that writes spaces."""
+    """Return whether a value is one word or name, in a script that writes spaces."""
     return len(value.split()) == 1 and not _WITHOUT_SPACES.search(value)
 
 
 def _is_word_of_dates(token: str) -> bool:
-    """Whether a token is a word of dates or times: Monday, avril, PDT, (CEST), 2009年, 22h."""
+    """Return whether a token belongs to a date or time: Monday, avril, PDT, (CEST), 2009年, 22h."""
     word = token.strip(".,;()[]-")
     if _TIME_ZONE.fullmatch(word):
         return True
@@ -74,5 +77,6 @@ def _is_word_of_dates(token: str) -> bool:
 
 
 def _is_code_token(token: str) -> bool:
+    """Return whether a word is a number, an id with digits, an address, a path or a file."""
     patterns = (_NUMBER, _MIXED, _ADDRESS, _PATH, _FILE)
     return any(pattern.fullmatch(token) for pattern in patterns)

@@ -36,7 +36,10 @@ _CASING_UNKNOWN = 0.0005
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Copies after the first. For a large corpus they are estimated from a sample."""
+    """Copies after the first.
+
+    For a large corpus they are estimated from a sample.
+    """
 
     number: int
     share: float
@@ -46,7 +49,10 @@ class Duplicates:
 
 @dataclass(frozen=True)
 class CorpusStatistics:
-    """Figures and warnings. `str()` is text, `as_dict()` is for JSON."""
+    """Figures of a corpus and warnings about it.
+
+    `str()` is text, `as_dict()` is for JSON.
+    """
 
     documents: int
     sentences: int
@@ -65,6 +71,7 @@ class CorpusStatistics:
     warnings: list[str]
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the figures and warnings by their names."""
         return asdict(self)
 
     def save(self, folder: Path) -> None:
@@ -92,8 +99,10 @@ def corpus_report(shards: Shards, tokenizer: Tokenizer | None = None) -> CorpusS
         tokenizer: of the shards; None: load it from their folder.
     """
     tokenizer = tokenizer or shards.tokenizer()
-    sentence_hashes, document_hashes = _HashSample(), _HashSample()
-    sentence_lengths, document_lengths = np.zeros(64, np.int64), np.zeros(64, np.int64)
+    sentence_hashes = _HashSample()
+    document_hashes = _HashSample()
+    sentence_lengths = np.zeros(64, np.int64)
+    document_lengths = np.zeros(64, np.int64)
     words = single = 0
     for first, last in _ranges(shards.documents, _BLOCK_SENTENCES):
         borders = np.asarray(shards.documents[first : last + 1])
@@ -132,8 +141,10 @@ def corpus_report(shards: Shards, tokenizer: Tokenizer | None = None) -> CorpusS
 
 
 def _ranges(borders: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
-    """Ranges of rows that are at most `most` long together, or a single row. Row i is
-    borders[i]:borders[i+1]."""
+    """Yield ranges of rows that are at most `most` long together, or a single row.
+
+    Row i is borders[i]:borders[i+1].
+    """
     first = 0
     while first < len(borders) - 1:
         last = max(
@@ -144,8 +155,10 @@ def _ranges(borders: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
 
 
 def _hash_rows(values: NDArray[Any], borders: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """A 64-bit hash of each row values[borders[i]:borders[i+1]]: the sum of hashes of its values
-    and their places."""
+    """Return a 64-bit hash of each row values[borders[i]:borders[i+1]].
+
+    It is the sum of hashes of the values and their places.
+    """
     places = np.arange(len(values)) - np.repeat(borders[:-1], np.diff(borders))
     x = values.astype(np.uint64) ^ (places.astype(np.uint64) + 1) * _MIX[0]
     for shift, factor in zip((30, 27), _MIX[1:]):  # splitmix64 (Steele, Lea and Flood 2014)
@@ -158,67 +171,78 @@ def _hash_rows(values: NDArray[Any], borders: NDArray[np.int64]) -> NDArray[np.u
 
 
 class _HashSample:
-    """Counts equal rows by their hashes. Of too many hashes, it keeps those that end in zero
-    bits."""
+    """Counts equal rows by their hashes.
+
+    Of too many hashes, it keeps those that end in zero bits.
+    """
 
     def __init__(self, most: int = _MAX_HASHES):
         self._most = most
         self._level = 0  # low bits that must be zero
         self._total = 0
         # The first row of each hash, and how many rows have it.
-        self._found = np.zeros(0, [("hash", np.uint64), ("row", np.int64), ("count", np.int64)])
+        self._entries = np.zeros(0, [("hash", np.uint64), ("row", np.int64), ("count", np.int64)])
         self._new: list[NDArray[Any]] = []  # not yet merged
 
     def add(self, hashes: NDArray[np.uint64], first_row: int) -> None:
+        """Add the hashes of consecutive rows."""
         self._total += len(hashes)
-        new = np.ones(len(hashes), self._found.dtype)
-        new["hash"], new["row"] = hashes, np.arange(first_row, first_row + len(hashes))
+        new = np.ones(len(hashes), self._entries.dtype)
+        new["hash"] = hashes
+        new["row"] = np.arange(first_row, first_row + len(hashes))
         self._new.append(self._in_sample(new))
-        if sum(map(len, [self._found, *self._new])) > self._most:
+        if sum(map(len, [self._entries, *self._new])) > self._most:
             self._merge()
-            while len(self._found) > self._most // 2:  # half, so that sorting is rare
+            while len(self._entries) > self._most // 2:  # half, so that sorting is rare
                 self._level += 1
-                self._found = self._in_sample(self._found)
+                self._entries = self._in_sample(self._entries)
 
-    def _in_sample(self, found: NDArray[Any]) -> NDArray[Any]:
-        return np.asarray(found[found["hash"] & np.uint64((1 << self._level) - 1) == 0])
+    def _in_sample(self, entries: NDArray[Any]) -> NDArray[Any]:
+        """Return the entries whose hashes end in as many zero bits as the level says."""
+        return np.asarray(entries[entries["hash"] & np.uint64((1 << self._level) - 1) == 0])
 
     def _merge(self) -> None:
         """Merge equal hashes."""
-        self._found, self._new = np.concatenate([self._found, *self._new]), []
-        _, firsts, owners = np.unique(self._found["hash"], return_index=True, return_inverse=True)
-        counts = np.bincount(owners, self._found["count"], len(firsts))  # exact below 2 ** 53
-        self._found = self._found[firsts]
-        self._found["count"] = counts
+        entries = np.concatenate([self._entries, *self._new])
+        self._new = []
+        _, firsts, owners = np.unique(entries["hash"], return_index=True, return_inverse=True)
+        counts = np.bincount(owners, entries["count"], len(firsts))  # exact below 2 ** 53
+        self._entries = entries[firsts]
+        self._entries["count"] = counts
 
     def duplicates(self, text_of: Callable[[int], str]) -> Duplicates:
-        """The copies among all rows. text_of: the text of a row."""
+        """Return the copies among all rows.
+
+        Args:
+            text_of: returns the text of a row.
+        """
         self._merge()
-        looked_at = int(self._found["count"].sum())
-        copies = looked_at - len(self._found)
-        share = copies / max(looked_at, 1)
-        order = np.lexsort((self._found["row"], -self._found["count"]))[:_SHOWN]
+        in_sample = int(self._entries["count"].sum())
+        copies = in_sample - len(self._entries)
+        fraction = copies / max(in_sample, 1)
+        order = np.lexsort((self._entries["row"], -self._entries["count"]))[:_SHOWN]
         repeated = {
-            text_of(row): count for _, row, count in self._found[order].tolist() if count > 1
+            text_of(row): count for _, row, count in self._entries[order].tolist() if count > 1
         }
-        return Duplicates(
-            round(share * self._total) if self._level else copies, share, repeated, 0.5**self._level
-        )
+        number = round(fraction * self._total) if self._level else copies
+        return Duplicates(number, fraction, repeated, 0.5**self._level)
 
 
 def _text(shards: Shards, tokenizer: Tokenizer, first: int, last: int) -> str:
-    """The beginning of sentences first..last-1."""
-    start, end = int(shards.sentences[first]), int(shards.sentences[last])
+    """Return the beginning of sentences first..last-1."""
+    start = int(shards.sentences[first])
+    end = int(shards.sentences[last])
     text = tokenizer.decode(shards.tokens[start : min(end, start + _SHOWN_TOKENS)])
     return text + (" ..." if end - start > _SHOWN_TOKENS else "")
 
 
 def _by_doubling(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64 [64]: the number of lengths of 1, 2-3, 4-7, ..."""
+    """Return the number of lengths of 1, 2-3, 4-7 and so on: int64 [64]."""
     return np.bincount(np.frexp(lengths.astype(np.float64))[1] - 1, minlength=64)
 
 
 def _named(counts: NDArray[np.int64]) -> dict[str, int]:
+    """Return counts of `_by_doubling` under the names of their ranges, such as "4-7"."""
     used = np.flatnonzero(counts)
     return {
         str(1 << i) if i == 0 else f"{1 << i}-{(2 << i) - 1}": int(counts[i])
@@ -227,7 +251,7 @@ def _named(counts: NDArray[np.int64]) -> dict[str, int]:
 
 
 def _cured_by_lowercase(words: dict[str, int], tokenizer: Tokenizer) -> float:
-    """Fraction of the occurrences of unknown words that are known in lower case."""
+    """Return the fraction of the occurrences of unknown words that are known in lower case."""
     capitals = [word for word in words if word != word.lower()]
     ids = tokenizer.ids([word.lower() for word in capitals])
     cured = sum(
@@ -237,7 +261,7 @@ def _cured_by_lowercase(words: dict[str, int], tokenizer: Tokenizer) -> float:
 
 
 def _warnings(report: CorpusStatistics, shards: Shards, tokenizer: Tokenizer) -> list[str]:
-    """Problems to expect and what to do, the worst first."""
+    """Return the problems to expect and what to do, the worst first."""
     wrong_case = report.unknown_share > _CASING_UNKNOWN and report.unknown_cured_by_lowercase > 0.5
     wrong_case &= not tokenizer.lowercase
     is_uncased = wrong_case and count_cased(tokenizer.tokens) <= tokenizer.vocab_size // 100
@@ -257,7 +281,7 @@ def _warnings(report: CorpusStatistics, shards: Shards, tokenizer: Tokenizer) ->
         "single_sentences": report.single_sentence_documents > report.documents // 2,
         "long_sentences": long > report.sentences // 1000,
     }
-    shown = {
+    values = {
         "report": report,
         "words": _examples(report.unknown_words),
         "size": tokenizer.vocab_size,
@@ -268,25 +292,31 @@ def _warnings(report: CorpusStatistics, shards: Shards, tokenizer: Tokenizer) ->
     }
     return [
         *tokenizer.notes,
-        *(_WARNINGS[name].format_map(shown) for name, is_true in applies.items() if is_true),
+        *(_WARNINGS[name].format_map(values) for name, is_true in applies.items() if is_true),
     ]
 
 
 def _examples(words: dict[str, int]) -> str:
+    """Return words in parentheses, or nothing."""
     return f" ({', '.join(words)})" if words else ""
 
 
 def _duplicates_line(duplicates: Duplicates) -> str:
-    line = f"{'about ' * (duplicates.looked_at < 1)}{duplicates.number:,} ({duplicates.share:.1%})"
-    shown = [
+    """Return a line about copies, with the three texts that have most of them."""
+    about = "about " if duplicates.looked_at < 1 else ""
+    line = f"{about}{duplicates.number:,} ({duplicates.share:.1%})"
+    examples = [
         f"{count:,} x {text[:_SHOWN_CHARACTERS]!r}"
         for text, count in list(duplicates.most_repeated.items())[:3]
     ]
-    return line + (f": {', '.join(shown)}" if shown else "")
+    return line + (f": {', '.join(examples)}" if examples else "")
 
 
 def _histogram(title: str, counts: dict[str, int]) -> list[str]:
-    width, most, total = max(map(len, counts)), max(counts.values()), sum(counts.values())
+    """Return the lines of a bar chart: title, then name, bar and percentage of each count."""
+    width = max(map(len, counts))
+    most = max(counts.values())
+    total = sum(counts.values())
     rows = [
         f"  {name:>{width}}  {'#' * -(-count * _BAR // most):{_BAR}}  {count / total:6.1%}"
         for name, count in counts.items()

@@ -96,7 +96,7 @@ def count_maker(_: str, source: dict[str, Any], config: dict[str, Any]) -> Maker
         sample = Sample(texts_of(reader, group, report))
         for texts in chunk_by_size(sample, BATCH, len):
             yield json.dumps(splitter.count(texts)._asdict()).encode()
-        yield json.dumps(sample.kept).encode()
+        yield json.dumps(sample.beginnings).encode()
         yield json.dumps(asdict(report)).encode()
 
     return {"corpus": reader.identity()}, lambda group: (0, pack(blocks(group)))

@@ -1,5 +1,6 @@
-"""Texts that are nearly the same: one question with and without its question mark, two versions of
-one article.
+"""Find texts that are nearly the same.
+
+Examples are one question with and without its question mark, and two versions of one article.
 
 A model that was trained on one of them has seen the other, so that they belong on the same side of
 a split.
@@ -48,12 +49,13 @@ BAND_SIZE = 4
 
 # A longer text is compared as it is: its words would take many times its memory.
 _LONGEST = 1 << 20
-# What bounds the time for many texts that resemble one another without being near-copies: the first
-# texts that a bucket remembers, the share of equal values below which no exact similarity is
-# computed (four standard deviations below MIN_SIMILARITY), and the number of exact similarities for
-# a text.
+# Three limits bound the time for many texts that resemble one another without being near-copies.
+# First texts that a bucket remembers.
 _REMEMBERED = 16
+# The fraction of equal values below which no exact similarity is computed: four standard deviations
+# below MIN_SIMILARITY.
 _PROMISING = 0.6
+# Exact similarities that are computed for a text.
 _MOST_EXACT = 8
 # Characters whose hashes are in memory at the same time.
 _BLOCK = 1 << 20
@@ -63,10 +65,14 @@ _Hashes = NDArray[np.uint64]
 
 
 class _Separators(dict[int, str | int | None]):
-    """What `str.translate` puts in the place of each character: punctuation, separators and control
-    characters become a space, invisible format characters disappear."""
+    """A table for `str.translate` that maps each character to its replacement.
+
+    Punctuation, separators and control characters become a space, invisible format characters
+    disappear.
+    """
 
     def __missing__(self, code: int) -> str | int | None:
+        """Add the replacement of a character: itself, a space, or None to remove it."""
         category = unicodedata.category(chr(code))
         self[code] = code
         if category[0] in "PZ" or category == "Cc":
@@ -77,7 +83,7 @@ class _Separators(dict[int, str | int | None]):
 
 
 _SEPARATORS = _Separators()
-_FINAL_MARKS = "~^|`´¨ˆ♪♡♥❤☆★"  # that are no punctuation in Unicode
+_FINAL_MARKS = "~^|`´¨ˆ♪♡♥❤☆★"  # marks that are no punctuation in Unicode
 _NUMBER = re.compile(r"(?:(?<!\S)[-+\u2212])?\d+(?:[.,:/-]\d+)*%?")
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff]"
@@ -85,7 +91,7 @@ _UNSPACED = re.compile(
 
 
 def near_copies(texts: Sequence[str]) -> list[int]:
-    """Return for each text the number of the first text of its group, which may be its own number.
+    """Return for each text the number of the first text of its group, which may be itself.
 
     Texts that are near-copies (see the module) of the same first text are one group. The order of
     the texts decides which texts come first. The result does not depend on anything else, such as a
@@ -104,8 +110,7 @@ def near_copies(texts: Sequence[str]) -> list[int]:
 
 
 def near_copies_of_rows(rows: Sequence[Sequence[str]]) -> list[tuple[int, ...]]:
-    """Return for each row a key that is the same for rows that are near-copies in all of their
-    texts.
+    """Return a key for each row, which near-copies in all of their texts have in common.
 
     A key has a number for each text of the row, the same for all near-copies of this text, in
     whichever row and place.
@@ -115,18 +120,20 @@ def near_copies_of_rows(rows: Sequence[Sequence[str]]) -> list[tuple[int, ...]]:
 
 
 def _words(text: str) -> list[str]:
-    """Split a text into words without case, width and punctuation."""
+    """Return the words of a text without case, width and punctuation."""
     return _folded(text).translate(_SEPARATORS).split()
 
 
 def _folded(text: str) -> str:
-    """Remove the differences of case and width."""
+    """Return a text without differences of case and width."""
     return (text if text.isascii() else unicodedata.normalize("NFKC", text)).casefold()
 
 
 def _key(text: str) -> bytes:
-    """Return what is equal for texts that differ only in case, width, punctuation, spaces and marks
-    at the end."""
+    """Return a hash that is equal for texts that differ only in form.
+
+    Differences of form are those of case, width, punctuation, spaces and marks at the end.
+    """
     if len(text) > _LONGEST:
         return b"as it is" + blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     folded = _folded(text)
@@ -143,13 +150,14 @@ class _WordHashes(dict[str, int]):
     """The 64-bit hash of each word, computed once."""
 
     def __missing__(self, word: str) -> int:
+        """Add the hash of a word."""
         digest = blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         self[word] = int.from_bytes(digest, "little")
         return self[word]
 
 
 def _mixed(values: _Hashes) -> _Hashes:
-    """Spread the bits of 64-bit numbers (the finalizer of SplitMix64)."""
+    """Return 64-bit numbers with their bits spread (the finalizer of SplitMix64)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
@@ -167,8 +175,11 @@ _BAND_FACTORS = _RANDOM.integers(0, 1 << 63, BAND_SIZE, np.uint64) * np.uint64(2
 
 
 class _Text:
-    """The hashes of the words of a text, or of its characters if its script has no spaces. gram:
-    how many in a row are compared."""
+    """The hashes of the words of a text, or of its characters if its script has no spaces.
+
+    Attributes:
+        gram: how many in a row are compared.
+    """
 
     def __init__(self, text: str, word_hashes: _WordHashes):
         words = [] if len(text) > _LONGEST else _words(text)
@@ -187,8 +198,7 @@ class _Text:
 
 
 def _grams(hashes: _Hashes, gram: int) -> _Hashes:
-    """Return a hash of each `gram` words or characters in a row. hashes: [N]. Result: [N - gram +
-    1]."""
+    """Return a hash of each `gram` words or characters in a row: [N] -> [N - gram + 1]."""
     count = len(hashes) - gram + 1
     total = np.zeros(count, np.uint64)
     for place in range(gram):
@@ -215,7 +225,7 @@ def _signatures(texts: Sequence[_Text]) -> NDArray[np.uint32]:
 
 
 def _blocks(texts: Sequence[str], numbers: Sequence[int]) -> Iterator[list[int]]:
-    """Divide texts into blocks of about _BLOCK characters."""
+    """Yield the numbers of texts in blocks of about _BLOCK characters."""
     block: list[int] = []
     size = 0
     for number in numbers:
@@ -230,29 +240,32 @@ def _blocks(texts: Sequence[str], numbers: Sequence[int]) -> Iterator[list[int]]
 
 
 def _similar(texts: Sequence[str], numbers: Sequence[int]) -> dict[int, int]:
-    """Return, for the long texts among these that are similar to an earlier one, the number of that
-    one.
+    """Return the first similar text of each text: number -> number.
 
-    numbers: those of the texts that are compared, in ascending order.
+    Only long texts that are similar to an earlier one are in it.
+
+    Args:
+        numbers: of the texts that are compared, in ascending order.
     """
     word_hashes = _WordHashes()
     long_numbers: list[int] = []
     signature_blocks = [np.empty((0, BANDS * BAND_SIZE), np.uint32)]
     for block in _blocks(texts, numbers):
         by_gram: dict[int, list[int]] = defaultdict(list)
-        read: dict[int, _Text] = {}
+        long_texts: dict[int, _Text] = {}
         for number in block:
             text = _Text(texts[number], word_hashes)
             if text.is_long:
-                read[number] = text
+                long_texts[number] = text
                 by_gram[text.gram].append(number)
         for members in by_gram.values():
             long_numbers += members
-            signature_blocks.append(_signatures([read[number] for number in members]))
+            signature_blocks.append(_signatures([long_texts[number] for number in members]))
     signatures = np.concatenate(signature_blocks)
 
     @lru_cache(_CACHED_SETS)
     def grams_of(row: int) -> frozenset[int]:
+        """Return the hashes of the grams of a long text."""
         text = _Text(texts[long_numbers[row]], word_hashes)
         return frozenset(_grams(text.hashes, text.gram).tolist())
 
@@ -261,15 +274,17 @@ def _similar(texts: Sequence[str], numbers: Sequence[int]) -> dict[int, int]:
     order = np.argsort(np.array(long_numbers, np.int64), kind="stable")
     for row, keys in _shared_buckets(signatures, order):
         candidates = np.array(sorted({first for key in keys for first in buckets[key]}), np.int64)
-        shares = (signatures[candidates] == signatures[row]).mean(1)
-        best, best_similarity = -1, 0.0
-        for place in np.argsort(-shares, kind="stable")[:_MOST_EXACT].tolist():
-            if shares[place] < _PROMISING:
+        fractions = (signatures[candidates] == signatures[row]).mean(1)
+        best = -1
+        best_similarity = 0.0
+        for place in np.argsort(-fractions, kind="stable")[:_MOST_EXACT].tolist():
+            if fractions[place] < _PROMISING:
                 break
             first = int(candidates[place])
             similarity = _jaccard(grams_of(row), grams_of(first))
             if (similarity, -first) > (best_similarity, -best):
-                best, best_similarity = first, similarity
+                best = first
+                best_similarity = similarity
         if best_similarity >= MIN_SIMILARITY:
             first_of_row[row] = best
             continue
@@ -282,8 +297,10 @@ def _similar(texts: Sequence[str], numbers: Sequence[int]) -> dict[int, int]:
 def _shared_buckets(
     signatures: NDArray[np.uint32], order: NDArray[np.int64]
 ) -> Iterator[tuple[int, list[int]]]:
-    """Yield in this order the rows that agree with another row in a band, with the keys of these
-    bands."""
+    """Yield the rows that agree with another row in a band, with the keys of these bands.
+
+    The rows come in the order `order`.
+    """
     values = signatures.reshape(len(signatures), BANDS, BAND_SIZE).astype(np.uint64)
     keys = np.broadcast_to(np.arange(BANDS, dtype=np.uint64), (len(signatures), BANDS)).copy()
     for place in range(BAND_SIZE):
@@ -296,5 +313,6 @@ def _shared_buckets(
 
 
 def _jaccard(first: frozenset[int], second: frozenset[int]) -> float:
+    """Return the Jaccard similarity of two sets."""
     common = len(first & second)
     return common / (len(first) + len(second) - common)

@@ -1,4 +1,4 @@
-"""Joins wrapped lines to paragraphs, and splits text into sentences, by rules for all languages.
+"""Join wrapped lines to paragraphs, and split text into sentences, by rules for all languages.
 
 - `margin_of`, `separation`, `paragraphs`: the line breaks with a meaning. A hard-wrapped line
   breaks where the next word would not fit before the right margin; verse, headings, lists and
@@ -22,7 +22,7 @@ from bertworks.errors import UsageError
 _WIDE = re.compile(
     r"[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60\U00020000-\U0003fffd]+"
 )
-# no Hangul
+# Characters of scripts that write no spaces. Hangul is not among them.
 _NO_SPACE = re.compile(
     r"[\u2e80-\ua4cf\uf900-\ufaff\ufe30-\ufe4f\uff01-\uff9f\U00020000-\U0003fffd]"
 )
@@ -37,15 +37,20 @@ _WORD_BROKEN = re.compile(r"([^\W\d_]+)([-\u2010\u00ad])$")
 _LETTERS = re.compile(r"[^\W\d_]+")
 _WORDS = re.compile(r"[^\W\d_]+(?:[-‐][^\W\d_]+)*")
 
-_NARROWEST, _WIDEST = 30, 132  # columns of a plausible right margin
-_MAX_LINES = 10_000  # are read to find the margin
-_MIN_TITLES, _LONGEST_TITLE = 3, 100  # in a file of texts with titles; in columns
-_MIN_BREAKS = 4  # line breaks inside paragraphs, to infer a margin
+# Columns of a plausible right margin.
+_NARROWEST = 30
+_WIDEST = 132
+_MAX_LINES = 10_000  # lines that are read to find the margin
+_MIN_BREAKS = 4  # line breaks inside paragraphs that are needed to infer a margin
+# Titles that a file of texts with titles has at least, and the columns of the longest one.
+_MIN_TITLES = 3
+_LONGEST_TITLE = 100
 
 
 def margin_of(lines: Sequence[str]) -> int | None:
-    """The right margin (columns; Japanese and Korean characters take two) if the lines are
-    hard-wrapped, else None.
+    """Return the right margin in columns if the lines are hard-wrapped, else None.
+
+    Japanese and Korean characters take two columns.
 
     Lines are hard-wrapped if most breaks inside a paragraph are where the next word did not fit,
     and most of these are inside a sentence.
@@ -82,8 +87,9 @@ def margin_of(lines: Sequence[str]) -> int | None:
 def separation(
     lines: Sequence[str], margin: int | None
 ) -> tuple[Literal["blank_line", "title", "file"], str]:
-    """What ends a document in a plain text file, from a sample of its lines, and the reason in
-    words.
+    """Return what ends a document in a plain text file, and the reason in words.
+
+    It is inferred from a sample of the lines.
 
     Blank lines stand between documents where each has several unwrapped lines (a sentence or a
     paragraph per line, as in the original BERT's input); where they stand around nearly every line,
@@ -115,7 +121,7 @@ def separation(
 
 
 def _is_title(block: Sequence[str]) -> bool:
-    """Whether a block of lines may be a title: one short line that does not end a sentence."""
+    """Return whether a block may be a title: one short line that does not end a sentence."""
     return (
         len(block) == 1
         and _width(block[0]) <= _LONGEST_TITLE
@@ -124,7 +130,7 @@ def _is_title(block: Sequence[str]) -> bool:
 
 
 def paragraphs(lines: Sequence[str], margin: int | None) -> list[str]:
-    """The stripped lines without empty ones; with a margin, the lines of a paragraph are joined."""
+    """Return the stripped lines that have text; with a margin, joined into paragraphs."""
     if margin is None:
         return [stripped for line in lines if (stripped := line.strip())]
     words = cache(lambda: _words(lines))  # few texts need them
@@ -142,8 +148,11 @@ def paragraphs(lines: Sequence[str], margin: int | None) -> list[str]:
 
 
 def cut_text(text: str, longest: int, *marks: str) -> Iterator[str]:
-    """Consecutive pieces of at most `longest` characters. A piece ends after the first of the marks
-    that occurs in its second half, at the last occurrence; else anywhere."""
+    """Yield consecutive pieces of at most `longest` characters.
+
+    A piece ends after the first of the marks that occurs in its second half, at the last
+    occurrence; else anywhere.
+    """
     start = 0
     while len(text) - start > longest:
         end = start + longest
@@ -155,8 +164,9 @@ def cut_text(text: str, longest: int, *marks: str) -> Iterator[str]:
 
 
 def _continues(line: str, following: str, margin: int) -> bool:
-    """Whether two lines with text belong to one paragraph."""
-    end, start = line.strip(), following.strip()
+    """Return whether two lines with text belong to one paragraph."""
+    end = line.strip()
+    start = following.strip()
     width = _width(end)
     if width > 1.3 * margin or (not start[0].isalpha() and _LIST_ITEM.match(start)):
         return False
@@ -176,8 +186,7 @@ def _continues(line: str, following: str, margin: int) -> bool:
 
 
 def _join(line: str, following: str, words: Callable[[], set[str]]) -> tuple[str, str]:
-    """Two lines of a paragraph as they are in it: without the end of the line, and without a hyphen
-    of the page."""
+    """Return two lines of a paragraph as one, without the line end and a hyphen of the page."""
     broken = _WORD_BROKEN.search(line[-40:]) if line.endswith(_HYPHENS) else None
     if broken and (rest := _LETTERS.match(following)):
         is_one_word = _is_one_word(broken[1].lower(), broken[2], rest[0], words)
@@ -188,31 +197,39 @@ def _join(line: str, following: str, words: Callable[[], set[str]]) -> tuple[str
 
 
 def _is_one_word(first: str, hyphen: str, rest: str, words: Callable[[], set[str]]) -> bool:
-    """Whether a hyphen at the end of a line belongs to the page ("consid-eration"), not the word
-    ("short-sword").
+    """Return whether a hyphen at the end of a line belongs to the page, not to the word.
+
+    "consid-eration" is one word, "short-sword" has a hyphen.
 
     The form that occurs elsewhere in the text is the right one.
     """
     if hyphen == "\u00ad" or rest[0].isupper():
         return hyphen == "\u00ad"
     rest = rest.lower()
-    together, apart = first + rest in words(), f"{first}-{rest}" in words()
-    return together if together != apart else not (first in words() and rest in words())
+    occurs_together = first + rest in words()
+    occurs_apart = f"{first}-{rest}" in words()
+    if occurs_together != occurs_apart:
+        return occurs_together
+    return not (first in words() and rest in words())
 
 
 def _words(lines: Iterable[str]) -> set[str]:
+    """Return the words of lines in lower case."""
     words: set[str] = set()
     broken = False  # the halves of a broken word do not count as words
     for line in lines:
         new = _WORDS.findall(line.lower())
-        first, broken = broken, line.rstrip().endswith(_HYPHENS)
+        first = broken
+        broken = line.rstrip().endswith(_HYPHENS)
         words.update(new[first : len(new) - broken])
     return words
 
 
 def _is_full(width: int, following: str, margin: int) -> bool:
-    """Whether the first word of the next line did not fit; lines that are wrapped by hand may be a
-    tenth shorter."""
+    """Return whether the first word of the next line did not fit into this one.
+
+    Lines that are wrapped by hand may be a tenth shorter.
+    """
     room = margin * 0.9 - width
     return room < 2 or (
         not _is_unspaced(following[0]) and 1 + _width(following[:24].split(" ", 1)[0]) > room
@@ -220,21 +237,27 @@ def _is_full(width: int, following: str, margin: int) -> bool:
 
 
 def _is_unspaced(character: str) -> bool:
-    """Kana, Chinese characters and their punctuation: scripts without spaces between words."""
+    """Return whether a character belongs to a script without spaces between words.
+
+    These are kana, Chinese characters and their punctuation.
+    """
     return not character.isascii() and _NO_SPACE.match(character) is not None
 
 
 def _width(line: str) -> int:
+    """Return the columns of a line."""
     return len(line) if line.isascii() else len(line) + sum(map(len, _WIDE.findall(line)))
 
 
 def _indentation(line: str) -> int:
+    """Return the number of characters of white space at the beginning of a line."""
     return len(line) - len(line.lstrip())
 
 
-# characters; longer ones (tables, text without full stops) are divided at white space
+# Longer sentences, in characters, are divided at white space: tables, text without full stops.
 LONGEST_SENTENCE = 4000
-_LONGEST_QUOTE = 300  # characters; longer Japanese quotes are split inside
+# Longer Japanese quotes, in characters, are split inside.
+_LONGEST_QUOTE = 300
 
 _CLOSERS = r"\"'”’»›)\]}*_」』）】〉》〕］｝"
 _OPENERS = "\"'“‘«‹„‚([{¿¡*_-–—「『（【〈《〔［｛・"
@@ -245,7 +268,7 @@ _STOP = re.compile(
     rf"[\n.!?…।؟۔。！？｡．](?:(?<=\n)|[.!?…。！？｡．{_CLOSERS}]*(?:\[\d{{1,3}}\])*)\s*"
 )
 _HALF_WIDTH = ".!?…।؟۔"
-# before an abbreviation: Minneapolis-St. Paul, (ca. 1900)
+# Marks in front of an abbreviation: Minneapolis-St. Paul, (ca. 1900)
 _JOINTS = re.compile(r"[-–—/(\[\"'“‘«„]+")
 _ACRONYM = re.compile(r"(?:[^\W\d_]{1,2}\.)+[^\W\d_]{1,2}|Ph\.D|Sc\.D|Ed\.D|Pharm\.D")
 _ENUMERATOR = re.compile(r"\d{1,3}|[IVXLC]{1,6}|[ivx]{1,5}|\d{1,3}(?:\.\d{1,3})+")
@@ -275,7 +298,7 @@ def split_sentences(text: str) -> list[str]:
         raise UsageError(
             f"expected one text, not {text!r:.60}", hint="split_sentences(text) for each text"
         )
-    # no sentence begins with white space: each match includes the space after it
+    # No sentence begins with white space: each match includes the space after it.
     text = text.strip()
     sentences = []
     start = position = 0
@@ -285,9 +308,8 @@ def split_sentences(text: str) -> list[str]:
         if end < len(text) and "\n" not in text[stop:end]:
             if stop - start < 2 and not text[start:stop].isalnum():
                 continue  # punctuation alone is not a sentence: it begins the next one
-            if not (_ends_half_width if text[stop] in _HALF_WIDTH else _ends_full_width)(
-                text, start, stop, end
-            ):
+            ends = _ends_half_width if text[stop] in _HALF_WIDTH else _ends_full_width
+            if not ends(text, start, stop, end):
                 continue
         sentences.append(text[start:end])
         start = end
@@ -303,8 +325,10 @@ def split_sentences(text: str) -> list[str]:
 
 
 def _ends_half_width(text: str, start: int, stop: int, end: int) -> bool:
-    """Whether a sentence from `start` ends with the stop in `text[stop:end]`, which includes white
-    space. It is not at the end of the text or of a line."""
+    """Return whether a sentence from `start` ends with the stop in `text[stop:end]`.
+
+    The slice includes white space and is not at the end of the text or of a line.
+    """
     if not text[end - 1].isspace():
         return _ends_without_space(text, stop, end)
     if _is_hangul(text[stop - 1 : stop]):
@@ -318,7 +342,7 @@ def _ends_half_width(text: str, start: int, stop: int, end: int) -> bool:
 
 
 def _is_abbreviation(text: str, start: int, stop: int, end: int, following: str) -> bool:
-    """Whether the full stop at `stop` belongs to an abbreviation.
+    """Return whether the full stop at `stop` belongs to an abbreviation.
 
     Args:
         following: the first letter or digit after the white space.
@@ -341,9 +365,12 @@ def _is_abbreviation(text: str, start: int, stop: int, end: int, following: str)
 
 
 def _ends_without_space(text: str, stop: int, end: int) -> bool:
-    """Whether a stop without a space ends a sentence: in Korean and Japanese, not in decimals or
-    addresses."""
-    before, after = text[stop - 1 : stop], text[end]
+    """Return whether a stop without a space after it ends a sentence.
+
+    It does in Korean and Japanese, but not in decimals or addresses.
+    """
+    before = text[stop - 1 : stop]
+    after = text[end]
     if _is_hangul(before) and _is_hangul(after):
         return (
             stop >= 2
@@ -356,7 +383,7 @@ def _ends_without_space(text: str, stop: int, end: int) -> bool:
 
 
 def _ends_full_width(text: str, start: int, stop: int, end: int) -> bool:
-    """As `_ends_half_width`."""
+    """Return whether a sentence from `start` ends with the full-width stop in `text[stop:end]`."""
     if text[stop] == "．" and not (
         stop and _is_unspaced(text[stop - 1]) and not text[stop - 1].isdecimal()
     ):
@@ -368,6 +395,7 @@ def _ends_full_width(text: str, start: int, stop: int, end: int) -> bool:
 
 
 def _is_inside_quote(text: str, start: int, end: int) -> bool:
+    """Return whether `text[start:end]` opens a Japanese quote that it does not close."""
     pairs = ("「", "」"), ("『", "』"), ("（", "）")
     return any(
         text.count(opening, start, end) > text.count(closing, start, end)
@@ -376,8 +404,10 @@ def _is_inside_quote(text: str, start: int, end: int) -> bool:
 
 
 def _first_letter(text: str, position: int) -> str:
-    """The first character from `position` that is not an opening mark, among the next five of the
-    line."""
+    """Return the first character from `position` that is not an opening mark.
+
+    Only the next five characters of the line count.
+    """
     near = text[position : position + 5].partition("\n")[0]
     return next(
         (character for character in near if character not in _OPENERS and not character.isspace()),
@@ -386,10 +416,11 @@ def _first_letter(text: str, position: int) -> str:
 
 
 def _next_word(text: str, position: int) -> str:
-    """The first word from `position`, within 20 characters of the line."""
+    """Return the first word from `position`, within 20 characters of the line."""
     match = _LETTERS.search(text[position : position + 20].partition("\n")[0])
     return match[0] if match else ""
 
 
 def _is_hangul(character: str) -> bool:
+    """Return whether a character is a syllable of Hangul."""
     return "가" <= character <= "힣"

@@ -55,20 +55,27 @@ from bertworks.text.tokenizer_pipeline import (
     guarded,
 )
 
-# of the tokens of a text: more [UNK] is a warning; published vocabularies have below 0.001
+# A larger fraction of [UNK] among the tokens of a text is a warning; published vocabularies have
+# less than 0.001.
 MANY_UNKNOWN = 0.01
-_PART = 1 << 14  # characters of a part of a long text
-# that the library encodes together; they take some 100 bytes each, until they are read
+# Characters of a part of a long text.
+_PART = 1 << 14
+# Characters that the library encodes together; each takes about 100 bytes until its encoding is
+# read.
 CHARACTERS_AT_ONCE = 1 << 18
-_PER_TOKEN = 16  # characters at the beginning of a long text for each token that is wanted
-# characters of a part without a place to cut; a longer one is read in parts that overlap
+# Characters at the beginning of a long text that are encoded for each token that is needed.
+_PER_TOKEN = 16
+# Characters of the longest part without a place to cut; a longer one is read in overlapping parts.
 _LONGEST = 1 << 16
-_OVERLAP = 1 << 11  # characters; a quarter at each end is not compared
+# Characters in two overlapping parts; a quarter at each end is not compared.
+_OVERLAP = 1 << 11
 
 
 class Encoding(NamedTuple):
-    """A text as the network reads it, with the special tokens of its template. All lists have one
-    length."""
+    """A text as the network reads it, with the special tokens of its template.
+
+    All lists have one length.
+    """
 
     ids: list[int]
     type_ids: list[int]  # BERT: 0 for the text and its [CLS] and [SEP], 1 for the pair
@@ -78,6 +85,14 @@ class Encoding(NamedTuple):
     word_ids: list[int | None]
     special_tokens_mask: list[int]  # 1 for tokens of the template
     num_truncated: int  # tokens that did not fit and were cut off
+
+
+class _Prefix(NamedTuple):
+    """The beginning of a text as the library encodes it, without special tokens."""
+
+    encoding: Any
+    num_other_tokens: int  # of the rest of the text
+    text: ShortText
 
 
 class Template(NamedTuple):
@@ -92,30 +107,33 @@ class Template(NamedTuple):
     suffix: tuple[int, ...]
 
     def num_special(self, segments: int = 1) -> int:
-        """Number of special tokens in a sequence of `segments` segments."""
+        """Return the number of special tokens in a sequence of `segments` segments."""
         return len(self.prefix) + (segments - 1) * len(self.between) + len(self.suffix)
 
     def inner(self, count: int) -> slice:
-        """Where the tokens of the only segment are, in a sequence of `count` tokens."""
+        """Return where the tokens of the only segment are, in a sequence of `count` tokens."""
         return slice(len(self.prefix), count - len(self.suffix))
 
 
 def truncated_lengths(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens of each of two segments are kept so that `room` tokens suffice: the longer
-    one loses tokens from its end, of two equal ones the second (google-research/bert,
-    `_truncate_seq_pair`)."""
-    kept = min(first, max(room - second, (room + 1) // 2))
-    return kept, min(second, room - kept)
+    """Return how many tokens of each of two segments remain, so that together they fill `room`.
+
+    The longer segment loses tokens from its end; of two equal ones the second loses them
+    (google-research/bert, `_truncate_seq_pair`).
+    """
+    length = min(first, max(room - second, (room + 1) // 2))
+    return length, min(second, room - length)
 
 
 class Tokenizer:
-    """An immutable tokenizer. Make one with `Tokenizer.load` or with
-    `bertworks.text.vocabulary.train_vocabulary`.
+    """An immutable tokenizer.
+
+    Make one with `Tokenizer.load` or with `bertworks.text.vocabulary.train_vocabulary`.
 
     Args:
         serialized: the text of a tokenizer.json; truncation and padding in it are dropped.
         special_tokens: the spelling of pad_token, unk_token, cls_token, sep_token, mask_token. The
-            usual spellings are found by themselves.
+            usual spellings are recognised without it.
         model_max_length: the largest number of tokens of a text, for the saved folder.
         notes: assumptions and doubts that users should know.
         files: further files of the saved folder, such as spiece.model.
@@ -135,11 +153,9 @@ class Tokenizer:
         files: Mapping[str, bytes] | None = None,
     ):
         self.characters_at_once = CHARACTERS_AT_ONCE
-        self.model_max_length, self.notes, self.files = (
-            model_max_length,
-            tuple(notes),
-            dict(files or {}),
-        )
+        self.model_max_length = model_max_length
+        self.notes = tuple(notes)
+        self.files = dict(files or {})
         description = guarded(lambda: check_description(serialized), "not a tokenizer")
         self._library = guarded(
             lambda: tokenizers.Tokenizer.from_str(serialized), "not a tokenizer"
@@ -198,10 +214,10 @@ class Tokenizer:
     @cached_property
     def template(self) -> Template:
         """The special tokens around one text and between two, as the post-processor puts them."""
-        found = (
+        pairs = (
             self._run(self._plain.encode_batch, [text, text]) for text in ("a", "1", "あ", ".", "é")
         )
-        first, second = next((pair for pair in found if pair[0].ids), (None, None))
+        first, second = next((pair for pair in pairs if pair[0].ids), (None, None))
         if first is None:
             raise BertworksError(
                 "the tokenizer has no token for a simple text, so its special tokens are not known"
@@ -222,10 +238,11 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """Read a Hugging Face tokenizer folder: tokenizer.json, vocab.txt (WordPiece), vocab.json
-        and merges.txt (byte-level BPE), or a SentencePiece file.
+        """Read a Hugging Face tokenizer folder.
 
-        With vocab.txt alone the casing is inferred from the vocabulary, and `notes` says so.
+        It holds tokenizer.json, vocab.txt (WordPiece), vocab.json and merges.txt (byte-level BPE),
+        or a SentencePiece file. With vocab.txt alone the casing is inferred from the vocabulary,
+        and `notes` says so.
 
         Raises:
             BertworksError: no such files, or files that are damaged; `where` is the file and, where
@@ -241,8 +258,10 @@ class Tokenizer:
         lowercase: bool | None = None,
         model_max_length: int = DEFAULT_LENGTH,
     ) -> Self:
-        """Read a vocab.txt alone, one WordPiece token per line. lowercase: None: inferred, and
-        `notes` says so.
+        """Read a vocab.txt alone, one WordPiece token per line.
+
+        Args:
+            lowercase: None infers it from the vocabulary, and `notes` says so.
 
         Raises:
             BertworksError: as `load`.
@@ -252,7 +271,10 @@ class Tokenizer:
 
     @classmethod
     def _checked(cls, path: Path, arguments: dict[str, Any]) -> Self:
-        """A tokenizer from what a file says. Errors name the file and, where known, the line."""
+        """Return a tokenizer from what a file says.
+
+        Errors name the file and, where known, the line.
+        """
         try:
             tokenizer = cls(**arguments)
         except BertworksError as error:
@@ -268,10 +290,9 @@ class Tokenizer:
     def save(
         self, folder: str | Path, *, has_types: bool = True, max_length: int | None = None
     ) -> None:
-        """Write the whole Hugging Face tokenizer folder: transformers 4 and 5 open it with
-        AutoTokenizer.
+        """Write a Hugging Face tokenizer folder, which AutoTokenizer of transformers 4 and 5 opens.
 
-        Writes tokenizer.json (without truncation and padding), tokenizer_config.json,
+        The files are tokenizer.json (without truncation and padding), tokenizer_config.json,
         special_tokens_map.json, for WordPiece vocab.txt, and copies of vocab.json, merges.txt and
         SentencePiece files that it was read with. Each file is replaced atomically; other files in
         the folder stay.
@@ -299,10 +320,9 @@ class Tokenizer:
         inputs = ["input_ids", "token_type_ids", "attention_mask"]
         if not has_types:
             inputs.remove("token_type_ids")
+        generic_class = "PreTrainedTokenizerFast"
         config = {
-            "tokenizer_class": "BertTokenizer"
-            if self.is_bert_tokenizer
-            else "PreTrainedTokenizerFast",
+            "tokenizer_class": "BertTokenizer" if self.is_bert_tokenizer else generic_class,
             **special_tokens_map,
             "model_max_length": max_length or self.model_max_length,
             "model_input_names": inputs,
@@ -322,8 +342,10 @@ class Tokenizer:
 
     @cached_property
     def composes_text(self) -> bool:
-        """Whether it is WordPiece and composes text (Unicode NFC) first, so that both forms have
-        the same tokens."""
+        """Whether it is WordPiece and composes text (Unicode NFC) first.
+
+        Then composed and decomposed characters have the same tokens.
+        """
         steps = tokenizer_pipeline.steps_of(self._description["normalizer"])
         return self._description["model"]["type"] == "WordPiece" and any(
             step["type"] == "NFC" for step in steps
@@ -351,8 +373,10 @@ class Tokenizer:
         )
 
     def _has_bert_template(self) -> bool:
-        """Whether the special tokens are [CLS] A [SEP] for a text, and [CLS] A [SEP] B [SEP] for a
-        pair, with type 1 from B on."""
+        """Whether the template of special tokens is that of BERT.
+
+        It is [CLS] A [SEP] for a text, and [CLS] A [SEP] B [SEP] for a pair, with type 1 from B on.
+        """
         text = self._plain.encode("a", add_special_tokens=False)
         single = self._library.post_process(text)
         pair = self._library.post_process(text, text)
@@ -363,8 +387,11 @@ class Tokenizer:
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of what decides the ids (normalizer, pre-tokenizer, model, special tokens,
-        template), not of file names or white space."""
+        """The hash of everything that decides the ids.
+
+        That is the normalizer, the pre-tokenizer, the model, the special tokens and the template,
+        not names of files or white space.
+        """
         names = ("normalizer", "pre_tokenizer", "model", "added_tokens", "post_processor")
         return json_sha256({name: self._description[name] for name in names})
 
@@ -393,8 +420,9 @@ class Tokenizer:
     def encode(
         self, text: str, pair: str | None = None, *, max_length: int | None = None
     ) -> Encoding:
-        """The text, or text and pair, with the special tokens of the template. Special tokens in
-        texts are recognised.
+        """Return the text, or text and pair, with the special tokens of the template.
+
+        Special tokens in texts are recognised.
 
         Args:
             max_length: up to this number of tokens, special tokens included; the end is cut off, of
@@ -404,26 +432,32 @@ class Tokenizer:
             UsageError: `max_length` leaves no room for the special tokens.
         """
         texts = [text] if pair is None else [text, pair]
-        return self._finish(list(self._begin(texts, max_length)), max_length)
+        return self._truncated(list(self._prefixes(texts, max_length)), max_length)
 
     def encode_batch(
         self, texts: Sequence[str], *, max_length: int | None = None
     ) -> list[Encoding]:
-        """`encode` for many texts at once, on all threads that TOKENIZERS_PARALLELISM and
-        RAYON_NUM_THREADS allow."""
+        """Return the encoding of each text, as `encode` does.
+
+        It uses all threads that TOKENIZERS_PARALLELISM and RAYON_NUM_THREADS allow.
+        """
         return list(self.encode_each(texts, max_length=max_length))
 
     def encode_each(
         self, texts: Sequence[str], *, max_length: int | None = None
     ) -> Iterator[Encoding]:
-        """`encode_batch`, one result at a time, so that memory does not grow with the number of
-        texts."""
-        return (self._finish([begun], max_length) for begun in self._begin(texts, max_length))
+        """Yield the results of `encode_batch` one at a time.
+
+        Memory does not grow with the number of texts.
+        """
+        prefixes = self._prefixes(texts, max_length)
+        return (self._truncated([prefix], max_length) for prefix in prefixes)
 
     def arrays(
         self, texts: Sequence[str], *, limit: int | None = None
     ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
-        """For each text its ids [n] and offsets [n, 2], those of `encode` without the template.
+        """Yield the ids [n] and offsets [n, 2] of each text, as in `encode` without the template.
+
         They need a twentieth of the memory of an `Encoding`.
 
         Args:
@@ -431,7 +465,7 @@ class Tokenizer:
                 its end, and later texts are left out.
         """
         room = sys.maxsize if limit is None else limit
-        short = self._short(texts)
+        short = self._shortened(texts)
         for number, parts in groupby(self._parts(self._plain, short), itemgetter(0)):
             ids = list[NDArray[np.int32]]()
             offsets = list[NDArray[np.int32]]()
@@ -453,27 +487,33 @@ class Tokenizer:
                 return
 
     def words(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """int32 [n, 2] for each text: the characters where the words of the pre-tokenizer begin and
-        end. White space and other characters that it removes are in no word."""
-        short, words = self._short(texts), list[NDArray[np.int32]]()
+        """Return where the words of each text begin and end, in characters: int32 [n, 2].
+
+        The words are those of the pre-tokenizer. White space and other characters that it removes
+        are in no word.
+        """
+        short = self._shortened(texts)
+        words = list[NDArray[np.int32]]()
         for number, parts in groupby(self._parts(self._literal, short), itemgetter(0)):
-            found = [np.zeros((0, 2), np.int32)]
+            spans_of_parts = [np.zeros((0, 2), np.int32)]
             for _, begin, skipped, part in parts:
                 spans = tokenizer_pipeline.words_of(short[number].text, begin, skipped, part)
-                in_word = (
+                continues_word = (
                     skipped
                     and part.word_ids[skipped - 1 : skipped] == part.word_ids[skipped : skipped + 1]
                 )
-                # the text was cut in a word
-                if in_word and found[-1][-1:, 1].tolist() == spans[:1, 0].tolist() != []:
-                    spans[0, 0], found[-1] = found[-1][-1, 0], found[-1][:-1]
-                found.append(spans)
-            words.append(short[number].places(np.concatenate(found)))
+                before = spans_of_parts[-1]
+                # The text was cut within a word: its two parts become one.
+                if continues_word and before[-1:, 1].tolist() == spans[:1, 0].tolist() != []:
+                    spans[0, 0] = before[-1, 0]
+                    spans_of_parts[-1] = before[:-1]
+                spans_of_parts.append(spans)
+            words.append(short[number].places(np.concatenate(spans_of_parts)))
         return words
 
     def unknown(self, texts: Sequence[str]) -> list[str]:
-        """The parts of the texts that become [UNK], in order, with repetitions."""
-        short = self._short(texts)
+        """Return the parts of the texts that become [UNK], in order, with repetitions."""
+        short = self._shortened(texts)
         return [
             texts[text][slice(*short[text].places(np.array(span) + begin))]
             for text, begin, skipped, part in self._parts(self._literal, short)
@@ -482,7 +522,7 @@ class Tokenizer:
         ]
 
     def ids(self, texts: Sequence[str], *, limit: int | None = None) -> list[list[int]]:
-        """The ids of each text without template and offsets: the fast way for corpora.
+        """Return the ids of each text without template and offsets: the fast way for corpora.
 
         Special tokens in the texts are NOT recognised: "[SEP]" in a document is a bracket, a word
         and a bracket.
@@ -493,7 +533,7 @@ class Tokenizer:
         room = sys.maxsize if limit is None else limit
         ids_of_texts = list[list[int]]()
         for _, parts in groupby(
-            self._parts(self._literal, self._short(texts), is_fast=True), itemgetter(0)
+            self._parts(self._literal, self._shortened(texts), is_fast=True), itemgetter(0)
         ):
             ids = list[int]()
             for *_, skipped, part in parts:
@@ -507,42 +547,43 @@ class Tokenizer:
         return ids_of_texts
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of ids, as exact as the vocabulary allows (case and accents may be lost).
+        """Return the text of ids, as exact as the vocabulary allows (case and accents may be lost).
 
         Raises:
             UsageError: an id outside the vocabulary.
         """
         numbers = [int(number) for number in several(ids, "give a list of token ids", "id")]
-        if wrong := [number for number in numbers if not 0 <= number < self.vocab_size]:
+        wrong = [number for number in numbers if not 0 <= number < self.vocab_size]
+        if wrong:
             raise UsageError(
                 f"token id {wrong[0]} is outside the vocabulary (0..{self.vocab_size - 1})"
             )
         return str(self._library.decode(numbers, skip_special_tokens=skip_special_tokens))
 
     def piece(self, number: int) -> str:
-        """A token as in the vocabulary; one of byte-level BPE as the characters that its bytes are,
-        if they are any."""
-        token = self.tokens[number]
-        text = (
-            ""
-            if token.isascii() or token.startswith("▁")
-            else self.decode([number], skip_special_tokens=False)
-        )
-        return (
-            "Ġ" * token.startswith("Ġ") + text.strip()
-            if text.strip() and "\ufffd" not in text
-            else token
-        )
+        """Return a token as the vocabulary writes it.
 
-    def _cut(self, text: str, position: int) -> int:
-        """The first place from `position` on where a text can be cut, else its end."""
+        A token of byte-level BPE is returned as the characters that its bytes encode, if they
+        encode any.
+        """
+        token = self.tokens[number]
+        if token.isascii() or token.startswith("▁"):
+            return token
+        text = self.decode([number], skip_special_tokens=False)
+        if not text.strip() or "\ufffd" in text:
+            return token
+        sign = "Ġ" if token.startswith("Ġ") else ""
+        return sign + text.strip()
+
+    def _next_cut(self, text: str, position: int) -> int:
+        """Return the first place from `position` on where a text can be cut, else its end."""
         if len(text) <= position + _PART or self._cuts is None:
             return len(text)
         match = self._cuts.search(text, position)
         return match.start() if match else len(text)
 
-    def _short(self, texts: Sequence[str]) -> list[ShortText]:
-        """The texts without the inside of long runs."""
+    def _shortened(self, texts: Sequence[str]) -> list[ShortText]:
+        """Return the texts without the inside of long runs."""
         texts = list(several(texts, "give [text]"))
         for text in texts:
             if not isinstance(text, str):
@@ -551,41 +592,41 @@ class Tokenizer:
             ShortText.of(text, self._long_runs if len(text) > _PART else None) for text in texts
         ]
 
-    def _begin(
-        self, texts: Sequence[str], most: int | None
-    ) -> Iterator[tuple[Any, int, ShortText]]:
-        """For each text the encoding of its beginning, with at least `most` of its tokens (None: of
-        all of it), the number of its other tokens, and what `_short` makes of it."""
-        most = sys.maxsize if most is None else most
-        far = max(_LONGEST, 2 * _PER_TOKEN * most)
-        begun = ((short, self._cut(short.text, _PER_TOKEN * most)) for short in self._short(texts))
-        for group in chunk_by_size(begun, self.characters_at_once, lambda one: min(one[1], far)):
-            parts = iter(
-                self._run(
-                    self._plain.encode_batch,
-                    [short.text[:end] for short, end in group if end <= far],
-                )
-            )
-            for short, end in group:
-                part = next(parts) if end <= far else None
-                if part is None or (end < len(short.text) and len(part) < most):
-                    yield *self._beginning(short.text, most), short
-                else:
-                    others = (
-                        self._parts(self._plain, [short], end - 1, is_fast=True)
-                        if end < len(short.text)
-                        else ()
-                    )
-                    yield part, sum(len(other) - skipped for *_, skipped, other in others), short
+    def _prefixes(self, texts: Sequence[str], num_tokens: int | None) -> Iterator[_Prefix]:
+        """Yield a prefix of each text that has at least its first `num_tokens` tokens.
 
-    def _beginning(self, text: str, most: int) -> tuple[Any, int]:
-        """As `_begin`, for a text without a place to cut at its beginning."""
-        longest = max(_LONGEST, _PER_TOKEN * most)
+        With None a prefix is the whole text.
+        """
+        num_tokens = sys.maxsize if num_tokens is None else num_tokens
+        longest = max(_LONGEST, 2 * _PER_TOKEN * num_tokens)
+        ends = (
+            (short, self._next_cut(short.text, _PER_TOKEN * num_tokens))
+            for short in self._shortened(texts)
+        )
+        for group in chunk_by_size(
+            ends, self.characters_at_once, lambda pair: min(pair[1], longest)
+        ):
+            beginnings = [short.text[:end] for short, end in group if end <= longest]
+            encodings = iter(self._run(self._plain.encode_batch, beginnings))
+            for short, end in group:
+                encoding = next(encodings) if end <= longest else None
+                is_whole = end >= len(short.text)
+                if encoding is None or (not is_whole and len(encoding) < num_tokens):
+                    yield self._prefix_without_cut(short, num_tokens)
+                    continue
+                rest = () if is_whole else self._parts(self._plain, [short], end - 1, is_fast=True)
+                num_other_tokens = sum(len(part) - skipped for *_, skipped, part in rest)
+                yield _Prefix(encoding, num_other_tokens, short)
+
+    def _prefix_without_cut(self, short: ShortText, num_tokens: int) -> _Prefix:
+        """Return a prefix of a text that cannot be cut near its beginning."""
+        longest = max(_LONGEST, _PER_TOKEN * num_tokens)
         while True:
-            parts = self._overlapping(self._plain, text, longest)
-            _, _, part = next(parts)
-            if len(part) >= most or longest >= len(text):
-                return part, sum(len(other) - skipped for _, skipped, other in parts)
+            parts = self._overlapping(self._plain, short.text, longest)
+            _, _, encoding = next(parts)
+            if len(encoding) >= num_tokens or longest >= len(short.text):
+                num_other_tokens = sum(len(part) - skipped for _, skipped, part in parts)
+                return _Prefix(encoding, num_other_tokens, short)
             longest *= 2
 
     def _parts(
@@ -596,16 +637,23 @@ class Tokenizer:
         *,
         is_fast: bool = False,
     ) -> Iterator[tuple[int, int, int, Any]]:
-        """For each part of each text, in order: the number of the text, where the part begins, how
-        many of its tokens belong to the part before, its encoding. begin: where the texts are cut,
-        less 1. is_fast: without offsets."""
+        """Yield the parts of the texts, in order.
+
+        Of each part: the number of its text, where it begins, how many of its tokens belong to the
+        part before, and its encoding.
+
+        Args:
+            begin: where the texts are cut, less 1.
+            is_fast: encode without offsets.
+        """
         encode = library.encode_batch_fast if is_fast else library.encode_batch
 
         def parts() -> Iterator[tuple[int, str, int, int]]:
             for number, (text, *_) in enumerate(texts):
-                start, end = begin, -1
+                start = begin
+                end = -1
                 while end < len(text):
-                    end = self._cut(text, max(start, end) + _PART)
+                    end = self._next_cut(text, max(start, end) + _PART)
                     yield number, text, start, end
                     start = end - 1
 
@@ -626,14 +674,18 @@ class Tokenizer:
     def _overlapping(
         self, library: tokenizers.Tokenizer, text: str, longest: int
     ) -> Iterator[tuple[int, int, Any]]:
-        """`tokenizer_pipeline.overlapping` of a text."""
-        longest, unfit = longest if self._cuts else len(text), self.unk_id if self._is_bpe else None
+        """Yield overlapping parts of a text: see `tokenizer_pipeline.overlapping`."""
+        longest = longest if self._cuts else len(text)
+        unfit = self.unk_id if self._is_bpe else None
         return tokenizer_pipeline.overlapping(
             lambda part: self._run(library.encode_batch, [part])[0], text, longest, _OVERLAP, unfit
         )
 
     def _run(self, encode: Callable[..., list[Any]], texts: list[str]) -> list[Any]:
-        """Encode texts one by one without the template; a lone surrogate counts as U+FFFD."""
+        """Return the encoding of each text without the template.
+
+        A lone surrogate counts as U+FFFD.
+        """
         try:
             return guarded(
                 lambda: encode(texts, add_special_tokens=False), "the text cannot be encoded"
@@ -644,22 +696,22 @@ class Tokenizer:
                 lambda: encode(valid, add_special_tokens=False), "the text cannot be encoded"
             )
 
-    def _finish(self, begun: list[tuple[Any, int, ShortText]], max_length: int | None) -> Encoding:
-        """Truncate one or two texts to `max_length` and apply the template. begun: see `_begin`."""
-        num_truncated, parts = 0, [part for part, *_ in begun]
+    def _truncated(self, prefixes: list[_Prefix], max_length: int | None) -> Encoding:
+        """Return one or two texts, truncated to `max_length`, with the special tokens."""
+        num_truncated = 0
         if max_length is not None:
-            room = max_length - self._library.num_special_tokens_to_add(len(parts) == 2)
+            room = max_length - self._library.num_special_tokens_to_add(len(prefixes) == 2)
             expect(room >= 0, f"max_length {max_length} leaves no room for the special tokens")
-            first, *others = (len(part) + other for part, other, _ in begun)
-            kept = truncated_lengths(first, sum(others), room)
-            num_truncated = first + sum(others) - sum(kept)
-            for part, length in zip(parts, kept):
-                part.truncate(length)
-        e = self._library.post_process(*parts)
+            totals = [len(prefix.encoding) + prefix.num_other_tokens for prefix in prefixes]
+            lengths = truncated_lengths(totals[0], sum(totals[1:]), room)
+            num_truncated = sum(totals) - sum(lengths)
+            for prefix, length in zip(prefixes, lengths):
+                prefix.encoding.truncate(length)
+        e = self._library.post_process(*(prefix.encoding for prefix in prefixes))
         offsets = e.offsets
-        if any(len(short.cuts) for *_, short in begun):
+        if any(len(prefix.text.cuts) for prefix in prefixes):
             places = (
-                begun[number or 0][2].places(np.array(pair))
+                prefixes[number or 0].text.places(np.array(pair))
                 for number, pair in zip(e.sequence_ids, offsets)
             )
             offsets = [(int(start), int(end)) for start, end in places]

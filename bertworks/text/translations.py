@@ -1,8 +1,9 @@
-"""Parallel text: sentences and their translations, from a table of two columns or from two files of
-as many lines.
+"""Read parallel text: sentences and their translations.
+
+They come from a table of two columns or from two files with the same number of lines.
 
 Only a line feed ends a line. A carriage return, a line separator of Unicode (U+2028) or a NEL
-(U+0085) inside a line is part of the sentence: else all later sentences would stand beside the
+(U+0085) inside a line is part of the sentence: else all later sentences would stand next to the
 wrong translation.
 """
 
@@ -19,10 +20,11 @@ from bertworks.io.remote import as_path
 from bertworks.io.text_files import IssueCounter, Issues, LineReader, open_lines
 
 _ALIGNED = "give a sentence and its translation in each line, without lines that have no text"
-_FAR = 3.0  # a pair is suspicious if its ratio of lengths differs from the usual one by this factor
-# characters of the longer side of such a pair: a word and its translation may differ as much
+# A pair is suspicious if its ratio of lengths differs from the usual one by this factor, and its
+# longer side has this number of characters: a word and its translation may differ as much.
+_FAR = 3.0
 _SHORTEST_FAR = 20
-_SUSPICIOUS = 0.1  # a share of pairs that is worth a warning
+_SUSPICIOUS = 0.1  # the fraction of suspicious pairs that is worth a warning
 _INSIDE = "carriage returns inside lines (they end no line)"
 _OTHER_ENDS = "other line separators inside lines (they end no line)"
 _SEPARATORS = re.compile("[\\v\\f\\x1c-\\x1e\\x85\\u2028\\u2029]")
@@ -50,8 +52,7 @@ class Translations:
     num_far: int
 
     def notes(self) -> list[str]:
-        """What a person should know before the pairs are used, in sentences, with two of the
-        pairs."""
+        """Return sentences to read before the pairs are used, with two of the pairs."""
         number = len(self.pairs)
         where = f"lines 1 to {number:,} of {' and '.join(self.files)}"
         text = (
@@ -82,7 +83,7 @@ class Translations:
 
 
 def read_translations(files: Sequence[str | Path]) -> Translations:
-    """Translations: the two columns of a table, separated by tabs, or the lines of two files.
+    """Read translations: two columns of a table, separated by tabs, or the lines of two files.
 
     Raises:
         UsageError: no file, or more than two.
@@ -119,8 +120,10 @@ def read_translations(files: Sequence[str | Path]) -> Translations:
 
 
 def _lines(reader: LineReader, name: str, issues: Issues) -> list[str]:
-    """The lines of a file. Characters inside them that other programs take for line ends are
-    counted."""
+    """Return the lines of a file.
+
+    Characters inside them that other programs take for line ends are counted.
+    """
     reader.require_line_feeds()
     lines = []
     for number, line in reader.lines():
@@ -133,7 +136,7 @@ def _lines(reader: LineReader, name: str, issues: Issues) -> list[str]:
 
 
 def _pair(row: Sequence[str], names: Sequence[str], number: int) -> tuple[str, str]:
-    """The two sides of a line."""
+    """Return the two sides of a line."""
     require(
         len(row) == 2,
         f"{len(row)} columns: expected two, separated by a tab",

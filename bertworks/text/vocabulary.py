@@ -1,4 +1,4 @@
-"""Trains vocabularies from documents: WordPiece, byte-level BPE or unigram.
+"""Train vocabularies from documents: WordPiece, byte-level BPE or unigram.
 
 The result is the same to the byte for any order of the documents, number of processes and machine:
 words are counted exactly and sorted, and ties are broken by code points.
@@ -24,7 +24,7 @@ from bertworks.text import tokenizer_pipeline as pipeline
 from bertworks.text.tokenizer import MANY_UNKNOWN, Tokenizer
 from bertworks.text.tokenizer_pipeline import SPECIAL_TOKENS
 from bertworks.text.word_counts import (
-    BAD,
+    REPLACEMENT,
     AccentCounts,
     AccentSplitter,
     Sample,
@@ -47,9 +47,12 @@ _AROUND: dict[SpecialTokens, tuple[list[str], list[str]]] = {
     "xlm": (_ROBERTA, ["<mask>"]),
     "gpt2": ([], [pipeline.END_OF_TEXT]),
 }
-_SHOWN_CHARACTERS = 40  # of an unknown word
-_MUCH_LEFT_OUT = 0.01  # of the text, because its words are too long: more is reported
-_LONGEST_UNBROKEN = 1000  # characters of a word for BPE and unigram: words may be whole sentences
+# Characters of an unknown word that a message shows.
+_SHOWN_CHARACTERS = 40
+# A larger fraction of the text in words that are too long is reported.
+_MUCH_LEFT_OUT = 0.01
+# Characters of the longest word for BPE and unigram, where words may be whole sentences.
+_LONGEST_UNBROKEN = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +97,8 @@ class VocabularyConfig:
         what = f"special tokens {self.special_tokens!r} are for byte-level BPE of the text as it is"
         hint = "give --algorithm bpe --cased; or --special-tokens bert"
         expect(self.special_tokens == "bert" or as_it_is, what, hint=hint)
-        what = f"a vocabulary of {self.size} tokens makes no sense"  # larger files are not read
+        what = f"a vocabulary of {self.size} tokens makes no sense"
+        # The largest size is that of the largest files that are read.
         expect(len(_SPECIALS) < self.size <= 500_000, what, hint="choose a size like 30000")
         expect(
             0 <= self.unused < self.size,
@@ -109,7 +113,7 @@ class VocabularyConfig:
 
     @property
     def pad_id(self) -> int:
-        """The id of the padding token; -1: there is none."""
+        """The id of the padding token, or -1 if there is none."""
         first = _AROUND[self.special_tokens][0]
         return next(
             (number for number, token in enumerate(first) if token in ("<pad>", "[PAD]")), -1
@@ -118,7 +122,10 @@ class VocabularyConfig:
 
 @dataclass(frozen=True)
 class VocabularyReport:
-    """Figures of a vocabulary. Rates are of a held-out sample, if there is enough text for one."""
+    """Figures of a vocabulary.
+
+    Rates are of a held-out sample, if there is enough text for one.
+    """
 
     size: int
     algorithm: str
@@ -172,11 +179,11 @@ def train_vocabulary(
     start = time.perf_counter()
     notes: list[str] = []
     sample = Sample(several(documents, "give [document]", "document"))
-    tell = progress or (lambda stage, done: None)
+    report_progress = progress or (lambda stage, done: None)
     statistics, config = _count(
-        sample, config, max_memory, workers, partial(tell, "counting"), notes, counted
+        sample, config, max_memory, workers, partial(report_progress, "counting"), notes, counted
     )
-    library, alphabet = _train(statistics, config, partial(tell, "merging"))
+    library, alphabet = _train(statistics, config, partial(report_progress, "merging"))
     tokenizer = Tokenizer(library.to_str(), model_max_length=config.model_max_length)
     if tokenizer.vocab_size < config.size:
         notes.append(f"the text gives only {tokenizer.vocab_size:,} tokens, not {config.size:,}")
@@ -209,20 +216,16 @@ def train_vocabulary(
 def _unknown_warning(
     tokenizer: Tokenizer, algorithm: Algorithm, texts: list[str], fraction: float
 ) -> str:
-    """Say that much of the text is unknown, with the two most frequent unknown words."""
+    """Return a warning that much of the text is unknown, with the two most frequent such words."""
     words = Counter(tokenizer.unknown(texts)).most_common(2)
-    examples = (
-        f" (such as {' and '.join(repr(word[:_SHOWN_CHARACTERS]) for word, _ in words)})"
-        if words
-        else ""
-    )
-    share = f"{fraction:.1%} of the tokens are [UNK]{examples}"
+    examples = " and ".join(repr(word[:_SHOWN_CHARACTERS]) for word, _ in words)
+    such_as = f" (such as {examples})" if words else ""
+    what = f"{fraction:.1%} of the tokens are [UNK]{such_as}"
     if algorithm == "bpe":
-        return f"{share}: bytes that are not text"
+        return f"{what}: bytes that are not text"
     return (
-        f"{share}: words that are too long, or have characters that the vocabulary lacks; "
-        "--algorithm bpe has no "
-        "unknown tokens"
+        f"{what}: words that are too long, or have characters that the vocabulary lacks; "
+        "--algorithm bpe has no unknown tokens"
     )
 
 
@@ -235,8 +238,10 @@ def _count(
     notes: list[str],
     counted: Counted | None,
 ) -> tuple[WordStatistics, VocabularyConfig]:
-    """Count the words as the tokenizer will split them. The returned config has a decided
-    `strip_accents`."""
+    """Count the words as the tokenizer will split them.
+
+    In the returned configuration `strip_accents` is decided.
+    """
     as_bytes = config.algorithm == "bpe"
     splitter = splitter_of(config)
     with (
@@ -255,7 +260,7 @@ def _count(
         else:
             for counts in counted(sample):
                 add(counts)
-        if not (words or accented_words):  # the sample may have drawn all of a tiny corpus
+        if not (words or accented_words):  # all of a tiny corpus may be held out
             add(splitter.count(sample.texts))
         if not (words or accented_words):
             raise _no_words(sample, splitter)
@@ -268,7 +273,8 @@ def _count(
 
 
 def _no_words(sample: Sample, splitter: AccentSplitter) -> BertworksError:
-    if len(_words_of_any_length(splitter, sample.texts).keys() - {BAD}) > 0:
+    """Return the error for documents without a word that can be counted."""
+    if len(_words_of_any_length(splitter, sample.texts).keys() - {REPLACEMENT}) > 0:
         what = f"there are only words of more than {splitter.max_length:,} characters"
         return BertworksError(what, hint=_long_word_hint(splitter))
     what = (
@@ -280,12 +286,13 @@ def _no_words(sample: Sample, splitter: AccentSplitter) -> BertworksError:
 
 
 def _words_of_any_length(splitter: AccentSplitter, texts: list[str]) -> dict[str, int]:
+    """Return the counts of all words of texts, also of those that are too long."""
     counts = replace(splitter, max_length=sys.maxsize).count(texts)
     return Counter(counts.shared_words) + Counter(counts.accented_words)
 
 
 def _long_word_hint(splitter: AccentSplitter) -> str:
-    """What to do with long words, as in a language or a notation without spaces."""
+    """Return what to do with long words, as in a language or a notation without spaces."""
     hint = "cut the text into words, with spaces between them"
     if splitter.max_length < _LONGEST_UNBROKEN:
         hint += (
@@ -298,8 +305,10 @@ def _long_word_hint(splitter: AccentSplitter) -> str:
 def _decide_accents(
     config: VocabularyConfig, shared_words: WordCounts, accented_words: WordCounts, notes: list[str]
 ) -> bool:
-    """Return whether to strip accents: as the config says, else as `lowercase`, but not where
-    letters would be lost.
+    """Return whether to strip accents.
+
+    The configuration decides it; without its decision they are stripped with `lowercase`, but not
+    where letters would be lost.
 
     Args:
         shared_words: the words that are the same with and without accents.
@@ -340,8 +349,10 @@ def _decide_accents(
 
 
 def _changed_words(config: VocabularyConfig, accented_words: WordCounts) -> str:
-    """Return what would become of the two most frequent words that look different without their
-    marks."""
+    """Return examples of how stripping accents changes words, as a text.
+
+    They are the two most frequent words that look different without their marks.
+    """
     stripping = Splitter(splitter_of(config).stripping, sys.maxsize)
     examples: list[str] = []
     for word, _ in accented_words:
@@ -363,12 +374,13 @@ def _changed_words(config: VocabularyConfig, accented_words: WordCounts) -> str:
 def _train(
     statistics: WordStatistics, config: VocabularyConfig, progress: Progress
 ) -> tuple[tokenizers.Tokenizer, list[str]]:
-    """The tokenizer, and the alphabet."""
+    """Return the tokenizer, and the alphabet."""
     unused = [f"[unused{number}]" for number in range(config.unused)]
     first, last = _AROUND[config.special_tokens]
     reserved = first + unused
     room = config.size - len(reserved) - len(last)
-    words, least = statistics.words, config.min_frequency
+    words = statistics.words
+    least = config.min_frequency
     if config.algorithm == "bpe":
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     else:
@@ -399,7 +411,9 @@ def _train(
 def _unigram_pieces(
     words: list[tuple[str, int]], alphabet: list[str], size: int
 ) -> list[tuple[str, float]]:
-    """Pieces with their log probabilities (Kudo 2018), trained by sentencepiece in one thread.
+    """Return pieces with their log probabilities (Kudo 2018).
+
+    sentencepiece trains them in one thread.
 
     It begins with substrings that occur in two different words. Words are counted without the
     punctuation that follows them, so a frequent one would have no piece of its own: it is given a
@@ -450,8 +464,10 @@ def _unigram_pieces(
 
 
 def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Tokenizer:
-    """The tokenizer around a model: that of BERT for WordPiece; the others keep spaces at word
-    starts."""
+    """Return the tokenizer around a model.
+
+    For WordPiece it is that of BERT; the others keep spaces at the starts of words.
+    """
     if config.special_tokens != "bert":
         first, last = _AROUND[config.special_tokens]
         around = (
@@ -473,7 +489,7 @@ def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Token
     }
     library = pipeline.bert_pipeline(model, SPECIAL_TOKENS, **settings)
     steps = [library.normalizer]
-    # where accents are stripped, composed and decomposed text has the same tokens anyway
+    # Where accents are stripped, composed and decomposed text has the same tokens anyway.
     if not config.strip_accents:
         steps.insert(0, normalizers.NFC())
     if not is_bert:
@@ -496,8 +512,10 @@ def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Token
 
 
 def splitter_of(config: VocabularyConfig) -> AccentSplitter:
-    """The normalizers and pre-tokenizers that the tokenizer may have, with and without accents.
-    Both are the same if the config decides it."""
+    """Return the normalizers and pre-tokenizers of the tokenizer, with and without accents.
+
+    Both are the same if the configuration decides about accents.
+    """
     longest = pipeline.LONGEST_WORD if config.algorithm == "wordpiece" else _LONGEST_UNBROKEN
     if config.special_tokens != "bert":  # the text as it is
         library = tokenizers.Tokenizer(models.BPE())
@@ -506,17 +524,19 @@ def splitter_of(config: VocabularyConfig) -> AccentSplitter:
         return AccentSplitter(serialized, serialized, longest, reads_white_space=True)
     model = pipeline.word_piece_model(_SPECIALS)
     choices = [False, config.lowercase] if config.strip_accents is None else [config.strip_accents]
-    tokenizers_to_choose = [
+    serialized_choices = [
         _pipeline(replace(config, strip_accents=strips), model).to_str() for strips in choices
     ]
-    return AccentSplitter(tokenizers_to_choose[0], tokenizers_to_choose[-1], longest)
+    return AccentSplitter(serialized_choices[0], serialized_choices[-1], longest)
 
 
 def _measure(
     tokenizer: Tokenizer, splitter: AccentSplitter, texts: list[str], notes: list[str]
 ) -> tuple[int, int, int]:
-    """Words, tokens and [UNK] tokens of texts. Adds a note if many words are too long to be
-    used."""
+    """Return the numbers of words, tokens and [UNK] tokens of texts.
+
+    A note is added if many words are too long to be used.
+    """
     counts = _words_of_any_length(splitter, texts)
     characters = sum(len(word) * number for word, number in counts.items())
     left_out = sum(
@@ -528,6 +548,9 @@ def _measure(
             f"{splitter.max_length:,} characters, which "
             f"are not used: {_long_word_hint(splitter)}"
         )
-    # those count as unknown
-    words, ids, bad = sum(counts.values()), tokenizer.ids(texts), counts.get(BAD, 0)
-    return words, sum(map(len, ids)) + bad, sum(text.count(tokenizer.unk_id) for text in ids) + bad
+    num_words = sum(counts.values())
+    ids = tokenizer.ids(texts)
+    num_broken = counts.get(REPLACEMENT, 0)  # words with bytes that are not text are unknown
+    num_tokens = sum(map(len, ids)) + num_broken
+    num_unknown = sum(text.count(tokenizer.unk_id) for text in ids) + num_broken
+    return num_words, num_tokens, num_unknown

@@ -1,4 +1,4 @@
-"""Counts the words of documents.
+"""Count the words of documents.
 
 - `Splitter`: texts to words, by the normalizer and pre-tokenizer of a tokenizer
 - `AccentSplitter`: the same for two tokenizers at once, of which one keeps accents and the other
@@ -28,20 +28,20 @@ from bertworks.errors import BertworksError
 from bertworks.io.processes import chunk_by_size, in_processes
 from bertworks.text.tokenizer_pipeline import SURROGATES
 
-BATCH = 4_000_000  # characters
+BATCH = 4_000_000  # characters of the texts that a process counts at a time
 _ENTRY = 160  # bytes of a counted word in Python, without its characters
 _HELD_OUT = 64  # one of this number of documents is held out
 _MAX_SAMPLE = 2_000_000  # characters of held-out text; of training text, a tenth
 _WORD_MEMORY = 1500  # bytes of a word during training
-_MIN_WORDS = 100_000  # used for training even if memory is short
+_MIN_WORDS = 100_000  # words that are used for training even if memory is short
 _SPARE_ALPHABET = 50  # rare characters are added until the alphabet is 1/50 of the vocabulary
 _NEWLINES = re.compile("[\n\r\t]")
-# stands for bytes that are not text; also counted once for each word with it
-BAD = "\N{REPLACEMENT CHARACTER}"
+# This character stands for bytes that are not text. As a word it counts the words with such bytes.
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # Where a text that is read as it is can be cut: in front of a single space, which belongs to the
 # word after it.
 _BEFORE_SPACE = re.compile(r"(?<=\S)(?= \S)")
-_BAD_WORD = re.compile(rf"(?<!\w)\w*+{BAD}[\w{BAD}]*")
+_BROKEN_WORD = re.compile(rf"(?<!\w)\w*+{REPLACEMENT}[\w{REPLACEMENT}]*")
 
 
 @dataclass(frozen=True)
@@ -61,25 +61,27 @@ class Splitter:
         return tokenizers.Tokenizer.from_str(self.serialized)
 
     def words(self, chunk: str) -> list[str]:
-        """The words of a text without spaces, or of any text."""
-        text = SURROGATES.sub(BAD, chunk)
+        """Return the words of a text without spaces, or of any text."""
+        text = SURROGATES.sub(REPLACEMENT, chunk)
         if self._library.normalizer is not None:
             text = self._library.normalizer.normalize_str(text)
         return [word for word, _ in self._library.pre_tokenizer.pre_tokenize_str(text)]
 
     def count(self, texts: Iterable[str]) -> dict[str, int]:
-        """The number of each word in texts. Each different chunk between two spaces is split
-        once."""
-        chunks, num_bad_words = _count_chunks(texts)
+        """Return the number of each word in texts.
+
+        Each different chunk between two spaces is split once.
+        """
+        chunks, num_broken_words = _count_chunks(texts)
         counts = Counter[str]()
-        if num_bad_words:
-            counts[BAD] = num_bad_words
+        if num_broken_words:
+            counts[REPLACEMENT] = num_broken_words
         for chunk, number in chunks.items():
             _add_words(counts, self.words(chunk), number, self.max_length)
         return counts
 
     def __call__(self, texts: list[str]) -> tuple[dict[str, int], int]:
-        """The work of a process: counts, and the number of characters."""
+        """Return counts and the number of characters: the work of a process."""
         return self.count(texts), sum(map(len, texts))
 
 
@@ -122,14 +124,14 @@ class AccentSplitter:
         return Splitter(self.keeping, self.max_length), Splitter(self.stripping, self.max_length)
 
     def count(self, texts: Iterable[str]) -> AccentCounts:
-        """The number of each word in texts, for both tokenizers."""
+        """Return the number of each word in texts, for both tokenizers."""
         keeping, stripping = self._splitters
-        chunks, num_bad_words = _count_chunks(texts, self.reads_white_space)
+        chunks, num_broken_words = _count_chunks(texts, self.reads_white_space)
         shared_words = Counter[str]()
         accented_words = Counter[str]()
         stripped_words = Counter[str]()
-        if num_bad_words:
-            shared_words[BAD] = num_bad_words
+        if num_broken_words:
+            shared_words[REPLACEMENT] = num_broken_words
         is_decided = self.keeping == self.stripping
         for chunk, number in chunks.items():
             words = keeping.words(chunk)
@@ -142,7 +144,7 @@ class AccentSplitter:
         return AccentCounts(shared_words, accented_words, stripped_words)
 
     def __call__(self, texts: list[str]) -> tuple[AccentCounts, int]:
-        """The work of a process: counts, and the number of characters."""
+        """Return the work of a process: counts, and the number of characters."""
         return self.count(texts), sum(map(len, texts))
 
 
@@ -166,15 +168,15 @@ def _count_chunks(
         elif not text.isspace():  # a document of white space has no words
             chunks.update(_BEFORE_SPACE.split(text))
     del chunks[""]
-    num_bad_words = 0
-    for chunk in [chunk for chunk in chunks if BAD in chunk]:
+    num_broken_words = 0
+    for chunk in [chunk for chunk in chunks if REPLACEMENT in chunk]:
         number = chunks.pop(chunk)
-        first_part, *other_parts = _BAD_WORD.split(chunk)
+        first_part, *other_parts = _BROKEN_WORD.split(chunk)
         for part in (first_part, *other_parts):
             if part and not part.isspace():
                 chunks[part] += number
-        num_bad_words += len(other_parts) * number
-    return chunks, num_bad_words
+        num_broken_words += len(other_parts) * number
+    return chunks, num_broken_words
 
 
 def _add_words(counts: Counter[str], words: list[str], number: int, max_length: int) -> None:
@@ -185,8 +187,10 @@ def _add_words(counts: Counter[str], words: list[str], number: int, max_length: 
 
 
 class WordCounts:
-    """Word -> count in bounded memory: counts are added up in a dict, and moved to a temporary
-    database when they are too many, or read.
+    """Counts of words in bounded memory.
+
+    Counts are added up in a dict, and moved to a temporary database when they are too many, or
+    read.
 
     Iterating gives (word, count), any number of times: by falling count, then by code points.
 
@@ -196,8 +200,10 @@ class WordCounts:
     """
 
     def __init__(self, max_memory: int, *, as_bytes: bool = False):
-        self._max_memory, self._as_bytes = max_memory, as_bytes
-        self._counts, self._used = Counter[str](), 0
+        self._max_memory = max_memory
+        self._as_bytes = as_bytes
+        self._counts = Counter[str]()
+        self._used = 0
         self._database = sqlite3.connect("")  # a file that the system deletes when it is closed
         self._database.execute(
             "CREATE TABLE words (word TEXT PRIMARY KEY, number INTEGER) WITHOUT ROWID"
@@ -216,29 +222,27 @@ class WordCounts:
             self._store()
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
+        """Iterate over (word, count), by falling count."""
         self._store()
         return self._database.execute("SELECT word, number FROM words ORDER BY number DESC, word")
 
     def __len__(self) -> int:
-        """The number of different words, without BAD."""
+        """Return the number of different words, without the replacement character."""
         self._store()
-        return int(
-            self._database.execute("SELECT COUNT(*) FROM words WHERE word != ?", (BAD,)).fetchone()[
-                0
-            ]
-        )
+        sql = "SELECT COUNT(*) FROM words WHERE word != ?"
+        return int(self._database.execute(sql, (REPLACEMENT,)).fetchone()[0])
 
     def character_counts(self) -> Counter[str]:
-        """The number of each character in the text of the words, spaces included."""
+        """Return the number of each character in the text of the words, spaces included."""
         counts = Counter[str]()
         for word, number in self:
-            if word != BAD:
+            if word != REPLACEMENT:
                 for character in self.text_of(word):
                     counts[character] += number
         return counts
 
     def text_of(self, word: str) -> str:
-        """The characters of a word, which may be in byte-level characters."""
+        """Return the characters of a word, which may be in byte-level characters."""
         return str(decoders.ByteLevel().decode([word])) if self._as_bytes else word
 
     def _store(self) -> None:
@@ -250,12 +254,11 @@ class WordCounts:
         try:
             self._database.executemany(sql, sorted(self._counts.items()))
         except sqlite3.OperationalError as error:
-            what, hint = (
-                f"word counts cannot be written: {error}",
-                "set TMPDIR to a folder with more free space",
-            )
+            what = f"word counts cannot be written: {error}"
+            hint = "set TMPDIR to a folder with more free space"
             raise BertworksError(what, hint=f"allow more memory, or {hint}") from error
-        self._counts, self._used = Counter(), 0
+        self._counts = Counter()
+        self._used = 0
 
 
 def count_words(
@@ -302,38 +305,44 @@ class Sample:
 
     def __init__(self, documents: Iterable[str]):
         self._source = documents
-        # Of the training text and of the held-out text: the beginning, and how many more characters
-        # are kept.
-        self.kept: tuple[list[str], list[str]] = [], []
-        self._room = [_MAX_SAMPLE // 10, _MAX_SAMPLE]
+        # Each pair is of the training text and of the held-out text.
+        self.beginnings: tuple[list[str], list[str]] = [], []
+        self._room = [_MAX_SAMPLE // 10, _MAX_SAMPLE]  # characters that may still be added
 
     def __iter__(self) -> Iterator[str]:
         for text in self._source:
-            drawn = zlib.crc32(text.encode("utf-8", "surrogatepass")) % _HELD_OUT == 0
-            held_out = drawn and len(text) <= _MAX_SAMPLE // 20  # a book is too much to lose
+            is_drawn = zlib.crc32(text.encode("utf-8", "surrogatepass")) % _HELD_OUT == 0
+            held_out = is_drawn and len(text) <= _MAX_SAMPLE // 20  # a book is too much to lose
             self._keep(text, held_out)
             if not held_out:
                 yield text
 
     def _keep(self, text: str, held_out: int) -> None:
-        if (room := self._room[held_out]) > 0:
-            self.kept[held_out].append(text[:room])
+        """Add the beginning of a text as long as there is room for its kind."""
+        room = self._room[held_out]
+        if room > 0:
+            self.beginnings[held_out].append(text[:room])
             self._room[held_out] -= len(text)
 
-    def add(self, kept: Sequence[Iterable[str]]) -> None:
-        """Add what a sample of later documents has kept."""
-        for held_out, texts in enumerate(kept):
+    def add(self, beginnings: Sequence[Iterable[str]]) -> None:
+        """Add the beginnings in a sample of later documents."""
+        for held_out, texts in enumerate(beginnings):
             for text in texts:
                 self._keep(text, held_out)
 
     @property
     def is_large(self) -> bool:
         """Whether enough text is held out for meaningful rates."""
-        return sum(map(len, self.kept[True])) >= 10_000
+        return sum(map(len, self.beginnings[True])) >= 10_000
 
     @property
     def texts(self) -> list[str]:
-        return self.kept[True] if self.is_large else self.kept[False] or self.kept[True]
+        """The held-out text if it is large, else the training text if there is any."""
+        return (
+            self.beginnings[True]
+            if self.is_large
+            else self.beginnings[False] or self.beginnings[True]
+        )
 
 
 class WordStatistics:
@@ -354,16 +363,16 @@ class WordStatistics:
         self.characters: Counter[str] = Counter()
         self.inside: set[str] = set()
         self.words: list[tuple[str, int]] = []
-        self.num_words, self.num_unique = 0, len(counts)
+        self.num_words = 0
+        self.num_unique = len(counts)
         limit = max(_MIN_WORDS, max_memory // _WORD_MEMORY)
         if self.num_unique > limit:
             used = f"the {limit:,} most frequent of {self.num_unique:,} different words"
             notes.append(f"memory allows training on {used}")
         for word, count in counts:
-            if word == BAD:
-                notes.append(
-                    f"{count:,} words have bytes that are not text ({BAD}): they are not learned"
-                )
+            if word == REPLACEMENT:
+                what = f"{count:,} words have bytes that are not text ({REPLACEMENT})"
+                notes.append(f"{what}: they are not learned")
                 continue
             if len(self.words) < limit:
                 self.words.append((word, count))
@@ -373,13 +382,15 @@ class WordStatistics:
                 self.characters[character] += count
 
     def alphabet(self, coverage: float, size: int, *, marked: bool) -> list[str]:
-        """The most frequent characters that cover `coverage` of the text, and more while they are
-        few for `size`.
+        """Return the most frequent characters that cover the fraction `coverage` of the text.
+
+        They are more while they are few for a vocabulary of `size`.
 
         Args:
             marked: with a `##` form of each character that occurs inside words.
         """
-        target, covered = coverage * self.characters.total(), 0
+        target = coverage * self.characters.total()
+        covered = 0
         alphabet: set[str] = set()
         for character, count in sorted(
             self.characters.items(), key=lambda item: (-item[1], item[0])
@@ -393,8 +404,6 @@ class WordStatistics:
         return sorted(alphabet, key=lambda form: (form.startswith("##") and len(form) > 2, form))
 
     def coverage(self, alphabet: Iterable[str]) -> float:
-        """Fraction of the characters of the text that are in the alphabet."""
-        return (
-            sum(self.characters[form] for form in alphabet if len(form) == 1)
-            / self.characters.total()
-        )
+        """Return the fraction of the characters of the text that are in the alphabet."""
+        covered = sum(self.characters[form] for form in alphabet if len(form) == 1)
+        return covered / self.characters.total()

@@ -1,8 +1,9 @@
-"""Trains WordPiece and BPE vocabularies: words with counts -> pieces, by merging neighbours.
-Extends WordPiece ones.
+"""Train WordPiece and BPE vocabularies: words with counts -> pieces, by merging neighbours.
 
-Each symbol is a character of its own, so that a word is a string of symbols. `forms` are their
-written forms.
+A trained WordPiece vocabulary can be extended by new words.
+
+While pieces are learned, each is one symbol (one character), so that a word is a string of symbols.
+`forms` are the written forms of the symbols.
 """
 
 import heapq
@@ -25,8 +26,10 @@ Progress = Callable[[int], None]
 
 
 class MergeLearner:
-    """Merges the most frequent pair of neighbouring symbols repeatedly and updates the counts
-    (Sennrich et al. 2016). Of equally frequent pairs, that of the older symbols is merged.
+    """Merges the most frequent pair of neighbouring symbols repeatedly (Sennrich et al. 2016).
+
+    Counts are updated after each merge. Of equally frequent pairs, that of the older symbols is
+    merged.
 
     Args:
         words: (word, count). All their characters are in the alphabet.
@@ -44,7 +47,8 @@ class MergeLearner:
             for word, _ in words
         ]
         self._counts = [count for _, count in words]
-        self._prefix, self._min_frequency = prefix, min_frequency
+        self._prefix = prefix
+        self._min_frequency = min_frequency
         self._pair_counts = defaultdict[str, int](int)
         self._where = defaultdict[str, list[int]](list)
         for place, (word, count) in enumerate(zip(self._words, self._counts)):
@@ -57,8 +61,11 @@ class MergeLearner:
         heapq.heapify(self._heap)
 
     def merge_until(self, size: int, progress: Progress | None = None) -> None:
-        """Merge until there are `size` symbols, or no pair is left. progress: called with the
-        symbols so far."""
+        """Merge until there are `size` symbols, or no pair is left.
+
+        Args:
+            progress: is called with the symbols so far.
+        """
         while len(self.forms) < size and self._heap:
             score, pair = heapq.heappop(self._heap)
             count = self._pair_counts.get(pair, 0)
@@ -81,7 +88,8 @@ class MergeLearner:
         changed: set[str] = set()
         pair_counts = self._pair_counts
         for place in self._where.pop(pair):
-            word, count = self._words[place], self._counts[place]
+            word = self._words[place]
+            count = self._counts[place]
             if pair not in word:
                 continue
             self._words[place] = shorter = word.replace(pair, merged)
@@ -100,6 +108,7 @@ class MergeLearner:
 
 
 def _pairs(word: str) -> Iterable[str]:
+    """Return the pairs of neighbouring symbols of a word."""
     return map(add, word, word[1:])
 
 
@@ -111,8 +120,9 @@ def train_word_pieces(
     min_frequency: int,
     progress: Progress | None = None,
 ) -> list[str]:
-    """A WordPiece vocabulary without special tokens: the alphabet, then pieces in the order of
-    their merges.
+    """Return a WordPiece vocabulary without special tokens.
+
+    It is the alphabet, then pieces in the order of their merges.
 
     A fifth more pieces than needed are merged. Then the pieces that the tokenizer, which takes the
     longest match, uses least are dropped: intermediate pieces ("##ewsp") make room for words.
@@ -127,21 +137,25 @@ def train_word_pieces(
     known = [(word, count) for word, count in words if characters.issuperset(characters_of(word))]
     learner = MergeLearner(known, alphabet, "##", min_frequency=min_frequency)
     learner.merge_until(size + (size - len(alphabet)) // 5, progress)
-    kept = _most_used(known, set(learner.forms), characters, size)
-    return [form for form in learner.forms if form in kept]
+    pieces = _most_used(known, set(learner.forms), characters, size)
+    return [form for form in learner.forms if form in pieces]
 
 
 def characters_of(word: str, prefix: str = "##") -> list[str]:
-    """A word in its smallest pieces: "abc" -> ["a", "##b", "##c"]."""
+    """Return a word in its smallest pieces: "abc" -> ["a", "##b", "##c"]."""
     return [word[0], *(prefix + character for character in word[1:])]
 
 
 def _most_used(words: Words, pieces: set[str], alphabet: set[str], size: int) -> set[str]:
-    """Drop the least used pieces, half of the excess at a time, because others are then used more
-    often."""
+    """Return the `size` pieces that are used most.
+
+    The least used ones are dropped half of the excess at a time, because the others are then used
+    more often.
+    """
     model = word_piece_model(list(pieces))
     cuts = [_longest_match(word, model) for word, _ in words]
-    while (excess := len(pieces) - size) > 0:
+    while len(pieces) > size:
+        excess = len(pieces) - size
         uses = dict.fromkeys(pieces, 0)
         for cut, (_, count) in zip(cuts, words):
             for piece in cut:
@@ -157,7 +171,7 @@ def _most_used(words: Words, pieces: set[str], alphabet: set[str], size: int) ->
 
 
 def _longest_match(word: str, model: models.WordPiece) -> list[str]:
-    """The pieces of a word. All its characters are pieces of the model."""
+    """Return the pieces of a word whose characters are all pieces of the model."""
     return [token.value for token in model.tokenize(word)]
 
 
@@ -180,8 +194,9 @@ def extend_vocabulary(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[Tokenizer, list[NewWord]]:
-    """The tokenizer with new whole words behind its old ids, and these words, in the order of their
-    ids.
+    """Return the tokenizer with new whole words after its old ids, and these words.
+
+    The words are in the order of their ids.
 
     Words are those of the normalizer and the pre-tokenizer. New ones occur at least LEAST_COUNT
     times, have a letter and no digit, and two pieces or more, none of which is [UNK]. Those come
@@ -197,7 +212,8 @@ def extend_vocabulary(
     """
     make, (serialized,) = tokenizer.__reduce__()
     content = json.loads(serialized)
-    if (kind := content["model"]["type"]) != "WordPiece":
+    kind = content["model"]["type"]
+    if kind != "WordPiece":
         hint = (
             "leave --extend-vocabulary out: --init alone continues with the vocabulary of the model"
         )
@@ -217,24 +233,27 @@ def extend_vocabulary(
         ]
     pieces = tokenizer.ids([word for word, _ in frequent])
     words = [
-        NewWord(*one, ids)
-        for one, ids in zip(frequent, pieces)
+        NewWord(word, count, ids)
+        for (word, count), ids in zip(frequent, pieces)
         if len(ids) > 1 and tokenizer.unk_id not in ids
     ]
     what = f"the text has {len(words):,} words that a vocabulary can be extended by, not {number:,}"
     hint = f"--extend-vocabulary {len(words)} takes all of them (0: leave it out); and --overwrite"
     expect(len(words) >= number, what, hint=hint)
-    chosen = sorted(words, key=lambda w: (w.frequency * (1 - len(w.pieces)), -w.frequency, w.word))[
-        :number
-    ]
-    content["model"]["vocab"] |= {w.word: tokenizer.vocab_size + n for n, w in enumerate(chosen)}
-    return make(json.dumps(content)), chosen
+    # The words that save most tokens come first.
+    words.sort(key=lambda w: (w.frequency * (1 - len(w.pieces)), -w.frequency, w.word))
+    new_words = words[:number]
+    content["model"]["vocab"] |= {
+        new.word: tokenizer.vocab_size + n for n, new in enumerate(new_words)
+    }
+    return make(json.dumps(content)), new_words
 
 
 def without_last(tokenizer: Tokenizer, number: int) -> Tokenizer:
-    """The tokenizer before its vocabulary was extended by a number of words."""
+    """Return the tokenizer before its vocabulary was extended by a number of words."""
     make, (serialized,) = tokenizer.__reduce__()
-    content, size = json.loads(serialized), tokenizer.vocab_size - number
+    content = json.loads(serialized)
+    size = tokenizer.vocab_size - number
     content["model"]["vocab"] = {
         word: n for word, n in content["model"]["vocab"].items() if n < size
     }
@@ -242,4 +261,5 @@ def without_last(tokenizer: Tokenizer, number: int) -> Tokenizer:
 
 
 def _is_plain(word: str) -> bool:
+    """Return whether a word has letters and no digits."""
     return any(map(str.isalpha, word)) and not any(map(str.isnumeric, word))

@@ -157,7 +157,7 @@ def test_long_texts_are_cut(tokenizer):
 def spans_of(tokenizer, text):
     start = 0
     while start < len(text):
-        end = tokenizer._cut(text, start + module._PART)
+        end = tokenizer._next_cut(text, start + module._PART)
         yield start, end
         start = end
 
@@ -287,7 +287,7 @@ def test_long_words_and_white_space_are_left_out(text, most):
 def test_of_a_long_word_the_ends_are_read():
     tokenizer = Tokenizer(KINDS["wordpiece"]())
     text = "the " + "ACGT" * 100_000 + " cat"
-    [short] = tokenizer._short([text])
+    [short] = tokenizer._shortened([text])
     assert len(short.text) < 2000
     encoding = tokenizer.encode(text, max_length=16)
     assert encoding.offsets[1:3] == [(0, 3), (4, 400_004)]

@@ -131,7 +131,7 @@ def test_a_text_repeated_without_end_takes_no_memory() -> None:
     stream = np.concatenate([np.full(50_000, hashes[7]), np.tile(hashes, 50)])
     for start in range(0, len(stream), 1000):
         sample.add(stream[start : start + 1000], start)
-        assert len(sample._found) <= 2000
+        assert len(sample._entries) <= 2000
     found = sample.duplicates(str)
     assert found == corpus_report_module.Duplicates(99_000, 0.99, found.most_repeated, 1.0)
     assert next(iter(found.most_repeated.items())) == ("0", 50_050)
@@ -145,7 +145,7 @@ def test_estimates_are_near_the_truth() -> None:
     assert found.looked_at < 0.1
     assert found.share == pytest.approx(1 / 3, abs=0.03)
     assert found.number == pytest.approx(25_000, rel=0.1)
-    assert len(sample._found) <= 4000
+    assert len(sample._entries) <= 4000
 
 
 def test_a_clean_corpus_gets_no_warning(tokenizer: Tokenizer, tmp_path: Path) -> None:
