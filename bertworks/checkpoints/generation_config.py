@@ -1,5 +1,6 @@
-"""generation_config.json: where a text ends, and how the next token is sampled, as the publisher of
-a model says.
+"""Read generation_config.json, in which the publisher of a model describes how to generate.
+
+It says where a text ends, and how the next token is sampled.
 
 generation_config.toml lists every field of transformers and what becomes of it.
 """
@@ -65,8 +66,9 @@ class GenerationConfig:
         return float(top_p)
 
     def notes(self, sampling: str) -> list[str]:
-        """Return notes on the sampling that the file describes and whether it is used; [] if it
-        describes none.
+        """Return notes on the sampling that the file describes and on whether it is used.
+
+        If it describes none there are no notes.
 
         Args:
             sampling: "model" if the sampling of the file is used; "options" if the user's options
@@ -106,7 +108,9 @@ class GenerationConfig:
 
 
 def read_generation_config(folder: Path) -> GenerationConfig:
-    """Read the file of a model folder. Fields that transformers does not have are ignored.
+    """Read the file of a model folder.
+
+    Fields that transformers does not have are ignored.
 
     Raises:
         BertworksError: a damaged file, or values of a wrong type or outside their range.

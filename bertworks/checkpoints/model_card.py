@@ -43,12 +43,19 @@ REFUSED = "transformers has no such network, and refuses this folder.\n"
 
 
 def fill_template(template: Path, **values: object) -> str:
-    """The text of a file in which values replace their names in braces, as in `str.format`."""
+    """Return the text of a file with values in the place of their names.
+
+    The names stand in braces, as in `str.format`.
+    """
     return template.read_text(encoding="utf-8").format(**values)
 
 
 def render_table(heads: Sequence[str], rows: Mapping[str, object]) -> str:
-    """A Markdown table. rows: the first cell, and the others: a value, or a tuple of values."""
+    """Return a Markdown table.
+
+    Args:
+        rows: the first cell of each row -> the other cells: a value, or a tuple of values.
+    """
     lines = [heads, ["---"] * len(heads)]
     lines += [
         (name, *(value if isinstance(value, tuple) else (value,))) for name, value in rows.items()
@@ -57,7 +64,7 @@ def render_table(heads: Sequence[str], rows: Mapping[str, object]) -> str:
 
 
 def render_cell(value: object) -> str:
-    """A value as one line of Markdown."""
+    """Return a value as one line of Markdown."""
     text = (
         f"{value:,}"
         if type(value) is int
@@ -69,7 +76,7 @@ def render_cell(value: object) -> str:
 
 
 def render_code(language: str, text: str) -> str:
-    """A block of code."""
+    """Return a block of code."""
     content = text.strip().replace("```", "'''")
     return f"```{language}\n{content}\n```\n"
 
@@ -87,7 +94,7 @@ def pretraining_card(
     detects: bool = False,
     **counts: int,
 ) -> str:
-    """The card of a pre-trained model.
+    """Return the card of a pre-trained model.
 
     Args:
         name: the title; usually the name of the folder.
@@ -123,22 +130,28 @@ def pretraining_card(
 
 
 def with_tokenizer_note(card: str, tokenizer: Tokenizer) -> str:
-    """A card that says what programs must do which do not read tokenizer.json, if the tokenizer
-    composes its text."""
+    """Return a card with a note on the tokenizer, if it composes its text.
+
+    The note says what programs must do that do not read tokenizer.json.
+    """
     if not tokenizer.composes_text or _COMPOSING_TOKENIZER in card:
         return card
     return card.rstrip("\n") + "\n" + _COMPOSING_TOKENIZER
 
 
 def without_division(card: str) -> str:
-    """Return the card of a model whose temperature has been put into its weights: without the
-    sentence of earlier versions that other programs must divide the logits by the temperature."""
+    """Return the card of a model whose temperature has been put into its weights.
+
+    It lacks the sentence of earlier versions that other programs must divide the logits by the
+    temperature.
+    """
     return _DIVISION.sub("", card)
 
 
 def encoder_use(task: TaskConfig, config: EncoderConfig) -> str:
-    """The section "Use" of a model whose last layer reads means of hidden states: Python code
-    without bertworks.
+    """Return the section "Use" of a model whose last layer reads means of hidden states.
+
+    It is Python code without bertworks.
 
     Args:
         task: of vectors that are means.
@@ -157,14 +170,17 @@ def encoder_use(task: TaskConfig, config: EncoderConfig) -> str:
 
 
 def with_encoder_use(card: str, task: TaskConfig, config: EncoderConfig) -> str:
-    """Return the card of a model that an earlier version wrote, and of which transformers opens the
-    encoder now."""
+    """Return the card of a model that an earlier version wrote, with a section on its encoder.
+
+    By now transformers opens that encoder.
+    """
     return card.replace(REFUSED, encoder_use(task, config))
 
 
 def loading_code(config: EncoderConfig, class_name: str, *, in_transformers: bool) -> str:
-    """A block of Python code that loads a model folder, and for a model of several languages runs
-    it on a text.
+    """Return a block of Python code that loads a model folder.
+
+    For a model of several languages it also runs the model on a text.
 
     Args:
         class_name: the class of the network in transformers.
@@ -181,8 +197,10 @@ def loading_code(config: EncoderConfig, class_name: str, *, in_transformers: boo
 
 
 def in_language(code: str, config: EncoderConfig) -> str:
-    """Python code with the number and the name of the language of a model: the chosen one, or else
-    the first."""
+    """Return Python code with the number and the name of a language of a model.
+
+    It is the chosen language, or else the first.
+    """
     language = _language_of(config)
     return code.replace("LANGUAGE", str(config.languages.index(language))).replace("NAME", language)
 
@@ -192,7 +210,7 @@ def _language_of(config: EncoderConfig) -> str:
 
 
 def _filling_use(config: EncoderConfig, name: str, prompt: str) -> str:
-    """The section "Use" of a model that fills blanks."""
+    """Return the section "Use" of a model that fills blanks."""
     code = (
         in_language(_SNIPPETS["fill_in_a_language"], config)
         if config.languages
@@ -203,7 +221,7 @@ def _filling_use(config: EncoderConfig, name: str, prompt: str) -> str:
 
 
 def _generation_use(config: EncoderConfig, name: str, prompt: str, num_end_tokens: int) -> str:
-    """The section "Use" of a model that continues texts."""
+    """Return the section "Use" of a model that continues texts."""
     commands = _commands(config, name, f'bertworks generate {{}} "{prompt}"')
     if config.family == "xlm":
         remark = (
@@ -223,8 +241,9 @@ def _generation_use(config: EncoderConfig, name: str, prompt: str, num_end_token
 
 
 def _commands(config: EncoderConfig, name: str, command: str) -> str:
-    """A block of commands to type in the folder. A model of several languages becomes a folder for
-    one of them first.
+    """Return a block of commands to type in the folder.
+
+    A model of several languages becomes a folder for one of them first.
 
     Args:
         name: of the folder.
@@ -239,5 +258,5 @@ def _commands(config: EncoderConfig, name: str, command: str) -> str:
 
 
 def repr_of(text: str) -> str:
-    """A text as a Python string in double quotes."""
+    """Return a text as a Python string in double quotes."""
     return json.dumps(text, ensure_ascii=False)

@@ -1,5 +1,6 @@
-"""A model folder: config.json, model.safetensors, tokenizer files and README.md, as Hugging Face's
-tools expect them.
+"""Read and write a model folder, as Hugging Face's tools expect it.
+
+It holds config.json, model.safetensors, tokenizer files and README.md.
 
 - `ModelFolder`: a folder, each of its files read once
 - `load_model`, `save_model`: a `Model` in memory
@@ -84,7 +85,9 @@ class Model(NamedTuple):
 
 
 class ModelFolder:
-    """A model folder. Each of its files is read once, when it is first needed.
+    """A model folder.
+
+    Each of its files is read once, when it is first needed.
 
     Args:
         language: of all texts, of a model with several; "": none is chosen.
@@ -219,8 +222,10 @@ class ModelFolder:
         )
 
     def _other_program_wrote_settings(self, record: WeightsRecord) -> bool:
-        """Whether another program wrote config.json, too: a program that saves a model writes it
-        with the weights."""
+        """Return whether another program wrote config.json, too.
+
+        A program that saves a model writes it with the weights.
+        """
         if "transformers_version" in self.settings:
             return True
         return bool(record.config_sha256) and record.config_sha256 != file_sha256(
@@ -235,8 +240,10 @@ class ModelFolder:
 
     @property
     def has_task(self) -> bool:
-        """Whether the model was fine-tuned for a task of bertworks. Raises BertworksError as
-        `has_task_file`."""
+        """Whether the model was fine-tuned for a task of bertworks.
+
+        Raises BertworksError as `has_task_file`.
+        """
         return self.has_task_file or bool(tasks_of(self.settings))
 
     @property
@@ -271,11 +278,11 @@ class ModelFolder:
     def require_language(self) -> None:
         """Raises UsageError for a model of several languages, none of which is chosen."""
         if self.config.languages and not self.config.language:
-            some, folder, one = self.config.languages, str(self.folder), self.config.languages[0]
-            what, new = (
-                f"the model has the languages {', '.join(some)}: which one are the texts in?",
-                f"{folder}-{one}",
-            )
+            some = self.config.languages
+            folder = str(self.folder)
+            one = self.config.languages[0]
+            what = f"the model has the languages {', '.join(some)}: which one are the texts in?"
+            new = f"{folder}-{one}"
             hint = (
                 f"bertworks convert {quoted(folder)} -o {quoted(new)} --language {one}, and "
                 "name that one"
@@ -283,13 +290,16 @@ class ModelFolder:
             raise UsageError(what, where=folder, hint=hint)
 
     def load(self, *, needs: Collection[str] = ()) -> Model:
-        """The whole model in memory. See `load_model`."""
+        """Return the whole model in memory.
+
+        See `load_model`.
+        """
         state = self.load_state()
         check_components(hf_mapping.component_names(state), needs, self.within)
         return Model(self.config, state, self.tokenizer)
 
     def load_state(self) -> dict[str, Tensor]:
-        """The weights as in `Model.state`.
+        """Return the weights as in `Model.state`.
 
         Raises:
             BertworksError: files missing, damaged, changed or hostile; weights that do not fit the
@@ -322,8 +332,9 @@ def save_model(
     task: TaskConfig | None = None,
     shared: Path | None = None,
 ) -> None:
-    """Write the files of a model folder. Each is replaced atomically; other files in the folder
-    stay.
+    """Write the files of a model folder.
+
+    Each is replaced atomically; other files in the folder stay.
 
     The weights are written after the files that they need: a folder with weights is complete. Last
     comes the record of the weights, which is compared when the folder is opened.
@@ -367,15 +378,15 @@ def save_model(
 
 
 def _body_prefixes(config: EncoderConfig) -> tuple[str, ...]:
-    """Return the beginnings of the names of all tensors in a file that belong to the body, not to a
-    head."""
+    """Return the beginnings of the names of all tensors that belong to the body, not to a head."""
     family = FAMILIES[config.family]
     return tuple(family.prefix + part for part in family.body)
 
 
 def save_output_layer(folder: Path, layer: Mapping[str, Tensor], task: TaskConfig) -> None:
-    """Replace the output layer and the task of a complete model folder. A temperature goes into the
-    weights, as in `save_model`; all other weights stay.
+    """Replace the output layer and the task of a complete model folder.
+
+    A temperature goes into the weights, as in `save_model`; all other weights stay.
 
     Only the file that holds the output layer is written, and it is replaced atomically. The records
     of the weights are deleted before, and weights.json is written again after everything else.
@@ -406,8 +417,9 @@ def save_output_layer(folder: Path, layer: Mapping[str, Tensor], task: TaskConfi
 
 
 def put_temperature_into_folder(folder: Path) -> None:
-    """Divide the output layer of a model folder by the temperature in its task.json, if an earlier
-    version wrote it.
+    """Divide the output layer of a model folder by the temperature in its task.json.
+
+    Only earlier versions wrote one there.
 
     Raises:
         BertworksError: see `save_output_layer`.
@@ -481,13 +493,18 @@ def check_components(components: Collection[str], needs: Collection[str], folder
 
 
 def weights_sha256(folder: str | Path) -> str:
-    """The sha256 of the weights in a folder, or of its ONNX file. Equal hashes: the same
-    network."""
+    """Return the sha256 of the weights in a folder, or of its ONNX file.
+
+    Equal hashes: the same network.
+    """
     return combined_sha256(weight_files(as_path(folder)))
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files of the weights in a folder, in the order of their names; else its ONNX file."""
+    """Return the files of the weights in a folder, in the order of their names.
+
+    Without weights it is the ONNX file.
+    """
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS]
     if (folder / INDEX).exists():
@@ -506,8 +523,7 @@ def onnx_file(folder: Path) -> Path | None:
 
 
 def check_vocabulary(tokenizer: Tokenizer, config: EncoderConfig, where: Path) -> None:
-    """Raises BertworksError if the tokenizer has more tokens, or more types of tokens, than the
-    model."""
+    """Raise BertworksError if the tokenizer has more tokens, or types of tokens, than the model."""
     types = max(tokenizer.encode("a").type_ids + tokenizer.encode("a", "a").type_ids, default=0)
     hint = "use the tokenizer that the model was trained with"
     what = (
@@ -528,12 +544,12 @@ def check_vocabulary(tokenizer: Tokenizer, config: EncoderConfig, where: Path) -
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a folder has weights that `read_weights` reads."""
+    """Return whether a folder has weights that `read_weights` reads."""
     return (folder / WEIGHTS).exists() or (folder / INDEX).exists()
 
 
 def read_weights(folder: Path, model: Path | None = None) -> dict[str, Tensor]:
-    """All tensors, under the names in the file, or in the files of an index.
+    """Return all tensors, under the names in the file, or in the files of an index.
 
     Args:
         model: the model folder, which the message names, if the files are in a subfolder of it.
@@ -549,8 +565,9 @@ def read_weights(folder: Path, model: Path | None = None) -> dict[str, Tensor]:
 
 
 def _missing_weights(folder: Path, model: Path) -> BertworksError:
-    """The error for a folder without weights in safetensors: what it has instead, and what can be
-    done.
+    """Return the error for a folder without weights in safetensors.
+
+    It says what the folder has instead, and what can be done.
 
     Args:
         folder: of the weights.
@@ -591,8 +608,10 @@ def _missing_weights(folder: Path, model: Path) -> BertworksError:
 
 
 def refuse_adapter(folder: Path) -> None:
-    """Raises BertworksError for a folder of the PEFT library: its weights are changes to those of
-    another model."""
+    """Raise BertworksError for a folder of the PEFT library.
+
+    Its weights are changes to those of another model.
+    """
     has_weights = (
         any((folder / name).exists() for name in (WEIGHTS, INDEX))
         or find_pickle(folder) is not None

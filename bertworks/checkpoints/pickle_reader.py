@@ -1,5 +1,4 @@
-"""The program of a child process that reads files of torch.save and writes their tensors as
-safetensors.
+"""Read files of torch.save in a child process, and write their tensors as safetensors.
 
 `pickled_weights` starts it, by the path of this file. It imports the standard library and, after
 the first checks,
@@ -77,12 +76,17 @@ _SIDE_EFFECTS = re.compile(  # audit events of Python that reading weights does 
 
 
 class RefusedFileError(Exception):
-    """The file is not read. The text says why."""
+    """The file is not read.
+
+    The text says why.
+    """
 
 
 def check_format(source: Path) -> bool:
-    """Return whether the file is a zip archive. Raises RefusedFileError unless its pickles only
-    describe tensors."""
+    """Return whether the file is a zip archive.
+
+    Raises RefusedFileError unless its pickles only describe tensors.
+    """
     size = source.stat().st_size
     with source.open("rb") as file:
         start = file.read(len(_LEGACY_START))
@@ -158,8 +162,7 @@ def _check_operations(file: IO[bytes]) -> None:
 
 
 def convert_pickle(source: Path, target: Path, *, is_zip: bool) -> list[str]:
-    """Write the tensors of a file of torch.save as a safetensors file, and return what was left out
-    of it.
+    """Write the tensors of a file of torch.save as safetensors, and return what was left out.
 
     Args:
         is_zip: what `check_format` returned for this file.
@@ -174,8 +177,11 @@ def convert_pickle(source: Path, target: Path, *, is_zip: bool) -> list[str]:
 
 
 def _load(source: Path, *, is_mapped: bool) -> object:
-    """The content of a file, by torch's restricted loader. is_mapped: whether storages are mapped
-    and not read."""
+    """Return the content of a file, by torch's restricted loader.
+
+    Args:
+        is_mapped: whether storages are mapped, not read.
+    """
     import torch
 
     torch.serialization.clear_safe_globals()
@@ -192,7 +198,7 @@ def _load(source: Path, *, is_mapped: bool) -> object:
 
 
 def _tensors_of(content: object) -> tuple[dict[str, "Tensor"], list[str]]:
-    """The tensors in the content of a file, by name, and the names of what was left out.
+    """Return the tensors in the content of a file, by name, and the names of what was left out.
 
     A training often saves a table with the weights under "state_dict" and other things beside them.
 
@@ -255,8 +261,9 @@ def _check_tensor(name: str, value: Any) -> None:
 
 
 def _check_sizes(tensors: Mapping[str, "Tensor"], size: int) -> None:
-    """Check that tensors and their storages claim no more bytes than the file can hold. Nothing is
-    read for it.
+    """Check that tensors and their storages claim no more bytes than the file can hold.
+
+    Nothing is read for it.
 
     Raises:
         RefusedFileError: they claim more.
@@ -275,8 +282,7 @@ def _check_sizes(tensors: Mapping[str, "Tensor"], size: int) -> None:
 
 
 def _write_safetensors(path: Path, tensors: Mapping[str, "Tensor"]) -> None:
-    """Write a safetensors file, one tensor after the other, those with the largest numbers
-    first."""
+    """Write a safetensors file, tensor by tensor, those with the largest numbers first."""
     import torch
 
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
@@ -323,8 +329,9 @@ def _limit_work(size: int, seconds: int) -> None:
 
 
 def _forbid_side_effects(target: Path) -> None:
-    """From now on, end this process when it starts a program, opens a connection, or changes a file
-    but the target.
+    """End this process as soon as it has an effect on the machine.
+
+    Effects are starting a program, opening a connection, and changing a file other than the target.
 
     Nothing that the loader accepts does so: this is for faults of the loader, which had some.
     """
@@ -342,8 +349,10 @@ def _forbid_side_effects(target: Path) -> None:
 
 
 def _refuse(reason: str) -> NoReturn:
-    """Print why the file is not read, and end this process at once: an exception could be
-    caught."""
+    """Print why the file is not read, and end this process at once.
+
+    An exception could be caught.
+    """
     print(reason, flush=True)
     os._exit(REFUSED)
 

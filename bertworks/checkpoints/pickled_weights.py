@@ -1,5 +1,6 @@
-"""Weights in pytorch_model.bin, which is a pickle: a program. Only `convert --trust-pickle` reads
-them.
+"""Weights in pytorch_model.bin, which is a pickle: a program.
+
+Only `convert --trust-pickle` reads them.
 
 A child process (`pickle_reader`) reads the file and writes the tensors as safetensors; this process
 never opens the pickle. It reads what the child wrote as it reads any safetensors file of a
@@ -35,15 +36,14 @@ _HINT = "choose a model with safetensors, or ask the author of this one for them
 
 
 class PickledWeights(NamedTuple):
-    """The tensors under the names in their files, and what was left out or renamed, as
-    sentences."""
+    """Tensors under the names in their files, and sentences on what was left out or renamed."""
 
     tensors: dict[str, Tensor]
     notes: list[str]
 
 
 def find_pickle(folder: Path) -> Path | None:
-    """The pickle with the weights in a folder, or the index of several; None: there is none."""
+    """Return the pickle with the weights in a folder, the index of several, or None."""
     for name in (PICKLE, PICKLE_INDEX):
         if (folder / name).exists():
             return folder / name
@@ -106,8 +106,10 @@ def _check_file(file: Path, root: Path) -> None:
 
 
 def _convert(file: Path, target: Path) -> list[str]:
-    """Write the tensors of a pickle as safetensors, in a child process, and return the names of
-    what is left out."""
+    """Write the tensors of a pickle as safetensors, and return the names of what was left out.
+
+    A child process does this.
+    """
     seconds = _FIRST_SECONDS + file.stat().st_size // _BYTES_PER_SECOND
     # -I: neither variables nor the current folder decide what is imported; -B: no compiled files
     # are written.
@@ -153,6 +155,6 @@ def _convert(file: Path, target: Path) -> list[str]:
 
 
 def _lines(file: Path) -> list[str]:
-    """The lines that the child printed, which may be a stranger's."""
+    """Return the lines that the child printed, which may be a stranger's."""
     with file.open(encoding="utf-8", errors="replace") as text:
         return [printable(line) for line in text.read(_LONGEST_ANSWER).splitlines()]

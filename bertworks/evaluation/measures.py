@@ -1,5 +1,6 @@
-"""What an ablation reads of a trained arm: figures of held-out text, of a fine-tuning, of the
-training.
+"""Measure a trained arm of an ablation.
+
+The figures are of held-out text, of a fine-tuning, or of the training.
 
 - `MEASURES`: the measures by kind; the options of a measure are the keyword arguments of its
   function
@@ -54,8 +55,11 @@ class Arm(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A figure; and the same of SAMPLES resamples of its rows, or [] if it has no rows. Arms that
-    are measured on the same rows have the same resamples, so that their difference is paired."""
+    """A figure; and the same of SAMPLES resamples of its rows, or [] if it has no rows.
+
+    Arms that are measured on the same rows have the same resamples, so that their difference is
+    paired.
+    """
 
     value: float
     samples: list[float]
@@ -87,16 +91,15 @@ def measure_held_out(
         UsageError: a format without pairs.
         BertworksError: the model lacks the head, or has another vocabulary.
     """
-    path, shards = resolve_model(arm.model), Shards.open(arm.shards)
+    path = resolve_model(arm.model)
+    shards = Shards.open(arm.shards)
     config, state, tokenizer = load_model(path, needs={"encoder"})
     what = "the vocabulary of the model is not that of the held-out text"
     require(
         tokenizer.tokens == shards.tokenizer().tokens, what, path, "measure a fine-tuning instead"
     )
-    longest, hint = (
-        config.max_position_embeddings,
-        "set sequence_length in the options of the measure",
-    )
+    longest = config.max_position_embeddings
+    hint = "set sequence_length in the options of the measure"
     require(
         sequence_length <= longest,
         f"the model reads {longest} tokens, not {sequence_length}",
@@ -113,7 +116,8 @@ def measure_held_out(
         )
     check_components(component_names(state), set(heads_of([kind])), path)
     network = network_of(config, [kind], state).to(choose_device(arm.device))
-    store, rows = split_long_documents(shards), []
+    store = split_long_documents(shards)
+    rows = []
     documents = split_documents(store, arm.seed)[1]
     batches = held_out_batches(
         store,
@@ -142,7 +146,9 @@ def measure_held_out(
 def finetuning_request(
     data: str | list[str] = "", **options: Any
 ) -> FinetuneRequest | JointRequest:
-    """options: of `bertworks.finetune`. Several `data` are those of a joint fine-tuning.
+    """options: of `bertworks.finetune`.
+
+    Several `data` are those of a joint fine-tuning.
 
     Raises:
         UsageError: options that are set twice, or that do not fit together.
@@ -155,8 +161,10 @@ def finetuning_request(
 
 
 def measure_finetuning(arm: Arm, **options: Any) -> Measuring:
-    """The score on dev of a fine-tuning, see `finetuning_request`. Of a joint one, the first task
-    is measured. There is no comparison with simple methods."""
+    """Yield the score on dev of a fine-tuning, see `finetuning_request`.
+
+    Of a joint one, the first task is measured. There is no comparison with simple methods.
+    """
     request = finetuning_request(
         **{"model": arm.model, "seed": arm.seed, **options, **arm.finetune}
     )
@@ -191,8 +199,10 @@ def measure_pairs(
     languages: Sequence[str],
     direction: Literal["forward", "backward"] = "forward",
 ) -> Measuring:
-    """How often the nearest sentence is the translation, see `evaluate_pairs`. The pairs are the
-    rows."""
+    """How often the nearest sentence is the translation, see `evaluate_pairs`.
+
+    The pairs are the rows.
+    """
     yield Event("stage", "translations by the nearest vector", {"stage": "pairs"})
     found = evaluate_pairs(arm.model, files, languages=languages, device=arm.device)
     metric = mean_sums(found["correct"][direction])

@@ -1,5 +1,6 @@
-"""Where in a network syntax is: structural probes of every layer on a treebank (Hewitt and Manning
-2019).
+"""Find where in a network syntax is: structural probes of every layer on a treebank.
+
+The method is that of Hewitt and Manning 2019.
 
 - `evaluate_probe`: a model and a treebank -> figures of each layer, of a random encoder and of a
   chain of words
@@ -43,8 +44,10 @@ _CHAIN = "linear chain"
 
 
 class _Sentences(NamedTuple):
-    """All sentences as the network reads them, and their trees. Parts are ranges of their
-    numbers."""
+    """All sentences as the network reads them, and their trees.
+
+    Parts are ranges of their numbers.
+    """
 
     sequences: list[word_states.WordSequence]
     gold: list[GoldTree]
@@ -78,11 +81,12 @@ def evaluate_probe(
     output: str | Path | None = None,
     device: str = "auto",
 ) -> Iterator[Event]:
-    """Train a distance and a depth probe on the frozen states of each layer, and evaluate them on
-    the test part of a treebank (on dev if there is no test part). The event "done" has the figures
-    of each layer, of an untrained encoder of the same shape and of a linear chain, with 95 %
-    intervals over sentences and seeds. See `metrics.trees` for the figures and `training.probes`
-    for the training.
+    """Train a distance and a depth probe on the frozen states of each layer, and evaluate them.
+
+    They are evaluated on the test part of a treebank (on dev if there is no test part). The event
+    "done" has the figures of each layer, of an untrained encoder of the same shape and of a linear
+    chain, with 95 % intervals over sentences and seeds. See `metrics.trees` for the figures and
+    `training.probes` for the training.
 
     Args:
         data: a folder of CoNLL-U files, or one file (`datasets.treebank.read_treebank`).
@@ -120,10 +124,8 @@ def evaluate_probe(
         where=source.within,
         hint=hint,
     )
-    numbers, seed_range = (
-        _layers(layers, source.config.num_hidden_layers),
-        range(seed, seed + seeds),
-    )
+    numbers = _layers(layers, source.config.num_hidden_layers)
+    seed_range = range(seed, seed + seeds)
     width = source.config.hidden_size
     expect(
         rank <= width,
@@ -155,7 +157,7 @@ def evaluate_probe(
 
 
 def _layers(layers: str | Sequence[int], count: int) -> list[int]:
-    """The numbers of the layers. layers: see `evaluate_probe`."""
+    """Return the numbers of the layers. layers: see `evaluate_probe`."""
     hint = f"use all, or numbers from 0 (the embeddings) to {count}, as 0,2-4"
     if layers == "all":
         return list(range(count + 1))
@@ -171,21 +173,19 @@ def _layers(layers: str | Sequence[int], count: int) -> list[int]:
 
 
 def _read(source: LazyModel, bank: Treebank, sample: int) -> Generator[Event, None, _Sentences]:
-    """The sentences that fit into the model. sample: see `evaluate_probe`."""
-    longest, lowercase = (
-        source.config.max_position_embeddings,
-        source.sentence_transformer.settings.lowercase,
-    )
-    train, tested = bank.train, "test" if bank.test else "dev"
+    """Yield the sentences that fit into the model. sample: see `evaluate_probe`."""
+    longest = source.config.max_position_embeddings
+    lowercase = source.sentence_transformer.settings.lowercase
+    train = bank.train
+    tested = "test" if bank.test else "dev"
     if 0 < sample < len(train):
         train = [train[shuffled_index(n, len(train), 0, 0)] for n in range(sample)]
-    kept, long, parts = (
-        list[tuple[TreeSentence, word_states.WordSequence]](),
-        IssueCounter(),
-        dict[str, range](),
-    )
+    kept = list[tuple[TreeSentence, word_states.WordSequence]]()
+    long = IssueCounter()
+    parts = dict[str, range]()
     for name, sentences in (("train", train), ("dev", bank.dev), ("test", bank.test)):
-        start, pairs = len(kept), [(sentence.words, sentence.where) for sentence in sentences]
+        start = len(kept)
+        pairs = [(sentence.words, sentence.where) for sentence in sentences]
         read = word_states.read_words(pairs, source.tokenizer, longest, lowercase=lowercase)
         for sentence, sequence in zip(sentences, read, strict=True):
             if sequence is None:
@@ -230,8 +230,7 @@ def _read(source: LazyModel, bank: Treebank, sample: int) -> Generator[Event, No
 
 
 def _check_counted(gold: Sequence[GoldTree], data: object) -> None:
-    """Refuse sentences that no figure could be computed of, before the network computes
-    anything."""
+    """Refuse sentences without any figure, before the network computes anything."""
     hint = "name a larger treebank"
     what = (
         f"no sentence to evaluate on has {SHORTEST} to {LONGEST} words: only these count in "
@@ -280,7 +279,7 @@ def _figures(source: LazyModel, work: _Work, result: dict[str, Any]) -> Iterator
 
 
 def _random_encoder(source: LazyModel, work: _Work) -> Encoder | InferenceEncoder:
-    """An encoder of the same shape with the initial weights of a training."""
+    """Return an encoder of the same shape with the initial weights of a training."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(work.seeds[0])
         encoder = Encoder(source.config).to(work.device).requires_grad_(False).eval()
@@ -296,7 +295,8 @@ def _encoder_figures(
     starts = np.cumsum([0, *counts], dtype=np.int64)
     figures: dict[int, list[dict[str, RowSums]]] = {}
     with tempfile.TemporaryDirectory() as temporary:
-        folder, total = Path(temporary), len(counts)
+        folder = Path(temporary)
+        total = len(counts)
         # bytes: numbers are float16
         size = 2 * sum(counts) * len(work.layers) * encoder.config.hidden_size
         word_states.check_room(folder, size, _SMALLER)
@@ -327,7 +327,8 @@ def _probed(
     words: WordStates, work: _Work, seed: int, name: str
 ) -> Generator[Event, None, dict[str, RowSums]]:
     """Train the two probes of a layer with one seed, and evaluate them. name: of the layer."""
-    data, outputs = work.data, dict[ProbeKind, Any]()
+    data = work.data
+    outputs = dict[ProbeKind, Any]()
     for kind in _KINDS:
         gold = [tree.distances if kind == "distance" else tree.depths for tree in data.gold]
         settings: dict[str, Any] = {
@@ -350,7 +351,7 @@ def _probed(
 
 
 def _row(runs: Sequence[Mapping[str, RowSums]]) -> dict[str, Any]:
-    """The mean of each figure over the seeds, and its interval."""
+    """Return the mean of each figure over the seeds, and its interval."""
     means = {name: mean_of_runs([run[name] for run in runs]) for name in FIGURES}
     row: dict[str, Any] = {name: mean for name, (mean, _) in means.items()}
     return row | {"intervals": {name: list(interval) for name, (_, interval) in means.items()}}
@@ -363,7 +364,8 @@ def _row(runs: Sequence[Mapping[str, RowSums]]) -> dict[str, Any]:
 def _shown(row: Mapping[str, Any]) -> list[str]:
     """The figures of a row: fractions in percent, correlations as they are, the main ones with
     intervals."""
-    (low, high), (least, most) = row["intervals"]["uuas"], row["intervals"]["dspr"]
+    (low, high) = row["intervals"]["uuas"]
+    (least, most) = row["intervals"]["dspr"]
     uuas = f"{100 * row['uuas']:.1f} ({100 * low:.1f} to {100 * high:.1f})"
     return [
         uuas,
@@ -374,14 +376,14 @@ def _shown(row: Mapping[str, Any]) -> list[str]:
 
 
 def _rows(result: Mapping[str, Any]) -> list[list[str]]:
-    """The table: a row for each layer, those of the baselines after them."""
+    """Return the table: a row for each layer, those of the baselines after them."""
     rows = [[f"layer {row['layer']}", *_shown(row)] for row in result["layers"]]
     rows += [[f"untrained, layer {row['layer']}", *_shown(row)] for row in result["random"]]
     return [*rows, [_CHAIN, *_shown(result["chain"])]]
 
 
 def _verdict(result: Mapping[str, Any]) -> list[str]:
-    """The best layer compared with others, in words."""
+    """Return the best layer compared with others, in words."""
     lines = [f"best UUAS: layer {result['best_layer']}"]
     for name, row in result["differences"].items():
         low, high = (100 * end for end in row["interval"])
@@ -392,7 +394,7 @@ def _verdict(result: Mapping[str, Any]) -> list[str]:
 
 
 def probe_table(result: Mapping[str, Any]) -> str:
-    """The result of `evaluate_probe` in words."""
+    """Return the result of `evaluate_probe` in words."""
     rows = [["", *FIGURES.values()], *_rows(result)]
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = [
@@ -402,13 +404,13 @@ def probe_table(result: Mapping[str, Any]) -> str:
 
 
 def _summary(result: Mapping[str, Any]) -> str:
-    seeds = f", mean of {result['seeds']} seeds" * (result["seeds"] > 1)
+    seeds = f", mean of {result['seeds']} seeds" if result["seeds"] > 1 else ""
     probes = f"probes of rank {result['rank']} trained on {result['train']:,} sentences{seeds}"
     return f"{result['sentences']:,} sentences of {result['evaluated_on']}; {probes}"
 
 
 def probe_page(result: Mapping[str, Any]) -> str:
-    """The result of `evaluate_probe` as a page with two charts."""
+    """Return the result of `evaluate_probe` as a page with two charts."""
     name = str(result["model"])
     best = next(row for row in result["layers"] if row["layer"] == result["best_layer"])
     headline = (

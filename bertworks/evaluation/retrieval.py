@@ -1,5 +1,6 @@
-"""Search evaluated on a test collection: by vectors, by words, by both, and reranked by a second
-model.
+"""Evaluate search on a test collection.
+
+Rankings are by vectors, by words, by both, and reranked by a second model.
 
 - `read_collection`: a folder in the layout of TREC or BEIR -> documents, queries, relevance
   judgments
@@ -72,9 +73,10 @@ class Collection(NamedTuple):
 
 
 def read_collection(folder: str | Path) -> Collection:
-    """A whole collection. If TREC's judgments number the queries by their position, as in
-    Cranfield, the positions are the ids of the queries. A title is put before its text, unless the
-    text begins with it.
+    """Return a whole collection.
+
+    If TREC's judgments number the queries by their position, as in Cranfield, the positions are the
+    ids of the queries. A title is put before its text, unless the text begins with it.
 
     Raises:
         BertworksError: something is missing or occurs twice, a line is not a judgment, or two lines
@@ -84,7 +86,9 @@ def read_collection(folder: str | Path) -> Collection:
     require(folder.is_dir(), "no such folder", folder, _LAYOUTS)
     is_beir = (folder / "corpus.jsonl").exists()
     documents, queries, judgments = (_read_beir if is_beir else _read_trec)(folder)
-    missing, repeated, grades = IssueCounter(), IssueCounter(), Grades()
+    missing = IssueCounter()
+    repeated = IssueCounter()
+    grades = Grades()
     first: dict[tuple[str, str], tuple[int, str]] = {}
     for query, document, grade, where in judgments:
         earlier, place = first.setdefault((query, document), (grade, where))
@@ -150,7 +154,9 @@ def _add_text(
 
 
 def _read_trec(folder: Path) -> tuple[dict[str, str], dict[str, str], list[_Judgment]]:
-    documents, queries, judgments = dict[str, str](), dict[str, str](), list[_Judgment]()
+    documents = dict[str, str]()
+    queries = dict[str, str]()
+    judgments = list[_Judgment]()
     for path in sorted(
         path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")
     ):
@@ -190,10 +196,12 @@ def evaluate_retrieval(
     keep_identical: bool = False,
     device: str = "auto",
 ) -> Iterator[Event]:
-    """nDCG@10, mean average precision and recall over all queries of a test collection, for each
-    ranking. The fields of the event "done" are `dense`, `bm25`, `hybrid` and, with `rerank`,
-    `reranked`: figures by name; and `truncated`, `truncated_tokens` and `truncated_share`: how many
-    documents the model does not read to their end, and how much of them it leaves out.
+    """Compute nDCG@10, mean average precision and recall for each ranking of a test collection.
+
+    They are means over all queries. The fields of the event "done" are `dense`, `bm25`, `hybrid`
+    and, with `rerank`, `reranked`: figures by name; and `truncated`, `truncated_tokens` and
+    `truncated_share`: how many documents the model does not read to their end, and how much of them
+    it leaves out.
 
     Args:
         data: a folder in the layout of TREC or BEIR (`read_collection`).
@@ -225,10 +233,8 @@ def evaluate_retrieval(
         yield Event("note", text, {"identical": len(own)})
     collection = collection._replace(own=set()) if keep_identical else collection
     reranker = None if rerank is None else Reranker(rerank, device=device)
-    names, texts = (
-        list(collection.documents),
-        [text or "-" for text in collection.documents.values()],
-    )
+    names = list(collection.documents)
+    texts = [text or "-" for text in collection.documents.values()]
     queries = list(collection.queries.values())
     settings: dict[str, Any] = {
         "pooling": pooling,
@@ -270,9 +276,10 @@ def evaluate_pairs(
     device: str = "auto",
     on_note: Callable[[str], None] = no_notes,
 ) -> dict[str, Any]:
-    """How often the nearest sentence among all on the other side is the translation (P@1), in both
-    directions, by the cosine of vectors: the mean over tokens and layers. Without a trained vector
-    space; chance is 1 / pairs.
+    """Compute how often the nearest sentence on the other side is the translation (P@1).
+
+    Both directions count, by the cosine of vectors: the mean over tokens and layers. It needs no
+    trained vector space; chance is 1 / pairs.
 
     Args:
         files: translations, see `read_translations`: a table of two columns, or two files.

@@ -1,5 +1,6 @@
-"""The rows that a fine-tuned model was trained on, found again to see whether evaluated rows are
-among them.
+"""Find the rows that a fine-tuned model was trained on.
+
+They show whether evaluated rows are among them.
 
 The run folder of a fine-tuning names its data. Where that is a file of this machine and has not
 changed since, it is read again. Nothing is fetched from elsewhere: a folder may come from a

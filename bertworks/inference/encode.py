@@ -1,5 +1,6 @@
-"""What other programs expect of an object with a method `encode`: those that look for the methods
-of sentence-transformers, and mteb with its `EncoderProtocol`.
+"""Provide the method `encode` as other programs expect it of a model.
+
+Some look for the methods of sentence-transformers; mteb has its `EncoderProtocol`.
 
 - `texts_to_encode`: a list of texts, or the batches of a DataLoader, as texts
 - `selected_prompt`: the prompt before the texts
@@ -172,8 +173,9 @@ def _tensor(vectors: Any) -> Tensor:
 def mteb_model_meta(
     name: str, settings: SentenceTransformerSettings, dimension: int, fingerprint: Mapping[str, Any]
 ) -> Any:
-    """Return the `ModelMeta` of a model for mteb, which keeps results of earlier evaluations by
-    name and revision.
+    """Return the `ModelMeta` of a model for mteb.
+
+    It keeps results of earlier evaluations by name and revision.
 
     Args:
         name: the name of the model, without an organization.

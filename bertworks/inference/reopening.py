@@ -15,8 +15,7 @@ _OPENING = RLock()
 
 
 class Opening(NamedTuple):
-    """A call that opens an object: a function of a module, and its arguments, which are a few short
-    values."""
+    """A call that opens an object: a function of a module, and its few short arguments."""
 
     function: Callable[..., "Reopened"]
     arguments: tuple[Hashable, ...]

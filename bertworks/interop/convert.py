@@ -96,8 +96,9 @@ def convert(
     accept_changes: bool = False,
     trust_pickle: bool = False,
 ) -> Iterator[Event]:
-    """Write a model as a clean folder: config.json, model.safetensors (float32), tokenizer files,
-    README.md.
+    """Write a model as a clean folder.
+
+    It has config.json, model.safetensors (float32), the tokenizer files and README.md.
 
     The same source gives the same bytes (except the name in a new model card). A converted folder
     converts to itself. Iterate to the end to finish the work.
@@ -227,7 +228,9 @@ def _with_head(model: Model, notes: list[str]) -> _Source:
 def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
     """Write a source to a folder that does not exist, or is empty. name: of the source, for the
     model card."""
-    model, notes, longest = source.model, source.notes, source.model.config.max_position_embeddings
+    model = source.model
+    notes = source.notes
+    longest = source.model.config.max_position_embeddings
     # readers truncate their texts to it
     if model.tokenizer.model_max_length > longest and not source.tokenizer_files:
         notes.append(
@@ -294,9 +297,11 @@ def _require_config(source: ModelFolder) -> None:
 def _read_folder(source: ModelFolder, weight_files: Sequence[str] = ()) -> _Source:
     """Read a model folder. weight_files: patterns of the files of its weights, if they are no
     safetensors."""
-    folder, inner = source.folder, source.within
+    folder = source.folder
+    inner = source.within
     _require_config(source)
-    settings, model = source.settings, source.load()
+    settings = source.settings
+    model = source.load()
     sentence, kept_files, notes = _sentence_transformer(source)
     head, task = _head(source, model.state)
     if task is not None and task.divides_logits:
@@ -380,7 +385,8 @@ def _head(
     Raises:
         BertworksError: config.json does not name the head of these weights, or another one.
     """
-    folder, settings = source.within, source.settings
+    folder = source.within
+    settings = source.settings
     parts = hf_mapping.component_names(state)
     names = ", ".join(sorted(parts & _HEADS))
     if not names:

@@ -1,5 +1,7 @@
-"""A model as an ONNX file for other programs: traced, compared with the model and timed before it
-appears."""
+"""Write a model as an ONNX file for other programs.
+
+The model is traced; the file is compared with the model and timed before it appears.
+"""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -75,11 +77,12 @@ def outputs_of(network: ExportedNetwork, batch: Batch) -> Tensor:
 
 
 def write_onnx(path: Path, network: ExportedNetwork) -> None:
-    """Traces the network and writes one file. `input_ids`, `attention_mask` (1: a token, 0:
-    padding) and `token_type_ids` (where the model has any), int64 [batch, length], for choices
-    [batch, choices, length], become float32 `last_hidden_state` [batch, length, hidden]; or
-    `logits`, [batch, length, outputs], [batch, outputs] or [batch, choices]; or `start_logits` and
-    `end_logits`, [batch, length].
+    """Traces the network and writes one file.
+
+    `input_ids`, `attention_mask` (1: a token, 0: padding) and `token_type_ids` (where the model has
+    any), int64 [batch, length], for choices [batch, choices, length], become float32
+    `last_hidden_state` [batch, length, hidden]; or `logits`, [batch, length, outputs], [batch,
+    outputs] or [batch, choices]; or `start_logits` and `end_logits`, [batch, length].
 
     The exporter by tracing is used, and attention as two products and a softmax: what onnxruntime
     computes fastest.
@@ -158,9 +161,11 @@ def _simplify(path: Path) -> None:
         import onnxruntime
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.optimized_model_filepath, options.log_severity_level = str(path), 4
+    options.optimized_model_filepath = str(path)
+    options.log_severity_level = 4
     # it makes Gemm of matrices that are not transposed
-    providers, kept = ["CPUExecutionProvider"], ["MatMulAddFusion"]
+    providers = ["CPUExecutionProvider"]
+    kept = ["MatMulAddFusion"]
     onnxruntime.InferenceSession(
         path.read_bytes(), options, providers=providers, disabled_optimizers=kept
     )
@@ -168,17 +173,21 @@ def _simplify(path: Path) -> None:
 
 def _split_gemm(graph: Any) -> None:
     """Linear layers as MatMul and Add, which onnxruntime can quantize and computes as fast as Gemm.
+
     Their matrices are transposed here; before the product with the embedding matrix, which the
-    embeddings read as well, a Transpose does it, and no copy is in the file."""
+    embeddings read as well, a Transpose does it, and no copy is in the file.
+    """
     import onnx
 
-    make, arrays = onnx.helper.make_node, onnx.numpy_helper
+    make = onnx.helper.make_node
+    arrays = onnx.numpy_helper
     matrices = {tensor.name: tensor for tensor in graph.initializer}
     embeddings = {node.input[0] for node in graph.node if node.op_type == "Gather"}
     for node in [node for node in graph.node if node.op_type == "Gemm"]:
         x, matrix, *bias = node.input
         right = f"{node.name}/table" if matrix in embeddings else matrix
-        product, place = f"{node.name}/product", list(graph.node).index(node)
+        product = f"{node.name}/product"
+        place = list(graph.node).index(node)
         graph.node.remove(node)
         graph.node.insert(place, make("Add", [product, *bias], node.output))
         graph.node.insert(place, make("MatMul", [x, right], [product]))
@@ -198,15 +207,15 @@ class _Traced(torch.nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> Any:
-        sizes, encoder = input_ids.shape, getattr(self.network, "encoder", self.network)
+        sizes = input_ids.shape
+        encoder = getattr(self.network, "encoder", self.network)
         layout: Any = _PaddedLayout(
             attention_mask.view(-1, sizes[-1]), encoder.config.max_position_embeddings
         )
-        ids, types = (
-            input_ids.flatten(),
-            None if token_type_ids is None else token_type_ids.flatten(),
-        )
-        task, pooler = getattr(self.network, "task", None), getattr(self.network, "pooler", None)
+        ids = input_ids.flatten()
+        types = None if token_type_ids is None else token_type_ids.flatten()
+        task = getattr(self.network, "task", None)
+        pooler = getattr(self.network, "pooler", None)
         positions = (
             torch.arange(len(layout.position_ids)) if pooler is None else pooler.tokens(layout)
         )
@@ -221,10 +230,15 @@ class _Traced(torch.nn.Module):
 
 
 class _PaddedLayout:
-    """The interface of `Layout` for a rectangle of which a mask says where the tokens are. All
-    sizes are traced."""
+    """The interface of `Layout` for a rectangle of which a mask says where the tokens are.
 
-    is_uniform, is_causal, rank, memory = False, False, None, None
+    All sizes are traced.
+    """
+
+    is_uniform = False
+    is_causal = False
+    rank = None
+    memory = None
 
     def __init__(self, mask: Tensor, num_positions: int):
         self.present = mask.bool()
@@ -233,7 +247,8 @@ class _PaddedLayout:
         self.position_ids = torch.arange(self.max_seqlen).expand(self.num_sequences, -1).flatten()
         self.first = torch.arange(self.num_sequences) * self.max_seqlen
         self.last = self.first + mask.sum(1) - 1
-        self.visible, self.groups = self.present[:, None, None], [self]
+        self.visible = self.present[:, None, None]
+        self.groups = [self]
 
     def directed(self, direction: str) -> "_PaddedLayout":
         if direction == "left_to_right":
@@ -256,7 +271,8 @@ LARGEST_DIFFERENCE = 1e-4  # in logits; of numbers beyond 100, as a regression m
 # sequences, tokens of the longest
 _SHAPES = ((1, 1), (1, 2), (1, 16), (2, 7), (3, 33), (8, 64), (5, 128), (2, 512))
 _USUAL = ((1, 20), (16, 48), (4, 200))  # the same, for timing without data
-_ROWS, _ROUNDS = 256, 3  # rows of the data that are timed; rounds of the timing
+_ROWS = 256
+_ROUNDS = 3  # rows of the data that are timed; rounds of the timing
 _RECORD = "export.json"  # what was exported, and the hash of the file
 
 
@@ -284,9 +300,11 @@ def export(
     data: str | Path | None = None,
     subfolder: bool = False,
 ) -> Iterator[Event]:
-    """Export a model to a folder with one ONNX file, config and tokenizer; `Predictor` and
-    `predict_file` read it. The file is compared with the model before the folder appears. A folder
-    that holds this export already, as after an interruption at the very end, stays as it is.
+    """Export a model to a folder with one ONNX file, config and tokenizer.
+
+    `Predictor` and `predict_file` read it. The file is compared with the model before the folder
+    appears. A folder that holds this export already, as after an interruption at the very end,
+    stays as it is.
 
     Args:
         model: fine-tuned, pre-trained (its masked LM is exported) or an encoder alone.
@@ -343,7 +361,8 @@ def _export(
     path = folder / place
     path.parent.mkdir(exist_ok=True)
     is_encoder = isinstance(source.network, Encoder)
-    config, names = source.model.config, ["encoder."] if is_encoder else ["encoder.", "lm_head."]
+    config = source.model.config
+    names = ["encoder."] if is_encoder else ["encoder.", "lm_head."]
     head: dict[str, Any] = {"architectures": [architecture_of(names, config)]}
     if source.task:
         head = exported_settings(source.task, config)
@@ -405,7 +424,7 @@ def _export(
 
 
 def _open(model: str | Path, *, encoder_only: bool) -> _Source:
-    """The network to export.
+    """Return the network to export.
 
     Raises:
         UsageError: an exported model, or weights in a subfolder.
@@ -435,7 +454,8 @@ def _open(model: str | Path, *, encoder_only: bool) -> _Source:
         )
         compares = predictor.description.vectors in ("pair", "cosine")
         require(not compares, what, source, "export only the hidden states: --encoder")
-        network, task = predictor.network, predictor.description
+        network = predictor.network
+        task = predictor.description
         layer, task = put_temperature_into_weights(output_layer(network.state_dict()), task)
         network.load_state_dict(layer, strict=False, assign=True)
         return _Source(name, source, network, predictor, task)
@@ -446,24 +466,24 @@ def _open(model: str | Path, *, encoder_only: bool) -> _Source:
 
 
 def _drawn(source: _Source, draw: np.random.Generator, sequences: int, length: int) -> Batch:
-    """Random sequences: one of the length, the others shorter. The targets are those of the
-    head."""
+    """Random sequences: one of the length, the others shorter.
+
+    The targets are those of the head.
+    """
     longest = min(length, source.model.config.max_position_embeddings)
     is_pooled = isinstance(source.network, TaskModel) and source.network.task.pooled
     examples = []
     for n in [longest, *draw.integers(max(1, longest // 4), longest + 1, sequences - 1)]:
         positions = np.zeros(1, np.int64) if is_pooled else np.arange(n)
         target = Target(positions, np.zeros(len(positions), np.int64))
-        ids, kinds = (
-            draw.integers(0, source.model.config.vocab_size, n),
-            np.sort(draw.integers(0, 2, n)),
-        )
+        ids = draw.integers(0, source.model.config.vocab_size, n)
+        kinds = np.sort(draw.integers(0, 2, n))
         examples.append(Example(ids, kinds, {"task": target}))
     return collate(examples)
 
 
 def _batches(source: _Source, data: str | Path | None) -> list[Batch]:
-    """The batches to time: rows of the data, or random sequences of usual lengths."""
+    """Return the batches to time: rows of the data, or random sequences of usual lengths."""
     if data is None or source.predictor is None:
         draw = np.random.default_rng(0)
         return [_drawn(source, draw, sequences, length) for sequences, length in _USUAL]
@@ -475,15 +495,17 @@ def _batches(source: _Source, data: str | Path | None) -> list[Batch]:
 
 
 def _compared(source: _Source, exported: OnnxModel, where: str) -> float:
-    """The largest difference on eight shapes.
+    """Return the largest difference on eight shapes.
 
     Raises:
         BertworksError: it is too large.
     """
-    draw, worst = np.random.default_rng(0), 0.0
+    draw = np.random.default_rng(0)
+    worst = 0.0
     for shape in _SHAPES:
         batch = _drawn(source, draw, *shape)
-        ours, theirs = source.logits(batch), exported.logits(batch)
+        ours = source.logits(batch)
+        theirs = exported.logits(batch)
         difference = float((ours - theirs).abs().max())
         what = (
             f"what was exported differs from the model by {difference:.1e} on {shape[0]} x "

@@ -1,4 +1,7 @@
-"""One object with all abilities of a model. Each ability is loaded when it is first used."""
+"""One object with all abilities of a model.
+
+Each ability is loaded when it is first used.
+"""
 
 from collections.abc import Callable, Iterable
 from functools import cache, cached_property, partial
@@ -30,13 +33,17 @@ _WHY = packaged_table(__file__, "abilities.toml")
 
 
 class MissingMethodError(BertworksError, AttributeError):
-    """The model has no method `predict`, as it has no task. `hasattr` reads an AttributeError as
-    False."""
+    """The model has no method `predict`, as it has no task.
+
+    `hasattr` reads an AttributeError as False.
+    """
 
 
 class LoadedModel(ModelUser):
-    """A model that `load` opened. Its weights are read when they are first needed. All methods
-    share one copy. A pickle holds the path of the model folder and a hash of its files.
+    """A model that `load` opened.
+
+    Its weights are read when they are first needed. All methods share one copy. A pickle holds the
+    path of the model folder and a hash of its files.
 
     A fine-tuned model is a `FinetunedModel`, which has a method `predict` besides those of this
     class.
@@ -81,9 +88,11 @@ class LoadedModel(ModelUser):
     if not TYPE_CHECKING:  # mypy would accept any name
 
         def __getattr__(self, name: str) -> Any:
-            """Explain why a model without a task has no method `predict`. The class does not have
-            the method either: mteb takes each object that has one for a cross-encoder, and gives it
-            no texts to encode."""
+            """Explain why a model without a task has no method `predict`.
+
+            The class does not have the method either: mteb takes each object that has one for a
+            cross-encoder, and gives it no texts to encode.
+            """
             if name == "predict":
                 if "predict" in self.can:
                     what = "a LoadedModel has no method predict, though this model is fine-tuned"
@@ -273,9 +282,10 @@ def load(
     precision: PrecisionOption = "auto",
     language: str = "",
 ) -> LoadedModel:
-    """A model as one object, for whatever it can do: `fill`, `generate`, `score`, `embed`,
-    `detect`, `predict`, `explain`, `encode`, `tokenizer`, `config`. `can` lists what it can do;
-    errors name the alternative.
+    """Return a model as one object that has a method for each of its uses.
+
+    They are `fill`, `generate`, `score`, `embed`, `detect`, `predict`, `explain`, `encode`,
+    `tokenizer` and `config`. `can` lists what the model supports; errors name the alternative.
 
     Args:
         model: a folder of ours, of transformers, of sentence-transformers, or an exported one;

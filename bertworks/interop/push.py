@@ -26,8 +26,9 @@ def push(
     private: bool = False,
     licence: str | None = None,
 ) -> Iterator[Event]:
-    """Upload a model folder to the hub as `owner/name`, in one commit. Creates the repository if
-    needed.
+    """Upload a model folder to the hub as `owner/name`, in one commit.
+
+    Creates the repository if needed.
 
     Args:
         folder: a model folder on this machine.
@@ -98,10 +99,8 @@ def _list_files(folder: Path) -> tuple[dict[str, int], list[str]]:
     """
     names, others = split_files(folder, MODEL_FILES)
     convert = f"bertworks convert {quoted(folder)} -o ANOTHER-FOLDER"
-    what, hint = (
-        "links are not sent: they may lead to private files",
-        f"copy the model to a new folder: {convert}",
-    )
+    what = "links are not sent: they may lead to private files"
+    hint = f"copy the model to a new folder: {convert}"
     for file in [folder / name for name in names]:
         require(not file.is_symlink() and not file.parent.is_symlink(), what, file, hint)
     files = {name: (folder / name).stat().st_size for name in names}
@@ -116,7 +115,7 @@ def _list_files(folder: Path) -> tuple[dict[str, int], list[str]]:
 
 
 def _complete_card(path: Path, repository: str, licence: str | None) -> tuple[str, list[str]]:
-    """The card with its license, and notes on what is missing."""
+    """Return the card with its license, and notes on what is missing."""
     from huggingface_hub import ModelCard
 
     try:
@@ -128,7 +127,8 @@ def _complete_card(path: Path, repository: str, licence: str | None) -> tuple[st
         raise BertworksError(what, where=str(path)) from None
     if licence is not None and data.get("license") != licence:
         card.data.license = licence
-        text, data = str(card), card.data.to_dict()
+        text = str(card)
+        data = card.data.to_dict()
     missing = [name for name in ("license", "language", "library_name") if not data.get(name)]
     notes = [f"the card lacks {', '.join(missing)} (between the first two lines of ---)"] * bool(
         missing
@@ -158,10 +158,8 @@ def _send(repository: str, content: Mapping[str, Path | bytes], *, private: bool
             ).commit_url
         )
     except OfflineModeIsEnabled:
-        what, hint = (
-            "HF_HUB_OFFLINE is set: the hub is not used",
-            "unset HF_HUB_OFFLINE; or --dry-run",
-        )
+        what = "HF_HUB_OFFLINE is set: the hub is not used"
+        hint = "unset HF_HUB_OFFLINE; or --dry-run"
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else "no answer"
         what = f"the hub refused the upload ({status}): {one_line(error.server_message or error)}"

@@ -1,5 +1,7 @@
-"""Labels and entities compared: how many are right, the entities of tags, pairs of gold and
-predicted entities.
+"""Compare predicted with gold labels and entities.
+
+Counts of right, predicted and gold spans, entities of tags, and pairs of gold and predicted
+entities.
 
 Labels of whole texts are entities, too: all have the span 0 to 1.
 """
@@ -30,10 +32,8 @@ def count_spans(rows: Spans, types: Sequence[str] = ()) -> tuple[list[str], Arra
     names = list(types) or sorted(
         {kind for _, *sides in counted for kinds in sides for kind in kinds}
     )
-    numbers, counts = (
-        {name: number for number, name in enumerate(names)},
-        np.zeros((len(counted), 3, len(names))),
-    )
+    numbers = {name: number for number, name in enumerate(names)}
+    counts = np.zeros((len(counted), 3, len(names)))
     for row, parts in zip(counts, counted, strict=True):
         for count, kinds in zip(row, parts, strict=True):
             for kind, times in kinds.items():
@@ -64,10 +64,8 @@ def paired(gold: Sequence[Span], given: Sequence[Span]) -> list[tuple[Span | Non
     left = dict.fromkeys(span for span in given if span not in both)  # in order
     order = {span: place for place, span in enumerate(left)}
     ordered = sorted(left)
-    starts, ends = (
-        [span[0] for span in ordered],
-        list(accumulate((span[1] for span in ordered), max)),
-    )
+    starts = [span[0] for span in ordered]
+    ends = list(accumulate((span[1] for span in ordered), max))
     pairs: list[tuple[Span | None, Span | None]] = []
     for span in dict.fromkeys(gold):
         near = (
@@ -89,8 +87,10 @@ def paired(gold: Sequence[Span], given: Sequence[Span]) -> list[tuple[Span | Non
 
 
 def area_under_curve(scores: Array, labels: Array) -> float:
-    """The area under the ROC curve: how often a positive item has a higher score than a negative
-    one; equal scores count half. nan without items of both kinds.
+    """Return the area under the ROC curve.
+
+    It is how often a positive item has a higher score than a negative one; equal scores count half.
+    Without items of both kinds it is nan.
 
     scores: float [n]. labels: bool [n].
     """

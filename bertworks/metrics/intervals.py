@@ -1,5 +1,6 @@
-"""Confidence intervals of metrics, and of the difference between two predictions of the same rows;
-calibration.
+"""Compute confidence intervals of metrics, and of differences between predictions of the same rows.
+
+Also calibration: temperatures, thresholds and the expected calibration error.
 
 - `RowSums`: a metric as a function of sums over rows, so that thousands of resamples are a matrix
   product
@@ -32,7 +33,8 @@ from bertworks.errors import BertworksError
 Array = NDArray[np.float64]
 SAMPLES = 1000
 FEWEST_GROUPS = 10  # that are resampled as a whole; fewer would show too little of the chance
-_BLOCK, _ROWS = 1 << 24, 1 << 15  # numbers, rows of logits in memory at a time
+_BLOCK = 1 << 24
+_ROWS = 1 << 15  # numbers, rows of logits in memory at a time
 _Z = 1.959963984540054  # of 95 %
 
 
@@ -62,11 +64,14 @@ class RowSums:
 def resampled(metric: RowSums, groups: Sequence[Hashable] = (), seed: int = 0) -> Array:
     """The metric of SAMPLES resamples of the groups, which are single rows if there are none: the
     same resamples for equal groups and seeds."""
-    count, generator, numbers = len(metric.rows), np.random.default_rng(seed), dict[Hashable, int]()
+    count = len(metric.rows)
+    generator = np.random.default_rng(seed)
+    numbers = dict[Hashable, int]()
     group_of_row = np.array(
         [numbers.setdefault(key, len(numbers)) for key in groups or range(count)]
     )
-    shares, at_once = np.full(len(numbers), 1 / len(numbers)), max(1, _BLOCK // count)
+    shares = np.full(len(numbers), 1 / len(numbers))
+    at_once = max(1, _BLOCK // count)
     scores = []
     for start in range(0, SAMPLES, at_once):
         drawn = generator.multinomial(len(numbers), shares, min(at_once, SAMPLES - start))
@@ -82,7 +87,8 @@ def interval_of_mean(scores: Sequence[float], samples: Sequence[Array]) -> Inter
         each training.
     """
     means = np.mean(samples, axis=0)
-    if (count := len(scores)) > 1:
+    count = len(scores)
+    if count > 1:
         from scipy.special import stdtrit
 
         # Student's t, in an order of chance
@@ -93,7 +99,7 @@ def interval_of_mean(scores: Sequence[float], samples: Sequence[Array]) -> Inter
 
 
 def mean_of_runs(runs: Sequence[RowSums]) -> tuple[float, Interval]:
-    """The mean of several trainings, each measured on the same rows, and its interval."""
+    """Return the mean of several trainings, each measured on the same rows, and its interval."""
     values = [run.value for run in runs]
     return float(np.mean(values)), interval_of_mean(values, list(map(resampled, runs)))
 
@@ -114,42 +120,41 @@ def difference(metric: RowSums, other: RowSums) -> RowSums:
 
 
 def groups_or_rows(groups: Sequence[Hashable]) -> Sequence[Hashable]:
-    """The group of each row, or the rows themselves if the groups are too few."""
+    """Return the group of each row, or the rows themselves if the groups are too few."""
     return groups if len(set(groups)) >= FEWEST_GROUPS else range(len(groups))
 
 
 def wilson_interval(right: float, count: int) -> Interval:
     """95 % interval of a fraction: never below 0 or above 1, and sound for few rows."""
-    share, square = right / count, _Z * _Z / count
-    center, margin = (
-        share + square / 2,
-        _Z * math.sqrt(share * (1 - share) / count + square / (4 * count)),
-    )
+    share = right / count
+    square = _Z * _Z / count
+    center = share + square / 2
+    margin = _Z * math.sqrt(share * (1 - share) / count + square / (4 * count))
     return Interval(
         max(0.0, (center - margin) / (1 + square)), min(1.0, (center + margin) / (1 + square))
     )
 
 
 def middle(samples: Array) -> Interval:
-    """The middle 95 % of a metric of resamples."""
+    """Return the middle 95 % of a metric of resamples."""
     low, high = np.quantile(samples, [0.025, 0.975])
     return Interval(float(low), float(high))
 
 
 def ratio(above: Array, below: Array) -> Array:
-    """The quotient; 0 where a division by zero would be."""
+    """Return the quotient; 0 where a division by zero would be."""
     return np.divide(above, below, out=np.zeros(np.broadcast(above, below).shape), where=below != 0)
 
 
 def ratio_sums(above: Sequence[float], below: Sequence[float]) -> RowSums:
-    """The ratio of the sums of two figures of each row."""
+    """Return the ratio of the sums of two figures of each row."""
     return RowSums(
         np.stack([above, below], 1).astype(np.float64), lambda sums: ratio(sums[:, 0], sums[:, 1])
     )
 
 
 def mean_sums(values: Sequence[float]) -> RowSums:
-    """The mean of a figure of each row."""
+    """Return the mean of a figure of each row."""
     return ratio_sums(values, np.ones(len(values)).tolist())
 
 
@@ -177,7 +182,7 @@ def correlations(gold: Sequence[float], predicted: Sequence[float]) -> dict[str,
 
 
 def _correlation_sums(numbers: Array) -> RowSums:
-    """The Pearson correlation of two numbers of each row, [2, rows]."""
+    """Return the Pearson correlation of two numbers of each row, [2, rows]."""
     numbers = numbers - numbers[:, :1]  # equal numbers are 0 then, and have exactly no correlation
     # sums of squares around the mean lose no digits
     x, y = numbers - numbers.mean(1, keepdims=True)
@@ -200,7 +205,8 @@ def count_sums(counts: Array) -> dict[str, RowSums]:
     resample without the rows of a label that is never found would have a far better score than any
     model has.
     """
-    rows, shape = counts.reshape(len(counts), -1), counts.shape[1:]
+    rows = counts.reshape(len(counts), -1)
+    shape = counts.shape[1:]
     num_labels = np.count_nonzero(counts[:, 1:].sum((0, 1)))
 
     def macro_f1(sums: Array) -> Array:
@@ -214,8 +220,10 @@ def count_sums(counts: Array) -> dict[str, RowSums]:
 
 
 def _f1_of_labels(counts: Array) -> Array:
-    """[samples, 3, labels] -> F1 of each label [samples, labels]; 0 of a label that does not
-    occur."""
+    """Return the F1 of each label: counts [samples, 3, labels] -> [samples, labels].
+
+    The F1 of a label that does not occur is 0.
+    """
     right, predicted, gold = counts.swapaxes(0, 1)
     return ratio(2 * right, predicted + gold)
 
@@ -303,11 +311,9 @@ def confidences(
     """
     from scipy.special import expit, softmax
 
-    divisors, found, right = (
-        np.broadcast_to(np.asarray(temperature, np.float64), len(logits)),
-        [],
-        [],
-    )
+    divisors = np.broadcast_to(np.asarray(temperature, np.float64), len(logits))
+    found = []
+    right = []
     for start in range(0, max(1, len(logits)), _ROWS):
         part = slice(start, start + _ROWS)
         x = logits[part] / divisors[part, None]
@@ -332,7 +338,8 @@ def expected_calibration_error(
         groups: numbers from 0: predictions that are resampled together, as those of the words of a
             sentence; (): none.
     """
-    count, bins = len(confidence), min(bins, len(confidence))
+    count = len(confidence)
+    bins = min(bins, len(confidence))
     bin_of = np.empty(count, np.int64)
     bin_of[np.argsort(confidence, kind="stable")] = np.arange(count) * bins // count
     group_of = np.asarray(groups if len(groups) else range(count), np.int64)
@@ -355,7 +362,8 @@ def _debiased_error(sums: Array) -> Array:
 
     count, confidence, correct = sums.swapaxes(0, 1)
     there = np.maximum(count, 1)
-    gap, share = np.abs(correct - confidence) / there, correct / there
+    gap = np.abs(correct - confidence) / there
+    share = correct / there
     noise = np.sqrt(2 * share * (1 - share) / there) + 1e-9  # deviation of the gap, times √2
     # of |gap + noise|
     expected = noise / math.sqrt(math.pi) * np.exp(-np.square(gap / noise)) + gap * erf(gap / noise)
@@ -367,7 +375,8 @@ def best_label_threshold(probabilities: Array, gold: Gold) -> float:
     middle of the probabilities on its two sides, so that no label depends on the last digit; 0.5 if
     no label is ever true."""
     order = np.argsort(-probabilities, axis=None, kind="stable")
-    p, right = probabilities.ravel()[order], np.cumsum(gold.ravel()[order] > 0)
+    p = probabilities.ravel()[order]
+    right = np.cumsum(gold.ravel()[order] > 0)
     if not len(right) or not right[-1]:
         return 0.5
     f1 = 2 * right / (np.arange(1, len(p) + 1) + right[-1])

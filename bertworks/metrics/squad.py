@@ -1,5 +1,6 @@
-"""The metrics of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016 and 2018), equal to the official scripts
-to the last digit.
+"""Compute the metrics of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016 and 2018).
+
+They equal those of the official scripts to the last digit.
 
 Figures are percentages. Answers are compared in lower case, without punctuation, articles and extra
 spaces; the gold answer with the best score counts.
@@ -43,7 +44,7 @@ def evaluate_answers(
     no_answer_probabilities: Mapping[str, float] | None = None,
     unit: F1Unit = "word",
 ) -> tuple[dict[str, float], list[SquadScore]]:
-    """The figures, and the score of each question.
+    """Return the figures, and the score of each question.
 
     The figures: `exact` (the script of 1.1 calls it exact_match), `f1`, `total` and `missing`; for
     2.0 the same but `missing` for questions with and without an answer (`HasAns_...`, `NoAns_...`);
@@ -68,7 +69,8 @@ def evaluate_answers(
             probability.
     """
     require(questions, "no questions: there is nothing to score", hint="name a file with questions")
-    if twice := [name for name, times in Counter(q.id for q in questions).items() if times > 1]:
+    twice = [name for name, times in Counter(q.id for q in questions).items() if times > 1]
+    if twice:
         raise BertworksError(
             f"two questions have the id {twice[0]!r}: which one a prediction is for is unknown"
         )
@@ -87,7 +89,8 @@ def evaluate_answers(
     figures = _means(kept.values())
     if version == "2.0":
         for part, answered in (("HasAns", True), ("NoAns", False)):
-            if chosen := [kept[q.id] for q in questions if bool(q.answers) is answered]:
+            chosen = [kept[q.id] for q in questions if bool(q.answers) is answered]
+            if chosen:
                 figures |= {f"{part}_{name}": value for name, value in _means(chosen).items()}
     if no_answer_probabilities is not None:
         figures |= _best(questions, predictions, scores, no_answer_probabilities)
@@ -97,7 +100,7 @@ def evaluate_answers(
 
 
 def f1_unit_of(contexts: Iterable[str]) -> F1Unit:
-    """The unit of F1: characters if most letters are Japanese or Chinese, else words."""
+    """Return the unit of F1: characters if most letters are Japanese or Chinese, else words."""
     letters = east_asian = 0
     for context in contexts:
         letters += sum(map(str.isalpha, context))
@@ -108,7 +111,7 @@ def f1_unit_of(contexts: Iterable[str]) -> F1Unit:
 def score_answer(
     answers: Sequence[str], prediction: str | None, *, version: SquadVersion, unit: F1Unit = "word"
 ) -> SquadScore:
-    """The score of one answer: the best agreement with any of the gold answers."""
+    """Return the score of one answer: the best agreement with any of the gold answers."""
     if prediction is None:
         return SquadScore(0.0, 0.0)
     golds = [normalize(answer) for answer in answers]
@@ -126,8 +129,10 @@ def score_answer(
 
 
 def normalize(answer: str) -> str:
-    """Lower case, without ASCII punctuation and the articles a, an, the; one space between
-    words."""
+    """Return an answer in lower case, without ASCII punctuation and English articles.
+
+    There is one space between words.
+    """
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_NO_PUNCTUATION)).split())
 
 
@@ -138,14 +143,16 @@ def _f1(gold: Counter[str], answer: Counter[str], *, both_empty: float) -> float
     common = (gold & answer).total()
     if not common:
         return 0.0
-    precision, recall = common / answer.total(), common / gold.total()
+    precision = common / answer.total()
+    recall = common / gold.total()
     return (2 * precision * recall) / (precision + recall)
 
 
 def _means(scores: Collection[SquadScore]) -> dict[str, float]:
     exact = f1 = 0.0
     for score in scores:  # not sum(), which rounds differently since Python 3.12
-        exact, f1 = exact + score.exact, f1 + score.f1
+        exact = exact + score.exact
+        f1 = f1 + score.f1
     return {
         "exact": 100.0 * exact / len(scores),
         "f1": 100.0 * f1 / len(scores),
@@ -161,7 +168,8 @@ def _best(
 ) -> dict[str, float]:
     """The best figures under any threshold: questions get their answers in the order of
     confidence."""
-    if unknown := [q.id for q in questions if q.id in predictions and q.id not in probabilities]:
+    unknown = [q.id for q in questions if q.id in predictions and q.id not in probabilities]
+    if unknown:
         raise BertworksError(
             f"the question {unknown[0]!r} is answered but has no no-answer probability"
         )

@@ -1,5 +1,6 @@
-"""Figures of predicted distances and depths of words against dependency trees (Hewitt and Manning
-2019, section 3).
+"""Compare predicted distances and depths of words with dependency trees.
+
+The figures are those of Hewitt and Manning 2019, section 3.
 
 - `tree_distances`: of the words of a tree
 - `spanning_tree`: the minimum spanning tree of distances
@@ -17,23 +18,30 @@ from numpy.typing import NDArray
 
 from bertworks.metrics.intervals import Array, RowSums, ratio, ratio_sums
 
-SHORTEST, LONGEST = 5, 50  # sentences, in words, that count in the rank correlations
+SHORTEST = 5
+LONGEST = 50  # sentences, in words, that count in the rank correlations
 Numbers = NDArray[np.floating[Any]] | NDArray[np.int64]
 
 
 def tree_distances(heads: Sequence[int]) -> NDArray[np.int64]:
-    """int64 [n, n]: edges on the path between two words of a tree. The head of its root is -1."""
+    """int64 [n, n]: edges on the path between two words of a tree.
+
+    The head of its root is -1.
+    """
     from scipy.sparse.csgraph import shortest_path
 
-    edges, words = np.zeros((len(heads), len(heads))), np.flatnonzero(np.asarray(heads) >= 0)
+    edges = np.zeros((len(heads), len(heads)))
+    words = np.flatnonzero(np.asarray(heads) >= 0)
     edges[words, np.asarray(heads)[words]] = 1
     return np.asarray(shortest_path(edges, directed=False, unweighted=True), np.int64)
 
 
 def spanning_tree(distances: Numbers) -> NDArray[np.int64]:
-    """int64 [n - 1, 2], each row ascending: the edges of the minimum spanning tree of symmetric
-    distances [n, n]. Of equal distances the pair that comes first is the shorter one, so that there
-    is one such tree."""
+    """Return the edges of the minimum spanning tree of symmetric distances [n, n].
+
+    They are int64 [n - 1, 2], each row ascending. Of equal distances the pair that comes first
+    counts as the shorter one, so that there is one such tree.
+    """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import minimum_spanning_tree
 
@@ -44,8 +52,10 @@ def spanning_tree(distances: Numbers) -> NDArray[np.int64]:
 
 
 def spearman(x: Numbers, y: Numbers) -> Array:
-    """float64 [...]: the rank correlation of the rows of x and y, both [..., n]; 0 where all
-    numbers of one are equal."""
+    """Return the rank correlation of the rows of x and y, both [..., n], as float64 [...].
+
+    It is 0 where all numbers of one are equal.
+    """
     from scipy.stats import rankdata
 
     a, b = (
@@ -56,8 +66,9 @@ def spearman(x: Numbers, y: Numbers) -> Array:
 
 
 class GoldTree:
-    """What predictions of a sentence are compared with. heads, is_punctuation: see
-    `datasets.treebank`.
+    """A dependency tree with which predictions are compared.
+
+    heads, is_punctuation: see `datasets.treebank`.
 
     counted: the words that are no punctuation, of which edges and roots may be.
     counts_for_root: whether the root is one of them: else it could not be found.
@@ -66,7 +77,8 @@ class GoldTree:
     """
 
     def __init__(self, heads: Sequence[int], is_punctuation: Sequence[bool]):
-        self.distances, self.root = tree_distances(heads), list(heads).index(-1)
+        self.distances = tree_distances(heads)
+        self.root = list(heads).index(-1)
         self.depths = self.distances[self.root]
         self.counted = np.flatnonzero(~np.array(is_punctuation, bool))
         self.counts_for_root = self.root in self.counted
@@ -78,7 +90,7 @@ class GoldTree:
         return self.edges_of(self.distances)
 
     def edges_of(self, distances: Numbers) -> set[tuple[int, int]]:
-        """The edges of the minimum spanning tree over the words that are no punctuation."""
+        """Return the edges of the minimum spanning tree over the words that are no punctuation."""
         if not len(self.counted):
             return set()
         edges = self.counted[spanning_tree(distances[np.ix_(self.counted, self.counted)])]
@@ -88,7 +100,7 @@ class GoldTree:
 def tree_metrics(
     gold: Sequence[GoldTree], distances: Sequence[Numbers], depths: Sequence[NDArray[Any]]
 ) -> dict[str, RowSums]:
-    """The figures of predictions; a row for each sentence.
+    """Return the figures of predictions; a row for each sentence.
 
     - `uuas`: the fraction of the edges of the gold tree that the minimum spanning tree of the
       distances has, over all sentences (micro average). Punctuation is left out of both trees.
@@ -101,7 +113,8 @@ def tree_metrics(
     Args:
         distances: of each sentence [n, n]. depths: of each sentence [n].
     """
-    found, right = list[float](), list[float]()
+    found = list[float]()
+    right = list[float]()
     of_distances, of_depths = (np.zeros((len(gold), 2, LONGEST + 1)) for _ in range(2))
     for number, (tree, matrix, depth) in enumerate(zip(gold, distances, depths, strict=True)):
         found.append(len(tree.edges & tree.edges_of(matrix)))

@@ -26,7 +26,8 @@ from bertworks.errors import expect, optional_import
 from bertworks.inference.predictor import Predictor
 from bertworks.tasks.settings import TaskConfig
 
-K1, B = 1.2, 0.75  # Lucene's
+K1 = 1.2
+B = 0.75  # Lucene's
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
     "\U00020000-\U0003ffff"
@@ -53,8 +54,11 @@ class Postings(NamedTuple):
 
 
 def words_of(text: str, language: str | None = None) -> list[str]:
-    """The words of a text, in order. language: of the stemmer that reduces them; None: they stay as
-    they are."""
+    """Return the words of a text, in order.
+
+    Args:
+        language: of the stemmer that reduces them; None leaves them as they are.
+    """
     words: list[str] = []
     for match in _WORD.finditer(unicodedata.normalize("NFKC", text).lower()):
         run = intern(match[0])  # kept once: a long text repeats most of its words
@@ -67,7 +71,10 @@ def words_of(text: str, language: str | None = None) -> list[str]:
 
 
 def query_words(query: str, language: str | None = None) -> list[str]:
-    """The words of a query without the stop words of a language, unless it has no other words."""
+    """Return the words of a query without the stop words of a language.
+
+    A query without other words keeps them.
+    """
     words = (word for word in words_of(query) if word not in stop_words_of(language))
     return words_of(" ".join(words) or query, language)
 
@@ -102,8 +109,10 @@ def places_of(
 
 @cache
 def stemmer_of(language: str) -> Any:
-    """The class of a language's stemmer. The classes are named here because
-    `snowballstemmer.stemmer` may take those of another package, with other stems.
+    """Return the class of a language's stemmer.
+
+    The classes are named here because `snowballstemmer.stemmer` may take those of another package,
+    with other stems.
 
     Raises:
         UsageError: there is none. The hint lists all languages.
@@ -126,8 +135,11 @@ def stemmer_of(language: str) -> Any:
 
 
 def words_state(language: str | None) -> dict[str, str]:
-    """What the words of an index depend on: the language, and what stems its words, because other
-    versions may give other stems; {} without a language. Raises as `stemmer_of`."""
+    """Return what the words of an index depend on; {} without a language.
+
+    That is the language, and what stems its words, because other versions may give other stems.
+    Raises as `stemmer_of`.
+    """
     stemmer = language and f"{stemmer_of(language).__name__} {metadata.version('snowballstemmer')}"
     return {"language": language, "stemmer": stemmer} if language and stemmer else {}
 
@@ -140,7 +152,7 @@ def _stem(word: str, language: str) -> str:
 
 @cache
 def stop_words_of(language: str | None) -> frozenset[str]:
-    """The stop words of a language, from stop_words.txt; none if it has no list there."""
+    """Return the stop words of a language, from stop_words.txt; none if it has no list there."""
     _, *lists = Path(__file__).with_name("stop_words.txt").read_text(encoding="utf-8").split("\n\n")
     return next(
         (frozenset(words) for name, *words in map(str.split, lists) if name == language),
@@ -149,8 +161,11 @@ def stop_words_of(language: str | None) -> frozenset[str]:
 
 
 def postings(texts: Iterable[str], language: str | None = None) -> Postings:
-    """The postings of some texts."""
-    hashes, numbers, counts, lengths = list[int](), list[int](), list[int](), list[int]()
+    """Return the postings of some texts."""
+    hashes = list[int]()
+    numbers = list[int]()
+    counts = list[int]()
+    lengths = list[int]()
     for number, text in enumerate(texts):
         words = words_of(text, language)
         lengths.append(len(words))
@@ -172,8 +187,13 @@ def postings(texts: Iterable[str], language: str | None = None) -> Postings:
 def bm25(
     query: str, parts: Sequence[Postings], alive: NDArray[np.bool_], language: str | None = None
 ) -> Scores:
-    """The score of every text of all parts, in order; -inf for a text without a word of the query,
-    and for texts that are not alive, which are ignored in all counts. alive: bool [texts].
+    """Return the score of every text of all parts, in order.
+
+    It is -inf for a text without a word of the query, and for texts that are not alive, which are
+    ignored in all counts.
+
+    Args:
+        alive: bool [texts].
 
     sum over words of idf * count / (count + K1 * (1 - B + B * length / mean length)), with
     idf = log(1 + (texts - texts with the word + 0.5) / (texts with the word + 0.5)), as in Lucene.
@@ -201,18 +221,24 @@ def bm25(
 
 @lru_cache(1 << 18)
 def hash_of(word: str) -> int:
-    """A 64-bit hash of a word or id. Two of a million collide with a probability of about 3e-8."""
+    """Return a 64-bit hash of a word or id.
+
+    Two of a million collide with a probability of about 3e-8.
+    """
     return int.from_bytes(
         blake2b(word.encode(errors="surrogatepass"), digest_size=8).digest(), "little", signed=True
     )
 
 
-DEPTH, _RANK_CONSTANT = 1000, 60  # of the fusion
+DEPTH = 1000
+_RANK_CONSTANT = 60  # of the fusion
 
 
 def top_k(scores: Scores, k: int) -> NDArray[np.int64]:
-    """The numbers of the k documents with the highest scores, best first; ties in order of the
-    numbers. Fewer if there are fewer hits."""
+    """Return the numbers of the k documents with the highest scores, best first.
+
+    Ties are in the order of the numbers. They are fewer if there are fewer hits.
+    """
     hits = np.isfinite(scores)
     if k < len(scores):
         hits &= scores >= np.partition(scores, -k)[-k]
@@ -221,9 +247,11 @@ def top_k(scores: Scores, k: int) -> NDArray[np.int64]:
 
 
 def fuse_rankings(dense: Scores, lexical: Scores) -> Scores:
-    """Reciprocal rank fusion (Cormack et al. 2009): the sum of 1 / (60 + rank) over the first DEPTH
-    of both rankings. It has no weight to fit; docs/experiments compares it with a weighted sum of
-    the scores."""
+    """Return scores by reciprocal rank fusion (Cormack et al. 2009).
+
+    A score is the sum of 1 / (60 + rank) over the first DEPTH of both rankings. It has no weight to
+    fit; docs/experiments compares it with a weighted sum of the scores.
+    """
     fused = np.full(len(dense), -np.inf, np.float32)
     for scores in (dense, lexical):
         numbers = top_k(scores, DEPTH)
@@ -234,8 +262,10 @@ def fuse_rankings(dense: Scores, lexical: Scores) -> Scores:
 
 
 def ranking_figures(ranking: Sequence[str], grades: Mapping[str, int]) -> dict[str, float]:
-    """Figures of the ranking for one query, as in trec_eval. grades: of relevance; missing or
-    negative ones count as 0.
+    """Return figures of the ranking for one query, as in trec_eval.
+
+    Args:
+        grades: of relevance; missing or negative ones count as 0.
 
     - `ndcg@10`: normalised discounted cumulative gain of the first ten, with the grade as gain and
       log2(rank + 1) as discount
@@ -245,7 +275,8 @@ def ranking_figures(ranking: Sequence[str], grades: Mapping[str, int]) -> dict[s
     """
     gains = [max(0, grades.get(document, 0)) for document in ranking]
     ideal = sorted((grade for grade in grades.values() if grade > 0), reverse=True)
-    ranks, count = [rank for rank, gain in enumerate(gains, 1) if gain], max(1, len(ideal))
+    ranks = [rank for rank, gain in enumerate(gains, 1) if gain]
+    count = max(1, len(ideal))
     return {
         "ndcg@10": _discounted(gains[:10]) / (_discounted(ideal[:10]) or 1.0),
         "map": sum(hits / rank for hits, rank in enumerate(ranks, 1)) / count,
@@ -259,14 +290,18 @@ def _discounted(gains: Sequence[int]) -> float:
 
 
 def fits_pairs(d: TaskConfig) -> bool:
-    """Whether a model gives one score for a pair of texts, or may do so: folders of transformers do
-    not say how many texts a model reads."""
+    """Return whether a model gives one score for a pair of texts, or may do so.
+
+    Folders of transformers do not say how many texts a model reads.
+    """
     has_one_score = d.task == "regression" or (d.task == "classification" and len(d.labels) == 2)
     return has_one_score and len(d.text) in (0, 2)
 
 
 class Reranker:
-    """`reranker(query, texts)` is float32 [texts], higher for more relevant texts: the value of a
+    """A model that scores texts for a query.
+
+    `reranker(query, texts)` is float32 [texts], higher for more relevant texts: the value of a
     regression model, or the probability of the second of two labels.
 
     Raises:

@@ -66,7 +66,8 @@ OWN: Mapping[str, tuple[str, str]] = {
     "frozen": ("linear head", "the linear head"),
     "cosine": ("fine-tuned from the cosine", "fine-tuning from the cosine"),
 }
-FROZEN, COSINE = "frozen vectors", "cosine"
+FROZEN = "frozen vectors"
+COSINE = "cosine"
 # the method of a fine-tuning that begins with this one
 _TRAINED = {FROZEN: "frozen", COSINE: "cosine"}
 # kana, Chinese characters, hangul
@@ -79,7 +80,8 @@ _MAX_TERMS = 3_000_000  # tokens times labels of which a bag of words learns
 # but not fewer than _MIN_ITERATIONS.
 _TAGGED = 1_000_000
 # tokens times parameters, tokens of rows that are encoded to learn from
-_ENCODER_WORK, _MAX_ENCODED = 5e11, 100_000
+_ENCODER_WORK = 5e11
+_MAX_ENCODED = 100_000
 HELD_OUT_WORK = 2  # times this for the rows that are predicted
 # characters of a text in a bag of words: its words take fifty times the memory
 _LONGEST_TEXT = 1 << 19
@@ -91,7 +93,9 @@ _FOLDS = 3
 
 
 class FrozenEncoder:
-    """Vectors of a model that is not trained. Each text is encoded once.
+    """Vectors of a model that is not trained.
+
+    Each text is encoded once.
 
     Args:
         model: the initial model; its head is not used.
@@ -99,7 +103,9 @@ class FrozenEncoder:
     """
 
     def __init__(self, model: Model, device: torch.device, max_length: int):
-        self._model, self._device, self._max_length = model, device, max_length
+        self._model = model
+        self._device = device
+        self._max_length = max_length
         self.width = model.config.hidden_size
         work = _ENCODER_WORK / replace(model.config, vocab_size=1).num_parameters()
         self.max_tokens = int(min(work, _MAX_ENCODED))
@@ -116,7 +122,8 @@ class FrozenEncoder:
 
     def texts(self, texts: Iterable[str]) -> Vectors:
         """float32 [texts, width]: the means of the last hidden states, of length 1."""
-        (network, precision), every = self._network, list(texts)
+        (network, precision) = self._network
+        every = list(texts)
         new = list(dict.fromkeys(text for text in every if text not in self._vectors))
         encodings = self._model.tokenizer.encode_each(new, max_length=self._max_length)
         units: list[ExampleGroup] = [
@@ -186,7 +193,8 @@ def baseline_answers(
         nearest = [answer for fold in folds for answer in _nearest_sentences(*fold)]
         return {TASKS["qa"]["trivial"]: [nothing] * len(held_out), "nearest sentence": [*nearest]}
     found: Answers = {}
-    learned, before = dict[str, list[str]](), 0
+    learned = dict[str, list[str]]()
+    before = 0
     for rest, rows in folds:
         for name, some, numbers, logits in _predictions(rest, rows, d, encoder, seed, len(folds)):
             answers = found.setdefault(name, [None] * len(held_out))
@@ -218,7 +226,8 @@ def _predictions(
     the rows that it predicts, and the logits of these."""
     most_terms = _MAX_TERMS // max(2, len(d.labels))
     numbers = sorted(_sampled(rows, HELD_OUT_WORK * encoder.max_tokens // folds, seed))
-    every, new = range(len(rows)), [rows[n] for n in numbers]
+    every = range(len(rows))
+    new = [rows[n] for n in numbers]
     if d.task == "choice":
         vectors = [encoder.texts(row.item.texts) for row in new]
         yield (
@@ -270,8 +279,10 @@ def sample(rows: Sequence[Features], most: int, seed: int) -> list[Features]:
 
 
 def _sampled(rows: Sequence[Features], most: int, seed: int) -> list[int]:
-    """The numbers of the rows of a sample. A row that is larger than a sample is in none, if there
-    are others."""
+    """Return the numbers of the rows of a sample.
+
+    A row that is larger than a sample is in none, if there are others.
+    """
     members: dict[Any, list[int]] = {}
     for number in np.random.default_rng(seed).permutation(len(rows)).tolist():
         label = rows[number].item.label
@@ -332,7 +343,7 @@ def _linear(
     strength: float = 0.0,
     iterations: int = _MAX_ITERATIONS,
 ) -> Logits:
-    """The logits of a linear model for new rows.
+    """Return the logits of a linear model for new rows.
 
     Args:
         pair: features of the training rows and of the new ones, as NumPy or SciPy matrices; the new
@@ -410,7 +421,8 @@ def _bags(train: Sequence[Features], held_out: Sequence[Features]) -> list[Any]:
     """tf-idf of the words of both; of pairs also of the words in both texts, and their cosine."""
     from scipy.sparse import hstack
 
-    vectorizer, bags = _vectorizer(list(chain.from_iterable(_sides(train)))), []
+    vectorizer = _vectorizer(list(chain.from_iterable(_sides(train))))
+    bags = []
     for rows in (train, held_out):
         sides = list(map(vectorizer.transform, _sides(rows)))
         common = [sides[0].multiply(side) for side in sides[1:]]
@@ -419,8 +431,10 @@ def _bags(train: Sequence[Features], held_out: Sequence[Features]) -> list[Any]:
 
 
 def _counted(train: Sequence[Features], held_out: Sequence[Features]) -> list[Any]:
-    """Of every predicted word or token: itself, its ends and shape, and its neighbours. Those of
-    the held-out rows are an iterator over blocks: they take twenty times the memory of the words.
+    """Of every predicted word or token: itself, its ends and shape, and its neighbours.
+
+    Those of the held-out rows are an iterator over blocks: they take twenty times the memory of the
+    words.
     """
     from sklearn.feature_extraction.text import CountVectorizer
 
@@ -437,7 +451,8 @@ def _features_of_words(row: Features) -> Iterator[list[str]]:
     words = row.words
     padded = ["", "", *(word.lower() for word in words), "", ""]
     for n in range(len(words)):
-        word, near = words[n], [f"{k}={padded[n + k]}" for k in range(5)]
+        word = words[n]
+        near = [f"{k}={padded[n + k]}" for k in range(5)]
         kinds = (
             "A" if c.isupper() else "a" if c.islower() else "0" if c.isdigit() else c for c in word
         )
@@ -455,7 +470,7 @@ def _features_of_words(row: Features) -> Iterator[list[str]]:
 
 
 def _nearest_sentences(train: Sequence[Features], rows: Sequence[Features]) -> list[Answer]:
-    """The sentence of each context that has the largest tf-idf cosine with the question."""
+    """Return the sentence of each context that has the largest tf-idf cosine with the question."""
     contexts = {
         context: split_sentences(context[:_LONGEST_TEXT])
         for context in {row.item.texts[1] for row in rows}
@@ -468,7 +483,8 @@ def _nearest_sentences(train: Sequence[Features], rows: Sequence[Features]) -> l
     for row, question in zip(rows, questions, strict=True):
         context = row.item.texts[1]
         cosines = (vectors[context] @ question.T).toarray()[:, 0]
-        text, best = contexts[context][cosines.argmax()], float(cosines.max())
+        text = contexts[context][cosines.argmax()]
+        best = float(cosines.max())
         place = {
             "start": context.index(text),
             "end": context.index(text) + len(text),
@@ -496,7 +512,7 @@ def compare_baselines(
     too_few: str = "",
     advice: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The scores of the fine-tuned model and of the baselines on the same rows.
+    """Return the scores of the fine-tuned model and of the baselines on the same rows.
 
     Args:
         answers: the answers of each method, those of the fine-tuned model first, then those of the
@@ -589,7 +605,7 @@ def _evidence(
     model_answers: Sequence[Answer | None],
     trivial_answers: Sequence[Answer | None],
 ) -> tuple[float, Interval]:
-    """A figure of a model that is 0 if it has learned nothing, and its interval.
+    """Return a figure of a model that is 0 if it has learned nothing, and its interval.
 
     Of labels this is the Matthews correlation of the predictions with them. Accuracy is no such
     figure: 35 % may be far better than chance where 28 % of the rows have the most frequent label.
@@ -616,7 +632,7 @@ def _evidence(
 
 
 def format_baselines(compared: Mapping[str, Any]) -> list[list[str]]:
-    """The comparison as a table in words, with heads."""
+    """Return the comparison as a table in words, with heads."""
     metric = compared["metric"]
     title = metric_name(metric, compared.get("positive"))
     model_name = OWN[compared.get("method", "full")][1]
