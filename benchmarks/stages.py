@@ -62,7 +62,7 @@ def profile(model: str, texts: list[str], ceiling: float) -> dict[str, Any]:
     ceiling."""
     from bertworks.inference import engine
     from bertworks.inference.embed import Embedder
-    from bertworks.models import kernels
+    from bertworks.models import attention
 
     embedder, clock = Embedder(model, device="cpu"), Clock()
     embedder.embed(texts[:: max(1, len(texts) // 64)])
@@ -89,8 +89,8 @@ def profile(model: str, texts: list[str], ceiling: float) -> dict[str, Any]:
     )
     clock.watch(encoder.embeddings, "embed")
     between = "attention: between the matrices"
-    name = "attention_inference_cpu"
-    vars(kernels)[name] = clock.around(vars(kernels)[name], between)
+    name = "attention"
+    vars(attention)[name] = clock.around(vars(attention)[name], between)
     for block in network._packed.blocks:
         clock.watch(block, "norms and residuals")
         for part, stage in (

@@ -169,12 +169,17 @@ def against_cpu(part: Part, ours: Any, on_device: Any, batch: Batch) -> None:
 
 @contextmanager
 def without_packing() -> Iterator[None]:
-    original = kernels.supports_packed
-    kernels.supports_packed = lambda qkv: False
+    original = kernels.KERNELS
+    kernels.KERNELS = original[1:]
     try:
         yield
     finally:
-        kernels.supports_packed = original
+        kernels.KERNELS = original
+
+
+def _inputs(qkv: torch.Tensor, layout: Layout, dropout: float = 0.0) -> kernels.Inputs:
+    q, k, v = qkv.unbind(1)
+    return kernels.Inputs(q, k, v, layout, dropout=dropout)
 
 
 def packed_and_padded(part: Part, model: Any, batch: Batch) -> None:
@@ -191,7 +196,9 @@ def packed_and_padded(part: Part, model: Any, batch: Batch) -> None:
         difference=abs(float(loss - other)) / float(loss),
         gradients=norm(differences) / norm(gradients),
         packed=kernels.supports_packed(
-            torch.empty(1, 3, 1, 64, device=part.device, dtype=torch.bfloat16)
+            _inputs(
+                torch.empty(1, 3, 1, 64, device=part.device, dtype=torch.bfloat16), there.layout
+            )
         ),
     )
 
@@ -227,9 +234,11 @@ def alone(part: Part, model: Any, batch: Batch) -> None:
         figures = {}
         if part.is_gpu:
             qkv = torch.randn(ends[-1], 3, 12, 64, device=part.device, dtype=torch.bfloat16)
-            whole = kernels.attention_packed(qkv, there.layout)
+            whole = kernels.attention_packed(_inputs(qkv, there.layout))
             alone = [
-                kernels.attention_packed(qkv[start:end], Layout.of([end - start], part.device))
+                kernels.attention_packed(
+                    _inputs(qkv[start:end], Layout.of([end - start], part.device))
+                )
                 for start, end in pairwise(ends)
             ]
             figures = {"attention_equal": torch.equal(torch.cat(alone), whole)}
@@ -281,17 +290,19 @@ def dropout(part: Part) -> None:
         return
     layout, n = Layout.of([64, 128, 100], part.device), 292
     qkv = torch.randn(n, 3, 4, 64, device=part.device, dtype=torch.bfloat16)
-    plain = kernels.attention_packed(qkv, layout).float()
-    draws = torch.stack([kernels.attention_packed(qkv, layout, 0.1).float() for _ in range(400)])
+    plain = kernels.attention_packed(_inputs(qkv, layout)).float()
+    draws = torch.stack(
+        [kernels.attention_packed(_inputs(qkv, layout, 0.1)).float() for _ in range(400)]
+    )
     error = float((draws.mean(0) - plain).norm() / plain.norm())
     torch.manual_seed(1)
-    first = kernels.attention_packed(qkv, layout, 0.1)
+    first = kernels.attention_packed(_inputs(qkv, layout, 0.1))
     torch.manual_seed(1)
     part.line(
         "dropout of attention",
         mean_error=error,
         deviation=float(draws.std(0).mean()),
-        same_seed_same_bits=torch.equal(first, kernels.attention_packed(qkv, layout, 0.1)),
+        same_seed_same_bits=torch.equal(first, kernels.attention_packed(_inputs(qkv, layout, 0.1))),
     )
 
 

@@ -6,14 +6,7 @@ from torch import Tensor, nn
 
 from bertworks.models.cache import LayerCache
 from bertworks.models.config import EncoderConfig
-from bertworks.models.kernels import (
-    attention_inference_cpu,
-    attention_packed,
-    attention_padded,
-    attention_training_cpu,
-    is_exported,
-    supports_packed,
-)
+from bertworks.models.kernels import Bias, attention
 from bertworks.models.layers import Linear
 from bertworks.models.layout import Layout
 
@@ -35,37 +28,34 @@ class Attention(nn.Module):
         rows: Tensor | None = None,
         memory: Tensor | None = None,
         cache: LayerCache | None = None,
+        bias: Bias | None = None,
     ) -> Tensor:
         """[T, hidden] -> [T, hidden], or [R, hidden] for the tokens `rows` int64 [R] only.
 
         x: may have more rows than the layout has tokens; their result is of no use.
         memory: [tokens of layout.memory, hidden]: states that are read as well.
         cache: keys and values of the tokens before, which are read as well; those of x are added.
+        bias: added to the scores; not with a cache.
         """
-        p, num_padding_rows = (
-            self.dropout if self.training else 0.0,
-            len(x) - len(layout.position_ids),
-        )
+        assert cache is None or bias is None
+        dropout = self.dropout if self.training else 0.0
+        num_padding_rows = len(x) - len(layout.position_ids)
         qkv = self._heads(self.qkv(x))
         qkv = qkv[:-num_padding_rows] if num_padding_rows else qkv
         if cache is not None and cache.continues:
             context = cache.attend(qkv)
-        elif memory is not None:
-            kv = self._heads(self.qkv(memory))[:, 1:]
-            context = attention_padded(qkv, [layout], p, kv)
-        elif (layout.rank is None or layout.is_causal) and supports_packed(qkv):
-            context = attention_packed(qkv, layout, p)
-        elif (
-            p == 0
-            and layout.rank is None
-            and not (qkv.is_cuda or torch.is_grad_enabled() or is_exported())
-        ):
-            context = attention_inference_cpu(qkv, layout)
         else:
-            context = (
-                attention_padded(qkv, [layout], p)
-                if qkv.is_cuda
-                else attention_training_cpu(qkv, layout, p)
+            q, k, v = qkv.unbind(1)
+            keys_layout = None
+            if memory is not None:
+                keys_layout, order = layout.keys_with_memory
+                _, *before = self._heads(self.qkv(memory)).unbind(1)
+                k, v = (
+                    torch.cat([old, new]).index_select(0, order)
+                    for old, new in zip(before, (k, v), strict=True)
+                )
+            context = attention(
+                q, k, v, layout, keys_layout=keys_layout, bias=bias, dropout=dropout
             )
         if cache is not None and not cache.continues:
             cache.start(qkv[:, 1:])
@@ -77,14 +67,17 @@ class Attention(nn.Module):
         return self.output(context)  # type: ignore[no-any-return]
 
     @torch.no_grad()
-    def probabilities(self, x: Tensor, layout: Layout) -> Tensor:
+    def probabilities(self, x: Tensor, layout: Layout, bias: Bias | None = None) -> Tensor:
         """[T, hidden], the input of `forward` -> [B, heads, max_seqlen, max_seqlen]: the attention
         that the token of a row pays to the token of a column. Rows sum to 1; rows and columns of
         places without a token are 0."""
         # [B, heads, max_seqlen, d]
         q, k, _ = layout.pad(self._heads(self.qkv(x))).permute(2, 0, 3, 1, 4)
         scores: Tensor = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-        if (mask := layout.visible) is not None:
+        if bias is not None:
+            scores = scores + bias(layout)
+        mask = layout.visible
+        if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf)
         return scores.softmax(-1) * layout.present[:, None, :, None]
 

@@ -1,9 +1,18 @@
-"""Kernels of attention within packed sequences, for GPUs and CPUs, with and without gradients."""
+"""Attention within packed sequences: one function, `attention`, and the kernels that compute it.
+
+Every kernel has a function `supports_...` that states which inputs it takes. The first that
+supports the inputs computes them; `attention_reference` takes the rest: any visibility, other keys,
+a bias, with or without gradients, on every device.
+
+- `attention_packed`: on a GPU, in half precision, without padding
+- `attention_inference`: on a CPU, without gradients, where a token reads its whole sequence
+- `attention_bucketed`: in training on a CPU that compiles a program for each size of a product
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,19 +29,92 @@ _MAX_SUM = 2.0**100
 _MASKED_SCORE = -3.4e38
 _MAX_BORROWED = 1e15  # largest number in a key that is masked: larger ones and NaN would give NaN
 
+# The layout of a rectangle of sequences -> numbers that are added to its scores before the softmax,
+# [sequences or 1, heads or 1, places, places of the keys]. The places of a rectangle are as many as
+# its layout's max_seqlen; numbers for places without a token have no effect.
+Bias = Callable[[Layout], Tensor]
 
-def supports_packed(qkv: Tensor) -> bool:
-    """Whether the GPU has a kernel for packed sequences: in half precision, from Ampere on, for
-    heads whose size is a multiple of 8."""
-    fits = qkv.dtype in (torch.bfloat16, torch.float16) and qkv.shape[-1] in range(8, 257, 8)
-    return qkv.is_cuda and fits and torch.cuda.get_device_capability(qkv.device) >= (8, 0)
+
+class Inputs(NamedTuple):
+    """The arguments of `attention`."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    layout: Layout
+    keys_layout: Layout | None = None
+    bias: Bias | None = None
+    dropout: float = 0.0
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout,
+    *,
+    keys_layout: Layout | None = None,
+    bias: Bias | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Return softmax(q k' / sqrt(d) + bias) v within each sequence (Vaswani et al. 2017, section
+    3.2.1): q [T, heads, d], k and v [K, heads, d] -> [T, heads, d].
+
+    Args:
+        layout: of the queries.
+        keys_layout: of the keys, as many sequences as `layout` has; None: keys and queries are the
+            same tokens.
+        bias: has gradients; see `Bias`.
+        dropout: probability of zeroing an attention probability.
+    """
+    inputs = Inputs(q, k, v, layout, keys_layout, bias, dropout)
+    for supports, compute in KERNELS:
+        if supports(inputs):
+            return compute(inputs)
+    return attention_reference(inputs)
+
+
+def attention_reference(inputs: Inputs) -> Tensor:
+    """Return `attention` of any inputs. Sequences are padded to rectangles: on a CPU neighbours of
+    similar lengths, on a GPU all of them."""
+    q, k, v, layout, keys_layout, bias, dropout = inputs
+    if keys_layout is not None:
+        keys, values = (keys_layout.pad(x).transpose(1, 2) for x in (k, v))
+        mask = layout.visible_keys(keys_layout)
+        context = attend(
+            layout.pad(q).transpose(1, 2), keys, values, mask, bias and bias(layout), dropout
+        )
+        return layout.unpad(context.transpose(1, 2))
+    groups = [layout] if q.is_cuda else layout.groups
+    lengths = [len(group.position_ids) for group in groups]
+    parts = [(q, k, v)]
+    if len(groups) > 1:
+        parts = list(zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True))
+    contexts = []
+    for part, group in zip(parts, groups, strict=True):
+        queries, keys, values = (group.pad(x).transpose(1, 2) for x in part)
+        context = attend(queries, keys, values, group.visible, bias and bias(group), dropout)
+        contexts.append(group.unpad(context.transpose(1, 2)))
+    return _joined(contexts)
+
+
+def supports_packed(inputs: Inputs) -> bool:
+    """Return whether `attention_packed` takes the inputs: on a GPU from Ampere on, in half
+    precision, heads whose size is a multiple of 8, without a bias and other keys. A token reads its
+    whole sequence, or itself and the tokens before it."""
+    q, _, _, layout, keys_layout, bias, _ = inputs
+    if bias is not None or keys_layout is not None:
+        return False
+    reads = layout.rank is None or layout.is_causal
+    fits = q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] in range(8, 257, 8)
+    return q.is_cuda and reads and fits and torch.cuda.get_device_capability(q.device) >= (8, 0)
 
 
 @cache
 def _one_split() -> dict[str, Any]:
-    """The option that keeps the keys of a query together, where this torch has it. Without it the
-    kernel may divide them by the longest sequence of the batch, so that the last bits of a text
-    would depend on its neighbours."""
+    """Return the option that keeps the keys of a query together, where this torch has it. Without
+    it the kernel may divide them by the longest sequence of the batch, so that the last bits of a
+    text would depend on its neighbours."""
     names = [
         argument.name
         for argument in torch.ops.aten._flash_attention_forward.default._schema.arguments
@@ -40,111 +122,101 @@ def _one_split() -> dict[str, Any]:
     return {"num_splits": 1} if "num_splits" in names else {}
 
 
-def attention_packed(qkv: Tensor, layout: Layout, p: float = 0.0) -> Tensor:
-    """[T, 3, heads, d] -> [T, heads, d] by flash attention on a GPU (Dao 2023), without padding; p
-    as in `attention_padded`. The public function for it, `varlen_attn`, has no dropout, and costs
-    the host ten times as much.
-    """
-    q, k, v = qkv.unbind(1)
+def attention_packed(inputs: Inputs) -> Tensor:
+    """Return `attention` by flash attention on a GPU (Dao 2023), without padding. The public
+    function for it, `varlen_attn`, has no dropout, and costs the host ten times as much."""
+    q, k, v, layout, _, _, dropout = inputs
     ends = layout.cu_seqlens, layout.cu_seqlens, layout.max_seqlen, layout.max_seqlen
     options = {} if torch.is_grad_enabled() else _one_split()
     forward = torch.ops.aten._flash_attention_forward.default
-    return forward(q, k, v, *ends, p, layout.is_causal, False, **options)[0]  # type: ignore[no-any-return]
+    return forward(q, k, v, *ends, dropout, layout.is_causal, False, **options)[0]  # type: ignore[no-any-return]
 
 
-def attention_padded(
-    qkv: Tensor, groups: Sequence[Layout], p: float, memory: Tensor | None = None
-) -> Tensor:
-    """[T, 3, heads, d] -> [T, heads, d]; the sequences of a group are padded to its longest.
-
-    p: dropout of the attention probabilities.
-    memory: [M, 2, heads, d]: keys and values of the memory of the only group.
-    """
-    results = []
-    parts = (
-        [qkv] if len(groups) == 1 else qkv.split([len(layout.position_ids) for layout in groups])
+def supports_inference(inputs: Inputs) -> bool:
+    """Return whether `attention_inference` takes the inputs: no gradients, no dropout, and on a CPU
+    tokens that read their whole sequence."""
+    reads_sequence = inputs.layout.rank is None and inputs.keys_layout is None
+    has_gradients = torch.is_grad_enabled()
+    return (
+        reads_sequence
+        and inputs.dropout == 0
+        and not (inputs.q.is_cuda or has_gradients or is_exported())
     )
-    for part, layout in zip(parts, groups, strict=True):
-        q, k, v = layout.pad(part).permute(2, 0, 3, 1, 4)  # [B, heads, length, d] each
-        if memory is not None and layout.memory is not None:
-            before = layout.memory.pad(memory).permute(2, 0, 3, 1, 4)
-            k, v = (torch.cat([old, new], 2) for old, new in zip(before, (k, v), strict=True))
-        results.append(layout.unpad(attention(q, k, v, layout.visible, p).transpose(1, 2)))
-    return results[0] if len(results) == 1 else torch.cat(results)
 
 
-def attention_training_cpu(qkv: Tensor, layout: Layout, p: float) -> Tensor:
-    """[T, 3, heads, d] -> [T, heads, d] on a CPU; p as in `attention_padded`. Where a program is
-    compiled for each size, the rectangles have few sizes."""
-    if layout.is_uniform or not compiles_sizes(qkv):
-        return attention_padded(qkv, layout.groups, p)
-    sizes, tokens, _, places = layout.buckets
-    rectangles = qkv.new_zeros(len(tokens), *qkv.shape[1:]).index_copy(0, places, qkv)
-    parts = rectangles.split([count * length for count, length in sizes])
-    results = []
-    for part, size, mask in zip(parts, sizes, layout.visible_in_buckets, strict=True):
-        q, k, v = part.view(*size, *qkv.shape[1:]).permute(2, 0, 3, 1, 4)
-        results.append(attention(q, k, v, mask, p).transpose(1, 2).flatten(0, 1))
-    return torch.cat(results).index_select(0, places)
-
-
-def attention_inference_cpu(qkv: Tensor, layout: Layout) -> Tensor:
-    """[T, 3, heads, d] -> [T, heads, d], without gradients, dropout and rank, on a CPU."""
+def attention_inference(inputs: Inputs) -> Tensor:
+    """Return `attention` on a CPU without gradients."""
+    q, k, v, layout, _, bias, _ = inputs
     # In bf16 the fused kernel takes 1.5 times as long as matrix products, except for few tokens.
-    if qkv.dtype == torch.bfloat16 and len(qkv) > _MIN_TOKENS_FOR_BMM:
-        return _attention_bucketed(qkv, layout)
-    return _attention_by_equal_length(qkv, layout)
+    if q.dtype == torch.bfloat16 and len(q) > _MIN_TOKENS_FOR_BMM:
+        return _inference_bucketed(q, k, v, layout, bias)
+    return _inference_by_equal_length(q, k, v, layout, bias)
 
 
-def _attention_by_equal_length(qkv: Tensor, layout: Layout) -> Tensor:
-    """[T, 3, heads, d] -> [T, heads, d], without padding: one call for neighbours of one length.
-    Sorted batches have many of them."""
-    results = []
+def _inference_by_equal_length(
+    q: Tensor, k: Tensor, v: Tensor, layout: Layout, bias: Bias | None
+) -> Tensor:
+    """Return attention without padding: one call for neighbours of one length. Sorted batches have
+    many of them."""
+    contexts = []
+    first = 0  # sequence of a run
     for start, count, length in layout.equal_lengths:
-        rectangle = qkv[start : start + count * length].view(count, length, *qkv.shape[1:])
-        q, k, v = rectangle.permute(2, 0, 3, 1, 4)  # [count, heads, length, d] each
-        extra, mask, behind = -length % _MULTIPLE, None, qkv[start + count * length :]
-        is_large = qkv.dtype == torch.float32 and count * length > _MIN_TOKENS_FOR_BMM
-        if (
-            extra
-            and is_large
-            and len(behind) >= extra
-            and behind[:extra].abs().amax() < _MAX_BORROWED
-        ):
+        end = start + count * length
+        # [count, heads, length, d] each
+        queries, keys, values = (
+            x[start:end].view(count, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v)
+        )
+        mask = None
+        if bias is not None:
+            mask = bias(layout.part(first, first + count, length)).to(q.dtype)
+        extra = -length % _MULTIPLE
+        is_large = q.dtype == torch.float32 and count * length > _MIN_TOKENS_FOR_BMM
+        has_behind = extra > 0 and is_large and len(q) - end >= extra
+        if has_behind and all(x[end : end + extra].abs().amax() < _MAX_BORROWED for x in (k, v)):
             # The keys of the next tokens fill the multiple and are masked: up to 1.7 times as fast.
-            mask = F.pad(qkv.new_zeros(1, 1, 1, length), (0, extra), value=-torch.inf).expand(
-                count, 1, length, -1
+            mask = q.new_zeros(1, 1, 1, length) if mask is None else mask
+            mask = F.pad(mask, (0, extra), value=-torch.inf).expand(count, -1, length, -1)
+            keys, values = (
+                x.as_strided((*x.shape[:2], length + extra, x.shape[3]), x.stride())
+                for x in (keys, values)
             )
-            k, v = (
-                t.as_strided((*t.shape[:2], length + extra, t.shape[3]), t.stride()) for t in (k, v)
-            )
-        results.append(attention(q, k, v, mask).transpose(1, 2).flatten(0, 1))
-    return results[0] if len(results) == 1 else torch.cat(results)
+        contexts.append(attend(queries, keys, values, mask).transpose(1, 2).flatten(0, 1))
+        first += count
+    return _joined(contexts)
 
 
-def _attention_bucketed(qkv: Tensor, layout: Layout) -> Tensor:
-    """bf16 [T, 3, heads, d] -> [T, heads, d]. oneDNN compiles a program for each size of a product,
-    which takes longer than the product of a small batch, and keeps a thousand of them. Here there
-    are few sizes."""
-    heads, size = qkv.shape[2:]
+def _inference_bucketed(
+    q: Tensor, k: Tensor, v: Tensor, layout: Layout, bias: Bias | None
+) -> Tensor:
+    """Return attention in bf16. oneDNN compiles a program for each size of a product, which takes
+    longer than the product of a small batch, and keeps a thousand of them. Here there are few
+    sizes."""
+    heads, size = q.shape[1:]
     sizes, tokens, present, places = layout.buckets
-    qkv, context = qkv.flatten(1), qkv.new_empty(len(tokens), heads, size)
+    context = q.new_empty(len(tokens), heads, size)
     numbers = [count * length for count, length in sizes]
-    for part, out, (count, length), mask in zip(
-        tokens.split(numbers), context.split(numbers), sizes, present, strict=True
-    ):
-        q, k, v = (
-            qkv.index_select(0, part).view(count, length, 3, heads, size).permute(2, 0, 3, 1, 4)
+    parts = zip(tokens.split(numbers), context.split(numbers), sizes, present, strict=True)
+    for number, (rows, out, (count, length), mask) in enumerate(parts):
+        queries, keys, values = (
+            x.flatten(1).index_select(0, rows).view(count, length, heads, size).transpose(1, 2)
+            for x in (q, k, v)
         )
         _attention_exp2(
-            q, k, v, mask[:, None, :, None], out.view(count, length, heads, size).transpose(1, 2)
+            queries,
+            keys,
+            values,
+            mask[:, None, :, None],
+            bias and bias(layout.bucket_layouts[number]),
+            out.view(count, length, heads, size).transpose(1, 2),
         )
     return context.index_select(0, places)
 
 
-def _attention_exp2(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, out: Tensor) -> None:
-    """All bf16 [B, heads, L, d]; the result goes to `out`. mask: bool [B, 1, L, 1], True for a key
-    that is a token.
+def _attention_exp2(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor | None, out: Tensor
+) -> None:
+    """Compute attention for bf16 [B, heads, L, d] into `out`. mask: bool [B, 1, L, 1], True for a
+    key that is a token; bias: see `Bias`.
 
     Softmax without subtraction of the maximum: exp2(q k') is multiplied with [v, 1] and divided by
     the last column, the sum of the row. Where such a sum leaves [2^-100, 2^100] the softmax is
@@ -157,47 +229,108 @@ def _attention_exp2(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, out: Tensor) 
     torch.mul(v, mask, out=values[..., :-1])
     values[..., -1:] = mask
     q, k, values = q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), values.flatten(0, 1)
+
+    def scores() -> Tensor:
+        """[B * heads, L, L], with logarithms to base 2."""
+        products = torch.bmm(q, k)
+        if bias is not None:
+            products.view(*v.shape[:2], *products.shape[1:]).add_(bias, alpha=math.log2(math.e))
+        return products
+
     context, sums = (
-        torch.bmm(torch.bmm(q, k).exp2_(), values)
-        .view(*v.shape[:-1], size + 1)
-        .split([size, 1], -1)
+        torch.bmm(scores().exp2_(), values).view(*v.shape[:-1], size + 1).split([size, 1], -1)
     )
     least, most = torch.aminmax(sums)
     if least > 1 / _MAX_SUM and most < _MAX_SUM:  # False for NaN
         torch.div(context, sums, out=out)
         return
-    scores = torch.bmm(q, k).mul_(math.log(2)).view(*v.shape[:2], *q.shape[1:2], -1)
-    scores = softmax_(scores.masked_fill_(~mask.transpose(2, 3), -torch.inf))
-    out.copy_(torch.bmm(scores.flatten(0, 1), values[..., :-1]).view(v.shape))
+    natural = scores().mul_(math.log(2)).view(*v.shape[:2], *q.shape[1:2], -1)
+    probabilities = softmax_(natural.masked_fill_(~mask.transpose(2, 3), -torch.inf))
+    out.copy_(torch.bmm(probabilities.flatten(0, 1), values[..., :-1]).view(v.shape))
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float = 0.0) -> Tensor:
-    """q [B, heads, L, d], k and v [B, heads, K, d] -> [B, heads, L, d].
+def supports_bucketed(inputs: Inputs) -> bool:
+    """Return whether `attention_bucketed` takes the inputs, and saves time: sequences of several
+    lengths on a CPU that compiles a program for each size."""
+    reads_itself = inputs.keys_layout is None
+    return reads_itself and not inputs.layout.is_uniform and compiles_sizes(inputs.q)
 
-    mask: bool [B or 1, 1, L or 1, K], True where a token is read; without gradients also a number
-        that is added to the scores.
-    p: fraction of the attention probabilities that is dropped.
+
+def attention_bucketed(inputs: Inputs) -> Tensor:
+    """Return `attention` on a CPU, with gradients, in rectangles of few sizes."""
+    q, k, v, layout, _, bias, dropout = inputs
+    sizes, tokens, _, places = layout.buckets
+    numbers = [count * length for count, length in sizes]
+    rectangles = [
+        x.new_zeros(len(tokens), *x.shape[1:]).index_copy_(0, places, x).split(numbers)
+        for x in (q, k, v)
+    ]
+    contexts = []
+    parts = zip(*rectangles, sizes, layout.visible_in_buckets, strict=True)
+    for number, (*part, size, mask) in enumerate(parts):
+        queries, keys, values = (x.view(*size, *x.shape[1:]).transpose(1, 2) for x in part)
+        added = bias and bias(layout.bucket_layouts[number])
+        context = attend(queries, keys, values, mask, added, dropout)
+        contexts.append(context.transpose(1, 2).flatten(0, 1))
+    return torch.cat(contexts).index_select(0, places)
+
+
+# Each kernel behind the function that states what it supports; the first that does is used.
+KERNELS: tuple[tuple[Callable[[Inputs], bool], Callable[[Inputs], Tensor]], ...] = (
+    (supports_packed, attention_packed),
+    (supports_inference, attention_inference),
+    (supports_bucketed, attention_bucketed),
+)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Return attention of one rectangle: q [B, heads, L, d], k and v [B, heads, K, d] -> [B, heads,
+    L, d].
+
+    Args:
+        mask: bool [B or 1, 1, L or 1, K], True where a token is read; without gradients also a
+            number that is added to the scores.
+        bias: [B or 1, heads or 1, L, K], added to the scores.
+        dropout: probability of zeroing an attention probability.
     """
+    if bias is not None:
+        bias = bias.to(q.dtype)
     if is_exported():  # a score for masked tokens that is still a number where a row has no token
         scores: Tensor = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+        scores = scores if bias is None else scores + bias
         scores = scores if mask is None else scores + (~mask).to(scores.dtype) * _MASKED_SCORE
         return scores.softmax(-1) @ v
     if q.is_cuda or not torch.is_grad_enabled():
-        return F.scaled_dot_product_attention(q, k, v, mask, p)
+        if bias is not None:
+            mask = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout)
     # On a CPU the backward pass of the fused kernel takes several times as long as matrix products.
-    bias = None if mask is None else q.new_zeros(mask.shape).masked_fill_(~mask, -torch.inf)
-    parts = (t.reshape(-1, *t.shape[2:]) for t in (q, k, v))
-    context: Tensor = _AttentionFunction.apply(*parts, bias, round(p * DROPOUT_LEVELS))  # type: ignore[no-untyped-call]
+    hidden = None if mask is None else q.new_zeros(mask.shape).masked_fill_(~mask, -torch.inf)
+    rectangles = (x.reshape(-1, *x.shape[2:]) for x in (q, k, v))
+    dropped = round(dropout * DROPOUT_LEVELS)
+    context: Tensor = _AttentionFunction.apply(*rectangles, hidden, bias, q.shape[1], dropped)  # type: ignore[no-untyped-call]
     return context.view(q.shape)
 
 
+def _joined(contexts: list[Tensor]) -> Tensor:
+    """Return the tensors as one; a single tensor itself."""
+    return contexts[0] if len(contexts) == 1 else torch.cat(contexts)
+
+
 def is_exported() -> bool:
-    """Whether an ONNX graph is traced."""
+    """Return whether an ONNX graph is traced."""
     return bool(torch.onnx.is_in_onnx_export())
 
 
 def softmax_(scores: Tensor) -> Tensor:
-    """Over the last dimension; the scores may be overwritten."""
+    """Return the softmax over the last dimension; the scores may be overwritten."""
     # for these the kernel takes three times as long
     if scores.dtype == torch.bfloat16 and scores.shape[-1] % _VECTOR:
         return torch.softmax(scores, -1, dtype=torch.float32).to(scores.dtype)
@@ -205,35 +338,50 @@ def softmax_(scores: Tensor) -> Tensor:
 
 
 class _AttentionFunction(torch.autograd.Function):
-    """softmax(q k' / sqrt(d) + bias) v with dropout, for q [N, L, d], k and v [N, K, d], N = B *
-    heads, bias [B or 1, 1, L or 1, K]. Autograd would keep and read the largest tensors of the
-    step, the [N, L, K] scores, several times more than is needed."""
+    """softmax(q k' / sqrt(d) + mask + bias) v with dropout, for q [N, L, d], k and v [N, K, d], N =
+    B * heads, mask [B or 1, 1, L or 1, K] and bias [B or 1, heads or 1, L, K]. Autograd would keep
+    and read the largest tensors of the step, the [N, L, K] scores, several times more than is
+    needed."""
 
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropped: int) -> Tensor:  # type: ignore[no-untyped-def]
+    def forward(  # type: ignore[no-untyped-def]
+        ctx,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        bias: Tensor | None,
+        num_heads: int,
+        dropped: int,
+    ) -> Tensor:
         ctx.scale = q.shape[-1] ** -0.5
+        ctx.bias_shape = None if bias is None else bias.shape
         scores = torch.bmm(q, k.transpose(1, 2)).mul_(ctx.scale)
-        if bias is not None:
-            scores.view(len(bias), -1, *scores.shape[1:]).add_(bias)
+        for added in (mask, bias):
+            if added is not None:
+                scores.view(-1, num_heads, *scores.shape[1:]).add_(added)
         probabilities = softmax_(scores)
-        mask = (
-            keep_mask(probabilities, dropped).mul_(DROPOUT_LEVELS / (DROPOUT_LEVELS - dropped))
-            if dropped
-            else None
-        )
-        ctx.save_for_backward(q, k, v, probabilities, mask)
-        return torch.bmm(probabilities if mask is None else probabilities * mask, v)
+        keep = None
+        if dropped:
+            keep = keep_mask(probabilities, dropped)
+            keep.mul_(DROPOUT_LEVELS / (DROPOUT_LEVELS - dropped))
+        ctx.num_heads = num_heads
+        ctx.save_for_backward(q, k, v, probabilities, keep)
+        return torch.bmm(probabilities if keep is None else probabilities * keep, v)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:  # type: ignore[no-untyped-def]
-        q, k, v, probabilities, mask = ctx.saved_tensors
-        used = probabilities if mask is None else probabilities * mask
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
+        q, k, v, probabilities, keep = ctx.saved_tensors
+        used = probabilities if keep is None else probabilities * keep
         grad_v = torch.bmm(used.transpose(1, 2), grad)
         grad_p = torch.bmm(grad, v.transpose(1, 2))
-        if mask is not None:
-            grad_p *= mask
-        grad_scores = torch._softmax_backward_data(
-            grad_p, probabilities, -1, probabilities.dtype
-        ).mul_(ctx.scale)
+        if keep is not None:
+            grad_p *= keep
+        grad_scores = torch._softmax_backward_data(grad_p, probabilities, -1, probabilities.dtype)
+        grad_bias = None
+        if ctx.needs_input_grad[4]:
+            per_head = grad_scores.view(-1, ctx.num_heads, *grad_scores.shape[1:])
+            grad_bias = per_head.sum_to_size(ctx.bias_shape).clone()
+        grad_scores.mul_(ctx.scale)
         grad_q, grad_k = torch.bmm(grad_scores, k), torch.bmm(grad_scores.transpose(1, 2), q)
-        return grad_q, grad_k, grad_v, None, None
+        return grad_q, grad_k, grad_v, None, grad_bias, None, None

@@ -41,7 +41,7 @@ class Layout:
 
     A token reads all tokens of its sequence, or with a `rank` those of its own rank or a lower one.
     `memory` is the layout of states that come before the tokens of each sequence and are read by
-    all of them (Dai et al. 2019).
+    all of them (Dai et al. 2019); see `keys_with_memory`.
     """
 
     cu_seqlens: Tensor  # int32 [B+1]; sequence b is tokens cu_seqlens[b]:cu_seqlens[b+1]
@@ -131,28 +131,38 @@ class Layout:
 
     @cached_property
     def visible(self) -> Tensor | None:
-        """bool [B or 1, 1, max_seqlen or 1, keys]: which tokens of the rectangle, after those of
-        the memory, a token reads; a place without a token reads at least one. None: every place
-        reads every place."""
-        # one mask for all: padding comes after every token
-        if self.is_causal and self.memory is None:
+        """bool [B or 1, 1, max_seqlen or 1, max_seqlen]: which tokens of the rectangle a token
+        reads; a place without a token reads at least one. None: every place reads every place."""
+        if self.is_causal:  # one mask for all: padding comes after every token
             places = torch.arange(self.max_seqlen, device=self.cu_seqlens.device)
             return (places[None, :] <= places[:, None])[None, None]
-        if (
-            self.is_uniform
-            and self.rank is None
-            and (self.memory is None or self.memory.is_uniform)
-        ):
-            return None
-        mask = self.present[:, None, None]
+        return self.visible_keys(self)
+
+    def visible_keys(self, keys: Layout) -> Tensor | None:
+        """bool [B or 1, 1, max_seqlen or 1, keys.max_seqlen]: which tokens of the rectangle of
+        `keys`, that may be this layout or another, a token of this one reads: all of the same
+        sequence, or if both have ranks those of its own rank or a lower one. None: all places."""
+        if self.rank is None or keys.rank is None:
+            return None if keys.is_uniform else keys.present[:, None, None]
+        rank, ranks_of_keys = self.pad(self.rank), keys.pad(keys.rank)
+        reads = (ranks_of_keys[:, None] <= rank[:, :, None]) | ~self.present[:, :, None]
+        return keys.present[:, None, None] & reads[:, None]
+
+    @cached_property
+    def keys_with_memory(self) -> tuple[Layout, Tensor]:
+        """The layout of the tokens of the memory, then those of this layout, in each sequence; and
+        int64 [all]: their rows among those of the memory followed by those of this layout. Every
+        token of the memory is read."""
+        assert self.memory is not None
+        order = torch.cat([self.memory.sequence_ids, self.sequence_ids]).argsort(stable=True)
+        rank = None
         if self.rank is not None:
-            rank = self.pad(self.rank)
-            reads = (rank[:, None] <= rank[:, :, None]) | ~self.present[:, :, None]
-            mask = mask & reads[:, None]
-        if self.memory is not None:
-            shape = (*mask.shape[:3], self.memory.max_seqlen)
-            mask = torch.cat([self.memory.present[:, None, None].expand(shape), mask], -1)
-        return mask
+            lowest = torch.full_like(self.memory.position_ids, torch.iinfo(torch.int64).min)
+            rank = torch.cat([lowest, self.rank])[order]
+        positions = torch.cat([self.memory.position_ids, self.position_ids])[order]
+        ends = self.cu_seqlens + self.memory.cu_seqlens
+        longest = self.max_seqlen + self.memory.max_seqlen
+        return Layout(ends, longest, positions, rank=rank), order
 
     def mean(self, x: Tensor) -> Tensor:
         """float32 [B, ...]: the mean over the tokens of each sequence. x: [T, ...]."""
@@ -193,8 +203,19 @@ class Layout:
         )
 
     @cached_property
+    def bucket_layouts(self) -> list[Layout]:
+        """The layout of each bucket, whose max_seqlen is the padded length. Without ranks."""
+        sizes, tokens, present, _ = self.buckets
+        layouts = []
+        parts = tokens.split([count * length for count, length in sizes])
+        for part, (_, length), has_token in zip(parts, sizes, present, strict=True):
+            ends = torch.cat([torch.zeros(1), has_token.sum(1)]).cumsum(0).int()
+            layouts.append(Layout(ends, length, self.position_ids[part[has_token.flatten()]]))
+        return layouts
+
+    @cached_property
     def visible_in_buckets(self) -> list[Tensor | None]:
-        """For each bucket: `visible` of its places, without a memory."""
+        """For each bucket: `visible` of its places."""
         sizes, tokens, present, _ = self.buckets
         masks: list[Tensor | None] = []
         for part, size, has_token in zip(
@@ -220,11 +241,11 @@ class Layout:
                 edges.append(number + 1)
                 longest, used = length, length * length
         edges.append(0)
-        return [self._part(start, end, max(lengths[start:end])) for end, start in pairwise(edges)][
+        return [self.part(start, end, max(lengths[start:end])) for end, start in pairwise(edges)][
             ::-1
         ]
 
-    def _part(self, start: int, end: int, longest: int) -> Layout:
+    def part(self, start: int, end: int, longest: int) -> Layout:
         """The layout of sequences `start` to `end`."""
         ends = self.cu_seqlens[start : end + 1]
         tokens = slice(int(ends[0]), int(ends[-1]))

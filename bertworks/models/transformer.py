@@ -18,6 +18,7 @@ from bertworks.models.attention import Attention
 from bertworks.models.cache import KeyValueCache, LayerCache
 from bertworks.models.config import EncoderConfig
 from bertworks.models.embeddings import Embeddings
+from bertworks.models.kernels import Bias
 from bertworks.models.layers import (
     ACTIVATIONS,
     Linear,
@@ -62,18 +63,19 @@ class Block(nn.Module):
         rows: Tensor | None = None,
         memory: Tensor | None = None,
         cache: LayerCache | None = None,
+        bias: Bias | None = None,
     ) -> Tensor:
         """[T, hidden] -> [T, hidden], or [R, hidden] for the tokens `rows` int64 [R] only: they
         read all the others.
 
-        memory, cache: see `Attention.forward`.
+        memory, cache, bias: see `Attention.forward`.
         """
         p = self.dropout if self.training else 0.0
         residual = x if rows is None else x.index_select(0, rows)
         read = self.attention_input(x)
         if memory is not None:
             memory = self.attention_input(memory)
-        x = dropout(self.attention(read, layout, rows, memory, cache), p, residual=residual)
+        x = dropout(self.attention(read, layout, rows, memory, cache, bias), p, residual=residual)
         if self.norm_first:
             return dropout(self.feed_forward(self.feed_forward_norm(x)), p, residual=x)
         x = self.attention_norm(x)

@@ -13,10 +13,12 @@ from bertworks.models.config import BERT_SIZES, PRETRAINING_HEADS, EncoderConfig
 from bertworks.models.embeddings import Embeddings
 from bertworks.models.heads import LMHead
 from bertworks.models.kernels import (
+    Inputs,
+    attend,
     attention,
-    attention_inference_cpu,
-    attention_padded,
-    attention_training_cpu,
+    attention_bucketed,
+    attention_inference,
+    attention_reference,
 )
 from bertworks.models.layers import Linear, dropout
 from bertworks.models.layout import Layout
@@ -75,16 +77,12 @@ def test_attention_is_that_of_the_paper(masked):
 
     inputs = [t.clone().requires_grad_() for t in (q, k, v)]
     wanted = torch.autograd.grad((reference(*inputs) * probe).sum(), inputs)
-    found = torch.autograd.grad((attention(*inputs, mask, 0.0) * probe).sum(), inputs)
+    found = torch.autograd.grad((attend(*inputs, mask) * probe).sum(), inputs)
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-10)
-    torch.testing.assert_close(
-        attention(*inputs, mask, 0.0), reference(q, k, v), atol=1e-12, rtol=0
-    )
+    torch.testing.assert_close(attend(*inputs, mask), reference(q, k, v), atol=1e-12, rtol=0)
     with torch.no_grad():
-        torch.testing.assert_close(
-            attention(q, k, v, mask, 0.0), reference(q, k, v), atol=1e-12, rtol=0
-        )
+        torch.testing.assert_close(attend(q, k, v, mask), reference(q, k, v), atol=1e-12, rtol=0)
 
 
 def test_attention_with_dropout_has_the_right_gradient():
@@ -97,7 +95,7 @@ def test_attention_with_dropout_has_the_right_gradient():
 
     def dropped(q, k, v):
         torch.manual_seed(7)
-        return attention(q, k, v, None, 0.3)
+        return attend(q, k, v, dropout=0.3)
 
     assert torch.autograd.gradcheck(dropped, (q, k, v))
 
@@ -106,7 +104,7 @@ def test_attention_dropout_is_right_on_average():
     torch.manual_seed(0)
     q, k = (torch.randn(1, 1, 6, 4).requires_grad_() for _ in range(2))
     v = torch.ones(1, 1, 6, 4)
-    mean = torch.stack([attention(q, k, v, None, 0.25) for _ in range(4000)]).mean()
+    mean = torch.stack([attend(q, k, v, dropout=0.25) for _ in range(4000)]).mean()
     assert mean.item() == pytest.approx(1.0, abs=0.01)
 
 
@@ -299,7 +297,8 @@ def test_attention_in_buckets_is_attention(direction, monkeypatch):
         torch.randn(sum(lengths), 4, 8).double(),
     )
     assert len(layout.buckets.sizes) > 2
-    wanted, found = attention_padded(qkv, [layout], 0.0), attention_training_cpu(qkv, layout, 0.0)
+    inputs = Inputs(*qkv.unbind(1), layout)
+    wanted, found = attention_reference(inputs), attention_bucketed(inputs)
     torch.testing.assert_close(found, wanted, atol=1e-12, rtol=1e-12)
     gradients = [torch.autograd.grad((x * weights).sum(), qkv)[0] for x in (wanted, found)]
     torch.testing.assert_close(*gradients, atol=1e-12, rtol=1e-12)
@@ -388,7 +387,7 @@ def test_no_sequence_sees_the_next_one(lengths: list[int]):
     layout, qkv = Layout.of(lengths), torch.randn(sum(lengths), 3, 2, 8)
     qkv[:, 2] += torch.arange(sum(lengths))[:, None, None]
     with torch.no_grad():
-        found = attention_inference_cpu(qkv, layout)
+        found = attention_inference(Inputs(*qkv.unbind(1), layout))
     wanted = []
     for part in qkv.double().split(lengths):
         q, k, v = part.permute(1, 2, 0, 3)
@@ -403,8 +402,149 @@ def test_a_sequence_that_overflows_damages_no_other(bad: float):
     torch.manual_seed(0)
     layout, qkv = Layout.of([13] * 5 + [14] * 6), torch.randn(149, 3, 2, 8)
     with torch.no_grad():
-        wanted = attention_inference_cpu(qkv, layout)
+        wanted = attention_inference(Inputs(*qkv.unbind(1), layout))
         qkv[65:79] = bad
-        found = attention_inference_cpu(qkv, layout)
+        found = attention_inference(Inputs(*qkv.unbind(1), layout))
     others = [*range(65), *range(79, 149)]
     torch.testing.assert_close(found[others], wanted[others])
+
+
+def causal_keys(layout, keys_layout):
+    """A query reads the keys up to its own place."""
+    return layout.directed("left_to_right"), keys_layout.directed("left_to_right")
+
+
+def add_bias(layout, weights, keys_layout=None):
+    """[1, heads, queries, keys]: a number for each head and distance from query to key, as networks
+    with relative positions have."""
+    places = torch.arange(layout.max_seqlen)[:, None]
+    keys = torch.arange((keys_layout or layout).max_seqlen)[None]
+    return weights[:, (keys - places).clamp(-9, 9) + 9][None]
+
+
+def plain_attention(q, k, v, lengths, key_lengths, weights=None, causal=False):
+    """One sequence after the other, by autograd."""
+    contexts = []
+    parts = zip(q.split(lengths), k.split(key_lengths), v.split(key_lengths), strict=True)
+    for queries, keys, values in parts:
+        scores = torch.einsum("qhd,khd->hqk", queries, keys) / math.sqrt(q.shape[-1])
+        distance = torch.arange(len(keys))[None] - torch.arange(len(queries))[:, None]
+        if weights is not None:
+            scores = scores + weights[:, distance.clamp(-9, 9) + 9]
+        if causal:
+            scores = scores.masked_fill(distance > 0, -torch.inf)
+        contexts.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), values))
+    return torch.cat(contexts)
+
+
+LENGTHS = [3, 1, 20, 33, 17, 17, 64, 2]
+BIAS_PATHS = {
+    "reference": ("bidirectional", False),
+    "ranks": ("left_to_right", False),
+    "buckets": ("bidirectional", True),
+    "buckets with ranks": ("left_to_right", True),
+}
+
+
+@pytest.mark.parametrize("path", BIAS_PATHS)
+@pytest.mark.parametrize("lengths", [LENGTHS, [16, 16], [9]])
+def test_a_bias_and_its_gradient_are_those_of_float64(path, lengths, monkeypatch):
+    """On each path of training, for padded sequences, rectangles and a single sequence."""
+    direction, is_bucketed = BIAS_PATHS[path]
+    monkeypatch.setattr("bertworks.models.kernels.compiles_sizes", lambda _: is_bucketed)
+    torch.manual_seed(0)
+    layout = Layout.of(lengths).directed(direction)
+    qkv = torch.randn(sum(lengths), 3, 4, 8).double().requires_grad_()
+    weights = torch.randn(4, 19).double().requires_grad_()
+    probe = torch.randn(sum(lengths), 4, 8).double()
+    q, k, v = qkv.unbind(1)
+    is_causal = direction == "left_to_right"
+    expected = plain_attention(q, k, v, lengths, lengths, weights, is_causal)
+    context = attention(q, k, v, layout, bias=lambda part: add_bias(part, weights))
+    torch.testing.assert_close(context, expected, atol=1e-12, rtol=1e-12)
+    gradients = [
+        torch.autograd.grad((x * probe).sum(), (qkv, weights)) for x in (expected, context)
+    ]
+    torch.testing.assert_close(*gradients, atol=1e-11, rtol=1e-11)
+
+
+@pytest.mark.parametrize(("dtype", "off"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
+@pytest.mark.parametrize("lengths", [LENGTHS, [16, 16], [9], [13] * 6 + [40]])
+@pytest.mark.parametrize("peak", [0.0, 300.0])
+def test_a_bias_in_inference_is_that_of_float64(dtype, off, lengths, peak):
+    """With a peak of 300, exponentials without a subtracted maximum would overflow."""
+    torch.manual_seed(0)
+    qkv = torch.randn(sum(lengths), 3, 4, 8).to(dtype)
+    weights = torch.randn(4, 19).to(dtype)
+    weights[:, 9] += peak
+    with torch.no_grad():
+        q, k, v = qkv.unbind(1)
+        layout = Layout.of(lengths)
+        context = attention(q, k, v, layout, bias=lambda part: add_bias(part, weights))
+    exact = [x.double() for x in (q, k, v)]
+    expected = plain_attention(*exact, lengths, lengths, weights.double())
+    torch.testing.assert_close(context.double(), expected, atol=off, rtol=off)
+
+
+def test_a_bias_with_dropout_has_the_right_gradient():
+    torch.manual_seed(0)
+    q, k, v, bias = (
+        torch.randn(*shape).double().requires_grad_()
+        for shape in ((2, 2, 5, 4), (2, 2, 5, 4), (2, 2, 5, 4), (1, 2, 5, 5))
+    )
+
+    def dropped(q, k, v, bias):
+        torch.manual_seed(7)
+        return attend(q, k, v, bias=bias, dropout=0.3)
+
+    assert torch.autograd.gradcheck(dropped, (q, k, v, bias))
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_attention_to_other_keys_is_a_plain_softmax(has_bias, causal, gradients):
+    """As many sequences of keys, of other lengths: packed is one by one, with and without ranks."""
+    torch.manual_seed(0)
+    lengths, key_lengths = [3, 7, 1, 12], [5, 2, 30, 12]
+    layout, keys_layout = Layout.of(lengths), Layout.of(key_lengths)
+    if causal:
+        layout, keys_layout = causal_keys(layout, keys_layout)
+    q = torch.randn(sum(lengths), 4, 8).double().requires_grad_()
+    kv = torch.randn(sum(key_lengths), 2, 4, 8).double().requires_grad_()
+    weights = torch.randn(4, 19).double().requires_grad_()
+    probe = torch.randn(sum(lengths), 4, 8).double()
+    k, v = kv.unbind(1)
+    bias = (lambda part: add_bias(part, weights, keys_layout)) if has_bias else None
+    with torch.set_grad_enabled(gradients):
+        context = attention(q, k, v, layout, keys_layout=keys_layout, bias=bias)
+    expected = plain_attention(q, k, v, lengths, key_lengths, weights if has_bias else None, causal)
+    torch.testing.assert_close(context, expected, atol=1e-12, rtol=1e-12)
+    if gradients:
+        inputs = (q, kv, weights) if has_bias else (q, kv)
+        found = [torch.autograd.grad((x * probe).sum(), inputs) for x in (expected, context)]
+        torch.testing.assert_close(*found, atol=1e-11, rtol=1e-11)
+
+
+def test_a_block_with_a_bias_is_packed_as_alone():
+    """Training and inference of a whole encoder's block, and the attention that it shows."""
+    torch.manual_seed(0)
+    block = Encoder(TINY).double().eval().blocks[0]
+    weights, lengths = torch.randn(4, 19).double(), [5, 17, 17, 2]
+    x = torch.randn(sum(lengths), 32).double()
+
+    def bias(layout):
+        return add_bias(layout, weights)
+
+    for gradients in (True, False):
+        with torch.set_grad_enabled(gradients):
+            together = block(x, Layout.of(lengths), bias=bias)
+            alone = [block(part, Layout.of([len(part)]), bias=bias) for part in x.split(lengths)]
+            plain = block(x, Layout.of(lengths))
+        torch.testing.assert_close(together, torch.cat(alone), atol=1e-12, rtol=0)
+        assert (together - plain).abs().max() > 1e-3
+    shown = block.attention.probabilities(x, Layout.of(lengths), bias)
+    q, k, _ = block.attention._heads(block.attention.qkv(x[:5])).unbind(1)
+    scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(8)
+    scores = scores + add_bias(Layout.of([5]), weights)[0]
+    torch.testing.assert_close(shown[0, :, :5, :5], scores.softmax(-1))

@@ -16,7 +16,7 @@ import torch
 
 from bertworks.models import packed_linear as of_nn
 from bertworks.models.config import EncoderConfig
-from bertworks.models.kernels import attention, attention_inference_cpu
+from bertworks.models.kernels import Inputs, attend, attention_inference
 from bertworks.models.layers import ACTIVATIONS, SMALL_BATCH_ROWS as FEW, pad_rows_to_bucket
 from bertworks.models.layout import Layout
 from bertworks.models.packed_linear import (
@@ -314,7 +314,7 @@ def test_attention_in_runs_is_that_of_float64_one_by_one(dtype: torch.dtype, off
         wanted.append(((q @ k.mT / 4).softmax(-1) @ v).transpose(0, 1))
     with torch.no_grad():
         poison()
-        found = attention_inference_cpu(qkv, layout)
+        found = attention_inference(Inputs(*qkv.unbind(1), layout))
     torch.testing.assert_close(found.double(), torch.cat(wanted), atol=off, rtol=0)
 
 
@@ -327,7 +327,7 @@ def test_bf16_attention_with_a_mask_is_that_of_float64(length: int):
     q, k, v = (x.double() for x in inputs)
     wanted = (q @ k.mT / 4).masked_fill(~mask[:, None, None], -torch.inf).softmax(-1) @ v
     poison()
-    found = attention(*inputs, mask[:, None, None], 0.0)
+    found = attend(*inputs, mask[:, None, None])
     torch.testing.assert_close(found.double(), wanted, atol=3e-2, rtol=0)
 
 
@@ -349,7 +349,7 @@ def test_bf16_attention_of_small_and_of_vast_scores_is_that_of_float64(
         wanted.append(((q @ k.mT / 32**0.5).softmax(-1) @ v).transpose(0, 1))
     with torch.no_grad():
         poison()
-        found = attention_inference_cpu(qkv, Layout.of(lengths))
+        found = attention_inference(Inputs(*qkv.unbind(1), Layout.of(lengths)))
     torch.testing.assert_close(found.double(), torch.cat(wanted), atol=3e-2, rtol=0)
 
 
@@ -361,8 +361,8 @@ def test_a_sequence_without_numbers_spoils_no_other_one_in_bf16():
     spoilt[25, 1, 2, 3] = torch.nan
     with torch.no_grad():
         wanted, found = (
-            attention_inference_cpu(qkv, layout),
-            attention_inference_cpu(spoilt, layout),
+            attention_inference(Inputs(*qkv.unbind(1), layout)),
+            attention_inference(Inputs(*spoilt.unbind(1), layout)),
         )
     others = [*range(20), *range(40, 60)]
     assert found[20:40].isnan().any()

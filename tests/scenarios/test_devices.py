@@ -96,7 +96,7 @@ def test_pre_training(
     precision: Precision, dropout: float, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if precision == "bf16":  # nothing is padded, with dropout or without
-        monkeypatch.setattr(kernels, "attention_padded", None)
+        monkeypatch.setattr(kernels, "attention_reference", None)
     c = replace(CONFIG, hidden_dropout=dropout, attention_dropout=dropout)
     model = on_meta(lambda: PretrainingModel(c, gradient_checkpointing=checkpointing)).train()
     optimizer = make_optimizer(model, OptimizerConfig())

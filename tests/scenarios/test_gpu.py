@@ -168,12 +168,9 @@ def test_packed_attention_is_padded_attention(device: torch.device, causal: bool
     qkv = torch.randn(124, 3, 4, 32, device=device, dtype=torch.bfloat16)
     grad = torch.randn(124, 4, 32, device=device, dtype=torch.bfloat16)
     results = []
-    for compute in (
-        kernels.attention_packed,
-        lambda x, y: kernels.attention_padded(x, [y], 0.0),
-    ):
+    for compute in (kernels.attention_packed, kernels.attention_reference):
         x = qkv.clone().requires_grad_()
-        y = compute(x, layout)
+        y = compute(kernels.Inputs(*x.unbind(1), layout))
         y.backward(grad)
         results.append((y.detach().float(), x.grad.float()))
     for got, expected in zip(*results, strict=True):
@@ -188,7 +185,7 @@ def test_packed_attention_drops_the_fraction_that_it_should(device: torch.device
     qkv = torch.randn(164, 3, 2, 32, device=device, dtype=torch.bfloat16)
     qkv[:, :2] = 0  # all keys count alike
     qkv[:, 2] = 1  # so a result is the share of the keys that stay, over 0.9
-    got = kernels.attention_packed(qkv, layout, 0.1).float()
+    got = kernels.attention_packed(kernels.Inputs(*qkv.unbind(1), layout, dropout=0.1)).float()
     assert got.mean().item() == pytest.approx(1, abs=0.01)
     assert got.std().item() == pytest.approx((0.1 / 0.9 / 82) ** 0.5, rel=0.2)
 
