@@ -295,14 +295,14 @@ def bertworks(
         disable_heap_trim()
         memory = HeapTrimmer()
         work = FinetuneJob(request, torch.device("cpu"), data=LabelledData(schema, rows, dev))
-        network, _ = work.begin()
+        network, _ = work.initial_network()
         settings, batches = work.recipe.optimizer, work.train_batches
         steps = train(
             network,
             make_optimizer(network, settings),
             batches,
             settings,
-            work.num_steps,
+            work.settings.num_steps,
             precision=work.precision,
             seed=work.recipe.seed,
         )

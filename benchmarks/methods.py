@@ -24,6 +24,7 @@ import re
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -265,7 +266,7 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
             return compute_logits_and_loss(job.fit()[0], job.dev_units, job.precision)[0]
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "recipe.toml").write_text(dump_recipe(job.recipe))
-            job.evaluate_every = job.num_steps
+            job.settings = replace(job.settings, evaluate_every=job.settings.num_steps)
             for _ in TrainingRun(Path(folder), job, device).events():
                 pass
             return job.dev_logits(Path(folder), device)

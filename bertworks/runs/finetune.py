@@ -13,7 +13,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -78,10 +78,21 @@ _SETTINGS = {"learning_rate": "optimizer.learning_rate"} | {
     x: x for x in ("epochs", "batch_size", "max_length")
 }
 Baselines = dict[Hashable, Answers]  # by fold and task
-Job = TypeVar("Job", bound=FinetuneJob)
 # the last message, its fields, the recipe that was used
 End = tuple[str, dict[str, Any], FinetuneRecipe]
 FINISHED = "finished.json"  # the last event; a folder with it is finished
+
+
+class RecipeJob(Protocol):
+    """What `finetuning` knows of a job: its recipe, and the rows of its smallest batch."""
+
+    recipe: FinetuneRecipe
+
+    @property
+    def min_batch_size(self) -> int: ...
+
+
+AnyJob = TypeVar("AnyJob", bound=RecipeJob)
 
 
 def finetune_events(
@@ -156,8 +167,8 @@ def finetuning(
     paths: Sequence[str],
     device: str,
     overwrite: bool,
-    make_job: Callable[[torch.device, FinetuneRecipe | None, int], Job],
-    train: Callable[[Job, Path, torch.device, Processes], Generator[Event, None, End | None]],
+    make_job: Callable[[torch.device, FinetuneRecipe | None, int], AnyJob],
+    train: Callable[[AnyJob, Path, torch.device, Processes], Generator[Event, None, End | None]],
     before_writing: Callable[[], None] | None = None,
 ) -> Iterator[Event]:
     """The events of a request in its folder, by one or several processes; those of a finished one
@@ -183,7 +194,7 @@ def finetuning(
                 load_finetune_recipe(str(recipe_file)) if resumes and recipe_file.exists() else None
             )
             job = make_job(device_, recipe, processes.count)
-            processes.refuse_to_share(min(job.recipe.batch_size, len(job.groups)))
+            processes.refuse_to_share(job.min_batch_size)
             if before_writing is not None:
                 before_writing()
             with open_run(output, content, overwrite) if processes.first else nullcontext():
@@ -476,7 +487,7 @@ def _summary(folder: Path, result: Mapping[str, Any], where: str) -> str:
 def _plan(job: FinetuneJob, seconds: float) -> str:
     methods = compared_methods(job)
     job = job.variant(methods[0])
-    recipe, every = job.recipe, job.evaluate_every
+    recipe, settings = job.recipe, job.settings
     clearly = (
         f", or {' or '.join(methods[1:])} if clearly better in {EVALUATED} of {PARTS} folds"
         * (len(methods) > 1)
@@ -487,7 +498,8 @@ def _plan(job: FinetuneJob, seconds: float) -> str:
         if recipe.lstm_units
         else ""
     )
-    can_end_early = recipe.select == "best" and 0 < recipe.patience * every < job.num_steps - every
+    last_evaluation = settings.num_steps - settings.evaluate_every
+    can_end_early = 0 < settings.patience < last_evaluation
     early = (
         f"; ends early after {recipe.patience} evaluations without gain" if can_end_early else ""
     )

@@ -51,6 +51,7 @@ from bertworks.runs.data_splits import (
     read_data,
 )
 from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
+from bertworks.runs.job import Progress, RunSettings
 from bertworks.runs.report import task_card, write_task_report
 from bertworks.runs.task_teacher import TaskTeacher, with_layers
 from bertworks.tasks.decoding import Decoder, Logits, make_featurizer, make_task_head
@@ -254,6 +255,29 @@ def _check_numbers(d: TaskConfig, c: EncoderConfig, groups: Sequence[ExampleGrou
         raise UsageError(what, hint=f"subtract {mean:.0f} from all of them, or use --model minilm")
 
 
+def run_settings(
+    recipe: FinetuneRecipe, steps_per_epoch: int, *, evaluates: bool = True
+) -> RunSettings:
+    """Return the settings of a `TrainingRun`.
+
+    evaluates: whether there are dev data. A network with a new head may be good by chance, so its
+        initial state is never the best one.
+    """
+    evaluate_every = max(1, steps_per_epoch // recipe.evaluations)
+    return RunSettings(
+        recipe.optimizer,
+        recipe.seed,
+        cast(Precision, recipe.precision),
+        recipe.cloze_steps + recipe.epochs * steps_per_epoch,
+        evaluate_every=evaluate_every,
+        save_every=recipe.save_every,
+        keeps=recipe.select,
+        evaluates=evaluates,
+        patience=recipe.patience * evaluate_every if recipe.select == "best" else 0,
+        patience_start=recipe.cloze_steps,
+    )
+
+
 class FinetuneJob:
     """A task trained on labelled items and evaluated on others, for a `TrainingRun`.
 
@@ -266,8 +290,7 @@ class FinetuneJob:
         has all of them.
     """
 
-    evaluates_start = False  # a network with a new head may be good by chance
-    shared: Path | None = None  # see `save_model`
+    schedule = None  # a budget decides the number of epochs
 
     def __init__(
         self,
@@ -333,7 +356,7 @@ class FinetuneJob:
         self.recipe = recipe = (
             recipes.resolve_fitted(recipe, given) if d.vectors == "cosine" else recipe
         )
-        self.save_every, self.precision = recipe.save_every, cast(Precision, recipe.precision)
+        self.precision = cast(Precision, recipe.precision)
         self.train_batches = LabelledBatches(
             self.groups, recipe.batch_size, recipe.micro_batch_tokens, recipe.seed
         )
@@ -341,9 +364,9 @@ class FinetuneJob:
             featurize.clozes(self.data.train, recipe.cloze_steps * recipe.batch_size, recipe.seed)
         )
         self.steps_per_epoch = self.train_batches.steps_per_epoch
-        self.num_steps = recipe.cloze_steps + recipe.epochs * self.steps_per_epoch
-        self.keeps, self.evaluates = recipe.select, not self.data.is_validated
-        self.evaluate_every = max(1, self.steps_per_epoch // recipe.evaluations)
+        self.settings = run_settings(
+            recipe, self.steps_per_epoch, evaluates=not self.data.is_validated
+        )
         units = [*self.groups, *self.clozes, *self.dev_units]
         self.vocab_subset = VocabSubset(units, c.vocab_size, whole=recipe.lm_weight > 0)
         names = [name for name in DROPOUTS if recipe.dropout >= 0 and getattr(c, name) is not None]
@@ -356,14 +379,20 @@ class FinetuneJob:
         # chose.
         self.validated: tuple[list[Logits], list[Logits]] | None = None
 
+    @property
+    def min_batch_size(self) -> int:
+        """The number of rows in a step, if all of them are not fewer."""
+        return min(self.recipe.batch_size, len(self.groups))
+
     @cached_property
     def data_report(self) -> DatasetReport:
         return make_dataset_report(
             self.data, self.train, self.dev, self.model.tokenizer, self.description.max_length
         )
 
-    def network(self) -> TaskModel:
-        """A network with random weights."""
+    def make_network(self) -> TaskModel:
+        """Return a network with random weights, which does not cache the features of its
+        encoder."""
         r, task = self.recipe, make_task_head(self.description, self.groups, self.recipe)
         network = TaskModel(
             self.config,
@@ -378,16 +407,16 @@ class FinetuneJob:
         self.vocab_subset.attach(network.encoder.embeddings.token)
         return network
 
-    def blank(self) -> TaskModel:
-        network = self.network()
+    def network(self) -> TaskModel:
+        network = self.make_network()
         if features := network.features:
             everything = [*self.groups, *self.dev_units]
             self.caches_features = features.remember(everything) or features.remember(self.groups)
         return network
 
-    def begin(self) -> tuple[TaskModel, list[str]]:
+    def initial_network(self) -> tuple[TaskModel, list[str]]:
         torch.manual_seed(self.recipe.seed)
-        network, notes, head = self.blank(), [], self.head
+        network, notes, head = self.network(), [], self.head
         state = dict(self.model.state)
         state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.rows(state[TOKEN_EMBEDDING_KEY])
         if head is None:
@@ -452,14 +481,14 @@ class FinetuneJob:
         job = FinetuneJob(
             self.request, self.device, self.recipe, self.data.fold(number), self.source
         )
-        job.evaluate_every = job.num_steps
+        job.settings = replace(job.settings, evaluate_every=job.settings.num_steps)
         return job
 
     def fit(self) -> tuple[TaskModel, list[list[Logits]]]:
         """The network with a linear head on the features of the frozen encoder; and the logits of
         the rows of each of the first EVALUATED parts, by a head that is fitted to the other parts.
         """
-        network = self.begin()[0].to(self.device).eval()
+        network = self.initial_network()[0].to(self.device).eval()
         x, y = self._features(network)
 
         def fitted(left_out: Collection[int]) -> LinearHead:
@@ -511,16 +540,11 @@ class FinetuneJob:
         metric = self.metric
         return (figures[metric], -figures["loss"]) > (best[metric], -best["loss"])
 
-    def enough(self, evaluated: int, best: int) -> bool:
-        """Whether the score did not improve for `patience` evaluations."""
-        waited = evaluated - max(best, self.recipe.cloze_steps)
-        return self.keeps == "best" and 0 < self.recipe.patience * self.evaluate_every <= waited
-
-    def baseline(self) -> tuple[str, dict[str, Any]] | None:
-        """A trivial prediction, as text and figures: none."""
+    def baseline(self) -> None:
         return None
 
-    def flops_per_token(self, step: int) -> float:
+    @cached_property
+    def flops_per_token(self) -> float:
         c, r, some = self.config, self.recipe, self.groups[:1000]
         lstm = 6.0 * num_lstm_parameters(lstm_input_size(c, r.feature_layers), r.lstm_units)
         # of the LSTM alone: the features are computed once
@@ -538,13 +562,10 @@ class FinetuneJob:
             + lstm
         )
 
-    def cost(self, steps: int) -> float:
-        """The cost of the first steps, in any unit."""
-        return float(steps)
-
-    def progress(self, step: int) -> dict[str, Any]:
-        step = max(0, step - self.recipe.cloze_steps)
-        return {"epoch": step / self.steps_per_epoch, "epochs": self.recipe.epochs}
+    def progress(self, step: int) -> Progress:
+        labelled_steps = max(0, step - self.recipe.cloze_steps)
+        fields = {"epoch": labelled_steps / self.steps_per_epoch, "epochs": self.recipe.epochs}
+        return Progress(float(step), self.flops_per_token, fields)
 
     def card(
         self, folder: Path, figures: Mapping[str, float], result: Mapping[str, Any] | None = None
@@ -555,7 +576,21 @@ class FinetuneJob:
             folder, d, self.recipe, self.model_name, self.data_report, figures, result, c
         )
 
-    def save(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None:
+    def save(self, folder: Path, network: nn.Module | None, facts: Mapping[str, Any]) -> None:
+        if network is not None:
+            self.save_model(folder, network, facts)
+        write_task_report(folder, self.metric, str(self.data_report), None)
+
+    def save_model(
+        self, folder: Path, network: nn.Module, facts: Mapping[str, Any], shared: Path | None = None
+    ) -> None:
+        """Write the model folder.
+
+        Args:
+            facts: see `Job.save`.
+            shared: the model folder that has the file of the encoder, see
+                `checkpoints.model_folder.save_model`.
+        """
         state = {name: p.detach() for name, p in network.named_parameters()}
         m = self.model
         state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.merge(
@@ -574,7 +609,7 @@ class FinetuneJob:
             card=card,
             head=head,
             task=self.description,
-            shared=self.shared,
+            shared=shared,
         )
         (folder / TRAINED_LAYER).unlink(missing_ok=True)
         self._saved = self._last if facts["evaluated"] == facts["step"] else None
@@ -603,13 +638,10 @@ class FinetuneJob:
             state |= read_tensors(folder / TRAINED_LAYER)
         return state
 
-    def report(self, folder: Path) -> Path:
-        return write_task_report(folder, self.metric, str(self.data_report), None)
-
     def dev_logits(self, folder: Path, device: torch.device) -> list[Logits]:
         """The logits of all dev items, by the model in the folder."""
         if self._saved is None:
-            network, state = self.network(), self._trained_state(folder)
+            network, state = self.make_network(), self._trained_state(folder)
             state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.rows(state[TOKEN_EMBEDDING_KEY])
             network.load_state_dict({name: state[name] for name in network.state_dict()})
             del state  # before the batches: it is as large as they are
@@ -645,7 +677,7 @@ def forecast(job: FinetuneJob, device: torch.device, processes: int = 1) -> Fore
     lengths. A backward pass costs as much as two forward passes."""
     recipe = job.recipe
     with meta_device_init():
-        network = job.network().to_empty(device=device)
+        network = job.make_network().to_empty(device=device)
     for parameter in network.parameters():
         nn.init.normal_(parameter, std=TIMING_DEVIATION)
     max_tokens = micro_tokens(recipe.micro_batch_tokens, job.config, job.precision, device)
@@ -664,12 +696,13 @@ def forecast(job: FinetuneJob, device: torch.device, processes: int = 1) -> Fore
         )
         encoding = per_batch - head_only
         per_batch = head_only
-    evaluations = -(-job.num_steps // job.evaluate_every)
+    num_steps = job.settings.num_steps
+    evaluations = -(-num_steps // job.settings.evaluate_every)
     tokens = (
         num_tokens(job.clozes) + recipe.epochs * train_tokens
     ) / processes + evaluations * dev_tokens / 3
     batches = (encoding * (train_tokens + dev_tokens) + per_batch * tokens) / len(batch.input_ids)
-    return Forecast(batches + update * job.num_steps, per_token)
+    return Forecast(batches + update * num_steps, per_token)
 
 
 def _sample_lengths(

@@ -32,7 +32,14 @@ from bertworks.runs.finetune import (
     make_finetune_request,
     open_trained,
 )
-from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, forecast, task_name
+from bertworks.runs.finetune_job import (
+    FinetuneJob,
+    FinetuneRequest,
+    forecast,
+    run_settings,
+    task_name,
+)
+from bertworks.runs.job import Progress
 from bertworks.runs.processes import Processes
 from bertworks.runs.report import joint_card, write_task_report
 from bertworks.runs.run_folder import stored_request
@@ -74,84 +81,100 @@ class JointRequest:
         return {"joint": {name: one.content() for name, one in self.tasks.items()}, "mix": self.mix}
 
 
-class JointJob(FinetuneJob):
+class JointJob:
     """Several fine-tunings of one encoder, for a `TrainingRun`. Each step is a batch of one task.
 
     jobs: that of each task, by name. They share the encoder, and the rows of its embedding matrix.
     """
 
+    schedule = None  # there is no budget
+
     def __init__(
         self, request: JointRequest, device: torch.device, recipe: FinetuneRecipe | None = None
     ):
         """Reads and checks everything that a request names. recipe: as in `FinetuneJob`."""
-        self.mix, self.jobs = request.mix, dict[str, FinetuneJob]()
-        for name, one in request.tasks.items():
-            _check(recipe or load_finetune_recipe(one.recipe, one.overrides))
-            others = [job for job in self.jobs.values() if not job.joint]  # with the same model
+        self.mix = request.mix
+        self.jobs: dict[str, FinetuneJob] = {}
+        source = None  # the folder and the model that several tasks start from
+        for name, task_request in request.tasks.items():
+            _check(recipe or load_finetune_recipe(task_request.recipe, task_request.overrides))
             try:
-                self.jobs[name] = FinetuneJob(
-                    one, device, recipe, source=others[0].source if others else None
-                )
+                job = FinetuneJob(task_request, device, recipe, source=source)
             except BertworksError as error:
                 raise type(error)(
                     f"task {name}: {error.what}", where=error.where, hint=error.hint
                 ) from error
+            self.jobs[name] = job
+            if source is None and not job.joint:
+                source = job.source
         jobs = [*self.jobs.values()]
-        self.recipe = recipe = jobs[0].recipe
-        self.save_every, self.precision = recipe.save_every, jobs[0].precision
-        self.keeps, self.model_name = recipe.select, jobs[0].model_name
-        self.metric, self.evaluates = "score", True
+        self.recipe = jobs[0].recipe
+        self.model_name = jobs[0].model_name
         self.sizes = [job.train_batches.steps_per_epoch for job in jobs]
         self.steps_per_epoch = sum(joint_sizes(self.sizes, self.mix))
-        self.num_steps = recipe.epochs * self.steps_per_epoch
-        self.evaluate_every = max(1, self.steps_per_epoch // recipe.evaluations)
-        self.groups = min((job.groups for job in jobs), key=len)
+        self.settings = run_settings(replace(self.recipe, cloze_steps=0), self.steps_per_epoch)
         units = [unit for job in jobs for unit in (*job.groups, *job.dev_units)]
         subset = VocabSubset(units, jobs[0].model.config.vocab_size)
         for job in jobs:
-            job.vocab_subset, job.config = subset, replace(job.config, vocab_size=len(subset.ids))
+            job.vocab_subset = subset
+            job.config = replace(job.config, vocab_size=len(subset.ids))
 
-    def blank(self) -> JointModel:  # type: ignore[override]
-        return JointModel({name: job.blank() for name, job in self.jobs.items()})
+    @property
+    def min_batch_size(self) -> int:
+        return min(job.min_batch_size for job in self.jobs.values())
 
-    def begin(self) -> tuple[JointModel, list[str]]:  # type: ignore[override]
-        models, notes = dict[str, TaskModel](), list[str]()
+    def network(self) -> JointModel:
+        return JointModel({name: job.network() for name, job in self.jobs.items()})
+
+    def initial_network(self) -> tuple[JointModel, list[str]]:
+        models: dict[str, TaskModel] = {}
+        notes: list[str] = []
         for name, job in self.jobs.items():
-            models[name], some = job.begin()
-            notes += [f"task {name}: {note}" for note in some]
+            models[name], task_notes = job.initial_network()
+            notes += [f"task {name}: {note}" for note in task_notes]
         return JointModel(models), notes
 
     def batches(
         self, plans: Path, rank: int, size: int, note: Callable[[str], None]
     ) -> Callable[[int], list[Batch]]:
-        each = [(name, job.batches(plans, rank, size, note)) for name, job in self.jobs.items()]
+        task_batches = [
+            (name, job.batches(plans, rank, size, note)) for name, job in self.jobs.items()
+        ]
 
         def batches(step: int) -> list[Batch]:
             task, number = joint_step(step, self.sizes, self.mix, self.recipe.seed)
-            name, of_task = each[task]
+            name, make_batches = task_batches[task]
             return [
                 replace(batch, targets={name: BatchTarget(*batch.target)})
-                for batch in of_task(number)
+                for batch in make_batches(number)
             ]
 
         return batches
 
+    def baseline(self) -> None:
+        return None
+
     def evaluate(self, network: TrainableModel) -> dict[str, float]:
-        """The figures of each task as "name/figure"; "score" is the mean of their metrics."""
-        each = {
+        """Return the figures of each task as "name/figure"; "score" is the mean of their
+        metrics."""
+        task_figures = {
             name: job.evaluate(cast(JointModel, network).task(name))
             for name, job in self.jobs.items()
         }
-        score = fmean(each[name][job.metric] for name, job in self.jobs.items())
-        figures = {
+        loss = fmean(figures["loss"] for figures in task_figures.values())
+        score = fmean(task_figures[name][job.metric] for name, job in self.jobs.items())
+        named = {
             f"{name}/{figure}": value
-            for name, some in each.items()
-            for figure, value in some.items()
+            for name, figures in task_figures.items()
+            for figure, value in figures.items()
         }
-        return {"loss": fmean(one["loss"] for one in each.values()), "score": score, **figures}
+        return {"loss": loss, "score": score, **named}
 
-    def of_task(self, name: str, figures: Mapping[str, float]) -> dict[str, float]:
-        """The figures of a task, under their own names."""
+    def is_better(self, figures: Mapping[str, float], best: Mapping[str, float]) -> bool:
+        return (figures["score"], -figures["loss"]) > (best["score"], -best["loss"])
+
+    def figures_of_task(self, name: str, figures: Mapping[str, float]) -> dict[str, float]:
+        """Return the figures of a task, under their names without that of the task."""
         start = f"{name}/"
         return {
             key.removeprefix(start): value
@@ -161,31 +184,34 @@ class JointJob(FinetuneJob):
 
     def describe(self, figures: Mapping[str, float]) -> str:
         return "; ".join(
-            f"{name}: {job.describe(self.of_task(name, figures))}"
+            f"{name}: {job.describe(self.figures_of_task(name, figures))}"
             for name, job in self.jobs.items()
         )
 
-    def flops_per_token(self, step: int) -> float:
-        return fmean(job.flops_per_token(step) for job in self.jobs.values())
+    def progress(self, step: int) -> Progress:
+        flops_per_token = fmean(job.flops_per_token for job in self.jobs.values())
+        fields = {"epoch": step / self.steps_per_epoch, "epochs": self.recipe.epochs}
+        return Progress(float(step), flops_per_token, fields)
 
     @property
     def survey(self) -> str:
         """What is known of the data of each task, for people."""
         return "\n".join(f"task {name}\n{job.data_report}" for name, job in self.jobs.items())
 
-    def save(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None:
-        """Writes a model folder of each task; the first one has the file of the encoder."""
-        for name, job in self.jobs.items():
-            job.shared = folder / TASKS / next(iter(self.jobs))
-            figures = self.of_task(name, facts["evaluation"])
-            job.save(
-                folder / TASKS / name,
-                cast(JointModel, network).task(name),
-                {**facts, "evaluation": figures},
-            )
+    def save(self, folder: Path, network: nn.Module | None, facts: Mapping[str, Any]) -> None:
+        """Write a model folder for each task; the first one has the file of the encoder."""
+        shared = folder / TASKS / next(iter(self.jobs))
+        if network is not None:
+            for name, job in self.jobs.items():
+                model = cast(JointModel, network).task(name)
+                evaluation = self.figures_of_task(name, facts["evaluation"])
+                task_facts = {**facts, "evaluation": evaluation}
+                job.save_model(folder / TASKS / name, model, task_facts, shared)
+        self.write_report(folder)
 
-    def report(self, folder: Path, results: str = "") -> Path:
-        return write_task_report(folder, self.metric, f"{results}{self.survey}", None)
+    def write_report(self, folder: Path, results: str = "") -> None:
+        """Write report.html. results: of the final evaluation, for people."""
+        write_task_report(folder, "score", f"{results}{self.survey}", None)
 
 
 def _check(recipe: FinetuneRecipe) -> None:
@@ -313,7 +339,7 @@ def _train(
         summaries.append(summary)
     write_text(output / "README.md", joint_card(output, job.recipe, job.model_name, results))
     text = "\n\n".join(summaries)
-    job.report(output, f"{text}\n\n")
+    job.write_report(output, f"{text}\n\n")
     figures = {name: result["figures"] for name, result in results.items()}
     return text, {**last_event.fields, "figures": figures}, job.recipe
 

@@ -235,7 +235,7 @@ def pretrain(
                 (1 - RESERVE / 2) * seconds_of(request.budget),
                 parse_overrides(request.overrides),
             )
-            job.schedule = Schedule(seconds, begin, read_plans(output), fixed)
+            job.schedule = Schedule(seconds, begin, read_plans(output), fixed, job.follow)
         done = yield from forward_events(TrainingRun(output, job, where, processes).events())
         yield _ending(done, job, output)
 

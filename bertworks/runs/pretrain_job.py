@@ -33,6 +33,7 @@ from bertworks.io.binary_files import is_sealed, sealing, write_npy
 from bertworks.models.config import EncoderConfig
 from bertworks.models.transformer import init_local_attention, scale_residual
 from bertworks.runs.adaptation import BitsBatches, bits_batches, bits_per_character, extended_state
+from bertworks.runs.job import Progress, RunSettings
 from bertworks.runs.report import write_report
 from bertworks.runs.run_folder import BITS, BITS_BEFORE, describe, versions
 from bertworks.tasks.features import shortened
@@ -294,10 +295,8 @@ def with_teacher(recipe: Recipe, teacher: EncoderConfig, given: Collection[str])
 class PretrainJob:
     """Masked tokens and other objectives on shards, for a `TrainingRun`."""
 
-    keeps = "last"  # of all evaluated states, the one in the model folder
-    evaluates = evaluates_start = True
     schedule: Schedule | None = None  # with a budget
-    describe, report = staticmethod(describe), staticmethod(write_report)
+    describe = staticmethod(describe)
 
     def __init__(
         self,
@@ -318,8 +317,15 @@ class PretrainJob:
         self._has_start = False  # whether the initial model can be evaluated, and was not yet
         self.tokenizer.model_max_length = recipe.encoder.max_position_embeddings
         self.precision = cast(Precision, recipe.train.precision)
-        self.num_steps = recipe.train.num_steps
-        self.evaluate_every, self.save_every = recipe.train.evaluate_every, recipe.train.save_every
+        self.settings = RunSettings(
+            recipe.optimizer,
+            recipe.seed,
+            self.precision,
+            recipe.train.num_steps,
+            evaluate_every=recipe.train.evaluate_every,
+            save_every=recipe.train.save_every,
+            evaluates_start=True,
+        )
         # the model of the teacher
         self.teaching = load_model(resolve_model(teacher)) if teacher else None
         self.teacher = self.teaching and Teacher(*self.teaching[:2], DTYPES[self.precision])
@@ -336,14 +342,15 @@ class PretrainJob:
 
     def follow(self, steps: Sequence[int]) -> None:
         """Changes the number of steps of each phase."""
-        train, self.num_steps = self.recipe.train, sum(steps)
+        train = self.recipe.train
+        self.settings = replace(self.settings, num_steps=sum(steps))
         phases = tuple(
             replace(phase, num_steps=count)
             for phase, count in zip(train.phases, steps, strict=True)
         )
         self.recipe = replace(self.recipe, train=replace(train, phases=phases))
 
-    def blank(self) -> PretrainingModel:
+    def network(self) -> PretrainingModel:
         model = PretrainingModel.of(self.recipe)
         model.teacher = self.teacher
         # positions that were not trained keep their sines
@@ -351,9 +358,9 @@ class PretrainJob:
             model.encoder.embeddings.get_submodule("position").requires_grad_(False)
         return model
 
-    def begin(self) -> tuple[PretrainingModel, list[str]]:
+    def initial_network(self) -> tuple[PretrainingModel, list[str]]:
         torch.manual_seed(self.recipe.seed)
-        model, notes = self.blank(), []
+        model, notes = self.network(), []
         if self.teaching:
             chosen = student_layers(
                 self.teaching.config.num_hidden_layers, self.recipe.encoder.num_hidden_layers
@@ -453,10 +460,6 @@ class PretrainJob:
         main = f"{self._main_objective}_{OBJECTIVES[self._main_objective].measures[0].name}"
         return figures[main] < best[main]
 
-    def enough(self, evaluated: int, best: int) -> bool:
-        """Never stop early: the schedule ends at the last step."""
-        return False
-
     def baseline(self) -> tuple[str, dict[str, Any]]:
         language = "".join(self.texts[0].languages)  # of the first one
         batches = self._held_out_batches[f"_in_{language}" if language else ""]
@@ -493,10 +496,16 @@ class PretrainJob:
             )
         )
 
-    def progress(self, step: int) -> dict[str, Any]:
-        return {"phase": self._phase(step) + 1, "phases": len(self.recipe.train.phases)}
+    def progress(self, step: int) -> Progress:
+        fields = {"phase": self._phase(step) + 1, "phases": len(self.recipe.train.phases)}
+        return Progress(self.cost(step), self.flops_per_token(step), fields)
 
-    def save(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None:
+    def save(self, folder: Path, network: nn.Module | None, facts: Mapping[str, Any]) -> None:
+        if network is not None:
+            self._save_model(folder, network, facts)
+        write_report(folder)
+
+    def _save_model(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None:
         manifests = [text.shards.manifest for text in self.texts]
         config, heads = self.recipe.encoder, heads_of(self.recipe.weights)
         counts = ("documents", "sentences", "tokens")

@@ -3,8 +3,7 @@ the way.
 
 The folder is a model folder at all times (config.json, model.safetensors, tokenizer, README.md),
 with recipe.toml, metrics.jsonl, report.html, `checkpoints/` and `plans/`, and with a budget
-schedule.jsonl. A job says what is trained: its methods are functions of their arguments, of those
-of its constructor and of the plan that it follows, so that a resumed run gets the same results.
+schedule.jsonl. A `Job` says what is trained.
 """
 
 import hashlib
@@ -25,8 +24,7 @@ from bertworks.errors import BertworksError, expect
 from bertworks.events import Event, duration
 from bertworks.io.atomic_write import fsync, remove_leftovers
 from bertworks.models.layers import meta_device_init
-from bertworks.runs.finetune_job import FinetuneJob
-from bertworks.runs.pretrain_job import PretrainJob
+from bertworks.runs.job import Job
 from bertworks.runs.processes import GracefulShutdown, Processes
 from bertworks.runs.run_folder import Metrics, finite, read_metrics, write_plans
 from bertworks.training.budget import MEMORY, Pace
@@ -51,7 +49,7 @@ class TrainingRun:
     def __init__(
         self,
         folder: Path,
-        job: PretrainJob | FinetuneJob,
+        job: Job,
         device: torch.device,
         processes: Processes | None = None,
     ):
@@ -70,7 +68,7 @@ class TrainingRun:
         self.notes = [Event("note", f"{path}: {why}; {instead}") for path, why in damaged.items()]
         if checkpoint:
             with meta_device_init():
-                self.model: TrainableModel = job.blank().to_empty(device=device)
+                self.model: TrainableModel = job.network().to_empty(device=device)
         elif last := max((step for _, step, _, _ in read_metrics(self.metrics.path)), default=0):
             what = f"the run was at step {last:,}, but its checkpoints are missing"
             hint = (
@@ -79,12 +77,12 @@ class TrainingRun:
             )
             raise BertworksError(what, where=str(folder / "checkpoints"), hint=hint)
         else:
-            network, notes = job.begin()
+            network, notes = job.initial_network()
             self.model = network.to(device)
             self.notes += [Event("note", text) for text in notes]
-        self.optimizer = make_optimizer(self.model, job.recipe.optimizer)
+        self.optimizer = make_optimizer(self.model, job.settings.optimizer)
         self.step, self._evaluation_seconds, self._save_seconds = 0, 0.0, 0.0  # of the last ones
-        self.schedule = job.schedule if isinstance(job, PretrainJob) else None
+        self.schedule = job.schedule
         memory = MEMORY * self.schedule.seconds if self.schedule else RECENT_SECONDS
         # A plan expects the speed that was measured.
         self._pace = Pace(memory, (memory, memory) if self.schedule else (0.0, 0.0))
@@ -106,12 +104,11 @@ class TrainingRun:
         self._writer = ThreadPoolExecutor(1) if device.type == "cuda" else None
         self._writing: tuple[int, Future[Path]] | None = None  # the step of the checkpoint
         self._ahead: Prefetched | None = None
-        self.evaluate_every = job.evaluate_every or max(1, -(-self.job.num_steps // EVALUATIONS))
+        num_steps = job.settings.num_steps
+        self.evaluate_every = job.settings.evaluate_every or max(1, -(-num_steps // EVALUATIONS))
         # Reading figures waits for the GPU, so it is done rarely.
         self.read_every = 10 if device.type == "cuda" else 1
-        self.log_every = self.read_every * max(
-            1, -(-self.job.num_steps // (MOST_LINES * self.read_every))
-        )
+        self.log_every = self.read_every * max(1, -(-num_steps // (MOST_LINES * self.read_every)))
         if checkpoint:
             self._restore(checkpoint)
 
@@ -164,19 +161,20 @@ class TrainingRun:
             yield from self._save()
         if self._is_over():
             return
+        settings = self.job.settings
         steps = train(
             self.model,
             self.optimizer,
             batches,
-            self.job.recipe.optimizer,
-            sum(self.schedule.plans[0].steps) if self.schedule else self.job.num_steps,
-            precision=self.job.precision,
-            seed=self.job.recipe.seed,
+            settings.optimizer,
+            sum(self.schedule.plans[0].steps) if self.schedule else settings.num_steps,
+            precision=settings.precision,
+            seed=settings.seed,
             start=self.step,
             before_update=self.shutdown.protect,
             position=self.schedule.position if self.schedule else float,
         )
-        self._matmul_speed = measure_matmul(DTYPES[self.job.precision], self.device)
+        self._matmul_speed = measure_matmul(DTYPES[settings.precision], self.device)
         saved, self._logged = time.perf_counter(), (self.facts["tokens"], self.facts["seconds"])
         last = saved
         while not self._is_over():
@@ -186,11 +184,12 @@ class TrainingRun:
             if THREADS.training_adapts:
                 self.facts["threads"] = THREADS.adapt()
             self._count(step)
-            is_last = self.step == self.job.num_steps
+            is_last = self.step == self.job.settings.num_steps
             means = step.read() if is_last or self.step % self.log_every == 0 else None
             now = time.perf_counter()
             self.facts["seconds"] += now - begin
-            self._pace.add(now - last, self.job.cost(self.step) - self.job.cost(self.step - 1))
+            cost = self.job.progress(self.step).cost - self.job.progress(self.step - 1).cost
+            self._pace.add(now - last, cost)
             last = now
             if means:
                 yield self._step_event(step, means)
@@ -213,10 +212,10 @@ class TrainingRun:
         """Plans the rest of a run with a budget again, where the speed has changed. The first
         process decides; the plan is recorded before it is followed. A resumed run follows recorded
         plans that are ahead, and makes none before them."""
-        schedule, before = self.schedule, self.job.num_steps
+        schedule = self.schedule
         if schedule is None or not schedule.is_due(self.step):
             return
-        assert isinstance(self.job, PretrainJob)
+        before = self.job.settings.num_steps
         if self.processes.first and schedule.plans[-1].step < self.step:
             spent, evaluation = (
                 time.perf_counter() - schedule.begin,
@@ -230,31 +229,37 @@ class TrainingRun:
         schedule.plans[:] = self.processes.from_first(schedule.plans)
         plan = schedule.at(self.step)
         if plan.step == self.step:
-            self.job.follow(plan.steps)
+            schedule.follow(plan.steps)
             if self._ahead:
                 self._ahead.forget()
-            now, slower = self.job.num_steps, "slower" if self.job.num_steps < before else "faster"
-            text = f"{slower} than planned: {now:,} steps instead of {before:,}, to end in time"
-            yield Event("note", text, {"steps": now})
+            num_steps = self.job.settings.num_steps
+            speed = "slower" if num_steps < before else "faster"
+            text = (
+                f"{speed} than planned: {num_steps:,} steps instead of {before:,}, to end in time"
+            )
+            yield Event("note", text, {"steps": num_steps})
 
     def _should_evaluate(self) -> bool:
-        if self.step == 0 or not self.job.evaluates:
-            return self.job.evaluates and self.job.evaluates_start
-        return self.step % self.evaluate_every == 0 or self.step == self.job.num_steps
+        settings = self.job.settings
+        if self.step == 0 or not settings.evaluates:
+            return settings.evaluates and settings.evaluates_start
+        return self.step % self.evaluate_every == 0 or self.step == settings.num_steps
 
     def _is_over(self) -> bool:
-        best, evaluated = self.facts["best"], self.facts["evaluated"]
-        enough = (
-            best is not None and evaluated == self.step and self.job.enough(evaluated, best["step"])
-        )
-        return self.step == self.job.num_steps or enough
+        best, settings = self.facts["best"], self.job.settings
+        if self.step == settings.num_steps:
+            return True
+        is_evaluated = best is not None and self.facts["evaluated"] == self.step
+        return is_evaluated and settings.should_stop(self.step, best["step"])
 
     def _is_due(self, saved: float) -> bool:
         """Whether a checkpoint is due; the last one was written at `saved`."""
         if self.facts["best"] and self.facts["best"]["step"] == self.step:
             return True
-        every = self.job.save_every
-        return self.step % every == 0 if every else time.perf_counter() - saved > SAVE_SECONDS
+        save_every = self.job.settings.save_every
+        if save_every:
+            return self.step % save_every == 0
+        return time.perf_counter() - saved > SAVE_SECONDS
 
     def _count(self, step: Step) -> None:
         """Updates what a checkpoint after this step holds."""
@@ -283,11 +288,11 @@ class TrainingRun:
                 )
             tensor.copy_(checkpoint.tensors[name])
         self.step, self.facts, self.saved = checkpoint.step, dict(checkpoint.facts), checkpoint.step
-        if self.schedule and isinstance(self.job, PretrainJob):
-            self.job.follow(self.schedule.at(self.step).steps)
+        if self.schedule:
+            self.schedule.follow(self.schedule.at(self.step).steps)
             self.schedule.begin -= self.facts["spent"]
             self._pace.state = self.facts["pace"]
-        text = f"resuming after step {self.step:,} of {self.job.num_steps:,}"
+        text = f"resuming after step {self.step:,} of {self.job.settings.num_steps:,}"
         self.notes.append(Event("note", text, {"resumed_step": self.step}))
 
     def _batches(self) -> Callable[[int], list[Batch]]:
@@ -318,9 +323,9 @@ class TrainingRun:
         if not self.processes.first:
             return
         best = self.facts["best"]["step"] if self.facts["best"] else None
-        if self.job.keeps == "last" or best in (None, self.step):
-            self.job.save(self.folder, self.model, self.facts | {"step": self.step})
-        self.job.report(self.folder)
+        is_kept = self.job.settings.keeps == "last" or best in (None, self.step)
+        network = self.model if is_kept else None
+        self.job.save(self.folder, network, self.facts | {"step": self.step})
         fsync(self.metrics.path)  # the lines before a checkpoint must be on disk
         if self.schedule:
             self.facts |= {
@@ -387,7 +392,8 @@ class TrainingRun:
         tokens_per_second = (self.facts["tokens"] - tokens) / (self.facts["seconds"] - seconds)
         # that a training minimizes
         loss = sum(self.model.weights[name] * stats.loss for name, stats in means.items())
-        flops = tokens_per_second * self.job.flops_per_token(step.number)
+        progress = self.job.progress(step.number)
+        flops = tokens_per_second * progress.flops_per_token
         line = finite(
             {
                 "step": step.number,
@@ -404,25 +410,26 @@ class TrainingRun:
         )
         if self.processes.first:
             self.metrics.record(line)
-        left = self._pace.value * (self.job.cost(self.job.num_steps) - self.job.cost(step.number))
-        left += self._evaluation_seconds * math.ceil(
-            (self.job.num_steps - step.number) / self.evaluate_every
+        num_steps = self.job.settings.num_steps
+        seconds_left = self._pace.value * (self.job.progress(num_steps).cost - progress.cost)
+        seconds_left += self._evaluation_seconds * math.ceil(
+            (num_steps - step.number) / self.evaluate_every
         )
-        fields = line | {"steps": self.job.num_steps, **self.job.progress(step.number)}
-        fields |= {"eta_seconds": left, "skipped": int(self.skipped[0].item())}
+        fields = line | {"steps": num_steps, **progress.fields}
+        fields |= {"eta_seconds": seconds_left, "skipped": int(self.skipped[0].item())}
         predicted = [
             kind for kind in means if kind in OBJECTIVES and ACCURACY in OBJECTIVES[kind].measures
         ]
         accuracies = [f"{OBJECTIVES[kind].title} {means[kind].accuracy:.1%}" for kind in predicted]
         parts = [
-            f"step {step.number:,}/{self.job.num_steps:,}",
+            f"step {step.number:,}/{num_steps:,}",
             f"loss {loss:.3f}",
             *accuracies,
             f"rate {step.learning_rate:.1e}",
             f"{tokens_per_second:,.0f} tokens/s",
             f"{line['matmul_share']:.0%} of matmul speed",
             f"{line['memory'] / 1e9:.2f} GB",
-            f"{duration(left)} left",
+            f"{duration(seconds_left)} left",
         ]
         return Event("step", "  ".join(parts), fields)
 
@@ -431,7 +438,7 @@ class TrainingRun:
             f"{what}, up to step {self.step:,}; the checkpoint of step {self.saved or 0:,} is "
             "finite and intact"
         )
-        rate = self.job.recipe.optimizer.learning_rate / 3
+        rate = self.job.settings.optimizer.learning_rate / 3
         hint = (
             f"use a lower rate in a new folder: -o OTHER --set optimizer.learning_rate={rate:.1e}"
         )
@@ -450,15 +457,12 @@ class TrainingRun:
         }
         described = self.job.describe(self.facts["evaluation"])
         text = f"{self.folder}: {self.step:,} steps, {self.facts['tokens']:,} tokens; {described}"
-        best = self.facts["best"]
-        if (
-            best
-            and best["step"] < self.step
-            and (self.job.keeps == "best" or self.job.evaluates_start)
-        ):
+        best, settings = self.facts["best"], self.job.settings
+        compares = settings.keeps == "best" or settings.evaluates_start
+        if compares and best and best["step"] < self.step:
             where = (
                 f": {self.folder}/checkpoints"
-                if self.job.keeps == "last"
+                if settings.keeps == "last"
                 else f": {self.job.describe(best)}"
             )
             text += f"; the best one was after step {best['step']:,}{where}"

@@ -47,7 +47,9 @@ def trainings(job: FinetuneJob) -> float:
     this job."""
     methods = compared_methods(job)
     parts = [
-        job.variant(method).num_steps / job.num_steps for method in methods if method != "frozen"
+        job.variant(method).settings.num_steps / job.settings.num_steps
+        for method in methods
+        if method != "frozen"
     ]
     validates = job.data.is_validated or len(methods) > 1
     return max(parts, default=0.0) + sum(parts) * validates * EVALUATED * (PARTS - 1) / PARTS

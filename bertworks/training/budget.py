@@ -296,12 +296,14 @@ class Schedule:
         took before.
     plans: the first one begins at step 0. Later ones may be ahead of a run that was resumed.
     fixed: names of fields that keep their values, as in `fit_steps`.
+    follow: is called with the steps of each phase where they change.
     """
 
     seconds: float
     begin: float
     plans: list[Plan]
     fixed: Collection[str] = ()
+    follow: Callable[[Sequence[int]], None] = lambda steps: None
 
     def at(self, step: int) -> Plan:
         """The plan of a step, counted from 0."""

@@ -167,7 +167,7 @@ def test_several_labels_are_those_of_one_versus_the_rest(job: Callable[[str], Fi
 def test_states_of_words_are_those_of_the_network(job: Callable[[str], FinetuneJob]) -> None:
     """The input of the head of a tagger without training is what the linear model reads."""
     work = job("names.conll")
-    network, _ = work.begin()
+    network, _ = work.initial_network()
     assert isinstance(network, TaskModel)
     seen: list[torch.Tensor] = []
     network.classifier.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))

@@ -677,14 +677,14 @@ def test_of_equal_scores_the_smaller_loss_is_better(model: Path, tmp_path: Path)
 def test_patience_counts_looks_at_dev(model: Path, tmp_path: Path) -> None:
     data = write_reviews(tmp_path / "r.csv", 200)
     work = work_for(data, model, "evaluations=3", "patience=2")
-    assert (work.num_steps, work.evaluate_every) == (6 * 12, 4)
-    assert [work.enough(evaluated, best=4) for evaluated in (4, 8, 12, 16)] == [
+    assert (work.settings.num_steps, work.settings.evaluate_every) == (6 * 12, 4)
+    assert [work.settings.should_stop(evaluated, best=4) for evaluated in (4, 8, 12, 16)] == [
         False,
         False,
         True,
         True,
     ]
-    assert not work_for(data, model, "patience=0").enough(72, best=4)
+    assert not work_for(data, model, "patience=0").settings.should_stop(72, best=4)
 
 
 def test_python_gives_a_model_that_predicts_and_is_saved(model: Path, tmp_path: Path) -> None:

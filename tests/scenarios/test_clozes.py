@@ -124,11 +124,11 @@ def test_a_fold_makes_no_clozes_from_the_texts_that_it_predicts(
 def test_patience_begins_with_the_labelled_questions(model: Path, tmp_path: Path) -> None:
     data = write_squad(tmp_path / "squad.json", 40, impossible=False)
     one = job(data, model, "cloze_steps=30", "epochs=9", "select=best", "patience=2")
-    wait = 2 * one.evaluate_every
-    assert not one.enough(30 + wait - 1, one.evaluate_every)
-    assert one.enough(30 + wait, one.evaluate_every)
-    assert not one.enough(40 + wait - 1, 40)
-    assert one.enough(40 + wait, 40)
+    wait = 2 * one.settings.evaluate_every
+    assert not one.settings.should_stop(30 + wait - 1, one.settings.evaluate_every)
+    assert one.settings.should_stop(30 + wait, one.settings.evaluate_every)
+    assert not one.settings.should_stop(40 + wait - 1, 40)
+    assert one.settings.should_stop(40 + wait, 40)
 
 
 def test_a_run_that_is_stopped_within_the_clozes_ends_with_the_same_weights(
@@ -175,7 +175,7 @@ def test_plan_and_forecast_count_the_clozes(
     more = some.fields["estimated_seconds"] - none.fields["estimated_seconds"]
     work = job(data, model, *SHORT)
     evaluated = sum(len(one.input_ids) for unit in work.dev_units for one in unit)
-    evaluations = 30 // work.evaluate_every
+    evaluations = 30 // work.settings.evaluate_every
     assert more == pytest.approx(
         0.003 * (of_clozes + evaluations * evaluated / 3) + 0.5 * 30, rel=0.02
     )

@@ -62,7 +62,7 @@ def begun(task: str, model: Path, folder: Path) -> tuple[Path, FinetuneJob]:
     output.mkdir()
     create_run_folder(output, request.content())
     write_text(output / "recipe.toml", dump_recipe(work.recipe))
-    network, _ = work.begin()
+    network, _ = work.initial_network()
     work.save(output, network, {"step": 0, "evaluated": None, "evaluation": {}})
     figures = work.evaluate(network)
     write_text(output / "metrics.jsonl", json.dumps({"step": 0, "evaluation": figures}) + "\n")
@@ -154,7 +154,7 @@ def test_tables_of_classes_add_up(done: Callable[[str], Examined]) -> None:
 
 def test_without_a_result_there_is_a_report(model: Path, tmp_path: Path) -> None:
     output, work = begun("classification", model, tmp_path)
-    work.report(output)
+    work.save(output, None, {})
     assert "Accuracy on dev" in (output / "report.html").read_text()
 
 

@@ -160,7 +160,7 @@ def test_cosine_starts_from_the_cosine_and_is_trained(model: Path, tmp_path: Pat
     data = write_pairs(tmp_path / "pairs.tsv")
     request = make_finetune_request(data, model=model, overrides=FAST, method="cosine")
     job = FinetuneJob(request, torch.device("cpu"))
-    network, _ = job.begin()
+    network, _ = job.initial_network()
     start = job.evaluate(network.eval())
     u, v = (vectors_of(model, [item.texts[n] for item in job.data.dev]) for n in (0, 1))
     cosine = (u * v).sum(1) / np.linalg.norm(u, axis=1) / np.linalg.norm(v, axis=1)
@@ -354,7 +354,7 @@ def test_a_new_classifier_starts_with_weights_of_the_deviation_of_the_recipe(
         job = FinetuneJob(
             make_finetune_request(data, model=model, recipe=recipe, method="full"), cpu
         )
-        stds.append(job.begin()[0].get_parameter("classifier.weight").std().item())
+        stds.append(job.initial_network()[0].get_parameter("classifier.weight").std().item())
     ratio = 6 / 32**0.5 / job.model.config.initializer_range
     assert stds[1] / stds[0] == pytest.approx(ratio, rel=1e-5)
     assert stds[2] == stds[3]

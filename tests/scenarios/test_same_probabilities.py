@@ -394,7 +394,7 @@ def test_further_training_begins_with_the_logits_of_the_training(
     temperature = ModelFolder(folder).task_config.weights_temperature
     in_folder = ModelFolder(folder).load_state()
     job = job_of(data, folder)
-    started = job.begin()[0].state_dict()
+    started = job.initial_network()[0].state_dict()
     order = [
         ModelFolder(folder).task_config.labels.index(label) for label in job.description.labels
     ]

@@ -522,7 +522,7 @@ def test_a_teacher_of_itself_has_no_loss(tutor: tuple[Path, Path]):
         data, model=teacher, teacher=teacher, overrides=["dropout=0"]
     )
     job = FinetuneJob(request, torch.device("cpu"))
-    network, _ = job.begin()
+    network, _ = job.initial_network()
     (batch, *_) = job.batches(Path(), 0, 1, lambda text: None)(0)
     losses, counts = network(batch), network.counts(batch)
     assert counts == {"task": len(batch.target.labels), "distillation": len(batch.target.labels)}
