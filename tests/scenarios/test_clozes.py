@@ -81,8 +81,8 @@ def test_the_first_batches_are_clozes_of_the_training_rows_then_the_labelled_one
 ) -> None:
     data = write_squad(tmp_path / "squad.json", 40, impossible=False)
     some, none = job(data, model, *SHORT), job(data, model, *SHORT, "cloze_steps=0")
-    assert none.num_steps == 2 * none.train_batches.steps_per_epoch
-    assert some.num_steps == 3 + none.num_steps
+    assert none.settings.num_steps == 2 * none.train_batches.steps_per_epoch
+    assert some.settings.num_steps == 3 + none.settings.num_steps
     clozes = {tuple(one.input_ids.tolist()) for group in some.clozes for one in group}
     batches, labelled = (one.batches(tmp_path, 0, 1, print) for one in (some, none))
     seen = set()
@@ -91,12 +91,16 @@ def test_the_first_batches_are_clozes_of_the_training_rows_then_the_labelled_one
             ids = batch.input_ids.split(batch.layout.cu_seqlens.diff().tolist())
             seen |= {tuple(row.tolist()) for row in ids}
     assert seen == clozes
-    for step in range(none.num_steps):
+    for step in range(none.settings.num_steps):
         ours, theirs = batches(3 + step), labelled(step)
         assert [one.input_ids.tolist() for one in ours] == [
             one.input_ids.tolist() for one in theirs
         ]
-    assert [some.progress(step)["epoch"] for step in (0, 3, some.num_steps)] == [0, 0, 2]
+    assert [some.progress(step).fields["epoch"] for step in (0, 3, some.settings.num_steps)] == [
+        0,
+        0,
+        2,
+    ]
     # Two processes share each batch.
     both = [some.batches(tmp_path, rank, 2, print)(0) for rank in (0, 1)]
     assert sum(one.layout.num_sequences for part in both for one in part) == 16
