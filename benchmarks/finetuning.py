@@ -280,6 +280,7 @@ def bertworks(
     from bertworks.runs.data_splits import LabelledData
     from bertworks.runs.finetune import make_finetune_request
     from bertworks.runs.finetune_job import FinetuneJob
+    from bertworks.runs.preparation import prepare_finetuning
     from bertworks.tasks.decoding import Decoder
     from bertworks.training.device import HeapTrimmer, disable_heap_trim
     from bertworks.training.loop import train
@@ -294,7 +295,9 @@ def bertworks(
     def learn(watch: Watch) -> None:
         disable_heap_trim()
         memory = HeapTrimmer()
-        work = FinetuneJob(request, torch.device("cpu"), data=LabelledData(schema, rows, dev))
+        work = FinetuneJob(
+            prepare_finetuning(request, torch.device("cpu"), data=LabelledData(schema, rows, dev))
+        )
         network, _ = work.initial_network()
         settings, batches = work.recipe.optimizer, work.train_batches
         steps = train(

@@ -234,7 +234,8 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
     from bertworks.runs import validation
     from bertworks.runs.baselines import FrozenEncoder, baseline_answers
     from bertworks.runs.data_splits import EVALUATED, Method, methods_of
-    from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest
+    from bertworks.runs.finetune_job import FinetuneJob
+    from bertworks.runs.preparation import FinetuneRequest, prepare_finetuning
     from bertworks.runs.training_run import TrainingRun
     from bertworks.tasks.calibration import fit_outputs, gold_logits
     from bertworks.tasks.decoding import Decoder, Logits
@@ -253,7 +254,7 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
         metric=METRICS.get(name),
         overrides=QUICK * quick,
     )
-    first = FinetuneJob(request, device)
+    first = FinetuneJob(prepare_finetuning(request, device))
     d, items = first.description, [one.item for one in first.dev]
 
     def scored(answers: Sequence[Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from bertworks.metrics.intervals import resampled
 from bertworks.runs.data_splits import LabelledData
 from bertworks.runs.finetune import make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob
+from bertworks.runs.preparation import prepare_finetuning
 from bertworks.tasks.decoding import Decoder, make_featurizer
 from bertworks.tasks.features import training_groups
 from bertworks.tasks.scores import compute_metrics, groups_of, metric_of, row_sums
@@ -112,7 +113,7 @@ def prepared(name: str, seed: int, data: Path) -> tuple[Any, Any]:
         request = make_finetune_request(
             data / train_file, dev=data / dev_file, seed=seed, overrides=settings
         )
-    return request, FinetuneJob(request, torch.device("cpu"), data=read)
+    return request, FinetuneJob(prepare_finetuning(request, torch.device("cpu"), data=read))
 
 
 def network(folder: Path, task: str, labels: int) -> Any:

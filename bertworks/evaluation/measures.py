@@ -27,8 +27,8 @@ from bertworks.evaluation.retrieval import evaluate_pairs
 from bertworks.events import Event, forward_events
 from bertworks.metrics.intervals import Array, RowSums, mean_sums, ratio, resampled
 from bertworks.runs.finetune import finetune_events, make_finetune_request
-from bertworks.runs.finetune_job import FinetuneRequest
 from bertworks.runs.joint import JointRequest, joint_events, make_joint_request
+from bertworks.runs.preparation import FinetuneRequest
 from bertworks.runs.pretrain_job import held_out_batches, split_documents, split_long_documents
 from bertworks.runs.run_folder import BITS
 from bertworks.text.shards import Shards

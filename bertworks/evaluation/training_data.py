@@ -22,7 +22,7 @@ from bertworks.io.atomic_write import url_of
 from bertworks.io.options import ReadOptions
 from bertworks.io.text_files import IssueCounter
 from bertworks.runs.data_splits import read_data
-from bertworks.runs.finetune_job import FinetuneRequest
+from bertworks.runs.preparation import FinetuneRequest
 from bertworks.runs.run_folder import stored_request
 from bertworks.tasks.settings import TaskConfig
 from bertworks.text.near_copies import near_copies_of_rows

@@ -56,7 +56,8 @@ from bertworks.runs.data_splits import (
     Validation,
     methods_of,
 )
-from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, Forecast, forecast
+from bertworks.runs.finetune_job import FinetuneJob, Forecast, forecast
+from bertworks.runs.preparation import FinetuneRequest, prepare_finetuning
 from bertworks.runs.processes import Processes, training_processes
 from bertworks.runs.report import VALIDATED, errors_note, write_errors, write_task_report
 from bertworks.runs.request import seconds_of
@@ -133,7 +134,7 @@ def finetune_events(
             method: Method = "full" if one.method == "auto" else one.method
             validation: Validation = "split" if one.validation == "auto" else one.validation
             one = replace(one, method=method, validation=validation)
-        job = FinetuneJob(one, device, recipe, data)
+        job = FinetuneJob(prepare_finetuning(one, device, recipe, data=data))
         return (
             _fit_budget(job, seconds_of(one.budget), begin, processes)
             if one.budget and recipe is None
@@ -249,7 +250,7 @@ def _fit_budget(job: FinetuneJob, budget: float, begin: float, processes: int) -
     recipe = replace(
         recipe, epochs=epochs, cloze_steps=recipe.cloze_steps * epochs // recipe.epochs
     )
-    return FinetuneJob(job.request, job.device, recipe, job.data, job.source)
+    return FinetuneJob(replace(job.prepared, recipe=recipe))
 
 
 def _train(
@@ -519,7 +520,7 @@ def _plan(job: FinetuneJob, seconds: float) -> str:
     if job.method == "frozen":
         training = "a linear head on the vectors of the frozen model"
     return (
-        f"model        {job.model_name}: {job.model.config.num_parameters():,} "
+        f"model        {job.request.model}: {job.model.config.num_parameters():,} "
         f"parameters{layers}{lstm}{teacher}\n"
         f"method       {methods[0]}{clearly}\n"
         f"training     {training}\n"

@@ -1,10 +1,9 @@
 """The request of a fine-tuning: what it trains, how it is evaluated during the training, and how
 long it takes."""
 
-import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -17,13 +16,10 @@ from torch import Tensor, nn
 from bertworks.batching.batch import Batch, ExampleGroup, LabelledBatches, collate, num_tokens
 from bertworks.checkpoints.families.family import FAMILIES
 from bertworks.checkpoints.model_folder import (
-    Model,
     ModelFolder,
     save_model,
     save_output_layer,
-    weights_sha256,
 )
-from bertworks.checkpoints.resolve import joint_tasks, resolve_model
 from bertworks.checkpoints.storage import read_tensors, write_weights
 from bertworks.checkpoints.task_config import (
     check_same_task,
@@ -32,28 +28,21 @@ from bertworks.checkpoints.task_config import (
     task_settings,
 )
 from bertworks.errors import UsageError
-from bertworks.inference.causal_lm import TOKEN_EMBEDDING_KEY, mark_texts
+from bertworks.inference.causal_lm import TOKEN_EMBEDDING_KEY
 from bertworks.inference.engine import compute_each, compute_logits_and_loss
-from bertworks.io.atomic_write import sha256
-from bertworks.io.options import ReadOptions
-from bertworks.io.remote import as_path
-from bertworks.io.tables import StoredRows
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layers import meta_device_init
 from bertworks.models.recurrent import num_lstm_parameters
 from bertworks.runs.data_splits import (
     EVALUATED,
-    LabelledData,
     Method,
-    Validation,
     describe_task,
-    find_files,
-    read_data,
 )
 from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
 from bertworks.runs.job import Progress, RunSettings
+from bertworks.runs.preparation import Preparation, requested_recipe
 from bertworks.runs.report import task_card, write_task_report
-from bertworks.runs.task_teacher import TaskTeacher, with_layers
+from bertworks.runs.task_teacher import TaskTeacher
 from bertworks.tasks.decoding import Decoder, Logits, make_featurizer, make_task_head
 from bertworks.tasks.features import training_groups
 from bertworks.tasks.heads import TaskModel, feature_numbers, lstm_input_size
@@ -63,7 +52,7 @@ from bertworks.tasks.settings import TaskConfig, TaskType
 from bertworks.text.tokenizer_pipeline import END_OF_TEXT
 from bertworks.training import recipe as recipes
 from bertworks.training.budget import time_step
-from bertworks.training.device import Precision, best_precision, micro_tokens
+from bertworks.training.device import Precision, micro_tokens
 from bertworks.training.objectives import TrainableModel
 from bertworks.training.recipe import FinetuneRecipe
 from bertworks.training.vocab_subset import VocabSubset
@@ -82,138 +71,18 @@ DROPOUTS = (
 )
 
 
-@dataclass(frozen=True)
-class FinetuneRequest:
-    """The request of a user: the same one in the same folder resumes, another one is refused.
+def _initial_head(prepared: Preparation, d: TaskConfig) -> TaskConfig | None:
+    """Return the task of the head that the initial model has, if the training continues with it.
 
-    data: a file, a folder with a train and a dev file, or `io.tables.StoredRows`.
-    model: the initial model: `minilm`, a model folder, or the name of a BERT on the Hugging Face
-        hub.
-    dev: the dev file; None: that of the folder, or else see `validation`.
-    recipe: "stable", "paper", "feature_based", or a TOML file; overrides: `field=value` settings.
-    task, text, label: the meaning of the columns; None and (): inferred. Several labels: columns of
-        0 and 1.
-    group: a column; rows with the same value stay on one side of the split.
-    positive: the class whose F1 is reported, if there are two; None if
-        `data_splits.choose_positive` is to infer it.
-    metric: the metric that is reported first, and compares methods and checkpoints; None: that of
-        the task.
-    read: how the files are read.
-    precision: None: that of the recipe.
-    seed: of the new head, the order of the rows and dropout; None: the recipe's.
-    new_head: whether the head of a fine-tuned model is replaced by a new one.
-    fold: the part of the data, of `folds`, that is the dev data.
-    method: "full": the whole network is trained. "frozen": a linear head on the vectors of the
-        frozen encoder. "cosine": pairs are compared by the cosine of their vectors, and the network
-        is trained from there. "auto": with few rows "cosine" for pairs (two labels or a number),
-        "full" for other data, unless another one is clearly better in a cross-validation; else
-        "full".
-    validation: what is evaluated without a dev file, see `data_splits.read_data`.
-    teacher: a model that was fine-tuned for the same task, from which this one learns too; None:
-        from the labels alone.
-    layers: the number of layers that are kept of the initial model, see
-        `training.distillation.student_layers`; None: all.
-    budget: a time such as "5m" for everything: fewer epochs, if those of the recipe take longer;
-        None: no limit.
-    near_copies: whether near-copies stay on one side of a split, see `data_splits.read_data`;
-        False: a run that was begun before they did, and keeps its split when it is resumed.
+    Raises:
+        UsageError: it is for another task than the data.
     """
-
-    data: str | StoredRows
-    model: str = "minilm"
-    dev: str | StoredRows | None = None
-    recipe: str = "stable"
-    overrides: tuple[str, ...] = ()
-    task: TaskType | None = None
-    text: tuple[str, ...] = ()
-    label: tuple[str, ...] = ()
-    group: str | None = None
-    positive: str | None = None
-    metric: str | None = None
-    read: ReadOptions = ReadOptions()
-    precision: str | None = None
-    seed: int | None = None
-    new_head: bool = False
-    fold: int | None = None
-    folds: int = 0
-    method: Method = "auto"
-    validation: Validation = "auto"
-    budget: str | None = None
-    teacher: str | None = None
-    layers: int | None = None
-    near_copies: bool = True
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The inputs: the output must not be inside them. Names of models are among them."""
-        return tuple(
-            path
-            for path in (self.data, self.dev, self.model, self.teacher)
-            if isinstance(path, str)
-        )
-
-    def content(self) -> dict[str, Any]:
-        """As JSON, with hashes of the files that it names."""
-        plain = {tuple: list, StoredRows: str}  # types that JSON lacks
-        content = {
-            name: plain.get(type(value), lambda x: x)(value) for name, value in asdict(self).items()
-        }
-        if not self.near_copies:
-            # runs that were begun before near-copies were looked for do not name them
-            del content["near_copies"]
-        inputs = {
-            "data": self.data,
-            "dev": self.dev,
-            "recipe": self.recipe if self.recipe.endswith(".toml") else None,
-        }
-        for name, path in (
-            (name, as_path(path)) for name, path in inputs.items() if path is not None
-        ):
-            files = [Path(file) for file in find_files(path, None) if file]
-            if files := [file for file in files if file.is_file()]:
-                content[f"{name}_sha256"] = hashlib.sha256(
-                    "".join(map(sha256, files)).encode()
-                ).hexdigest()
-        if self.teacher:
-            content["teacher_sha256"] = weights_sha256(
-                ModelFolder(resolve_model(self.teacher)).within
-            )
-        return content
-
-
-def task_name(data: str | StoredRows) -> str:
-    """The name of a data set in a joint fine-tuning: its folder, or its file without suffixes; "":
-    rows in memory."""
-    if isinstance(data, StoredRows):
-        return ""
-    name = Path(data).name
-    return name if as_path(data).is_dir() else name.partition(".")[0] or name
-
-
-def _initial_folder(model: str, joint: Mapping[str, Path], name: str) -> Path:
-    """Of a joint fine-tuning: the folder of the task of this name, or else the first one, for its
-    encoder alone."""
-    return joint.get(name) or next(iter(joint.values()), None) or resolve_model(model)
-
-
-def _recipe_of(request: FinetuneRequest, device: torch.device) -> FinetuneRecipe:
-    """The recipe of a request, with its seed and a precision."""
-    given = {"precision": request.precision, "seed": request.seed}
-    overrides = (f"{name}={value}" for name, value in given.items() if value is not None)
-    recipe = recipes.load_finetune_recipe(request.recipe, (*request.overrides, *overrides))
-    return (
-        replace(recipe, precision=best_precision(device)) if recipe.precision == "auto" else recipe
-    )
-
-
-def _own_head(
-    folder: ModelFolder, model: Model, d: TaskConfig, request: FinetuneRequest
-) -> TaskConfig | None:
-    """The task of the head that the model has, if the training continues with it."""
-    if request.new_head or {"classifier.weight", "span.weight"}.isdisjoint(model.state):
+    has_head = not {"classifier.weight", "span.weight"}.isdisjoint(prepared.model.state)
+    if prepared.request.new_head or not prepared.may_keep_head or not has_head:
         return None
-    check_same_task(folder.task_config, d, request.model)
-    return folder.task_config
+    task = prepared.folder.task_config
+    check_same_task(task, d, prepared.request.model)
+    return task
 
 
 def _check_network(model: str, c: EncoderConfig, task: TaskType, recipe: FinetuneRecipe) -> None:
@@ -292,81 +161,47 @@ class FinetuneJob:
 
     schedule = None  # a budget decides the number of epochs
 
-    def __init__(
-        self,
-        request: FinetuneRequest,
-        device: torch.device,
-        recipe: FinetuneRecipe | None = None,
-        data: LabelledData | None = None,
-        source: tuple[ModelFolder, Model] | None = None,
-    ):
-        """Reads and checks everything that a request names, before a folder is created.
-
-        recipe: the resolved recipe of a run that is resumed; None: that of the request.
-        data, source: its data and its model, if they are read already.
-        """
-        given = recipe = recipe or _recipe_of(request, device)
-        self.joint, name = joint_tasks(request.model), task_name(request.data)
-        folder = (
-            source[0] if source else ModelFolder(_initial_folder(request.model, self.joint, name))
-        )
-        folder.require_language()
-        self.model = source[1] if source else mark_texts(with_layers(folder, request.layers))
-        self.model_name, self.source = request.model, (folder, self.model)
-        self.data = data or read_data(
-            request.data,
-            dev=request.dev,
-            task=request.task,
-            text=request.text,
-            label=request.label,
-            group=request.group,
-            read=request.read,
-            validation=request.validation,
-            near_copies=request.near_copies,
-            whole_documents=recipe.document_context,
-            positive=request.positive,
-            fold=None if request.fold is None else (request.fold, request.folds),
-        )
+    def __init__(self, prepared: Preparation):
+        """Raises UsageError for a request whose parts do not fit together."""
+        self.prepared, self.request = prepared, prepared.request
+        self.device, self.method = prepared.device, self.request.method
+        self.model, self.data = prepared.model, prepared.data
         schema, c = self.data.schema, self.model.config
-        self.metric = metric_of(schema.task, request.metric, schema.labels, schema.bare_types)
-        recipe = replace(
-            recipe, max_length=recipes.default_max_length(recipe, c.max_position_embeddings)
-        )
-        self.request, self.device, self.method = request, device, request.method
-        self.description = d = describe_task(self.data, recipe, request.method)
-        _check_network(request.model, c, d.task, recipe)
-        self.teacher = (
-            TaskTeacher(request.teacher, d, self.model.tokenizer, device)
-            if request.teacher
-            else None
-        )
-        self.featurize = featurize = make_featurizer(d, self.model.tokenizer)
-        self.train, self.dev = list(featurize(self.data.train)), list(featurize(self.data.dev))
+        self.metric = metric_of(schema.task, self.request.metric, schema.labels, schema.bare_types)
+        requested = prepared.recipe
+        max_length = recipes.default_max_length(requested, c.max_position_embeddings)
+        recipe = replace(requested, max_length=max_length)
+        self.description = d = describe_task(self.data, recipe, self.method)
+        _check_network(self.request.model, c, d.task, recipe)
+        self.teacher: TaskTeacher | None = None
+        if self.request.teacher:
+            self.teacher = TaskTeacher(self.request.teacher, d, self.model.tokenizer, self.device)
+        self.featurize = make_featurizer(d, self.model.tokenizer)
+        self.train = list(self.featurize(self.data.train))
+        self.dev = list(self.featurize(self.data.dev))
         self.dev_units = [features.unit for features in self.dev]
         self.groups = [
             group for features in self.train for group in training_groups(features, d.task)
         ]
         _check_numbers(d, c, self.groups)
-        self.head = (
-            _own_head(folder, self.model, d, request) if name in (self.joint or {name}) else None
-        )
-        labels = len(d.labels) if d.task in ("classification", "multilabel") else 0
-        recipe = recipe if d.task == "qa" and self.head is None else replace(recipe, cloze_steps=0)
-        recipe = recipes.resolve_recipe(recipe, len(self.groups), c, labels)
-        self.recipe = recipe = (
-            recipes.resolve_fitted(recipe, given) if d.vectors == "cosine" else recipe
-        )
-        self.precision = cast(Precision, recipe.precision)
+        self.head = _initial_head(prepared, d)
+        if d.task != "qa" or self.head is not None:
+            recipe = replace(recipe, cloze_steps=0)
+        num_labels = len(d.labels) if d.task in ("classification", "multilabel") else 0
+        recipe = recipes.resolve_recipe(recipe, len(self.groups), c, num_labels)
+        if d.vectors == "cosine":
+            recipe = recipes.resolve_fitted(recipe, requested)
+        self.recipe = recipe
         self.train_batches = LabelledBatches(
             self.groups, recipe.batch_size, recipe.micro_batch_tokens, recipe.seed
         )
-        self.clozes = list(
-            featurize.clozes(self.data.train, recipe.cloze_steps * recipe.batch_size, recipe.seed)
-        )
+        num_clozes = recipe.cloze_steps * recipe.batch_size
+        self.clozes = list(self.featurize.clozes(self.data.train, num_clozes, recipe.seed))
         self.steps_per_epoch = self.train_batches.steps_per_epoch
         self.settings = run_settings(
             recipe, self.steps_per_epoch, evaluates=not self.data.is_validated
         )
+        self.precision = self.settings.precision
         units = [*self.groups, *self.clozes, *self.dev_units]
         self.vocab_subset = VocabSubset(units, c.vocab_size, whole=recipe.lm_weight > 0)
         names = [name for name in DROPOUTS if recipe.dropout >= 0 and getattr(c, name) is not None]
@@ -441,13 +276,12 @@ class FinetuneJob:
                 if name.startswith("classifier.")
             }
         missing, _ = network.load_state_dict(state, strict=False)
-        if self.joint:
-            notes.append(
-                f"starts from the encoder{' and the head' * bool(head)} in {self.source[0].folder}"
-            )
+        if self.prepared.joint:
+            parts = "the encoder and the head" if head else "the encoder"
+            notes.append(f"starts from {parts} in {self.prepared.folder.folder}")
         if any(name.startswith("pooler") for name in missing):
-            notes.append(f"{self.model_name} has no pooler: it starts at random")
-        if len(self.model.state[TOKEN_EMBEDDING_KEY]) > self.source[0].config.vocab_size:
+            notes.append(f"{self.request.model} has no pooler: it starts at random")
+        if len(self.model.state[TOKEN_EMBEDDING_KEY]) > self.prepared.folder.config.vocab_size:
             notes.append(
                 f"{END_OF_TEXT} is added to the vocabulary: it begins each text, and starts at "
                 "random"
@@ -464,23 +298,21 @@ class FinetuneJob:
         return network, notes
 
     def variant(self, method: Method) -> "FinetuneJob":
-        """The same data, read and learned by another method."""
+        """Return the job of another method on the same data."""
         if method == self.method or {method, self.method} <= {"auto", "full"}:
             job = copy(self)
             job.method = method
             return job
         recipe = self.recipe
         if method == "cosine":
-            recipe = recipes.resolve_fitted(recipe, _recipe_of(self.request, self.device))
-        return FinetuneJob(
-            replace(self.request, method=method), self.device, recipe, self.data, self.source
-        )
+            recipe = recipes.resolve_fitted(recipe, requested_recipe(self.request, self.device))
+        request = replace(self.request, method=method)
+        return FinetuneJob(replace(self.prepared, request=request, recipe=recipe))
 
     def fold(self, number: int) -> "FinetuneJob":
-        """The job of a fold: without the rows of a part, which are its dev data."""
-        job = FinetuneJob(
-            self.request, self.device, self.recipe, self.data.fold(number), self.source
-        )
+        """Return the job of a fold: without the rows of a part, which are its dev data."""
+        data = self.data.fold(number)
+        job = FinetuneJob(replace(self.prepared, recipe=self.recipe, data=data))
         job.settings = replace(job.settings, evaluate_every=job.settings.num_steps)
         return job
 
@@ -573,7 +405,7 @@ class FinetuneJob:
         """The model card. figures: on dev; result: of the final evaluation, as in result.json."""
         d, c = self.description, self.model.config
         return task_card(
-            folder, d, self.recipe, self.model_name, self.data_report, figures, result, c
+            folder, d, self.recipe, self.request.model, self.data_report, figures, result, c
         )
 
     def save(self, folder: Path, network: nn.Module | None, facts: Mapping[str, Any]) -> None:

@@ -32,14 +32,9 @@ from bertworks.runs.finetune import (
     make_finetune_request,
     open_trained,
 )
-from bertworks.runs.finetune_job import (
-    FinetuneJob,
-    FinetuneRequest,
-    forecast,
-    run_settings,
-    task_name,
-)
+from bertworks.runs.finetune_job import FinetuneJob, forecast, run_settings
 from bertworks.runs.job import Progress
+from bertworks.runs.preparation import FinetuneRequest, prepare_finetuning, task_name
 from bertworks.runs.processes import Processes
 from bertworks.runs.report import joint_card, write_task_report
 from bertworks.runs.run_folder import stored_request
@@ -99,17 +94,17 @@ class JointJob:
         for name, task_request in request.tasks.items():
             _check(recipe or load_finetune_recipe(task_request.recipe, task_request.overrides))
             try:
-                job = FinetuneJob(task_request, device, recipe, source=source)
+                prepared = prepare_finetuning(task_request, device, recipe, source=source)
+                self.jobs[name] = FinetuneJob(prepared)
             except BertworksError as error:
                 raise type(error)(
                     f"task {name}: {error.what}", where=error.where, hint=error.hint
                 ) from error
-            self.jobs[name] = job
-            if source is None and not job.joint:
-                source = job.source
+            if source is None and not prepared.joint:
+                source = prepared.folder, prepared.model
         jobs = [*self.jobs.values()]
         self.recipe = jobs[0].recipe
-        self.model_name = jobs[0].model_name
+        self.model_name = jobs[0].request.model
         self.sizes = [job.train_batches.steps_per_epoch for job in jobs]
         self.steps_per_epoch = sum(joint_sizes(self.sizes, self.mix))
         self.settings = run_settings(replace(self.recipe, cloze_steps=0), self.steps_per_epoch)

@@ -1,5 +1,4 @@
-"""A fine-tuned model that teaches another one its task, and an initial model with some of its
-layers."""
+"""A fine-tuned model that teaches another one its task."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,15 +7,13 @@ from torch import Tensor
 
 from bertworks.batching.batch import Batch, ExampleGroup
 from bertworks.batching.sampling import Target
-from bertworks.checkpoints.model_folder import Model, ModelFolder
 from bertworks.datasets.values import first_names
-from bertworks.errors import UsageError, expect, require
+from bertworks.errors import expect, require
 from bertworks.inference.engine import LazyModel, compute_each
 from bertworks.inference.predictor import task_network
 from bertworks.tasks.heads import TEACHER
 from bertworks.tasks.settings import TaskConfig
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.training.distillation import select_layers
 
 TASKS = ("classification", "multilabel", "regression", "tagging", "spans")
 
@@ -77,18 +74,3 @@ class TaskTeacher:
             result.append([example._replace(targets=targets)])
         note(f"the teacher has predicted {len(groups):,} training examples")
         return result
-
-
-def with_layers(folder: ModelFolder, count: int | None) -> Model:
-    """The model of a folder with some of its layers; None: with all.
-
-    Raises:
-        UsageError: it has fewer.
-        BertworksError: see `ModelFolder.load`.
-    """
-    model = folder.load(needs={"encoder"})
-    if not 1 <= (count or 1) <= (most := model.config.num_hidden_layers):
-        raise UsageError(
-            f"--layers {count}: expected a number from 1 to {most}, the layers of the model"
-        )
-    return Model(*select_layers(model.config, model.state, count or most), model.tokenizer)

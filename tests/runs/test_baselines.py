@@ -33,6 +33,7 @@ from bertworks.runs.baselines import (
 )
 from bertworks.runs.finetune import make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob
+from bertworks.runs.preparation import prepare_finetuning
 from bertworks.tasks.decoding import make_featurizer
 from bertworks.tasks.features import Features
 from bertworks.tasks.heads import TaskModel, combine_vectors
@@ -67,7 +68,9 @@ def job(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str]
     @cache
     def job(name: str) -> FinetuneJob:
         data = WRITERS[name](tmp_path_factory.mktemp("data") / name)
-        return FinetuneJob(make_finetune_request(data, model=model, validation="split"), CPU)
+        return FinetuneJob(
+            prepare_finetuning(make_finetune_request(data, model=model, validation="split"), CPU)
+        )
 
     return job
 

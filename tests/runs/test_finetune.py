@@ -37,6 +37,7 @@ from bertworks.runs import finetune as finetune_module
 from bertworks.runs.data_splits import divide, read_data
 from bertworks.runs.finetune import finetune_events
 from bertworks.runs.finetune_job import FinetuneJob
+from bertworks.runs.preparation import prepare_finetuning
 from bertworks.runs.training_run import TrainingRun
 from bertworks.runs.trials import plan_trials, run_trials
 from bertworks.tasks.decoding import balanced_weights
@@ -635,7 +636,7 @@ def test_each_setting_changes_what_is_learned(model: Path, tmp_path: Path) -> No
 def work_for(data: Path, model: Path, *overrides: str) -> FinetuneJob:
     """What a run with these settings trains."""
     request = make_finetune_request(data, model=model, overrides=(*FAST, *overrides))
-    return FinetuneJob(request, torch.device("cpu"))
+    return FinetuneJob(prepare_finetuning(request, torch.device("cpu")))
 
 
 def test_rare_labels_weigh_as_in_scikit_learn(model: Path, tmp_path: Path) -> None:
@@ -1071,9 +1072,12 @@ def test_the_seed_is_the_recipes_unless_another_is_named(model: Path, tmp_path: 
     ]
     for options, seed in cases:
         request = make_finetune_request(data, model=model, **options)
-        assert FinetuneJob(request, torch.device("cpu")).recipe.seed == seed
+        assert FinetuneJob(prepare_finetuning(request, torch.device("cpu"))).recipe.seed == seed
     trials = plan_trials(make_finetune_request(data, model=model, overrides=["seed=5"]), seeds=2)
-    assert [FinetuneJob(one.request, torch.device("cpu")).recipe.seed for one in trials] == [5, 6]
+    assert [
+        FinetuneJob(prepare_finetuning(one.request, torch.device("cpu"))).recipe.seed
+        for one in trials
+    ] == [5, 6]
     with pytest.raises(UsageError, match="--seeds"):
         plan_trials(request, sweep=["seed=1,2"])
 
@@ -1154,7 +1158,7 @@ def test_the_forecast_counts_every_token(
     monkeypatch.setattr("bertworks.runs.finetune_job.time_step", time_step)
     data = write_reviews(tmp_path / "d.csv", 400)
     request = make_finetune_request(data, model=model, overrides=("epochs=3", "precision=fp32"))
-    work = FinetuneJob(request, torch.device("cpu"))
+    work = FinetuneJob(prepare_finetuning(request, torch.device("cpu")))
     events = finetune_events(tmp_path / "out", request, device="cpu")
     plan = next(event for event in events if event.kind == "plan")
     learned = sum(len(one.input_ids) for unit in work.groups for one in unit)

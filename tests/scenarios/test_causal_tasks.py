@@ -23,6 +23,7 @@ from bertworks.models.config import PRESETS
 from bertworks.models.packed_linear import cpu_supports_int8
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob
+from bertworks.runs.preparation import prepare_finetuning
 from bertworks.serve.endpoints import Abilities
 from bertworks.tasks.heads import Classification, Regression, TaskModel
 from bertworks.training.loop import train
@@ -297,7 +298,7 @@ def test_the_language_model_is_trained_over_the_whole_vocabulary(folder: Path):
         request = make_finetune_request(
             ONE, model=folder, recipe="gpt", overrides=[f"lm_weight={weight}"], **_request()
         )
-        jobs[weight] = FinetuneJob(request, torch.device("cpu"))
+        jobs[weight] = FinetuneJob(prepare_finetuning(request, torch.device("cpu")))
     used = {
         number
         for group in jobs["0"].groups

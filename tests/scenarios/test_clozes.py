@@ -14,6 +14,7 @@ from bertworks.models.config import EncoderConfig
 from bertworks.runs import finetune as finetune_module
 from bertworks.runs.finetune import finetune_events
 from bertworks.runs.finetune_job import FinetuneJob, Forecast
+from bertworks.runs.preparation import prepare_finetuning
 from bertworks.runs.validation import PARTS
 from bertworks.tasks.decoding import make_featurizer
 from bertworks.training.recipe import load_finetune_recipe, resolve_recipe
@@ -29,7 +30,7 @@ def job(data: Path, model: Path, *overrides: str, **options: Any) -> FinetuneJob
     request = make_finetune_request(
         data, model=model, overrides=("precision=fp32", *overrides), **options
     )
-    return FinetuneJob(request, torch.device("cpu"))
+    return FinetuneJob(prepare_finetuning(request, torch.device("cpu")))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import write_text
 from bertworks.runs.finetune import evaluate_on_dev, make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob
+from bertworks.runs.preparation import prepare_finetuning
 from bertworks.runs.report import task_card, write_errors
 from bertworks.runs.run_folder import create_run_folder
 from bertworks.tasks import scores as task_metrics
@@ -58,7 +59,7 @@ def begun(task: str, model: Path, folder: Path) -> tuple[Path, FinetuneJob]:
     request = make_finetune_request(
         write(folder / name), model=model, overrides=["epochs=1", "precision=fp32"], **split
     )
-    work = FinetuneJob(request, CPU)
+    work = FinetuneJob(prepare_finetuning(request, CPU))
     output.mkdir()
     create_run_folder(output, request.content())
     write_text(output / "recipe.toml", dump_recipe(work.recipe))
@@ -255,7 +256,7 @@ def test_questions_that_all_have_answers_need_no_threshold(model: Path, tmp_path
     request = make_finetune_request(
         tmp_path / "squad.json", model=model, overrides=["precision=fp32"]
     )
-    assert FinetuneJob(request, CPU).description.threshold is None
+    assert FinetuneJob(prepare_finetuning(request, CPU)).description.threshold is None
 
 
 def test_columns_of_the_data_that_are_called_as_ours_are_distinguished(

@@ -25,6 +25,7 @@ from bertworks.runs.baselines import baseline_answers
 from bertworks.runs.data_splits import EVALUATED, PARTS, read_data
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob, Forecast
+from bertworks.runs.preparation import prepare_finetuning
 from bertworks.runs.trials import plan_trials, run_trials
 from bertworks.runs.validation import choose_method
 from bertworks.tasks.decoding import softmax
@@ -113,7 +114,7 @@ def test_a_validated_row_is_predicted_by_a_head_that_did_not_see_it(
 ) -> None:
     data = write_reviews(tmp_path / "reviews.csv")
     request = make_finetune_request(data, model=model, overrides=FAST[2:], method="frozen")
-    job = FinetuneJob(request, torch.device("cpu"))
+    job = FinetuneJob(prepare_finetuning(request, torch.device("cpu")))
     logits = job.fit()[1]
     assert len(job.data.parts) == PARTS
     assert sorted(n for part in job.data.parts for n in part) == list(range(len(job.train)))
@@ -159,7 +160,7 @@ def test_linear_heads_of_labels_without_rows() -> None:
 def test_cosine_starts_from_the_cosine_and_is_trained(model: Path, tmp_path: Path) -> None:
     data = write_pairs(tmp_path / "pairs.tsv")
     request = make_finetune_request(data, model=model, overrides=FAST, method="cosine")
-    job = FinetuneJob(request, torch.device("cpu"))
+    job = FinetuneJob(prepare_finetuning(request, torch.device("cpu")))
     network, _ = job.initial_network()
     start = job.evaluate(network.eval())
     u, v = (vectors_of(model, [item.texts[n] for item in job.data.dev]) for n in (0, 1))
@@ -202,7 +203,11 @@ def test_auto_takes_the_method_that_is_best_on_unseen_rows_and_resumes(
 def test_a_reported_score_did_not_choose_its_method(model: Path, tmp_path: Path) -> None:
     """The rows of a part have the predictions of the method that is best on the other parts."""
     data = write_reviews(tmp_path / "reviews.csv")
-    job = FinetuneJob(make_finetune_request(data, model=model, overrides=FAST), torch.device("cpu"))
+    job = FinetuneJob(
+        prepare_finetuning(
+            make_finetune_request(data, model=model, overrides=FAST), torch.device("cpu")
+        )
+    )
     gold = [
         job.description.labels.index(job.train[n].item.label)
         for part in job.data.parts[:EVALUATED]
@@ -286,8 +291,10 @@ def test_another_method_must_be_clearly_better(
 ) -> None:
     """Few rows must not choose by chance; the note gives the scores and the reason."""
     job = FinetuneJob(
-        make_finetune_request(write_reviews(tmp_path / "reviews.csv"), model=model),
-        torch.device("cpu"),
+        prepare_finetuning(
+            make_finetune_request(write_reviews(tmp_path / "reviews.csv"), model=model),
+            torch.device("cpu"),
+        )
     )
     gold = [
         job.description.labels.index(one.item.label)
@@ -319,18 +326,27 @@ def test_another_method_must_be_clearly_better(
 def test_trainings_from_a_fitted_head_are_shorter_and_gentler(model: Path, tmp_path: Path) -> None:
     """Unless the request names other settings; the recipe of a resumed run is taken as it is."""
     data, cpu = write_pairs(tmp_path / "pairs.tsv"), torch.device("cpu")
-    job = FinetuneJob(make_finetune_request(data, model=model), cpu)
+    job = FinetuneJob(prepare_finetuning(make_finetune_request(data, model=model), cpu))
     cosine = job.variant("cosine")
     assert (job.recipe.epochs, cosine.recipe.epochs) == (31, 10)
     assert cosine.recipe.optimizer.learning_rate == pytest.approx(
         0.3 * job.recipe.optimizer.learning_rate
     )
-    direct = FinetuneJob(make_finetune_request(data, model=model, method="cosine"), cpu)
+    direct = FinetuneJob(
+        prepare_finetuning(make_finetune_request(data, model=model, method="cosine"), cpu)
+    )
     assert direct.recipe == cosine.recipe
-    assert FinetuneJob(direct.request, cpu, direct.recipe).recipe == direct.recipe
-    assert FinetuneJob(job.request, cpu, job.recipe).variant("cosine").recipe == cosine.recipe
+    assert (
+        FinetuneJob(prepare_finetuning(direct.request, cpu, direct.recipe)).recipe == direct.recipe
+    )
+    assert (
+        FinetuneJob(prepare_finetuning(job.request, cpu, job.recipe)).variant("cosine").recipe
+        == cosine.recipe
+    )
     named = FinetuneJob(
-        make_finetune_request(data, model=model, epochs=30, learning_rate=1e-3), cpu
+        prepare_finetuning(
+            make_finetune_request(data, model=model, epochs=30, learning_rate=1e-3), cpu
+        )
     ).variant("cosine")
     assert (named.recipe.epochs, named.recipe.optimizer.learning_rate) == (30, 1e-3)
 
@@ -352,7 +368,9 @@ def test_a_new_classifier_starts_with_weights_of_the_deviation_of_the_recipe(
         (pairs, "stable"),
     ):
         job = FinetuneJob(
-            make_finetune_request(data, model=model, recipe=recipe, method="full"), cpu
+            prepare_finetuning(
+                make_finetune_request(data, model=model, recipe=recipe, method="full"), cpu
+            )
         )
         stds.append(job.initial_network()[0].get_parameter("classifier.weight").std().item())
     ratio = 6 / 32**0.5 / job.model.config.initializer_range
@@ -391,7 +409,9 @@ def test_a_budget_limits_the_epochs(
     planned = next(
         e for e in finetune_events(tmp_path / "b", plenty, device="cpu") if e.kind == "plan"
     )
-    default = FinetuneJob(make_finetune_request(data, **request), torch.device("cpu")).recipe.epochs
+    default = FinetuneJob(
+        prepare_finetuning(make_finetune_request(data, **request), torch.device("cpu"))
+    ).recipe.epochs
     assert planned.fields["recipe"]["epochs"] == default > fitted
 
 

@@ -280,9 +280,12 @@ def test_labels_in_another_order_contradict_nothing(model: Path, tmp_path: Path)
     rows.append({"text": "no label is true of every row", "labels": []})
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     from bertworks.runs.finetune_job import FinetuneJob
+    from bertworks.runs.preparation import prepare_finetuning
 
     job = FinetuneJob(
-        make_finetune_request(tmp_path / "a.jsonl", model=model, overrides=FAST), _cpu()
+        prepare_finetuning(
+            make_finetune_request(tmp_path / "a.jsonl", model=model, overrides=FAST), _cpu()
+        )
     )
     found = make_dataset_report(job.data, job.train, job.dev, job.model.tokenizer, 64)
     assert found.copies.count

@@ -24,7 +24,7 @@ from bertworks.datasets.reader import RowReader
 from bertworks.datasets.writer import write_rows
 from bertworks.events import Event, show_progress
 from bertworks.io.tables import StoredRows, rows_of
-from bertworks.runs.finetune_job import FinetuneRequest
+from bertworks.runs.preparation import FinetuneRequest
 from bertworks.runs.pretrain import Request
 from bertworks.tasks.scores import METRICS
 from tests.support import ROOT

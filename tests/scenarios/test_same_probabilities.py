@@ -24,6 +24,7 @@ from bertworks.runs import finetune as finetune_module
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.joint import joint_events, make_joint_request
+from bertworks.runs.preparation import prepare_finetuning
 from bertworks.runs.task_teacher import TaskTeacher
 from bertworks.tasks.decoding import make_task_head
 from bertworks.tasks.heads import TEACHER, TaskModel
@@ -384,7 +385,7 @@ def job_of(data: Path, model: Path, **options: Any) -> FinetuneJob:
     request = make_finetune_request(
         data, model=model, overrides=FAST, method="full", validation="split", **options
     )
-    return FinetuneJob(request, CPU)
+    return FinetuneJob(prepare_finetuning(request, CPU))
 
 
 def test_further_training_begins_with_the_logits_of_the_training(

@@ -516,12 +516,13 @@ def test_a_teacher_of_itself_has_no_loss(tutor: tuple[Path, Path]):
     """The logits of the teacher are those of the network that it is: the loss at the start is 0,
     with the labels in the order of the data."""
     from bertworks.runs.finetune_job import FinetuneJob
+    from bertworks.runs.preparation import prepare_finetuning
 
     data, teacher = tutor
     request = bertworks.make_finetune_request(
         data, model=teacher, teacher=teacher, overrides=["dropout=0"]
     )
-    job = FinetuneJob(request, torch.device("cpu"))
+    job = FinetuneJob(prepare_finetuning(request, torch.device("cpu")))
     network, _ = job.initial_network()
     (batch, *_) = job.batches(Path(), 0, 1, lambda text: None)(0)
     losses, counts = network(batch), network.counts(batch)

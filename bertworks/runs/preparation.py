@@ -1,0 +1,235 @@
+"""The request of a fine-tuning, and what it names: the recipe, the initial model and the rows, read
+once."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bertworks.checkpoints.model_folder import Model, ModelFolder, weights_sha256
+from bertworks.checkpoints.resolve import joint_tasks, resolve_model
+from bertworks.errors import UsageError
+from bertworks.inference.causal_lm import mark_texts
+from bertworks.io.atomic_write import sha256
+from bertworks.io.options import ReadOptions
+from bertworks.io.remote import as_path
+from bertworks.io.tables import StoredRows
+from bertworks.runs.data_splits import LabelledData, Method, Validation, find_files, read_data
+from bertworks.tasks.settings import TaskType
+from bertworks.training import recipe as recipes
+from bertworks.training.device import best_precision
+from bertworks.training.distillation import select_layers
+from bertworks.training.recipe import FinetuneRecipe
+
+
+@dataclass(frozen=True)
+class FinetuneRequest:
+    """The request of a user: the same one in the same folder resumes, another one is refused.
+
+    data: a file, a folder with a train and a dev file, or `io.tables.StoredRows`.
+    model: the initial model: `minilm`, a model folder, or the name of a BERT on the Hugging Face
+        hub.
+    dev: the dev file; None: that of the folder, or else see `validation`.
+    recipe: "stable", "paper", "feature_based", or a TOML file; overrides: `field=value` settings.
+    task, text, label: the meaning of the columns; None and (): inferred. Several labels: columns of
+        0 and 1.
+    group: a column; rows with the same value stay on one side of the split.
+    positive: the class whose F1 is reported, if there are two; None if
+        `data_splits.choose_positive` is to infer it.
+    metric: the metric that is reported first, and compares methods and checkpoints; None: that of
+        the task.
+    read: how the files are read.
+    precision: None: that of the recipe.
+    seed: of the new head, the order of the rows and dropout; None: the recipe's.
+    new_head: whether the head of a fine-tuned model is replaced by a new one.
+    fold: the part of the data, of `folds`, that is the dev data.
+    method: "full": the whole network is trained. "frozen": a linear head on the vectors of the
+        frozen encoder. "cosine": pairs are compared by the cosine of their vectors, and the network
+        is trained from there. "auto": with few rows "cosine" for pairs (two labels or a number),
+        "full" for other data, unless another one is clearly better in a cross-validation; else
+        "full".
+    validation: what is evaluated without a dev file, see `data_splits.read_data`.
+    teacher: a model that was fine-tuned for the same task, from which this one learns too; None:
+        from the labels alone.
+    layers: the number of layers that are kept of the initial model, see
+        `training.distillation.student_layers`; None: all.
+    budget: a time such as "5m" for everything: fewer epochs, if those of the recipe take longer;
+        None: no limit.
+    near_copies: whether near-copies stay on one side of a split, see `data_splits.read_data`;
+        False: a run that was begun before they did, and keeps its split when it is resumed.
+    """
+
+    data: str | StoredRows
+    model: str = "minilm"
+    dev: str | StoredRows | None = None
+    recipe: str = "stable"
+    overrides: tuple[str, ...] = ()
+    task: TaskType | None = None
+    text: tuple[str, ...] = ()
+    label: tuple[str, ...] = ()
+    group: str | None = None
+    positive: str | None = None
+    metric: str | None = None
+    read: ReadOptions = ReadOptions()
+    precision: str | None = None
+    seed: int | None = None
+    new_head: bool = False
+    fold: int | None = None
+    folds: int = 0
+    method: Method = "auto"
+    validation: Validation = "auto"
+    budget: str | None = None
+    teacher: str | None = None
+    layers: int | None = None
+    near_copies: bool = True
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The inputs: the output must not be inside them. Names of models are among them."""
+        return tuple(
+            path
+            for path in (self.data, self.dev, self.model, self.teacher)
+            if isinstance(path, str)
+        )
+
+    def content(self) -> dict[str, Any]:
+        """As JSON, with hashes of the files that it names."""
+        plain = {tuple: list, StoredRows: str}  # types that JSON lacks
+        content = {
+            name: plain.get(type(value), lambda x: x)(value) for name, value in asdict(self).items()
+        }
+        if not self.near_copies:
+            # runs that were begun before near-copies were looked for do not name them
+            del content["near_copies"]
+        inputs = {
+            "data": self.data,
+            "dev": self.dev,
+            "recipe": self.recipe if self.recipe.endswith(".toml") else None,
+        }
+        for name, path in (
+            (name, as_path(path)) for name, path in inputs.items() if path is not None
+        ):
+            files = [Path(file) for file in find_files(path, None) if file]
+            if files := [file for file in files if file.is_file()]:
+                content[f"{name}_sha256"] = hashlib.sha256(
+                    "".join(map(sha256, files)).encode()
+                ).hexdigest()
+        if self.teacher:
+            content["teacher_sha256"] = weights_sha256(
+                ModelFolder(resolve_model(self.teacher)).within
+            )
+        return content
+
+
+def task_name(data: str | StoredRows) -> str:
+    """The name of a data set in a joint fine-tuning: its folder, or its file without suffixes; "":
+    rows in memory."""
+    if isinstance(data, StoredRows):
+        return ""
+    name = Path(data).name
+    return name if as_path(data).is_dir() else name.partition(".")[0] or name
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What a fine-tuning needs of the files that its request names. A job of another method, or of
+    a fold, is one of a `replace` of it.
+
+    recipe: that of the request with a precision; or the resolved recipe of a run that is resumed.
+    folder, model: the initial model.
+    data: the rows, divided.
+    joint: the folders of all tasks, by name, if the initial model is a joint fine-tuning.
+    """
+
+    request: FinetuneRequest
+    device: torch.device
+    recipe: FinetuneRecipe
+    folder: ModelFolder
+    model: Model
+    data: LabelledData
+    joint: Mapping[str, Path]
+
+    @property
+    def may_keep_head(self) -> bool:
+        """Whether the head of the initial model may be for the task of the data."""
+        return not self.joint or task_name(self.request.data) in self.joint
+
+
+def prepare_finetuning(
+    request: FinetuneRequest,
+    device: torch.device,
+    recipe: FinetuneRecipe | None = None,
+    *,
+    data: LabelledData | None = None,
+    source: tuple[ModelFolder, Model] | None = None,
+) -> Preparation:
+    """Read everything that a request names, before a folder is created.
+
+    Args:
+        recipe: the resolved recipe of a run that is resumed; None: that of the request.
+        data, source: its data and its model, if they are read already.
+
+    Raises:
+        UsageError: the request is contradictory, or names no recipe or file.
+        BertworksError: the model or the data cannot be used.
+    """
+    recipe = recipe or requested_recipe(request, device)
+    joint = joint_tasks(request.model)
+    folder, model = source or _initial_model(request, joint)
+    if data is None:
+        data = read_data(
+            request.data,
+            dev=request.dev,
+            task=request.task,
+            text=request.text,
+            label=request.label,
+            group=request.group,
+            read=request.read,
+            validation=request.validation,
+            near_copies=request.near_copies,
+            whole_documents=recipe.document_context,
+            positive=request.positive,
+            fold=None if request.fold is None else (request.fold, request.folds),
+        )
+    return Preparation(request, device, recipe, folder, model, data, joint)
+
+
+def requested_recipe(request: FinetuneRequest, device: torch.device) -> FinetuneRecipe:
+    """Return the recipe of a request, with its seed and a precision."""
+    values = {"precision": request.precision, "seed": request.seed}
+    overrides = (f"{name}={value}" for name, value in values.items() if value is not None)
+    recipe = recipes.load_finetune_recipe(request.recipe, (*request.overrides, *overrides))
+    if recipe.precision == "auto":
+        recipe = replace(recipe, precision=best_precision(device))
+    return recipe
+
+
+def _initial_model(
+    request: FinetuneRequest, joint: Mapping[str, Path]
+) -> tuple[ModelFolder, Model]:
+    """Return the folder of the initial model, and the model with the layers that are kept.
+
+    Of a joint fine-tuning it is that of the task with the name of the data, or else of the first
+    task, for its encoder alone.
+
+    Raises:
+        UsageError: it has fewer layers.
+        BertworksError: see `ModelFolder.load`.
+    """
+    folder = ModelFolder(
+        joint.get(task_name(request.data))
+        or next(iter(joint.values()), None)
+        or resolve_model(request.model)
+    )
+    folder.require_language()
+    model = folder.load(needs={"encoder"})
+    most = model.config.num_hidden_layers
+    num_layers = request.layers or most
+    if not 1 <= num_layers <= most:
+        what = f"--layers {num_layers}: expected a number from 1 to {most}, the layers of the model"
+        raise UsageError(what)
+    config, state = select_layers(model.config, model.state, num_layers)
+    return folder, mark_texts(Model(config, state, model.tokenizer))
