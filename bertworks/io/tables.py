@@ -28,7 +28,7 @@ from bertworks.errors import (
 from bertworks.io.atomic_write import utf8_path
 from bertworks.io.class_names import class_names_of_table, named_column
 from bertworks.io.processes import chunk_by_size
-from bertworks.io.text_files import BLOCK_SIZE, LARGEST_LINE, IssueCounter, too_large
+from bertworks.io.text_files import BLOCK_SIZE, LARGEST_LINE, IssueCounter, rereadable, too_large
 
 _T = TypeVar("_T")
 COLUMN_NAMES = tomllib.loads(
@@ -400,6 +400,15 @@ class StoredRows:
 
     def __str__(self) -> str:
         return self._name
+
+
+class StoredInput(StoredRows):
+    """Standard input as a temporary file, which is deleted together with this object."""
+
+    def __init__(self) -> None:
+        self._path, name = rereadable("-", self)
+        self._name = name or str(self._path)
+        self.notes = []
 
 
 def stored(data: Data, name: str = "rows") -> str | PathLike[str]:

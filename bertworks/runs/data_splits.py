@@ -150,6 +150,7 @@ def read_data(
     """
     path, dev = find_files(stored(data), None if dev is None else stored(dev, "dev rows"))
     (reader, dev_reader), empty = _open(path, dev, read, fold), IssueCounter()
+    reader.load()
     schema, notes = infer_schema(reader, task=task, text=text, label=label, group=group)
     all_items = _read_items(reader, schema, empty)
     notes += reader.notes

@@ -6,6 +6,7 @@ repeated.
 
 import json
 import math
+import os
 import shutil
 import time
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ from bertworks.io.atomic_write import (
 )
 from bertworks.io.options import ReadOptions
 from bertworks.io.remote import as_path
-from bertworks.io.tables import Data, StoredRows, stored
+from bertworks.io.tables import Data, StoredInput, StoredRows, stored
 from bertworks.metrics import intervals
 from bertworks.runs.baselines import (
     HELD_OUT_WORK,
@@ -536,8 +537,8 @@ def make_finetune_request(data: Data, **options: Any) -> FinetuneRequest:
         options: the others of `finetune`.
 
     Raises:
-        UsageError: standard input, which can be read only once; a setting that `overrides` has too,
-            or that the method does not use.
+        UsageError: a setting that `overrides` has too, or that the method does not use; standard
+            input in several processes.
     """
     settings = {field: options.pop(name, None) for name, field in _SETTINGS.items()}
     options["overrides"] = words = add_overrides(names_of(options.get("overrides")), settings)
@@ -582,12 +583,19 @@ def refuse_unused(method: Method, names: Iterable[str]) -> None:
 
 
 def _source(data: Data, name: str) -> str | StoredRows:
-    """The absolute path of a file or folder, or rows in memory."""
-    if str(source := stored(data, name)) == "-":
-        raise UsageError(
-            "fine-tuning reads its data more than once, standard input can be read only once",
-            hint="write it to a file first",
-        )
+    """Return the absolute path of a file or folder, or rows in memory.
+
+    Raises:
+        UsageError: standard input, which several processes cannot share.
+    """
+    source = stored(data, name)
+    if str(source) == "-":
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise UsageError(
+                "each process reads the data, standard input can be read only once",
+                hint="write it to a file first",
+            )
+        return StoredInput()
     return source if isinstance(source, StoredRows) else absolute(source)
 
 

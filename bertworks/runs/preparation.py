@@ -96,31 +96,26 @@ class FinetuneRequest:
         )
 
     def content(self) -> dict[str, Any]:
-        """As JSON, with hashes of the files that it names."""
-        plain = {tuple: list, StoredRows: str}  # types that JSON lacks
-        content = {
-            name: plain.get(type(value), lambda x: x)(value) for name, value in asdict(self).items()
-        }
+        """Return the request as JSON, with hashes of the files that it names."""
+        content: dict[str, Any] = {}
+        for name, value in asdict(self).items():
+            if isinstance(value, tuple):
+                value = list(value)
+            content[name] = str(value) if isinstance(value, StoredRows) else value
         if not self.near_copies:
             # runs that were begun before near-copies were looked for do not name them
             del content["near_copies"]
-        inputs = {
-            "data": self.data,
-            "dev": self.dev,
-            "recipe": self.recipe if self.recipe.endswith(".toml") else None,
-        }
-        for name, path in (
-            (name, as_path(path)) for name, path in inputs.items() if path is not None
-        ):
-            files = [Path(file) for file in find_files(path, None) if file]
-            if files := [file for file in files if file.is_file()]:
-                content[f"{name}_sha256"] = hashlib.sha256(
-                    "".join(map(sha256, files)).encode()
-                ).hexdigest()
+        sources = {"data": self.data, "dev": self.dev}
+        if self.recipe.endswith(".toml"):
+            sources["recipe"] = self.recipe
+        for name, source in sources.items():
+            files = [] if source is None else [file for file in find_files(source, None) if file]
+            checksums = [sha256(path) for path in map(as_path, files) if path.is_file()]
+            if checksums:
+                content[f"{name}_sha256"] = hashlib.sha256("".join(checksums).encode()).hexdigest()
         if self.teacher:
-            content["teacher_sha256"] = weights_sha256(
-                ModelFolder(resolve_model(self.teacher)).within
-            )
+            teacher = ModelFolder(resolve_model(self.teacher))
+            content["teacher_sha256"] = weights_sha256(teacher.within)
         return content
 
 
