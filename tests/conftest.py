@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.support.hint_recorder import HintRecorder
+
 # How long an example takes says what else the machine does. Examples are the same in every run, so
 # that a failure comes with the change that causes it; HYPOTHESIS_RANDOM=1 looks for new ones.
 settings.register_profile(
@@ -28,6 +30,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", help="of the tests of devices: cpu, cuda or cuda:1")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(HintRecorder(config), "hints")
 
 
 @pytest.fixture(scope="session")
