@@ -136,8 +136,8 @@ class Group:
 
     Args:
         processes: Train in this number of processes on each machine, one per GPU. The same
-            training, but faster. One that is lost or hangs is named, and all start again from the
-            last checkpoint.
+            training, but faster. If one is lost or hangs, all start again from the last
+            checkpoint.
         nodes: Machines: 2; or 1:2, the least and the most. Type the same command on each.
         rendezvous: Where machines meet: the name of one and a free port, as node1:29500.
         restarts: The most restarts.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torch.distributed import DistError
 from torch.distributed.elastic import rendezvous as elastic
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
@@ -44,32 +44,6 @@ _ONCE = {  # options for which a group of processes has no use, and what to type
         "leave --processes out: several trainings need one process",
     ),
 }
-
-
-class _Agent(LocalElasticAgent):
-    """The parent of the processes on this machine. It starts them again where that can help."""
-
-    say: Callable[[str], None]
-
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        result: RunResult = super()._monitor_workers(worker_group)
-        if result.is_failed():
-            codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
-            if _final(codes.values()) is not None:
-                self._remaining_restarts = 0  # an error of the data or of the command
-                return result
-            for rank, code in codes.items():
-                # torchrun itself ends the others by SIGTERM
-                if code < 0 and code != -signal.SIGTERM:
-                    self.say(
-                        f"rank {rank} was killed by signal {-code}, perhaps for lack of memory"
-                    )
-            if left := self._remaining_restarts:
-                self.say(
-                    f"starting all processes again from the last checkpoint; {left} restarts are "
-                    "left"
-                )
-        return result
 
 
 def _final(codes: Iterable[int]) -> int | None:
@@ -217,23 +191,44 @@ def launch(
             get_rendezvous_handler(meeting),
             entrypoint=sys.executable,
             args=("-u", "-m", MODULE, *words),
-            max_restarts=restarts,
+            max_restarts=0,
         )
-        agent = _Agent(spec, DefaultLogsSpecs(), shutdown_timeout=SAVING)
-        agent.say = say
         try:
-            result = agent.run()
+            result = _run(spec, restarts, say)
         except SignalException as error:  # the other machines go on without this one
             raise SystemExit(128 + error.sigval) from None
-        except BaseException:
+        finally:
             spec.rdzv_handler.shutdown()
-            raise
-        spec.rdzv_handler.shutdown()
     if result.is_failed():
-        codes = [failure.exitcode for failure in result.failures.values()]
+        codes = list(_exit_codes(result).values())
         raise SystemExit(
             _final(codes) or next((128 - code for code in codes if code < 0), codes[0])
         )
+
+
+def _run(spec: WorkerSpec, restarts: int, say: Callable[[str], None]) -> RunResult:
+    """Run the processes of this machine, again after a failure where that can help. torch restarts
+    them only if other machines come: it would also restart after errors of the data or of the
+    command."""
+    while True:
+        agent = LocalElasticAgent(spec, DefaultLogsSpecs(), shutdown_timeout=SAVING)
+        result: RunResult = agent.run()
+        codes = _exit_codes(result) if result.is_failed() else {}
+        if not codes or _final(codes.values()) is not None:
+            return result
+        for rank, code in codes.items():
+            # torch itself ends the others by SIGTERM
+            if code < 0 and code != -signal.SIGTERM:
+                say(f"rank {rank} was killed by signal {-code}, perhaps for lack of memory")
+        if restarts == 0:
+            return result
+        say(f"starting all processes again from the last checkpoint; {restarts} restarts are left")
+        restarts -= 1
+
+
+def _exit_codes(result: RunResult) -> dict[int, int]:
+    """Return the exit status of each process that failed; negative: the signal that killed it."""
+    return {rank: failure.exitcode for rank, failure in result.failures.items()}
 
 
 @contextmanager

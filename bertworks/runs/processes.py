@@ -1,21 +1,18 @@
 """The processes of a training: those that torchrun starts, and the signals that end one.
 
-One that hangs or is lost is named, and all end. torchrun then starts them again, and they resume.
-Each process sends a sign of life every BEAT seconds from a thread, so also while it saves or
-evaluates. The others end it all if one is silent for SILENT seconds, or if a step takes much longer
-than steps did (`Heartbeat.limit`).
+Collectives have a timeout and occur only in steps. Before and after them, all processes meet at a
+store, where they may wait for hours: the first process prepares, evaluates and saves. If one is
+lost, or does not finish a step in time, the others end; `runs.launch` starts all again, and they
+resume.
 """
 
 import os
 import platform
 import signal
-import statistics
-import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -30,12 +27,9 @@ from torch.distributed.rendezvous import rendezvous
 from bertworks.errors import BertworksError, expect, require
 
 Value = TypeVar("Value")
-# The first process may prepare, evaluate and save for hours while others wait: their `Heartbeat`
-# says whether to wait.
-FOR_EVER = timedelta(days=1)
-BEAT, SILENT, PAUSE = 5.0, 45.0, 10.0  # seconds
-SHORTEST_LIMIT, STEPS = 120.0, 20  # the longest wait in a step: seconds, and in median steps
-RECENT = 99  # steps, of which the median is taken
+STEP_SECONDS = 600.0  # in which all processes finish a step, or a checkpoint before it
+STORE_TIMEOUT = timedelta(days=1)  # to reach the store
+PAUSE = 0.05  # seconds between two questions to the store
 
 
 def terminable() -> AbstractContextManager[None]:
@@ -141,113 +135,13 @@ def meet_in(store: Store, rank: int, size: int) -> Store:
     return PrefixStore(start, store)
 
 
-class Heartbeat:
-    """The signs of life of this process, and the watch over those of the others."""
-
-    def __init__(self, store: Store, rank: int, size: int):
-        self.rank, self._store = rank, store.clone()  # type: ignore[attr-defined]  # for another thread
-        self._ended, self._seconds, self._parent = (
-            threading.Event(),
-            deque[float](maxlen=RECENT),
-            os.getppid(),
-        )
-        # Of each process: steps begun and ended together (odd: in a step), and when it was heard;
-        # where it runs.
-        self._moves, self._where = dict.fromkeys(range(size), 0), dict[int, str]()
-        self._heard, self._moved = dict.fromkeys(range(size), time.monotonic()), time.monotonic()
-        self._own_moves = 0
-        for work in (self._exchange, self._watch):
-            threading.Thread(target=work, daemon=True).start()
-
-    def stop(self) -> None:
-        """No process is missed from now on."""
-        self._ended.set()
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """The block is a step: it may wait for the other processes, but not for ever."""
-        begin = time.monotonic()
-        self._own_moves += 1
-        try:
-            yield
-        finally:
-            self._own_moves += 1
-            self._seconds.append(time.monotonic() - begin)
-
-    @property
-    def limit(self) -> float:
-        """Seconds that a step may take."""
-        return (
-            max(SHORTEST_LIMIT, STEPS * statistics.median(self._seconds))
-            if self._seconds
-            else float("inf")
-        )
-
-    def problem(self, now: float) -> tuple[list[int], str]:
-        """The processes that are to blame, perhaps none, and what is wrong; empty: nothing."""
-        silent = [rank for rank, heard in self._heard.items() if now - heard > SILENT]
-        if len(silent) == len(self._heard):
-            place = os.environ.get("MASTER_ADDR", "the first machine")
-            return (
-                [],
-                f"{place}, where the processes of this training meet, was silent for {SILENT:.0f} "
-                "s",
-            )
-        if silent:
-            return (
-                silent,
-                f"{self._names(silent)} of this training sent no sign of life for {SILENT:.0f} s",
-            )
-        moves = [*self._moves.values()]
-        if not all(count % 2 for count in moves) or now - self._moved < self.limit:
-            return [], ""
-        late = [rank for rank, count in enumerate(moves) if count < max(moves)]
-        names = f"{self._names(late)} of this training" if late else "a process of this training"
-        return late, f"{names} did not finish a step for {self.limit:.0f} s"
-
-    def _names(self, ranks: list[int]) -> str:
-        return ", ".join(f"rank {rank} ({self._where.get(rank, 'never heard')})" for rank in ranks)
-
-    def _exchange(self) -> None:
-        before = dict[str, bytes]()
-        with suppress(RuntimeError):  # the store is gone: nothing is heard any more
-            while True:
-                own = (
-                    f"{time.monotonic()} {self._own_moves} process {os.getpid()} on "
-                    f"{platform.node()}"
-                )
-                self._store.set(f"heartbeat/{self.rank}", own)
-                keys = [
-                    key for rank in self._heard if self._store.check([key := f"heartbeat/{rank}"])
-                ]
-                for key, value in zip(keys, self._store.multi_get(keys), strict=True):
-                    if value != before.get(key):
-                        rank = int(key.removeprefix("heartbeat/"))
-                        _, moves, self._where[rank] = value.decode().split(" ", 2)
-                        self._heard[rank] = time.monotonic()
-                        if int(moves) != self._moves[rank]:
-                            self._moves[rank], self._moved = int(moves), time.monotonic()
-                    before[key] = value
-                if self._ended.wait(BEAT):
-                    return
-
-    def _watch(self) -> None:
-        last = time.monotonic()
-        while not self._ended.wait(1):
-            now = time.monotonic()
-            if now - last > PAUSE:  # this process itself was halted
-                self._heard, self._moved = dict.fromkeys(self._heard, now), now
-            last = now
-            if "TORCHELASTIC_RUN_ID" in os.environ and os.getppid() != self._parent:
-                # torchrun was killed: it could start others in this place
-                os._exit(LostProcessError.exit_code)
-            blamed, what = self.problem(now)
-            if what and self.rank != min(self._heard.keys() - blamed):
-                time.sleep(2)  # the end of one ends all: first the one that speaks
-            elif what:
-                print(f"error: {LostProcessError(what)}", file=sys.stderr, flush=True)
-            if what:
-                os._exit(LostProcessError.exit_code)  # the main thread may wait for ever
+def _end_with_parent() -> None:
+    """Wait, in a thread, until torchrun was killed, and end this process: torchrun could start
+    others in its place."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(LostProcessError.exit_code)
 
 
 class Processes:
@@ -257,7 +151,8 @@ class Processes:
     def __init__(self, device: torch.device):
         self.count, self.device = int(os.environ.get("WORLD_SIZE", "1")), device
         self.rank = int(os.environ.get("RANK", "0"))
-        self.first, self._heartbeat = self.rank == 0, None
+        self.first = self.rank == 0
+        self._num_meetings = 0
         if self.count > 1:
             require(
                 not dist.is_initialized(),
@@ -272,9 +167,10 @@ class Processes:
                 f"{device} is one GPU",
                 hint="--device cuda: each process takes one of the GPUs",
             )
-            store, *_ = next(rendezvous("env://", timeout=FOR_EVER))
+            store, *_ = next(rendezvous("env://", timeout=STORE_TIMEOUT))
             self._store = meet_in(store, self.rank, self.count)
-            self._heartbeat = Heartbeat(self._store, self.rank, self.count)
+            if "TORCHELASTIC_RUN_ID" in os.environ:
+                threading.Thread(target=_end_with_parent, daemon=True).start()
 
     def refuse_to_share(self, items: int) -> None:
         """Raises UsageError if a step has fewer items than there are processes."""
@@ -290,11 +186,7 @@ class Processes:
         """
         if self.count == 1:
             return
-        if self.first:
-            self._store.set("prepared", "")
-        # here SIGTERM is handled at once, within torch it is not
-        while not self._store.check(["prepared"]):
-            time.sleep(0.05)
+        self.wait()
         on_gpu = self.device.type == "cuda"
         if on_gpu:
             torch.cuda.set_device(self.device)
@@ -303,7 +195,7 @@ class Processes:
             store=self._store,
             rank=self.rank,
             world_size=self.count,
-            timeout=FOR_EVER,
+            timeout=timedelta(seconds=STEP_SECONDS),
             device_id=self.device if on_gpu else None,
         )
         if os.environ.get("LOCAL_WORLD_SIZE") != str(self.count):
@@ -313,7 +205,7 @@ class Processes:
         mark = output / f".shared-{self.from_first(uuid4().hex)}"
         if self.first:
             mark.touch()
-        dist.barrier()
+        self.wait()
         blind = [""] * self.count
         dist.all_gather_object(blind, "" if mark.exists() else platform.node())
         if self.first:
@@ -326,26 +218,27 @@ class Processes:
         )
         expect(not names, what, hint=hint)
 
-    def step(self) -> AbstractContextManager[None]:
-        """The block is a step of the training, in which all processes wait for each other."""
-        return self._heartbeat.step() if self._heartbeat else nullcontext()
-
     def from_first(self, value: Value) -> Value:
-        """The value that the first process has."""
+        """Return the value that the first process has."""
         values = [value]
         if self.count > 1:
+            self.wait()
             dist.broadcast_object_list(values, src=0)
         return values[0]
 
     def wait(self) -> None:
-        """Waits for all processes."""
-        if self.count > 1:
-            dist.barrier()
+        """Wait for all processes, as long as it takes. Here SIGTERM is handled at once, within
+        torch it is not."""
+        if self.count == 1:
+            return
+        self._num_meetings += 1
+        meeting = f"meeting {self._num_meetings}"
+        self._store.add(meeting, 1)
+        while self._store.add(meeting, 0) < self.count:
+            time.sleep(PAUSE)
 
     def leave(self) -> None:
         """Leaves the group."""
-        if self._heartbeat:
-            self._heartbeat.stop()
         if self.count > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -355,7 +248,7 @@ def training_processes(device: torch.device) -> Iterator[Processes]:
     """The processes of a training, which SIGTERM ends as Ctrl-C does.
 
     Raises:
-        LostProcessError: another process of the training ended.
+        LostProcessError: another process of the training ended, or did not finish a step in time.
     """
     processes = Processes(device)
     try:
@@ -368,8 +261,9 @@ def training_processes(device: torch.device) -> Iterator[Processes]:
         )
         if processes.count == 1 or not is_lost:
             raise
-        raise LostProcessError(
-            "another process of this training ended; its own message says why"
-        ) from error
+        what = "another process of this training ended; its own message says why"
+        if "timed out" in str(error).lower():
+            what = f"another process of this training did not finish a step in {STEP_SECONDS:.0f} s"
+        raise LostProcessError(what) from error
     finally:
         processes.leave()

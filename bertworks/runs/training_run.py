@@ -179,7 +179,7 @@ class TrainingRun:
         last = saved
         while not self._is_over():
             begin = time.perf_counter()
-            with self.shutdown.computing(), self.processes.step():
+            with self.shutdown.computing():
                 step = next(steps)
             if THREADS.training_adapts:
                 self.facts["threads"] = THREADS.adapt()

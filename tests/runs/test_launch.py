@@ -1,6 +1,7 @@
-"""Training over processes: signs of life, what is refused, scripts for clusters.
+"""Training over processes: where they wait, what is refused, scripts for clusters.
 test_lost_processes has the kills."""
 
+import multiprocessing
 import os
 import re
 import shlex
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +20,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import yaml
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
 from bertworks.cli.parser import make_app
 from bertworks.errors import BertworksError, UsageError
-from bertworks.runs import launch
-from bertworks.runs.processes import SHORTEST_LIMIT, SILENT, Heartbeat, Processes, meet_in
+from bertworks.runs import launch, processes
+from bertworks.runs.processes import LostProcessError, Processes, meet_in, training_processes
 from tests.project.test_docs import blocks
 from tests.project.test_hints import says, shell  # noqa: F401 - a fixture
 from tests.support import ROOT
@@ -62,67 +63,88 @@ def test_each_start_has_its_own_part_of_the_store() -> None:
         seen.add(store.get("start"))
 
 
-@pytest.fixture
-def heartbeat() -> Any:
-    """That of rank 0 of three, which hears nothing by itself."""
-    one = Heartbeat(dist.HashStore(), 0, 3)
-    one.stop()
-    one._where = {rank: f"process 10{rank} on node{rank}" for rank in range(3)}
-    return one
+def in_a_group(folder: Path, work: Callable[[Processes], None]) -> list[int]:
+    """Run work in two processes of a training. Returns their exit statuses."""
+
+    def start(rank: int) -> None:
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+        torch.set_num_threads(1)
+        try:
+            with training_processes(torch.device("cpu")) as group:
+                group.meet(folder)
+                work(group)
+        except LostProcessError as error:
+            (folder / f"error {rank}").write_text(error.what)
+            os._exit(error.exit_code)
+        os._exit(0)
+
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    fork = multiprocessing.get_context("fork")
+    members = [fork.Process(target=start, args=(rank,)) for rank in range(2)]
+    for member in members:
+        member.start()
+    for member in members:
+        member.join(60)
+    return [int(member.exitcode or 0) for member in members]
 
 
-def test_a_silent_process_is_named(heartbeat: Any) -> None:
-    now = time.monotonic()
-    heartbeat._heard = {0: now, 1: now - SILENT - 1, 2: now - SILENT + 1}
-    assert heartbeat.problem(now) == (
-        [1],
-        "rank 1 (process 101 on node1) of this training sent no sign of life for 45 s",
-    )
-    heartbeat._heard = dict.fromkeys(range(3), now - SILENT - 1)
-    blamed, what = heartbeat.problem(now)
-    assert blamed == []
-    assert "where the processes of this training meet" in what
+def step() -> None:
+    """What all processes compute together."""
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == 2
 
 
-def test_a_step_has_a_limit_by_the_steps_before_it(heartbeat: Any) -> None:
-    assert heartbeat.limit == float("inf")  # nothing is known of the first one
-    heartbeat._seconds.extend([1, 2, 300])
-    assert heartbeat.limit == SHORTEST_LIMIT
-    heartbeat._seconds.extend([10, 10, 10])
-    assert heartbeat.limit == 200
-    now = time.monotonic()
-    heartbeat._moved = now - 201
-    heartbeat._heard = dict.fromkeys(range(3), now)
-    for moves, blamed, what in [
-        (
-            (9, 7, 9),
-            [1],
-            "rank 1 (process 101 on node1) of this training did not finish a step for 200 s",
-        ),
-        ((9, 9, 9), [], "a process of this training did not finish a step for 200 s"),
-        ((8, 9, 9), [], ""),  # the first one evaluates or saves
-    ]:
-        heartbeat._moves = dict(enumerate(moves))
-        assert heartbeat.problem(now) == (blamed, what)
-    heartbeat._moves = dict.fromkeys(range(3), 9)
-    heartbeat._moved = now - 199
-    assert heartbeat.problem(now) == ([], "")
+def test_others_wait_for_the_first_process_longer_than_for_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "STEP_SECONDS", 1.0)
+
+    def work(group: Processes) -> None:
+        for number in range(2):
+            step()
+            if group.first:
+                time.sleep(2.5)  # it evaluates
+            assert group.from_first(number if group.first else None) == number
+            if group.first:
+                time.sleep(1.5 * (number == 0))  # it prepares
+            group.wait()
+        step()
+        (tmp_path / f"finished {group.rank}").touch()
+
+    assert in_a_group(tmp_path, work) == [0, 0]
+    assert len(list(tmp_path.glob("finished *"))) == 2
 
 
-def test_processes_hear_each_other_and_count_steps() -> None:
-    store = dist.HashStore()
-    hearts = [Heartbeat(store, rank, 2) for rank in range(2)]
-    with hearts[1].step():
-        assert hearts[1]._own_moves == 1
-    end = time.monotonic() + 15
-    while any(len(heart._where) < 2 for heart in hearts) and time.monotonic() < end:
-        time.sleep(0.1)
-    for heart in hearts:
-        heart.stop()
-    assert {text.split(" on ")[0] for heart in hearts for text in heart._where.values()} == {
-        f"process {os.getpid()}"
-    }
-    assert (hearts[1]._own_moves, len(hearts[1]._seconds)) == (2, 1)
+def test_a_step_that_a_process_does_not_finish_in_time_ends_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "STEP_SECONDS", 1.0)
+
+    def work(group: Processes) -> None:
+        step()
+        if not group.first:
+            time.sleep(4)
+            os._exit(0)
+        step()
+
+    assert in_a_group(tmp_path, work) == [75, 0]
+    text = (tmp_path / "error 0").read_text()
+    assert text == "another process of this training did not finish a step in 1 s"
+
+
+def test_a_process_that_ends_ends_the_others(tmp_path: Path) -> None:
+    def work(group: Processes) -> None:
+        step()
+        if not group.first:
+            os._exit(9)
+        step()
+
+    assert in_a_group(tmp_path, work) == [75, 9]
+    assert "its own message says why" in (tmp_path / "error 0").read_text()
 
 
 def test_several_processes_are_not_for_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,15 +187,32 @@ def test_only_lost_processes_start_again(
     codes: dict[int, int], left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failures = {rank: SimpleNamespace(exitcode=code) for rank, code in codes.items()}
-    result = SimpleNamespace(is_failed=lambda: True, failures=failures)
-    monkeypatch.setattr(LocalElasticAgent, "_monitor_workers", lambda *_: result)
-    agent, texts = launch._Agent.__new__(launch._Agent), list[str]()
-    agent.say, agent._remaining_restarts = texts.append, 9
-    assert agent._monitor_workers(SimpleNamespace()) is result  # type: ignore[arg-type]
-    assert agent._remaining_restarts == left
+    lost = SimpleNamespace(is_failed=lambda: True, failures=failures)
+    finished = SimpleNamespace(is_failed=lambda: False)
+    starts, texts = [lost, finished], list[str]()
+    monkeypatch.setattr(
+        launch, "LocalElasticAgent", lambda *_, **__: SimpleNamespace(run=lambda: starts.pop(0))
+    )
+    result = launch._run(SimpleNamespace(), 9, texts.append)  # type: ignore[arg-type]
+    assert result is (finished if left else lost)
+    assert any(text.endswith("; 9 restarts are left") for text in texts) == bool(left)
     assert any("starting all processes again" in text for text in texts) == bool(left)
     assert any("killed by signal 9" in text for text in texts) == (-9 in codes.values())
     assert not any("signal 15" in text for text in texts)
+
+
+def test_processes_start_again_as_often_as_is_permitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = SimpleNamespace(is_failed=lambda: True, failures={0: SimpleNamespace(exitcode=75)})
+    starts, texts = list[int](), list[str]()
+
+    def run() -> SimpleNamespace:
+        starts.append(1)
+        return lost
+
+    monkeypatch.setattr(launch, "LocalElasticAgent", lambda *_, **__: SimpleNamespace(run=run))
+    assert launch._run(SimpleNamespace(), 2, texts.append) is lost  # type: ignore[arg-type]
+    assert len(starts) == 3
+    assert [text[-19:] for text in texts] == ["2 restarts are left", "1 restarts are left"]
 
 
 def test_what_went_wrong_between_machines_is_explained() -> None:
@@ -190,7 +229,7 @@ def test_the_first_machine_may_be_late_or_unknown(
     shell: Shell,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(launch, "_Agent", lambda *_, **__: pytest.fail("started"))
+    monkeypatch.setattr(launch, "LocalElasticAgent", lambda *_, **__: pytest.fail("started"))
     words = [
         "pretrain",
         "text.txt",
@@ -239,7 +278,9 @@ def test_what_makes_no_sense_is_refused_before_a_process_starts(
 ) -> None:
     launched = list[Any]()
     monkeypatch.setattr(
-        launch, "_Agent", lambda spec, *_, **__: launched.append(spec) or pytest.fail("started")
+        launch,
+        "LocalElasticAgent",
+        lambda spec, *_, **__: launched.append(spec) or pytest.fail("started"),
     )
     words = ["pretrain", "text.txt", "-o", "out"]
     two = [*words, "--processes", "2"]
