@@ -50,7 +50,7 @@ ROWS = 2048  # of a portion
 
 
 def maker(seconds: float) -> tuple[dict[str, Any], Callable[[list[str]], tuple[int, bytes]]]:
-    """Portions that sleep, and say when."""
+    """FileJob that sleep, and say when."""
 
     def make(rows: list[str]) -> tuple[int, bytes]:
         begin = time.time()
@@ -65,9 +65,8 @@ def sleep_in_portions(
 ) -> tuple[float, float]:
     """Seconds of a job of portions that sleep: until the first portion begins, and from then to the
     end."""
-    from bertworks.inference.predict import results_in
+    from bertworks.io.file_job import FileJob, content_of
     from bertworks.io.options import Bulk
-    from bertworks.io.portions import Portions
 
     def inputs() -> Iterator[list[str]]:
         for number in range(portions):
@@ -75,13 +74,13 @@ def sleep_in_portions(
 
     with tempfile.TemporaryDirectory() as folder:
         begin = time.time()
-        job = Portions(
+        job = FileJob(
             Path(folder, "out"), Bulk(on=engine, workers=workers), {}, "bulk:maker", [seconds]
         )
         with job.open():
             for _ in job.make("sleep", inputs()):
                 pass
-            end, first = time.time(), min(json.loads(results_in(file))[0] for file in job.files)
+            end, first = time.time(), min(json.loads(content_of(file))[0] for file in job.files)
         return first - begin, end - first
 
 

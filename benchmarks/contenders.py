@@ -142,7 +142,7 @@ def load_bertworks(job: Job, *, precision: str = "auto") -> Answering:
             )
 
         return probabilities
-    from bertworks.inference.embed import Embedder
+    from bertworks.inference.embedder import Embedder
 
     return Embedder(job.model, device="cpu", precision=precision).embed
 

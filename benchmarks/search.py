@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from provenance import provenance, publish
 
-from bertworks.inference.embed import normalized
-from bertworks.inference.predictor import AT_ONCE
+from bertworks.inference.whitening import normalized
+from bertworks.io.file_job import ROWS_AT_ONCE
 from bertworks.retrieval.index import Index
 
 
@@ -126,8 +126,8 @@ def filled(folder: Path, documents: int, text: Callable[[int], str]) -> Index:
     """An index of texts of 100 words, with vectors of no meaning."""
     index, numbers = Index.create(folder, "minilm"), np.random.default_rng(0)
     manifest = index.manifest
-    for start in range(0, documents, AT_ONCE):
-        names = [str(n) for n in range(start, min(start + AT_ONCE, documents))]
+    for start in range(0, documents, ROWS_AT_ONCE):
+        names = [str(n) for n in range(start, min(start + ROWS_AT_ONCE, documents))]
         rows = [{"id": name, "text": text(100), "fields": {}} for name in names]
         vectors = normalized(numbers.standard_normal((len(rows), manifest.dimension), np.float32))
         manifest = index.with_segment(manifest, rows, vectors)

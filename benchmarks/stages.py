@@ -61,7 +61,7 @@ def profile(model: str, texts: list[str], ceiling: float) -> dict[str, Any]:
     """Seconds of each stage of one pass over texts; and what its matrix products would take at the
     ceiling."""
     from bertworks.inference import engine
-    from bertworks.inference.embed import Embedder
+    from bertworks.inference.embedder import Embedder
     from bertworks.models import attention
 
     embedder, clock = Embedder(model, device="cpu"), Clock()
@@ -125,7 +125,7 @@ def profile(model: str, texts: list[str], ceiling: float) -> dict[str, Any]:
 
 def growth(model: str, source: str) -> dict[str, Any]:
     """What `bertworks embed` does with a file, from the loaded model to the written vectors."""
-    from bertworks.inference.embed import embed_file
+    from bertworks.inference.embed_file import embed_file
 
     with tempfile.TemporaryDirectory() as folder:
         events = embed_file(model, source, Path(folder, "vectors.npy"), text=["text"], device="cpu")
@@ -139,7 +139,7 @@ def growth(model: str, source: str) -> dict[str, Any]:
 
 def lengths(model: str, texts: list[str], tokens: int) -> dict[str, Any]:
     """Tokens per second of texts that are all of one length; and matrix products per token."""
-    from bertworks.inference.embed import Embedder
+    from bertworks.inference.embedder import Embedder
 
     found = {}
     for length in LENGTHS:

@@ -14,7 +14,7 @@ from common import Part, batch_of, config, new_model, peak, step_seconds
 from corpus import sentences, write_minilm
 
 import bertworks.inference.engine as engine
-from bertworks.inference.embed import Embedder
+from bertworks.inference.embedder import Embedder
 from bertworks.training.device import time_when_done
 
 os.environ["TOKENIZERS_PARALLELISM"] = "true"

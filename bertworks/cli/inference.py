@@ -206,7 +206,7 @@ def embed(
         bertworks embed minilm documents.csv -o vectors.npy
         bertworks embed minilm "A text." "Another text." -o vectors.jsonl
     """
-    from bertworks.io.portions import refuse_finished  # it imports numpy, which takes long
+    from bertworks.io.file_job import refuse_finished  # it imports numpy, which takes long
     from bertworks.io.text_files import file_or_texts
 
     refuse_finished(Path(output), overwrite)
@@ -363,7 +363,7 @@ def _prompts(words: list[str], names: Sequence[str]) -> Iterator[str]:
         yield from _lines(words)
         return
     from bertworks.datasets.reader import RowReader  # both import libraries that take long
-    from bertworks.inference.embed import reading_note, row_text, text_columns
+    from bertworks.inference.embed_file import reading_note, row_text, text_columns
 
     reader = RowReader(words[0])
     columns = text_columns(reader, names)

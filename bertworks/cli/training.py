@@ -44,7 +44,7 @@ def vocab(
         bertworks vocab corpus.txt -o TOKENIZER --size 8000
         bertworks vocab 'texts/*.jsonl' -o TOKENIZER --algorithm bpe --cased
     """
-    from bertworks.io.portions import refuse_finished
+    from bertworks.io.file_job import refuse_finished
     from bertworks.io.tables import parse_size
     from bertworks.runs.prepare import make_vocabulary, read_text
 
@@ -425,7 +425,7 @@ def predict(
     """
     if as_json and kind is None and output == "-":
         kind = "jsonl"
-    from bertworks.io.portions import refuse_finished  # it imports numpy, which takes long
+    from bertworks.io.file_job import refuse_finished  # it imports numpy, which takes long
     from bertworks.io.text_files import file_or_texts
 
     refuse_finished(Path(output), overwrite)

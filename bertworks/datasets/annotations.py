@@ -72,16 +72,17 @@ def tag_scheme(labels: tuple[str, ...], bare_types: bool = False) -> TagScheme |
             "bare types (neighbours of one type are one entity)", {tag: ("I", tag) for tag in tags}
         )
     for pattern in (_PREFIXED, _SUFFIXED):
-        found = [
+        marked_tags = [
             (tag, m["mark"].upper(), m["type"] or "")
             for tag in tags
             if (m := pattern.fullmatch(tag))
         ]
-        letters = {letter for _, letter, _ in found}
+        letters = {letter for _, letter, _ in marked_tags}
         names = [name for name, known in _SCHEMES.items() if letters <= set(known)]
-        if names and len(found) == len(tags):
+        if names and len(marked_tags) == len(tags):
             return TagScheme(
-                names[0], {tag: (letter.translate(_AS_IOBES), kind) for tag, letter, kind in found}
+                names[0],
+                {tag: (letter.translate(_AS_IOBES), kind) for tag, letter, kind in marked_tags},
             )
     return None
 
@@ -218,6 +219,17 @@ def _is_word(cells: list[str], layout: ConllLayout) -> bool:
     return fits and (not layout.has_entities or _is_entity_tag(cells[layout.tag or 0]))
 
 
+class Sentence(dict[str, Any]):
+    """The values of a sentence of a CoNLL file.
+
+    Attributes:
+        all_lines: from its first word, or from the beginning of the file, to the next sentence:
+            also comments, empty lines and parts of words.
+    """
+
+    all_lines: list[str]
+
+
 def read_conll(
     lines: Iterable[tuple[int, str]], name: str, layout: ConllLayout
 ) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -231,20 +243,51 @@ def read_conll(
     Raises:
         BertworksError: a line has fewer or more cells, or an empty token or tag.
     """
-    document, first, tokens, tags, kept = 0, 0, list[str](), list[str](), list[str]()
-    for kind, number, line, cells in _conll_lines(chain(lines, [(0, "")]), layout):
+    document = first = 0
+    tokens: list[str] = []
+    tags: list[str] = []
+    word_lines: list[str] = []
+    all_lines: list[str] = []
+    sentence: tuple[int, Sentence] | None = None  # complete, but for the lines after it
+    for kind, number, line, cells in _conll_lines(lines, layout):
         if kind == "word":
-            first, line = first or number, line.removesuffix("\r")
-            _check_conll_line(name, number, line, cells, layout)
+            if sentence:
+                yield sentence
+                sentence = None
+                all_lines = []
+            first = first or number
+            word_line = line.removesuffix("\r")
+            _check_conll_line(name, number, word_line, cells, layout)
             # kept once: a long sentence repeats most of its words
             tokens.append(intern(cells[layout.word]))
             tags.append(intern(cells[layout.tag or 0]))
-            kept.append(intern(line))
+            word_lines.append(intern(word_line))
         elif kind == "end" and tokens:
-            values = {"tokens": tokens} if layout.tag is None else {"tokens": tokens, "tags": tags}
-            yield first, {**values, "document": document, "lines": kept}
-            first, tokens, tags, kept = 0, [], [], []
+            sentence = first, _sentence(tokens, tags, document, word_lines, all_lines, layout)
+            first = 0
+            tokens = []
+            tags = []
+            word_lines = []
         document += kind != "word" and _DOCUMENT.match(line) is not None
+        all_lines.append(intern(line))
+    if tokens:
+        sentence = first, _sentence(tokens, tags, document, word_lines, all_lines, layout)
+    if sentence:
+        yield sentence
+
+
+def _sentence(
+    tokens: list[str],
+    tags: list[str],
+    document: int,
+    word_lines: list[str],
+    all_lines: list[str],
+    layout: ConllLayout,
+) -> Sentence:
+    tag_values = {} if layout.tag is None else {"tags": tags}
+    sentence = Sentence(tokens=tokens, **tag_values, document=document, lines=word_lines)
+    sentence.all_lines = all_lines
+    return sentence
 
 
 def _check_conll_line(
@@ -263,18 +306,16 @@ def _check_conll_line(
         raise BertworksError(what, where=f"{name}:{number}", hint=hint)
 
 
-def with_tags(
-    lines: Iterable[tuple[int, str]], tags: Iterable[str], layout: ConllLayout
-) -> Iterator[str]:
-    """The lines of a CoNLL file with one more cell. Comments and lines between sentences stay as
-    they are. A -DOCSTART- line with as many cells as the others gets O, and what is no word gets _,
-    so that all have the same number of cells.
+def with_tags(lines: Iterable[str], tags: Iterable[str], layout: ConllLayout) -> Iterator[str]:
+    """The lines of a CoNLL file, or of sentences of it, with one more cell. Comments and lines
+    between sentences stay as they are. A -DOCSTART- line with as many cells as the others gets O,
+    and what is no word gets _, so that all have the same number of cells.
 
     Args:
-        tags: of all words of the file.
+        tags: of all words of these lines.
     """
     tag = iter(tags)
-    for kind, _, line, cells in _conll_lines(lines, layout):
+    for kind, _, line, cells in _conll_lines(enumerate(lines), layout):
         bare = line.rstrip(" \r")
         separator, end = "\t" if "\t" in bare else " ", line[len(line.rstrip("\r")) :]
         is_document = kind == "end" and bare.strip() and layout.width == len(cells) > 1
@@ -391,8 +432,10 @@ def record_of(row: Any) -> Any:
 def _label_studio(task: Mapping[str, Any]) -> dict[str, Any]:
     """The data and the first annotation of a task; "annotations" is their number if there are
     several. ValueError: annotations of other data than plain text."""
-    every = task.get("annotations") or task.get("completions") or []  # the latter: until 2021
-    done = [entry for entry in every if not (entry.get("was_cancelled") or entry.get("skipped"))]
+    annotations = task.get("annotations") or task.get("completions") or []  # the latter: until 2021
+    done = [
+        entry for entry in annotations if not (entry.get("was_cancelled") or entry.get("skipped"))
+    ]
     flat = {"id": task.get("id"), **task["data"]}
     if not done:
         return {**flat, "predictions": len(task.get("predictions") or ())}
@@ -473,13 +516,13 @@ def with_answers(
     times in the context: the first place counts; -1 is none. The names are those of
     `answer_fields`."""
     within, texts = str(record.get(context)), _answer_texts(record.get(answer))
-    given = str(record.get(start)).removesuffix(".0").strip("[]") if start else ""
-    is_given = re.fullmatch(r"\d{1,9}", given) is not None and len(texts) == 1
+    place = str(record.get(start)).removesuffix(".0").strip("[]") if start else ""
+    has_place = re.fullmatch(r"\d{1,9}", place) is not None and len(texts) == 1
     answers = [
-        {"text": text, "answer_start": int(given) if is_given else within.find(text)}
+        {"text": text, "answer_start": int(place) if has_place else within.find(text)}
         for text in texts
     ]
-    several = not is_given and any(within.count(text) > 1 for text in texts)
+    several = not has_place and any(within.count(text) > 1 for text in texts)
     return {name: record[name] for name in record if name not in (answer, start)} | {
         "answers": answers
     }, several

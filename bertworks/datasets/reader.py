@@ -5,11 +5,13 @@ Nothing is converted, repaired or left out: what cannot be read is an error that
 Memory use does not grow with the file, except for one JSON value that fills a whole file.
 """
 
+import hashlib
 import itertools
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from copy import deepcopy
+from dataclasses import asdict
 from pathlib import Path
 from sys import intern
 from typing import Any, Literal, NamedTuple
@@ -17,7 +19,9 @@ from typing import Any, Literal, NamedTuple
 from bertworks.datasets import annotations
 from bertworks.datasets.values import has_header, label_text, names_columns
 from bertworks.errors import BertworksError, UsageError, expect, require
+from bertworks.events import Event
 from bertworks.io import tables, text_files
+from bertworks.io.atomic_write import local_path, sha256
 from bertworks.io.class_names import ClassNames, class_names_of_schema
 from bertworks.io.options import ReadOptions
 from bertworks.io.processes import chunk_by_size
@@ -58,6 +62,14 @@ class Row(NamedTuple):
     where: str
     # the fields of the file, if `values` has them in another layout
     written: dict[str, Any] | None = None
+
+
+def refuse_columns(row: Row, names: Iterable[str]) -> None:
+    """Raise UsageError if a row has a field with the name of a new column."""
+    for name in names:
+        if name in (row.written or row.values):
+            what = f"the row has a column {name!r} already"
+            raise UsageError(what, where=row.where, hint="rename it, or drop it")
 
 
 class _Head:
@@ -107,6 +119,7 @@ class RowReader:
             the same as the file names them.
         header_note: whether the first row names the columns, in words; "" where that was not
             inferred.
+        conll_layout: the cells of a line of a CoNLL file; None: it is another file.
 
     Raises:
         BertworksError: the file is not of any known kind. While iterating also: a row with too few
@@ -138,7 +151,7 @@ class RowReader:
         # fields of the context, the answer, its start
         self._answers: tuple[str, str, str | None] | None = None
         self._row_type: type | None = None  # of the first row of JSON
-        self._layout: annotations.ConllLayout | None = None
+        self.conll_layout: annotations.ConllLayout | None = None
         self._class_names: ClassNames | None = None  # of a Parquet file
         self._head: _Head | None = None  # while the file is recognized
         self._first: list[Row] = []
@@ -206,6 +219,35 @@ class RowReader:
         """From now on all rows come from memory, with the counts of the pass that read them."""
         self._counts_of_all = deepcopy(self._counts)
         self._holds_all = True
+
+    def fingerprint(self, *settings: object) -> str:
+        """A hash of the path, size and time of change of the file, of how it is read, and of
+        settings."""
+        size, changed = self._state
+        state = [str(self.path.resolve()), size, changed, asdict(self.options)]
+        return hashlib.sha256(json.dumps([state, *settings], sort_keys=True).encode()).hexdigest()
+
+    def content_identity(self) -> list[Any]:
+        """The size and the sha256 of the file, and how it is read: the same for a copy."""
+        return [self._state[0], sha256(self.path), asdict(self.options)]
+
+    def refuse_output(self, output: str | Path) -> None:
+        """Raise UsageError if an output is this file."""
+        path = local_path(output).expanduser()
+        if str(output) != "-" and path.exists() and path.samefile(self.path):
+            raise UsageError("this is the input file", where=str(output), hint="-o ANOTHER-FILE")
+
+    def events(self, empty: IssueCounter, effect: str) -> Iterator[Event]:
+        """What a person should know about the rows of a pass, as notes.
+
+        Args:
+            empty: the rows without text.
+            effect: what happens to these.
+        """
+        for note in self.notes:
+            yield Event("note", note)
+        if empty.count:
+            yield Event("note", f"rows without text {effect}: {empty}", {"empty": empty.count})
 
     def _pass(self) -> Iterator[Row]:
         return self._plain_rows() if self._sentence_column is None else self._sentences()
@@ -276,7 +318,7 @@ class RowReader:
                 f"answers: {answer!r}, "
                 + (f"at {start!r}" if start else f"searched in {context!r}"),
             )
-        layout_notes = self._layout.notes if self._layout else []
+        layout_notes = self.conll_layout.notes if self.conll_layout else []
         stored_notes = self._source.notes if isinstance(self._source, StoredRows) else []
         class_notes = self._class_names.notes if self._class_names else []
         return [*layout_notes, *stored_notes, *class_notes, *counts]
@@ -348,7 +390,7 @@ class RowReader:
         treebank = stream.suffix == ".conllu"
         chosen = self.options.numbers_of_columns
         if treebank or chosen or stream.format == "conll" or annotations.looks_like_conll(sample):
-            layout = self._layout = annotations.conll_layout(sample, chosen, treebank=treebank)
+            layout = self.conll_layout = annotations.conll_layout(sample, chosen, treebank=treebank)
             columns = ["tokens", *(["tags"] if layout.tag is not None else []), "document", "lines"]
             return (
                 "conll",
@@ -356,12 +398,6 @@ class RowReader:
                 lambda: annotations.read_conll(self._conll_lines(), self.name, layout),
             )
         return self._recognize_table(stream.format, sample)
-
-    def with_tags(self, tags: Iterable[str]) -> Iterator[str]:
-        """The lines of a CoNLL file, each with the tag of its word as one more cell
-        (`annotations.with_tags`)."""
-        assert self._layout is not None
-        return annotations.with_tags(self._lines(), tags, self._layout)
 
     def _read_head(self, stream: LineReader, *, long: bool) -> None:
         """From now on `_lines` are those of an open file, until it is closed."""

@@ -1,21 +1,28 @@
 """Rows -> one file: csv, tsv, JSON lines or Parquet, compressed or not. `reader` reads the same
 cells back.
 
+- `RowFormat`: rows as blocks of bytes, which any process can make, and which are joined to a file
+- `row_portion`, `join_portions`: portions of a file job that hold such blocks
+- `write_rows`, `write_lines`: a whole file
+
 The file appears when it is complete. Memory use does not grow with the file.
 """
 
 import csv
 import itertools
+import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from tempfile import TemporaryFile
+from typing import IO, Any, Literal
 
-from bertworks.datasets.reader import RowReader
 from bertworks.errors import BertworksError, UsageError, expect
 from bertworks.io.atomic_write import local_path, replacing
+from bertworks.io.file_job import content_of, pack, unpack
 from bertworks.io.tables import as_json
 from bertworks.io.text_files import COMPRESSIONS, FORMATS, IssueCounter, format_suffix
 
@@ -24,6 +31,153 @@ _BATCH_ROWS = 500  # held in memory
 # A cell that spreadsheet programs compute: it begins with one of = + - @ tab CR, also of full
 # width, and is no number.
 _FORMULA = re.compile(r"[=@＝＠＋－\t\r]|[+-](?!\d*[.,]?\d*(?:[eE][+-]?\d+)?%?$)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowFormat:
+    """How rows become a file: in blocks that are joined by concatenation, or, as Parquet, by
+    copying them with one type for each column.
+
+    Missing values are empty cells in tables and null in Parquet. JSON lines leave them out, and may
+    have fields besides the columns. Lists and mappings in tables are written as JSON.
+
+    Args:
+        name: the name of the file in messages.
+        columns: in the order of tables and Parquet.
+        guard_formulas: write ' before texts in csv and tsv that spreadsheet programs would compute.
+    """
+
+    name: str
+    kind: FileKind
+    columns: Sequence[str]
+    guard_formulas: bool = False
+
+    def block(
+        self,
+        rows: Iterable[Mapping[str, Any]],
+        first: int = 1,
+        formulas: IssueCounter | None = None,
+    ) -> bytes:
+        """The bytes of rows.
+
+        Args:
+            first: the number of the first row in the file.
+            formulas: counts the texts that spreadsheet programs would compute.
+
+        Raises:
+            BertworksError: a row has a field that is not a column; the values of a column have no
+                common type in Parquet.
+        """
+        if self.kind == "parquet":
+            return _arrow_block(list(self._checked(rows, first)), self.columns, self.name, first)
+        if self.kind in ("csv", "tsv"):
+            lines = self._table_lines(rows, first, formulas or IssueCounter())
+            return _bytes_of(f"{line}\n" for line in lines)
+        end = "\n" if self.kind == "jsonl" else ",\n"
+        return _bytes_of(f"{as_json(dict(row))}{end}" for row in rows)
+
+    def join(
+        self, path: str | Path, blocks: Iterable[bytes], formulas: IssueCounter | None = None
+    ) -> None:
+        """Write the file of blocks, compressed as its suffix says; "-" is standard output.
+
+        Args:
+            blocks: of Parquet, they are read twice.
+            formulas: counts names of columns that spreadsheet programs would compute.
+
+        Raises:
+            BertworksError: the file cannot be written. Then no file is left behind.
+        """
+        if self.kind == "parquet":
+            with replacing(Path(path).expanduser()) as temporary:
+                _join_arrow(temporary, blocks, self.columns, self.name)
+            return
+        with _open_output(path) as stream:
+            if self.kind == "json":
+                _join_array(stream, blocks)
+            else:
+                stream.write(self._header(formulas or IssueCounter()))
+                stream.writelines(blocks)
+            stream.flush()
+
+    def _header(self, formulas: IssueCounter) -> bytes:
+        if self.kind not in ("csv", "tsv"):
+            return b""
+        cells = self._cells(self.columns, "header", formulas)
+        return _bytes_of([f"{self._line_writer()(cells)}\n"])
+
+    def _table_lines(
+        self, rows: Iterable[Mapping[str, Any]], first: int, formulas: IssueCounter
+    ) -> Iterator[str]:
+        line = self._line_writer()
+        for number, row in enumerate(self._checked(rows, first), first):
+            values = [row.get(column) for column in self.columns]
+            yield line(self._cells(values, f"row {number}", formulas))
+
+    def _line_writer(self) -> Callable[[Sequence[str]], Any]:
+        # csv quotes the characters of its line end: cells with "\r" or "\n" are quoted in all
+        # versions of Python.
+        delimiter = "," if self.kind == "csv" else "\t"
+        return csv.writer(_Line(), delimiter=delimiter, lineterminator="\r\n").writerow
+
+    def _cells(self, values: Sequence[Any], place: str, formulas: IssueCounter) -> list[str]:
+        cells = [_cell(value) for value in values]
+        for index, value in enumerate(values):
+            if isinstance(value, str) and _FORMULA.match(value):
+                formulas.add(f"{place}, column {self.columns[index]!r:.60}")
+                if self.guard_formulas:
+                    cells[index] = f"'{cells[index]}"
+        return cells
+
+    def _checked(
+        self, rows: Iterable[Mapping[str, Any]], first: int
+    ) -> Iterator[Mapping[str, Any]]:
+        """The rows; BertworksError for a row with a field that is not a column."""
+        columns = set(self.columns)
+        for number, row in enumerate(rows, first):
+            extra = [key for key in row if key not in columns]
+            if extra:
+                what = f"row {number} has the field {extra[0]!r}, which no earlier row has"
+                raise BertworksError(
+                    what, where=self.name, hint="write .jsonl: there each row has its own fields"
+                )
+            yield row
+
+
+def format_of(
+    path: str | Path,
+    columns: Sequence[str],
+    *,
+    kind: FileKind | None = None,
+    guard_formulas: bool = False,
+) -> RowFormat:
+    """The format of a file of rows.
+
+    Args:
+        path: the file. Its suffix gives the kind and the compression. "-" is standard output, csv
+            by default.
+        columns: in the order of tables and Parquet.
+        kind: overrides the suffix.
+
+    Raises:
+        UsageError: the suffix gives no kind, or the kind has no rows, or is for files only.
+    """
+    kind = kind or kind_of(path)
+    is_stdout = str(path) == "-"
+    name = "<stdout>" if is_stdout else str(path)
+    expect(
+        kind != "conll",
+        "CoNLL files hold words and tags, not rows",
+        where=name,
+        hint="use another kind",
+    )
+    expect(
+        kind != "parquet" or not is_stdout,
+        "Parquet cannot be written to a stream",
+        where=name,
+        hint="name a file, or use csv",
+    )
+    return RowFormat(name=name, kind=kind, columns=columns, guard_formulas=guard_formulas)
 
 
 def write_rows(
@@ -35,51 +189,84 @@ def write_rows(
     formulas: IssueCounter | None = None,
     guard_formulas: bool = False,
 ) -> int:
-    """Write rows and return their number.
-
-    Missing values are empty cells in tables and null in Parquet. JSON lines leave them out, and may
-    have fields besides the columns. Lists and mappings in tables are written as JSON.
+    """Write rows and return their number. See `format_of` and `RowFormat`.
 
     Args:
-        path: the file. Its suffix gives the kind and the compression. "-" is standard output, csv
-            by default.
-        columns: in the order of tables and Parquet.
-        kind: overrides the suffix.
         formulas: counts the texts in csv and tsv that spreadsheet programs would compute.
-        guard_formulas: write ' before them.
 
     Raises:
-        UsageError: the suffix gives no kind.
-        BertworksError: a row has a field that is not a column; the values of a column have no
-            common type in Parquet; the file cannot be written. Then no file is left behind.
+        UsageError: see `format_of`.
+        BertworksError: see `RowFormat`. Then no file is left behind.
     """
-    kind = kind or kind_of(path)
-    name = "<stdout>" if str(path) == "-" else str(path)
-    expect(
-        kind != "conll",
-        "CoNLL files hold words and tags, not rows",
-        where=name,
-        hint="use another kind",
-    )
-    if kind == "parquet":
-        expect(
-            str(path) != "-",
-            "Parquet cannot be written to a stream",
-            where=name,
-            hint="name a file, or use csv",
-        )
-        with replacing(Path(path).expanduser()) as temporary:
-            return _write_parquet(temporary, _checked(name, columns, rows), columns, name)
-    if kind in ("csv", "tsv"):
-        mark = "'" if guard_formulas else ""
-        lines = _table_lines(
-            name, columns, rows, "," if kind == "csv" else "\t", formulas or IssueCounter(), mark
-        )
-        return write_lines(path, lines) - 1
-    lines = (as_json(dict(row)) for row in rows)
-    return (
-        write_lines(path, lines) if kind == "jsonl" else write_lines(path, _json_array(lines)) - 2
-    )
+    row_format = format_of(path, columns, kind=kind, guard_formulas=guard_formulas)
+    count = 0
+
+    def blocks() -> Iterator[bytes]:
+        nonlocal count
+        iterator = iter(rows)
+        while batch := list(itertools.islice(iterator, _BATCH_ROWS)):
+            yield row_format.block(batch, count + 1, formulas)
+            count += len(batch)
+
+    if row_format.kind == "parquet":
+        with _spooled(blocks()) as stored_blocks:
+            row_format.join(path, stored_blocks)
+    else:
+        row_format.join(path, blocks(), formulas)
+    return count
+
+
+def row_portion(
+    row_format: RowFormat, rows: Iterable[Mapping[str, Any]], first: int
+) -> Iterator[bytes]:
+    """The content of a portion of a file job (`io.file_job`) that holds finished rows: the texts
+    that spreadsheet programs would compute, and the bytes of the rows. first: see
+    `RowFormat.block`."""
+    formulas = IssueCounter()
+    block = row_format.block(rows, first, formulas)
+    return pack([json.dumps(asdict(formulas)).encode(), block])
+
+
+def line_portion(lines: Iterable[str]) -> Iterator[bytes]:
+    """`row_portion` of lines, such as those of a CoNLL file."""
+    return pack([json.dumps(asdict(IssueCounter())).encode(), _bytes_of(f"{x}\n" for x in lines)])
+
+
+def join_portions(row_format: RowFormat, path: str | Path, files: Sequence[Path]) -> str | None:
+    """Write a file of portions of rows, in order. Return a note if some texts would be formulas.
+
+    Raises:
+        BertworksError: a portion is damaged; the file cannot be written.
+    """
+    formulas = IssueCounter()
+    row_format.join(path, _PortionBlocks(files, formulas), formulas)
+    return formula_note(formulas, row_format.guard_formulas)
+
+
+def formula_note(formulas: IssueCounter, guard_formulas: bool) -> str | None:
+    """A note on texts that would be formulas, if there are any. guard_formulas: see `RowFormat`."""
+    if not formulas.count:
+        return None
+    effect = "have a ' before them" if guard_formulas else "--guard-formulas writes ' before them"
+    return f"texts that spreadsheet programs compute as formulas: {formulas}; {effect}"
+
+
+class _PortionBlocks:
+    """The blocks of rows in portions, in order. They can be iterated repeatedly.
+
+    Args:
+        formulas: counts what the portions have counted.
+    """
+
+    def __init__(self, files: Sequence[Path], formulas: IssueCounter):
+        self._files = files
+        self._formulas = formulas
+
+    def __iter__(self) -> Iterator[bytes]:
+        for file in self._files:
+            counts, block = unpack(content_of(file))
+            self._formulas.add_all(IssueCounter(**json.loads(counts)))
+            yield block
 
 
 def write_lines(path: str | Path, lines: Iterable[str]) -> int:
@@ -124,19 +311,19 @@ def kind_of(path: str | Path, *, vectors: bool = False) -> FileKind:
     return kind
 
 
-def refuse_same(reader: RowReader, output: str | Path) -> None:
-    """Raises UsageError if the output is the input file."""
-    path = local_path(output).expanduser()
-    if str(output) != "-" and path.exists() and path.samefile(reader.path):
-        raise UsageError("this is the input file", where=str(output), hint="-o ANOTHER-FILE")
+def _bytes_of(lines: Iterable[str]) -> bytes:
+    return "".join(lines).encode("utf-8", "backslashreplace")
 
 
-def _json_array(lines: Iterator[str]) -> Iterator[str]:
-    """The lines of one JSON array with one row on each line."""
-    yield "["
-    for line, following in itertools.pairwise(itertools.chain(lines, [None])):
-        yield f"{line}," if following else f"{line}"
-    yield "]"
+def _join_array(stream: IO[bytes], blocks: Iterable[bytes]) -> None:
+    """Write one JSON array with one row on each line, without a comma after the last one."""
+    stream.write(b"[\n")
+    last = b""
+    for block in filter(None, blocks):
+        stream.write(last)
+        last = block
+    stream.write(last.removesuffix(b",\n") + b"\n" if last else b"")
+    stream.write(b"]\n")
 
 
 class _Line:
@@ -146,51 +333,10 @@ class _Line:
         return text.removesuffix("\r\n")
 
 
-def _table_lines(
-    name: str,
-    columns: Sequence[str],
-    rows: Iterable[Mapping[str, Any]],
-    delimiter: str,
-    formulas: IssueCounter,
-    mark: str,
-) -> Iterator[str]:
-    """mark: is put before each of the `formulas`."""
-
-    def cells(values: Sequence[Any], place: str) -> list[str]:
-        texts = [_cell(value) for value in values]
-        for number in [
-            n for n, value in enumerate(values) if isinstance(value, str) and _FORMULA.match(value)
-        ]:
-            formulas.add(f"{place}, column {columns[number]!r:.60}")
-            texts[number] = mark + texts[number]
-        return texts
-
-    # csv quotes the characters of its line end: cells with "\r" or "\n" are quoted in all versions
-    # of Python.
-    line = csv.writer(_Line(), delimiter=delimiter, lineterminator="\r\n").writerow
-    yield line(cells(columns, "header"))
-    for number, row in enumerate(_checked(name, columns, rows), 1):
-        yield line(cells([row.get(column) for column in columns], f"row {number}"))
-
-
 def _cell(value: Any) -> str:
     if isinstance(value, list | tuple | dict | bool):
         return as_json(value)
     return "" if value is None else str(value)
-
-
-def _checked(
-    name: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]
-) -> Iterator[Mapping[str, Any]]:
-    """The rows; BertworksError for a row with a field that is not a column."""
-    known = set(columns)
-    for number, row in enumerate(rows, 1):
-        if extra := [key for key in row if key not in known]:
-            what = f"row {number} has the field {extra[0]!r}, which no earlier row has"
-            raise BertworksError(
-                what, where=name, hint="write .jsonl: there each row has its own fields"
-            )
-        yield row
 
 
 @contextmanager
@@ -209,40 +355,94 @@ def _open_output(path: str | Path) -> Iterator[Any]:
         yield stream
 
 
-def _write_parquet(
-    path: Path, rows: Iterator[Mapping[str, Any]], columns: Sequence[str], name: str
-) -> int:
-    """The types are those of the rows so far. If later rows need wider types, the file is rewritten
-    with them."""
+class _StoredBlocks:
+    """Blocks in a temporary file, in order. They can be iterated repeatedly."""
+
+    def __init__(self, file: IO[bytes], blocks: Iterable[bytes]):
+        self._file = file
+        self._sizes: list[int] = []
+        for block in blocks:
+            file.write(block)
+            self._sizes.append(len(block))
+
+    def __iter__(self) -> Iterator[bytes]:
+        self._file.seek(0)
+        for size in self._sizes:
+            yield self._file.read(size)
+
+
+@contextmanager
+def _spooled(blocks: Iterable[bytes]) -> Iterator[_StoredBlocks]:
+    with TemporaryFile() as file:
+        yield _StoredBlocks(file, blocks)
+
+
+def _arrow_block(
+    rows: list[Mapping[str, Any]], columns: Sequence[str], name: str, first: int
+) -> bytes:
+    """Rows as an Arrow stream, with the narrowest types that hold them."""
+    import pyarrow
+
+    schema = _empty_schema(columns)
+    tables: list[Any] = []
+    for start in range(0, len(rows), _BATCH_ROWS):
+        batch = rows[start : start + _BATCH_ROWS]
+        with _explained(name, first + start, len(batch)):
+            table = pyarrow.table(
+                {column: [row.get(column) for row in batch] for column in columns}
+            )
+            schema = pyarrow.unify_schemas([schema, table.schema], promote_options="permissive")
+            tables = [earlier.cast(schema) for earlier in tables]
+            tables.append(table.cast(schema))
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_stream(sink, schema) as writer:
+        for table in tables:
+            writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def _join_arrow(path: Path, blocks: Iterable[bytes], columns: Sequence[str], name: str) -> None:
+    """Write a Parquet file of Arrow streams, with types that hold the values of all."""
     import pyarrow
     from pyarrow import parquet
 
-    count = 0
-    schema = pyarrow.schema([(column, pyarrow.null()) for column in columns])
-    writer = parquet.ParquetWriter(path, schema)
+    schema = _empty_schema(columns)
+    first = 1
+    for block in blocks:
+        with pyarrow.ipc.open_stream(block) as stream:
+            count = sum(batch.num_rows for batch in stream)
+            with _explained(name, first, count):
+                schema = pyarrow.unify_schemas(
+                    [schema, stream.schema], promote_options="permissive"
+                )
+        first += count
+    first = 1
+    with parquet.ParquetWriter(path, schema) as writer:
+        for block in blocks:
+            with pyarrow.ipc.open_stream(block) as stream:
+                for batch in stream:
+                    with _explained(name, first, batch.num_rows):
+                        writer.write_table(pyarrow.Table.from_batches([batch]).cast(schema))
+                    first += batch.num_rows
+
+
+def _empty_schema(columns: Sequence[str]) -> Any:
+    import pyarrow
+
+    return pyarrow.schema([(column, pyarrow.null()) for column in columns])
+
+
+@contextmanager
+def _explained(name: str, first: int, count: int) -> Iterator[None]:
+    """Raise BertworksError for rows that pyarrow refuses."""
+    import pyarrow
+
     try:
-        while batch := list(itertools.islice(rows, _BATCH_ROWS)):
-            try:
-                table = pyarrow.table(
-                    {column: [row.get(column) for row in batch] for column in columns}
-                )
-                wider = pyarrow.unify_schemas([schema, table.schema], promote_options="permissive")
-                if wider != schema:
-                    writer.close()
-                    with replacing(path) as rewritten, parquet.ParquetFile(path) as file:
-                        writer, schema = parquet.ParquetWriter(rewritten, wider), wider
-                        for earlier in file.iter_batches(batch_size=_BATCH_ROWS):
-                            writer.write_table(pyarrow.Table.from_batches([earlier]).cast(schema))
-                writer.write_table(table.cast(schema))
-            except pyarrow.ArrowException as error:
-                what = (
-                    f"rows {count + 1} to {count + len(batch)} cannot be written as Parquet: "
-                    f"{error}"
-                )
-                raise BertworksError(
-                    what, where=name, hint="write .jsonl: there a column holds anything"
-                ) from error
-            count += len(batch)
-    finally:
-        writer.close()
-    return count
+        yield
+    except pyarrow.ArrowException as error:
+        rows = f"rows {first} to {first + count - 1}"
+        raise BertworksError(
+            f"{rows} cannot be written as Parquet: {error}",
+            where=name,
+            hint="write .jsonl: there a column holds anything",
+        ) from error

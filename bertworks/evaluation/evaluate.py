@@ -31,11 +31,13 @@ from bertworks.evaluation.mlm_portions import mlm_figures, mlm_job, network_of
 from bertworks.evaluation.training_data import training_copies
 from bertworks.events import Event, no_notes, printable
 from bertworks.inference.detect import load_with_generator
-from bertworks.inference.embed import Embedder, Moments, Whitening, normalized, vectors_of_file
+from bertworks.inference.embed_file import vectors_of_file
+from bertworks.inference.embedder import Embedder
 from bertworks.inference.engine import open_model
 from bertworks.inference.masked_lm import is_better, score
 from bertworks.inference.predict import schema_for
 from bertworks.inference.predictor import Predictor
+from bertworks.inference.whitening import Moments, Whitening, normalized
 from bertworks.io.atomic_write import refuse_unwritable, write_json
 from bertworks.io.options import Bulk, ReadOptions
 from bertworks.io.remote import as_path

@@ -22,13 +22,12 @@ from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.inference.detect import detection_scores, load_with_generator, ranking_figures
 from bertworks.inference.engine import open_model
-from bertworks.inference.predict import bulk_portions, results_in
+from bertworks.io.file_job import FileJob, content_of
 from bertworks.io.options import Bulk
-from bertworks.io.portions import Portions
 from bertworks.models.config import EncoderConfig
 from bertworks.runs.adaptation import BitsBatches
 from bertworks.runs.run_folder import BITS
-from bertworks.training.device import Precision, choose_device, fixed_machine
+from bertworks.training.device import Precision, choose_device, fixed_machine, gpus_for
 from bertworks.training.loop import batch_sums, means
 from bertworks.training.objectives import LossStats, PretrainingModel, figures
 from bertworks.training.recipe import ObjectiveKind
@@ -70,7 +69,7 @@ def mlm_maker(
     device: str,
     threads: int,
 ) -> tuple[dict[str, Any], Callable[[Task], tuple[int, bytes]]]:
-    """The `maker` of sums, see `Portions`."""
+    """The `maker` of sums, see `FileJob`."""
     machine, source = fixed_machine(device, threads), ModelFolder(resolve_model(model))
     config, state, _ = source.load(needs={"encoder"})
     network = (
@@ -82,16 +81,22 @@ def mlm_maker(
 
 def mlm_job(
     bulk: Bulk, output: str | Path | None, settings: Sequence[Any], *options: Any
-) -> Portions:
-    """The `bulk_portions` of batches. settings: all that they depend on. options: of
-    `mlm_maker`."""
+) -> FileJob:
+    """The job that computes batches. settings: all that they depend on. options: of `mlm_maker`."""
+    model, device = options[0], options[4]
     identity = {
+        "command": "evaluate mlm",
         "settings": [*settings, *options],
-        **(open_model(options[0], options[4]).fingerprint if output else {}),
+        **(open_model(model, device).fingerprint if output else {}),
     }
-    maker = "bertworks.evaluation.mlm_portions:mlm_maker"
-    return bulk_portions(
-        bulk, output or "-", "evaluate mlm", None, identity, options[4], maker, *options
+    return FileJob(
+        output or "-",
+        bulk,
+        identity,
+        "bertworks.evaluation.mlm_portions:mlm_maker",
+        options,
+        machine=fixed_machine(device) if bulk else {},
+        gpus=gpus_for(device) if bulk else 0,
     )
 
 
@@ -100,26 +105,26 @@ def mlm_figures(
     batches: Sequence[Batch],
     bits: BitsBatches,
     precision: Precision,
-    job: Portions,
+    job: FileJob,
     on_note: Callable[[str], object],
 ) -> dict[str, float] | None:
     """The figures of a masked LM; None after a part. job: has the batches computed."""
     by_kind: dict[Kind, Sequence[Batch]] = {"masks": batches, "bits": bits.batches}
     tasks = [
-        (kind, some[n : n + _BATCHES])
-        for kind, some in by_kind.items()
-        for n in range(0, len(some), _BATCHES)
+        (kind, kind_batches[start : start + _BATCHES])
+        for kind, kind_batches in by_kind.items()
+        for start in range(0, len(kind_batches), _BATCHES)
     ]
     compute = partial(_compute, network, network.replaced_token is not None, precision)
     with job.open():
         for event in job.make("evaluate", tasks, compute):
             if event.kind != "stage":
                 on_note(event.text)
-        found = [json.loads(results_in(file)) for file in job.files]
+        portions = [json.loads(content_of(file)) for file in job.files]
     if job.bulk.part:
         return None
     masks, rest = (
-        [term for name, terms, _ in found if name == kind for term in terms] for kind in by_kind
+        [term for name, terms, _ in portions if name == kind for term in terms] for kind in by_kind
     )
     stats = _added(masks)
     result = figures(stats)
@@ -128,7 +133,7 @@ def mlm_figures(
         result[BITS] = scored.loss * scored.count / math.log(2) / bits.characters
     ranked = [
         (np.array(scores), np.array(replaced))
-        for _, _, pairs in found
+        for _, _, pairs in portions
         for scores, replaced in pairs
     ]
     result |= ranking_figures(ranked) if ranked else {}
@@ -144,7 +149,8 @@ def mlm_figures(
 def _added(terms: Iterable[tuple[dict[str, list[float]], dict[str, int]]]) -> dict[str, LossStats]:
     sums: dict[str, Tensor] = {}
     counts: Counter[str] = Counter()
-    for some, number in terms:
-        sums |= {name: sums.get(name, 0) + torch.tensor(t) for name, t in some.items()}
-        counts.update(number)
+    for sums_of_batch, counts_of_batch in terms:
+        for name, values in sums_of_batch.items():
+            sums[name] = sums.get(name, 0) + torch.tensor(values)
+        counts.update(counts_of_batch)
     return means(sums, counts)

@@ -25,10 +25,10 @@ from bertworks.batching.masking import Example
 from bertworks.datasets.reader import RowReader
 from bertworks.errors import BertworksError, expect, require
 from bertworks.events import Event, no_notes
-from bertworks.inference.embed import Vectors, normalized
 from bertworks.inference.encode import DOCUMENT_PROMPTS
 from bertworks.inference.engine import LazyModel, compute_each
-from bertworks.inference.predictor import AT_ONCE
+from bertworks.inference.whitening import Vectors, normalized
+from bertworks.io.file_job import ROWS_AT_ONCE
 from bertworks.io.options import ReadOptions
 from bertworks.io.remote import as_path
 from bertworks.io.tables import as_text
@@ -248,8 +248,8 @@ def evaluate_retrieval(
             [(f"query {next(iter(collection.queries))}", queries[0])], "query"
         )
         yield from index.embedder.examples([(f"document {names[0]}", texts[0])], *DOCUMENT_PROMPTS)
-        for start in range(0, len(names), AT_ONCE):
-            stop = min(start + AT_ONCE, len(names))
+        for start in range(0, len(names), ROWS_AT_ONCE):
+            stop = min(start + ROWS_AT_ONCE, len(names))
             index.add(texts[start:stop], names[start:stop])
             fields = {"stage": "index", "what": "documents", "amount": stop}
             yield Event("stage", f"index: {stop:,} of {len(names):,} documents", fields)

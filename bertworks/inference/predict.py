@@ -1,31 +1,31 @@
-"""The predictions of a fine-tuned model for files of any size, in the order of their rows.
+"""The predictions of a fine-tuned model for files of any size, in the order of their rows."""
 
-- `compute_file`: results in portions on disk, so that an interrupted job resumes
-- `predict_file`, `answer_questions`
-"""
-
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import chain, groupby, islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, NamedTuple, Self
 
+from bertworks.datasets.annotations import ConllLayout, Sentence, with_tags
 from bertworks.datasets.infer_schema import infer_schema
-from bertworks.datasets.reader import Row, RowReader
+from bertworks.datasets.reader import Row, RowReader, refuse_columns
 from bertworks.datasets.schema import Item, Schema, fitted, items, read_item
 from bertworks.datasets.values import EmptyTextError
-from bertworks.datasets.writer import FileKind, kind_of, refuse_same, write_lines, write_rows
-from bertworks.errors import BertworksError, UsageError, expect, names_of, require
+from bertworks.datasets.writer import (
+    FileKind,
+    RowFormat,
+    format_of,
+    join_portions,
+    kind_of,
+    line_portion,
+    row_portion,
+)
+from bertworks.errors import UsageError, expect, names_of, require
 from bertworks.events import Event, no_notes
-from bertworks.inference.predictor import AT_ONCE, CHARACTERS, OutputFields, Predictor
-from bertworks.io.atomic_write import sha256
-from bertworks.io.binary_files import SEAL, is_sealed
+from bertworks.inference.predictor import COMPARED, OutputFields, Predictor
+from bertworks.io.file_job import FileJob, compute_file
 from bertworks.io.options import Bulk, ReadOptions
-from bertworks.io.portions import Portions
-from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import Data, rows_of_texts
 from bertworks.io.text_files import IssueCounter
 from bertworks.tasks.decoding import Answer
@@ -35,188 +35,100 @@ from bertworks.tasks.settings import TaskConfig
 from bertworks.training.device import PrecisionOption, fixed_machine, gpus_for
 
 PREDICTION_MAKER = "bertworks.inference.predict:prediction_maker"
-COMPARED = 64  # rows that are also predicted in fp32
 _DIGITS = 6  # after the point, in a file
-_rounded = partial(json.loads, parse_float=lambda digits: round(float(digits), _DIGITS))
-# rows without text
-_OF_EMPTY = {"predict": "have no prediction", "embed": "get the vector of an empty text"}
-_T = TypeVar("_T")
 
 
-def portions(
-    rows: Iterable[_T], size: Callable[[_T], int], document: Callable[[_T], str] = lambda _: ""
-) -> Iterator[list[_T]]:
-    """Lists of AT_ONCE rows, or fewer if these have more than CHARACTERS.
+class Unit(NamedTuple):
+    """A row of the input.
 
-    Args:
-        size: the characters of a row.
-        document: of a row, or ""; documents are not divided.
+    number: that of its first row in the output, from 1.
+    row: its fields, which are written next to the prediction.
+    item: None: the row has no text.
+    lines: of a CoNLL file, to which tags are added.
     """
-    least = -(-CHARACTERS // AT_ONCE)
-    documents = (list(group) for _, group in groupby(rows, lambda row: document(row) or object()))
-    for portion in chunk_by_size(
-        documents, CHARACTERS, lambda group: sum(max(least, size(row)) for row in group)
-    ):
-        yield list(chain.from_iterable(portion))
+
+    number: int
+    row: Mapping[str, Any]
+    item: Item | None
+    where: str
+    lines: Sequence[str] = ()
 
 
-def fingerprint(reader: RowReader, *settings: object) -> str:
-    """A hash of the state of a file, how it is read, and of settings."""
-    state = reader.path.stat()
-    data = [str(reader.path.resolve()), state.st_size, state.st_mtime_ns, asdict(reader.options)]
-    return hashlib.sha256(json.dumps([data, *settings], sort_keys=True).encode()).hexdigest()
+@dataclass(frozen=True, kw_only=True)
+class PredictionFormat:
+    """How predictions become an output file.
+
+    rows: the format of the file; also that of CoNLL, which has no columns.
+    word_columns: of a file with one word in each row: the columns of the input. Each word is
+        written as a row.
+    layout: of a CoNLL file that is written again with one more cell.
+    """
+
+    rows: RowFormat
+    word_columns: Sequence[str] = ()
+    layout: ConllLayout | None = None
+
+    @classmethod
+    def of_settings(cls, settings: Mapping[str, Any]) -> Self:
+        """The format whose `asdict` went through JSON."""
+        layout = settings["layout"]
+        return cls(
+            rows=RowFormat(**settings["rows"]),
+            word_columns=settings["word_columns"],
+            layout=layout and ConllLayout(*layout),
+        )
+
+    def portion(self, units: Sequence[Unit], columns: Iterable[dict[str, Any]]) -> Iterator[bytes]:
+        """The content of a portion: finished rows. columns: of each unit, those that are new."""
+        rows: Iterable[Mapping[str, Any]]
+        if self.rows.kind == "conll":
+            lines = self._tagged_lines(units, columns)
+            return line_portion(lines)
+        rows = ({**unit.row, **new} for unit, new in zip(units, columns, strict=True))
+        if self.word_columns:
+            rows = (word for sentence in rows for word in _word_rows(sentence, self.word_columns))
+        return row_portion(self.rows, rows, units[0].number)
+
+    def _tagged_lines(
+        self, units: Sequence[Unit], columns: Iterable[dict[str, Any]]
+    ) -> Iterator[str]:
+        """The lines of a CoNLL file with predicted tags."""
+        for unit, new in zip(units, columns, strict=True):
+            tags = new["predicted_tags"] or ()
+            if self.layout is not None:
+                yield from with_tags(unit.lines, tags, self.layout)
+                continue
+            words = unit.item.texts if unit.item else ()
+            if "predicted_words" in new:
+                words = new["predicted_words"] or ()
+            for word, tag in zip(words, tags, strict=True):
+                fits = "\t" not in word and "\n" not in word
+                what = f"the word {word!r} does not fit in a line"
+                require(fits, what, unit.where, "write .jsonl")
+                yield f"{word}\t{tag}"
+            yield ""
 
 
-def notes_on(reader: RowReader, empty: IssueCounter, effect: str) -> Iterator[Event]:
-    """What a person should know about rows that were read. empty: those without text. effect: what
-    happens to them."""
-    yield from (Event("note", note) for note in reader.notes)
-    if empty.count:
-        yield Event("note", f"rows without text {effect}: {empty}", {"empty": empty.count})
-
-
-def compute_file(
-    stage: Literal["predict", "embed"],
+def _format(
     reader: RowReader,
-    job: Portions,
-    rows: Iterable[_T],
-    compute: Callable[[list[_T]], tuple[int, bytes]],
-    write: Callable[[Sequence[Path]], str | None],
-    *,
-    empty: IssueCounter,
-    size: Callable[[_T], int] = lambda row: 0,
-    document: Callable[[_T], str] = lambda _: "",
-    examples: Callable[[list[_T]], Iterable[Event]] = lambda _: (),
-    results: str = "rows",
-    **fields: Any,
-) -> Iterator[Event]:
-    """Compute the results of all rows of a file in portions, and write the output. An interrupted
-    job resumes; an incomplete portion is computed again as a whole, with equal results.
-
-    Args:
-        job: all that the results depend on, and who makes the portions; of a part, the output is
-            not written.
-        compute: rows -> the number of truncated texts, and the results.
-        write: the files with the results, in order -> the output; returns a note about it.
-        empty: the rows without text, counted while `rows` are read. size, document: see `portions`.
-        examples: the first rows -> notes on some of them.
-        results: what the output holds; and more fields of the last event.
-
-    Raises:
-        UsageError: the output is the input.
-        BertworksError: another process writes the same output.
-    """
-    refuse_same(reader, job.output)
-    done = 0
-
-    def inputs() -> Iterator[list[_T]]:
-        nonlocal done
-        for portion in portions(rows, size, document):
-            done += len(portion)
-            yield portion
-
-    with job.open():
-        parts = inputs()
-        yield from chain.from_iterable(map(examples, first := list(islice(parts, 1))))
-        for event in job.make(stage, chain(first, parts), compute):
-            if event.kind == "stage" and not job.bulk:
-                event = Event(
-                    "stage",
-                    f"{stage}: {done:,} rows",
-                    {"stage": stage, "what": "rows", "amount": done},
-                )
-            yield event
-        if job.bulk.part:
-            return
-        yield from notes_on(reader, empty, _OF_EMPTY[stage])
-        yield from (Event("note", note) for note in filter(None, [write(job.files)]))
-    truncated = sum(int(file.name.rpartition("-")[2]) for file in job.files)
-    note = f"; {truncated:,} texts were truncated" if truncated else ""
-    fields = {"output": job.output, "rows": done, "truncated": truncated, **fields}
-    yield Event("done", f"{job.output}: {done:,} {results}{note}", fields)
-
-
-def bulk_portions(
-    bulk: Bulk,
-    output: str | Path,
-    command: str,
-    reader: RowReader | None,
-    settings: Mapping[str, Any],
-    device: str,
-    maker: str,
-    *arguments: Any,
-) -> Portions:
-    """A job of a model, of which `bulk` says where its portions are made.
-
-    Args:
-        settings: all that the results depend on, besides the machine, and the rows of a reader. A
-            job of this process alone may resume with other threads, and knows a file by its time of
-            change.
-        maker: see `Portions`. It gets the arguments and the number of threads.
-    """
-    if not bulk:
-        return Portions(
-            output, bulk, {"data": reader and fingerprint(reader), **settings}, maker, ()
-        )
-    rows = reader and [reader.path.stat().st_size, sha256(reader.path), asdict(reader.options)]
-    machine = fixed_machine(device)
-    identity, threads = (
-        {"command": command, "data": rows, **settings, **machine},
-        machine["threads"],
-    )
-    return Portions(
-        output, bulk, identity, maker, [*arguments, threads], threads=threads, gpus=gpus_for(device)
-    )
-
-
-def results_in(portion: Path) -> bytes:
-    """The results in the file of a portion.
-
-    Raises:
-        BertworksError: the file has changed since it was written.
-    """
-    hint = "run the same command again: this portion is computed again"
-    require(is_sealed(portion, portion.name), "damaged: it is not as it was written", portion, hint)
-    return portion.read_bytes()[:-SEAL]
-
-
-def refuse_taken(row: Row, names: Iterable[str]) -> None:
-    """Raises UsageError if a row has a field with the name of a new column."""
-    if clash := [name for name in names if name in (row.written or row.values)]:
-        raise UsageError(
-            f"the row has a column {clash[0]!r} already",
-            where=row.where,
-            hint="rename it, or drop it",
-        )
-
-
-def write_columns(
     output: str | Path,
     kind: FileKind,
-    reader: RowReader,
-    names: Sequence[str],
-    columns: Iterable[dict[str, Any]],
+    fields: OutputFields,
     guard_formulas: bool,
-) -> str | None:
-    """Write the rows of a file with new columns next to theirs; of a file with one word in each
-    row, a row per word. Returns a note if some texts would be formulas."""
-    formulas = IssueCounter()
-    rows = (
-        {**(row.written or row.values), **new} for row, new in zip(reader, columns, strict=True)
-    )
-    if reader.options.sentence_column is not None and "predicted_tags" in names:
-        rows = (word for sentence in rows for word in _word_rows(sentence, reader.written_columns))
-    names = [*reader.written_columns, *names]
-    write_rows(output, names, rows, kind=kind, formulas=formulas, guard_formulas=guard_formulas)
-    effect = "have a ' before them" if guard_formulas else "--guard-formulas writes ' before them"
-    return (
-        f"texts that spreadsheet programs compute as formulas: {formulas}; {effect}"
-        if formulas.count
-        else None
+) -> PredictionFormat:
+    """The format of the predictions of a file."""
+    if kind == "conll":
+        rows = RowFormat(name=str(output), kind=kind, columns=())
+        return PredictionFormat(rows=rows, layout=reader.conll_layout)
+    has_words = reader.options.sentence_column is not None and "tags" in fields.parts
+    columns = [*reader.written_columns, *fields.empty_columns]
+    return PredictionFormat(
+        rows=format_of(output, columns, kind=kind, guard_formulas=guard_formulas),
+        word_columns=reader.written_columns if has_words else (),
     )
 
 
-def _word_rows(sentence: dict[str, Any], columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _word_rows(sentence: Mapping[str, Any], columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """A row for each word. What is true of the sentence stands in the row of its first word."""
     words = len(sentence[columns[0]])
     for index in range(words):
@@ -225,7 +137,18 @@ def _word_rows(sentence: dict[str, Any], columns: Sequence[str]) -> Iterator[dic
             for name in (*columns, "predicted_tags")
             if sentence[name] is not None
         }
-        yield (sentence if index == 0 else dict.fromkeys(sentence)) | by_word
+        yield {**(sentence if index == 0 else dict.fromkeys(sentence)), **by_word}
+
+
+def _rounded(value: Any) -> Any:
+    """A value of a prediction as JSON has it, with numbers as they stand in a file."""
+    if isinstance(value, float):
+        return round(float(value), _DIGITS)
+    if isinstance(value, list | tuple):
+        return [_rounded(part) for part in value]
+    if isinstance(value, dict):
+        return {str(name): _rounded(part) for name, part in value.items()}
+    return value
 
 
 def predict_file(
@@ -263,57 +186,67 @@ def predict_file(
             its line.
     """
     predictor = Predictor(model, device=device, precision=precision, threshold=threshold)
-    d, kind = predictor.description, kind or kind_of(output)
-    what = f"CoNLL columns are for tags, and this model is for {d.task}"
-    expect(kind != "conll" or d.task == "tagging", what, hint="use another format")
-    data = rows_of_texts(data, ("question", "context") if d.task == "qa" else d.text or ("text",))
-    reader = RowReader(data, read, known=(*d.text, *d.label))
-    schema, notes = schema_for(reader, d, text)
-    yield from (Event("note", note) for note in notes)
-    fields = OutputFields.of_task(d, top_k, probabilities, schema.raw)
-    if predictor.precision == "int8":
-        yield _compare(predictor, _items(reader, schema, d, fields, IssueCounter()))
-
-    def write(files: Sequence[Path]) -> str | None:
-        columns = chain.from_iterable(_rounded(results_in(file)) for file in files)
-        if kind == "conll":
-            write_lines(output, _tagged_lines(reader, schema, columns))
-            return None
-        return write_columns(
-            output, kind, reader, list(fields.empty_columns), columns, guard_formulas
-        )
-
-    empty = IssueCounter()
-    settings = {"model": predictor.fingerprint, "schema": asdict(schema), "fields": asdict(fields)}
-    rows = _items(reader, schema, d, fields, empty)
-    options = str(model), device, precision, threshold, asdict(fields)
-    job = bulk_portions(
-        bulk, output, "predict", reader, settings, device, PREDICTION_MAKER, *options
+    description = predictor.description
+    kind = kind or kind_of(output)
+    what = f"CoNLL columns are for tags, and this model is for {description.task}"
+    expect(kind != "conll" or description.task == "tagging", what, hint="use another format")
+    names = ("question", "context") if description.task == "qa" else description.text or ("text",)
+    reader = RowReader(
+        rows_of_texts(data, names), read, known=(*description.text, *description.label)
     )
+    schema, notes = schema_for(reader, description, text)
+    for note in notes:
+        yield Event("note", note)
+    fields = OutputFields.of_task(description, top_k, probabilities, schema.raw)
+    output_format = _format(reader, output, kind, fields, guard_formulas)
+    if predictor.precision == "int8":
+        units = _units(reader, schema, description, fields, output_format, IssueCounter())
+        yield _compare(predictor, (unit.item for unit in units))
+    reader.refuse_output(output)
+    machine = fixed_machine(device) if bulk else {}
+    identity = {
+        "command": "predict",
+        "data": reader.content_identity() if bulk else reader.fingerprint(),
+        "model": predictor.fingerprint,
+        "schema": asdict(schema),
+        "fields": asdict(fields),
+        "format": asdict(output_format),
+    }
+    options = str(model), device, precision, threshold, asdict(fields), asdict(output_format)
+    gpus = gpus_for(device) if bulk else 0
+    job = FileJob(output, bulk, identity, PREDICTION_MAKER, options, machine=machine, gpus=gpus)
+    empty = IssueCounter()
     yield from compute_file(
         "predict",
-        reader,
         job,
-        rows,
-        partial(_predictions, predictor, fields),
-        write,
-        empty=empty,
-        examples=lambda rows: predictor.reading.preview(list(filter(None, rows))),
-        size=lambda item: item.characters if item else 0,
-        document=lambda item: item.document if item and d.document_context else "",
+        _units(reader, schema, description, fields, output_format, empty),
+        partial(_predictions, predictor, fields, output_format),
+        partial(join_portions, output_format.rows, output),
+        notes=lambda: reader.events(empty, "have no prediction"),
+        examples=lambda units: predictor.reading.preview(
+            [unit.item for unit in units if unit.item]
+        ),
+        size=lambda unit: unit.item.characters if unit.item else 0,
+        document=lambda unit: (
+            unit.item.document if unit.item and description.document_context else ""
+        ),
     )
 
 
 def _predictions(
-    predictor: Predictor, fields: OutputFields, rows: Sequence[Item | None]
-) -> tuple[int, bytes]:
-    """The number of truncated texts, and the new columns of each row as JSON."""
-    answers = predictor.answers(item for item in rows if item is not None)
+    predictor: Predictor,
+    fields: OutputFields,
+    output_format: PredictionFormat,
+    units: Sequence[Unit],
+) -> tuple[int, Iterable[bytes]]:
+    """The number of truncated texts, and a portion of finished rows."""
+    answers = predictor.answers(unit.item for unit in units if unit.item is not None)
     columns = [
-        fields.empty_columns if item is None else fields.columns(*next(answers)) for item in rows
+        fields.empty_columns if unit.item is None else fields.columns(*next(answers))
+        for unit in units
     ]
-    truncated = sum(row["truncated_tokens"] > 0 for row in columns)
-    return truncated, json.dumps(columns, ensure_ascii=False).encode()
+    truncated = sum(new["truncated_tokens"] > 0 for new in columns)
+    return truncated, output_format.portion(units, map(_rounded, columns))
 
 
 def prediction_maker(
@@ -322,49 +255,41 @@ def prediction_maker(
     precision: PrecisionOption,
     threshold: float | None,
     fields: dict[str, Any],
+    output_format: dict[str, Any],
     threads: int,
-) -> tuple[dict[str, Any], Callable[[Sequence[Item | None]], tuple[int, bytes]]]:
-    """The `maker` of predictions, see `Portions`."""
+) -> tuple[dict[str, Any], Callable[[Sequence[Unit]], tuple[int, Iterable[bytes]]]]:
+    """The `maker` of predictions, see `FileJob`."""
     machine = fixed_machine(device, threads)
     predictor = Predictor(model, device=device, precision=precision, threshold=threshold)
-    return {"model": predictor.fingerprint, **machine}, partial(
-        _predictions, predictor, OutputFields(**fields)
+    compute = partial(
+        _predictions,
+        predictor,
+        OutputFields(**fields),
+        PredictionFormat.of_settings(output_format),
     )
+    return {"model": predictor.fingerprint, **machine}, compute
 
 
-def _compare(ours: Predictor, first: Iterator[Item | None]) -> Event:
+def _compare(predictor: Predictor, items_of_file: Iterator[Item | None]) -> Event:
     """How many predictions differ from those in fp32."""
-    task, rows = ours.description.task, list(filter(None, islice(first, COMPARED)))
-    both = (predictor.answers(rows) for predictor in (ours, ours.in_fp32()))
-    a, b = ([predicted_label(task, answer) for _, answer in answers] for answers in both)
+    task = predictor.description.task
+    rows = list(filter(None, islice(items_of_file, COMPARED)))
+    labels, exact_labels = (
+        [predicted_label(task, answer) for _, answer in each.answers(rows)]
+        for each in (predictor, predictor.in_fp32())
+    )
+    fields: dict[str, Any]
     if task == "regression":
-        largest = max((abs(x - y) for x, y in zip(a, b, strict=True)), default=0.0)
-        text, fields = (
-            f"the first {len(rows)} values differ by up to {largest:.3f}",
-            {"largest": largest},
-        )
+        differences = (abs(x - y) for x, y in zip(labels, exact_labels, strict=True))
+        largest = max(differences, default=0.0)
+        text = f"the first {len(rows)} values differ by up to {largest:.3f}"
+        fields = {"largest": largest}
     else:
-        others = sum(x != y for x, y in zip(a, b, strict=True))
-        text, fields = f"{others} of the first {len(rows)} predictions differ", {"others": others}
-    return Event("note", f"{ours.precision}: {text} from fp32", fields | {"compared": len(rows)})
-
-
-def _tagged_lines(
-    reader: RowReader, schema: Schema, results: Iterator[dict[str, Any]]
-) -> Iterator[str]:
-    """The lines of a CoNLL file with predicted tags."""
-    if reader.kind == "conll":
-        yield from reader.with_tags(tag for result in results for tag in result["predicted_tags"])
-        return
-    for (row, item), result in zip(
-        rows_with_items(reader, schema, IssueCounter()), results, strict=True
-    ):
-        words = result["predicted_words"] if schema.raw else item.texts if item else ()
-        for word, tag in zip(words or (), result["predicted_tags"] or (), strict=True):
-            fits = "\t" not in word and "\n" not in word
-            require(fits, f"the word {word!r} does not fit in a line", row.where, "write .jsonl")
-            yield f"{word}\t{tag}"
-        yield ""
+        count = sum(x != y for x, y in zip(labels, exact_labels, strict=True))
+        text = f"{count} of the first {len(rows)} predictions differ"
+        fields = {"others": count}
+    fields["compared"] = len(rows)
+    return Event("note", f"{predictor.precision}: {text} from fp32", fields)
 
 
 def answer_questions(
@@ -416,55 +341,71 @@ def rows_with_items(
             yield row, None
 
 
-def _items(
-    reader: RowReader, schema: Schema, d: TaskConfig, fields: OutputFields, empty: IssueCounter
-) -> Iterator[Item | None]:
-    """The items of all rows, checked.
+def _units(
+    reader: RowReader,
+    schema: Schema,
+    description: TaskConfig,
+    fields: OutputFields,
+    output_format: PredictionFormat,
+    empty: IssueCounter,
+) -> Iterator[Unit]:
+    """All rows, checked.
 
     Raises:
         BertworksError: another number of choices, or a field with the name of a new column.
     """
+    number = 1
+    is_conll = output_format.rows.kind == "conll"
     for row, item in rows_with_items(reader, schema, empty):
-        refuse_taken(row, fields.empty_columns)
-        if item and d.task == "choice" and d.num_choices and len(item.texts) != d.num_choices + 1:
-            what = f"{len(item.texts) - 1} choices, but the model was trained with {d.num_choices}"
-            raise BertworksError(
-                what, where=row.where, hint=f"give every row {d.num_choices} choices"
-            )
-        yield item
+        refuse_columns(row, fields.empty_columns)
+        if item and description.task == "choice" and description.num_choices:
+            count = len(item.texts) - 1
+            what = f"{count} choices, but the model was trained with {description.num_choices}"
+            hint = f"give every row {description.num_choices} choices"
+            require(count == description.num_choices, what, row.where, hint)
+        lines = row.values.all_lines if isinstance(row.values, Sentence) and is_conll else ()
+        written = {} if is_conll else row.written or row.values
+        yield Unit(number, written, item, row.where, lines)
+        columns = output_format.word_columns
+        number += len(written[columns[0]]) if columns else 1
 
 
 def schema_for(
-    reader: RowReader, d: TaskConfig, text: str | Sequence[str]
+    reader: RowReader, description: TaskConfig, text: str | Sequence[str]
 ) -> tuple[Schema, list[str]]:
     """What to read of a file: the columns `text`, else those of the training, else inferred ones;
     and notes on what was inferred."""
-    names = names_of(text) or (d.text if all(name in reader.columns for name in d.text) else ())
-    schema, notes = infer_schema(reader, task=d.task, text=names, labelled=False)
+    names = names_of(text) or (
+        description.text if all(name in reader.columns for name in description.text) else ()
+    )
+    schema, notes = infer_schema(reader, task=description.task, text=names, labelled=False)
     if (
-        d.text
-        and d.task in ("classification", "multilabel", "regression")
-        and len(schema.text) != len(d.text)
+        description.text
+        and description.task in ("classification", "multilabel", "regression")
+        and len(schema.text) != len(description.text)
     ):
-        count = "one text" if len(d.text) == 1 else "two texts"
-        trained, here = (", ".join(map(repr, columns)) for columns in (d.text, schema.text))
+        count = "one text" if len(description.text) == 1 else "two texts"
+        trained, here = (
+            ", ".join(map(repr, columns)) for columns in (description.text, schema.text)
+        )
         raise UsageError(
             f"the model reads {count} ({trained}), and the columns of the text here are: {here}",
             where=reader.name,
             hint="name the columns: "
-            + " ".join(f"--text {word}" for word in ("FIRST", "SECOND")[: len(d.text)]),
+            + " ".join(f"--text {word}" for word in ("FIRST", "SECOND")[: len(description.text)]),
         )
-    document = d.document if d.document in reader.columns else schema.document
-    raw = d.task == "tagging" and _holds_texts(reader, schema.text[0], d)
-    return replace(schema, label=(), labels=d.labels, document=document, raw=raw), notes
+    document = description.document if description.document in reader.columns else schema.document
+    raw = description.task == "tagging" and _holds_texts(reader, schema.text[0], description)
+    return replace(schema, label=(), labels=description.labels, document=document, raw=raw), notes
 
 
-def _holds_texts(reader: RowReader, column: str, d: TaskConfig) -> bool:
+def _holds_texts(reader: RowReader, column: str, description: TaskConfig) -> bool:
     """Whether a column holds texts instead of words: strings, not lists, in the only column of a
     file, or in a column that is not one of the training."""
-    first = next((row.values[column] for row in reader if row.values.get(column)), None)
+    rows = chain(reader.sample(1), reader)  # in most files the first row has a value
+    first = next((row.values[column] for row in rows if row.values.get(column)), None)
     return (
         isinstance(first, str)
         and not first.startswith("[")
-        and (len(reader.columns) == 1 or column not in d.text)
+        and (len(reader.columns) == 1 or column not in description.text)
     )

@@ -33,6 +33,7 @@ from bertworks.inference.engine import (
 )
 from bertworks.io.atomic_write import local_path, refuse_not_empty
 from bertworks.io.class_names import named_column
+from bertworks.io.file_job import CHARACTERS_AT_ONCE, ROWS_AT_ONCE
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import Data, are_rows, computed, is_missing, missing_hint, plain_value
 from bertworks.models.transformer import Encoder
@@ -44,8 +45,7 @@ from bertworks.tasks.settings import TaskConfig
 from bertworks.training.device import InferencePrecision, PrecisionOption, disable_heap_trim
 from bertworks.training.recipe import MIN_LENGTH
 
-AT_ONCE = 2048  # items that are read, sorted by length and computed together, or fewer
-CHARACTERS = 1 << 22  # if these have more characters
+COMPARED = 64  # texts of a file that are also computed in fp32
 
 
 @dataclass(frozen=True)
@@ -191,11 +191,13 @@ class Predictor(ModelUser):
         return compute_logits(self._network, units, self.precision)
 
     def answers(self, items: Iterable[Item]) -> Iterator[tuple[Features, Answer]]:
-        """The features and the prediction of each item, in order. AT_ONCE items or CHARACTERS are
-        in memory."""
+        """The features and the prediction of each item, in order. ROWS_AT_ONCE items or
+        CHARACTERS_AT_ONCE are in memory."""
         decoder, features = Decoder(self.description), self.reading(items)
         for group in chunk_by_size(
-            features, CHARACTERS, lambda x: max(CHARACTERS // AT_ONCE, x.item.characters)
+            features,
+            CHARACTERS_AT_ONCE,
+            lambda x: max(CHARACTERS_AT_ONCE // ROWS_AT_ONCE, x.item.characters),
         ):
             for item, logits in zip(group, self.logits([item.unit for item in group]), strict=True):
                 yield item, decoder(item, logits)

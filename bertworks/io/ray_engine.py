@@ -2,7 +2,7 @@
 Core is used: tasks.
 
 Ray schedules, and tries a task again when its process or its node is lost. What a task makes is a
-file that is created once (`portions`), so a task that runs twice does no harm.
+file that is created once (`file_job`), so a task that runs twice does no harm.
 """
 
 import json

@@ -109,6 +109,11 @@ class IssueCounter:
         if len(self.places) < _NAMED_PLACES:
             self.places.append(place)
 
+    def add_all(self, counter: "IssueCounter") -> None:
+        """Add the issues of a later part."""
+        self.count += counter.count
+        self.places += counter.places[: _NAMED_PLACES - len(self.places)]
+
     def __str__(self) -> str:
         more = ", ..." if self.count > len(self.places) else ""
         return f"{self.count:,} ({', '.join(self.places)}{more})" if self.count else "0"

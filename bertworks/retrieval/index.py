@@ -22,20 +22,20 @@ from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.values import ID_NAMES, label_text
 from bertworks.errors import BertworksError, UsageError, expect, listed, quoted
 from bertworks.events import Event
-from bertworks.inference.embed import (
-    Embedder,
-    Vectors,
-    in_bulk,
-    normalized,
+from bertworks.inference.embed_file import (
+    TextRow,
     reading_note,
     row_text,
     text_columns,
+    vector_job,
 )
+from bertworks.inference.embedder import Embedder
 from bertworks.inference.encode import DOCUMENT_PROMPTS
 from bertworks.inference.engine import LazyModel, ModelReference, reopened_model
-from bertworks.inference.predict import fingerprint, notes_on, portions, results_in
 from bertworks.inference.reopening import Opening, Reopened
+from bertworks.inference.whitening import Vectors, normalized
 from bertworks.io.atomic_write import local_path, url_of
+from bertworks.io.file_job import FileJob, content_of, portions_of
 from bertworks.io.options import Bulk, ReadOptions
 from bertworks.io.remote import as_path
 from bertworks.io.tables import (
@@ -530,16 +530,16 @@ def index_file(
             f"the model's vectors are meant to be compared by {similarity}; an index takes the "
             "cosine",
         )
-    source, empty = fingerprint(reader, columns, id_column), IssueCounter()
+    source, empty = reader.fingerprint(columns, id_column), IssueCounter()
     source = source if id_column is None else NAMED + source
 
     def groups(counter: IssueCounter) -> Iterator[list[tuple[Row, str]]]:
-        return portions(
+        return portions_of(
             ((row, row_text(row, columns, counter)) for row in reader), lambda pair: len(pair[1])
         )
 
     name = str(model or index.stored_model)  # workers open it, too
-    job, compute = in_bulk(
+    job, compute = vector_job(
         bulk,
         folder,
         "index",
@@ -556,14 +556,15 @@ def index_file(
             job.discard()
         elif bulk:
             stack.enter_context(job.open())
-            texts = ([text for _, text in portion if text] for portion in groups(IssueCounter()))
-            yield from job.make("index", texts, compute)
+            portions = (
+                [TextRow(0, {}, text) for _, text in portion if text]
+                for portion in groups(IssueCounter())
+            )
+            yield from job.make("index", portions, compute)
             if bulk.part:
                 return
         stored = {id_column, *columns} - {title}
-        yield from _add_rows(
-            index, source, reader, groups(empty), empty, id_column, stored, job.files
-        )
+        yield from _add_rows(index, source, reader, groups(empty), empty, id_column, stored, job)
 
 
 def _add_rows(
@@ -574,14 +575,12 @@ def _add_rows(
     empty: IssueCounter,
     id_column: str | None,
     left_out: Container[str | None],
-    files: Sequence[Path],
+    job: FileJob,
 ) -> Iterator[Event]:
     """Add the rows of a file, one portion at a time, after those that are there. left_out: columns
-    that are not stored next to the text. files: the vectors of all portions; none: they are
+    that are not stored next to the text. job: has the vectors of all portions, or none: they are
     computed."""
     replaced = 0
-    # The name of a file of vectors ends with the number of its texts that were truncated.
-    truncated = sum(int(file.name.rpartition("-")[2]) for file in files)
     with index.changing():
         done, complete = index.manifest.sources.get(source, (0, False))
         if complete:
@@ -590,7 +589,7 @@ def _add_rows(
         if done:
             yield Event("note", f"resuming after {done:,} rows", {"resumed_row": done})
         begin = 0
-        for portion, file in zip(groups, files or repeat(Path())):
+        for portion, file in zip(groups, job.files or repeat(None)):
             rows, begin = portion[max(0, done - begin) :], begin + len(portion)
             if not done:
                 yield from index.embedder.examples(
@@ -603,7 +602,7 @@ def _add_rows(
                 for row, _ in kept
             ]
             if kept:
-                vectors = np.frombuffer(bytearray(results_in(file)), np.float32) if files else None
+                vectors = np.frombuffer(bytearray(content_of(file)), np.float32) if file else None
                 replaced += index.append(
                     [text for _, text in kept], ids, fields, {source: (done, False)}, vectors
                 )
@@ -613,9 +612,12 @@ def _add_rows(
         index.commit(
             replace(index.manifest, sources={**index.manifest.sources, source: (done, True)})
         )
-    yield from notes_on(reader, empty, "are left out")
+    yield from reader.events(empty, "are left out")
     yield _done_event(
-        index, f"{done:,} rows of {reader.name}", replaced, truncated + index.truncation.truncated
+        index,
+        f"{done:,} rows of {reader.name}",
+        replaced,
+        job.truncated + index.truncation.truncated,
     )
 
 

@@ -26,8 +26,8 @@ from bertworks.batching.batch import Batch, ExampleGroup
 from bertworks.batching.masking import Example
 from bertworks.checkpoints.model_folder import Model
 from bertworks.datasets.schema import Item
-from bertworks.inference.embed import Vectors, normalized
 from bertworks.inference.engine import compute_each, compute_vectors, prepared_encoder
+from bertworks.inference.whitening import Vectors, normalized
 from bertworks.io.processes import chunk_by_size
 from bertworks.metrics.classification import count_spans
 from bertworks.metrics.intervals import (

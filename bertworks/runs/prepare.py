@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from bertworks.errors import expect, quoted
 from bertworks.events import Event, printable
 from bertworks.io.atomic_write import refuse_file, refuse_nested, replacing_folder
+from bertworks.io.file_job import FileJob
 from bertworks.io.options import Bulk
-from bertworks.io.portions import Portions
 from bertworks.io.remote import as_path
 from bertworks.io.tables import Data, sources_of
 from bertworks.text.corpus import CorpusReader, Documents
@@ -132,7 +132,7 @@ def make_vocabulary(
 
 def _job(
     reader: CorpusReader, output: Path, bulk: Bulk, command: str, maker: str, *settings: Any
-) -> Portions:
+) -> FileJob:
     """The portions of a corpus: groups of its files."""
     source = source_of(reader)
     identity = {
@@ -141,7 +141,7 @@ def _job(
         "read": source,
         "settings": settings,
     }
-    return Portions(
+    return FileJob(
         output,
         bulk,
         identity,

@@ -29,11 +29,12 @@ from bertworks.batching.batch import ExampleGroup
 from bertworks.checkpoints.model_folder import weights_sha256
 from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError, UsageError
-from bertworks.inference.embed import Embedder, normalized
+from bertworks.inference.embedder import Embedder
 from bertworks.inference.engine import LazyModel
 from bertworks.inference.explain import explain
 from bertworks.inference.masked_lm import Filler, Filling, MaskedText
 from bertworks.inference.predictor import Predictor, item_of
+from bertworks.inference.whitening import normalized
 from bertworks.retrieval.index import RERANKED, Index
 from bertworks.retrieval.ranking import Reranker, fits_pairs, places_of, query_words
 from bertworks.serve.answers import (

@@ -1,7 +1,7 @@
 """Groups of files of a corpus: what one process reads by itself, wherever it is, for a vocabulary
 or for shards.
 
-A group is a portion of bulk work (`io.portions`). Its last value is the report of the reader.
+A group is a portion of bulk work (`io.file_job`). Its last value is the report of the reader.
 """
 
 import io
@@ -14,16 +14,17 @@ from typing import Any
 import numpy as np
 
 from bertworks.errors import UsageError, require
-from bertworks.io.portions import Made, pack, unpack
+from bertworks.io.file_job import Portion, pack, unpacked_values
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import StoredRows
+from bertworks.io.text_files import IssueCounter
 from bertworks.text.corpus import CorpusReader, CorpusReport
 from bertworks.text.shard_writer import PartWriter
 from bertworks.text.vocabulary import VocabularyConfig, splitter_of
 from bertworks.text.word_counts import BATCH, AccentCounts, Sample
 
 Group = tuple[int, int]  # the numbers of its first file, and after its last one
-Maker = tuple[dict[str, Any], Callable[[Group], Made]]
+Maker = tuple[dict[str, Any], Callable[[Group], Portion]]
 _GROUP = 1 << 24  # bytes of files
 
 
@@ -66,7 +67,7 @@ def source_of(reader: CorpusReader) -> dict[str, Any]:
 
 
 def shard_maker(folder: str, source: dict[str, Any], tokenizer: str, part_characters: int) -> Maker:
-    """The `maker` of shards, see `Portions`: the parts of a group. folder: of the portions, with
+    """The `maker` of shards, see `FileJob`: the parts of a group. folder: of the portions, with
     the tokenizer."""
     reader, writer = CorpusReader(**source), PartWriter(Path(folder, "tokenizer"), "")
     require(
@@ -87,7 +88,7 @@ def shard_maker(folder: str, source: dict[str, Any], tokenizer: str, part_charac
 
 
 def count_maker(_: str, source: dict[str, Any], config: dict[str, Any]) -> Maker:
-    """The `maker` of word counts, see `Portions`: `AccentCounts` of some millions of characters
+    """The `maker` of word counts, see `FileJob`: `AccentCounts` of some millions of characters
     each; the sample."""
     reader, splitter = CorpusReader(**source), splitter_of(VocabularyConfig(**config))
 
@@ -107,7 +108,7 @@ def blocks_of(files: Iterable[Path], reader: CorpusReader) -> Iterator[bytes]:
     total = reader.new_report()
     for file in files:
         last = b""
-        for number, block in enumerate(unpack(file)):
+        for number, block in enumerate(unpacked_values(file)):
             if number:
                 yield last
             last = block
@@ -128,14 +129,12 @@ def counts_of(
 
 def _add(total: CorpusReport, report: dict[str, Any]) -> None:
     """Add a report of files that come later."""
-    for issue, found in report.pop("counts").items():
-        counter = total.counts[issue]
-        counter.count += found["count"] - len(found["places"])
-        for place in found["places"]:
-            counter.add(place)
+    for issue, counter in report.pop("counts").items():
+        total.counts[issue].add_all(IssueCounter(**counter))
     for name, value in report.items():
-        mine = getattr(total, name)
+        sum_so_far = getattr(total, name)
         if isinstance(value, dict):
-            mine.update({key: mine.get(key, 0) + number for key, number in value.items()})
+            for key, number in value.items():
+                sum_so_far[key] = sum_so_far.get(key, 0) + number
         else:
-            setattr(total, name, mine + value)
+            setattr(total, name, sum_so_far + value)

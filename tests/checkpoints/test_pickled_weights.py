@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from bertworks.checkpoints import pickle_reader, pickled_weights
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.errors import BertworksError
-from bertworks.inference.embed import Embedder
+from bertworks.inference.embedder import Embedder
 from bertworks.inference.predictor import Predictor
 from bertworks.interop.convert import convert
 from tests.checkpoints.test_resolve import cached, here as here

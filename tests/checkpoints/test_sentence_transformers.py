@@ -20,7 +20,8 @@ from bertworks.checkpoints.sentence_transformers import (
 )
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, UsageError
-from bertworks.inference.embed import Embedder, embed_file
+from bertworks.inference.embed_file import embed_file
+from bertworks.inference.embedder import Embedder
 from bertworks.interop.convert import convert
 from bertworks.interop.export import export
 from bertworks.interop.push import push

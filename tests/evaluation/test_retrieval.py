@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings, strategies as some
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError
 from bertworks.evaluation.retrieval import _reranked, evaluate_retrieval, read_collection
-from bertworks.inference.embed import Embedder
+from bertworks.inference.embedder import Embedder
 from bertworks.retrieval.ranking import top_k
 from tests.support.fine import BAD, FILLER, GOOD
 

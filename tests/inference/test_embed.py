@@ -20,7 +20,9 @@ from bertworks.checkpoints.sentence_transformers import (
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_sts
-from bertworks.inference.embed import Embedder, Moments, embed_file, normalized
+from bertworks.inference.embed_file import embed_file
+from bertworks.inference.embedder import Embedder
+from bertworks.inference.whitening import Moments, normalized
 from bertworks.metrics.intervals import correlations
 from bertworks.models.packed_linear import cpu_supports_int8
 from tests.support.fine import write_pairs
@@ -269,7 +271,7 @@ def test_wrong_calls(model: Path):
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertworks.inference.predict.AT_ONCE", 3)
+    monkeypatch.setattr("bertworks.io.file_job.ROWS_AT_ONCE", 3)
 
 
 @pytest.fixture

@@ -31,7 +31,8 @@ from bertworks.datasets.schema import items
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.events import Event
-from bertworks.inference.embed import Embedder, embed_file
+from bertworks.inference.embed_file import embed_file
+from bertworks.inference.embedder import Embedder
 from bertworks.inference.engine import OnnxModel
 from bertworks.inference.masked_lm import Filler
 from bertworks.inference.predict import predict_file, schema_for

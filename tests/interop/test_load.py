@@ -16,7 +16,7 @@ import bertworks as bw
 from bertworks.checkpoints.model_folder import ModelFolder, load_model
 from bertworks.checkpoints.resolve import packaged_minilm
 from bertworks.errors import BertworksError, UsageError
-from bertworks.inference.embed import Embedder
+from bertworks.inference.embedder import Embedder
 from bertworks.inference.engine import LazyModel
 from bertworks.interop.load import LoadedModel
 from tests.interop.test_export import write_encoder, write_head

@@ -43,7 +43,7 @@ from bertworks.demo.tour import _next_steps
 from bertworks.diagnostics import _EXTRAS, _extras, _speed
 from bertworks.errors import BertworksError
 from bertworks.events import Event
-from bertworks.inference.embed import Embedder
+from bertworks.inference.embedder import Embedder
 from bertworks.io.atomic_write import folder_lock
 from bertworks.io.options import ReadOptions
 from bertworks.models.config import EncoderConfig

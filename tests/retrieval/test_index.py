@@ -19,7 +19,8 @@ from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.checkpoints.task_config import task_settings
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
-from bertworks.inference.embed import Embedder, normalized
+from bertworks.inference.embedder import Embedder
+from bertworks.inference.whitening import normalized
 from bertworks.io.binary_files import json_sha256
 from bertworks.io.options import Bulk, ReadOptions
 from bertworks.retrieval.index import Index, index_file
@@ -99,7 +100,9 @@ def test_words_and_both(index: Index):
 
 def test_many_segments_are_as_one(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     # In the exact precision: in others a text alone and among many differ in the fourth digit.
-    monkeypatch.setattr("bertworks.inference.embed.with_fp16_weights", lambda encoder, rest: rest)
+    monkeypatch.setattr(
+        "bertworks.inference.embedder.with_fp16_weights", lambda encoder, rest: rest
+    )
     draw = random.Random(0)
     texts = [sentence(draw) for _ in range(60)]
     one, many = (Index.create(tmp_path / name, model, device="cpu") for name in ("one", "many"))
@@ -306,7 +309,7 @@ def test_damaged_segments(index: Index):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from bertworks.inference.embed import Embedder
+from bertworks.inference.embedder import Embedder
 from bertworks.io.options import ReadOptions
 from bertworks.retrieval.index import Index
 folder, model = Path(sys.argv[1]), sys.argv[2]
@@ -367,7 +370,7 @@ def write_documents(path: Path, *extra: dict) -> Path:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertworks.inference.predict.AT_ONCE", 2)
+    monkeypatch.setattr("bertworks.io.file_job.ROWS_AT_ONCE", 2)
 
 
 def test_files(model: Path, tmp_path: Path, small: None):

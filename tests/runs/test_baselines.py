@@ -20,7 +20,7 @@ from sklearn.preprocessing import StandardScaler
 
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.datasets.schema import Item
-from bertworks.inference.embed import Embedder
+from bertworks.inference.embedder import Embedder
 from bertworks.inference.engine import compute_logits
 from bertworks.runs import baselines
 from bertworks.runs.baselines import (

@@ -883,7 +883,7 @@ def test_a_stopped_prediction_of_other_weights_begins_anew(
     state = read_tensors(part)
     index = {"weight_map": dict.fromkeys(state, part.name)}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    monkeypatch.setattr("bertworks.inference.predict.AT_ONCE", 50)
+    monkeypatch.setattr("bertworks.io.file_job.ROWS_AT_ONCE", 50)
     next(
         e for e in predict_file(folder, data, tmp_path / "a.csv", device="cpu") if e.kind == "stage"
     )

@@ -16,17 +16,14 @@ import numpy as np
 import pytest
 
 from bertworks.cli.main import main
-from bertworks.datasets.reader import RowReader
 from bertworks.errors import BertworksError
-from bertworks.inference.embed import embed_file
+from bertworks.inference.embed_file import embed_file
 from bertworks.inference.engine import open_model
-from bertworks.inference.predict import compute_file, results_in
 from bertworks.io import binary_files
 from bertworks.io.atomic_write import sha256
 from bertworks.io.binary_files import CheckedArray, CheckedFile, file_sums, is_sealed, sealing
+from bertworks.io.file_job import FileJob, compute_file, content_of
 from bertworks.io.options import Bulk
-from bertworks.io.portions import Portions
-from bertworks.io.text_files import IssueCounter
 from bertworks.retrieval.index import Index
 from bertworks.runs.pretrain import pretrain
 from bertworks.runs.pretrain_job import phase_batches
@@ -243,7 +240,7 @@ def test_a_plan_of_other_settings_is_made_again(tokenizer: Tokenizer, tmp_path: 
 
 def run(folder: Path, stop: int) -> Outcome:
     """Number the lines of a file, in portions, up to line `stop`."""
-    output, reader = folder / "out.txt", RowReader(folder / "data.txt")
+    output = folder / "out.txt"
 
     def compute(rows: list[int]) -> tuple[int, bytes]:
         if stop in rows:
@@ -251,12 +248,10 @@ def run(folder: Path, stop: int) -> Outcome:
         return len(rows), json.dumps(rows).encode()
 
     def write(files: Sequence[Path]) -> None:
-        output.write_bytes(b"".join(map(results_in, files)))
+        output.write_bytes(b"".join(map(content_of, files)))
 
-    job = Portions(output, Bulk(), {}, "", ())
-    events = list(
-        compute_file("embed", reader, job, range(9), compute, write, empty=IssueCounter())
-    )
+    job = FileJob(output, Bulk(), {}, "", ())
+    events = list(compute_file("embed", job, range(9), compute, write))
     result = output.read_bytes(), events[-1].fields["truncated"]
     output.unlink()
     return result, [event.text for event in events if "damaged" in event.fields]
@@ -264,7 +259,7 @@ def run(folder: Path, stop: int) -> Outcome:
 
 @pytest.mark.parametrize("count", [150, *MORE])
 def test_portions(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertworks.inference.predict.AT_ONCE", 2)
+    monkeypatch.setattr("bertworks.io.file_job.ROWS_AT_ONCE", 2)
     (tmp_path / "data.txt").write_text("a\nb\nc\nd\ne\nf\ng\nh\ni\n")
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, stop=8)
@@ -282,7 +277,7 @@ def test_portions(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_portion_under_the_name_of_another_is_computed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bertworks.inference.predict.AT_ONCE", 2)
+    monkeypatch.setattr("bertworks.io.file_job.ROWS_AT_ONCE", 2)
     (tmp_path / "data.txt").write_text("a\nb\nc\nd\ne\nf\ng\nh\ni\n")
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, stop=6)
@@ -299,11 +294,11 @@ def test_a_portion_under_the_name_of_another_is_computed_again(
 def test_a_portion_that_changes_later_is_refused(tmp_path: Path) -> None:
     with sealing(tmp_path / "a", "a") as temporary:
         temporary.write_bytes(b"results")
-    assert results_in(tmp_path / "a") == b"results"
+    assert content_of(tmp_path / "a") == b"results"
     assert not is_sealed(tmp_path / "a", "b")
     (tmp_path / "a").rename(tmp_path / "b")
     with pytest.raises(BertworksError, match="not as it was written") as caught:
-        results_in(tmp_path / "b")
+        content_of(tmp_path / "b")
     assert "again" in str(caught.value.hint)
 
 
@@ -314,8 +309,7 @@ def test_vectors_of_a_damaged_portion(
     data = tmp_path / "t.txt"
     data.write_text("".join(f"film number {n}\n" for n in range(9)))
     list(embed_file(model, data, tmp_path / "whole.npy", device="cpu"))
-    for module in ("predict", "predictor"):
-        monkeypatch.setattr(f"bertworks.inference.{module}.AT_ONCE", 3)
+    monkeypatch.setattr("bertworks.io.file_job.ROWS_AT_ONCE", 3)
     stopped = embed_file(model, data, tmp_path / "v.npy", device="cpu")
     assert len(list(islice((event for event in stopped if event.kind == "stage"), 2))) == 2
     stopped.close()

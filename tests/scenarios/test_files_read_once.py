@@ -11,7 +11,7 @@ import pytest
 
 import bertworks as bw
 from bertworks.cli.main import main
-from bertworks.inference.embed import Embedder
+from bertworks.inference.embedder import Embedder
 from tests.interop.test_export import write_head
 from tests.support.fine import write_model, write_reviews
 

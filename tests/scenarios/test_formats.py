@@ -8,6 +8,7 @@ import io
 import json
 import re
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from pyarrow import parquet
 
+from bertworks.datasets.annotations import with_tags
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Schema, items
@@ -347,7 +349,8 @@ def test_ranges_and_empty_nodes_of_conllu_are_no_words(tmp_path: Path, name: str
         ["S1", "M1"],
     ]
     assert values(path, columns="word=3, tag=8")[1]["tokens"] == ["#", "uno"]
-    lines = list(reader.with_tags(iter("abcde")))
+    all_lines = chain.from_iterable(row.values.all_lines for row in reader)
+    lines = list(with_tags(all_lines, iter("abcde"), reader.conll_layout))
     assert [line.split("\t")[-1] for line in lines if line.count("\t") == 10] == list("_abc_de")
     assert [line for line in lines if line.count("\t") != 10] == [
         x for x in TREEBANK.split("\n")[:-1] if "\t" not in x

@@ -18,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
-from bertworks.inference.embed import Embedder
+from bertworks.inference.embedder import Embedder
 from bertworks.inference.predictor import Predictor
 from bertworks.interop.export import export
 from bertworks.runs.baselines import baseline_answers

@@ -24,9 +24,10 @@ from bertworks.datasets.writer import write_rows
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_sts
 from bertworks.evaluation.retrieval import read_collection
-from bertworks.inference.embed import Moments, embed_file
+from bertworks.inference.embed_file import embed_file
 from bertworks.inference.predict import predict_file
 from bertworks.inference.predictor import Predictor
+from bertworks.inference.whitening import Moments
 from bertworks.io.text_files import IssueCounter
 from bertworks.metrics.squad import SquadQuestion, evaluate_answers
 from bertworks.retrieval.index import Index

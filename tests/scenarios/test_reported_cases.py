@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bertworks.cli.main import main
-from bertworks.inference.embed import Embedder
+from bertworks.inference.embedder import Embedder
 from bertworks.runs.data_splits import read_data
 from tests.support.served import Local
 

@@ -15,7 +15,8 @@ from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError
 from bertworks.events import Event, printable
-from bertworks.inference.embed import Embedder, embed_file
+from bertworks.inference.embed_file import embed_file
+from bertworks.inference.embedder import Embedder
 from bertworks.inference.predict import predict_file
 from bertworks.retrieval.index import index_file
 from bertworks.runs.dataset_report import check_file
@@ -364,7 +365,7 @@ def evaluation(
         patterns = [rf"example  p.csv:{line}  \[CLS\] {text}" for line, text in enumerate(texts, 2)]
         return (
             ["sts", str(model), str(folder / "p.csv")],
-            "bertworks.inference.embed.Embedder.embed_and_count",
+            "bertworks.inference.embedder.Embedder.embed_and_count",
             patterns,
         )
     if kind == "task":

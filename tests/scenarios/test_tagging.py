@@ -18,17 +18,15 @@ from hypothesis import given, settings, strategies as st
 from seqeval.metrics.sequence_labeling import get_entities
 
 from bertworks.datasets.annotations import ConllLayout, tag_scheme, with_tags
-from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.events import Event
-from bertworks.inference.predict import compute_file, predict_file, results_in
+from bertworks.inference.predict import predict_file
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import folder_lock
+from bertworks.io.file_job import FileJob, compute_file, content_of
 from bertworks.io.options import Bulk, ReadOptions
-from bertworks.io.portions import Portions
-from bertworks.io.text_files import IssueCounter
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.tasks.features import Featurizer
 from tests.support.fine import (
@@ -163,7 +161,7 @@ def test_a_conll_file_gets_one_more_column_and_keeps_the_rest(tagger: Path, tmp_
 
 def test_tabs_stay_tabs_and_words_alone_get_their_tags(tagger: Path, tmp_path: Path) -> None:
     lines = ["-DOCSTART-", "", "a b\tO", "\r", "c\tO\r"]
-    assert list(with_tags(enumerate(lines, 1), ["X", "Y"], ConllLayout(2, 0, 1))) == [
+    assert list(with_tags(lines, ["X", "Y"], ConllLayout(2, 0, 1))) == [
         "-DOCSTART-",
         "",
         "a b\tO\tX",
@@ -451,8 +449,8 @@ def test_documents_are_not_divided_between_portions_nor_by_a_stop(
     data = write_documents(tmp_path / "a.conll", *documents, ["a good film with Anna"])
     run(data, tmp_path / "out", model, overrides=(*FAST, "epochs=1", "document_context=true"))
     predicted(tmp_path / "out", data, tmp_path / "whole.jsonl")
-    for module in ("predict", "predictor"):
-        monkeypatch.setattr(f"bertworks.inference.{module}.AT_ONCE", 4)
+    for module in ("io.file_job", "inference.predictor"):
+        monkeypatch.setattr(f"bertworks.{module}.ROWS_AT_ONCE", 4)
     counts = []
     for event in predict_file(tmp_path / "out", data, tmp_path / "parts.jsonl", device="cpu"):
         if event.kind == "stage":
@@ -470,9 +468,9 @@ def test_documents_are_not_divided_between_portions_nor_by_a_stop(
 def test_portions_are_those_of_the_same_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bertworks.inference.predict.AT_ONCE", 2)
+    monkeypatch.setattr("bertworks.io.file_job.ROWS_AT_ONCE", 2)
     (tmp_path / "data.txt").write_text("a\nb\nc\nd\ne\n")
-    output, reader = tmp_path / "out.txt", RowReader(tmp_path / "data.txt")
+    output = tmp_path / "out.txt"
 
     def job(settings: str, stop: int = 9) -> tuple[list[int], list[dict]]:
         """The rows that are computed before the one at which the job is stopped, and the fields of
@@ -486,18 +484,16 @@ def test_portions_are_those_of_the_same_job(
             return len(rows), f"{settings}{rows}".encode()
 
         def write(files: Sequence[Path]) -> None:
-            output.write_bytes(b"".join(map(results_in, files)))
+            output.write_bytes(b"".join(map(content_of, files)))
 
         fields = []
         with suppress(KeyboardInterrupt):
             for event in compute_file(
                 "embed",
-                reader,
-                Portions(output, Bulk(), {"x": settings}, "", ()),
+                FileJob(output, Bulk(), {"x": settings}, "", ()),
                 range(5),
                 compute,
                 write,
-                empty=IssueCounter(),
             ):
                 fields.append(event.fields)
         return computed, fields

@@ -12,7 +12,7 @@ from bertworks.checkpoints.storage import read_json
 from bertworks.cli.main import main
 from bertworks.evaluation.evaluate import evaluate_sts, evaluate_task
 from bertworks.evaluation.retrieval import evaluate_pairs, evaluate_retrieval
-from bertworks.inference.embed import Embedder
+from bertworks.inference.embedder import Embedder
 from bertworks.inference.predict import predict_file
 from bertworks.inference.predictor import Predictor
 from bertworks.io.options import Bulk

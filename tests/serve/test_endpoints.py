@@ -21,7 +21,7 @@ import torch
 from pyarrow import parquet
 
 from bertworks.checkpoints.model_folder import load_model
-from bertworks.inference.embed import Embedder
+from bertworks.inference.embedder import Embedder
 from bertworks.inference.explain import explain
 from bertworks.inference.masked_lm import Filler
 from bertworks.inference.predictor import Predictor

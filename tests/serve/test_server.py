@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from bertworks.cli.main import main
-from bertworks.inference.embed import Embedder
+from bertworks.inference.embedder import Embedder
 from bertworks.serve.server import LogHandler, bound, serve
 from tests.support.served import process, stop
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from bertworks.errors import BertworksError
 from bertworks.events import Event
+from bertworks.io.file_job import FileJob
 from bertworks.io.options import Bulk
-from bertworks.io.portions import Portions
 
 MAKER = "tests.support.bulk_jobs:maker"
 
@@ -56,7 +56,7 @@ def run(
     **identity: Any,
 ) -> tuple[list[Event], bytes | None]:
     """The events, and the joined output."""
-    job = Portions(folder / "out", bulk, {"step": 1, **identity}, MAKER, [str(folder), seconds])
+    job = FileJob(folder / "out", bulk, {"step": 1, **identity}, MAKER, [str(folder), seconds])
     inputs = (
         ([n, n + 1] for n in range(0, 2 * count, 2)) if numbers is None else ([n] for n in numbers)
     )

@@ -20,10 +20,10 @@ import pytest
 import bertworks as bw
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
-from bertworks.inference.embed import embed_file
+from bertworks.inference.embed_file import embed_file
 from bertworks.inference.predict import predict_file
+from bertworks.io.file_job import create, pack, refuse_finished, unpacked_values
 from bertworks.io.options import Bulk
-from bertworks.io.portions import create, pack, refuse_finished, unpack
 from bertworks.io.ray_engine import _check_head
 from bertworks.runs.prepare import make_shards, make_vocabulary, read_text
 from bertworks.text import file_groups
@@ -91,7 +91,7 @@ def test_the_second_to_create_a_portion_throws_its_own_away(tmp_path: Path) -> N
     before = (tmp_path / name).stat().st_ino
     assert name == create(tmp_path, "0123abcd", 7, 3, [b"other"]) == "000007-0123abcd-3"
     assert (tmp_path / name).stat().st_ino == before
-    assert list(unpack(tmp_path / name)) == [b"one", b"", b"two"]
+    assert list(unpacked_values(tmp_path / name)) == [b"one", b"", b"two"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["000007-0123abcd-3", "job.json"]
 
 
@@ -253,7 +253,7 @@ def commands(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertworks.inference.predict.AT_ONCE", 7)
+    monkeypatch.setattr("bertworks.io.file_job.ROWS_AT_ONCE", 7)
     monkeypatch.setattr(file_groups, "_GROUP", 5000)
     monkeypatch.setattr("bertworks.evaluation.mlm_portions._BATCHES", 1)
 
@@ -490,7 +490,7 @@ def test_portions_of_a_finished_job_go(
 
     commands[name](output, Bulk(part="0/1"))
     with monkeypatch.context() as patch:
-        patch.setattr("bertworks.io.portions._remove_whole", killed)
+        patch.setattr("bertworks.io.file_job._remove_whole", killed)
         with pytest.raises(_Killed):
             commands[name](output, Bulk(join=True))
     assert list(folder.glob("0*"))

@@ -1,32 +1,20 @@
-"""Vectors of texts.
+"""A loaded model that computes vectors of texts."""
 
-- `Moments`: centering and whitening, computed in one pass and in constant memory
-- `Embedder`: a loaded model that computes vectors
-- `text_columns`, `row_text`: the text of a row
-- `embed_file`: a file of texts to a file of vectors, which can be resumed
-"""
-
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import add_special_tokens
-from bertworks.datasets.infer_schema import study
-from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.schema import Item
-from bertworks.datasets.writer import FileKind, kind_of
-from bertworks.errors import BertworksError, UsageError, expect, names_of, quoted, require
+from bertworks.errors import UsageError, expect, require
 from bertworks.events import Event, show_progress
-from bertworks.inference import predict
 from bertworks.inference.encode import (
     mteb_model_meta,
     pairwise_similarity,
@@ -44,21 +32,12 @@ from bertworks.inference.engine import (
     prepared_encoder,
 )
 from bertworks.inference.predictor import copy_files
+from bertworks.inference.whitening import Vectors, normalized
 from bertworks.io.atomic_write import local_path, refuse_not_empty
-from bertworks.io.binary_files import write_npy
-from bertworks.io.options import Bulk, ReadOptions
-from bertworks.io.portions import Portions
+from bertworks.io.file_job import portions_of
 from bertworks.io.tables import (
-    SAMPLE_ROWS,
-    Data,
-    as_text,
-    choose_column,
-    find_column,
-    first_rows,
-    rows_of_texts,
     texts_of,
 )
-from bertworks.io.text_files import IssueCounter
 from bertworks.models.heads import Pooling
 from bertworks.models.packed_linear import InferenceEncoder, with_fp16_weights
 from bertworks.models.transformer import Encoder
@@ -68,63 +47,7 @@ from bertworks.training.device import (
     PrecisionOption,
     choose_device,
     disable_heap_trim,
-    fixed_machine,
 )
-
-Whitening = Literal["none", "center", "whiten"]
-Vectors = NDArray[np.float32]
-_SMALLEST = 1e-7  # of the largest variance: directions with less are noise and become 0
-_SHORTEST = 1e-12
-
-
-class Moments:
-    """Count, sum and products of vectors, which come in blocks [N, D]."""
-
-    def __init__(self, dimension: int, blocks: Iterable[Vectors]):
-        self.count, self._sum, self._products = (
-            0,
-            np.zeros(dimension),
-            np.zeros((dimension, dimension)),
-        )
-        for block in blocks:
-            exact = block.astype(np.float64)
-            self.count += len(block)
-            self._sum += exact.sum(0)
-            self._products += exact.T @ exact
-
-    @property
-    def can_whiten(self) -> bool:
-        """Whether there are more vectors than dimensions."""
-        return self.count > len(self._sum)
-
-    def whitener(self, kind: Literal["center", "whiten"]) -> Callable[[Vectors], Vectors]:
-        """The transformation that centers, or whitens (Su et al. 2021, arXiv 2103.15316): the
-        covariance of the vectors becomes the identity, except in directions without variance.
-
-        Raises:
-            BertworksError: to whiten, not more vectors than dimensions: all would end at the same
-                distance.
-        """
-        mean = self._sum / self.count
-        if kind == "center":
-            return lambda x: (x - mean).astype(np.float32)
-        what = (
-            f"whitening needs more vectors than dimensions: {self.count:,} vectors of "
-            f"{len(self._sum)} dimensions"
-        )
-        require(
-            self.can_whiten, what, "", "--learn-from a file with more texts, or --whitening center"
-        )
-        variances, directions = np.linalg.eigh(self._products / self.count - np.outer(mean, mean))
-        is_wide = variances > _SMALLEST * variances[-1]
-        matrix = directions * np.where(is_wide, np.where(is_wide, variances, 1.0) ** -0.5, 0.0)
-        return lambda x: ((x - mean) @ matrix).astype(np.float32)
-
-
-def normalized(x: Vectors) -> Vectors:
-    """Rows scaled to length 1; rows of zeros stay."""
-    lengths = np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), _SHORTEST).astype(np.float32)
-    return np.asarray(np.divide(x, lengths, dtype=np.float32))
 
 
 def _num_characters(text: object) -> int:
@@ -232,7 +155,7 @@ class Embedder(ModelUser):
         longest = self.settings.max_length or self.tokenizer.model_max_length
         room = longest - self.tokenizer.template.num_special()
         vectors = [np.zeros((0, self.dimension), np.float32)]
-        for portion_texts in predict.portions(texts, _num_characters):
+        for portion_texts in portions_of(texts, _num_characters):
             portion_vectors, truncated_tokens = self.portion(portion_texts, prompt)
             vectors.append(portion_vectors)
             for num_truncated in truncated_tokens:
@@ -337,7 +260,7 @@ class Embedder(ModelUser):
     ) -> Iterator[Event]:
         """Append the vectors of texts to `portions`. Yield the progress."""
         num_encoded = 0
-        for portion_texts in predict.portions(texts, _num_characters):
+        for portion_texts in portions_of(texts, _num_characters):
             portions.append(self.portion(portion_texts, prompt)[0])
             num_encoded += len(portion_texts)
             yield Event("stage", f"encode: {num_encoded:,} of {len(texts):,} texts")
@@ -467,12 +390,12 @@ class Embedder(ModelUser):
         its texts. prompts: names of the prompt before them (`SentenceTransformerSettings.prompt`).
         """
         prompt = self.settings.prompt(*prompts)
-        shown = islice(
+        units_of_rows = islice(
             ((where, self.units(texts, prompt)) for where, *texts in rows if any(texts)), 2
         )
         features = [
             Features(Item((), None, where), list(chain.from_iterable(units)), sum(cut))
-            for where, (units, cut) in shown
+            for where, (units, cut) in units_of_rows
         ]
         return Featurizer(self.tokenizer, "classification", apart=True).examples(features)
 
@@ -573,262 +496,3 @@ def embed(
     return Embedder(
         model, pooling=pooling, normalize=normalize, device=device, precision=precision
     ).embed(texts)
-
-
-def text_columns(reader: RowReader, names: str | Sequence[str]) -> tuple[str, ...]:
-    """The columns of the text: `names`, or the inferred one.
-
-    Raises:
-        UsageError, BertworksError: no such column, or no column looks like text.
-    """
-    if names := names_of(names):
-        return tuple(find_column(reader.columns, reader.name, name, "--text") for name in names)
-    if len(reader.columns) == 1:
-        return tuple(reader.columns)
-    sample = [row.values for row in first_rows(reader.sample(SAMPLE_ROWS))]
-    statistics = study(reader, len(sample))
-    languages = [name for name in reader.columns if not statistics[name].holds_codes()]
-    columns = {
-        name: [values.get(name) for values in sample] for name in languages or reader.columns
-    }
-    name = choose_column(columns, reader.name, None, "--text")
-    what = f"{name!r} holds dates, ids or numbers, not texts: {columns[name][0]!r:.60}"
-    hint = f"name another column with --text; or this one, --text {quoted(name)}"
-    expect(not statistics[name].holds_codes(), what, where=reader.name, hint=hint)
-    return (name,)
-
-
-def reading_note(reader: RowReader, columns: Sequence[str], more: str) -> Event:
-    """What is read of a file of texts, as a note."""
-    unused = ", ".join(name for name in reader.columns if name not in columns)
-    parts = (
-        f"text: {', '.join(columns)}",
-        reader.header_note,
-        unused and f"not used: {unused}",
-        more,
-    )
-    return Event("note", "; ".join(filter(None, parts)))
-
-
-def row_text(row: Row, columns: Sequence[str], empty: IssueCounter) -> str:
-    """The text of a row, its columns joined by a space. A row without text is counted in `empty`
-    and gives "".
-
-    Raises:
-        BertworksError: a value is not text.
-    """
-    parts = [as_text(row.values.get(column)) for column in columns]
-    if None in parts:
-        column = columns[parts.index(None)]
-        what = f"{column!r} holds {row.values[column]!r:.60}, which is not text"
-        raise BertworksError(what, where=row.where, hint="use another column")
-    text = " ".join(part.strip() for part in parts if part and part.strip())
-    if not text:
-        empty.add(row.where)
-    return text
-
-
-def _texts(
-    reader: RowReader, columns: Sequence[str], empty: IssueCounter, names: Sequence[str] = ()
-) -> Iterator[str]:
-    """The text of each row, see `row_text`. names: of new columns, which no row may have."""
-    for row in reader:
-        predict.refuse_taken(row, names)
-        yield row_text(row, columns, empty)
-
-
-def vectors_of_file(embedder: Embedder, path: str | Path) -> Iterator[Vectors]:
-    """The vectors of the texts of a file, in portions. Rows without text are left out."""
-    reader = RowReader(path)
-    for texts in predict.portions(_texts(reader, text_columns(reader, ()), IssueCounter()), len):
-        yield embedder.portion(list(filter(None, texts)))[0]
-
-
-def embed_file(
-    model: str | Path,
-    data: Data,
-    output: str | Path,
-    *,
-    text: str | Sequence[str] = (),
-    pooling: Pooling | None = None,
-    normalize: bool | None = None,
-    max_length: int | None = None,
-    whitening: Whitening = "none",
-    learn_from: str | Path | None = None,
-    device: str = "auto",
-    precision: PrecisionOption = "auto",
-    read: ReadOptions = ReadOptions(),
-    guard_formulas: bool = False,
-    bulk: Bulk = Bulk(),
-) -> Iterator[Event]:
-    """Write the vector of every row of a file, in order: an array in .npy, else a column
-    `embedding` next to those of the input. Call it again to resume after an interruption. The
-    output appears when it is complete.
-
-    Args:
-        data: any file of rows, or of lines; "-" is standard input; rows in memory, see `finetune`;
-            or a list of texts.
-        text: columns, joined by a space; (): inferred.
-        pooling, normalize, max_length, precision: see `Embedder`.
-        whitening: "center" subtracts the mean of all vectors; "whiten" also makes the covariance
-            the identity.
-        learn_from: a file of texts to compute that from; None: `data`.
-        guard_formulas, bulk: see `predict_file`.
-
-    Raises:
-        BertworksError, UsageError: no such model or column, an unreadable row, an unknown kind of
-            output.
-    """
-    kind = None if str(output).endswith(".npy") else kind_of(output, vectors=True)
-    expect(kind != "conll", "CoNLL files cannot hold vectors", hint="use another format")
-    make = partial(
-        Embedder,
-        open_model(model, device),
-        pooling=pooling,
-        normalize=normalize,
-        max_length=max_length,
-    )
-    embedder = make(precision=precision)
-    reader = RowReader(rows_of_texts(data, ["text"]), read)
-    columns = text_columns(reader, text)
-    yield reading_note(
-        reader, columns, f"{embedder.settings.pooling} of {embedder.dimension} dimensions"
-    )
-    if embedder.precision == "int8":
-        yield _compare(embedder, make(precision="fp32"), reader, columns)
-    empty, column = IssueCounter(), "embedding"
-    while column in reader.written_columns:
-        column += "_"
-    names = [] if kind is None else [column]
-
-    def write(files: Sequence[Path]) -> str | None:
-        has_text = map(bool, _texts(reader, columns, IssueCounter()))
-        blocks = _finished(embedder, files, has_text, whitening, learn_from)
-        return _write_vectors(output, kind, reader, names, blocks, guard_formulas)
-
-    job, compute = in_bulk(
-        bulk, output, "embed", reader, columns, embedder, str(model), device, precision
-    )
-    yield from predict.compute_file(
-        "embed",
-        reader,
-        job,
-        _texts(reader, columns, empty, names),
-        compute,
-        write,
-        empty=empty,
-        size=len,
-        results=f"vectors of {embedder.dimension}",
-        dimension=embedder.dimension,
-        examples=lambda texts: embedder.examples(
-            (f"{reader.name}: row {n}", text) for n, text in enumerate(texts, 1)
-        ),
-    )
-
-
-def _portion(
-    embedder: Embedder, prompts: Sequence[str] | None, texts: Sequence[str]
-) -> tuple[int, bytes]:
-    """The number of truncated texts, and the vectors. prompts: names; then, as an index has them,
-    of length 1."""
-    if prompts is not None:
-        vectors, counts = embedder.embed_and_count(texts, prompt=embedder.settings.prompt(*prompts))
-        return counts.truncated, normalized(vectors).tobytes()
-    vectors, truncated = embedder.portion(texts)
-    return int(np.count_nonzero(truncated)), vectors.tobytes()
-
-
-def vector_maker(
-    options: dict[str, Any], prompts: list[str] | None, threads: int
-) -> tuple[dict[str, Any], Callable[[Sequence[str]], tuple[int, bytes]]]:
-    """The `maker` of vectors, see `Portions`. options: of the `Embedder`."""
-    machine, embedder = fixed_machine(options["device"], threads), Embedder(**options)
-    identity = {"model": embedder.fingerprint, "precision": embedder.precision, **machine}
-    return identity, partial(_portion, embedder, prompts)
-
-
-def in_bulk(
-    bulk: Bulk,
-    output: str | Path,
-    command: str,
-    reader: RowReader,
-    columns: Sequence[str],
-    embedder: Embedder,
-    model: str,
-    device: str,
-    precision: PrecisionOption = "auto",
-    prompts: Sequence[str] | None = None,
-) -> tuple[Portions, Callable[[Sequence[str]], tuple[int, bytes]]]:
-    """Vectors of a file: its `bulk_portions`; and what computes a portion here. model, device,
-    precision: of the embedder, as they were given. prompts: see `_portion`."""
-    identity = {"model": embedder.fingerprint, "columns": columns, "precision": embedder.precision}
-    options: dict[str, Any] = {
-        name: getattr(embedder.settings, name) for name in ("pooling", "max_length")
-    }
-    options["normalize"] = embedder.normalize_option
-    options |= {"model": model, "device": device, "precision": precision}
-    maker = "bertworks.inference.embed:vector_maker"
-    job = predict.bulk_portions(
-        bulk, output, command, reader, identity, device, maker, options, prompts
-    )
-    return job, partial(_portion, embedder, prompts)
-
-
-def _finished(
-    embedder: Embedder,
-    files: Sequence[Path],
-    has_text: Iterator[bool],
-    whitening: Whitening,
-    path: str | Path | None,
-) -> Iterator[Vectors]:
-    """The vectors of all portions, centered or whitened. path: see `learn_from`."""
-
-    def stored() -> Iterator[Vectors]:
-        yield np.zeros((0, embedder.dimension), np.float32)  # the shape of a file without rows
-        for file in files:
-            yield np.frombuffer(predict.results_in(file), np.float32).reshape(
-                -1, embedder.dimension
-            )
-
-    if whitening == "none":
-        return stored()
-    own = (vectors[list(islice(has_text, len(vectors)))] for vectors in stored())
-    moments = Moments(embedder.dimension, own if path is None else vectors_of_file(embedder, path))
-    return (
-        map(embedder.finish, map(moments.whitener(whitening), stored()))
-        if moments.count
-        else stored()
-    )
-
-
-def _compare(ours: Embedder, exact: Embedder, reader: RowReader, columns: Sequence[str]) -> Event:
-    """The difference of the first vectors to those in fp32."""
-    texts = list(filter(None, islice(_texts(reader, columns, IssueCounter()), predict.COMPARED)))
-    a, b = (normalized(embedder.embed(texts)) for embedder in (ours, exact))
-    cosines = (a * b).sum(1) if texts else np.ones(1)
-    least, mean = float(cosines.min()), float(cosines.mean())
-    text = (
-        f"cosine with fp32 at least {least:.4f}, mean {mean:.4f}, for the first {len(texts)} texts"
-    )
-    return Event("note", f"{ours.precision}: {text}", {"least_cosine": least, "mean_cosine": mean})
-
-
-def _write_vectors(
-    output: str | Path,
-    kind: FileKind | None,
-    reader: RowReader,
-    names: Sequence[str],
-    blocks: Iterator[Vectors],
-    guard_formulas: bool,
-) -> str | None:
-    """kind: None: an array, without names of columns. Returns the note of `write_columns`."""
-    if kind is None:
-        write_npy(Path(output), blocks)
-        return None
-    vectors = chain.from_iterable(blocks)
-    # Parquet has float32. Other formats get the shortest digits that identify a float32.
-    shown = (
-        vectors if kind == "parquet" else ([float(str(x)) for x in vector] for vector in vectors)
-    )
-    columns = (dict.fromkeys(names, vector) for vector in shown)
-    return predict.write_columns(output, kind, reader, names, columns, guard_formulas)

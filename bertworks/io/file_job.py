@@ -1,8 +1,10 @@
 """Long jobs in numbered portions, each a file, made by this process or by any number of processes
 and machines.
 
-- `Portions`: the portions of a job, until the output is written from them; an interrupted job
+- `FileJob`: the portions of a job, until the output is written from them; an interrupted job
   resumes
+- `compute_file`: the rows of a file -> portions -> the output
+- `portions_of`: rows in portions; `content_of`: what a portion holds
 - `pack`, `unpack`: several values in one portion
 
 A portion is `NUMBER-FINGERPRINT-COUNT`, sealed with its name. The fingerprint is that of
@@ -18,10 +20,11 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from itertools import chain, groupby, islice
 from pathlib import Path
 from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from bertworks import __version__
 from bertworks.errors import expect, explain_os_errors, quoted, require, some_names
@@ -39,11 +42,14 @@ from bertworks.io.atomic_write import (
 )
 from bertworks.io.binary_files import SEAL, is_sealed, json_sha256, sealing
 from bertworks.io.options import Bulk
-from bertworks.io.processes import available_cpus, in_processes
+from bertworks.io.processes import available_cpus, chunk_by_size, in_processes
 
+_T = TypeVar("_T")
 # What a portion holds: a number for its name (a count of the command), and bytes, or blocks of
 # bytes.
-Made = tuple[int, bytes | Iterable[bytes]]
+Portion = tuple[int, bytes | Iterable[bytes]]
+ROWS_AT_ONCE = 2048  # that are read, sorted by length and computed together, or fewer
+CHARACTERS_AT_ONCE = 1 << 22  # if these have more characters
 _TRIES = 3  # to make a portion
 _JOB = "job.json"
 _OUTPUT = "output.json"  # the state of the output before it is written from the portions
@@ -54,7 +60,7 @@ _AGAIN = (
 _NAME = re.compile(r"(\d{6,})-([0-9a-f]{16})-\d+")
 
 
-class Portions:
+class FileJob:
     """The portions of a job.
 
     Args:
@@ -66,7 +72,10 @@ class Portions:
         maker: "module:name" of a function. Each process calls it with the settings; it returns what
             is its own of the identity, and the function from an input to what the portion holds.
         settings: values that JSON can hold.
-        threads, gpus: of a worker.
+        machine: what results of a model depend on besides the model and the data, as
+            `training.device.fixed_machine` tells. It is a part of the identity; the maker gets its
+            number of threads after the settings.
+        gpus: that workers share.
     """
 
     def __init__(
@@ -77,7 +86,7 @@ class Portions:
         maker: str,
         settings: Sequence[Any],
         *,
-        threads: int = 1,
+        machine: Mapping[str, Any] | None = None,
         gpus: int = 0,
     ):
         expect(
@@ -91,11 +100,21 @@ class Portions:
             if bulk
             else hidden_sibling(target, ".portions")
         )
-        self.output, self.bulk = str(output), bulk
-        self._job = json.loads(json.dumps({"version": __version__, **identity}))
+        self.output = str(output)
+        self.bulk = bulk
+        machine = machine or {}
+        self._job = json.loads(json.dumps({"version": __version__, **identity, **machine}))
         self._fingerprint = json_sha256(self._job)[:16]
-        self._maker, self._settings = maker, list(settings)
-        self._threads, self._gpus, self.files = threads, gpus, list[Path]()
+        self._maker = maker
+        self._threads = machine.get("threads", 1)
+        self._settings = [*settings, self._threads] if machine else list(settings)
+        self._gpus = gpus
+        self.files: list[Path] = []
+
+    @property
+    def truncated(self) -> int:
+        """The sum of the counts in the names of the portions: texts that were truncated."""
+        return sum(int(file.name.rpartition("-")[2]) for file in self.files)
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -144,7 +163,7 @@ class Portions:
             _remove_whole(self.folder)
 
     def make(
-        self, stage: str, inputs: Iterable[Any], compute: Callable[[Any], Made] | None = None
+        self, stage: str, inputs: Iterable[Any], compute: Callable[[Any], Portion] | None = None
     ) -> Iterator[Event]:
         """Make the portions that do not exist yet. Then `files` has the files of all in order; for
         a part, none.
@@ -158,64 +177,34 @@ class Portions:
             BertworksError: --join, and portions are missing; a portion ended its process three
                 times.
         """
-        number, (own, parts) = -1, self.bulk.numbers or (0, 1)
-        matches = (
-            (_NAME.fullmatch(path.name), path)
-            for path in self.folder.glob(f"*-{self._fingerprint}-*")
-        )
+        number = -1
+        part, num_parts = self.bulk.numbers or (0, 1)
         existing = {
-            int(match[1]): path for match, path in matches if match and int(match[1]) % parts == own
+            int(match[1]): path
+            for path in self.folder.glob(f"*-{self._fingerprint}-*")
+            if (match := _NAME.fullmatch(path.name)) and int(match[1]) % num_parts == part
         }
-        found = {n: path for n, path in existing.items() if is_sealed(path, path.name)}
-        for n in existing.keys() - found.keys():
+        complete = {n: path for n, path in existing.items() if is_sealed(path, path.name)}
+        for n in existing.keys() - complete.keys():
             existing[n].unlink(missing_ok=True)
-        if found:
-            text = f"{len(found):,} portions are in {self.folder} already"
-            yield Event("note", text, {"resumed_portions": len(found)})
-        if damaged := len(existing) - len(found):
-            yield Event(
-                "note",
-                f"{damaged:,} damaged portions in {self.folder} are made again",
-                {"damaged": damaged},
-            )
+        if complete:
+            text = f"{len(complete):,} portions are in {self.folder} already"
+            yield Event("note", text, {"resumed_portions": len(complete)})
+        num_damaged = len(existing) - len(complete)
+        if num_damaged:
+            text = f"{num_damaged:,} damaged portions in {self.folder} are made again"
+            yield Event("note", text, {"damaged": num_damaged})
 
         def missing() -> Iterator[tuple[int, Any]]:
             nonlocal number
             for number, value in enumerate(inputs):
-                if number % parts == own and number not in found:
+                if number % num_parts == part and number not in complete:
                     yield number, value
 
-        if self.bulk.join:
-            absent = [number for number, _ in missing()]
-            what = (
-                f"{len(absent):,} of {number + 1:,} portions are missing: "
-                f"{some_names(map(str, absent))}"
-            )
-            hint = (
-                "run the parts that did not finish again; or make the portions here: --on "
-                "local instead of --join"
-            )
-            require(not absent, what, self.folder, hint)
-            names: Iterable[str] = ()
-        elif self.bulk.part or not self.bulk:
-            work = compute or resolve_name(self._maker)(*self._settings)[1]
-            names = (
-                create(self.folder, self._fingerprint, n, *work(value)) for n, value in missing()
-            )
-        else:
-            job = [
-                str(self.folder),
-                str(Path.cwd()),
-                self._fingerprint,
-                self._maker,
-                self._settings,
-            ]
-            words = {"ended": _ENDED, "hint": _AGAIN, "tries": _TRIES}
-            names = self._engine()("bertworks.io.portions:portion_maker", job, missing(), **words)
-        for made, name in enumerate(names, 1):
-            found[int(name.partition("-")[0])] = self.folder / name
-            fields = {"stage": stage, "what": "portions", "amount": made}
-            yield Event("stage", f"{stage}: {made:,} portions", fields)
+        for count, name in enumerate(self._names_of(missing, compute, lambda: number + 1), 1):
+            complete[int(name.partition("-")[0])] = self.folder / name
+            fields = {"stage": stage, "what": "portions", "amount": count}
+            yield Event("stage", f"{stage}: {count:,} portions", fields)
         if self.bulk.part:
             text = (
                 f"{self.folder}: part {self.bulk.part} is complete; after all parts: the same "
@@ -227,9 +216,38 @@ class Portions:
                 {"folder": str(self.folder), "part": self.bulk.part, "portions": number + 1},
             )
         else:
-            self.files = [found[n] for n in range(number + 1)]
+            self.files = [complete[n] for n in range(number + 1)]
             if self.output != "-":
                 write_json(self.folder / _OUTPUT, _state(Path(self.output).expanduser()))
+
+    def _names_of(
+        self,
+        missing: Callable[[], Iterator[tuple[int, Any]]],
+        compute: Callable[[Any], Portion] | None,
+        count: Callable[[], int],
+    ) -> Iterable[str]:
+        """The names of the portions that were missing, as they are made. count: of all portions,
+        once the inputs are read."""
+        if self.bulk.join:
+            absent = [number for number, _ in missing()]
+            what = (
+                f"{len(absent):,} of {count():,} portions are missing: "
+                f"{some_names(map(str, absent))}"
+            )
+            hint = (
+                "run the parts that did not finish again; or make the portions here: --on "
+                "local instead of --join"
+            )
+            require(not absent, what, self.folder, hint)
+            return ()
+        if self.bulk.part or not self.bulk:
+            work = compute or resolve_name(self._maker)(*self._settings)[1]
+            return (
+                create(self.folder, self._fingerprint, n, *work(value)) for n, value in missing()
+            )
+        job = [str(self.folder), str(Path.cwd()), self._fingerprint, self._maker, self._settings]
+        words = {"ended": _ENDED, "hint": _AGAIN, "tries": _TRIES}
+        return self._engine()("bertworks.io.file_job:portion_maker", job, missing(), **words)
 
     def _engine(self) -> Callable[..., Iterator[str]]:
         workers = self.bulk.workers
@@ -245,6 +263,96 @@ class Portions:
             threads=self._threads,
             gpus=self._gpus,
         )
+
+
+def portions_of(
+    rows: Iterable[_T],
+    size: Callable[[_T], int],
+    document: Callable[[_T], str] = lambda _: "",
+) -> Iterator[list[_T]]:
+    """Lists of ROWS_AT_ONCE rows, or fewer if these have more than CHARACTERS_AT_ONCE.
+
+    Args:
+        size: the characters of a row.
+        document: of a row, or ""; documents are not divided.
+    """
+    least = -(-CHARACTERS_AT_ONCE // ROWS_AT_ONCE)
+    documents = (list(group) for _, group in groupby(rows, lambda row: document(row) or object()))
+    for portion in chunk_by_size(
+        documents, CHARACTERS_AT_ONCE, lambda group: sum(max(least, size(row)) for row in group)
+    ):
+        yield list(chain.from_iterable(portion))
+
+
+def compute_file(
+    stage: Literal["predict", "embed"],
+    job: FileJob,
+    rows: Iterable[_T],
+    compute: Callable[[list[_T]], Portion],
+    join: Callable[[Sequence[Path]], str | None],
+    *,
+    notes: Callable[[], Iterable[Event]] = lambda: (),
+    size: Callable[[_T], int] = lambda row: 0,
+    document: Callable[[_T], str] = lambda _: "",
+    examples: Callable[[list[_T]], Iterable[Event]] = lambda _: (),
+    results: str = "rows",
+    **fields: Any,
+) -> Iterator[Event]:
+    """Compute the results of all rows of a file in portions, and write the output. An interrupted
+    job resumes; an incomplete portion is computed again as a whole, with equal results.
+
+    Args:
+        job: all that the results depend on, and who makes the portions; of a part, the output is
+            not written.
+        compute: rows -> the number of truncated texts, and what the portion holds.
+        join: the files of the portions, in order -> the output; returns a note about it.
+        notes: on all rows, when they are read.
+        size, document: see `portions_of`.
+        examples: the first rows -> notes on some of them.
+        results: what the output holds; and more fields of the last event.
+
+    Raises:
+        BertworksError: another process writes the same output.
+    """
+    done = 0
+
+    def inputs() -> Iterator[list[_T]]:
+        nonlocal done
+        for portion in portions_of(rows, size, document):
+            done += len(portion)
+            yield portion
+
+    with job.open():
+        portions = inputs()
+        first = list(islice(portions, 1))
+        yield from chain.from_iterable(map(examples, first))
+        for event in job.make(stage, chain(first, portions), compute):
+            if event.kind == "stage" and not job.bulk:
+                progress = {"stage": stage, "what": "rows", "amount": done}
+                event = Event("stage", f"{stage}: {done:,} rows", progress)
+            yield event
+        if job.bulk.part:
+            return
+        yield from notes()
+        note = join(job.files)
+        if note:
+            yield Event("note", note)
+    text = f"{job.output}: {done:,} {results}"
+    if job.truncated:
+        text += f"; {job.truncated:,} texts were truncated"
+    counts = {"output": job.output, "rows": done, "truncated": job.truncated}
+    yield Event("done", text, counts | fields)
+
+
+def content_of(portion: Path) -> bytes:
+    """What a portion holds.
+
+    Raises:
+        BertworksError: the file has changed since it was written.
+    """
+    hint = "run the same command again: this portion is computed again"
+    require(is_sealed(portion, portion.name), "damaged: it is not as it was written", portion, hint)
+    return portion.read_bytes()[:-SEAL]
 
 
 def refuse_finished(output: Path, overwrite: bool, file: str = "") -> None:
@@ -343,8 +451,19 @@ def pack(blocks: Iterable[bytes]) -> Iterator[bytes]:
         yield block
 
 
-def unpack(portion: Path) -> Iterator[bytes]:
-    """The values of a portion that `pack` wrote, one in memory at a time."""
+def unpack(content: bytes) -> list[bytes]:
+    """The values that `pack` packed."""
+    values = []
+    at = 0
+    while at < len(content):
+        start = at + 8
+        at = start + int.from_bytes(content[at:start], "little")
+        values.append(content[start:at])
+    return values
+
+
+def unpacked_values(portion: Path) -> Iterator[bytes]:
+    """The values of the file of a portion that `pack` packed, one in memory at a time."""
     with portion.open("rb") as file:
         end = portion.stat().st_size - SEAL
         while file.tell() < end:
@@ -365,13 +484,15 @@ def _read_job(folder: Path) -> dict[str, Any]:
     return {}  # it is damaged
 
 
-def _refuse_other(job: Mapping[str, Any], mine: Mapping[str, Any], folder: Path) -> None:
+def _refuse_other(job: Mapping[str, Any], identity: Mapping[str, Any], folder: Path) -> None:
     """Raises BertworksError if a job has other values than those here."""
-    names = [name for name in mine if job.get(name) != mine[name]]
-    shown = "; ".join(f"{name}: {job.get(name)!s:.60}, here {mine[name]!s:.60}" for name in names)
+    names = [name for name in identity if job.get(name) != identity[name]]
+    differences = "; ".join(
+        f"{name}: {job.get(name)!s:.60}, here {identity[name]!s:.60}" for name in names
+    )
     what = (
-        f"these portions are of another job ({shown}); {socket.gethostname()} would give other "
-        "results"
+        f"these portions are of another job ({differences}); {socket.gethostname()} would give "
+        "other results"
     )
     hint = (
         "use the same version, settings and kind of machine for all; or begin anew: rm -r "

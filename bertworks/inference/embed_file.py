@@ -1,0 +1,426 @@
+"""A file of texts -> a file of vectors, in the order of the rows; an interrupted command resumes.
+
+- `text_columns`, `row_text`: the text of a row
+- `embed_file`: the command
+- `vector_job`: vectors in portions, also for an index
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from bertworks.datasets.infer_schema import study
+from bertworks.datasets.reader import Row, RowReader, refuse_columns
+from bertworks.datasets.writer import (
+    RowFormat,
+    format_of,
+    formula_note,
+    join_portions,
+    kind_of,
+    row_portion,
+    write_rows,
+)
+from bertworks.errors import BertworksError, expect, names_of, quoted
+from bertworks.events import Event
+from bertworks.inference.embedder import Embedder
+from bertworks.inference.engine import open_model
+from bertworks.inference.predictor import COMPARED
+from bertworks.inference.whitening import Moments, Vectors, Whitening, normalized
+from bertworks.io.binary_files import write_npy
+from bertworks.io.file_job import FileJob, compute_file, content_of, pack, portions_of, unpack
+from bertworks.io.options import Bulk, ReadOptions
+from bertworks.io.tables import (
+    SAMPLE_ROWS,
+    Data,
+    as_text,
+    choose_column,
+    find_column,
+    first_rows,
+    rows_of_texts,
+)
+from bertworks.io.text_files import IssueCounter
+from bertworks.models.heads import Pooling
+from bertworks.training.device import PrecisionOption, fixed_machine, gpus_for
+
+
+def text_columns(reader: RowReader, names: str | Sequence[str]) -> tuple[str, ...]:
+    """The columns of the text: `names`, or the inferred one.
+
+    Raises:
+        UsageError, BertworksError: no such column, or no column looks like text.
+    """
+    if names := names_of(names):
+        return tuple(find_column(reader.columns, reader.name, name, "--text") for name in names)
+    if len(reader.columns) == 1:
+        return tuple(reader.columns)
+    sample = [row.values for row in first_rows(reader.sample(SAMPLE_ROWS))]
+    statistics = study(reader, len(sample))
+    languages = [name for name in reader.columns if not statistics[name].holds_codes()]
+    columns = {
+        name: [values.get(name) for values in sample] for name in languages or reader.columns
+    }
+    name = choose_column(columns, reader.name, None, "--text")
+    what = f"{name!r} holds dates, ids or numbers, not texts: {columns[name][0]!r:.60}"
+    hint = f"name another column with --text; or this one, --text {quoted(name)}"
+    expect(not statistics[name].holds_codes(), what, where=reader.name, hint=hint)
+    return (name,)
+
+
+def reading_note(reader: RowReader, columns: Sequence[str], more: str) -> Event:
+    """What is read of a file of texts, as a note."""
+    unused = ", ".join(name for name in reader.columns if name not in columns)
+    parts = (
+        f"text: {', '.join(columns)}",
+        reader.header_note,
+        unused and f"not used: {unused}",
+        more,
+    )
+    return Event("note", "; ".join(filter(None, parts)))
+
+
+def row_text(row: Row, columns: Sequence[str], empty: IssueCounter) -> str:
+    """The text of a row, its columns joined by a space. A row without text is counted in `empty`
+    and gives "".
+
+    Raises:
+        BertworksError: a value is not text.
+    """
+    parts = [as_text(row.values.get(column)) for column in columns]
+    if None in parts:
+        column = columns[parts.index(None)]
+        what = f"{column!r} holds {row.values[column]!r:.60}, which is not text"
+        raise BertworksError(what, where=row.where, hint="use another column")
+    text = " ".join(part.strip() for part in parts if part and part.strip())
+    if not text:
+        empty.add(row.where)
+    return text
+
+
+class TextRow(NamedTuple):
+    """A row and its text. number: that of the row in the output, from 1. row: the fields that are
+    written next to the vector."""
+
+    number: int
+    row: Mapping[str, Any]
+    text: str
+
+
+def _text_rows(
+    reader: RowReader,
+    columns: Sequence[str],
+    empty: IssueCounter,
+    row_format: RowFormat | None = None,
+    new_column: str = "",
+) -> Iterator[TextRow]:
+    """The rows of a file, see `row_text`.
+
+    Args:
+        row_format: of the output; None: its rows hold vectors alone.
+        new_column: which no row may have.
+    """
+    for number, row in enumerate(reader, 1):
+        if row_format is not None:
+            refuse_columns(row, [new_column])
+        fields = {} if row_format is None else row.written or row.values
+        yield TextRow(number, fields, row_text(row, columns, empty))
+
+
+def vectors_of_file(embedder: Embedder, path: str | Path) -> Iterator[Vectors]:
+    """The vectors of the texts of a file, in portions. Rows without text are left out."""
+    reader = RowReader(path)
+    rows = _text_rows(reader, text_columns(reader, ()), IssueCounter())
+    for texts in portions_of((row.text for row in rows), len):
+        yield embedder.portion(list(filter(None, texts)))[0]
+
+
+def embed_file(
+    model: str | Path,
+    data: Data,
+    output: str | Path,
+    *,
+    text: str | Sequence[str] = (),
+    pooling: Pooling | None = None,
+    normalize: bool | None = None,
+    max_length: int | None = None,
+    whitening: Whitening = "none",
+    learn_from: str | Path | None = None,
+    device: str = "auto",
+    precision: PrecisionOption = "auto",
+    read: ReadOptions = ReadOptions(),
+    guard_formulas: bool = False,
+    bulk: Bulk = Bulk(),
+) -> Iterator[Event]:
+    """Write the vector of every row of a file, in order: an array in .npy, else a column
+    `embedding` next to those of the input. Call it again to resume after an interruption. The
+    output appears when it is complete.
+
+    Args:
+        data: any file of rows, or of lines; "-" is standard input; rows in memory, see `finetune`;
+            or a list of texts.
+        text: columns, joined by a space; (): inferred.
+        pooling, normalize, max_length, precision: see `Embedder`.
+        whitening: "center" subtracts the mean of all vectors; "whiten" also makes the covariance
+            the identity.
+        learn_from: a file of texts to compute that from; None: `data`.
+        guard_formulas, bulk: see `predict_file`.
+
+    Raises:
+        BertworksError, UsageError: no such model or column, an unreadable row, an unknown kind of
+            output.
+    """
+    kind = None if str(output).endswith(".npy") else kind_of(output, vectors=True)
+    expect(kind != "conll", "CoNLL files cannot hold vectors", hint="use another format")
+    open_embedder = partial(
+        Embedder,
+        open_model(model, device),
+        pooling=pooling,
+        normalize=normalize,
+        max_length=max_length,
+    )
+    embedder = open_embedder(precision=precision)
+    reader = RowReader(rows_of_texts(data, ["text"]), read)
+    columns = text_columns(reader, text)
+    yield reading_note(
+        reader, columns, f"{embedder.settings.pooling} of {embedder.dimension} dimensions"
+    )
+    if embedder.precision == "int8":
+        yield _compare(embedder, open_embedder(precision="fp32"), reader, columns)
+    row_format = None
+    new_column = "embedding"
+    if kind is not None:
+        while new_column in reader.written_columns:
+            new_column += "_"
+        row_format = format_of(
+            output,
+            [*reader.written_columns, new_column],
+            kind=kind,
+            guard_formulas=guard_formulas,
+        )
+    reader.refuse_output(output)
+    empty = IssueCounter()
+    finishes_rows = row_format is not None and whitening == "none"
+    contents: Contents = "rows" if finishes_rows else "vectors"
+    if whitening != "none":
+        contents = "vectors and mask"
+    job, compute = vector_job(
+        bulk,
+        output,
+        "embed",
+        reader,
+        columns,
+        embedder,
+        str(model),
+        device,
+        precision,
+        contents=contents,
+        row_format=row_format,
+    )
+
+    def join(files: Sequence[Path]) -> str | None:
+        if row_format is not None and whitening == "none":
+            return join_portions(row_format, output, files)
+        blocks = _vectors_of_portions(embedder, files)
+        if whitening != "none":
+            blocks = _whitened(embedder, files, whitening, learn_from)
+        if row_format is None:
+            write_npy(Path(output), blocks)
+            return None
+        rows = _text_rows(reader, columns, IssueCounter(), row_format)
+        return _write_vectors(output, row_format, rows, blocks)
+
+    yield from compute_file(
+        "embed",
+        job,
+        _text_rows(reader, columns, empty, row_format, new_column),
+        compute,
+        join,
+        notes=lambda: reader.events(empty, "get the vector of an empty text"),
+        size=lambda row: len(row.text),
+        results=f"vectors of {embedder.dimension}",
+        dimension=embedder.dimension,
+        examples=lambda rows: embedder.examples(
+            (f"{reader.name}: row {row.number}", row.text) for row in rows
+        ),
+    )
+
+
+# What a portion holds: finished rows; float32 vectors; or, to be whitened, these and for each row
+# whether it has a text.
+Contents = Literal["rows", "vectors", "vectors and mask"]
+
+
+def _portion(
+    embedder: Embedder,
+    prompts: Sequence[str] | None,
+    contents: Contents,
+    row_format: RowFormat | None,
+    rows: Sequence[TextRow],
+) -> tuple[int, bytes | Iterable[bytes]]:
+    """The number of truncated texts, and the content of a portion. prompts: names; then, as an
+    index has them, vectors of length 1."""
+    texts = [row.text for row in rows]
+    if prompts is not None:
+        vectors, counts = embedder.embed_and_count(texts, prompt=embedder.settings.prompt(*prompts))
+        return counts.truncated, normalized(vectors).tobytes()
+    vectors, truncated_tokens = embedder.portion(texts)
+    truncated = int(np.count_nonzero(truncated_tokens))
+    if contents == "vectors":
+        return truncated, vectors.tobytes()
+    if contents == "vectors and mask":
+        has_text = np.array([bool(text) for text in texts])
+        return truncated, pack([has_text.tobytes(), vectors.tobytes()])
+    assert row_format is not None
+    finished = _rows_with_vectors(row_format, rows, vectors)
+    return truncated, row_portion(row_format, finished, rows[0].number)
+
+
+def _rows_with_vectors(
+    row_format: RowFormat, rows: Iterable[TextRow], vectors: Iterable[Any]
+) -> Iterator[dict[str, Any]]:
+    """Rows with their vectors in the last column. Parquet has float32; other formats get the
+    shortest digits that identify a float32."""
+    column = row_format.columns[-1]
+    for row, vector in zip(rows, vectors, strict=True):
+        is_parquet = row_format.kind == "parquet"
+        yield {**row.row, column: vector if is_parquet else [float(str(x)) for x in vector]}
+
+
+def vector_maker(
+    options: dict[str, Any],
+    prompts: list[str] | None,
+    contents: Contents,
+    row_format: dict[str, Any] | None,
+    threads: int,
+) -> tuple[dict[str, Any], Callable[[Sequence[TextRow]], tuple[int, bytes | Iterable[bytes]]]]:
+    """The `maker` of vectors, see `FileJob`. options: of the `Embedder`."""
+    machine = fixed_machine(options["device"], threads)
+    embedder = Embedder(**options)
+    identity = {"model": embedder.fingerprint, "precision": embedder.precision, **machine}
+    output_format = None if row_format is None else RowFormat(**row_format)
+    return identity, partial(_portion, embedder, prompts, contents, output_format)
+
+
+def vector_job(
+    bulk: Bulk,
+    output: str | Path,
+    command: str,
+    reader: RowReader,
+    columns: Sequence[str],
+    embedder: Embedder,
+    model: str,
+    device: str,
+    precision: PrecisionOption = "auto",
+    *,
+    prompts: Sequence[str] | None = None,
+    contents: Contents = "vectors",
+    row_format: RowFormat | None = None,
+) -> tuple[FileJob, Callable[[Sequence[TextRow]], tuple[int, bytes | Iterable[bytes]]]]:
+    """A job that computes the vectors of a file, and what computes a portion here.
+
+    Args:
+        columns: of the text.
+        model, device, precision: of the embedder, as the user named them.
+        prompts: see `_portion`.
+        row_format: of finished rows.
+    """
+    settings = row_format and asdict(row_format)
+    identity = {
+        "command": command,
+        "data": reader.content_identity() if bulk else reader.fingerprint(),
+        "model": embedder.fingerprint,
+        "columns": columns,
+        "precision": embedder.precision,
+        "contents": contents,
+        "format": settings,
+    }
+    options: dict[str, Any] = {
+        "pooling": embedder.settings.pooling,
+        "max_length": embedder.settings.max_length,
+        "normalize": embedder.normalize_option,
+        "model": model,
+        "device": device,
+        "precision": precision,
+    }
+    job = FileJob(
+        output,
+        bulk,
+        identity,
+        "bertworks.inference.embed_file:vector_maker",
+        [options, prompts, contents, settings],
+        machine=fixed_machine(device) if bulk else {},
+        gpus=gpus_for(device) if bulk else 0,
+    )
+    return job, partial(_portion, embedder, prompts, contents, row_format)
+
+
+def _vectors_of_portions(
+    embedder: Embedder, files: Sequence[Path], *, has_mask: bool = False
+) -> Iterator[Vectors]:
+    """The vectors of all portions. has_mask: they are to be whitened."""
+    yield np.zeros((0, embedder.dimension), np.float32)  # the shape of a file without rows
+    for file in files:
+        content = content_of(file)
+        vectors = unpack(content)[1] if has_mask else content
+        yield np.frombuffer(vectors, np.float32).reshape(-1, embedder.dimension)
+
+
+def _whitened(
+    embedder: Embedder, files: Sequence[Path], whitening: Whitening, path: str | Path | None
+) -> Iterator[Vectors]:
+    """The vectors of all portions, centered or whitened by those of texts. path: see
+    `embed_file`."""
+
+    def vectors_of_texts() -> Iterator[Vectors]:
+        for file in files:
+            mask, vectors = unpack(content_of(file))
+            block = np.frombuffer(vectors, np.float32).reshape(-1, embedder.dimension)
+            yield block[np.frombuffer(mask, bool)]
+
+    sample = vectors_of_texts() if path is None else vectors_of_file(embedder, path)
+    moments = Moments(embedder.dimension, sample)
+    blocks = _vectors_of_portions(embedder, files, has_mask=True)
+    if whitening == "none" or not moments.count:
+        return blocks
+    return map(embedder.finish, map(moments.whitener(whitening), blocks))
+
+
+def _compare(
+    embedder: Embedder, exact_embedder: Embedder, reader: RowReader, columns: Sequence[str]
+) -> Event:
+    """The difference of the first vectors to those in fp32."""
+    rows = islice(_text_rows(reader, columns, IssueCounter()), COMPARED)
+    texts = [row.text for row in rows if row.text]
+    vectors, exact_vectors = (normalized(each.embed(texts)) for each in (embedder, exact_embedder))
+    cosines = (vectors * exact_vectors).sum(1) if texts else np.ones(1)
+    least = float(cosines.min())
+    mean = float(cosines.mean())
+    text = (
+        f"cosine with fp32 at least {least:.4f}, mean {mean:.4f}, for the first {len(texts)} texts"
+    )
+    fields = {"least_cosine": least, "mean_cosine": mean}
+    return Event("note", f"{embedder.precision}: {text}", fields)
+
+
+def _write_vectors(
+    output: str | Path,
+    row_format: RowFormat,
+    rows: Iterable[TextRow],
+    blocks: Iterator[Vectors],
+) -> str | None:
+    """Write rows with whitened vectors, which depend on all rows: no portion can hold them. Return
+    a note if some texts would be formulas."""
+    formulas = IssueCounter()
+    write_rows(
+        output,
+        row_format.columns,
+        _rows_with_vectors(row_format, rows, chain.from_iterable(blocks)),
+        kind=row_format.kind,
+        formulas=formulas,
+        guard_formulas=row_format.guard_formulas,
+    )
+    return formula_note(formulas, row_format.guard_formulas)
