@@ -75,26 +75,26 @@ def read_treebank(path: str | Path) -> Treebank:
         file: [part for part, known in _PARTS.items() if known & words[file]] for file in present
     }
     files = {part: [file for file in present if parts[file] == [part]] for part in _PARTS}
-    others = [file.name for file in present if len(parts[file]) != 1]
+    unused = [file.name for file in present if len(parts[file]) != 1]
     for part in ("train", "dev"):
-        found = some_names(file.name for file in present)
+        names = some_names(file.name for file in present)
         require(
             files[part],
-            f"no file has the part {part!r} in its name; there are {found}",
+            f"no file has the part {part!r} in its name; there are {names}",
             path,
             _LAYOUT,
         )
     sentences = {
-        part: [one for file in group for one in read_trees(file)] for part, group in files.items()
+        part: [sentence for file in group for sentence in read_trees(file)]
+        for part, group in files.items()
     }
     notes = [
         f"{part}: {', '.join(file.name for file in group)}, {len(sentences[part]):,} sentences"
         for part, group in files.items()
         if group
     ]
-    notes += [f"not used, as their names have no part or several: {', '.join(others)}"] * bool(
-        others
-    )
+    if unused:
+        notes.append(f"not used, as their names have no part or several: {', '.join(unused)}")
     return Treebank(sentences["train"], sentences["dev"], sentences["test"], notes)
 
 

@@ -84,14 +84,14 @@ class OutputFields:
 
     def select(self, answer: Answer) -> Answer:
         """The shown parts."""
-        shown = {part: answer[part] for part in self.parts}
-        if not self.probabilities and "n_best" in shown:
-            shown["n_best"] = shown["n_best"][: self.top_k]
-        elif not self.probabilities and isinstance(shown.get("scores"), dict):
-            shown["scores"] = dict(
-                sorted(shown["scores"].items(), key=lambda pair: -pair[1])[: self.top_k]
+        parts = {part: answer[part] for part in self.parts}
+        if not self.probabilities and "n_best" in parts:
+            parts["n_best"] = parts["n_best"][: self.top_k]
+        elif not self.probabilities and isinstance(parts.get("scores"), dict):
+            parts["scores"] = dict(
+                sorted(parts["scores"].items(), key=lambda pair: -pair[1])[: self.top_k]
             )
-        return shown
+        return parts
 
     @property
     def empty_columns(self) -> dict[str, Any]:
@@ -100,11 +100,11 @@ class OutputFields:
 
     def columns(self, features: Features, answer: Answer) -> dict[str, Any]:
         """The columns of a row. Choices are counted as in the training data."""
-        shown = self.select(answer)
-        if "choice" in shown:
-            shown["choice"] += self.first_choice
+        parts = self.select(answer)
+        if "choice" in parts:
+            parts["choice"] += self.first_choice
         return {
-            **{f"predicted_{part}": shown[part] for part in shown},
+            **{f"predicted_{part}": parts[part] for part in parts},
             "truncated_tokens": features.num_truncated,
         }
 

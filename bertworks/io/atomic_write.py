@@ -343,8 +343,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
         remove_leftovers(target.parent, name=target.name)
         with utf8_path(temporary) as name:
             yield name
-        for written in (*temporary.rglob("*"), temporary):
-            fsync(written)
+        for new_path in (*temporary.rglob("*"), temporary):
+            fsync(new_path)
         if not (temporary.is_dir() and target.exists()):
             temporary.replace(target)
         elif not _exchange(temporary, target):
@@ -420,11 +420,12 @@ def remove_leftovers(folder: str | Path, *, name: str | None = None) -> None:
     Args:
         name: delete the leftovers of this file or folder only; None: all.
     """
-    wanted, host = re.escape(_shorten(name)) if name else ".+", re.escape(socket.gethostname())
+    targets = re.escape(_shorten(name)) if name else ".+"
+    host = re.escape(socket.gethostname())
     for entry in Path(folder).glob(".*.tmp"):
         # a temporary file may have one of its own
         ending = rf"@{host}\.(?P<process>\d+)-?(?P<start>\d*)\.\d+\.tmp"
-        match = re.fullmatch(rf"\.+{wanted}(?:@.+\.tmp)?{ending}", entry.name, re.DOTALL)
+        match = re.fullmatch(rf"\.+{targets}(?:@.+\.tmp)?{ending}", entry.name, re.DOTALL)
         if match and not _is_running(int(match["process"]), match["start"]):
             remove(entry)
 

@@ -146,8 +146,10 @@ class Storage:
     def files(self) -> dict[str, Mapping[str, Any]]:
         """What the storage tells about the files: by their names within this folder, "" for a file
         itself."""
-        found = self.tried(lambda: self.fs.find(self.key, detail=True), gone=True) or {}
-        return {name[len(self.key) :].lstrip("/"): facts for name, facts in sorted(found.items())}
+        facts_by_key = self.tried(lambda: self.fs.find(self.key, detail=True), gone=True) or {}
+        return {
+            key[len(self.key) :].lstrip("/"): facts for key, facts in sorted(facts_by_key.items())
+        }
 
     def copy(
         self, how: Callable[[str, Path], None], files: Mapping[str, Path], gone: bool = False
@@ -230,11 +232,11 @@ def fetched(url: str) -> Path:
     )
     files = store.files()
     if not files and (start := re.search(r"/[^/]*[*?[]", store.url)):
-        found = store.tried(lambda: store.fs.glob(store.key, detail=True))
+        matches = store.tried(lambda: store.fs.glob(store.key, detail=True))
         pattern, store = store.url[start.start() + 1 :], Storage(store.url[: start.start()])
         files = {
             name[len(store.key) + 1 :]: facts
-            for name, facts in found.items()
+            for name, facts in matches.items()
             if facts["type"] == "file"
         }
     require(files, _MISSING, url, _SPELLING)
@@ -261,13 +263,13 @@ def fetched(url: str) -> Path:
 def _progress(names: Iterable[str]) -> tuple[int, int]:
     """How far a run is: how many of the runs in it are finished, and the steps of their newest
     complete checkpoints."""
-    found = [match for match in map(_COMPLETE.fullmatch, names) if match]
+    matches = [match for match in map(_COMPLETE.fullmatch, names) if match]
     steps = {
         match["run"]: int(match["step"]) + 1
-        for match in sorted(found, key=itemgetter(0))
+        for match in sorted(matches, key=itemgetter(0))
         if match["step"]
     }
-    return sum(not match["step"] for match in found), sum(steps.values())
+    return sum(not match["step"] for match in matches), sum(steps.values())
 
 
 class _Upload:
@@ -355,14 +357,14 @@ class _Upload:
 
     def files(self) -> dict[str, Path]:
         """The files of the working copy, by name. Plans are made again."""
-        found = {
+        paths = {
             path.relative_to(self.local).as_posix(): path
             for path in self.local.rglob("*")
             if path.is_file()
         }
         return {
             name: path
-            for name, path in sorted(found.items())
+            for name, path in sorted(paths.items())
             if not re.match(r"(.*/)?(\.|plans/)", name)
         }
 

@@ -463,30 +463,30 @@ def file_or_texts(words: Sequence[str], texts: Sequence[str]) -> str | list[str]
     Raises:
         UsageError: nothing is given, or more than a file; there is no such file.
     """
-    found = [
-        w
-        for w in words
-        if names_file(w) or len(w.split()) < 2 or w.startswith(("/", "./", "../", "~/"))
+    paths = [
+        word
+        for word in words
+        if names_file(word) or len(word.split()) < 2 or word.startswith(("/", "./", "../", "~/"))
     ]
-    if not found and (words or texts):
+    if not paths and (words or texts):
         return [*words, *texts]
     hint = (
-        f"if this is a text: -t {quoted(found[0])}"
-        if found
+        f"if this is a text: -t {quoted(paths[0])}"
+        if paths
         else 'name a file; or give a text: -t "A text"'
     )
-    where = found[0] if found else None
+    where = paths[0] if paths else None
     expect(
         len([*words, *texts]) == 1,
         "expected one file, or - for standard input, or texts",
         where=where,
         hint=hint,
     )
-    path = as_path(found[0]).expanduser()
-    if found[0] != "-" and not path.exists():
+    path = as_path(paths[0]).expanduser()
+    if paths[0] != "-" and not path.exists():
         error = nothing_there(path)
         raise UsageError(error.what, where=error.where, hint=f"{error.hint}; {hint}")
-    return found[0]
+    return paths[0]
 
 
 def _not_text(head: bytes) -> tuple[str, str] | None:

@@ -590,22 +590,24 @@ def _add_rows(
             yield Event("note", f"resuming after {done:,} rows", {"resumed_row": done})
         begin = 0
         for portion, file in zip(groups, job.files or repeat(None)):
-            rows, begin = portion[max(0, done - begin) :], begin + len(portion)
+            rows = portion[max(0, done - begin) :]
+            begin += len(portion)
             if not done:
                 yield from index.embedder.examples(
                     ((row.where, text) for row, text in rows), *DOCUMENT_PROMPTS
                 )
-            kept, done = [(row, text) for row, text in rows if text], max(done, begin)
-            ids = None if id_column is None else [_row_id(row, id_column) for row, _ in kept]
+            documents = [(row, text) for row, text in rows if text]
+            done = max(done, begin)
+            ids = None if id_column is None else [_row_id(row, id_column) for row, _ in documents]
             fields = [
                 {name: row.values[name] for name in row.values if name not in left_out}
-                for row, _ in kept
+                for row, _ in documents
             ]
-            if kept:
+            if documents:
                 vectors = np.frombuffer(bytearray(content_of(file)), np.float32) if file else None
-                replaced += index.append(
-                    [text for _, text in kept], ids, fields, {source: (done, False)}, vectors
-                )
+                texts = [text for _, text in documents]
+                sources = {source: (done, False)}
+                replaced += index.append(texts, ids, fields, sources, vectors)
             yield Event(
                 "stage", f"index: {done:,} rows", {"stage": "index", "what": "rows", "amount": done}
             )

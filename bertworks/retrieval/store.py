@@ -81,8 +81,9 @@ class Manifest:
         """With the checksums of new files, and without those of files that are no longer in the
         index."""
         segments = self.segments | ({Path(GRAPH).stem: ""} if self.neighbours else {})
-        kept = {name: sums for name, sums in self.files.items() if Path(name).stem in segments}
-        return replace(self, files=kept | {name: file_sums(folder / name) for name in names})
+        files = {name: sums for name, sums in self.files.items() if Path(name).stem in segments}
+        files |= {name: file_sums(folder / name) for name in names}
+        return replace(self, files=files)
 
 
 def _files_of(segments: Iterable[str]) -> list[str]:
@@ -300,14 +301,15 @@ class Documents:
                 index.
         """
         fingerprint = self.manifest.fingerprint
-        words, expected = words_state(fingerprint.get("language")), fingerprint.get("stemmer")
-        if (found := words.get("stemmer")) != expected:
-            what = (
-                f"the words of this index were stemmed by {expected}, and {found} may give "
-                "other stems"
-            )
-            hint = f"bertworks index -o {quoted(self.folder)} --compact stems them again"
-            raise BertworksError(what, where=str(self.folder), hint=hint)
+        words = words_state(fingerprint.get("language"))
+        expected = fingerprint.get("stemmer")
+        stemmer = words.get("stemmer")
+        what = (
+            f"the words of this index were stemmed by {expected}, and {stemmer} may give "
+            "other stems"
+        )
+        hint = f"bertworks index -o {quoted(self.folder)} --compact stems them again"
+        require(stemmer == expected, what, self.folder, hint)
         return words.get("language")
 
     def segment_of(self, number: int) -> tuple[Segment, int]:

@@ -218,7 +218,7 @@ def make_shards(
             yield from job.make("prepare", groups(reader))
             if bulk.part:
                 return
-            options["made"] = map(BytesIO, blocks_of(job.files, reader))
+            options["parts"] = map(BytesIO, blocks_of(job.files, reader))
         shards, report = yield from in_background("shards", work)
         if job and is_finished and not overwrite:
             job.discard()

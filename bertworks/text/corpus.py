@@ -410,9 +410,9 @@ class CorpusReader:
         for item in self.inputs:
             path, pipe_name = text_files.rereadable(item, self)
             pipe_name = str(item) if isinstance(item, StoredRows) else pipe_name
-            found = [(path, "")] if pipe_name else self._find(path)
+            paths = [(path, "")] if pipe_name else self._find(path)
             files = [
-                (file.resolve(), (relative, pipe_name or str(file))) for file, relative in found
+                (file.resolve(), (relative, pipe_name or str(file))) for file, relative in paths
             ]
             what = f"the folder has no file to read; skipped: {self._skipped}"
             hint = (

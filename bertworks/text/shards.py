@@ -251,7 +251,7 @@ def write_shards(
     part_characters: int = PART_CHARACTERS,
     overwrite: bool = False,
     progress: Callable[[int], None] | None = None,
-    made: Iterable[Any] | None = None,
+    parts: Iterable[Any] | None = None,
 ) -> Shards:
     """Turn a corpus into a shards folder, or resume an interrupted command.
 
@@ -264,7 +264,7 @@ def write_shards(
             per worker.
         overwrite: delete the shards of another command in the folder.
         progress: called with the characters done so far.
-        made: all parts, if other processes have made them; the corpus is then not read.
+        parts: all parts, if other processes have computed them; the corpus is then not read.
 
     Raises:
         BertworksError: the folder holds something else or is in use, the disk is full, a worker
@@ -286,27 +286,22 @@ def write_shards(
             )
         else:
             _begin(folder, settings, reader, tokenizer)
-            number, parts = (
-                0,
-                () if made is not None else enumerate(parts_of(reader, part_characters)),
-            )
+            number = 0
+            texts = () if parts is not None else enumerate(parts_of(reader, part_characters))
             writer = (
                 "bertworks.text.shard_writer:PartWriter",
                 [str(folder / "tokenizer"), str(folder / "parts")],
             )
             with closing(
-                in_processes(*writer, parts, workers, ended=_ENDED, hint=_AGAIN)
-            ) as written:
-                for done in accumulate(written):
+                in_processes(*writer, texts, workers, ended=_ENDED, hint=_AGAIN)
+            ) as part_sizes:
+                for done in accumulate(part_sizes):
                     number += 1
                     if progress:
                         progress(done)
-            made = (
-                made
-                if made is not None
-                else [part_path(folder / "parts", index) for index in range(number)]
-            )
-            _join(folder, made, tokenizer, settings, reader).save(folder / "manifest.json")
+            if parts is None:
+                parts = [part_path(folder / "parts", index) for index in range(number)]
+            _join(folder, parts, tokenizer, settings, reader).save(folder / "manifest.json")
         # Only an unfinished folder needs these.
         remove(folder / "plan.json")
         remove(folder / "parts")
@@ -374,10 +369,10 @@ def _refuse_other(
     if names == ["files_sha256"]:
         _refuse_other(existing, {"content_sha256": reader.content_sha256()}, reader, folder)
     elif names:
-        shown = "; ".join(
+        differences = "; ".join(
             f"{name}: {existing.get(name)!s:.12}, now {settings[name]!s:.12}" for name in names
         )
-        what = f"this folder holds the shards of another command ({shown})"
+        what = f"this folder holds the shards of another command ({differences})"
         hint = "write to another folder with -o, or replace the shards with --overwrite"
         raise BertworksError(what, where=str(folder), hint=hint)
 
@@ -404,12 +399,12 @@ def refuse_other_files(folder: Path, overwrite: bool) -> None:
     """Raises BertworksError for a folder without shards that is not empty, and before shards next
     to other files would be deleted. Nothing is changed before."""
     names = _visible(folder)
-    others = [name for name in names if name not in _OUR_FILES]
-    is_other = bool(names) and not holds_shards(folder)
-    what = "is not empty and holds no shards" if is_other else "holds more than shards"
-    what = f"this folder {what}: {', '.join((others or names)[:5])}"
+    foreign_names = [name for name in names if name not in _OUR_FILES]
+    is_foreign = bool(names) and not holds_shards(folder)
+    what = "is not empty and holds no shards" if is_foreign else "holds more than shards"
+    what = f"this folder {what}: {', '.join((foreign_names or names)[:5])}"
     require(
-        not is_other and not (overwrite and others),
+        not is_foreign and not (overwrite and foreign_names),
         what,
         folder,
         "choose a new or empty folder with -o",
