@@ -26,7 +26,7 @@ from bertworks.checkpoints.model_folder import Model, check_vocabulary
 from bertworks.checkpoints.storage import DAMAGED, read_json, refuse_non_finite
 from bertworks.errors import BertworksError, check, explain_os_errors, quoted, require, some_names
 from bertworks.io.atomic_write import read_small
-from bertworks.io.binary_files import Protobuf, last_value, read_protobuf, read_varint
+from bertworks.io.protobuf import Protobuf, last_value, read_protobuf, read_varint
 from bertworks.models.config import EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
 

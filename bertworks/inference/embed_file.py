@@ -31,8 +31,8 @@ from bertworks.inference.embedder import Embedder
 from bertworks.inference.engine import open_model
 from bertworks.inference.predictor import COMPARED
 from bertworks.inference.whitening import Moments, Vectors, Whitening, normalized
-from bertworks.io.binary_files import write_npy
 from bertworks.io.file_job import FileJob, compute_file, content_of, pack, portions_of, unpack
+from bertworks.io.npy_files import write_npy
 from bertworks.io.options import Bulk, ReadOptions
 from bertworks.io.tables import (
     SAMPLE_ROWS,

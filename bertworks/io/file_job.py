@@ -40,7 +40,7 @@ from bertworks.io.atomic_write import (
     temporary_sibling,
     write_json,
 )
-from bertworks.io.binary_files import SEAL, is_sealed, json_sha256, sealing
+from bertworks.io.integrity import SEAL, is_sealed, json_sha256, sealing
 from bertworks.io.options import Bulk
 from bertworks.io.processes import available_cpus, chunk_by_size, in_processes
 

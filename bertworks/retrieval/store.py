@@ -27,13 +27,7 @@ from bertworks.io.atomic_write import (
     write_bytes,
     write_text,
 )
-from bertworks.io.binary_files import (
-    CheckedArray,
-    CheckedFile,
-    file_sums,
-    json_sha256,
-    verify_files,
-)
+from bertworks.io.integrity import CheckedArray, CheckedFile, file_sums, json_sha256, verify_files
 from bertworks.io.tables import as_json
 from bertworks.retrieval.ranking import Postings, hash_of, postings, words_state
 

@@ -26,7 +26,8 @@ import tokenizers
 from numpy.typing import NDArray
 
 from bertworks.io.atomic_write import replacing
-from bertworks.io.binary_files import is_sealed, json_sha256, open_npy, sealing
+from bertworks.io.integrity import is_sealed, json_sha256, sealing
+from bertworks.io.npy_files import open_npy
 from bertworks.io.processes import chunk_by_size
 from bertworks.text.segmentation import split_sentences
 from bertworks.text.tokenizer import Tokenizer

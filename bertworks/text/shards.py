@@ -36,13 +36,7 @@ from bertworks.io.atomic_write import (
     remove_leftovers,
     write_json,
 )
-from bertworks.io.binary_files import (
-    CheckedArray,
-    CheckedFile,
-    file_sums,
-    json_sha256,
-    verify_files,
-)
+from bertworks.io.integrity import CheckedArray, CheckedFile, file_sums, json_sha256, verify_files
 from bertworks.io.processes import in_processes
 from bertworks.io.remote import as_path
 from bertworks.text.corpus import CorpusReader

@@ -25,7 +25,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, check, quoted, require
 from bertworks.io.atomic_write import read_small
-from bertworks.io.binary_files import last_value, read_protobuf
+from bertworks.io.protobuf import last_value, read_protobuf
 
 Result = TypeVar("Result")
 

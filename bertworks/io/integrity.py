@@ -1,33 +1,28 @@
-"""Binary files: what has changed since it was written is found; messages of protobuf.
+"""Whether files are complete, and as they were written.
 
-- `file_sums`, `verify_files`: the sha256 of files, and the CRC-32 of their blocks
-- `write_npy`, `open_npy`: arrays of any size
-- `CheckedFile`, `CheckedArray`: memory-mapped files; each block is checked when it is first read
-- `sealing`, `is_sealed`: files that carry their own hash; `json_sha256`: JSON objects that do
-- `read_protobuf`: the fields of a protobuf message, without a library and without its schema
+- `json_sha256`: the hash that a manifest holds of itself; `file_sums`, `verify_files`: those of the
+  files that it names, to verify a folder and to resume
+- `CheckedFile`, `CheckedArray`: memory-mapped files of shards and indexes; each block is compared
+  with its CRC-32 in the manifest when it is first read
+- `sealing`, `is_sealed`: files without a manifest, such as the portions of a job, that carry the
+  hash of their content and of what it belongs to
 """
 
 import hashlib
 import json
-import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 import numpy as np
-from numpy.lib import format as npy
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
-from bertworks.errors import check, require
+from bertworks.errors import require
 from bertworks.io.atomic_write import LFS_POINTER, refuse_lfs_pointer, replacing
 
-_T = TypeVar("_T")
-Protobuf = dict[int, list[Any]]  # number of a field -> its values: int, or bytes
-_MOST_FIELDS = 1000
-_FIXED_SIZES = {1: 8, 5: 4}  # bytes of a value, by its kind
 _BLOCK = 1 << 20  # bytes with one CRC-32
 SEAL = 32  # bytes that `sealing` appends
 
@@ -39,15 +34,16 @@ def json_sha256(content: Mapping[str, Any]) -> str:
     Raises:
         ValueError, TypeError: it holds something that is not JSON, such as NaN.
     """
-    others = {name: value for name, value in content.items() if name != "sha256"}
-    text = json.dumps(others, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    hashed = {name: value for name, value in content.items() if name != "sha256"}
+    text = json.dumps(hashed, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def file_sums(path: str | Path) -> tuple[str, str]:
     """The sha256 of a file, and the CRC-32 of each block of 1 MiB, 8 digits each; both in
     hexadecimal."""
-    digest, sums = hashlib.sha256(), list[str]()
+    digest = hashlib.sha256()
+    sums: list[str] = []
     with Path(path).open("rb") as file:
         while block := file.read(_BLOCK):
             digest.update(block)
@@ -66,48 +62,14 @@ def verify_files(folder: Path, files: Mapping[str, str], hint: str) -> dict[str,
     Raises:
         BertworksError: a file is missing or has another content.
     """
-    sums = dict[str, str]()
+    sums: dict[str, str] = {}
     for name, expected in files.items():
-        found, sums[name] = file_sums(folder / name) if (folder / name).is_file() else ("", "")
-        what = (
-            "damaged: its content has changed (sha256 differs)"
-            if found
-            else "damaged: the file is missing"
-        )
-        require(found == expected, what, folder / name, hint)
+        path = folder / name
+        require(path.is_file(), "damaged: the file is missing", path, hint)
+        digest, sums[name] = file_sums(path)
+        what = "damaged: its content has changed (sha256 differs)"
+        require(digest == expected, what, path, hint)
     return sums
-
-
-@contextmanager
-def open_npy(path: str | Path) -> Iterator[Callable[[NDArray[Any]], None]]:
-    """An .npy file that is written atomically: the function that appends a block of rows, all of
-    one type and shape."""
-    rows = 0
-    with replacing(path) as temporary, temporary.open("wb") as file:
-
-        def append(block: NDArray[Any]) -> None:
-            nonlocal rows
-            rows += len(block)
-            header = {
-                "descr": block.dtype.str,
-                "fortran_order": False,
-                "shape": (rows, *block.shape[1:]),
-            }
-            # the header has the same length for any number of rows: numpy reserves the space
-            file.seek(0)
-            npy.write_array_header_1_0(file, header)
-            file.seek(0, os.SEEK_END)
-            file.write(block.tobytes())
-
-        yield append
-
-
-def write_npy(path: str | Path, blocks: Iterable[NDArray[Any]]) -> None:
-    """Write an .npy file atomically from blocks of its rows, at least one, with one block in memory
-    at a time."""
-    with open_npy(path) as append:
-        for block in blocks:
-            append(block)
 
 
 class CheckedFile:
@@ -141,11 +103,10 @@ class CheckedFile:
         """
         first, last = start // _BLOCK, -(-end // _BLOCK)
         while (block := self._unread.find(1, first, last)) >= 0:
-            found = zlib.crc32(self.content[block * _BLOCK : (block + 1) * _BLOCK].data)
+            checksum = zlib.crc32(self.content[block * _BLOCK : (block + 1) * _BLOCK].data)
+            expected = self._sums[8 * block : 8 * block + 8]
             what = f"damaged: block {block} of 1 MiB is not as it was written (CRC-32 differs)"
-            require(
-                f"{found:08x}" == self._sums[8 * block : 8 * block + 8], what, self.path, self._hint
-            )
+            require(f"{checksum:08x}" == expected, what, self.path, self._hint)
             self._unread[block] = 0
 
 
@@ -213,53 +174,3 @@ def _seal_of(file: IO[bytes], key: str, size: int) -> bytes:
     while block := file.read(min(_BLOCK, size - file.tell())):
         digest.update(block)
     return digest.digest()
-
-
-def read_protobuf(data: bytes | memoryview) -> Protobuf:
-    """The fields of a protobuf message. Those of a memoryview are views.
-
-    Raises:
-        ValueError: the data is damaged.
-    """
-    fields: Protobuf = {}
-    at = 0
-    while at < len(data):
-        tag, at = read_varint(data, at)
-        kind = tag & 7
-        value: Any
-        value, at = (
-            read_varint(data, at) if kind in (0, 2) else (_FIXED_SIZES.get(kind, len(data)), at)
-        )
-        if kind != 0:
-            piece, at = data[at : at + value], at + value
-            check(at <= len(data), "not a protobuf message")
-            value = piece if kind == 2 else int.from_bytes(piece, "little")
-        fields.setdefault(tag >> 3, []).append(value)
-        check(len(fields) <= _MOST_FIELDS, "more fields than a protobuf message has")
-    return fields
-
-
-def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
-    """A number in groups of 7 bits, the lowest first, and the position after it.
-
-    Raises:
-        ValueError: the data is damaged.
-    """
-    value = 0
-    for place, byte in enumerate(data[at : at + 10]):
-        value |= (byte & 127) << 7 * place
-        if byte < 128:
-            return value, at + place + 1
-    raise ValueError("a number that does not end")
-
-
-def last_value(message: Protobuf, number: int, default: _T) -> _T:
-    """The last value of a field, which is the one that counts; `default` where there is none.
-
-    Raises:
-        ValueError: the value is not of the type of `default`.
-    """
-    value = message.get(number, [default])[-1]
-    if not isinstance(value, type(default)):
-        raise ValueError(f"field {number} is of another type")
-    return value
