@@ -435,13 +435,14 @@ def probe_page(result: Mapping[str, Any]) -> str:
         f"{result['treebank']}\n{_summary(result)}\n"
         f"seed {result['seed']}, at most {result['epochs']} epochs"
     )
+    seeds = " and seeds" if result["seeds"] > 1 else ""
     sections = [
         svg.headline(headline),
         svg.side_by_side(charts),
         svg.section("Figures", svg.words(["", *FIGURES.values()], _rows(result), wraps=False)),
         svg.preformatted("The best layer", "\n".join(_verdict(result))),
         svg.preformatted("Data", data),
-        f"<p>{what}{' and seeds' * (result['seeds'] > 1)}. Hewitt and Manning 2019.</p>",
+        svg.note(f"{what}{seeds}. Hewitt and Manning 2019.", quiet=False),
     ]
     return svg.page(name, "structural probes", _summary(result), sections)
 

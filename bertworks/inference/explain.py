@@ -36,7 +36,7 @@ from bertworks.inference.masked_lm import load_masked_lm
 from bertworks.inference.predictor import Predictor, item_of
 from bertworks.io.atomic_write import write_bytes
 from bertworks.models.transformer import Encoder
-from bertworks.reports.svg import grid, page, section
+from bertworks.reports.svg import Section, grid, html, note, page, render, section
 from bertworks.tasks.decoding import Answer
 from bertworks.tasks.features import Features, tokens_in_span
 from bertworks.tasks.settings import TaskConfig
@@ -152,30 +152,21 @@ class Explanation:
 
     def html(self) -> str:
         """The page. Texts, labels and tokens are escaped."""
-        import jinja2
-
-        environment = jinja2.Environment(
-            autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
-        )
-        sections = environment.from_string(TEMPLATE.read_text("utf-8")).render(
-            e=self, maps=self.maps(), zip=zip
-        )
+        sections = render(TEMPLATE.read_text("utf-8"), e=self, maps=self.maps(), zip=zip)
         summary = (
             f"explained: {self.explained}"
             if self.explained
             else "attention and similarity of a text"
         )
         style, script = (MAPS.joinpath(f"maps.{kind}").read_text("utf-8") for kind in ("css", "js"))
-        parts = (
-            [sections]
-            if self.reads is None
-            else [sections, section("Who reads whom", self._reading(self.reads))]
-        )
+        parts = [html(sections)]
+        if self.reads is not None:
+            parts.append(section("Who reads whom", *self._reading(self.reads)))
         return page(
             self.model, "explanation of a prediction", summary, parts, style=style, script=script
         )
 
-    def _reading(self, reads: NDArray[np.bool_]) -> str:
+    def _reading(self, reads: NDArray[np.bool_]) -> tuple[Section, Section]:
         """The picture of Figure 3, and a sentence."""
         m = len(reads)
         which = (
@@ -189,10 +180,7 @@ class Explanation:
             "token of the column"
         )
         picture = grid(title, self.tokens[:m], reads.tolist())
-        return (
-            f'{picture}\n<p class="quiet">{text}: if the derivative by its embedding is not '
-            "zero.</p>"
-        )
+        return picture, note(f"{text}: if the derivative by its embedding is not zero.")
 
     def maps(self) -> dict[str, Any]:
         """Input of maps/maps.js: the first tokens, up to a limit, and maps of them as bytes in

@@ -1,5 +1,5 @@
-"""HTML pages with tables, SVG charts and formatted numbers. A page needs no network and no
-library."""
+"""Pages of reports: sections are data, which the template page.html draws; SVG charts; formatted
+numbers. A page needs no network and no library."""
 
 import hashlib
 import math
@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 230, 56, 14, 8, 40  # of a chart, in CSS pixels
-_MAX_HORIZONTAL = 8  # names above columns; more names are written vertically
 MAX_POINTS = 150  # of a line; more are averaged in groups, with their extremes as a band
 PAGE = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
 STYLE = "\n" + Path(__file__).with_name("style.css").read_text(encoding="utf-8")
 
 Point = tuple[float, float]
 Show = Callable[[float], str]
+Section = Mapping[str, Any]  # its kind, which page.html draws, and the values that this kind has
 
 
 class Series(NamedTuple):
@@ -32,92 +32,102 @@ def page(
     name: str,
     what: str,
     summary: str,
-    sections: Sequence[str],
+    sections: Sequence[Section],
     *,
     style: str = "",
     script: str = "",
 ) -> str:
-    """A whole page.
+    """Return a whole page as HTML.
 
     Args:
         name: of the model. what: the kind of page. summary: one line.
-        sections: HTML.
         style: CSS besides STYLE.
         script: JavaScript. The policy of the page allows this script only, by its hash.
     """
-    allowed = end = ""
-    if script:
-        allowed = (
-            f"; script-src 'sha256-{b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-        )
-        end = f"<script>{script}</script>\n"
-    name, what, summary = map(escape, (name, what, summary))
-    values = {"allowed": allowed, "style": STYLE + style, "body": "\n".join(sections), "end": end}
-    return PAGE.format(name=name, what=what, summary=summary, **values)
-
-
-def side_by_side(drawn: Sequence[str]) -> str:
-    """Figures side by side where there is room."""
-    joined = "\n".join(drawn)
-    return (
-        f'<div class="charts">\n{joined}\n</div>'
-        if drawn
-        else "<p>Nothing has been measured yet.</p>"
+    return render(
+        PAGE,
+        name=name,
+        what=what,
+        summary=summary,
+        sections=sections,
+        style=STYLE + style,
+        script=script,
+        digest=b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
 
 
-def section(title: str, body: str) -> str:
-    """body: HTML."""
-    return f"<h2>{escape(title)}</h2>\n{body}"
+def render(template: str, **values: Any) -> str:
+    """Return the HTML of a Jinja template in which all values are escaped."""
+    import jinja2
+    from markupsafe import Markup
 
+    def escaped(value: object) -> object:
+        """Return a value as HTML, with the character references of Python's `html`."""
+        return value if isinstance(value, Markup) else Markup(escape(str(value)))
 
-def preformatted(title: str, text: str) -> str:
-    return section(title, f"<pre>{escape(text.strip())}</pre>")
-
-
-def folded(title: str, text: str) -> str:
-    """A text that a click unfolds."""
-    return f"<details><summary>{escape(title)}</summary><pre>{escape(text.strip())}</pre></details>"
-
-
-def headline(text: str, warning: str = "") -> str:
-    """The result at the top of a page, and what to know before it is used."""
-    return (
-        f'<p class="headline">{escape(text)}</p>'
-        + f'<p class="warning">{escape(warning)}</p>' * bool(warning)
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined, finalize=escaped
     )
+    return environment.from_string(template).render(values)
+
+
+def section(title: str, *parts: Section) -> Section:
+    """Return a section with a title, and parts below it."""
+    return {"kind": "section", "title": title, "parts": parts}
+
+
+def side_by_side(charts: Sequence[Section]) -> Section:
+    """Return figures that stand side by side where there is room."""
+    return {"kind": "charts", "figures": charts}
+
+
+def preformatted(title: str, text: str) -> Section:
+    """Return a text of several lines with a title."""
+    return section(title, {"kind": "preformatted", "text": text.strip()})
+
+
+def folded(title: str, text: str) -> Section:
+    """Return a text that a click unfolds."""
+    return {"kind": "folded", "title": title, "text": text.strip()}
+
+
+def headline(text: str, warning: str = "") -> Section:
+    """Return the result at the top of a page, and what to know before it is used."""
+    return {"kind": "headline", "text": text, "warning": warning}
+
+
+def note(text: str, *, quiet: bool = True) -> Section:
+    """Return a paragraph; quiet: in a lighter color."""
+    return {"kind": "note", "text": text, "quiet": quiet}
+
+
+def html(text: str) -> Section:
+    """Return a part that is HTML already."""
+    return {"kind": "html", "text": text}
 
 
 def figures(
     title: str, columns: Sequence[tuple[str, str, Show]], rows: Sequence[Mapping[str, Any]]
-) -> str:
-    """A table of numbers. columns: key in a row, title, format; a column that no row has is left
-    out."""
+) -> Section:
+    """Return a table of numbers. columns: key in a row, title, format; a column that no row has is
+    left out."""
     present = [column for column in columns if any(column[0] in row for row in rows)]
-    head = [f"<th>{escape(title)}</th>" for _, title, _ in present]
-    body = [
-        [f"<td>{escape(show(row[key])) if key in row else ''}</td>" for key, _, show in present]
-        for row in rows
-    ]
-    return section(title, _table([head, *body]))
+    cells = [[show(row[key]) if key in row else "" for key, _, show in present] for row in rows]
+    heads = [name for _, name, _ in present]
+    return section(title, {"kind": "table", "style": "", "head": heads, "rows": cells})
 
 
-def words(columns: Sequence[str], rows: Sequence[Sequence[str]], wraps: bool = True) -> str:
-    """A table of texts; the second column is the widest. wraps: whether a cell may have several
-    lines."""
-    classes = ["quiet", "text", *["cell"] * len(columns)]
-    head = [f"<th>{escape(column)}</th>" for column in columns]
-    body = [
-        [f'<td class="{style}">{escape(cell)}</td>' for style, cell in zip(classes, row)]
-        for row in rows
-    ]
-    return _table([head, *body], f' class="words{"" if wraps else " whole"}"')
+def words(columns: Sequence[str], rows: Sequence[Sequence[str]], wraps: bool = True) -> Section:
+    """Return a table of texts; the second column is the widest. wraps: whether a cell may have
+    several lines."""
+    style = "words" if wraps else "words whole"
+    return {"kind": "table", "style": style, "head": columns, "rows": rows}
 
 
-def _table(rows: Sequence[Sequence[str]], attributes: str = "") -> str:
-    """rows: HTML of cells."""
-    body = "\n".join(f"<tr>{''.join(cells)}</tr>" for cells in rows)
-    return f'<div class="scroll" tabindex="0"><table{attributes}>\n{body}\n</table></div>'
+def heat(names: Sequence[str], counts: Sequence[Sequence[int]]) -> Section:
+    """Return a confusion matrix. A cell is darker the larger its fraction of its row is; the
+    diagonal is right."""
+    return {"kind": "heat", "names": names, "counts": counts}
 
 
 def points(rows: list[dict[str, Any]], name: str) -> list[Point]:
@@ -126,7 +136,7 @@ def points(rows: list[dict[str, Any]], name: str) -> list[Point]:
 
 def chart(
     title: str, series: list[Series], show: Show, from_zero: bool, across: str = "step"
-) -> str:
+) -> Section:
     """Lines over steps, or over what `across` names. The averaged lines set the limits of the axis:
     single outliers may leave the chart."""
     means = [(x, y) for line in series for x, y, _, _ in grouped(line.points)]
@@ -137,16 +147,12 @@ def chart(
         *axes.draw([x for x in ticks(0, right, 5) if x <= right], ys, short, show, f"{across}s")
     ]
     parts += [_line(line, axes, show, across) for line in series]
-    legend = "".join(
-        f'<span class="{line.style}">{escape(line.name)}</span>'
-        for line in series
-        if len(series) > 1
-    )
+    legend = [(line.style, line.name) for line in series if len(series) > 1]
     description = ", ".join(f"{line.name} ends at {show(line.points[-1][1])}" for line in series)
     return _figure(title, legend, f"{title}: {description}", parts)
 
 
-def scatter(title: str, dots: Sequence[Point], across: str, up: str) -> str:
+def scatter(title: str, dots: Sequence[Point], across: str, up: str) -> Section:
     """Dots between two axes of the same numbers, with the line on which both numbers are equal."""
     values = [value for dot in dots for value in dot]
     marks = ticks(min(values), max(values), 4)
@@ -156,7 +162,7 @@ def scatter(title: str, dots: Sequence[Point], across: str, up: str) -> str:
     places = (axes.place(*dot) for dot in dots)
     points = (f'<circle class="point" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in places)
     parts = [*axes.draw(marks, marks, plain, plain, across), ideal, *points]
-    legend = f'<span class="plain">{escape(up)} over {escape(across)}</span>'
+    legend = [("plain", f"{up} over {across}")]
     return _figure(
         title, legend, f"{title}: {len(dots)} points", [f'<g class="train">{"".join(parts)}</g>']
     )
@@ -164,7 +170,7 @@ def scatter(title: str, dots: Sequence[Point], across: str, up: str) -> str:
 
 def intervals(
     title: str, bars: Sequence[tuple[str, float, Point]], show: Show, marked: str = ""
-) -> str:
+) -> Section:
     """A dot and a horizontal interval for each (name, value, interval), under its name. marked: the
     name of one."""
     marks = ticks(min(low for _, _, (low, _) in bars), max(high for _, _, (_, high) in bars), 5)
@@ -186,7 +192,7 @@ def intervals(
         )
         parts.append(f'<line class="path" x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}"/>')
         parts.append(f'<circle class="dot" cx="{middle:.1f}" cy="{y}" r="4.5"/></g>')
-    return _figure(title, "", f"{title}: {bars[0][0]} {show(bars[0][1])}", parts, height)
+    return _figure(title, [], f"{title}: {bars[0][0]} {show(bars[0][1])}", parts, height)
 
 
 class _Axes(NamedTuple):
@@ -231,11 +237,22 @@ class _Axes(NamedTuple):
 
 
 def _figure(
-    title: str, legend: str, description: str, parts: Sequence[str], height: int = HEIGHT
-) -> str:
-    caption = f"<figure><figcaption>{escape(title)}{legend}</figcaption>"
-    start = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(description)}">'
-    return "\n".join([caption, start, *parts, "</svg></figure>"])
+    title: str,
+    legend: Sequence[tuple[str, str]],
+    description: str,
+    shapes: Sequence[str],
+    height: int = HEIGHT,
+) -> Section:
+    """Return a drawing. legend: style and name of each line. shapes: elements of SVG."""
+    return {
+        "kind": "figure",
+        "title": title,
+        "legend": legend,
+        "description": description,
+        "shapes": "\n".join(shapes),
+        "width": WIDTH,
+        "height": height,
+    }
 
 
 def _line(series: Series, axes: _Axes, show: Show, unit: str) -> str:
@@ -266,31 +283,7 @@ def _line(series: Series, axes: _Axes, show: Show, unit: str) -> str:
     return f'<g class="{series.style}">' + "\n".join(parts) + "</g>"
 
 
-def heat(names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
-    """A confusion matrix. A cell is darker the larger its fraction of its row is; the diagonal is
-    right."""
-    style = "tall" if len(names) > _MAX_HORIZONTAL else "narrow"
-    heads = [
-        f'title="{escape(name)}">{escape(name if len(name) < 25 else f"{name[:23]}…")}'
-        for name in names
-    ]
-    head = [f'<th class="{style}"><span {name}</span></th>' for name in heads]
-    rows = [['<th class="corner">label &#8595; prediction &#8594;</th>', *head]]
-    for row, of_row in enumerate(counts):
-        total = max(1, sum(of_row))
-        cells = [f"<th {heads[row]}</th>"]
-        for column, count in enumerate(of_row):
-            style = "right" if row == column else "wrong"
-            percentage = f"<small>{count / total:.0%}</small>" if count else ""
-            cells.append(
-                f'<td class="{style}" style="--share: '
-                f'{count / total:.3f}">{count:,}{percentage}</td>'
-            )
-        rows.append(cells)
-    return _table(rows, ' class="heat"')
-
-
-def grid(title: str, names: Sequence[str], filled: Sequence[Sequence[bool]]) -> str:
+def grid(title: str, names: Sequence[str], filled: Sequence[Sequence[bool]]) -> Section:
     """A square of cells with names at its rows and columns."""
     short = [escape(name if len(name) < 15 else f"{name[:13]}…") for name in names]
     left = 20 + 7 * min(15, max(map(len, names)))
@@ -309,7 +302,7 @@ def grid(title: str, names: Sequence[str], filled: Sequence[Sequence[bool]]) -> 
             )
             parts.append(f'<rect class="{"cell" if is_filled else "cell blank"}" {at}/>')
     height = round(left + len(names) * cell + 8)
-    return _figure(title, "", f"{title}: {sum(map(sum, filled))} cells", [*parts, "</g>"], height)
+    return _figure(title, [], f"{title}: {sum(map(sum, filled))} cells", [*parts, "</g>"], height)
 
 
 def grouped(points: Sequence[Point]) -> list[tuple[float, float, float, float]]:

@@ -3,7 +3,6 @@ card."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from bertworks.events import duration
 from bertworks.io.atomic_write import write_text
 from bertworks.models.config import BERT, EncoderConfig
 from bertworks.reports import svg
-from bertworks.reports.svg import Point, Series, Show
+from bertworks.reports.svg import Point, Section, Series, Show
 from bertworks.runs.baselines import format_baselines
 from bertworks.runs.dataset_report import DatasetReport
 from bertworks.runs.run_folder import (
@@ -167,7 +166,7 @@ def write_task_report(
     drawings = _lines(charts, steps, evaluations, "dev", marks)
     if result and result.get("points"):
         drawings.append(svg.scatter(f"Numbers {place}", result["points"], "right", "answered"))
-    sections: list[str] = []
+    sections: list[Section] = []
     if result and result.get("baselines"):
         never_found = task_metrics.format_never_found(result.get("never_found", {}))
         sections += _comparison(result["baselines"], place, never_found)
@@ -224,7 +223,7 @@ def _card(
     )
 
 
-def _comparison(comparison: Mapping[str, Any], place: str, never_found: str) -> Iterable[str]:
+def _comparison(comparison: Mapping[str, Any], place: str, never_found: str) -> Iterable[Section]:
     """Return a headline with the scores of the model and of the best simple method, the verdict,
     and a picture of all scores.
 
@@ -247,7 +246,7 @@ def _comparison(comparison: Mapping[str, Any], place: str, never_found: str) -> 
         (method["method"], method["score"], method["interval"]) for method in comparison["methods"]
     ]
     picture = svg.intervals(title, bars, _show(metric), model_row[0])
-    yield svg.section("Beside simple methods", picture + svg.words(heads, table, wraps=False))
+    yield svg.section("Beside simple methods", picture, svg.words(heads, table, wraps=False))
 
 
 def write_trials_report(folder: Path, done: Sequence[Mapping[str, Any]], summary: str) -> Path:
@@ -273,7 +272,7 @@ def write_trials_report(folder: Path, done: Sequence[Mapping[str, Any]], summary
     picture = svg.intervals(title, bars, _show(metric))
     sections = [
         svg.preformatted("Result", summary),
-        svg.section("All fine-tunings", picture + table),
+        svg.section("All fine-tunings", picture, table),
     ]
     write_text(
         folder / "report.html",
@@ -282,7 +281,7 @@ def write_trials_report(folder: Path, done: Sequence[Mapping[str, Any]], summary
     return folder / "report.html"
 
 
-def _write(folder: Path, kind: str, summary: list[str], sections: list[str]) -> Path:
+def _write(folder: Path, kind: str, summary: list[str], sections: list[Section]) -> Path:
     """The page, with the recipe of the run and the software it was begun with at the end."""
     recipe, run = folder / "recipe.toml", folder / "run.json"
     sections += (
@@ -290,7 +289,7 @@ def _write(folder: Path, kind: str, summary: list[str], sections: list[str]) -> 
     )
     if software := read_json(run).get("versions") if run.exists() else None:
         listed = ", ".join(f"{package} {version}" for package, version in software.items())
-        sections.append(f'<p class="quiet">Started with {escape(listed)}.</p>')
+        sections.append(svg.note(f"Started with {listed}."))
     write_text(
         folder / "report.html", svg.page(folder.resolve().name, kind, " · ".join(summary), sections)
     )
@@ -322,7 +321,7 @@ def _spent(steps: Rows, evaluations: Rows) -> list[str]:
 
 def _lines(
     charts: Iterable[Chart], steps: Rows, evaluations: Rows, held: str, best: Mapping[str, Point]
-) -> list[str]:
+) -> list[Section]:
     """Charts of figures over steps; a figure that nothing has is left out.
 
     Args:
@@ -337,18 +336,18 @@ def _lines(
     return drawn
 
 
-def _evaluation_sections(result: Mapping[str, Any]) -> Iterable[str]:
+def _evaluation_sections(result: Mapping[str, Any]) -> Iterable[Section]:
     """Sections of the final evaluation: confusion matrix, figures by label, the worst mistakes."""
     if confusion := result["confusion"]:
-        table = svg.heat(confusion["labels"], confusion["counts"])
+        parts = [svg.heat(confusion["labels"], confusion["counts"])]
         if result["task"] in ("tagging", "spans"):
             note = (
                 f"{NOTHING} means no entity. An entity with wrong borders counts as correct "
                 "here, but not below."
             )
-            table += f'<p class="quiet">{note}</p>'
-        yield svg.section("Confusion matrix", table)
-    if parts := result["table"]:
+            parts.append(svg.note(note))
+        yield svg.section("Confusion matrix", *parts)
+    if figures_of_parts := result["table"]:
         part = TASKS[result["task"]]["part"]
         shares = [
             (name, NAMES.get(name, name), svg.percent)
@@ -360,10 +359,10 @@ def _evaluation_sections(result: Mapping[str, Any]) -> Iterable[str]:
             ("support", "support", "{:,.0f}".format),
         ]
         yield svg.figures(
-            f"By {part}", columns, [{"name": name, **row} for name, row in parts.items()]
+            f"By {part}", columns, [{"name": name, **row} for name, row in figures_of_parts.items()]
         )
     if reliability := result.get("calibration"):
-        yield svg.section("Probabilities", f"<p>{escape(reliability['text'])}</p>")
+        yield svg.section("Probabilities", svg.note(reliability["text"], quiet=False))
     if worst := result["worst"]:
         note, last, show = (
             task_metrics.counted(result["mistakes"], result["rows"]),
@@ -382,7 +381,7 @@ def _evaluation_sections(result: Mapping[str, Any]) -> Iterable[str]:
             ]
             rows.append([where, *texts, "" if one["score"] is None else show(one["score"])])
         table = svg.words(["where", "text", "label", "prediction", last], rows)
-        yield svg.section("The worst mistakes", f'<p class="quiet">{escape(note)}</p>\n{table}')
+        yield svg.section("The worst mistakes", svg.note(note), table)
 
 
 def _shorten(text: str) -> str:

@@ -43,7 +43,7 @@ ALSO = {  # what single modules may import
     "checkpoints.tensorflow": "google_crc32c",
     "inference.encode": "mteb numpy torch",
     "inference.engine": "onnxruntime",
-    "inference.explain": "jinja2",
+    "reports.svg": "jinja2 markupsafe",
     "interop.export": "onnx onnxruntime",
     "interop.push": "huggingface_hub",
     "io.ray_engine": "ray",

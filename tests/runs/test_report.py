@@ -281,6 +281,7 @@ def test_the_page_lets_its_own_script_run_and_no_other():
 
 def test_a_table_of_figures_has_the_columns_that_any_row_has():
     columns = [("step", "step", str), ("loss", "loss", str), ("grade", "grade", str)]
-    table = svg.figures("Figures", columns, [{"step": 1}, {"step": 2, "loss": 0.5}])
+    section = svg.figures("Figures", columns, [{"step": 1}, {"step": 2, "loss": 0.5}])
+    table = svg.page("name", "what", "summary", [section])
     assert re.findall(r"<th>(.*?)</th>", table) == ["step", "loss"]
     assert re.findall(r"<td>(.*?)</td>", table) == ["1", "", "2", "0.5"]

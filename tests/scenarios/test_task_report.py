@@ -296,7 +296,9 @@ def test_the_recipe_is_folded(tmp_path: Path) -> None:
 def test_an_interval_is_drawn_where_its_numbers_are(tmp_path: Path) -> None:
     """Dots and ends of lines are a linear function of the numbers, and inside the picture."""
     bars = [("a", 0.5, (0.25, 0.75)), ("b", 0.75, (0.5, 1.0))]
-    picture = ElementTree.fromstring(svg.intervals("Scores", bars, svg.percent))
+    text = svg.page("name", "what", "summary", [svg.intervals("Scores", bars, svg.percent)])
+    start, end = text.index("<figure>"), text.index("</figure>") + len("</figure>")
+    picture = ElementTree.fromstring(text[start:end])
     dots = [float(dot.get("cx", "")) for dot in picture.iter("circle")]
     lines = [line for line in picture.iter("line") if line.get("class") == "path"]
     ends = [(float(line.get("x1", "")), float(line.get("x2", ""))) for line in lines]

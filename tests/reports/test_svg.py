@@ -1,0 +1,78 @@
+"""Sections of a page: each kind is drawn, and no value of one is taken for HTML."""
+
+from html.parser import HTMLParser
+
+import pytest
+
+from bertworks.reports import svg
+
+HOSTILE = '</pre><script>alert("it\'s")</script>&'
+BARS = [(HOSTILE, 0.5, (0.25, 0.75)), ("b", 0.75, (0.5, 1.0))]
+SERIES = [svg.Series(HOSTILE, "train", [(1, 2.0), (2, 1.0)]), svg.Series("b", "held", [(1, 1.0)])]
+SECTIONS = {
+    "headline": svg.headline(HOSTILE, HOSTILE),
+    "preformatted": svg.preformatted(HOSTILE, HOSTILE),
+    "folded": svg.folded(HOSTILE, HOSTILE),
+    "note": svg.note(HOSTILE),
+    "figures": svg.figures(HOSTILE, [("a", HOSTILE, str), ("b", "b", str)], [{"a": HOSTILE}]),
+    "words": svg.words([HOSTILE, "b"], [[HOSTILE, HOSTILE]], wraps=False),
+    "heat": svg.heat([HOSTILE, "b"], [[3, 1], [0, 12345]]),
+    "chart": svg.chart(HOSTILE, SERIES, svg.plain, False),
+    "scatter": svg.scatter(HOSTILE, [(1, 2), (2, 3)], HOSTILE, HOSTILE),
+    "intervals": svg.intervals(HOSTILE, BARS, svg.percent),
+    "grid": svg.grid(HOSTILE, [HOSTILE, "b"], [[True, False], [True, True]]),
+}
+
+
+class Reader(HTMLParser):
+    """The names of the elements of a page, its texts and the values of its attributes."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.elements, self.texts = list[str](), list[str]()
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append(tag)
+        self.texts += [value or "" for _, value in attrs]
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_a_value_is_shown_and_is_no_html(name: str) -> None:
+    page = Reader(svg.page("name", "what", "summary", [SECTIONS[name]]))
+    assert "script" not in page.elements
+    if name == "grid":  # long names are cut
+        assert any(HOSTILE[:13] in text for text in page.texts)
+    assert any(HOSTILE in text for text in page.texts)
+
+
+def test_a_page_has_its_sections_in_order() -> None:
+    parts = [svg.note("first"), svg.section("second", svg.note("third"), svg.note("fourth"))]
+    text = svg.page(HOSTILE, HOSTILE, HOSTILE, parts)
+    page = Reader(text)
+    assert "script" not in page.elements
+    shown = [part for part in page.texts if part in ("first", "second", "third", "fourth")]
+    assert shown == ["first", "second", "third", "fourth"]
+    assert text.startswith("<!DOCTYPE html>\n")
+
+
+def test_a_confusion_matrix_has_counts_and_fractions_of_rows() -> None:
+    text = svg.page("name", "what", "summary", [svg.heat(["a", "b"], [[3, 1], [0, 12345]])])
+    page = Reader(text)
+    cells = [part for part in page.texts if part in ("3", "75%", "1", "25%", "0", "12,345", "100%")]
+    assert cells[1:] == ["3", "75%", "1", "25%", "0", "12,345", "100%"]  # after tabindex
+    assert "--share: 0.750" in page.texts
+    assert "--share: 0.250" in page.texts
+    assert [page.texts.count(style) for style in ("right", "wrong")] == [2, 2]
+
+
+@pytest.mark.parametrize("labels", [8, 9])
+def test_many_labels_of_a_confusion_matrix_are_vertical(labels: int) -> None:
+    names = [f"label {number}" for number in range(labels)]
+    text = svg.page("name", "what", "summary", [svg.heat(names, [[1] * labels] * labels)])
+    assert text.count('<th class="tall">') == (labels if labels > 8 else 0)
+    assert text.count('<th class="narrow">') == (labels if labels <= 8 else 0)
