@@ -25,7 +25,7 @@ from bertworks.training.objectives import BERT, OBJECTIVES
 # Settings of the fine-tuning, for about 90 seconds on two cores: of minilm, and of the small
 # network just pre-trained.
 MINILM = ("epochs=3", "optimizer.learning_rate=1e-4")
-OWN = ("epochs=6", "optimizer.learning_rate=1e-3")
+MODEL_SETTINGS = ("epochs=6", "optimizer.learning_rate=1e-3")
 _PREDICTIONS = 3  # per blank
 _BLANKS = 6
 _SENTENCE = re.compile(
@@ -63,7 +63,7 @@ def demo(folder: str | Path, *, minutes: float = 3.5) -> Iterator[Event]:
     )
     if not (origins / "dev.csv").exists():
         write_demo_origins((training, held_out), origins)
-    start, settings = ("minilm", MINILM) if packaged_minilm() else (str(model), OWN)
+    start, settings = ("minilm", MINILM) if packaged_minilm() else (str(model), MODEL_SETTINGS)
     yield Event("stage", f"fine-tuning {start}: from which library is a paragraph?")
     request = make_finetune_request(origins, model=start, overrides=settings, method="full")
     finetuned = yield from forward_events(finetune_events(classifier, request))

@@ -21,14 +21,17 @@ Spans = Iterable[tuple[Collection[Span], Collection[Span]]]  # gold and predicte
 
 
 def count_spans(rows: Spans, types: Sequence[str] = ()) -> tuple[list[str], Array]:
-    """The types, and how many spans of each are right, predicted and gold in each row: float64
-    [rows, 3, types].
+    """Return the types, and how many spans of each are right, predicted and gold in each row.
 
-    types: all of them; (): those that occur, sorted.
+    The counts are float64 [rows, 3, types].
+
+    Args:
+        rows: the gold and the predicted spans of each row.
+        types: all types; (): those that occur, sorted.
     """
-    sets = ((set(gold), set(given)) for gold, given in rows)
-    three = ((gold & given, given, gold) for gold, given in sets)
-    counted = [[Counter(kind for _, _, kind in spans) for spans in part] for part in three]
+    sets = ((set(gold), set(predicted)) for gold, predicted in rows)
+    triples = ((gold & predicted, predicted, gold) for gold, predicted in sets)
+    counted = [[Counter(kind for _, _, kind in spans) for spans in triple] for triple in triples]
     names = list(types) or sorted(
         {kind for _, *sides in counted for kinds in sides for kind in kinds}
     )
@@ -42,13 +45,17 @@ def count_spans(rows: Spans, types: Sequence[str] = ()) -> tuple[list[str], Arra
 
 
 def figures_by_type(names: Sequence[str], counts: Array) -> dict[str, dict[str, float]]:
-    """For each type `precision`, `recall`, `f1` and `support` (gold ones). names, counts: see
-    `count_spans`."""
-    right, given, gold = counts.sum(0)
+    """Return `precision`, `recall`, `f1` and `support` (gold spans) of each type.
+
+    Args:
+        names: of the types.
+        counts: see `count_spans`.
+    """
+    right, predicted, gold = counts.sum(0)
     columns = {
-        "precision": ratio(right, given),
+        "precision": ratio(right, predicted),
         "recall": ratio(right, gold),
-        "f1": ratio(2 * right, given + gold),
+        "f1": ratio(2 * right, predicted + gold),
     }
     rows = zip(*(column.tolist() for column in (columns | {"support": gold}).values()), strict=True)
     return {
@@ -57,33 +64,39 @@ def figures_by_type(names: Sequence[str], counts: Array) -> dict[str, dict[str, 
     }
 
 
-def paired(gold: Sequence[Span], given: Sequence[Span]) -> list[tuple[Span | None, Span | None]]:
-    """Each gold entity with the prediction that overlaps it most, or None; each other prediction
-    with None."""
-    both = set(gold) & set(given)
-    left = dict.fromkeys(span for span in given if span not in both)  # in order
-    order = {span: place for place, span in enumerate(left)}
-    ordered = sorted(left)
-    starts = [span[0] for span in ordered]
-    ends = list(accumulate((span[1] for span in ordered), max))
+def paired(
+    gold: Sequence[Span], predicted: Sequence[Span]
+) -> list[tuple[Span | None, Span | None]]:
+    """Return pairs of a gold entity and the predicted one that overlaps it most, or None.
+
+    Predicted entities without a gold one follow, in pairs with None.
+    """
+    right = set(gold) & set(predicted)
+    unpaired = dict.fromkeys(span for span in predicted if span not in right)  # in order
+    order = {span: place for place, span in enumerate(unpaired)}
+    by_start = sorted(unpaired)
+    starts = [span[0] for span in by_start]
+    ends = list(accumulate((span[1] for span in by_start), max))
     pairs: list[tuple[Span | None, Span | None]] = []
     for span in dict.fromkeys(gold):
-        near = (
-            ordered[bisect_right(ends, span[0]) : bisect_left(starts, span[1])]
-            if span not in both
-            else ()
-        )
-        shared = {
+        if span in right:
+            pairs.append((span, span))
+            continue
+        near = by_start[bisect_right(ends, span[0]) : bisect_left(starts, span[1])]
+        overlaps = {
             other: min(span[1], other[1]) - max(span[0], other[0])
             for other in near
-            if other in left
+            if other in unpaired
         }
-        found = (other for other in shared if shared[other] > 0)
-        best = max(found, key=lambda other: (shared[other], -order[other]), default=None)
+        best = max(
+            (other for other, length in overlaps.items() if length > 0),
+            key=lambda other: (overlaps[other], -order[other]),
+            default=None,
+        )
         if best is not None:
-            del left[best]
-        pairs.append((span, span if span in both else best))
-    return pairs + [(None, span) for span in left]
+            del unpaired[best]
+        pairs.append((span, best))
+    return pairs + [(None, span) for span in unpaired]
 
 
 def area_under_curve(scores: Array, labels: Array) -> float:
@@ -92,7 +105,9 @@ def area_under_curve(scores: Array, labels: Array) -> float:
     It is how often a positive item has a higher score than a negative one; equal scores count half.
     Without items of both kinds it is nan.
 
-    scores: float [n]. labels: bool [n].
+    Args:
+        scores: float [n].
+        labels: bool [n].
     """
     from sklearn.metrics import roc_auc_score
 
@@ -100,8 +115,11 @@ def area_under_curve(scores: Array, labels: Array) -> float:
 
 
 def tag_runs(tags: Sequence[str], scheme: TagScheme) -> list[Span]:
-    """The entities of the tags of one sentence, by the rules of `conlleval`: a tag that continues
-    no entity begins one. Ends are words; the type of a tag without one is ""."""
+    """Return the entities of the tags of one sentence, by the rules of `conlleval`.
+
+    A tag that continues no entity begins one. Starts and ends count words; the type of a tag
+    without one is "".
+    """
     entities: list[Span] = []
     before = ""
     for n, tag in enumerate(tags):

@@ -32,14 +32,15 @@ from bertworks.errors import BertworksError
 
 Array = NDArray[np.float64]
 SAMPLES = 1000
-FEWEST_GROUPS = 10  # that are resampled as a whole; fewer would show too little of the chance
-_BLOCK = 1 << 24
-_ROWS = 1 << 15  # numbers, rows of logits in memory at a time
-_Z = 1.959963984540054  # of 95 %
+# Fewer groups are not resampled as a whole: they would show too little of the chance.
+FEWEST_GROUPS = 10
+_BLOCK = 1 << 24  # numbers in memory at a time
+_ROWS = 1 << 15  # rows of logits in memory at a time
+_Z = 1.959963984540054  # the quantile of the normal distribution for 95 %
 
 
 class Interval(NamedTuple):
-    """95 %."""
+    """A confidence interval of 95 %."""
 
     low: float
     high: float
@@ -47,9 +48,11 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class RowSums:
-    """A metric of rows.
+    """A metric of rows, as a function of sums over them.
 
-    rows: float64 [rows, k]: what each row adds. score: sums [samples, k] -> the metric [samples].
+    Attributes:
+        rows: float64 [rows, k]: what each row adds to the sums.
+        score: sums [samples, k] -> the metric [samples].
     """
 
     rows: Array
@@ -62,36 +65,42 @@ class RowSums:
 
 
 def resampled(metric: RowSums, groups: Sequence[Hashable] = (), seed: int = 0) -> Array:
-    """The metric of SAMPLES resamples of the groups, which are single rows if there are none: the
-    same resamples for equal groups and seeds."""
+    """Return the metric of SAMPLES resamples of the groups: float64 [SAMPLES].
+
+    The resamples are the same for equal groups and seeds.
+
+    Args:
+        groups: the group of each row; (): each row is a group of its own.
+    """
     count = len(metric.rows)
     generator = np.random.default_rng(seed)
     numbers = dict[Hashable, int]()
     group_of_row = np.array(
         [numbers.setdefault(key, len(numbers)) for key in groups or range(count)]
     )
-    shares = np.full(len(numbers), 1 / len(numbers))
-    at_once = max(1, _BLOCK // count)
+    probabilities = np.full(len(numbers), 1 / len(numbers))
+    block_size = max(1, _BLOCK // count)
     scores = []
-    for start in range(0, SAMPLES, at_once):
-        drawn = generator.multinomial(len(numbers), shares, min(at_once, SAMPLES - start))
-        scores.append(metric.score(drawn[:, group_of_row].astype(np.float64) @ metric.rows))
+    for start in range(0, SAMPLES, block_size):
+        num_samples = min(block_size, SAMPLES - start)
+        times = generator.multinomial(len(numbers), probabilities, num_samples)  # of each group
+        scores.append(metric.score(times[:, group_of_row].astype(np.float64) @ metric.rows))
     return np.concatenate(scores)
 
 
 def interval_of_mean(scores: Sequence[float], samples: Sequence[Array]) -> Interval:
-    """The interval of the mean of several trainings, over the sampling of the rows and of the
-    seeds.
+    """Return the interval of the mean of several trainings, over the rows and the seeds.
 
-    scores: the mean of each seed; their spread adds noise of Student's t. samples: `resampled` of
-        each training.
+    Args:
+        scores: the mean of each seed; their spread adds noise of Student's t.
+        samples: `resampled` of each training.
     """
     means = np.mean(samples, axis=0)
     count = len(scores)
     if count > 1:
         from scipy.special import stdtrit
 
-        # Student's t, in an order of chance
+        # Quantiles of Student's t, which are then shuffled.
         noise = stdtrit(count - 1, (np.arange(len(means)) + 0.5) / len(means))
         error = float(np.std(scores, ddof=1)) / math.sqrt(count)
         means = means + error * np.random.default_rng(0).permutation(noise)
@@ -107,13 +116,13 @@ def mean_of_runs(runs: Sequence[RowSums]) -> tuple[float, Interval]:
 def paired_difference(
     metric: RowSums, other: RowSums, groups: Sequence[Hashable] = ()
 ) -> tuple[float, Interval]:
-    """metric - other, on the same rows, and the interval of the difference."""
+    """Return metric - other, on the same rows, and the interval of the difference."""
     both = difference(metric, other)
     return both.value, middle(resampled(both, groups))
 
 
 def difference(metric: RowSums, other: RowSums) -> RowSums:
-    """metric - other, on the same rows."""
+    """Return metric - other, on the same rows, as a metric."""
     width = metric.rows.shape[1]
     rows = np.concatenate([metric.rows, other.rows], 1)
     return RowSums(rows, lambda sums: metric.score(sums[:, :width]) - other.score(sums[:, width:]))
@@ -125,14 +134,14 @@ def groups_or_rows(groups: Sequence[Hashable]) -> Sequence[Hashable]:
 
 
 def wilson_interval(right: float, count: int) -> Interval:
-    """95 % interval of a fraction: never below 0 or above 1, and sound for few rows."""
-    share = right / count
+    """Return the interval of a fraction: never below 0 or above 1, and sound for few rows."""
+    fraction = right / count
     square = _Z * _Z / count
-    center = share + square / 2
-    margin = _Z * math.sqrt(share * (1 - share) / count + square / (4 * count))
-    return Interval(
-        max(0.0, (center - margin) / (1 + square)), min(1.0, (center + margin) / (1 + square))
-    )
+    center = fraction + square / 2
+    margin = _Z * math.sqrt(fraction * (1 - fraction) / count + square / (4 * count))
+    low = (center - margin) / (1 + square)
+    high = (center + margin) / (1 + square)
+    return Interval(max(0.0, low), min(1.0, high))
 
 
 def middle(samples: Array) -> Interval:
@@ -159,8 +168,10 @@ def mean_sums(values: Sequence[float]) -> RowSums:
 
 
 def correlations(gold: Sequence[float], predicted: Sequence[float]) -> dict[str, RowSums]:
-    """`pearson` and `spearman` correlation, 0 where all gold or all predicted numbers are equal;
-    `rmse` (root of the mean squared error). The ranks of `spearman` are those in all rows.
+    """Return `pearson` and `spearman` correlation and `rmse` (root of the mean squared error).
+
+    Correlations are 0 where all gold or all predicted numbers are equal. The ranks of `spearman`
+    are those in all rows.
 
     Raises:
         BertworksError: a number that is not finite.
@@ -168,7 +179,8 @@ def correlations(gold: Sequence[float], predicted: Sequence[float]) -> dict[str,
     from scipy.stats import rankdata
 
     numbers = np.array([gold, predicted], np.float64)
-    if len(wrong := np.flatnonzero(~np.isfinite(numbers.sum(0)))):
+    wrong = np.flatnonzero(~np.isfinite(numbers.sum(0)))
+    if len(wrong):
         x, y = numbers[:, wrong[0]]
         raise BertworksError(
             f"target {x}, prediction {y}: not a number", where=f"row {wrong[0] + 1}"
@@ -184,20 +196,20 @@ def correlations(gold: Sequence[float], predicted: Sequence[float]) -> dict[str,
 def _correlation_sums(numbers: Array) -> RowSums:
     """Return the Pearson correlation of two numbers of each row, [2, rows]."""
     numbers = numbers - numbers[:, :1]  # equal numbers are 0 then, and have exactly no correlation
-    # sums of squares around the mean lose no digits
+    # Sums of squares around the mean lose no digits.
     x, y = numbers - numbers.mean(1, keepdims=True)
     return RowSums(np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], 1), _correlation)
 
 
 def _correlation(sums: Array) -> Array:
+    """Return the Pearson correlation for sums of 1, x, y, x², y² and xy [samples, 6]."""
     n, x, y, xx, yy, xy = sums.T
-    return ratio(
-        n * xy - x * y, np.sqrt(np.maximum(0, n * xx - x * x) * np.maximum(0, n * yy - y * y))
-    )
+    variances = np.maximum(0, n * xx - x * x) * np.maximum(0, n * yy - y * y)
+    return ratio(n * xy - x * y, np.sqrt(variances))
 
 
 def count_sums(counts: Array) -> dict[str, RowSums]:
-    """Metrics of how many labels are right, predicted and gold: float64 [rows, 3, labels].
+    """Return metrics of counts of right, predicted and gold labels: float64 [rows, 3, labels].
 
     Macro F1 is the mean over the labels that occur in these rows, as gold or as predicted ones: it
     is `f1_score` of scikit-learn with `labels=` these and `zero_division=0`. In a resample the
@@ -229,22 +241,26 @@ def _f1_of_labels(counts: Array) -> Array:
 
 
 def _matthews(counts: Array) -> Array:
-    """Gorodkin 2004, for any number of labels."""
+    """Return the Matthews correlation for any number of labels (Gorodkin 2004)."""
     right, predicted, gold = counts.swapaxes(0, 1)
     rows = gold.sum(1)
-    spread = [rows * rows - (side * side).sum(1) for side in (predicted, gold)]
-    return ratio(right.sum(1) * rows - (predicted * gold).sum(1), np.sqrt(spread[0] * spread[1]))
+    covariance = right.sum(1) * rows - (predicted * gold).sum(1)
+    predicted_variance = rows * rows - (predicted * predicted).sum(1)
+    gold_variance = rows * rows - (gold * gold).sum(1)
+    return ratio(covariance, np.sqrt(predicted_variance * gold_variance))
 
 
 def label_correlation(counts: Array) -> RowSums:
-    """The correlation of predicted with gold decisions about labels that are true or false by
-    themselves, pooled within the labels: the sum over the labels of the covariance of the two,
-    divided by the root of the product of the sums of their variances. It is 0 for answers that are
-    the same in all rows, whatever they are, and 1 if all are right. For rows with exactly one label
-    it is the Matthews correlation of Gorodkin 2004.
+    """Return the correlation of predicted with gold decisions about labels, pooled over the labels.
 
-    counts: how many labels of each row are right, predicted and gold: float64 [rows, 3, labels], 0
-        or 1.
+    Each label is true or false by itself. The correlation is the sum over the labels of the
+    covariance of the two, divided by the root of the product of the sums of their variances. It is
+    0 for predictions that are the same in all rows, whatever they are, and 1 if all are right. For
+    rows with exactly one label it is the Matthews correlation of Gorodkin 2004.
+
+    Args:
+        counts: how many labels of each row are right, predicted and gold: float64
+            [rows, 3, labels], 0 or 1.
     """
     shape = counts.shape[1:]
 
@@ -256,12 +272,11 @@ def label_correlation(counts: Array) -> RowSums:
         gold_variance = (rows * gold - gold * gold).sum(1)
         return ratio(covariance, np.sqrt(predicted_variance * gold_variance))
 
-    return RowSums(
-        np.concatenate([np.ones((len(counts), 1)), counts.reshape(len(counts), -1)], 1), correlation
-    )
+    ones = np.ones((len(counts), 1))
+    return RowSums(np.concatenate([ones, counts.reshape(len(counts), -1)], 1), correlation)
 
 
-# of counts (right, predicted, gold) [samples, 3, labels]
+# Metrics of counts (right, predicted, gold) [samples, 3, labels].
 _COUNT_METRICS: Mapping[str, Callable[[Array], Array]] = {
     "matthews_correlation": _matthews,
     "precision": lambda counts: ratio(counts[:, 0].sum(1), counts[:, 1].sum(1)),
@@ -274,13 +289,15 @@ Logits = NDArray[np.floating[Any]]  # [n, labels]
 # Numbers of classes [n]; or, if each label is true or false by itself, 0 and 1 [n, labels].
 Gold = NDArray[Any]
 BINS = 15
-_WIDEST = 3.0  # of the logarithm of a temperature
+_WIDEST = 3.0  # the logarithm of the largest temperature, and of the inverse of the smallest
 
 
 def fit_temperature(logits: Logits, gold: Gold) -> float:
-    """The temperature with the smallest log loss of all rows, plus (log temperature)² / 2: without
-    this the temperature of predictions that are all right would be 0. Logits are divided in
-    float64, a block at a time: the words of long texts are many."""
+    """Return the temperature with the smallest log loss of all rows, plus (log temperature)² / 2.
+
+    Without this term the temperature of predictions that are all right would be 0. Logits are
+    divided in float64, a block at a time: the words of long texts are many.
+    """
     from scipy.optimize import minimize_scalar
     from scipy.special import log_softmax
 
@@ -292,34 +309,40 @@ def fit_temperature(logits: Logits, gold: Gold) -> float:
             if gold.ndim == 2:
                 losses[part] = np.logaddexp(0, np.where(gold[part] > 0, -x, x))
             else:
-                losses[part] = -np.take_along_axis(log_softmax(x, axis=1), gold[part, None], 1)[
-                    :, 0
-                ]
+                scores = log_softmax(x, axis=1)
+                losses[part] = -np.take_along_axis(scores, gold[part, None], 1)[:, 0]
         return float(losses.sum()) + log_temperature**2 / 2
 
-    return float(math.exp(minimize_scalar(loss, bounds=(-_WIDEST, _WIDEST), method="bounded").x))
+    minimum = minimize_scalar(loss, bounds=(-_WIDEST, _WIDEST), method="bounded")
+    return float(math.exp(minimum.x))
 
 
 def confidences(
     logits: Logits, gold: Gold, temperature: Array | float = 1.0
 ) -> tuple[Array, Array]:
-    """The probability of the best class of each row, and whether it is right, 0 or 1; of labels
-    that are true or false by themselves, the probability of each, and whether it is true: float64
-    [n], or [n * labels].
+    """Return the probability of the best class of each row, and whether it is right (0 or 1).
 
-    temperature: one number, or one of each row [n].
+    Of labels that are true or false by themselves, it is the probability of each, and whether it is
+    true. Both are float64 [n], or [n * labels].
+
+    Args:
+        temperature: one number, or one of each row [n].
     """
     from scipy.special import expit, softmax
 
     divisors = np.broadcast_to(np.asarray(temperature, np.float64), len(logits))
-    found = []
+    probabilities = []
     right = []
     for start in range(0, max(1, len(logits)), _ROWS):
         part = slice(start, start + _ROWS)
         x = logits[part] / divisors[part, None]
-        found.append(expit(x).ravel() if gold.ndim == 2 else softmax(x, axis=1).max(1))
-        right.append((gold[part] > 0).ravel() if gold.ndim == 2 else x.argmax(1) == gold[part])
-    return np.concatenate(found), np.concatenate(right).astype(np.float64)
+        if gold.ndim == 2:
+            probabilities.append(expit(x).ravel())
+            right.append((gold[part] > 0).ravel())
+        else:
+            probabilities.append(softmax(x, axis=1).max(1))
+            right.append(x.argmax(1) == gold[part])
+    return np.concatenate(probabilities), np.concatenate(right).astype(np.float64)
 
 
 def expected_calibration_error(
@@ -328,15 +351,18 @@ def expected_calibration_error(
     groups: Sequence[int] | NDArray[np.int64] = (),
     bins: int = BINS,
 ) -> tuple[float, Interval]:
-    """The mean difference of confidence and correctness in `bins` bins of equal mass, without the
-    part that is noise of few rows (Kumar et al. 2019, "Verified uncertainty calibration", `normal
-    debiased`, in closed form); and its interval, by the bootstrap over groups. Both are within 0
-    and 1.
+    """Return the mean difference of confidence and correctness in bins, and its interval.
+
+    The bins have equal mass. The part of the difference that is noise of few rows is left out
+    (Kumar et al. 2019, "Verified uncertainty calibration", `normal debiased`, in closed form). The
+    interval is that of the bootstrap over groups. Both are within 0 and 1.
 
     Args:
-        confidence, correct: of each prediction, from 0 to 1; 0 or 1.
+        confidence: of each prediction, from 0 to 1.
+        correct: whether each prediction is right, 0 or 1.
         groups: numbers from 0: predictions that are resampled together, as those of the words of a
             sentence; (): none.
+        bins: their number, at most that of the predictions.
     """
     count = len(confidence)
     bins = min(bins, len(confidence))
@@ -357,23 +383,28 @@ def expected_calibration_error(
 
 
 def _debiased_error(sums: Array) -> Array:
-    """sums: count, confidence and correctness [samples, 3, bins] -> [samples]."""
+    """Return the error for sums of count, confidence and correctness: [samples, 3, bins].
+
+    The result is [samples].
+    """
     from scipy.special import erf
 
     count, confidence, correct = sums.swapaxes(0, 1)
-    there = np.maximum(count, 1)
-    gap = np.abs(correct - confidence) / there
-    share = correct / there
-    noise = np.sqrt(2 * share * (1 - share) / there) + 1e-9  # deviation of the gap, times √2
-    # of |gap + noise|
+    size = np.maximum(count, 1)
+    gap = np.abs(correct - confidence) / size
+    fraction = correct / size
+    noise = np.sqrt(2 * fraction * (1 - fraction) / size) + 1e-9  # deviation of the gap, times √2
+    # The mean of |gap + noise|.
     expected = noise / math.sqrt(math.pi) * np.exp(-np.square(gap / noise)) + gap * erf(gap / noise)
     return np.asarray((count * (2 * gap - expected)).sum(1) / count.sum(1))
 
 
 def best_label_threshold(probabilities: Array, gold: Gold) -> float:
-    """The probability from which a label is given for the best micro F1, both [n, labels]: in the
-    middle of the probabilities on its two sides, so that no label depends on the last digit; 0.5 if
-    no label is ever true."""
+    """Return the probability from which a label counts as predicted, for the best micro F1.
+
+    It is in the middle of the probabilities on its two sides, so that no label depends on the last
+    digit; 0.5 if no label is ever true. Both arguments are [n, labels].
+    """
     order = np.argsort(-probabilities, axis=None, kind="stable")
     p = probabilities.ravel()[order]
     right = np.cumsum(gold.ravel()[order] > 0)
@@ -382,4 +413,5 @@ def best_label_threshold(probabilities: Array, gold: Gold) -> float:
     f1 = 2 * right / (np.arange(1, len(p) + 1) + right[-1])
     f1[:-1][p[:-1] == p[1:]] = 0  # equal probabilities are not separated
     best = int(f1.argmax())
-    return float(p[best] + (p[best + 1] if best + 1 < len(p) else 0.0)) / 2
+    next_lower = p[best + 1] if best + 1 < len(p) else 0.0
+    return float(p[best] + next_lower) / 2

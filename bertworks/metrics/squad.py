@@ -32,6 +32,8 @@ class SquadQuestion(NamedTuple):
 
 
 class SquadScore(NamedTuple):
+    """The score of a prediction for one question."""
+
     exact: float  # 0 or 1
     f1: float  # 0 to 1
 
@@ -69,34 +71,32 @@ def evaluate_answers(
             probability.
     """
     require(questions, "no questions: there is nothing to score", hint="name a file with questions")
-    twice = [name for name, times in Counter(q.id for q in questions).items() if times > 1]
-    if twice:
+    repeated = [name for name, times in Counter(q.id for q in questions).items() if times > 1]
+    if repeated:
         raise BertworksError(
-            f"two questions have the id {twice[0]!r}: which one a prediction is for is unknown"
+            f"two questions have the id {repeated[0]!r}: which one a prediction is for is unknown"
         )
     scores = {
         q.id: score_answer(q.answers, predictions.get(q.id), version=version, unit=unit)
         for q in questions
     }
-    left = {
-        name
-        for name, probability in (no_answer_probabilities or {}).items()
-        if probability > _UNANSWERED
-    }
-    kept = scores | {
-        q.id: SquadScore(*[float(not q.answers)] * 2) for q in questions if q.id in left
-    }
-    figures = _means(kept.values())
+    probabilities = no_answer_probabilities or {}
+    final_scores = dict(scores)
+    for question in questions:
+        if probabilities.get(question.id, 0.0) > _UNANSWERED:
+            is_right = float(not question.answers)
+            final_scores[question.id] = SquadScore(is_right, is_right)
+    figures = _means(final_scores.values())
     if version == "2.0":
-        for part, answered in (("HasAns", True), ("NoAns", False)):
-            chosen = [kept[q.id] for q in questions if bool(q.answers) is answered]
-            if chosen:
-                figures |= {f"{part}_{name}": value for name, value in _means(chosen).items()}
+        for part, has_answer in (("HasAns", True), ("NoAns", False)):
+            part_scores = [final_scores[q.id] for q in questions if bool(q.answers) is has_answer]
+            if part_scores:
+                means = _means(part_scores)
+                figures |= {f"{part}_{name}": value for name, value in means.items()}
     if no_answer_probabilities is not None:
         figures |= _best(questions, predictions, scores, no_answer_probabilities)
-    return figures | {"missing": sum(q.id not in predictions for q in questions)}, [
-        kept[q.id] for q in questions
-    ]
+    figures["missing"] = sum(q.id not in predictions for q in questions)
+    return figures, [final_scores[q.id] for q in questions]
 
 
 def f1_unit_of(contexts: Iterable[str]) -> F1Unit:
@@ -137,7 +137,11 @@ def normalize(answer: str) -> str:
 
 
 def _f1(gold: Counter[str], answer: Counter[str], *, both_empty: float) -> float:
-    """F1 of parts. both_empty: the value if there are none."""
+    """Return the F1 of the parts of two answers.
+
+    Args:
+        both_empty: the value if neither has parts.
+    """
     if not gold and not answer:
         return both_empty
     common = (gold & answer).total()
@@ -149,10 +153,12 @@ def _f1(gold: Counter[str], answer: Counter[str], *, both_empty: float) -> float
 
 
 def _means(scores: Collection[SquadScore]) -> dict[str, float]:
-    exact = f1 = 0.0
+    """Return the mean scores in percent, and their number."""
+    exact = 0.0
+    f1 = 0.0
     for score in scores:  # not sum(), which rounds differently since Python 3.12
-        exact = exact + score.exact
-        f1 = f1 + score.f1
+        exact += score.exact
+        f1 += score.f1
     return {
         "exact": 100.0 * exact / len(scores),
         "f1": 100.0 * f1 / len(scores),
@@ -166,8 +172,10 @@ def _best(
     scores: Mapping[str, SquadScore],
     probabilities: Mapping[str, float],
 ) -> dict[str, float]:
-    """The best figures under any threshold: questions get their answers in the order of
-    confidence."""
+    """Return the best figures under any threshold for answering a question.
+
+    Questions get their answers in the order of confidence.
+    """
     unknown = [q.id for q in questions if q.id in predictions and q.id not in probabilities]
     if unknown:
         raise BertworksError(
@@ -177,16 +185,19 @@ def _best(
     order = [
         name for name in sorted(probabilities, key=probabilities.__getitem__) if name in answerable
     ]
-    # the figure with no answers at all
-    unanswered = float(sum(not has for has in answerable.values()))
+    # The score without any answer: questions that have none are right.
+    num_unanswerable = float(sum(not has_answer for has_answer in answerable.values()))
     thresholds = [0.0, *map(probabilities.__getitem__, order)]
     figures: dict[str, float] = {}
     for kind, name in enumerate(SquadScore._fields):
         gains = (
-            scores[one][kind] if answerable[one] else -bool(predictions.get(one)) for one in order
+            scores[question_id][kind]
+            if answerable[question_id]
+            else -bool(predictions.get(question_id))
+            for question_id in order
         )
-        reached = list(accumulate(gains, initial=unanswered))
-        best = max(reached)
-        threshold = thresholds[reached.index(best)]
-        figures |= {f"best_{name}": 100.0 * best / len(questions), f"best_{name}_thresh": threshold}
+        totals = list(accumulate(gains, initial=num_unanswerable))
+        best = max(totals)
+        figures[f"best_{name}"] = 100.0 * best / len(questions)
+        figures[f"best_{name}_thresh"] = thresholds[totals.index(best)]
     return figures

@@ -18,15 +18,17 @@ from numpy.typing import NDArray
 
 from bertworks.metrics.intervals import Array, RowSums, ratio, ratio_sums
 
+# Sentences of these lengths, in words, count in the rank correlations.
 SHORTEST = 5
-LONGEST = 50  # sentences, in words, that count in the rank correlations
+LONGEST = 50
 Numbers = NDArray[np.floating[Any]] | NDArray[np.int64]
 
 
 def tree_distances(heads: Sequence[int]) -> NDArray[np.int64]:
-    """int64 [n, n]: edges on the path between two words of a tree.
+    """Return the number of edges on the path between two words of a tree: int64 [n, n].
 
-    The head of its root is -1.
+    Args:
+        heads: the head of each word; that of the root is -1.
     """
     from scipy.sparse.csgraph import shortest_path
 
@@ -68,12 +70,15 @@ def spearman(x: Numbers, y: Numbers) -> Array:
 class GoldTree:
     """A dependency tree with which predictions are compared.
 
-    heads, is_punctuation: see `datasets.treebank`.
+    Args:
+        heads: the head of each word, see `datasets.treebank`.
+        is_punctuation: whether each word is punctuation.
 
-    counted: the words that are no punctuation, of which edges and roots may be.
-    counts_for_root: whether the root is one of them: else it could not be found.
-    counts_for_correlation: whether the rank correlations are averaged over sentences of this
-        length.
+    Attributes:
+        counted: the words that are no punctuation, between which edges count.
+        counts_for_root: whether the root is one of them: else it could not be predicted.
+        counts_for_correlation: whether the rank correlations are averaged over sentences of this
+            length.
     """
 
     def __init__(self, heads: Sequence[int], is_punctuation: Sequence[bool]):
@@ -86,7 +91,7 @@ class GoldTree:
 
     @cached_property
     def edges(self) -> set[tuple[int, int]]:
-        """Those of the tree, without punctuation."""
+        """The edges of the tree, without punctuation."""
         return self.edges_of(self.distances)
 
     def edges_of(self, distances: Numbers) -> set[tuple[int, int]]:
@@ -111,29 +116,40 @@ def tree_metrics(
     - `nspr`: the rank correlation of the depths of a sentence, averaged over lengths like `dspr`.
 
     Args:
-        distances: of each sentence [n, n]. depths: of each sentence [n].
+        gold: the tree of each sentence.
+        distances: of the words of each sentence [n, n].
+        depths: of the words of each sentence [n].
     """
-    found = list[float]()
-    right = list[float]()
-    of_distances, of_depths = (np.zeros((len(gold), 2, LONGEST + 1)) for _ in range(2))
+    right_edges = list[float]()
+    right_roots = list[float]()
+    # Of each sentence the correlation and 1, at the place of its length.
+    distance_correlations, depth_correlations = (
+        np.zeros((len(gold), 2, LONGEST + 1)) for _ in range(2)
+    )
     for number, (tree, matrix, depth) in enumerate(zip(gold, distances, depths, strict=True)):
-        found.append(len(tree.edges & tree.edges_of(matrix)))
-        right.append(
+        right_edges.append(len(tree.edges & tree.edges_of(matrix)))
+        right_roots.append(
             float(tree.counts_for_root and tree.counted[depth[tree.counted].argmin()] == tree.root)
         )
         if tree.counts_for_correlation:
             length = len(tree.depths)
-            of_distances[number, :, length] = spearman(matrix, tree.distances).mean(), 1
-            of_depths[number, :, length] = spearman(depth, tree.depths), 1
+            mean_correlation = spearman(matrix, tree.distances).mean()
+            distance_correlations[number, :, length] = mean_correlation, 1
+            depth_correlations[number, :, length] = spearman(depth, tree.depths), 1
+    num_roots = [float(tree.counts_for_root) for tree in gold]
     return {
-        "uuas": ratio_sums(found, [len(tree.edges) for tree in gold]),
-        "dspr": RowSums(of_distances.reshape(len(gold), -1), _mean_over_lengths),
-        "root_accuracy": ratio_sums(right, [float(tree.counts_for_root) for tree in gold]),
-        "nspr": RowSums(of_depths.reshape(len(gold), -1), _mean_over_lengths),
+        "uuas": ratio_sums(right_edges, [len(tree.edges) for tree in gold]),
+        "dspr": RowSums(distance_correlations.reshape(len(gold), -1), _mean_over_lengths),
+        "root_accuracy": ratio_sums(right_roots, num_roots),
+        "nspr": RowSums(depth_correlations.reshape(len(gold), -1), _mean_over_lengths),
     }
 
 
 def _mean_over_lengths(sums: Array) -> Array:
-    """Sums and counts [samples, 2 * lengths] -> the mean of the means of all lengths that occur."""
+    """Return the mean of the means of all lengths that occur: [samples].
+
+    Args:
+        sums: of values and counts [samples, 2 * lengths].
+    """
     total, count = np.split(sums, 2, axis=1)
     return ratio(ratio(total, count).sum(1), (count > 0).sum(1))

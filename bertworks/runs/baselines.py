@@ -1,5 +1,6 @@
-"""Simple methods beside a fine-tuned model: the same training rows, the same held-out rows, a few
-seconds.
+"""Compare a fine-tuned model with simple methods, which take a few seconds.
+
+They have the same training rows and the same held-out rows.
 
 - `baseline_answers`: what each of them answers on a dev set, or in a cross-validation
 - `FrozenEncoder`: vectors of a model that is not trained, as features of a linear model
@@ -57,35 +58,39 @@ from bertworks.tasks.settings import TaskConfig
 from bertworks.text.segmentation import split_sentences
 from bertworks.training.device import InferencePrecision
 
-# by the name of the method; None: of rows that it does not answer
+# Name of a method -> its answers; None for rows that it does not answer.
 Answers = dict[str, list[Answer | None]]
 FINETUNED = "fine-tuned"
-# by method: the name of the model in tables, and in sentences
-OWN: Mapping[str, tuple[str, str]] = {
+# Method of a fine-tuning -> the name of its model in tables, and in sentences.
+MODEL_NAMES: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(("auto", "full"), (FINETUNED, "fine-tuning")),
     "frozen": ("linear head", "the linear head"),
     "cosine": ("fine-tuned from the cosine", "fine-tuning from the cosine"),
 }
 FROZEN = "frozen vectors"
 COSINE = "cosine"
-# the method of a fine-tuning that begins with this one
-_TRAINED = {FROZEN: "frozen", COSINE: "cosine"}
-# kana, Chinese characters, hangul
+# Baseline -> the method of a fine-tuning that begins with it.
+_FINETUNING_OF = {FROZEN: "frozen", COSINE: "cosine"}
+# Kana, Chinese characters and Hangul.
 _UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]")
 _LETTER = re.compile(r"[^\W\d_]")
 _TERMS = {"token_pattern": r"\w+|[^\w\s]+", "ngram_range": (1, 2)}
-_ABSENT = -30.0  # the logit of what never occurs in the training rows
-_MAX_TERMS = 3_000_000  # tokens times labels of which a bag of words learns
+# The logit of a label that does not occur in the training rows.
+_ABSENT_LOGIT = -30.0
+# Tokens times labels from which a bag of words learns.
+_MAX_TERMS = 3_000_000
 # A tagger learns from all words: with more words times labels than this it takes fewer iterations,
 # but not fewer than _MIN_ITERATIONS.
-_TAGGED = 1_000_000
-# tokens times parameters, tokens of rows that are encoded to learn from
+_MAX_TAGGED = 1_000_000
+# Rows are encoded to learn from them up to this number of tokens times parameters, and of tokens.
 _ENCODER_WORK = 5e11
 _MAX_ENCODED = 100_000
-HELD_OUT_WORK = 2  # times this for the rows that are predicted
-# characters of a text in a bag of words: its words take fifty times the memory
+# The rows that are predicted may have this many times the tokens.
+HELD_OUT_WORK = 2
+# Characters of a text in a bag of words: its words take fifty times the memory.
 _LONGEST_TEXT = 1 << 19
-_AT_ONCE = 1 << 12  # words of which features are in memory
+# Words whose features are in memory at a time.
+_AT_ONCE = 1 << 12
 _MAX_FEATURES = 50_000
 _MAX_ITERATIONS = 100
 _MIN_ITERATIONS = 30
@@ -113,31 +118,37 @@ class FrozenEncoder:
 
     @cached_property
     def _network(self) -> tuple[Encoder | InferenceEncoder, InferencePrecision]:
+        """The encoder, prepared for inference, and its precision."""
         with meta_device_init():
             encoder = Encoder(self._model.config)
-        names = {name: f"encoder.{name}" for name in encoder.state_dict()}
-        state = {name: self._model.state[theirs].to(self._device) for name, theirs in names.items()}
+        state = {
+            name: self._model.state[f"encoder.{name}"].to(self._device)
+            for name in encoder.state_dict()
+        }
         encoder.load_state_dict(state, assign=True)
         return prepared_encoder(encoder.requires_grad_(False).eval(), "auto")
 
     def texts(self, texts: Iterable[str]) -> Vectors:
-        """float32 [texts, width]: the means of the last hidden states, of length 1."""
-        (network, precision) = self._network
-        every = list(texts)
-        new = list(dict.fromkeys(text for text in every if text not in self._vectors))
+        """Return the means of the last hidden states, of length 1: float32 [texts, width]."""
+        network, precision = self._network
+        texts = list(texts)
+        new = list(dict.fromkeys(text for text in texts if text not in self._vectors))
         encodings = self._model.tokenizer.encode_each(new, max_length=self._max_length)
         units: list[ExampleGroup] = [
             [Example(np.array(e.ids), np.array(e.type_ids), {})] for e in encodings
         ]
         vectors = compute_vectors(network, units, "mean", self.width, precision)
         self._vectors |= zip(new, normalized(vectors), strict=True)
-        return np.stack([self._vectors[text] for text in every])
+        return np.stack([self._vectors[text] for text in texts])
 
     def predicted_tokens(
         self, rows: Sequence[Features], head: LinearHead | None = None
     ) -> NDArray[np.float32]:
-        """float32 [M, width]: the last hidden state of every token from which a label is predicted;
-        or its logits by a head, [M, outputs]: of a long row the states take far more memory."""
+        """Return the last hidden state of every token from which a label is predicted.
+
+        It is float32 [M, width]; with a head it is the logits of the tokens, [M, outputs]: the
+        states of a long row take far more memory.
+        """
         network, precision = self._network
 
         def compute(batch: Batch) -> Tensor:
@@ -153,6 +164,15 @@ class FrozenEncoder:
         )
 
 
+class _Prediction(NamedTuple):
+    """What a simple method predicts for rows."""
+
+    method: str
+    train: Sequence[Features]  # the rows from which it learns
+    numbers: Sequence[int]  # of the rows that it predicts
+    logits: Logits  # of these rows
+
+
 def baseline_answers(
     train: Sequence[Features],
     held_out: Sequence[Features],
@@ -162,11 +182,12 @@ def baseline_answers(
     parts: Sequence[Sequence[int]] = (),
     seed: int = 0,
 ) -> Answers:
-    """What simple methods, trained on `train`, answer on `held_out`, by the name of the method; the
-    first one is the trivial one. Of many rows they learn from a sample, and those with an encoder
-    answer a sample (None: the other rows), both stratified by label, so that each takes seconds;
-    the name then says how many rows these are. The features of words learn from all sentences: with
-    a sample of these they look weak.
+    """Return the answers of simple methods, trained on `train`, on `held_out`, by method.
+
+    The first method is the trivial one. Of many rows they learn from a sample, and those with an
+    encoder answer a sample (None: the other rows), both stratified by label, so that each takes
+    seconds; the name then says how many rows these are. The features of words learn from all
+    sentences: with a sample of these they look weak.
 
     Args:
         encoder: one for several calls encodes each text once.
@@ -176,13 +197,12 @@ def baseline_answers(
     """
     folds = [(train, held_out)]
     if parts:
-        others = (set(range(len(train))).difference(part) for part in parts)
-        folds = [
-            ([train[n] for n in sorted(rest)], [train[n] for n in part])
-            for rest, part in zip(others, parts)
-        ]
+        folds = []
+        for part in parts:
+            rest = sorted(set(range(len(train))).difference(part))
+            folds.append(([train[n] for n in rest], [train[n] for n in part]))
     if d.task == "qa":
-        nothing: Answer = {
+        no_answer: Answer = {
             "answer": "",
             "start": -1,
             "end": -1,
@@ -191,26 +211,26 @@ def baseline_answers(
             "n_best": [],
         }
         nearest = [answer for fold in folds for answer in _nearest_sentences(*fold)]
-        return {TASKS["qa"]["trivial"]: [nothing] * len(held_out), "nearest sentence": [*nearest]}
-    found: Answers = {}
-    learned = dict[str, list[str]]()
+        return {TASKS["qa"]["trivial"]: [no_answer] * len(held_out), "nearest sentence": [*nearest]}
+    answers_of: Answers = {}
+    sample_sizes = dict[str, list[str]]()
     before = 0
-    for rest, rows in folds:
-        for name, some, numbers, logits in _predictions(rest, rows, d, encoder, seed, len(folds)):
-            answers = found.setdefault(name, [None] * len(held_out))
-            for n, answer in zip(
-                numbers, _decoded(d, [rows[n] for n in numbers], logits), strict=True
-            ):
+    for fold_train, rows in folds:
+        for prediction in _predictions(fold_train, rows, d, encoder, seed, len(folds)):
+            answers = answers_of.setdefault(prediction.method, [None] * len(held_out))
+            decoded = _decoded(d, [rows[n] for n in prediction.numbers], prediction.logits)
+            for n, answer in zip(prediction.numbers, decoded, strict=True):
                 answers[before + n] = answer
-            learned.setdefault(name, []).extend(
-                [f" of {len(some):,} rows"] * (len(some) < len(rest))
-            )
+            sizes = sample_sizes.setdefault(prediction.method, [])
+            if len(prediction.train) < len(fold_train):
+                sizes.append(f" of {len(prediction.train):,} rows")
         before += len(rows)
     constant = _trivial(train, sum(map(len, map(_targets, held_out))), d)
     named: Answers = {TASKS[d.task]["trivial"]: [*_decoded(d, held_out, constant)]}
-    for name, answers in found.items():
-        on = f" on {len(answers) - answers.count(None):,} rows" if None in answers else ""
-        named[f"{name}{min(learned[name], default='')}{on}"] = answers
+    for method, answers in answers_of.items():
+        num_answers = len(answers) - answers.count(None)
+        on_rows = f" on {num_answers:,} rows" if None in answers else ""
+        named[f"{method}{min(sample_sizes[method], default='')}{on_rows}"] = answers
     return named
 
 
@@ -221,60 +241,57 @@ def _predictions(
     encoder: FrozenEncoder,
     seed: int,
     folds: int,
-) -> Iterator[tuple[str, Sequence[Features], Sequence[int], Logits]]:
-    """Of each method but the trivial one: its name, the rows from which it learns, the numbers of
-    the rows that it predicts, and the logits of these."""
+) -> Iterator[_Prediction]:
+    """Yield the predictions of each method but the trivial one."""
     most_terms = _MAX_TERMS // max(2, len(d.labels))
     numbers = sorted(_sampled(rows, HELD_OUT_WORK * encoder.max_tokens // folds, seed))
-    every = range(len(rows))
+    all_numbers = range(len(rows))
     new = [rows[n] for n in numbers]
     if d.task == "choice":
         vectors = [encoder.texts(row.item.texts) for row in new]
-        yield (
-            "most similar choice",
-            train,
-            numbers,
-            np.concatenate([v[1:] @ v[0] for v in vectors])[:, None],
-        )
+        cosines_of_choices = np.concatenate([v[1:] @ v[0] for v in vectors])[:, None]
+        yield _Prediction("most similar choice", train, numbers, cosines_of_choices)
         return
-    fewer = sample(train, encoder.max_tokens, seed)
+    encoded = sample(train, encoder.max_tokens, seed)
     if d.task in ("tagging", "spans"):
         num_targets = sum(len(_targets(row)) for row in train)
-        iterations = max(
-            _MIN_ITERATIONS, _MAX_ITERATIONS * _TAGGED // (num_targets * len(d.labels))
-        )
-        logits = _linear(d, train, _counted(train, rows), 3.0, min(_MAX_ITERATIONS, iterations))
-        yield "features of words", train, every, logits
-        head = fit_linear_head(
-            make_task_head(d), encoder.predicted_tokens(fewer), _all_targets(fewer)
-        )
-        yield FROZEN, fewer, numbers, encoder.predicted_tokens(new, head)
+        iterations = _MAX_ITERATIONS * _MAX_TAGGED // (num_targets * len(d.labels))
+        iterations = min(_MAX_ITERATIONS, max(_MIN_ITERATIONS, iterations))
+        logits = _linear(d, train, _word_counts(train, rows), 3.0, iterations)
+        yield _Prediction("features of words", train, all_numbers, logits)
+        states = encoder.predicted_tokens(encoded)
+        head = fit_linear_head(make_task_head(d), states, _all_targets(encoded))
+        yield _Prediction(FROZEN, encoded, numbers, encoder.predicted_tokens(new, head))
         return
-    some = sample(train, most_terms, seed)
-    yield "bag of words", some, every, _linear(d, some, _bags(some, rows), 10.0)
-    sides = [[encoder.texts(side) for side in _sides(part)] for part in (fewer, new)]
-    yield FROZEN, fewer, numbers, _linear(d, fewer, list(map(_frozen_features, sides)))
+    counted = sample(train, most_terms, seed)
+    logits = _linear(d, counted, _bags(counted, rows), 10.0)
+    yield _Prediction("bag of words", counted, all_numbers, logits)
+    sides = [[encoder.texts(side) for side in _sides(part)] for part in (encoded, new)]
+    logits = _linear(d, encoded, list(map(_frozen_features, sides)))
+    yield _Prediction(FROZEN, encoded, numbers, logits)
     if len(sides[0]) == 2 and d.task != "multilabel":
         cosines = [(u * v).sum(1, keepdims=True) for u, v in sides]
-        learns = d.task != "regression"
-        yield (
-            COSINE,
-            fewer if learns else train,
-            numbers,
-            _linear(d, fewer, cosines) if learns else cosines[1],
-        )
+        if d.task == "regression":
+            yield _Prediction(COSINE, train, numbers, cosines[1])
+        else:
+            yield _Prediction(COSINE, encoded, numbers, _linear(d, encoded, cosines))
 
 
 def _frozen_features(sides: Sequence[Vectors]) -> Vectors:
-    """The features of `--method frozen`. sides: the vectors of a text, or of both texts of a
-    pair."""
+    """Return the features of `--method frozen`.
+
+    Args:
+        sides: the vectors of a text, or of both texts of a pair.
+    """
     x = torch.from_numpy(np.stack(sides, 1).reshape(-1, sides[0].shape[1]))
     return combine_vectors(x, "pair" if len(sides) == 2 else "mean").numpy()
 
 
 def sample(rows: Sequence[Features], most: int, seed: int) -> list[Features]:
-    """Shuffled rows with at most about `most` tokens together, with the same fraction of every
-    label."""
+    """Return shuffled rows with at most about `most` tokens together.
+
+    They have the same fraction of every label.
+    """
     return [rows[n] for n in _sampled(rows, most, seed)]
 
 
@@ -287,53 +304,62 @@ def _sampled(rows: Sequence[Features], most: int, seed: int) -> list[int]:
     for number in np.random.default_rng(seed).permutation(len(rows)).tolist():
         label = rows[number].item.label
         members.setdefault(label if isinstance(label, str) else None, []).append(number)
+    # Within each label the rows are spread evenly over 0 to 1.
     places = {
         n: (place + 0.5) / len(group) for group in members.values() for place, n in enumerate(group)
     }
     sizes = [sum(len(example.input_ids) for example in row.unit) for row in rows]
-    ordered = [
-        n for n in sorted(places, key=places.__getitem__) if sizes[n] <= max(most, min(sizes))
-    ]
-    return ordered[: max(1, int((np.cumsum([sizes[n] for n in ordered]) <= most).sum()))]
+    largest = max(most, min(sizes))
+    ordered = [n for n in sorted(places, key=places.__getitem__) if sizes[n] <= largest]
+    totals = np.cumsum([sizes[n] for n in ordered])
+    return ordered[: max(1, int((totals <= most).sum()))]
 
 
 def _targets(row: Features) -> NDArray[Any]:
+    """Return the labels of all targets of a row."""
     return np.concatenate([example.target.labels for example in row.unit])
 
 
 def _all_targets(rows: Sequence[Features]) -> NDArray[Any]:
+    """Return the labels of all targets of rows."""
     return np.concatenate(list(map(_targets, rows)))
 
 
 def _sides(rows: Sequence[Features]) -> list[tuple[str, ...]]:
-    """The first texts, and the second ones of pairs; their beginnings where they are very long."""
-    return list(
-        zip(*([text[:_LONGEST_TEXT] for text in row.item.texts] for row in rows), strict=True)
-    )
+    """Return the first texts, and the second ones of pairs.
+
+    Of very long texts it is the beginnings.
+    """
+    texts = ([text[:_LONGEST_TEXT] for text in row.item.texts] for row in rows)
+    return list(zip(*texts, strict=True))
 
 
 def _decoded(d: TaskConfig, rows: Sequence[Features], logits: Logits) -> list[Answer]:
-    """logits: [M, outputs], of all rows."""
+    """Return the answer of each row.
+
+    Args:
+        logits: of all rows, [M, outputs].
+    """
     ends = np.cumsum([len(_targets(row)) for row in rows])
     return list(map(Decoder(d), rows, np.split(logits, ends[:-1])))
 
 
 def _trivial(train: Sequence[Features], count: int, d: TaskConfig) -> Logits:
-    """[count, outputs]: the same for every row."""
+    """Return logits that are the same for every row: [count, outputs]."""
     if d.task == "choice":
-        votes = np.bincount([row.item.label for row in train], minlength=d.num_choices).astype(
-            np.float32
-        )
-        return np.tile(votes, count // d.num_choices)[:, None]
+        votes = np.bincount([row.item.label for row in train], minlength=d.num_choices)
+        return np.tile(votes.astype(np.float32), count // d.num_choices)[:, None]
     y = _all_targets(train)
     if d.task == "regression":
         return np.full((count, 1), y.mean(), np.float32)
     if d.task == "multilabel":
-        found = np.where(y.mean(0) >= min(0.5, y.mean(0).max()), -_ABSENT, _ABSENT)
+        frequencies = y.mean(0)
+        is_given = frequencies >= min(0.5, frequencies.max())
+        logits = np.where(is_given, -_ABSENT_LOGIT, _ABSENT_LOGIT)
     else:
-        found = np.full(len(d.labels), _ABSENT)
-        found[d.labels.index("O") if "O" in d.labels else np.bincount(y).argmax()] = 0
-    return np.tile(found.astype(np.float32), (count, 1))
+        logits = np.full(len(d.labels), _ABSENT_LOGIT)
+        logits[d.labels.index("O") if "O" in d.labels else np.bincount(y).argmax()] = 0
+    return np.tile(logits.astype(np.float32), (count, 1))
 
 
 def _linear(
@@ -364,8 +390,8 @@ def _linear(
 
     if d.task != "multilabel" or len(targets) < 3 * _FOLDS:
         return logits_of(train_features, targets, new_features)
-    # Labels are given above 0: where that is the best micro F1 on training rows that the model did
-    # not see.
+    # Labels with logits above 0 are predicted: they are moved so that this is the best micro F1 on
+    # training rows that the model did not see.
     held_out_logits = np.zeros(targets.shape, np.float32)
     numbers = np.arange(len(targets))
     for fold in range(_FOLDS):
@@ -382,6 +408,7 @@ def _linear(
 def _sparse(
     d: TaskConfig, x: Any, y: NDArray[Any], new: Any, strength: float, iterations: int
 ) -> Logits:
+    """Return the logits of a linear model of sparse features: see `_linear`."""
     from scipy.special import logit
     from sklearn.dummy import DummyClassifier
     from sklearn.linear_model import LogisticRegression, Ridge
@@ -391,23 +418,23 @@ def _sparse(
         return np.asarray(Ridge(1 / strength).fit(x, y).predict(new), np.float32)[:, None]
     model = LogisticRegression(C=strength, max_iter=iterations)
     if d.task == "multilabel":  # of a single label there are two columns: false and true
-        p = (
-            OneVsRestClassifier(model)
-            .fit(x, y.astype(np.int64))
-            .predict_proba(new)[:, -y.shape[1] :]
-        )
-        return np.asarray(logit(p).clip(_ABSENT, -_ABSENT), np.float32)
+        models = OneVsRestClassifier(model).fit(x, y.astype(np.int64))
+        p = models.predict_proba(new)[:, -y.shape[1] :]
+        return np.asarray(logit(p).clip(_ABSENT_LOGIT, -_ABSENT_LOGIT), np.float32)
     fitted = (model if len(np.unique(y)) > 1 else DummyClassifier()).fit(x, y)
     blocks = [np.empty((0, len(d.labels)), np.float32)]
     for block in new if isinstance(new, Iterator) else [new]:
-        blocks.append(np.full((block.shape[0], len(d.labels)), _ABSENT, np.float32))
-        blocks[-1][:, fitted.classes_] = fitted.predict_log_proba(block).clip(_ABSENT)
+        logits = np.full((block.shape[0], len(d.labels)), _ABSENT_LOGIT, np.float32)
+        logits[:, fitted.classes_] = fitted.predict_log_proba(block).clip(_ABSENT_LOGIT)
+        blocks.append(logits)
     return np.concatenate(blocks)
 
 
 def _vectorizer(texts: Collection[str]) -> Any:
-    """tf-idf of words and pairs of words; of stretches of characters in scripts without spaces, and
-    in Korean."""
+    """Return the tf-idf of words and pairs of words.
+
+    In scripts without spaces, and in Korean, it is that of stretches of characters.
+    """
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     letters, unspaced = (
@@ -418,7 +445,10 @@ def _vectorizer(texts: Collection[str]) -> Any:
 
 
 def _bags(train: Sequence[Features], held_out: Sequence[Features]) -> list[Any]:
-    """tf-idf of the words of both; of pairs also of the words in both texts, and their cosine."""
+    """Return the tf-idf of the words of the training rows, and of the held-out rows.
+
+    Pairs also have that of the words in both texts, and their cosine.
+    """
     from scipy.sparse import hstack
 
     vectorizer = _vectorizer(list(chain.from_iterable(_sides(train))))
@@ -430,8 +460,8 @@ def _bags(train: Sequence[Features], held_out: Sequence[Features]) -> list[Any]:
     return bags
 
 
-def _counted(train: Sequence[Features], held_out: Sequence[Features]) -> list[Any]:
-    """Of every predicted word or token: itself, its ends and shape, and its neighbours.
+def _word_counts(train: Sequence[Features], held_out: Sequence[Features]) -> list[Any]:
+    """Return the features of every predicted word or token, of the training and the held-out rows.
 
     Those of the held-out rows are an iterator over blocks: they take twenty times the memory of the
     words.
@@ -440,14 +470,13 @@ def _counted(train: Sequence[Features], held_out: Sequence[Features]) -> list[An
 
     words, new = (chain.from_iterable(map(_features_of_words, rows)) for rows in (train, held_out))
     vectorizer = CountVectorizer(analyzer=lambda features: features, dtype=np.float64)
-    learned = vectorizer.fit_transform(words)
-    return [
-        learned,
-        (vectorizer.transform(block) for block in chunk_by_size(new, _AT_ONCE, lambda _: 1)),
-    ]
+    train_features = vectorizer.fit_transform(words)
+    blocks = chunk_by_size(new, _AT_ONCE, lambda _: 1)
+    return [train_features, (vectorizer.transform(block) for block in blocks)]
 
 
 def _features_of_words(row: Features) -> Iterator[list[str]]:
+    """Yield the features of each word: itself, its ends and shape, and its neighbours."""
     words = row.words
     padded = ["", "", *(word.lower() for word in words), "", ""]
     for n in range(len(words)):
@@ -475,8 +504,8 @@ def _nearest_sentences(train: Sequence[Features], rows: Sequence[Features]) -> l
         context: split_sentences(context[:_LONGEST_TEXT])
         for context in {row.item.texts[1] for row in rows}
     }
-    learned = {row.item.texts[1] for row in train} | contexts.keys()
-    vectorizer = _vectorizer([context[:_LONGEST_TEXT] for context in learned])
+    all_contexts = {row.item.texts[1] for row in train} | contexts.keys()
+    vectorizer = _vectorizer([context[:_LONGEST_TEXT] for context in all_contexts])
     questions = vectorizer.transform([row.item.texts[0] for row in rows])
     vectors = {context: vectorizer.transform(sentences) for context, sentences in contexts.items()}
     answers: list[Answer] = []
@@ -564,7 +593,15 @@ def compare_baselines(
                 "clearly better than chance"
             )
     verdict = _verdict(
-        d, metric, methods[1], methods[best], evidence, OWN[method][1], tried, too_few, advice
+        d,
+        metric,
+        methods[1],
+        methods[best],
+        evidence,
+        MODEL_NAMES[method][1],
+        tried,
+        too_few,
+        advice,
     )
     return {
         "metric": metric,
@@ -635,7 +672,7 @@ def format_baselines(compared: Mapping[str, Any]) -> list[list[str]]:
     """Return the comparison as a table in words, with heads."""
     metric = compared["metric"]
     title = metric_name(metric, compared.get("positive"))
-    model_name = OWN[compared.get("method", "full")][1]
+    model_name = MODEL_NAMES[compared.get("method", "full")][1]
     table = [["method", f"{title} (95 %)", f"{model_name} is better by (95 %)"]]
     for number, method in enumerate(compared["methods"]):
         score = format_score(metric, method["score"], method["interval"])
@@ -659,13 +696,15 @@ def _verdict(
     too_few: str,
     advice: Sequence[str],
 ) -> str:
-    """Return what follows if the model has not clearly learned anything, or is not clearly better
-    than the best baseline; else "".
+    """Return what follows from the comparison, or "" if the model is clearly better.
+
+    It is a sentence if the model has not clearly learned anything, or is not clearly better than
+    the best baseline.
 
     Args:
         trivial, best: the comparisons with the trivial method and with the best one.
         evidence: see `_evidence`.
-        model_name: see OWN.
+        model_name: see MODEL_NAMES.
         tried, too_few, advice: see `compare_baselines`.
     """
     value, interval = evidence
@@ -685,7 +724,7 @@ def _verdict(
         difference = format_score(metric, best["difference"], best["difference_interval"], "+")
         compared = "worse than" if best["difference_interval"][1] < 0 else "not clearly better than"
         parts.append(f'{model_name} is {compared} "{best["method"]}": {name} {difference}')
-    methods = [method for name, method in _TRAINED.items() if best["method"].startswith(name)]
+    methods = [method for name, method in _FINETUNING_OF.items() if best["method"].startswith(name)]
     untried_methods = [method for method in (*methods, "full") if method not in tried]
     suggestions = list(advice)
     if untried_methods:

@@ -41,7 +41,7 @@ from bertworks.io.tables import Data, StoredInput, StoredRows, stored
 from bertworks.metrics import intervals
 from bertworks.runs.baselines import (
     HELD_OUT_WORK,
-    OWN,
+    MODEL_NAMES,
     Answers,
     FrozenEncoder,
     baseline_answers,
@@ -370,7 +370,7 @@ def evaluate_on_dev(
     simple_answers = baselines.get(task)
     if simple_answers:
         method_answers: dict[str, Sequence[Answer | None]] = {
-            OWN[job.method][0]: answers,
+            MODEL_NAMES[job.method][0]: answers,
             **simple_answers,
         }
         comparison = compare_baselines(

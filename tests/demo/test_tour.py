@@ -106,7 +106,7 @@ def test_without_minilm_its_own_model_is_fine_tuned(collected, tmp_path, monkeyp
     monkeypatch.setattr(tour, "packaged_minilm", lambda: None)
     events = list(demo(tmp_path / "demo", minutes=1.5))
     own = str(tmp_path / "demo" / "model")
-    assert events[-2].text == f"fine-tuning {own} with {tour.OWN[0]}"
+    assert events[-2].text == f"fine-tuning {own} with {tour.MODEL_SETTINGS[0]}"
     assert f"{own}, fine-tuned" in events[-1].text
 
 

@@ -366,14 +366,14 @@ def test_features_of_words_learn_from_all_sentences(model: Path) -> None:
     )
     assert len(sample(rows, 400_000 // 40, 0)) < 0.9 * len(rows), "as many as they learned from"
     fitted: list[int] = []
-    count = baselines._counted
+    count = baselines._word_counts
 
     def counted(train: Any, held_out: Any) -> Any:
         fitted.append(len(train))
         return count(train, held_out)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(baselines, "_counted", counted)
+        patch.setattr(baselines, "_word_counts", counted)
         answers = baseline_answers(
             rows, rows[:10], d, FrozenEncoder(ModelFolder(model).load(), CPU, 64)
         )
@@ -388,7 +388,7 @@ def test_a_tagger_of_many_words_takes_fewer_iterations(
     names = job("names.conll")
     targets = sum(len(example.target.labels) for row in names.train for example in row.unit)
     monkeypatch.setattr(
-        baselines, "_TAGGED", round(factor * targets * len(names.description.labels) + 0.5)
+        baselines, "_MAX_TAGGED", round(factor * targets * len(names.description.labels) + 0.5)
     )
     seen: list[int] = []
     sparse = baselines._sparse
