@@ -22,7 +22,7 @@ from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.pretrain import pretrain
 from bertworks.training.objectives import BERT, OBJECTIVES
 
-# Settings of the fine-tuning, for about 90 seconds on two cores: of minilm, and of the small
+# Settings of the fine-tuning, for about 90 seconds on two cores: for minilm, and for the small
 # network just pre-trained.
 MINILM = ("epochs=3", "optimizer.learning_rate=1e-4")
 MODEL_SETTINGS = ("epochs=6", "optimizer.learning_rate=1e-3")
@@ -67,10 +67,9 @@ def demo(folder: str | Path, *, minutes: float = 3.5) -> Iterator[Event]:
     yield Event("stage", f"fine-tuning {start}: from which library is a paragraph?")
     request = make_finetune_request(origins, model=start, overrides=settings, method="full")
     finetuned = yield from forward_events(finetune_events(classifier, request))
-    ours, *others = finetuned.fields["baselines"]["methods"]
-    figures = {one["method"]: one["score"] for one in others} | {
-        f"{start}, fine-tuned": ours["score"]
-    }
+    model_row, *baseline_rows = finetuned.fields["baselines"]["methods"]
+    figures = {row["method"]: row["score"] for row in baseline_rows}
+    figures |= {f"{start}, fine-tuned": model_row["score"]}
     width = max(map(len, figures))
     accuracies = [f"{name:<{width}}  {accuracy:6.1%}" for name, accuracy in figures.items()]
     text = "\n".join(
@@ -116,7 +115,7 @@ def _results(done: Event, model: Path) -> str:
 
 
 def _filled_blanks(model: Path, held_out: Path) -> list[str]:
-    """Yield predictions for a long word of held-out sentences, with the word.
+    """Return lines with predictions for a long word of held-out sentences, and the word.
 
     The sentences come from documents in all parts of the file.
     """
@@ -126,14 +125,15 @@ def _filled_blanks(model: Path, held_out: Path) -> list[str]:
     lines = ["filled blanks:"]
     results = fill(model, [text for text, _ in sentences], k=_PREDICTIONS)
     for (text, original), (predictions, *_) in zip(sentences, results, strict=True):
-        shown = ", ".join(
+        tokens = ", ".join(
             f"{prediction['token_str']} {prediction['score']:.0%}" for prediction in predictions
         )
-        lines += [f"  {text}", f"      {shown}  (it was: {original})"]
+        lines += [f"  {text}", f"      {tokens}  (it was: {original})"]
     return lines
 
 
 def _next_steps(folder: Path) -> list[str]:
+    """Return lines that name the reports, and commands to try."""
     activate = Path(sys.executable).with_name("activate")
     is_command = shutil.which("bertworks") or not activate.exists()
     first = (

@@ -52,14 +52,14 @@ PACKAGED = {path.stem: path.read_text(encoding="utf-8") for path in _FILES}
 MAX_FACTOR = 1_000_000  # of the steps or times of an ablation
 NOT_RESOLVED = "not resolved at this budget"
 _PLACEHOLDER = re.compile(r"\{([\w:/-]+)\}")
-# not set in a file
+# Arguments that a file cannot set.
 _ENGINE = {"arm", "options", "output", "device", "overwrite", "progress", "seed", "budget"}
 Name = Annotated[str, Range("letters, digits, - and _", lambda x: bool(re.fullmatch(r"[\w-]+", x)))]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArmConfig(Settings):
-    """One arm.
+    """One arm of an ablation: a model that is trained and measured.
 
     pretrain, finetune: keyword arguments of `bertworks.pretrain`, and of `bertworks.finetune` for
         each fine-tuning that is measured.
@@ -67,7 +67,8 @@ class ArmConfig(Settings):
     measures: names; (): all.
     published: figures of the source, by the name of a measure or of something else that was
         measured.
-    compared: false: it only serves others, as a teacher does. It has the steps of its recipe.
+    compared: false for an arm that only serves other arms, as a teacher does. It has the steps of
+        its recipe.
 
     In all arguments `{shards}` is the prepared corpus, `{corpus}` its text, `{data}` the folder of
     labelled data, `{arm:NAME}` the model of another arm, and `{arm:NAME/MEASURE}` the one that was
@@ -86,8 +87,10 @@ class ArmConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureConfig(Settings):
-    """A figure of each arm. kind: of `MEASURES`; options: its arguments; percent, digits: how it is
-    shown."""
+    """A figure that is measured of each arm.
+
+    kind: a key of `MEASURES`; options: its arguments; percent, digits: how it is printed.
+    """
 
     name: Name
     title: str
@@ -102,18 +105,14 @@ class MeasureConfig(Settings):
         mean, *ends = (
             f"{factor * value:{form}}" for value in (figure["mean"], *(figure["interval"] or ()))
         )
-        return (
-            f"{mean} ({' to '.join(ends)})"
-            if ends
-            else f"{mean} (one seed: no interval)"
-            if sign
-            else mean
-        )
+        if ends:
+            return f"{mean} ({' to '.join(ends)})"
+        return f"{mean} (one seed: no interval)" if sign else mean
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ablation(Settings):
-    """A comparison.
+    """A controlled comparison of arms.
 
     source: of the published figures. note: what to know before the figures are read.
     equal: what all arms have in common: "steps"; "flops", the matrix-product operations of the
@@ -140,10 +139,9 @@ class Ablation(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         for measure in self.measures:
-            functions: list[Callable[..., Any]] = [
-                MEASURES[measure.kind],
-                *[finetune] * (measure.kind == "finetuning"),
-            ]
+            functions: list[Callable[..., Any]] = [MEASURES[measure.kind]]
+            if measure.kind == "finetuning":
+                functions.append(finetune)
             _check_names(f"the measure {measure.name}", measure.options, functions)
         measures = [measure.name for measure in self.measures]
         known = [f"arm:{arm.name}/{name}" for arm in self.arms for name in measures]
@@ -160,31 +158,32 @@ class Ablation(Settings):
                 ("measure", arm.measures, measures),
                 ("input", self.inputs_of(arm), known),
             ):
-                if unknown := sorted({*names} - {*allowed}):
+                unknown = sorted({*names} - {*allowed})
+                if unknown:
                     raise UsageError(
                         f"{where} names the {kind} {unknown[0]!r}: there are {', '.join(allowed)}"
                     )
-            for measure in (one for one in self.measures_of(arm) if one.kind == "finetuning"):
-                # conflicts are refused before any training
-                finetuning_request(**{**measure.options, **arm.finetune})
+            for measure in self.measures_of(arm):
+                if measure.kind == "finetuning":
+                    # Conflicts are refused before any training.
+                    finetuning_request(**{**measure.options, **arm.finetune})
         try:
             self.in_order()
         except CycleError as error:
             raise UsageError(f"these arms need each other: {', '.join(error.args[1])}") from None
 
     def arguments(self, arm: ArmConfig) -> dict[str, Any]:
-        """Return the keyword arguments of `pretrain` for an arm; {}: it is not pre-trained."""
+        """Return the keyword arguments of `pretrain` for an arm; {} if it is not pre-trained."""
+        if not arm.pretrain:
+            return {}
         words = [
             *names_of(self.pretrain.get("overrides")),
             *names_of(arm.pretrain.get("overrides")),
         ]
-        return (
-            {"inputs": "{shards}", **self.pretrain, **arm.pretrain, "overrides": words}
-            if arm.pretrain
-            else {}
-        )
+        return {"inputs": "{shards}", **self.pretrain, **arm.pretrain, "overrides": words}
 
     def measures_of(self, arm: ArmConfig) -> list[MeasureConfig]:
+        """Return the measures of an arm, in the order of the ablation."""
         return [
             measure for measure in self.measures if not arm.measures or measure.name in arm.measures
         ]
@@ -207,17 +206,23 @@ class Ablation(Settings):
 
     @property
     def first(self) -> ArmConfig:
-        """The arm with which the others are compared."""
+        """The arm with which the other arms are compared."""
         return next((arm for arm in self.arms if arm.compared), self.arms[0])
 
 
 def _differ(parts: Sequence[Any], least: int) -> bool:
+    """Return whether there are at least `least` parts, and their names differ."""
     return len({part.name for part in parts}) == len(parts) >= least
 
 
-def _check_names(where: str, given: Iterable[str], functions: Iterable[Callable[..., Any]]) -> None:
-    names = {name for one in functions for name in inspect.signature(one).parameters} - _ENGINE
-    if unknown := sorted({*given} - names):
+def _check_names(
+    where: str, arguments: Iterable[str], functions: Iterable[Callable[..., Any]]
+) -> None:
+    """Refuse names of arguments that none of the functions has."""
+    parameters = {name for call in functions for name in inspect.signature(call).parameters}
+    names = parameters - _ENGINE
+    unknown = sorted({*arguments} - names)
+    if unknown:
         raise UsageError(
             f"{where}: no argument {unknown[0]!r}: there are {', '.join(sorted(names))}"
         )
@@ -263,9 +268,8 @@ def evaluate_ablation(
     text = read_recipe_text(name, "ablation", PACKAGED)
     ablation = parse_as(Ablation, text, name)
     output = local_path(output, "output folder")
-    sources = [
-        absolute(one) for one in sources_of([inputs] if isinstance(inputs, str | Path) else inputs)
-    ]
+    inputs = [inputs] if isinstance(inputs, str | Path) else inputs
+    sources = [absolute(source) for source in sources_of(inputs)]
     work = _Work(ablation, sources, None if data is None else absolute(data), output, device)
     factor = work.check(ablation.seeds if seeds is None else seeds, steps, scale)
     refuse_nested(output, sources, sources)
@@ -297,22 +301,27 @@ class _Work:
         self.shards = output / "shards"
 
     def check(self, seeds: int, steps: int | None, scale: float | None) -> float:
-        """Raises an error for what is missing.
+        """Return the factor of all steps or times.
 
-        Returns the factor of all steps or times.
+        Raises:
+            UsageError: the numbers make no sense, or text or data is not named.
+            BertworksError: a file is missing.
         """
-        a = self.ablation
-        inputs = {name for arm in a.arms for name in a.inputs_of(arm)}
+        ablation = self.ablation
+        arms = ablation.arms
+        inputs = {name for arm in arms for name in ablation.inputs_of(arm)}
         recipes = [
-            self.recipe(x) for x in a.arms if x.compared and a.arguments(x) and a.equal != "time"
+            self.recipe(arm)
+            for arm in arms
+            if arm.compared and ablation.arguments(arm) and ablation.equal != "time"
         ]
         first = recipes[0].train.num_steps if steps and recipes else 1
         factor = (steps / first if steps else 1.0) * (1.0 if scale is None else scale)
-        if seeds < 1 or factor <= 0 or (steps and (scale or a.equal == "time")):
+        if seeds < 1 or factor <= 0 or (steps and (scale or ablation.equal == "time")):
             raise UsageError(
                 "expected 1 seed or more, and a number of steps or a scale above 0, not both"
             )
-        trainings = seeds * len(a.arms)
+        trainings = seeds * len(arms)
         what = f"{trainings:,} trainings (arms times seeds): expected at most {MAX_TRIALS:,}"
         expect(trainings <= MAX_TRIALS, what, hint="choose a smaller number of --seeds")
         what = (
@@ -326,28 +335,30 @@ class _Work:
                 hint="name files, folders or globs after its name",
             )
         if self.sources:
-            # a file that is missing is refused before the folder is created
+            # A file that is missing is refused before the folder is created.
             read_text(self.sources)
         if "data" in inputs and self.data is None:
             raise UsageError(
                 "this ablation fine-tunes on labelled data", hint="--data FOLDER names the folder"
             )
-        texts = json.dumps(
-            [[a.arguments(x), x.finetune, [m.options for m in a.measures_of(x)]] for x in a.arms]
+        arguments = json.dumps(
+            [
+                [
+                    ablation.arguments(arm),
+                    arm.finetune,
+                    *(measure.options for measure in ablation.measures_of(arm)),
+                ]
+                for arm in arms
+            ]
         )
-        for path in (
-            Path(f"{self.data}{name}") for name in re.findall(r'"\{data\}([^"*?]*)"', texts)
-        ):
-            require(
-                path.exists(),
-                "this is not in the folder of labelled data",
-                path,
-                "--data FOLDER names the folder",
-            )
+        what = "this is not in the folder of labelled data"
+        for name in re.findall(r'"\{data\}([^"*?]*)"', arguments):
+            path = Path(f"{self.data}{name}")
+            require(path.exists(), what, path, "--data FOLDER names the folder")
         return factor
 
     def prepare(self) -> Iterator[Event]:
-        """One vocabulary and one set of shards for all arms that read them."""
+        """Make one vocabulary and one set of shards for all arms that read them."""
         if any("shards" in self.ablation.inputs_of(arm) for arm in self.ablation.arms):
             reader = read_text(self.sources)
             tokenizer = self.output / "tokenizer"
@@ -360,9 +371,9 @@ class _Work:
     def figures(
         self, arm: ArmConfig, seed: int, factor: float
     ) -> Generator[Event, None, list[dict[str, Any]]]:
-        """Yield the figures of an arm, which is trained first.
+        """Return the figures of an arm, which is trained first.
 
-        What is finished is read.
+        Figures that are finished are read.
         """
         folder = self.output / "arms" / arm.name / f"seed-{seed}"
         fill = partial(self._fill, seed)
@@ -376,48 +387,49 @@ class _Work:
             )
         model = str(folder / "model") if arguments else fill(arm.model)
         shards = folder / "model/shards" if (folder / "model/shards").exists() else self.shards
-        for one in (one for one in measures if one.name not in done):
+        for measure in measures:
+            if measure.name in done:
+                continue
             trained = Arm(
                 model,
                 seed,
                 shards,
-                folder / one.name,
+                folder / measure.name,
                 done.get("training", {}),
                 fill(arm.finetune),
                 self.device,
             )
-            measured = yield from MEASURES[one.kind](trained, **fill(one.options))
-            done[one.name] = measured._asdict()
+            figure = yield from MEASURES[measure.kind](trained, **fill(measure.options))
+            done[measure.name] = figure._asdict()
             write_json(path, done)
-            shown = one.show({"mean": measured.value, "interval": None})
+            text = measure.show({"mean": figure.value, "interval": None})
             yield Event(
                 "evaluation",
-                f"{arm.name}, seed {seed}: {one.title} {shown}",
-                {"value": measured.value},
+                f"{arm.name}, seed {seed}: {measure.title} {text}",
+                {"value": figure.value},
             )
         return [
-            {"arm": arm.name, "seed": seed, "measure": one.name, **done[one.name]}
-            for one in measures
+            {"arm": arm.name, "seed": seed, "measure": measure.name, **done[measure.name]}
+            for measure in measures
         ]
 
     def _pretrain(
         self, arm: ArmConfig, arguments: dict[str, Any], folder: Path, seed: int, factor: float
     ) -> Generator[Event, None, dict[str, float]]:
-        a = self.ablation
-        if a.equal == "time":
-            arguments["budget"] = f"{60 * factor * a.minutes:.0f}s"
+        """Return figures of the pre-training of an arm."""
+        ablation = self.ablation
+        if ablation.equal == "time":
+            arguments["budget"] = f"{60 * factor * ablation.minutes:.0f}s"
         else:
             recipe = self.recipe(arm)
-            if a.equal == "flops" and arm.compared:
-                factor *= self.recipe(a.first).training_flops() / recipe.training_flops()
-            phases = [
-                vars(p) | {"num_steps": max(1, round(factor * p.num_steps))}
-                for p in recipe.train.phases
-            ]
-            tables = (
-                "{" + ", ".join(f"{name} = {value}" for name, value in p.items()) + "}"
-                for p in phases
-            )
+            if ablation.equal == "flops" and arm.compared:
+                first_flops = self.recipe(ablation.first).training_flops()
+                factor *= first_flops / recipe.training_flops()
+            tables = []
+            for phase in recipe.train.phases:
+                fields = vars(phase) | {"num_steps": max(1, round(factor * phase.num_steps))}
+                table = ", ".join(f"{name} = {value}" for name, value in fields.items())
+                tables.append("{" + table + "}")
             arguments["overrides"] += [f"train.phases=[{', '.join(tables)}]"]
         done = yield from forward_events(
             pretrain(output=folder, seed=seed, device=self.device, **arguments)
@@ -447,27 +459,21 @@ class _Work:
         return recipe
 
     def _fill(self, seed: int, value: Any) -> Any:
-        """Arguments with the values of their placeholders."""
+        """Return arguments with the values of their placeholders."""
         if isinstance(value, dict):
             return {name: self._fill(seed, part) for name, part in value.items()}
-        if isinstance(value, list) or value == "{corpus}":
-            return (
-                [*self.sources]
-                if value == "{corpus}"
-                else [self._fill(seed, part) for part in value]
-            )
+        if value == "{corpus}":
+            return [*self.sources]
+        if isinstance(value, list):
+            return [self._fill(seed, part) for part in value]
 
         def path(match: re.Match[str]) -> str:
             _, _, arm = match[1].partition("arm:")
             name, _, measure = arm.partition("/")
-            own = self.output / "arms" / name / f"seed-{seed}" / (measure or "model")
-            return str({"shards": self.shards, "data": self.data}.get(match[1], own))
+            model = self.output / "arms" / name / f"seed-{seed}" / (measure or "model")
+            return str({"shards": self.shards, "data": self.data}.get(match[1], model))
 
         return _PLACEHOLDER.sub(path, value) if isinstance(value, str) else value
-
-
-# --- the table
-# --------------------------------------------------------------------------------------------------
 
 
 def _write(
@@ -475,7 +481,8 @@ def _write(
 ) -> tuple[dict[str, Any], str]:
     """Write the figures and the tables.
 
-    Return the result of `summarize`, and the tables in Markdown.
+    Returns:
+        The result of `summarize`, and the tables in Markdown.
     """
     fields = ("arm", "seed", "measure", "value", "samples")
     lines = [json.dumps({name: figure[name] for name in fields}) for figure in figures]
@@ -507,71 +514,81 @@ def ablation_markdown(ablation: Ablation, figures: Sequence[Mapping[str, Any]]) 
 
 
 def _count_seeds(figures: Sequence[Mapping[str, Any]]) -> int:
+    """Return the number of seeds of which there are figures."""
     return len({figure["seed"] for figure in figures})
 
 
 def summarize(
     ablation: Ablation, figures: Sequence[Mapping[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """By measure and arm: `values` of the seeds, their `mean` and `interval`, and `difference` to
-    the first arm, paired by seed and by row: mean, interval, and `resolved`: whether the interval
-    excludes 0. Intervals are of 95 %, over rows and seeds; None: one seed, and no rows."""
-    by_key = {(one["measure"], one["arm"], one["seed"]): one for one in figures}
-    seeds = sorted({one["seed"] for one in figures})
-    result = dict[str, dict[str, Any]]()
-    for measure, arm in dict.fromkeys((one["measure"], one["arm"]) for one in figures):
-        own = {seed: by_key[measure, arm, seed] for seed in seeds if (measure, arm, seed) in by_key}
-        row = result.setdefault(measure, {})[arm] = _mean([*own.values()])
-        first = [(x, by_key.get((measure, ablation.first.name, seed))) for seed, x in own.items()]
-        if arm != ablation.first.name and (pairs := [_difference(x, y) for x, y in first if y]):
-            change = _mean(pairs)
+    """Return the means by measure and arm.
+
+    Of each there are the `values` of the seeds, their `mean` and `interval`, and the `difference`
+    to the first arm, paired by seed and by row: mean, interval, and `resolved`: whether the
+    interval excludes 0. Intervals are of 95 %, over rows and seeds; they are None for one seed
+    without rows.
+    """
+    by_key = {(figure["measure"], figure["arm"], figure["seed"]): figure for figure in figures}
+    seeds = sorted({figure["seed"] for figure in figures})
+    first_arm = ablation.first.name
+    means = dict[str, dict[str, Any]]()
+    for measure, arm in dict.fromkeys((figure["measure"], figure["arm"]) for figure in figures):
+        by_seed = {
+            seed: by_key[measure, arm, seed] for seed in seeds if (measure, arm, seed) in by_key
+        }
+        row = means.setdefault(measure, {})[arm] = _mean([*by_seed.values()])
+        differences = []
+        for seed, figure in by_seed.items():
+            reference = by_key.get((measure, first_arm, seed))
+            if arm != first_arm and reference:
+                differences.append(_difference(figure, reference))
+        if differences:
+            change = _mean(differences)
             low, high = change["interval"] or (0, 0)
             row["difference"] = change | {"resolved": not low <= 0 <= high}
-    return result
+    return means
 
 
 def _mean(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    values = [one["value"] for one in figures]
-    samples = [np.array(one["samples"] or [one["value"]] * SAMPLES) for one in figures]
-    known = len(values) > 1 or figures[0]["samples"]
-    interval = interval_of_mean(values, samples) if known else None
+    """Return the values of figures of several seeds, their mean and its interval."""
+    values = [figure["value"] for figure in figures]
+    samples = [np.array(figure["samples"] or [figure["value"]] * SAMPLES) for figure in figures]
+    has_interval = len(values) > 1 or figures[0]["samples"]
+    interval = interval_of_mean(values, samples) if has_interval else None
     return {"values": values, "mean": float(np.mean(values)), "interval": interval}
 
 
-def _difference(one: Mapping[str, Any], first: Mapping[str, Any]) -> dict[str, Any]:
-    pairs = zip(one["samples"], first["samples"])  # of the same resamples
-    return {"value": one["value"] - first["value"], "samples": [x - y for x, y in pairs]}
+def _difference(figure: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a figure minus that of the first arm, also in each resample."""
+    pairs = zip(figure["samples"], reference["samples"])  # of the same resamples
+    return {"value": figure["value"] - reference["value"], "samples": [x - y for x, y in pairs]}
 
 
 Table = tuple[str, list[str], list[list[str]]]  # title, head, rows
 
 
 def ablation_tables(ablation: Ablation, means: Mapping[str, Mapping[str, Any]]) -> list[Table]:
-    """A table of each measure next to the published figures; and one of the published figures of
-    other measures."""
+    """Return a table of each measure next to the published figures.
+
+    A last table has the published figures of other measures.
+    """
     titles = {arm.name: ": ".join(filter(None, (arm.name, arm.title))) for arm in ablation.arms}
     tables = []
     for measure in ablation.measures:
         rows = []
-        for arm in (arm for arm in ablation.arms if arm.name in means.get(measure.name, {})):
-            row = means[measure.name][arm.name]
+        for arm in ablation.arms:
+            row = means.get(measure.name, {}).get(arm.name)
+            if row is None:
+                continue
             change = row.get("difference")
-            shown = measure.show(change, "+") if change else ""
-            shown += (
-                f": {NOT_RESOLVED}"
-                if change and change["interval"] and not change["resolved"]
-                else ""
-            )
-            rows.append(
-                [
-                    titles[arm.name],
-                    measure.show(row),
-                    shown,
-                    str(arm.published.get(measure.name, "")),
-                ]
-            )
+            difference = measure.show(change, "+") if change else ""
+            if change and change["interval"] and not change["resolved"]:
+                difference += f": {NOT_RESOLVED}"
+            published = str(arm.published.get(measure.name, ""))
+            rows.append([titles[arm.name], measure.show(row), difference, published])
         head = ["arm", "mean", f"difference to {ablation.first.name}", "published"]
-        tables.append((measure.title + ", in percent" * measure.percent, head, rows))
+        title = f"{measure.title}, in percent" if measure.percent else measure.title
+        tables.append((title, head, rows))
     names = {name: None for arm in ablation.arms for name in arm.published if name not in means}
     if names:
         rows = [
@@ -583,7 +600,7 @@ def ablation_tables(ablation: Ablation, means: Mapping[str, Mapping[str, Any]]) 
 
 
 def about_ablation(ablation: Ablation, seeds: int) -> str:
-    """What the tables are of."""
+    """Return sentences about the trainings behind the tables."""
     equal = {
         "steps": "equal steps",
         "flops": "equal matrix-product operations",
@@ -594,7 +611,7 @@ def about_ablation(ablation: Ablation, seeds: int) -> str:
     )
     lines = [
         f"Published: {ablation.source}.",
-        f"Pre-trained with {equal}; {seeds} seed{'s' * (seeds > 1)}.",
+        f"Pre-trained with {equal}; {seeds} {'seeds' if seeds > 1 else 'seed'}.",
     ]
     lines += [f"Intervals: 95 %, {chance}. Differences are paired by seed and by row."]
     return "\n".join([*lines, *filter(None, [ablation.note])])

@@ -35,7 +35,7 @@ COLUMNS = ("MNLI-m", "MNLI-mm", "QQP", "QNLI", "SST-2", "CoLA", "STS-B", "MRPC",
 
 
 class GlueTask(NamedTuple):
-    """One task of GLUE, and the files of it that are there.
+    """One task of GLUE, and those of its files that are present.
 
     The other fields are those of glue.toml.
     """
@@ -51,7 +51,7 @@ class GlueTask(NamedTuple):
 
     @property
     def submissions(self) -> dict[str, str]:
-        """Split -> the file that the leaderboard expects."""
+        """The file that the leaderboard expects, by split."""
         return {
             split: f"{self.column(split)}.tsv" for split in self.splits if split.startswith("test")
         }
@@ -100,10 +100,6 @@ GLUE = tuple(GlueTask(**task) for task in _CONTENT["tasks"])
 PUBLISHED: list[dict[str, Any]] = _CONTENT["published"]
 
 
-# --- files
-# --------------------------------------------------------------------------------------------------
-
-
 def find_glue_tasks(folder: str | Path) -> list[GlueTask]:
     """Return the tasks of GLUE in a folder, in GLUE's order.
 
@@ -126,7 +122,7 @@ def find_glue_tasks(folder: str | Path) -> list[GlueTask]:
 
 
 def _files(folder: Path, splits: Sequence[str]) -> dict[str, Path]:
-    """Split -> its best file.
+    """Return the best file of each split.
 
     Every task may have a held-out set, MNLI also a mixed one.
     """
@@ -142,11 +138,12 @@ def _files(folder: Path, splits: Sequence[str]) -> dict[str, Path]:
 
 
 def _key(name: str) -> str:
-    """Folders are called SST-2, sst2 or sst-2."""
+    """Return what the names of a folder have in common, such as SST-2, sst2 and sst-2."""
     return name.lower().replace("-", "").replace("_", "")
 
 
 def _column(reader: RowReader, names: Sequence[str]) -> str:
+    """Return the first of these names that is a column."""
     present = [name for name in names if name in reader.columns]
     if present:
         return present[0]
@@ -157,17 +154,16 @@ def _column(reader: RowReader, names: Sequence[str]) -> str:
 
 
 def submission(task: GlueTask, predictions: Iterable[str | float]) -> str:
-    """The file that the leaderboard expects of a test split: `index`, `prediction`, one line for
-    each row in the order of the test file; labels by name, similarities (STS-B) within 0 and 5 with
-    three digits."""
-    shown = (one if task.labels else f"{min(max(float(one), 0.0), 5.0):.3f}" for one in predictions)
-    return "index\tprediction\n" + "".join(
-        f"{row}\t{prediction}\n" for row, prediction in enumerate(shown)
-    )
+    """Return the file that the leaderboard expects of a test split.
 
-
-# --- evaluation
-# --------------------------------------------------------------------------------------------------
+    It has `index` and `prediction`, one line for each row in the order of the test file. Labels
+    stand by name, similarities (STS-B) within 0 and 5 with three digits.
+    """
+    lines = ["index\tprediction\n"]
+    for row, prediction in enumerate(predictions):
+        text = prediction if task.labels else f"{min(max(float(prediction), 0.0), 5.0):.3f}"
+        lines.append(f"{row}\t{text}\n")
+    return "".join(lines)
 
 
 def evaluate_glue(
@@ -204,9 +200,8 @@ def evaluate_glue(
         UsageError: a name that is not a task of GLUE; more than MAX_TRIALS seeds.
         BertworksError: the folder has no task, or lacks a named one.
     """
-    options = {
-        k: v for k, v in locals().items() if k not in ("data", "output", "tasks", "seeds", "device")
-    }
+    no_options = ("data", "output", "tasks", "seeds", "device")
+    options = {name: value for name, value in locals().items() if name not in no_options}
     output = local_path(output)
     tasks = names_of(tasks)
     known = [task.name for task in GLUE]
@@ -224,9 +219,8 @@ def evaluate_glue(
     for name in [name for name in present if not tasks or name in tasks]:
         task = present[name]
         if "train" not in task.files or not task.measured_on:
-            yield Event(
-                "note", f"{name}: no {'dev' if 'train' in task.files else 'train'} file: left out"
-            )
+            missing = "dev" if "train" in task.files else "train"
+            yield Event("note", f"{name}: no {missing} file: left out")
             continue
         trials, interval, summary = yield from _trials(task, output / name, options, seeds, device)
         rows |= _figures(task, trials, interval, output / name, device)
@@ -247,8 +241,10 @@ def evaluate_glue(
 def _trials(
     task: GlueTask, folder: Path, options: Mapping[str, Any], seeds: int, device: str
 ) -> Generator[Event, None, tuple[list[dict[str, Any]], Interval, str]]:
-    """The fine-tunings of one task: their entries in trials.json, the interval of their mean, and
-    their figures in a line."""
+    """Return the fine-tunings of one task.
+
+    They are their entries in trials.json, the interval of their mean, and their figures in a line.
+    """
     split = task.measured_on[0]
     train, schema = task.read("train")
     dev, dev_schema = task.read(split)
@@ -273,9 +269,11 @@ def _figures(
     folder: Path,
     device: str,
 ) -> dict[str, dict[str, Any]]:
-    """Columns of the table: the figures of every seed, the interval of their mean, and what they
-    are figures of."""
-    split, *others = task.measured_on
+    """Return the columns of the table for a task.
+
+    Each has the figures of every seed, the interval of their mean, and what they are figures of.
+    """
+    split, *other_splits = task.measured_on
     about = {"split": split, "sampled": task.sampled, "train": task.files["train"].name}
     about |= {"seconds": [trial["seconds"] for trial in trials], "metrics": [*task.metrics]}
     columns = {
@@ -284,22 +282,24 @@ def _figures(
         ]
     }
     intervals = {task.column(split): interval}
-    for other in others:  # the other half of MNLI
-        reader, schema = task.read(other)
+    for other_split in other_splits:  # the other half of MNLI
+        reader, schema = task.read(other_split)
         rows = list(items(reader, schema, left_out=IssueCounter()))
-        found = []
+        sums_of_trials = []
         for trial in trials:
             predictor = Predictor(folder / str(trial["folder"]), device=device)
             answers = [answer for _, answer in predictor.answers(rows)]
-            found.append(row_sums(predictor.description, rows, answers))
-        columns[task.column(other)] = [
-            {name: sums[name].value for name in task.metrics} for sums in found
+            sums_of_trials.append(row_sums(predictor.description, rows, answers))
+        column = task.column(other_split)
+        columns[column] = [
+            {name: sums[name].value for name in task.metrics} for sums in sums_of_trials
         ]
-        main = [sums[task.metrics[0]] for sums in found]
-        done = [
-            {**trial, "score": one.value, "rows": len(rows)} for trial, one in zip(trials, main)
+        scores = [sums[task.metrics[0]] for sums in sums_of_trials]
+        scored = [
+            {**trial, "score": score.value, "rows": len(rows)}
+            for trial, score in zip(trials, scores)
         ]
-        intervals[task.column(other)] = interval_of_trials(done, [resampled(one) for one in main])
+        intervals[column] = interval_of_trials(scored, [resampled(score) for score in scores])
     return {
         name: {**about, "seeds": seeds, "interval": intervals[name]}
         for name, seeds in columns.items()
@@ -315,10 +315,6 @@ def _submit(task: GlueTask, output: Path, device: str) -> None:
         # The leaderboard expects a prediction for every row: a row without text gets any.
         predictions = [default if row is None else next(answers)[1][key] for row in rows]
         write_text(output / "submission" / task.submissions[split], submission(task, predictions))
-
-
-# --- the table
-# --------------------------------------------------------------------------------------------------
 
 
 def macro_average(row: Mapping[str, float]) -> tuple[float, list[str]]:
@@ -337,7 +333,7 @@ def macro_average(row: Mapping[str, float]) -> tuple[float, list[str]]:
 
 
 def table(rows: Mapping[str, Mapping[str, Any]], model: str, recipe: str, seeds: int) -> str:
-    """Our row next to the published ones, in percent.
+    """Return the row of a model next to the published ones, in percent.
 
     Notes name what is missing, sampled or measured otherwise.
     """
@@ -352,14 +348,14 @@ def table(rows: Mapping[str, Mapping[str, Any]], model: str, recipe: str, seeds:
         cells[name] = f"{means[name]:.1f} ({low:.1f} to {high:.1f})"
     average, missing = macro_average(means)
     of_tasks = f" of {len(GLUE) - len(missing)} tasks" if missing else ""
-    ours = ("dev", *(cells.get(name, "") for name in columns), f"{average:.1f}{of_tasks}")
-    lines: dict[str, object] = {f"{model}, {seeds} seed{'s' if seeds > 1 else ''}": ours}
+    model_row = ("dev", *(cells.get(name, "") for name in columns), f"{average:.1f}{of_tasks}")
+    lines: dict[str, object] = {f"{model}, {seeds} seed{'s' if seeds > 1 else ''}": model_row}
     for result in PUBLISHED:
-        shown = [
+        scores_of_columns = [
             f"{result['scores'][name]:.1f}" if name in result["scores"] else "" for name in columns
         ]
         title = f"{result['name']} ({result['source']})"
-        lines[title] = (result["split"], *shown, str(result.get("average", "")))
+        lines[title] = (result["split"], *scores_of_columns, str(result.get("average", "")))
     notes = [
         f"Recipe {recipe}; the best state of each training chosen on the dev set that is reported. "
         "Means over seeds, and their 95 % intervals over dev rows and seeds.",
@@ -370,7 +366,8 @@ def table(rows: Mapping[str, Mapping[str, Any]], model: str, recipe: str, seeds:
             f"Missing from the average: {', '.join(missing)}. It does not compare with averages "
             "of all tasks."
         )
-    if sampled := [f"{name} ({row['train']})" for name, row in rows.items() if row["sampled"]]:
+    sampled = [f"{name} ({row['train']})" for name, row in rows.items() if row["sampled"]]
+    if sampled:
         notes.append(f"Trained on a sample of the official training set: {', '.join(sampled)}.")
     odd = [
         f"{name} on {row['split']}"
