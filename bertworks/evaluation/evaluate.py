@@ -142,7 +142,8 @@ def evaluate_squad(
     )
     missing = [question.id for question in questions if question.id not in answers]
     unknown = [question for question in answers if question not in known]
-    intervals, groups = {}, groups_or_rows(contexts)
+    intervals = {}
+    groups = groups_or_rows(contexts)
     for name in ("exact", "f1"):
         metric = mean_sums([getattr(score, name) for score in each])
         interval = bounded(middle(resampled(metric, groups)), metric.value, len(set(groups)), name)
@@ -173,10 +174,8 @@ def _by_question(
     """Question id -> value, from a mapping or a JSON file; BertworksError for a value of another
     kind."""
     values: Any = source
-    where, hint = (
-        None if isinstance(source, Mapping) else str(source),
-        f"write one object, {example}",
-    )
+    where = None if isinstance(source, Mapping) else str(source)
+    hint = f"write one object, {example}"
     if not isinstance(source, Mapping):
         if not (path := as_path(source)).exists():
             raise nothing_there(path)
@@ -502,13 +501,12 @@ def _labelled(
     """The schema of a prediction, with labels by the names that the model has; and notes on what
     was inferred."""
     schema, notes = schema_for(reader, d, text)
-    columns, first_choice = names_of(label) or d.label, d.first_choice
+    columns = names_of(label) or d.label
+    first_choice = d.first_choice
     if not columns or (d.task == "choice" and first_choice is None):
         inferred, _ = infer_schema(reader, task=d.task, text=schema.text, label=columns)
-        columns, first_choice = (
-            inferred.label,
-            inferred.first_choice if first_choice is None else first_choice,
-        )
+        columns = inferred.label
+        first_choice = inferred.first_choice if first_choice is None else first_choice
     # A model of spans has a tag for the first token of each type, and one for the others.
     names = (
         tuple(name[2:] for name in d.labels if name.startswith("B-"))
@@ -618,7 +616,8 @@ def _pair_figures(pairs: Sequence[Pair], outcomes: Sequence[bool]) -> dict[str, 
     terms = {pair["UID"]: str(pair.get("linguistics_term") or "") for pair in pairs}
     counts = Counter(pair["UID"] for pair in pairs)
     right = Counter(pair["UID"] for pair, outcome in zip(pairs, outcomes, strict=True) if outcome)
-    paradigms, accuracies = dict[str, dict[str, Any]](), defaultdict[str, list[float]](list)
+    paradigms = dict[str, dict[str, Any]]()
+    accuracies = defaultdict[str, list[float]](list)
     for term, uid in sorted((term, uid) for uid, term in terms.items()):
         accuracy = right[uid] / counts[uid]
         paradigms[uid] = {"accuracy": accuracy, "pairs": counts[uid], "phenomenon": term}

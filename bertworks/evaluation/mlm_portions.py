@@ -70,7 +70,8 @@ def mlm_maker(
     threads: int,
 ) -> tuple[dict[str, Any], Callable[[Task], tuple[int, bytes]]]:
     """The `maker` of sums, see `FileJob`."""
-    machine, source = fixed_machine(device, threads), ModelFolder(resolve_model(model))
+    machine = fixed_machine(device, threads)
+    source = ModelFolder(resolve_model(model))
     config, state, _ = source.load(needs={"encoder"})
     network = (
         load_with_generator(source.folder, config) if detects else network_of(config, kinds, state)

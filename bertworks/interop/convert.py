@@ -71,11 +71,10 @@ _HEADS = {"classifier", "span", "recurrent"}
 class _Source:
     """A model to be written.
 
-    head: settings of config.json besides the encoder's.
-    folder: the one that `files` are copied from; names within it.
-    sentence: how its vectors are made, for sentence-transformers.
-    tokenizer_files: that are copied instead of files of today, from this folder; none: they are
-        written anew.
+    head: the settings of config.json besides those of the encoder.
+    folder: the folder from which `files` are copied; files: names in it.
+    sentence: how the vectors are made, for sentence-transformers.
+    tokenizer_files: files of the source that are copied; (): the files are written anew.
     """
 
     model: Model
@@ -148,7 +147,7 @@ def convert(
 def _convert_pickle(
     name: str, output: Path, folder: ModelFolder, pickle: Path, language: str
 ) -> Iterator[Event]:
-    """`convert` for a folder with its weights in a pickle, which is trusted.
+    """Convert a folder with its weights in a pickle, which is trusted.
 
     Args:
         name: of the source, for the model card.
@@ -156,7 +155,7 @@ def _convert_pickle(
         language: as for `convert`.
     """
     _require_config(folder)
-    # both are checked before the pickle is read
+    # The vocabulary and the configuration are checked before the pickle is read.
     check_vocabulary(folder.tokenizer, folder.config, folder.within)
     yield Event(
         "note", f"{pickle.name} is read in a process of its own: only dense tensors are accepted"
@@ -180,7 +179,7 @@ def _convert_pickle(
 def import_checkpoint(
     checkpoint: str | Path, output: str | Path, **options: Any
 ) -> Iterator[Event]:
-    """`convert` for a TensorFlow checkpoint of Google's, without TensorFlow.
+    """Convert a TensorFlow checkpoint of Google's to a model folder, without TensorFlow.
 
     Args:
         checkpoint: bert_model.ckpt, one of its files, or the folder that holds it.
@@ -208,30 +207,34 @@ def import_checkpoint(
 
 
 def _with_head(model: Model, notes: list[str]) -> _Source:
-    """A model from a checkpoint with the settings of its head, which checkpoints do not name."""
+    """Return a model from a checkpoint with settings for its head.
+
+    Checkpoints do not name the head.
+    """
     parts = hf_mapping.component_names(model.state)
     if "span" in parts:
         return _Source(model, task_settings(TaskConfig(task="qa")), notes)
     if "classifier" not in parts:
-        return _Source(
-            model, {"architectures": [hf_mapping.architecture_of(model.state, model.config)]}, notes
-        )
+        architecture = hf_mapping.architecture_of(model.state, model.config)
+        return _Source(model, {"architectures": [architecture]}, notes)
     labels = tuple(f"LABEL_{number}" for number in range(len(model.state["classifier.weight"])))
     notes.append(
         f"output_weights is read as a classifier of whole texts with {len(labels)} labels. "
-        "Checkpoints do not name "
-        "labels: write the names into id2label and label2id of config.json"
+        "Checkpoints do not name labels: write the names into id2label and label2id of config.json"
     )
     return _Source(model, task_settings(TaskConfig(task="classification", labels=labels)), notes)
 
 
 def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
-    """Write a source to a folder that does not exist, or is empty. name: of the source, for the
-    model card."""
+    """Write a source to a folder that does not exist, or is empty.
+
+    Args:
+        name: of the source, for the model card.
+    """
     model = source.model
     notes = source.notes
     longest = source.model.config.max_position_embeddings
-    # readers truncate their texts to it
+    # Programs truncate their texts to this length.
     if model.tokenizer.model_max_length > longest and not source.tokenizer_files:
         notes.append(
             f"the tokenizer's model_max_length is {longest:,} now, the number of positions of the "
@@ -269,11 +272,10 @@ def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
 
 
 def _update_card(path: Path, task: TaskConfig, config: EncoderConfig) -> None:
-    """Replace what an earlier version wrote on the card of a fine-tuned model, and what is not true
-    any more.
+    """Replace sentences of an earlier version on a model card that are not true any more.
 
     Args:
-        task: as in the source.
+        task: of the fine-tuned source.
     """
     source_card = path.read_text(encoding="utf-8")
     card = source_card
@@ -286,6 +288,7 @@ def _update_card(path: Path, task: TaskConfig, config: EncoderConfig) -> None:
 
 
 def _require_config(source: ModelFolder) -> None:
+    """Refuse a folder without config.json."""
     hint = (
         "name a model folder, a TensorFlow checkpoint (model.ckpt) or a model on the Hugging "
         "Face hub"
@@ -295,42 +298,47 @@ def _require_config(source: ModelFolder) -> None:
 
 
 def _read_folder(source: ModelFolder, weight_files: Sequence[str] = ()) -> _Source:
-    """Read a model folder. weight_files: patterns of the files of its weights, if they are no
-    safetensors."""
+    """Read a model folder.
+
+    Args:
+        weight_files: patterns of the files of its weights, if they are no safetensors.
+    """
     folder = source.folder
     inner = source.within
     _require_config(source)
     settings = source.settings
     model = source.load()
-    sentence, kept_files, notes = _sentence_transformer(source)
+    sentence, module_names, notes = _sentence_transformer(source)
     head, task = _head(source, model.state)
     if task is not None and task.divides_logits:
         notes.append(
             f"the output layer is divided by the temperature {task.temperature:.4g} of "
             f"{TASK_FILE} now"
         )
-    kept, dropped = hf_mapping.settings_to_keep(
+    preserved, dropped = hf_mapping.settings_to_keep(
         settings, head=bool(hf_mapping.component_names(model.state) & _HEADS)
     )
-    was = settings.get("architectures")
-    if was and was != head["architectures"]:
+    architectures = settings.get("architectures")
+    if architectures and architectures != head["architectures"]:
         notes.append(
-            f"architectures was {was}; it is {head['architectures']} now, the class of these "
-            "weights"
+            f"architectures was {architectures}; it is {head['architectures']} now, the class of "
+            "these weights"
         )
-    kept = {name: value for name, value in kept.items() if name not in head}
+    preserved = {name: value for name, value in preserved.items() if name not in head}
     weights = source.weights
-    others = {
-        str(v.dtype).removeprefix("torch.") for v in weights.values() if v.is_floating_point()
-    } - {"float32"}
+    dtypes = {
+        str(tensor.dtype).removeprefix("torch.")
+        for tensor in weights.values()
+        if tensor.is_floating_point()
+    }
     redundant = hf_mapping.redundant_tensors(weights, model.config.family)
     root = place_of_links(folder)
     documents = MODEL_DOCUMENTS
-    # the card of all languages has other commands
+    # The card of all languages has other commands.
     if source.config.language != settings.get("language", ""):
         documents = [name for name in MODEL_DOCUMENTS if name != "README.md"]
     names = [
-        name for name in (*documents, GENERATION_FILE, *kept_files) if (folder / name).is_file()
+        name for name in (*documents, GENERATION_FILE, *module_names) if (folder / name).is_file()
     ]
     copied = [name for name in names if root in (folder / name).resolve().parents]
     network_files = [*_READ, *weight_files]
@@ -343,35 +351,33 @@ def _read_folder(source: ModelFolder, weight_files: Sequence[str] = ()) -> _Sour
         ]
     _, unread = split_files(folder, read_files)
     left_out = {
-        "the weights are float32 now; they were": sorted(others),
+        "the weights are float32 now; they were": sorted(dtypes - {"float32"}),
         "left out of the weights, as counters or copies:": redundant,
         "left out of config.json:": dropped,
         "left out of the folder:": unread,
     }
     notes += [f"{what} {some_names(names, 20)}" for what, names in left_out.items() if names]
-    return _Source(
-        model, kept | head, [*notes, *model.tokenizer.notes], folder, copied, task, sentence
-    )
+    notes += model.tokenizer.notes
+    return _Source(model, preserved | head, notes, folder, copied, task, sentence)
 
 
 def _sentence_transformer(
     source: ModelFolder,
 ) -> tuple[SentenceTransformerSettings | None, list[str], list[str]]:
-    """How vectors are made, if bertworks can make them; names of files to copy; notes."""
+    """Return how vectors are made, names of files to copy, and notes.
+
+    The settings are None if bertworks cannot make such vectors, or the model has none.
+    """
     files: list[str] = []
     try:
         files = module_files(source.folder)
         _, settings, unwritten = source.sentence_transformer
     except BertworksError as error:
-        copied = (
-            f"copied, although bertworks does not make such vectors ({error.what}): "
-            f"{', '.join(files)}"
-        )
-        return (
-            None,
-            files,
-            [copied if files else f"the settings of its vectors are left out: {error.what}"],
-        )
+        note = f"the settings of its vectors are left out: {error.what}"
+        if files:
+            what = f"copied, although bertworks does not make such vectors ({error.what})"
+            note = f"{what}: {', '.join(files)}"
+        return None, files, [note]
     if not files:
         return None, [], []
     return settings, [MODEL_FILE], [f"left out of {name}" for name in unwritten]
@@ -380,7 +386,7 @@ def _sentence_transformer(
 def _head(
     source: ModelFolder, state: Mapping[str, Tensor]
 ) -> tuple[dict[str, Any], TaskConfig | None]:
-    """Settings of config.json for the head; the task of a bertworks folder.
+    """Return the settings of config.json for the head, and the task of a bertworks folder.
 
     Raises:
         BertworksError: config.json does not name the head of these weights, or another one.
@@ -398,9 +404,9 @@ def _head(
     task = source.task_config
     expected = make_task_head(task)
     outputs = len(state.get(f"{expected.head}.weight", ()))
-    own = {"recurrent": bool(task.lstm_units), "mix": task.feature_layers == "mix"}
+    expected_parts = {"recurrent": bool(task.lstm_units), "mix": task.feature_layers == "mix"}
     fits = outputs == expected.outputs and all(
-        wanted == (part in parts) for part, wanted in own.items()
+        is_expected == (part in parts) for part, is_expected in expected_parts.items()
     )
     what = f"the head of these weights ({names}, {outputs} outputs) does not fit {task.task}"
     hint = "use the config.json that was saved with these weights"
@@ -408,23 +414,21 @@ def _head(
     head = task_settings(task, source.config)
     if has_task_file:
         return head, task
-    # the default for one label differs
-    given: dict[str, Any] = {"problem_type": settings.get("problem_type")}
+    # The defaults of bertworks for one label differ from those of transformers.
+    label_settings: dict[str, Any] = {"problem_type": settings.get("problem_type")}
     if settings.get("id2label"):  # also for tasks without labels: other programs show them
-        named = {str(number): str(label) for number, label in settings["id2label"].items()}
-        given |= {
-            "id2label": named,
-            "label2id": {label: int(number) for number, label in named.items()},
-        }
+        id2label = {str(number): str(label) for number, label in settings["id2label"].items()}
+        label_settings["id2label"] = id2label
+        label_settings["label2id"] = {label: int(number) for number, label in id2label.items()}
     elif not task.labels:
-        given |= {"id2label": None, "label2id": None}
-    return {name: value for name, value in (head | given).items() if value}, None
+        label_settings |= {"id2label": None, "label2id": None}
+    return {name: value for name, value in (head | label_settings).items() if value}, None
 
 
 def _card(
     name: str, source: str, model: Model, head: Mapping[str, Any], notes: Collection[str]
 ) -> str:
-    """README.md for a source without one."""
+    """Return README.md for a source without one."""
     has_own_type = str(head.get("model_type")).startswith(hf_mapping.OWN_TYPE)
     is_own = has_own_type or hf_mapping.is_own_lm_head(model.config, head["architectures"])
     is_own = is_own or head["architectures"] == [hf_mapping.VECTOR_CLASS]

@@ -58,16 +58,19 @@ from bertworks.tasks.scores import format_metrics
 from bertworks.tasks.settings import TaskConfig
 from bertworks.training.objectives import PretrainingModel
 
-# The outputs: hidden states of all tokens; logits of the vocabulary for each token; those of the
-# head of a task.
+# Their outputs are hidden states of all tokens; logits of the vocabulary for each token; and logits
+# of the head of a task.
 ExportedNetwork = Encoder | PretrainingModel | TaskModel
 OPSET = 20
-_MAX_BYTES = (1 << 31) - (1 << 24)  # of parameters: one file holds less than 2 GB
+_MAX_BYTES = (1 << 31) - (1 << 24)  # bytes of parameters: one file holds less than 2 GB
 
 
 def outputs_of(network: ExportedNetwork, batch: Batch) -> Tensor:
-    """[M, outputs]: the logits of a task at the positions of its target; else the logits of the
-    vocabulary, or the last hidden states, for all tokens."""
+    """Return the outputs of a network: [M, outputs].
+
+    They are the logits of a task at the positions of its target; else the logits of the vocabulary,
+    or the last hidden states, for all tokens.
+    """
     if isinstance(network, TaskModel):
         return network.logits(batch)
     encoder = network if isinstance(network, Encoder) else network.encoder
@@ -77,7 +80,7 @@ def outputs_of(network: ExportedNetwork, batch: Batch) -> Tensor:
 
 
 def write_onnx(path: Path, network: ExportedNetwork) -> None:
-    """Traces the network and writes one file.
+    """Trace a network and write it as one file.
 
     `input_ids`, `attention_mask` (1: a token, 0: padding) and `token_type_ids` (where the model has
     any), int64 [batch, length], for choices [batch, choices, length], become float32
@@ -88,7 +91,8 @@ def write_onnx(path: Path, network: ExportedNetwork) -> None:
     computes fastest.
 
     Args:
-        path: written in place: pass a temporary one.
+        path: a temporary path: an interruption leaves a part of the file.
+        network: in evaluation mode or not.
 
     Raises:
         BertworksError: it is more than one file can hold, or another direction than both; onnx is
@@ -98,32 +102,28 @@ def write_onnx(path: Path, network: ExportedNetwork) -> None:
         import onnx
     encoder = network if isinstance(network, Encoder) else network.encoder
     direction = encoder.config.direction
-    if direction == "right_to_left" or (
-        direction == "left_to_right" and not isinstance(network, TaskModel)
-    ):
-        what = (
-            f"only fine-tuned models are exported of those that read {direction.replace('_', ' ')}"
-        )
-        raise BertworksError(
-            what, hint="fine-tune it first, or export a model that reads in both directions"
-        )
+    is_task = isinstance(network, TaskModel)
+    if direction == "right_to_left" or (direction == "left_to_right" and not is_task):
+        models = f"those that read {direction.replace('_', ' ')}"
+        hint = "fine-tune it first, or export a model that reads in both directions"
+        raise BertworksError(f"only fine-tuned models are exported of {models}", hint=hint)
     if sum(p.numel() * p.element_size() for p in network.parameters()) > _MAX_BYTES:
         raise BertworksError("the model has more than 2 GB, the most that one ONNX file holds")
     task = network.task if isinstance(network, TaskModel) else None
     axes = (
         ["batch", "choices", "length"] if isinstance(task, MultipleChoice) else ["batch", "length"]
     )
-    kept = axes[:-1] if task is not None and task.pooled else axes
+    output_axes = axes[:-1] if task is not None and task.pooled else axes
     names = [
         name
         for name in INPUTS
         if name != "token_type_ids" or encoder.embeddings.token_type is not None
     ]
     outputs = ["last_hidden_state"] if network is encoder else ["logits"]
-    outputs = ["start_logits", "end_logits"] if isinstance(task, SpanExtraction) else outputs
-    dynamic = {name: dict(enumerate(axes)) for name in names} | {
-        name: dict(enumerate(kept)) for name in outputs
-    }
+    if isinstance(task, SpanExtraction):
+        outputs = ["start_logits", "end_logits"]
+    dynamic_axes = {name: dict(enumerate(axes)) for name in names}
+    dynamic_axes |= {name: dict(enumerate(output_axes)) for name in outputs}
     example = tuple(torch.ones((2, 3, 4)[-len(axes) :], dtype=torch.long) for _ in names)
     traced = _Traced(network).eval()
     # The warnings: sizes that are constant, and that there is a newer exporter.
@@ -136,7 +136,7 @@ def write_onnx(path: Path, network: ExportedNetwork) -> None:
             opset_version=OPSET,
             input_names=names,
             output_names=outputs,
-            dynamic_axes=dynamic,
+            dynamic_axes=dynamic_axes,
         )
     _simplify(path)
     model = onnx.load(str(path))
@@ -144,9 +144,8 @@ def write_onnx(path: Path, network: ExportedNetwork) -> None:
     model.producer_name = "bertworks"
     if not isinstance(task, MultipleChoice | SpanExtraction):
         width = encoder.config.hidden_size if network is encoder else encoder.config.vocab_size
-        model.graph.output[0].type.tensor_type.shape.dim[-1].dim_value = (
-            width if task is None else task.outputs
-        )
+        last_axis = model.graph.output[0].type.tensor_type.shape.dim[-1]
+        last_axis.dim_value = width if task is None else task.outputs
     # Without this mark onnxruntime's quantization advises to simplify the graph first, which
     # changes nothing here.
     onnx.helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})
@@ -155,27 +154,31 @@ def write_onnx(path: Path, network: ExportedNetwork) -> None:
 
 
 def _simplify(path: Path) -> None:
-    """Constants are computed and superfluous nodes removed, in the place of the file, without
-    operators that only onnxruntime knows."""
+    """Compute constants and remove superfluous nodes in a file, which is replaced.
+
+    No operators are used that only onnxruntime knows.
+    """
     with optional_import("an exported model", '"bertworks[export]"'):
         import onnxruntime
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.optimized_model_filepath = str(path)
     options.log_severity_level = 4
-    # it makes Gemm of matrices that are not transposed
-    providers = ["CPUExecutionProvider"]
-    kept = ["MatMulAddFusion"]
     onnxruntime.InferenceSession(
-        path.read_bytes(), options, providers=providers, disabled_optimizers=kept
+        path.read_bytes(),
+        options,
+        providers=["CPUExecutionProvider"],
+        # This optimizer would make Gemm of matrices that are not transposed.
+        disabled_optimizers=["MatMulAddFusion"],
     )
 
 
 def _split_gemm(graph: Any) -> None:
-    """Linear layers as MatMul and Add, which onnxruntime can quantize and computes as fast as Gemm.
+    """Replace each Gemm (a linear layer) by MatMul and Add.
 
-    Their matrices are transposed here; before the product with the embedding matrix, which the
-    embeddings read as well, a Transpose does it, and no copy is in the file.
+    onnxruntime can quantize these, and computes them as fast as Gemm. Their matrices are transposed
+    here; before the product with the embedding matrix, which the embeddings read as well, a
+    Transpose does it, and no copy is in the file.
     """
     import onnx
 
@@ -193,7 +196,8 @@ def _split_gemm(graph: Any) -> None:
         graph.node.insert(place, make("MatMul", [x, right], [product]))
         if matrix in embeddings:
             graph.node.insert(place, make("Transpose", [matrix], [right]))
-        elif tensor := matrices.pop(matrix, None):  # once, if several layers share it
+        elif matrix in matrices:  # once, if several layers share it
+            tensor = matrices.pop(matrix)
             tensor.CopyFrom(arrays.from_array(arrays.to_array(tensor).T.copy(), matrix))
 
 
@@ -207,6 +211,7 @@ class _Traced(torch.nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> Any:
+        """Return the outputs for sequences: see `write_onnx`."""
         sizes = input_ids.shape
         encoder = getattr(self.network, "encoder", self.network)
         layout: Any = _PaddedLayout(
@@ -219,14 +224,13 @@ class _Traced(torch.nn.Module):
         positions = (
             torch.arange(len(layout.position_ids)) if pooler is None else pooler.tokens(layout)
         )
-        found = outputs_of(
-            self.network, Batch(ids, layout, types, {"task": BatchTarget(positions, positions)})
-        )
+        targets = {"task": BatchTarget(positions, positions)}
+        outputs = outputs_of(self.network, Batch(ids, layout, types, targets))
         if isinstance(task, SpanExtraction):
-            return tuple(part.view(sizes) for part in found.unbind(-1))
+            return tuple(part.view(sizes) for part in outputs.unbind(-1))
         if isinstance(task, MultipleChoice):
-            return found.view(sizes[:-1])
-        return found if task is not None and task.pooled else found.view(*sizes, -1)
+            return outputs.view(sizes[:-1])
+        return outputs if task is not None and task.pooled else outputs.view(*sizes, -1)
 
 
 class _PaddedLayout:
@@ -243,7 +247,8 @@ class _PaddedLayout:
     def __init__(self, mask: Tensor, num_positions: int):
         self.present = mask.bool()
         self.num_sequences, self.max_seqlen = mask.shape
-        self.num_positions = num_positions  # all: what is computed of the tables is then a constant
+        # All positions: the position embeddings are then a constant.
+        self.num_positions = num_positions
         self.position_ids = torch.arange(self.max_seqlen).expand(self.num_sequences, -1).flatten()
         self.first = torch.arange(self.num_sequences) * self.max_seqlen
         self.last = self.first + mask.sum(1) - 1
@@ -251,34 +256,42 @@ class _PaddedLayout:
         self.groups = [self]
 
     def directed(self, direction: str) -> "_PaddedLayout":
+        """Return the layout in which tokens see those of a direction."""
         if direction == "left_to_right":
             place = torch.arange(self.max_seqlen)
             self.visible = self.visible & (place <= place[:, None])
         return self
 
     def mean(self, x: Tensor) -> Tensor:
+        """Return the mean over the tokens of each sequence."""
         weights = self.present.to(x.dtype)
         return (self.pad(x) * weights[..., None]).sum(1) / weights.sum(1, keepdim=True)
 
     def pad(self, x: Tensor) -> Tensor:
+        """Return rows of tokens as a rectangle [sequences, length, ...]."""
         return x.view(self.num_sequences, self.max_seqlen, *x.shape[1:])
 
     def unpad(self, x: Tensor) -> Tensor:
+        """Return a rectangle as rows of tokens."""
         return x.flatten(0, 1)
 
 
-LARGEST_DIFFERENCE = 1e-4  # in logits; of numbers beyond 100, as a regression may give, a millionth
-# sequences, tokens of the longest
+# The largest difference of logits; of numbers beyond 100, as a regression may give, a millionth.
+LARGEST_DIFFERENCE = 1e-4
+# Batches that are compared: sequences, tokens of the longest.
 _SHAPES = ((1, 1), (1, 2), (1, 16), (2, 7), (3, 33), (8, 64), (5, 128), (2, 512))
-_USUAL = ((1, 20), (16, 48), (4, 200))  # the same, for timing without data
-_ROWS = 256
-_ROUNDS = 3  # rows of the data that are timed; rounds of the timing
+# Batches that are timed without data.
+_TIMED_SHAPES = ((1, 20), (16, 48), (4, 200))
+_ROWS = 256  # rows of the data that are timed
+_ROUNDS = 3  # rounds of the timing
 _RECORD = "export.json"  # what was exported, and the hash of the file
 
 
 class _Source(NamedTuple):
-    """The model to export. predictor, task: of a fine-tuned model, whose temperature is in the
-    weights of `network`."""
+    """The model to export.
+
+    predictor, task: of a fine-tuned model, whose temperature is in the weights of `network`.
+    """
 
     name: str
     model: LazyModel
@@ -287,6 +300,7 @@ class _Source(NamedTuple):
     task: TaskConfig | None = None
 
     def logits(self, batch: Batch) -> Tensor:
+        """Return the outputs of the network for a batch."""
         return outputs_of(self.network, batch)
 
 
@@ -311,7 +325,7 @@ def export(
         encoder: export only the hidden states, without the head.
         int8: 8-bit weights and matrix products: smaller and faster; the differences are reported.
         data: labelled rows to evaluate and time both models on.
-        subfolder: write onnx/model.onnx beside the tokenizer, where transformers.js, optimum and
+        subfolder: write onnx/model.onnx next to the tokenizer, where transformers.js, optimum and
             sentence-transformers look for it; else model.onnx.
 
     Raises:
@@ -357,7 +371,11 @@ def _export(
     data: str | Path | None,
     place: str,
 ) -> Iterator[Event]:
-    """Fills the folder; adds to `results`. place: of the file, within the folder."""
+    """Write all files of an export into a folder, and add figures to `results`.
+
+    Args:
+        place: of the ONNX file, within the folder.
+    """
     path = folder / place
     path.parent.mkdir(exist_ok=True)
     is_encoder = isinstance(source.network, Encoder)
@@ -369,48 +387,46 @@ def _export(
         save_task(source.task, folder)
     max_length = source.task.max_length if source.task else None
     save_settings(folder, config, source.model.tokenizer, head, max_length=max_length)
-    if is_encoder:  # how vectors are made
+    if is_encoder:  # the files that say how vectors are made
         copy_files(source.model.folder, folder, module_files(source.model.folder))
     write_onnx(path, source.network)
-    theirs = OnnxModel(path)
-    results["largest_difference"] = _compared(source, theirs, results["output"])
+    exported = OnnxModel(path)
+    results["largest_difference"] = _compare(source, exported, results["output"])
     longest = min(512, config.max_position_embeddings)
     yield Event(
         "note",
         f"onnxruntime agrees on {len(_SHAPES)} shapes, from 1 x 1 to 2 x {longest}: differences "
-        "up to "
-        f"{results['largest_difference']:.1e}",
+        f"up to {results['largest_difference']:.1e}",
     )
     batches = _batches(source, data)
     if int8:
         _quantize(path, source.network)
-        theirs = OnnxModel(path)
+        exported = OnnxModel(path)
         expected = _outputs(source.logits, batches)
-        off = (expected - _outputs(theirs.logits, batches)).abs()
+        differences = (expected - _outputs(exported.logits, batches)).abs()
         cost = {
-            "largest": float(off.max()),
-            "mean": float(off.mean()),
+            "largest": float(differences.max()),
+            "mean": float(differences.mean()),
             "deviation": float(expected.std()),
         }
         results["cost"] = cost
         yield Event(
             "note",
             f"int8: outputs differ by up to {cost['largest']:.3f}, by {cost['mean']:.4f} on "
-            "average, "
-            f"and have a standard deviation of {cost['deviation']:.3f}",
+            f"average, and have a standard deviation of {cost['deviation']:.3f}",
             cost,
         )
     timers = [
-        Timer(partial(_outputs, answer, batches)) for answer in (source.logits, theirs.logits)
+        Timer(partial(_outputs, compute, batches)) for compute in (source.logits, exported.logits)
     ]
     rounds = [[timer.timeit(1) for timer in timers] for _ in range(_ROUNDS)]
-    before, took = map(min, zip(*rounds))
-    results |= {"seconds": took, "seconds_ours": before}
+    torch_seconds, onnx_seconds = map(min, zip(*rounds))
+    results |= {"seconds": onnx_seconds, "seconds_ours": torch_seconds}
     count = sum(batch.layout.num_sequences for batch in batches)
     yield Event(
         "note",
-        f"speed: {count} sequences take {took:.3f} s, by torch {before:.3f} s: "
-        f"{before / took:.2f} times as fast",
+        f"speed: {count} sequences take {onnx_seconds:.3f} s, by torch {torch_seconds:.3f} s: "
+        f"{torch_seconds / onnx_seconds:.2f} times as fast",
     )
     if data is not None:
         for name, model in (("figures_ours", source.model.folder), ("figures", folder)):
@@ -419,7 +435,7 @@ def _export(
         after = format_metrics(results["figures"], positive=evaluation["positive"])
         before_export = format_metrics(results["figures_ours"], positive=evaluation["positive"])
         yield Event("note", f"{data}: {after}; before the export {before_export}")
-    card = with_tokenizer_note(_card(source, theirs, results, place), source.model.tokenizer)
+    card = with_tokenizer_note(_card(source, exported, results, place), source.model.tokenizer)
     write_text(folder / "README.md", card)
 
 
@@ -465,57 +481,58 @@ def _open(model: str | Path, *, encoder_only: bool) -> _Source:
     return _Source(name, source, source.network(Encoder, "encoder."))
 
 
-def _drawn(source: _Source, draw: np.random.Generator, sequences: int, length: int) -> Batch:
-    """Random sequences: one of the length, the others shorter.
+def _random_batch(
+    source: _Source, generator: np.random.Generator, sequences: int, length: int
+) -> Batch:
+    """Return random sequences: one of the length, the others shorter.
 
     The targets are those of the head.
     """
     longest = min(length, source.model.config.max_position_embeddings)
     is_pooled = isinstance(source.network, TaskModel) and source.network.task.pooled
     examples = []
-    for n in [longest, *draw.integers(max(1, longest // 4), longest + 1, sequences - 1)]:
+    for n in [longest, *generator.integers(max(1, longest // 4), longest + 1, sequences - 1)]:
         positions = np.zeros(1, np.int64) if is_pooled else np.arange(n)
         target = Target(positions, np.zeros(len(positions), np.int64))
-        ids = draw.integers(0, source.model.config.vocab_size, n)
-        kinds = np.sort(draw.integers(0, 2, n))
-        examples.append(Example(ids, kinds, {"task": target}))
+        ids = generator.integers(0, source.model.config.vocab_size, n)
+        types = np.sort(generator.integers(0, 2, n))
+        examples.append(Example(ids, types, {"task": target}))
     return collate(examples)
 
 
 def _batches(source: _Source, data: str | Path | None) -> list[Batch]:
     """Return the batches to time: rows of the data, or random sequences of usual lengths."""
     if data is None or source.predictor is None:
-        draw = np.random.default_rng(0)
-        return [_drawn(source, draw, sequences, length) for sequences, length in _USUAL]
+        generator = np.random.default_rng(0)
+        return [_random_batch(source, generator, *shape) for shape in _TIMED_SHAPES]
     reader = RowReader(data)
     schema, _ = schema_for(reader, source.predictor.description, ())
     rows = islice(items(reader, schema, left_out=IssueCounter()), _ROWS)
-    units = [one.unit for one in source.predictor.reading(rows)]
+    units = [features.unit for features in source.predictor.reading(rows)]
     return list(token_budget_batches(units, BATCH_TOKENS))
 
 
-def _compared(source: _Source, exported: OnnxModel, where: str) -> float:
-    """Return the largest difference on eight shapes.
+def _compare(source: _Source, exported: OnnxModel, where: str) -> float:
+    """Return the largest difference between the model and the exported one on eight shapes.
 
     Raises:
         BertworksError: it is too large.
     """
-    draw = np.random.default_rng(0)
-    worst = 0.0
+    generator = np.random.default_rng(0)
+    largest = 0.0
     for shape in _SHAPES:
-        batch = _drawn(source, draw, *shape)
-        ours = source.logits(batch)
-        theirs = exported.logits(batch)
-        difference = float((ours - theirs).abs().max())
+        batch = _random_batch(source, generator, *shape)
+        expected = source.logits(batch)
+        difference = float((expected - exported.logits(batch)).abs().max())
         what = (
             f"what was exported differs from the model by {difference:.1e} on {shape[0]} x "
             f"{shape[1]} tokens"
         )
         hint = "report this, with the versions that `bertworks doctor` shows"
-        agrees = difference <= LARGEST_DIFFERENCE * max(1.0, float(ours.abs().max()) / 100)
+        agrees = difference <= LARGEST_DIFFERENCE * max(1.0, float(expected.abs().max()) / 100)
         require(agrees, f"{what}; it is not kept", where, hint)
-        worst = max(worst, difference)
-    return worst
+        largest = max(largest, difference)
+    return largest
 
 
 def _quantize(path: Path, network: ExportedNetwork) -> None:
@@ -534,12 +551,15 @@ def _quantize(path: Path, network: ExportedNetwork) -> None:
     small.replace(path)
 
 
-def _outputs(answer: Callable[[Batch], Tensor], batches: Sequence[Batch]) -> Tensor:
-    return torch.cat([answer(batch).flatten() for batch in batches])
+def _outputs(compute: Callable[[Batch], Tensor], batches: Sequence[Batch]) -> Tensor:
+    """Return the outputs of all batches in a row."""
+    return torch.cat([compute(batch).flatten() for batch in batches])
 
 
 def _card(source: _Source, exported: OnnxModel, results: dict[str, Any], place: str) -> str:
+    """Return the model card of an export."""
     cost = results.get("cost")
+    quantized = f" With 8-bit weights they differ by up to {cost['largest']:.3f}." if cost else ""
     return fill_template(
         Path(__file__).with_name("exported.md"),
         name=source.name,
@@ -552,7 +572,5 @@ def _card(source: _Source, exported: OnnxModel, results: dict[str, Any], place: 
             f"`{value.name}` {value.shape}" for value in exported.session.get_outputs()
         ),
         difference=results["largest_difference"],
-        quantized=f" With 8-bit weights they differ by up to {cost['largest']:.3f}."
-        if cost
-        else "",
+        quantized=quantized,
     )

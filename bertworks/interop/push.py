@@ -58,18 +58,19 @@ def push(
     model = ModelFolder(folder)
     model.load()
     model.refuse_nested()
-    files, others = _list_files(folder)
+    files, unsent = _list_files(folder)
     card, notes = _complete_card(folder / _CARD, repository, licence)
     files[_CARD] = len(card.encode())
     yield from (Event("note", note) for note in notes)
     width = max(map(len, files))
     lines = [f"{repository}: {len(files)} files, {sum(files.values()) / 1e6:,.1f} MB"]
     lines += [f"  {name:<{width}}  {size:>13,} bytes" for name, size in files.items()]
-    lines += [f"not sent: {', '.join(others)}"] * bool(others)
+    if unsent:
+        lines.append(f"not sent: {', '.join(unsent)}")
     fields: dict[str, Any] = {
         "repository": repository,
         "files": files,
-        "stays": others,
+        "stays": unsent,
         "card": card,
     }
     if dry_run:
@@ -84,20 +85,19 @@ def push(
         yield Event("done", "\n".join(lines), fields | {"sent": False})
         return
     yield Event("note", "\n".join([*lines, "sending ..."]))
-    content: dict[str, Path | bytes] = {name: folder / name for name in files} | {
-        _CARD: card.encode()
-    }
+    content: dict[str, Path | bytes] = {name: folder / name for name in files}
+    content[_CARD] = card.encode()
     url = _send(repository, content, private=private)
     yield Event("done", f"sent: {url}", fields | {"sent": True, "url": url})
 
 
 def _list_files(folder: Path) -> tuple[dict[str, int], list[str]]:
-    """Sizes of the files to send, in bytes; names of the other files and folders.
+    """Return the sizes of the files to send, in bytes, and the names of the other files.
 
     Raises:
         BertworksError: a link, or no model card.
     """
-    names, others = split_files(folder, MODEL_FILES)
+    names, unsent = split_files(folder, MODEL_FILES)
     convert = f"bertworks convert {quoted(folder)} -o ANOTHER-FOLDER"
     what = "links are not sent: they may lead to private files"
     hint = f"copy the model to a new folder: {convert}"
@@ -111,7 +111,7 @@ def _list_files(folder: Path) -> tuple[dict[str, int], list[str]]:
         folder,
         hint,
     )
-    return files, others
+    return files, unsent
 
 
 def _complete_card(path: Path, repository: str, licence: str | None) -> tuple[str, list[str]]:
@@ -130,9 +130,9 @@ def _complete_card(path: Path, repository: str, licence: str | None) -> tuple[st
         text = str(card)
         data = card.data.to_dict()
     missing = [name for name in ("license", "language", "library_name") if not data.get(name)]
-    notes = [f"the card lacks {', '.join(missing)} (between the first two lines of ---)"] * bool(
-        missing
-    )
+    notes = []
+    if missing:
+        notes.append(f"the card lacks {', '.join(missing)} (between the first two lines of ---)")
     if not text.partition("\n# ")[2].strip():
         notes.append(f"the card has no heading, such as: # {repository.partition('/')[2]}")
     return text.rstrip("\n") + "\n", notes
@@ -152,11 +152,9 @@ def _send(repository: str, content: Mapping[str, Path | bytes], *, private: bool
             CommitOperationAdd(path_in_repo=name, path_or_fileobj=file)
             for name, file in content.items()
         ]
-        return str(
-            api.create_commit(
-                repository, operations, commit_message="Upload with bertworks"
-            ).commit_url
-        )
+        message = "Upload with bertworks"
+        commit = api.create_commit(repository, operations, commit_message=message)
+        return str(commit.commit_url)
     except OfflineModeIsEnabled:
         what = "HF_HUB_OFFLINE is set: the hub is not used"
         hint = "unset HF_HUB_OFFLINE; or --dry-run"

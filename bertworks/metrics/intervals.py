@@ -272,8 +272,8 @@ def label_correlation(counts: Array) -> RowSums:
         gold_variance = (rows * gold - gold * gold).sum(1)
         return ratio(covariance, np.sqrt(predicted_variance * gold_variance))
 
-    ones = np.ones((len(counts), 1))
-    return RowSums(np.concatenate([ones, counts.reshape(len(counts), -1)], 1), correlation)
+    row_counts = np.ones((len(counts), 1))
+    return RowSums(np.concatenate([row_counts, counts.reshape(len(counts), -1)], 1), correlation)
 
 
 # Metrics of counts (right, predicted, gold) [samples, 3, labels].
