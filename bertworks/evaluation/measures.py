@@ -41,8 +41,10 @@ from bertworks.training.recipe import ObjectiveKind
 class Arm(NamedTuple):
     """A trained arm of an ablation, with one seed.
 
-    shards: the text of which this seed holds documents out. output: a new folder for a fine-tuning.
-    facts: figures of the pre-training. finetune: arguments of the arm for each of its fine-tunings.
+    shards: the text of which this seed holds documents out.
+    output: a new folder for a fine-tuning.
+    facts: figures of the pre-training.
+    finetune: arguments of the arm for each of its fine-tunings.
     """
 
     model: str
@@ -55,7 +57,7 @@ class Arm(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A figure; and the same of SAMPLES resamples of its rows, or [] if it has no rows.
+    """A figure, and the same figure of SAMPLES resamples of its rows, or [] if it has no rows.
 
     Arms that are measured on the same rows have the same resamples, so that their difference is
     paired.
@@ -79,8 +81,10 @@ def measure_held_out(
     sequence_length: int = 128,
     sequences: int = 512,
 ) -> Measuring:
-    """The loss, accuracy or perplexity of held-out sequences, which are the rows: of their masked
-    tokens; or of their pairs by the head of pairs, whatever it was trained for.
+    """Measure the loss, accuracy or perplexity of held-out sequences, which are the rows.
+
+    It is that of their masked tokens; or of their pairs by the head of pairs, whatever it was
+    trained for.
 
     mask, random: fractions of the predicted tokens that become [MASK], or any token. With 0 and 0
     the network reads the text as it is, as in fine-tuning.
@@ -146,22 +150,20 @@ def measure_held_out(
 def finetuning_request(
     data: str | list[str] = "", **options: Any
 ) -> FinetuneRequest | JointRequest:
-    """options: of `bertworks.finetune`.
+    """Return the request of a fine-tuning with these options of `bertworks.finetune`.
 
-    Several `data` are those of a joint fine-tuning.
+    With several `data` it is that of a joint fine-tuning.
 
     Raises:
         UsageError: options that are set twice, or that do not fit together.
     """
-    return (
-        make_finetune_request(data, **options)
-        if isinstance(data, str)
-        else make_joint_request(data, **options)
-    )
+    if isinstance(data, str):
+        return make_finetune_request(data, **options)
+    return make_joint_request(data, **options)
 
 
 def measure_finetuning(arm: Arm, **options: Any) -> Measuring:
-    """Yield the score on dev of a fine-tuning, see `finetuning_request`.
+    """Measure the score on dev of a fine-tuning: see `finetuning_request`.
 
     Of a joint one, the first task is measured. There is no comparison with simple methods.
     """
@@ -180,8 +182,10 @@ def measure_finetuning(arm: Arm, **options: Any) -> Measuring:
 
 
 def measure_training(arm: Arm, *, figure: str) -> Measuring:
-    """A figure of the pre-training: its `steps`, `tokens`, `flops`, `seconds`, `tokens_per_second`,
-    the `parameters` of the model, or one of its last evaluation, as `replaced_token_accuracy`.
+    """Return a figure of the pre-training.
+
+    It is its `steps`, `tokens`, `flops`, `seconds`, `tokens_per_second`, the `parameters` of the
+    model, or one of its last evaluation, as `replaced_token_accuracy`.
 
     Raises:
         UsageError: it has no such figure.
@@ -199,19 +203,21 @@ def measure_pairs(
     languages: Sequence[str],
     direction: Literal["forward", "backward"] = "forward",
 ) -> Measuring:
-    """How often the nearest sentence is the translation, see `evaluate_pairs`.
+    """Measure how often the nearest sentence is the translation: see `evaluate_pairs`.
 
     The pairs are the rows.
     """
     yield Event("stage", "translations by the nearest vector", {"stage": "pairs"})
-    found = evaluate_pairs(arm.model, files, languages=languages, device=arm.device)
-    metric = mean_sums(found["correct"][direction])
+    result = evaluate_pairs(arm.model, files, languages=languages, device=arm.device)
+    metric = mean_sums(result["correct"][direction])
     return Measured(metric.value, np.round(resampled(metric), 8).tolist())
 
 
 def measure_bits(arm: Arm, *, inputs: Sequence[str], sequences: int = 0) -> Measuring:
-    """Bits per character of a text that the arm has not read, whatever its vocabulary is; see
-    `runs.adaptation`."""
+    """Measure the bits per character of a text that the arm has not read: see `runs.adaptation`.
+
+    Arms with different vocabularies can be compared.
+    """
     yield Event("stage", "bits per character", {"stage": "bits"})
     figures = evaluate_mlm(arm.model, inputs, sequences=sequences, device=arm.device) or {}
     return Measured(figures[BITS], [])

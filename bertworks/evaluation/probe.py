@@ -58,7 +58,7 @@ class _Sentences(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """What is the same for all layers and encoders."""
+    """The sentences and settings that all layers and encoders share."""
 
     data: _Sentences
     layers: list[int]
@@ -157,7 +157,12 @@ def evaluate_probe(
 
 
 def _layers(layers: str | Sequence[int], count: int) -> list[int]:
-    """Return the numbers of the layers. layers: see `evaluate_probe`."""
+    """Return the numbers of the layers.
+
+    Args:
+        layers: see `evaluate_probe`.
+        count: of the layers after the embeddings.
+    """
     hint = f"use all, or numbers from 0 (the embeddings) to {count}, as 0,2-4"
     if layers == "all":
         return list(range(count + 1))
@@ -173,26 +178,30 @@ def _layers(layers: str | Sequence[int], count: int) -> list[int]:
 
 
 def _read(source: LazyModel, bank: Treebank, sample: int) -> Generator[Event, None, _Sentences]:
-    """Yield the sentences that fit into the model. sample: see `evaluate_probe`."""
+    """Return the sentences that fit into the model.
+
+    Args:
+        sample: see `evaluate_probe`.
+    """
     longest = source.config.max_position_embeddings
     lowercase = source.sentence_transformer.settings.lowercase
     train = bank.train
     tested = "test" if bank.test else "dev"
     if 0 < sample < len(train):
         train = [train[shuffled_index(n, len(train), 0, 0)] for n in range(sample)]
-    kept = list[tuple[TreeSentence, word_states.WordSequence]]()
+    fitting = list[tuple[TreeSentence, word_states.WordSequence]]()
     long = IssueCounter()
     parts = dict[str, range]()
     for name, sentences in (("train", train), ("dev", bank.dev), ("test", bank.test)):
-        start = len(kept)
+        start = len(fitting)
         pairs = [(sentence.words, sentence.where) for sentence in sentences]
-        read = word_states.read_words(pairs, source.tokenizer, longest, lowercase=lowercase)
-        for sentence, sequence in zip(sentences, read, strict=True):
+        sequences = word_states.read_words(pairs, source.tokenizer, longest, lowercase=lowercase)
+        for sentence, sequence in zip(sentences, sequences, strict=True):
             if sequence is None:
                 long.add(sentence.where)
             else:
-                kept.append((sentence, sequence))
-        parts[name] = range(start, len(kept))
+                fitting.append((sentence, sequence))
+        parts[name] = range(start, len(fitting))
         what = f"no sentence of {name} is short enough for this model: it reads {longest} tokens"
         require(
             parts[name] or not sentences,
@@ -206,7 +215,7 @@ def _read(source: LazyModel, bank: Treebank, sample: int) -> Generator[Event, No
             f"sentences of more than {longest} tokens, left out: {long}",
             {"long": long.count},
         )
-    for sentence, sequence in kept[:2]:
+    for sentence, sequence in fitting[:2]:
         pieces = " ".join(map(source.tokenizer.piece, sequence.example.input_ids.tolist()))
         text = (
             f"example  {sentence.where.rpartition('/')[2]}  {shortened(pieces)} -> "
@@ -218,9 +227,9 @@ def _read(source: LazyModel, bank: Treebank, sample: int) -> Generator[Event, No
             "note",
             "there is no test file: the figures are those of dev, by which each training was ended",
         )
-    gold = [GoldTree(sentence.heads, sentence.is_punctuation) for sentence, _ in kept]
+    gold = [GoldTree(sentence.heads, sentence.is_punctuation) for sentence, _ in fitting]
     return _Sentences(
-        [sequence for _, sequence in kept],
+        [sequence for _, sequence in fitting],
         gold,
         parts["train"],
         parts["dev"],
@@ -245,34 +254,35 @@ def _check_counted(gold: Sequence[GoldTree], data: object) -> None:
 
 
 def _figures(source: LazyModel, work: _Work, result: dict[str, Any]) -> Iterator[Event]:
-    """Add the figures of all layers, of the baselines, and the differences between them to the
-    result."""
+    """Add the figures of all layers and of the baselines to the result, and their differences."""
     encoder, _ = prepared_encoder(source.network(Encoder, "encoder."), "fp32")
-    ours = yield from _encoder_figures(encoder, work, "")
+    trained = yield from _encoder_figures(encoder, work, "")
     random = yield from _encoder_figures(_random_encoder(source, work), work, "untrained encoder, ")
     gold = [work.data.gold[number] for number in work.data.evaluated]
     places = [np.arange(len(tree.depths), dtype=np.float64) for tree in gold]
     chain = tree_metrics(gold, [np.abs(x[:, None] - x) for x in places], places)
     result["chain"] = _row([chain])
-    result["layers"] = [{"layer": layer, **_row(runs)} for layer, runs in ours.items()]
+    result["layers"] = [{"layer": layer, **_row(runs)} for layer, runs in trained.items()]
     result["random"] = [{"layer": layer, **_row(runs)} for layer, runs in random.items()]
     best, best_random = (
         max(result[part], key=lambda row: row["uuas"])["layer"] for part in ("layers", "random")
     )
-    others = {
-        f"layer {layer}": ours[layer]
+    references = {
+        f"layer {layer}": trained[layer]
         for layer in (work.layers[0], work.layers[-1])
         if layer != best
     }
-    others |= {
+    references |= {
         f"untrained encoder, layer {best_random}": random[best_random],
         _CHAIN: [chain] * len(work.seeds),
     }
     differences = {}
-    for name, runs in others.items():
-        pairs = zip(ours[best], runs, strict=True)
+    for name, runs in references.items():
         uuas, interval = mean_of_runs(
-            [difference(one["uuas"], other["uuas"]) for one, other in pairs]
+            [
+                difference(best_run["uuas"], run["uuas"])
+                for best_run, run in zip(trained[best], runs, strict=True)
+            ]
         )
         differences[name] = {"uuas": uuas, "interval": list(interval)}
     result |= {"best_layer": best, "differences": differences}
@@ -289,15 +299,18 @@ def _random_encoder(source: LazyModel, work: _Work) -> Encoder | InferenceEncode
 def _encoder_figures(
     encoder: Encoder | InferenceEncoder, work: _Work, name: str
 ) -> Generator[Event, None, dict[int, list[dict[str, RowSums]]]]:
-    """The figures of each layer of an encoder, for each seed. name: of the encoder, before that of
-    a layer."""
+    """Return the figures of each layer of an encoder, for each seed.
+
+    Args:
+        name: of the encoder, in front of that of a layer.
+    """
     counts = [sequence.num_words for sequence in work.data.sequences]
     starts = np.cumsum([0, *counts], dtype=np.int64)
     figures: dict[int, list[dict[str, RowSums]]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         total = len(counts)
-        # bytes: numbers are float16
+        # In bytes: the states are float16.
         size = 2 * sum(counts) * len(work.layers) * encoder.config.hidden_size
         word_states.check_room(folder, size, _SMALLER)
         for done in word_states.write_word_states(
@@ -326,7 +339,11 @@ def _encoder_figures(
 def _probed(
     words: WordStates, work: _Work, seed: int, name: str
 ) -> Generator[Event, None, dict[str, RowSums]]:
-    """Train the two probes of a layer with one seed, and evaluate them. name: of the layer."""
+    """Train the two probes of a layer with one seed, and return their figures.
+
+    Args:
+        name: of the layer.
+    """
     data = work.data
     outputs = dict[ProbeKind, Any]()
     for kind in _KINDS:
@@ -357,19 +374,16 @@ def _row(runs: Sequence[Mapping[str, RowSums]]) -> dict[str, Any]:
     return row | {"intervals": {name: list(interval) for name, (_, interval) in means.items()}}
 
 
-# --- the result for readers
-# -------------------------------------------------------------------------------------------
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    """Return the figures of a row as texts.
 
-
-def _shown(row: Mapping[str, Any]) -> list[str]:
-    """The figures of a row: fractions in percent, correlations as they are, the main ones with
-    intervals."""
-    (low, high) = row["intervals"]["uuas"]
-    (least, most) = row["intervals"]["dspr"]
-    uuas = f"{100 * row['uuas']:.1f} ({100 * low:.1f} to {100 * high:.1f})"
+    Fractions are in percent, correlations as they are, the main figures have intervals.
+    """
+    uuas_low, uuas_high = row["intervals"]["uuas"]
+    dspr_low, dspr_high = row["intervals"]["dspr"]
     return [
-        uuas,
-        f"{row['dspr']:.2f} ({least:.2f} to {most:.2f})",
+        f"{100 * row['uuas']:.1f} ({100 * uuas_low:.1f} to {100 * uuas_high:.1f})",
+        f"{row['dspr']:.2f} ({dspr_low:.2f} to {dspr_high:.2f})",
         f"{row['root_accuracy']:.1%}",
         f"{row['nspr']:.2f}",
     ]
@@ -377,13 +391,13 @@ def _shown(row: Mapping[str, Any]) -> list[str]:
 
 def _rows(result: Mapping[str, Any]) -> list[list[str]]:
     """Return the table: a row for each layer, those of the baselines after them."""
-    rows = [[f"layer {row['layer']}", *_shown(row)] for row in result["layers"]]
-    rows += [[f"untrained, layer {row['layer']}", *_shown(row)] for row in result["random"]]
-    return [*rows, [_CHAIN, *_shown(result["chain"])]]
+    rows = [[f"layer {row['layer']}", *_cells(row)] for row in result["layers"]]
+    rows += [[f"untrained, layer {row['layer']}", *_cells(row)] for row in result["random"]]
+    return [*rows, [_CHAIN, *_cells(result["chain"])]]
 
 
 def _verdict(result: Mapping[str, Any]) -> list[str]:
-    """Return the best layer compared with others, in words."""
+    """Return lines that compare the best layer with other ones."""
     lines = [f"best UUAS: layer {result['best_layer']}"]
     for name, row in result["differences"].items():
         low, high = (100 * end for end in row["interval"])
@@ -404,6 +418,7 @@ def probe_table(result: Mapping[str, Any]) -> str:
 
 
 def _summary(result: Mapping[str, Any]) -> str:
+    """Return a sentence about the sentences and the probes."""
     seeds = f", mean of {result['seeds']} seeds" if result["seeds"] > 1 else ""
     probes = f"probes of rank {result['rank']} trained on {result['train']:,} sentences{seeds}"
     return f"{result['sentences']:,} sentences of {result['evaluated_on']}; {probes}"
@@ -422,14 +437,13 @@ def probe_page(result: Mapping[str, Any]) -> str:
         svg.chart("UUAS: edges of the trees that are found", uuas, svg.percent, True, "layer")
     ]
     charts += [svg.chart("DSpr: rank correlation of distances", dspr, svg.plain, True, "layer")]
-    what = (
+    over = "sentences and seeds" if result["seeds"] > 1 else "sentences"
+    method = (
         "A probe is a linear map of the hidden states of a layer: squared distances of words "
-        "under it are trained to "
-        "be their distances in the dependency tree, and squared lengths their depths. Layer 0 is "
-        "the embeddings. The "
-        "untrained encoder has the same shape and random weights; the chain links each word to "
-        "the next one. "
-        "Intervals: 95 %, over sentences"
+        "under it are trained to be their distances in the dependency tree, and squared lengths "
+        "their depths. Layer 0 is the embeddings. The untrained encoder has the same shape and "
+        "random weights; the chain links each word to the next one. "
+        f"Intervals: 95 %, over {over}. Hewitt and Manning 2019."
     )
     data = (
         f"{result['treebank']}\n{_summary(result)}\n"
@@ -442,16 +456,20 @@ def probe_page(result: Mapping[str, Any]) -> str:
         svg.section("Figures", svg.words(["", *FIGURES.values()], _rows(result), wraps=False)),
         svg.preformatted("The best layer", "\n".join(_verdict(result))),
         svg.preformatted("Data", data),
-        svg.note(f"{what}{seeds}. Hewitt and Manning 2019.", quiet=False),
+        svg.note(method, quiet=False),
     ]
     return svg.page(name, "structural probes", _summary(result), sections)
 
 
 def _series(result: Mapping[str, Any], key: str, name: str) -> list[Series]:
+    """Return the lines of a chart: the model, the untrained encoder and the chain."""
     points, random = (
         [(row["layer"], row[key]) for row in result[part]] for part in ("layers", "random")
     )
     best = next(point for point in points if point[0] == result["best_layer"])
     chain = [(float(layer), result["chain"][key]) for layer, _ in (points[0], points[-1])]
-    ours = Series(name, "held", points, best)
-    return [ours, Series("untrained encoder", "train", random), Series(_CHAIN, "base", chain)]
+    return [
+        Series(name, "held", points, best),
+        Series("untrained encoder", "train", random),
+        Series(_CHAIN, "base", chain),
+    ]

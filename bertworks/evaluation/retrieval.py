@@ -55,12 +55,13 @@ _Judgment = tuple[str, str, int, str]  # query, document, grade, "path:line"
 
 
 class Collection(NamedTuple):
-    """Texts by id, and the grades (0: not relevant) of documents, by query.
+    """A test collection: texts by id, and the grades of documents, by query.
 
-    missing: judgments of unknown queries or documents, which do not count. repeated: judgments that
-        occur again with the same grade, which count once.
-    own: the queries that are documents as well, under the same id. Where the layout is that of
-        BEIR, an equal id is enough; where it is TREC's, which often numbers both from 1, the
+    grades: 0 is not relevant.
+    missing: judgments of unknown queries or documents, which do not count.
+    repeated: judgments that occur again with the same grade, which count once.
+    identical: the queries that are documents as well, under the same id. Where the layout is that
+        of BEIR, an equal id is enough; where it is TREC's, which often numbers both from 1, the
         document must end with the text of the query.
     """
 
@@ -69,7 +70,7 @@ class Collection(NamedTuple):
     grades: Grades
     missing: IssueCounter
     repeated: IssueCounter
-    own: set[str]
+    identical: set[str]
 
 
 def read_collection(folder: str | Path) -> Collection:
@@ -105,20 +106,20 @@ def read_collection(folder: str | Path) -> Collection:
             missing.add(f"query {query}, document {document}")
     require(grades, "there are no documents, no queries, or no judgments of them", folder, _LAYOUTS)
     queries = {name: queries[name] for name in grades}
-    own = {
+    identical = {
         name
         for name, text in queries.items()
         if name in documents and (is_beir or documents[name].endswith(text))
     }
-    return Collection(documents, queries, grades, missing, repeated, own)
+    return Collection(documents, queries, grades, missing, repeated, identical)
 
 
 def _read_beir(folder: Path) -> tuple[dict[str, str], dict[str, str], list[_Judgment]]:
+    """Return the documents, the queries and the judgments of a folder in the layout of BEIR."""
     judgments: list[_Judgment] = []
     for row in RowReader(folder / "qrels" / "test.tsv", ReadOptions(header=False)):
-        query, document, grade = (
-            list(map(str, row.values.values()))[:3] if len(row.values) >= 3 else ("", "", "")
-        )
+        cells = list(map(str, row.values.values()))
+        query, document, grade = cells[:3] if len(cells) >= 3 else ("", "", "")
         if re.fullmatch(r"\s*-?\d+\s*", grade):
             judgments.append((query, document, int(grade), row.where))
         elif judgments or not grade:  # else it is the header
@@ -129,22 +130,22 @@ def _read_beir(folder: Path) -> tuple[dict[str, str], dict[str, str], list[_Judg
 
 
 def _beir_texts(path: Path) -> dict[str, str]:
+    """Return the texts of a file by id."""
     texts: dict[str, str] = {}
     for row in RowReader(path):
-        _add_text(
-            texts,
-            "row",
-            "_id",
-            {name: as_text(value) or "" for name, value in row.values.items()},
-            row.where,
-        )
+        fields = {name: as_text(value) or "" for name, value in row.values.items()}
+        _add_text(texts, "row", "_id", fields, row.where)
     return texts
 
 
 def _add_text(
     texts: dict[str, str], kind: str, key: str, fields: Mapping[str, str], where: str
 ) -> None:
-    """Raises BertworksError if the key is missing, or occurs twice."""
+    """Add the title and the text of a row under its key.
+
+    Raises:
+        BertworksError: the key is missing, or occurs twice.
+    """
     name = fields.get(key, "")
     title, text = (" ".join(fields.get(field, "").split()) for field in ("title", "text"))
     text = text if text.startswith(title) else f"{title} {text}".strip()
@@ -154,6 +155,7 @@ def _add_text(
 
 
 def _read_trec(folder: Path) -> tuple[dict[str, str], dict[str, str], list[_Judgment]]:
+    """Return the documents, the queries and the judgments of a folder in the layout of TREC."""
     documents = dict[str, str]()
     queries = dict[str, str]()
     judgments = list[_Judgment]()
@@ -170,10 +172,9 @@ def _read_trec(folder: Path) -> tuple[dict[str, str], dict[str, str], list[_Judg
             continue
         for element in _ELEMENT.finditer("\n".join(line for _, line in lines)):
             fields = dict[str, str]()
-            for name, value in _FIELD.findall(element[2]):  # a text may consist of several pieces
-                fields[name.lower()] = (
-                    f"{fields.get(name.lower(), '')} {unescape(value).strip()}".strip()
-                )
+            for tag, value in _FIELD.findall(element[2]):  # a text may consist of several pieces
+                name = tag.lower()
+                fields[name] = f"{fields.get(name, '')} {unescape(value).strip()}".strip()
             if element[1].lower() == "doc":
                 _add_text(documents, "document", "docno", fields, str(path))
             else:
@@ -221,17 +222,19 @@ def evaluate_retrieval(
     ):
         if counter.count:
             yield Event("note", f"judgments {what}: {counter}", {name: counter.count})
-    if own := collection.own:
+    identical = collection.identical
+    if identical:
         differing = sum(
-            not collection.documents[name].endswith(collection.queries[name]) for name in own
+            not collection.documents[name].endswith(collection.queries[name]) for name in identical
         )
         text = (
-            f"queries with the id of a document: {len(own):,}, {differing:,} of them with "
+            f"queries with the id of a document: {len(identical):,}, {differing:,} of them with "
             "another text; they are "
         )
         text += "kept in their own ranking" if keep_identical else _LEFT_OUT
-        yield Event("note", text, {"identical": len(own)})
-    collection = collection._replace(own=set()) if keep_identical else collection
+        yield Event("note", text, {"identical": len(identical)})
+    if keep_identical:
+        collection = collection._replace(identical=set())
     reranker = None if rerank is None else Reranker(rerank, device=device)
     names = list(collection.documents)
     texts = [text or "-" for text in collection.documents.values()]
@@ -255,10 +258,12 @@ def evaluate_retrieval(
             yield Event("stage", f"index: {stop:,} of {len(names):,} documents", fields)
         scores = {ranking: index.scores(queries, ranking) for ranking in get_args(Ranking)}
         if reranker is not None:
-            scores["reranked"] = _reranked(
-                reranker, queries, texts, index.scores(queries, "hybrid")
-            )
-        figures = {ranking: _figures(collection, names, some) for ranking, some in scores.items()}
+            hybrid_scores = index.scores(queries, "hybrid")
+            scores["reranked"] = _reranked(reranker, queries, texts, hybrid_scores)
+        figures = {
+            ranking: _figures(collection, names, of_queries)
+            for ranking, of_queries in scores.items()
+        }
         truncation = index.truncation
     if truncation.truncated:
         counts = {"rows": truncation.rows, **truncation.as_dict()}
@@ -305,9 +310,8 @@ def evaluate_pairs(
         on_note(note)
     truncation = Truncation()
     vectors_of_sides = []
-    for texts, language in zip(
-        zip(*translations.pairs, strict=True), languages or ["", ""], strict=True
-    ):
+    sides = zip(*translations.pairs, strict=True)
+    for texts, language in zip(sides, languages or ["", ""], strict=True):
         source = LazyModel(model, device, language)
         vectors_of_sides.append(_mean_vectors(source, texts, truncation))
     first, second = vectors_of_sides
@@ -361,12 +365,13 @@ def _nearest_is_translation(queries: Vectors, candidates: Vectors) -> NDArray[np
 def _figures(
     collection: Collection, names: Sequence[str], scores: Iterator[Scores]
 ) -> dict[str, float]:
+    """Return the mean of each figure over the queries."""
     rows = []
     for (query, grades), of_query in zip(collection.grades.items(), scores, strict=True):
         ranking = [
             names[n]
             for n in top_k(of_query, _DEPTH + 1)
-            if names[n] != query or query not in collection.own
+            if names[n] != query or query not in collection.identical
         ]
         rows.append(ranking_figures(ranking[:_DEPTH], grades))
     means = np.mean([list(row.values()) for row in rows], axis=0)
@@ -376,10 +381,13 @@ def _figures(
 def _reranked(
     reranker: Reranker, queries: Sequence[str], texts: Sequence[str], scores: Iterator[Scores]
 ) -> Iterator[Scores]:
-    """The scores with the first documents in the order of the reranker, before all others, which
-    keep their order."""
-    for query, first in zip(queries, scores, strict=True):
-        numbers = top_k(first, RERANKED)
-        again = reranker(query, [texts[number] for number in numbers])
-        first[numbers] = again - again.min(initial=0) + first[np.isfinite(first)].max(initial=0) + 1
-        yield first
+    """Yield the scores of each query with the first documents in the order of the reranker.
+
+    They come before all other documents, which keep their order.
+    """
+    for query, of_query in zip(queries, scores, strict=True):
+        numbers = top_k(of_query, RERANKED)
+        reranked = reranker(query, [texts[number] for number in numbers])
+        highest = of_query[np.isfinite(of_query)].max(initial=0)
+        of_query[numbers] = reranked - reranked.min(initial=0) + highest + 1
+        yield of_query

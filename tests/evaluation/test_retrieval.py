@@ -269,7 +269,7 @@ def test_in_the_layout_of_trec_numbers_alone_do_not_make_a_query_a_document(
         "men</title></top>"
     )
     (folder / "qrels").write_text("0 0 0 1\n1 0 2 1\n")
-    assert read_collection(folder).own == {"1"}
+    assert read_collection(folder).identical == {"1"}
     notes = [
         event.text
         for event in evaluate_retrieval(folder, model, device="cpu")
