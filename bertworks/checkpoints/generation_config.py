@@ -58,8 +58,7 @@ class GenerationConfig:
 
     @property
     def top_p(self) -> float | None:
-        """The probability of the tokens that are sampled from; None in the cases in which `top_k`
-        is None."""
+        """The probability of the tokens that are sampled from, or None as for `top_k`."""
         top_p = self.sampling.get("top_p", 1.0)
         if self.temperature == 0 or top_p == 1:
             return None
@@ -94,7 +93,7 @@ class GenerationConfig:
         return [f"{self.path.name} of the model has {text}: not used without --sampling model"]
 
     def require_computed(self) -> None:
-        """Raises BertworksError if the sampling of the model is not computed here."""
+        """Raise BertworksError if bertworks does not compute the sampling of the model."""
         text = ", ".join(
             f"{name} {str(value).lower():.40}" for name, value in self.not_computed.items()
         )

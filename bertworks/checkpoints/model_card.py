@@ -65,13 +65,11 @@ def render_table(heads: Sequence[str], rows: Mapping[str, object]) -> str:
 
 def render_cell(value: object) -> str:
     """Return a value as one line of Markdown."""
-    text = (
-        f"{value:,}"
-        if type(value) is int
-        else f"{value:.4f}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    text = str(value)
+    if type(value) is int:
+        text = f"{value:,}"
+    elif isinstance(value, float):
+        text = f"{value:.4f}"
     return " ".join(text.replace("|", "\\|").split())
 
 
@@ -98,6 +96,7 @@ def pretraining_card(
 
     Args:
         name: the title; usually the name of the folder.
+        config: of the network.
         recipe: the resolved recipe, as TOML.
         corpus: names and counts, such as {"documents": 8000, "sha256": "..."}.
         held_out: metrics on held-out text; may be empty.
@@ -206,6 +205,7 @@ def in_language(code: str, config: EncoderConfig) -> str:
 
 
 def _language_of(config: EncoderConfig) -> str:
+    """Return the language of a model, or the first of its languages."""
     return config.language or config.languages[0]
 
 

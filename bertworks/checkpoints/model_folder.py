@@ -63,7 +63,7 @@ from bertworks.text.tokenizer import Tokenizer
 
 _ADAPTER = "adapter_config.json"  # of the PEFT library
 EXPORTED = "model.onnx"  # instead of the weights, in a folder of `export`
-# the same file, where transformers.js and other programs look for it
+# The same file, where transformers.js and other programs look for it.
 EXPORTED_BELOW = f"onnx/{EXPORTED}"
 _EXPORTED_PLACES = (EXPORTED, EXPORTED_BELOW)
 _OTHER_WEIGHTS = {  # files of other programs, and what is in them
@@ -85,12 +85,11 @@ class Model(NamedTuple):
 
 
 class ModelFolder:
-    """A model folder.
-
-    Each of its files is read once, when it is first needed.
+    """A model folder, each file of which is read once, when it is first needed.
 
     Args:
-        language: of all texts, of a model with several; "": none is chosen.
+        folder: its path.
+        language: of all texts, for a model with several; "": none is chosen.
         accepts_changes: whether the folder may differ from what bertworks wrote (see
             `weights_record`).
         weights: the tensors under the names in their files, if they were read already; None: those
@@ -134,15 +133,16 @@ class ModelFolder:
 
     @cached_property
     def sentence_transformer(self) -> SentenceTransformer:
-        """How texts become vectors.
+        """The settings by which texts become vectors.
 
         Raises:
-            BertworksError: in a way that bertworks does not compute.
+            BertworksError: bertworks does not compute such vectors.
         """
         return read_sentence_transformer(self.folder)
 
     @cached_property
     def within(self) -> Path:
+        """The folder of config.json, weights and tokenizer."""
         try:
             return self.sentence_transformer.weights_folder
         except BertworksError:  # other uses of the model do not need these settings
@@ -163,13 +163,14 @@ class ModelFolder:
 
     @cached_property
     def config(self) -> EncoderConfig:
+        """The configuration of the network."""
         return hf_mapping.config_from_huggingface(
             self.settings, where=str(self.within / "config.json")
         )
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """See `read_weights`.
+        """All tensors, under the names in their files: see `read_weights`.
 
         Raises:
             BertworksError: they are not those that bertworks wrote into this folder.
@@ -182,6 +183,7 @@ class ModelFolder:
 
     @cached_property
     def _record(self) -> WeightsRecord | None:
+        """The record of the weights that bertworks wrote, if there is one."""
         return read_record(self.within)
 
     def check_unchanged(self) -> None:
@@ -234,6 +236,7 @@ class ModelFolder:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
+        """The tokenizer, which fits the network."""
         tokenizer = Tokenizer.load(self.within)
         check_vocabulary(tokenizer, self.config, self.within)
         return tokenizer
@@ -242,7 +245,7 @@ class ModelFolder:
     def has_task(self) -> bool:
         """Whether the model was fine-tuned for a task of bertworks.
 
-        Raises BertworksError as `has_task_file`.
+        It raises BertworksError as `has_task_file` does.
         """
         return self.has_task_file or bool(tasks_of(self.settings))
 
@@ -276,24 +279,19 @@ class ModelFolder:
         return task_from_settings(self.settings, self.within / "config.json")
 
     def require_language(self) -> None:
-        """Raises UsageError for a model of several languages, none of which is chosen."""
-        if self.config.languages and not self.config.language:
-            some = self.config.languages
-            folder = str(self.folder)
-            one = self.config.languages[0]
-            what = f"the model has the languages {', '.join(some)}: which one are the texts in?"
-            new = f"{folder}-{one}"
-            hint = (
-                f"bertworks convert {quoted(folder)} -o {quoted(new)} --language {one}, and "
-                "name that one"
-            )
-            raise UsageError(what, where=folder, hint=hint)
+        """Raise UsageError for a model of several languages, none of which is chosen."""
+        languages = self.config.languages
+        if not languages or self.config.language:
+            return
+        folder = str(self.folder)
+        new_folder = f"{folder}-{languages[0]}"
+        what = f"the model has the languages {', '.join(languages)}: which one are the texts in?"
+        command = f"bertworks convert {quoted(folder)} -o {quoted(new_folder)}"
+        hint = f"{command} --language {languages[0]}, and name that one"
+        raise UsageError(what, where=folder, hint=hint)
 
     def load(self, *, needs: Collection[str] = ()) -> Model:
-        """Return the whole model in memory.
-
-        See `load_model`.
-        """
+        """Return the whole model in memory: see `load_model`."""
         state = self.load_state()
         check_components(hf_mapping.component_names(state), needs, self.within)
         return Model(self.config, state, self.tokenizer)
@@ -315,7 +313,7 @@ class ModelFolder:
         return state
 
     def refuse_nested(self) -> None:
-        """Raises UsageError if the weights are in a subfolder."""
+        """Raise UsageError if the weights are in a subfolder."""
         hint = f"bertworks convert {quoted(self.folder)} -o ANOTHER-FOLDER, and name that one"
         what = "the weights are in a subfolder, as in old models of sentence-transformers"
         expect(self.within == self.folder, what, where=self.folder, hint=hint)
@@ -403,7 +401,7 @@ def save_output_layer(folder: Path, layer: Mapping[str, Tensor], task: TaskConfi
     tensors = hf_mapping.to_huggingface(state, source.config, source.settings["architectures"][0])
     refuse_non_finite(layer, str(folder))
     path = folder / WEIGHTS
-    # the weights are two files, and the one with the body belongs to several folders
+    # The weights may be two files, of which the one with the body belongs to several folders.
     if not path.exists():
         file_of_tensor = read_index(folder / INDEX, ".safetensors")
         prefixes = _body_prefixes(source.config)
@@ -448,7 +446,7 @@ def save_settings(
     """Write config.json and the tokenizer files.
 
     Args:
-        head: its settings in config.json.
+        head: the settings of the head in config.json.
         max_length: tokens to which other programs cut a text: as many as a fine-tuned model was
             trained with; None: the number of the tokenizer.
     """
@@ -481,8 +479,9 @@ def load_model(folder: str | Path, *, needs: Collection[str] = ()) -> Model:
 
 
 def check_components(components: Collection[str], needs: Collection[str], folder: Path) -> None:
-    """Raises BertworksError if a model lacks a component in `needs`."""
-    if missing := sorted(set(needs) - set(components)):
+    """Raise BertworksError if a model lacks a component in `needs`."""
+    missing = sorted(set(needs) - set(components))
+    if missing:
         what = (
             f"this model has no {' and no '.join(missing)} (it has {', '.join(sorted(components))})"
         )
@@ -495,7 +494,7 @@ def check_components(components: Collection[str], needs: Collection[str], folder
 def weights_sha256(folder: str | Path) -> str:
     """Return the sha256 of the weights in a folder, or of its ONNX file.
 
-    Equal hashes: the same network.
+    Folders with equal hashes have the same network.
     """
     return combined_sha256(weight_files(as_path(folder)))
 
@@ -508,9 +507,8 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS]
     if (folder / INDEX).exists():
-        return [
-            folder / name for name in sorted({*read_index(folder / INDEX, ".safetensors").values()})
-        ]
+        names = sorted({*read_index(folder / INDEX, ".safetensors").values()})
+        return [folder / name for name in names]
     return [onnx_file(folder) or folder / EXPORTED]
 
 
@@ -529,7 +527,7 @@ def check_vocabulary(tokenizer: Tokenizer, config: EncoderConfig, where: Path) -
     what = (
         f"the tokenizer gives tokens the type {types}, the model has {config.type_vocab_size} types"
     )
-    # a model of one type, or of none, ignores them
+    # A model of one type, or of none, ignores the types.
     fits = types < config.type_vocab_size or config.type_vocab_size < 2
     require(fits, what, where, hint)
     what = (
@@ -630,11 +628,13 @@ def refuse_adapter(folder: Path) -> None:
 
 
 def _read_sharded(folder: Path, index: Path) -> dict[str, Tensor]:
+    """Return the tensors of all files that an index lists."""
     files = read_index(index, ".safetensors")
     tensors: dict[str, Tensor] = {}
     for file in sorted(set(files.values())):
         tensors |= read_tensors(folder / file)
-    if strays := set(files) ^ set(tensors):
+    strays = set(files) ^ set(tensors)
+    if strays:
         raise BertworksError(
             f"the index and its files disagree about {sorted(strays)[0]}", where=str(index)
         )

@@ -1,9 +1,8 @@
 """Read files of torch.save in a child process, and write their tensors as safetensors.
 
 `pickled_weights` starts it, by the path of this file. It imports the standard library and, after
-the first checks,
-torch: nothing else, because other libraries add classes to those that torch's restricted loader
-accepts. A pickle is a program, so a file is refused unless
+the first checks, torch: nothing else, because other libraries add classes to those that torch's
+restricted loader accepts. A pickle is a program, so a file is refused unless
 
 1. it is a zip archive without compressed parts, or the older format of torch, and its pickles name
    nothing but the functions and types that dense tensors are made of (this is read off, nothing is
@@ -42,14 +41,14 @@ _GLOBALS = {  # as pickletools names them: the module and the name with a space 
     "torch._utils _rebuild_parameter",
     *(f"torch {kind}Storage" for kind in _STORAGES),
 }
-# operations that name classes in other ways
+# Operations that name classes in other ways.
 _OTHER_IMPORTS = {"STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4"}
-# the first pickle of the older format: a number
+# The first pickle of the older format: a number.
 _LEGACY_START = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-# this number, the version, the machine, the tensors, the order of their storages
+# Its pickles: this number, the version, the machine, the tensors, the order of their storages.
 _LEGACY_PICKLES = 5
 _MOST_OPERATIONS = 2_000_000  # of a pickle; the weights of BERT-Large have 20,000
-_LARGEST_PICKLE = 1 << 25  # bytes, within a zip archive; that of BERT-Large has 40 kB
+_LARGEST_PICKLE = 1 << 25  # bytes within a zip archive; the pickle of BERT-Large has 40 kB
 _MOST_PARTS = 60_000  # of a zip archive
 _MOST_TENSORS = 20_000
 _LONGEST_NAME = 300
@@ -76,16 +75,14 @@ _SIDE_EFFECTS = re.compile(  # audit events of Python that reading weights does 
 
 
 class RefusedFileError(Exception):
-    """The file is not read.
-
-    The text says why.
-    """
+    """The file is not read; the text says why."""
 
 
 def check_format(source: Path) -> bool:
     """Return whether the file is a zip archive.
 
-    Raises RefusedFileError unless its pickles only describe tensors.
+    Raises:
+        RefusedFileError: its pickles do not only describe tensors.
     """
     size = source.stat().st_size
     with source.open("rb") as file:
@@ -200,7 +197,8 @@ def _load(source: Path, *, is_mapped: bool) -> object:
 def _tensors_of(content: object) -> tuple[dict[str, "Tensor"], list[str]]:
     """Return the tensors in the content of a file, by name, and the names of what was left out.
 
-    A training often saves a table with the weights under "state_dict" and other things beside them.
+    A training often saves a table with the weights under "state_dict" and other things next to
+    them.
 
     Raises:
         RefusedFileError: it is no table of dense tensors of real numbers.
@@ -218,6 +216,11 @@ def _tensors_of(content: object) -> tuple[dict[str, "Tensor"], list[str]]:
 
 
 def _table(content: object) -> Mapping[str, Any]:
+    """Return the content of a file if it is a table with plain names.
+
+    Raises:
+        RefusedFileError: it is something else.
+    """
     if not isinstance(content, _TABLES):
         raise RefusedFileError(f"a table of tensors is expected, not a {type(content).__name__}")
     for name in content:
@@ -337,6 +340,7 @@ def _forbid_side_effects(target: Path) -> None:
     """
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        """End the process at an audit event that reading weights does not cause."""
         if event == "open":
             path, _, flags = arguments
             is_written = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)

@@ -27,10 +27,10 @@ from bertworks.io.atomic_write import LFS_POINTER, refuse_lfs_pointer
 PICKLE = "pytorch_model.bin"
 PICKLE_INDEX = f"{PICKLE}.index.json"  # of weights in several files
 PICKLE_FILES = (PICKLE, PICKLE_INDEX, "pytorch_model-*.bin")
-_FIRST_SECONDS = 120  # that a file may take, however small it is
-_BYTES_PER_SECOND = 5_000_000  # of a slow disk
-_LONGEST_ANSWER = 20_000  # characters of what the child prints
-# all that the child sees of the environment: no tokens and no keys
+_FIRST_SECONDS = 120  # the time that a file may take, however small it is
+_BYTES_PER_SECOND = 5_000_000  # the speed of a slow disk
+_LONGEST_ANSWER = 20_000  # characters that the child may print
+# The child sees no other variables of the environment: no tokens and no keys.
 _VARIABLES = ("LD_LIBRARY_PATH", "TMPDIR")
 _HINT = "choose a model with safetensors, or ask the author of this one for them"
 
@@ -78,7 +78,8 @@ def read_pickled_weights(pickle: Path, scratch: Path, root: Path) -> PickledWeig
         if left_out:
             notes.append(f"left out of {name}: {some_names(left_out, 20)}")
         tensors |= read_tensors(target)
-    if index is not None and (strays := index.keys() ^ tensors.keys()):
+    strays = set() if index is None else index.keys() ^ tensors.keys()
+    if strays:
         raise BertworksError(
             f"the index and its files disagree about {min(strays)}", where=str(pickle)
         )
@@ -90,7 +91,7 @@ def read_pickled_weights(pickle: Path, scratch: Path, root: Path) -> PickledWeig
 
 
 def _check_file(file: Path, root: Path) -> None:
-    """Raises BertworksError unless this is a file in a folder, and no link that leads out of it."""
+    """Raise BertworksError unless this is a file in a folder, and no link that leads out of it."""
     with explain_os_errors("cannot be read", file, "get the whole model"):
         place = file.resolve(strict=True)
         is_file = S_ISREG(place.stat().st_mode)

@@ -38,7 +38,7 @@ NETWORK_FILES = (
     RECORD_FILE,
     *TOKENIZER_FILES,
 )
-# of a model of sentence-transformers: the first may hold the network
+# Folders of the modules of sentence-transformers; the first may hold the network.
 _MODULE_FOLDER = "[0-9]_[A-Z]*"
 _TOP_FILES = (*NETWORK_FILES, "sentence_*_config.json")
 MODEL_FILES = (
@@ -52,33 +52,33 @@ MODEL_FILES = (
 )
 _HUB_IDS: dict[str, str] = _HUB["ids"]
 _UNSUPPORTED = re.compile(f"({'|'.join(_HUB['unsupported'])})(?![a-z])")
-# of any kind; a drive of Windows has one letter
+# A URL of any kind; a drive of Windows has one letter.
 _URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
 _HUB_ID = re.compile(r"[A-Z0-9][\w.-]{0,95}/[A-Z0-9][\w.-]{0,95}", re.ASCII | re.IGNORECASE)
 
 
 def split_files(folder: Path, patterns: Collection[str]) -> tuple[list[str], list[str]]:
-    """Names of the files in a folder that fit the patterns, and of the others.
+    """Return the names of the files in a folder that fit the patterns, and of all other files.
 
-    Subfolders are listed if a pattern is about files in them; of others there is only the name,
-    with a slash.
+    Subfolders are listed if a pattern is about files in them; other subfolders are represented by
+    their name, with a slash.
     """
     folders = {pattern.partition("/")[0] for pattern in patterns if "/" in pattern}
     fitting = []
-    others = []
+    unfitting = []
     for path in sorted(folder.iterdir()):
-        for file in (
-            sorted(path.iterdir()) if path.is_dir() and _fits(path.name, folders) else [path]
-        ):
+        is_listed = path.is_dir() and _fits(path.name, folders)
+        for file in sorted(path.iterdir()) if is_listed else [path]:
             name = file.relative_to(folder).as_posix()
             if file.is_file() and _fits(name, patterns):
                 fitting.append(name)
             else:
-                others.append(f"{name}/" if file.is_dir() else name)
-    return fitting, others
+                unfitting.append(f"{name}/" if file.is_dir() else name)
+    return fitting, unfitting
 
 
 def _fits(name: str, patterns: Collection[str]) -> bool:
+    """Return whether a name fits one of the patterns."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -88,7 +88,7 @@ def is_model_name(model: str | Path) -> bool:
     folder = as_path(model, "model")
     if name in _HUB_IDS:
         return not folder.is_dir()
-    # else a folder in there is meant
+    # If the folder before the slash exists, a folder in it is meant.
     return _HUB_ID.fullmatch(name) is not None and not folder.parent.is_dir()
 
 
@@ -98,12 +98,10 @@ def joint_tasks(folder: str | Path) -> dict[str, Path]:
     Of any other folder the result is empty.
     """
     folder = as_path(folder, "model")
-    tasks = (
-        sorted((folder / TASKS).glob("*/task.json"))
-        if not (folder / "config.json").exists()
-        else []
-    )
-    return {path.parent.name: path.parent for path in tasks}
+    if (folder / "config.json").exists():
+        return {}
+    task_files = sorted((folder / TASKS).glob("*/task.json"))
+    return {path.parent.name: path.parent for path in task_files}
 
 
 def task_folder(model: str | Path, task: str | None) -> str | Path:
@@ -176,7 +174,8 @@ def resolve_model(
                 _check_minilm(model_folder / WEIGHTS)
             return model_folder
         folder = folder.expanduser()
-        if tasks := joint_tasks(folder):
+        tasks = joint_tasks(folder)
+        if tasks:
             hint = f"name the folder of one: {quoted(next(iter(tasks.values())))}"
             raise BertworksError(
                 f"the model has several tasks: {', '.join(tasks)}", where=name, hint=hint
@@ -184,7 +183,7 @@ def resolve_model(
         if folder.is_dir():
             return folder
         raise _nothing_there(name, folder)
-    # a folder that may not be read, a name too long, a user who is not there
+    # A folder that may not be read, a name that is too long, or an unknown user in ~user.
     except (OSError, RuntimeError) as error:
         raise BertworksError(
             f"cannot be looked for: {error}", where=name, hint="give another model folder"
@@ -192,14 +191,14 @@ def resolve_model(
 
 
 def packaged_minilm() -> Path | None:
-    """Where the installed package keeps its model; None: it is not installed."""
+    """Return the model folder of the installed package, or None if it is not installed."""
     package = find_spec(_MINILM_PACKAGE.replace("-", "_"))
     return Path(package.origin).with_name("model") if package and package.origin else None
 
 
 @cache
 def _check_minilm(weights: Path) -> None:
-    """Checks the sha256 of the weights, once per process: it reads 90 MB."""
+    """Refuse weights with another sha256, once per process: it reads 90 MB."""
     weights_hash = file_sha256(weights) if weights.is_file() else "no file"
     what = (
         f"not the weights of {_MINILM}: sha256 {_MINILM_SHA256[:12]}... is expected, found "
@@ -234,7 +233,7 @@ def _fetch(hub_id: str, fetch: bool, command: str, trust_pickle: bool) -> Path:
             )
     except BertworksError:
         raise
-    # whatever the hub, the network or the disk had against it; each has its own classes
+    # The hub, the network and the disk have classes of their own for errors.
     except Exception as error:
         if not fetch:
             raise _download_refused(hub_id, command) from error
@@ -246,8 +245,8 @@ def _fetch(hub_id: str, fetch: bool, command: str, trust_pickle: bool) -> Path:
     if trust_pickle:
         what = f"the model has neither {WEIGHTS} nor {PICKLE} on the Hugging Face hub"
         raise BertworksError(what, where=hub_id, hint="choose another model")
-    others = "other kinds of files, which can run any program when they are opened, are not fetched"
-    what = f"the model has no {WEIGHTS} on the Hugging Face hub; {others}"
+    reason = "other kinds of files, which can run any program when they are opened, are not fetched"
+    what = f"the model has no {WEIGHTS} on the Hugging Face hub; {reason}"
     hint = (
         f"if you trust its {PICKLE}: bertworks convert {quoted(hub_id)} -o FOLDER "
         "--trust-pickle, and name that folder"
@@ -275,17 +274,17 @@ def place_of_links(folder: Path) -> Path:
 
 
 def _refuse_unsupported(hub_id: str, fetch: bool) -> None:
-    """Reads config.json alone, before weights are fetched.
+    """Read config.json alone, before weights are fetched.
 
     Raises:
-        BertworksError: it is that of a network which is not computed here.
+        BertworksError: bertworks does not compute this network.
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
     from bertworks.checkpoints.hf_mapping import config_from_huggingface  # brings torch
 
-    # in a folder of the model, or not on this machine: the next step says so
+    # If there is none, it is in a subfolder of the model, or the next step reports what is missing.
     with suppress(EntryNotFoundError):
         path = Path(hf_hub_download(hub_id, "config.json", local_files_only=not fetch))
         config_from_huggingface(read_json(path), where=f"{hub_id}/{path.name}")
@@ -301,6 +300,7 @@ def _download_refused(name: str, command: str) -> BertworksError:
 
 
 def _not_fetched(hub_id: str, error: Exception) -> BertworksError:
+    """Return the error for a model that could not be fetched from the hub."""
     from huggingface_hub.errors import (
         GatedRepoError,
         LocalEntryNotFoundError,
@@ -330,29 +330,25 @@ def _not_fetched(hub_id: str, error: Exception) -> BertworksError:
 
 
 def _nothing_there(name: str, folder: Path) -> BertworksError:
+    """Return the error for a name that is no model folder, with similar names."""
     if folder.exists():
         hint = f"give the folder that holds it: {folder.parent}"
         return BertworksError("this is a file, not a model folder", where=name, hint=hint)
-    neighbours = (
-        [entry.name for entry in folder.parent.iterdir() if entry.is_dir()]
-        if folder.parent.is_dir()
-        else []
-    )
-    near = [
-        str(folder.parent / found)
-        for found in difflib.get_close_matches(folder.name, neighbours, 2)
-    ]
-    if (other := _UNSUPPORTED.match(name.lower().replace("_", "-"))) and not near:
+    neighbours = []
+    if folder.parent.is_dir():
+        neighbours = [entry.name for entry in folder.parent.iterdir() if entry.is_dir()]
+    similar = difflib.get_close_matches(folder.name, neighbours, 2)
+    near = [str(folder.parent / neighbour) for neighbour in similar]
+    unsupported = _UNSUPPORTED.match(name.lower().replace("_", "-"))
+    if unsupported and not near:
         hint = f"choose a model of one of the families {', '.join(FAMILIES)}; or type {_MINILM}"
-        return BertworksError(f"the family {other[0]} is not supported yet", where=name, hint=hint)
+        what = f"the family {unsupported[0]} is not supported yet"
+        return BertworksError(what, where=name, hint=hint)
     owner = _HUB["owners"].get(name.partition("-")[0])
-    near += (
-        []
-        if other
-        else [f"{owner}/{name}"]
-        if owner
-        else difflib.get_close_matches(name, _HUB_IDS, 1)
-    )
+    if owner and not unsupported:
+        near.append(f"{owner}/{name}")
+    elif not unsupported:
+        near += difflib.get_close_matches(name, _HUB_IDS, 1)
     meant = (
         f"did you mean {' or '.join(near)}?"
         if near
