@@ -47,7 +47,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/project/test_structure.py tests/project/test_public_names.py
+	$(BIN)/python -m pytest -q tests/project/test_structure.py tests/project/test_statements.py tests/project/test_public_names.py
 
 size:
 	@$(PYTHON) tools/size.py

@@ -179,7 +179,8 @@ def _speed(device: torch.device) -> Iterator[Check]:
         "times as fast as fp32"
     )
     int8 = device.type == "cpu" and cpu_supports_int8()
-    text += "; --precision int8 is available for inference" * int8
+    if int8:
+        text += "; --precision int8 is available for inference"
     yield Check(
         "chosen",
         text,

@@ -10,6 +10,7 @@ names say nothing.
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "bertworks"
@@ -36,7 +37,17 @@ def parsed_modules(root: Path) -> Iterator[tuple[str, ast.Module]]:
     """The modules of a package, with their names below it, and their syntax trees."""
     for path in sorted(root.rglob("*.py")):
         name = ".".join(path.relative_to(root).with_suffix("").parts)
-        yield name, ast.parse(path.read_text(encoding="utf-8"))
+        yield name, parsed(path, path.stat().st_mtime_ns)
+
+
+@cache
+def parsed(path: Path, changed: int) -> ast.Module:
+    """Return the syntax tree of a file, which is read once.
+
+    Args:
+        changed: when the file was changed.
+    """
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def names_task(node: ast.expr) -> str | None:

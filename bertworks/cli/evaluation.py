@@ -195,8 +195,8 @@ def squad(
     if model is not None:
         refuse_unwritable(output)
         console.say(f"{model} answers the questions of {data} ...")
-        found = bw.answer_questions(data, model, counts=truncation, on_note=console.say)
-        answers = {identity: answer["answer"] for identity, answer in found}
+        answered = bw.answer_questions(data, model, counts=truncation, on_note=console.say)
+        answers = {identity: answer["answer"] for identity, answer in answered}
         if output is not None:
             write_json(output, answers)
     result = bw.evaluate_squad(
@@ -207,14 +207,13 @@ def squad(
         "answers without a question": result["unknown_ids"],
     }
     intervals = result["intervals"]
-    figures = {
-        name: v for name, v in result.items() if v is not intervals and v not in ids.values()
-    }
-    shown = {name: f"{v:,}" if isinstance(v, int) else str(v) for name, v in figures.items()}
-    shown |= {
-        name: f"{shown[name]} ({low:.1f} to {high:.1f})" for name, (low, high) in intervals.items()
-    }
-    lines = [console.table(shown.items())]
+    texts = {}
+    for name, value in result.items():
+        if value is not intervals and value not in ids.values():
+            texts[name] = f"{value:,}" if isinstance(value, int) else str(value)
+    for name, (low, high) in intervals.items():
+        texts[name] += f" ({low:.1f} to {high:.1f})"
+    lines = [console.table(texts.items())]
     if model is not None:
         result |= truncation.as_dict()
         if truncation.truncated:

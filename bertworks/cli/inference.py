@@ -40,11 +40,12 @@ def fill(
         bertworks fill MODEL - --top-k 3 < lines.txt
     """
     for number, masks in enumerate(bw.fill(model, _lines(texts), k=top_k)):
-        shown = (
+        tables = (
             [(f"{token['score']:6.1%}  {token['token_str']}", token["text"]) for token in mask]
             for mask in masks
         )
-        yield masks, ("\n" if number else "") + "\n\n".join(map(console.table, shown))
+        separator = "\n" if number else ""
+        yield masks, separator + "\n\n".join(map(console.table, tables))
 
 
 def generate(

@@ -154,20 +154,22 @@ def run() -> NoReturn:
     """
     # A stream that was closed when the process started: its number must not become that of a file,
     # which would get the messages of libraries. Results are written nowhere then.
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
+    descriptor = os.open(os.devnull, os.O_RDWR)
+    while descriptor < 3:
         os.set_inheritable(descriptor, True)
+        descriptor = os.open(os.devnull, os.O_RDWR)
     os.close(descriptor)
     sys.stdin = sys.stdin or os.fdopen(0)
     sys.stderr = sys.stderr or os.fdopen(2, "w")
     if isinstance(sys.stdout, io.TextIOWrapper):  # for file names that are not UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
-    # as Ctrl-C: trainings save, then end
+    # SIGTERM acts as Ctrl-C: trainings save, then end.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     code = main()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the process ends
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        # the reader has closed the pipe; there is no stream
+        # The reader may have closed the pipe, or there may be no stream.
         with suppress(OSError, ValueError, AttributeError):
             stream.flush()
     os._exit(code)

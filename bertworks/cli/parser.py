@@ -216,7 +216,7 @@ def _complete_estimate(words: list[str]) -> list[str]:
 
 
 def _usage_error(error: CycloptsError) -> UsageError:
-    """What is wrong with the words, and the help of their command."""
+    """Return the error for wrong words, with the help of their command as a hint."""
     chain = list(error.command_chain or ())
     what = _what_is_missing(error) if isinstance(error, MissingArgumentError) else str(error)
     option = _meant_option(chain, error) if isinstance(error, UnknownOptionError) else None
@@ -225,7 +225,7 @@ def _usage_error(error: CycloptsError) -> UsageError:
 
 
 def _what_is_missing(error: MissingArgumentError) -> str:
-    """What is missing.
+    """Return a sentence that says what is missing.
 
     The parser's own message, "requires an argument", fits only an option without its value.
     """

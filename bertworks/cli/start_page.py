@@ -16,10 +16,11 @@ from bertworks import __version__
 
 PAGE = Path(__file__).with_suffix(".txt")
 MIN_WIDTH = 60  # on a narrower screen the names of options are broken too: the parser does that
+# The beginnings of the lines of a box.
 _TITLE = "╭─ "
 _ROW = "│ "
-_END = "╰"  # how lines of a box begin
-# they change what `rich` makes of a terminal
+_END = "╰"
+# These variables change what `rich` makes of a terminal.
 _STYLE_VARIABLES = ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE")
 _BOLD = "\x1b[1m"
 _CYAN = "\x1b[36m"
@@ -45,7 +46,7 @@ def print_at_once(words: list[str]) -> bool:
     try:
         stream.write(text)
         stream.flush()
-    # the reader has closed the pipe: the same status as for the pages that `rich` prints
+    # The reader has closed the pipe: the status is that of pages that `rich` prints.
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         raise SystemExit(1) from None

@@ -60,8 +60,11 @@ def prose(text: str, seen: set[str]) -> Iterator[str]:
             paragraph = pattern.sub(replacement, paragraph)
         sentences = []
         for sentence in split_sentences(paragraph):
-            if is_sentence(sentence) and (key := _NO_WORD.sub(" ", sentence).lower()) not in seen:
-                seen.add(key)
+            if not is_sentence(sentence):
+                continue
+            words_only = _NO_WORD.sub(" ", sentence).lower()
+            if words_only not in seen:
+                seen.add(words_only)
                 sentences.append(sentence)
         if sentences:
             yield " ".join(sentences)

@@ -200,8 +200,9 @@ def evaluate_glue(
         UsageError: a name that is not a task of GLUE; more than MAX_TRIALS seeds.
         BertworksError: the folder has no task, or lacks a named one.
     """
-    no_options = ("data", "output", "tasks", "seeds", "device")
-    options = {name: value for name, value in locals().items() if name not in no_options}
+    options = dict(locals())  # the arguments, without those of this function alone
+    for argument in ("data", "output", "tasks", "seeds", "device"):
+        del options[argument]
     output = local_path(output)
     tasks = names_of(tasks)
     known = [task.name for task in GLUE]
