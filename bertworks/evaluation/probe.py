@@ -449,7 +449,6 @@ def probe_page(result: Mapping[str, Any]) -> str:
         f"{result['treebank']}\n{_summary(result)}\n"
         f"seed {result['seed']}, at most {result['epochs']} epochs"
     )
-    seeds = " and seeds" if result["seeds"] > 1 else ""
     sections = [
         svg.headline(headline),
         svg.side_by_side(charts),

