@@ -147,11 +147,11 @@ def serve(
         class Server(uvicorn.Server):
             async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
                 """Called in the event loop, within a tenth of a second after the signal."""
-                application.end_waiting()
+                application.pipeline.end_waiting()
                 await super().shutdown(sockets)
 
         server, log = Server(uvicorn.Config(application, http=Connection, **_SETTINGS)), json_log()
-        application.measure_speed()
+        application.pipeline.measure_speed()
         # every connection is an open file; -1: no limit
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if 0 <= soft < MAX_FILES:

@@ -15,12 +15,12 @@ import pytest
 from bertworks.datasets.schema import Item
 from bertworks.inference.explain import UnwantedError
 from bertworks.retrieval.index import Index
-from bertworks.serve import application
+from bertworks.serve import pipeline
 from bertworks.serve.answers import AnswerParts
-from bertworks.serve.application import Application
 from bertworks.serve.batching import Limits
 from bertworks.serve.endpoints import RERANKED_AT_ONCE, FinetunedEndpoints
 from bertworks.serve.openapi import ENDPOINTS, parse as openapi_parse, paths_of
+from bertworks.serve.pipeline import Pipeline
 from tests.scenarios.test_admission import Client, until
 from tests.support.fine import write_model
 from tests.support.heavy_requests import HEAVY, SMALL, letters, small
@@ -80,17 +80,17 @@ def test_no_answer_is_larger_than_it_may_be(
     """What is made of the largest requests is within its own estimate, and within the limit of the
     server."""
     local = servers[kind]
-    joined = Application._joined
+    joined = Pipeline._joined
     makings: list[int] = []
 
-    def checked(served: Application, parts: AnswerParts, pieces: Sequence[bytes]) -> Any:
+    def checked(served: Pipeline, parts: AnswerParts, pieces: Sequence[bytes]) -> Any:
         assert len(pieces) == len(parts.sizes)
         for piece, size in zip(pieces, parts.sizes, strict=True):
             assert len(piece) <= size
         makings.append(sum(map(len, pieces)))
         return joined(served, parts, pieces)
 
-    monkeypatch.setattr(Application, "_joined", checked)
+    monkeypatch.setattr(Pipeline, "_joined", checked)
     info = local.abilities.info
     for name in info["abilities"]:
         statuses = []
@@ -117,7 +117,7 @@ def test_abandoned_requests_leave_nothing_behind(kind: str, servers: dict[str, L
     """One client abandons its largest requests of each route while another one sends small ones to
     each: all of those are answered, and nothing of the others is waiting in the end."""
     local = servers[kind]
-    app = local.application
+    app = local.application.pipeline
     info = local.abilities.info
     bodies = {
         name: [json.dumps(body).encode() for body in HEAVY[name](info, LIMITS).values()]
@@ -146,13 +146,13 @@ def test_abandoned_requests_leave_nothing_behind(kind: str, servers: dict[str, L
                 ), path
                 refusal = 400 if path.startswith("/v1/") else 413  # as OpenAI
                 assert {await client.status() for client in heavy} <= {200, refusal, 429, 499}
-        batchers = [*app._batchers.values(), *app._lanes.values(), app._steps, app._answers]
+        batchers = [*app.batchers.values(), *app.lanes.values(), app.steps, app.answers]
         await until(
             lambda: not any(batcher.costs or batcher.loads or batcher.busy for batcher in batchers)
         )
-        assert not app._admission.places
-        assert app._admission._free == LIMITS.total_bytes
-        assert not app._room.places
+        assert not app.admission.places
+        assert app.admission._free == LIMITS.total_bytes
+        assert not app.room.places
 
     asyncio.run(go())
 
@@ -160,9 +160,9 @@ def test_abandoned_requests_leave_nothing_behind(kind: str, servers: dict[str, L
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_speed_of_each_kind_of_network_is_measured(kind: str, servers: dict[str, Local]):
     application = servers[kind].application
-    network = application._batchers["network"]
+    network = application.pipeline.batchers["network"]
     network.speed = math.inf
-    application.measure_speed()
+    application.pipeline.measure_speed()
     assert 0 < network.speed < math.inf
     assert not network.costs
 
@@ -176,7 +176,7 @@ def test_an_answer_is_not_made_to_its_end_for_a_client_that_has_gone(
     servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch
 ):
     local = servers["words"]
-    make_part = application._made
+    make_part = pipeline._made
     go_on = threading.Event()
     calls: list[Any] = []
 
@@ -185,10 +185,10 @@ def test_an_answer_is_not_made_to_its_end_for_a_client_that_has_gone(
         assert go_on.wait(20)
         return make_part(make)
 
-    monkeypatch.setattr(application, "_made", wait_and_make)
+    monkeypatch.setattr(pipeline, "_made", wait_and_make)
 
     async def go() -> None:
-        answers = local.application._answers
+        answers = local.application.pipeline.answers
         heavy = Client(local, json.dumps(MANY_MASKS).encode()).give().start("/fill")
         await until(lambda: calls)
         parts = answers.costs.total()
@@ -214,7 +214,7 @@ def test_making_answers_takes_turns_between_clients(
     servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch
 ):
     local = servers["words"]
-    make_part = application._made
+    make_part = pipeline._made
     calls: list[str] = []
 
     def make_slowly(make: Callable[[], Any]) -> bytes:
@@ -222,7 +222,7 @@ def test_making_answers_takes_turns_between_clients(
         calls.append("part")
         return make_part(make)
 
-    monkeypatch.setattr(application, "_made", make_slowly)
+    monkeypatch.setattr(pipeline, "_made", make_slowly)
 
     async def go() -> None:
         heavy = [
@@ -240,7 +240,7 @@ def test_making_answers_takes_turns_between_clients(
 def test_an_answer_that_nobody_reads_keeps_no_room(
     servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(application, "SEND_SECONDS", 0.05)
+    monkeypatch.setattr(pipeline, "SEND_SECONDS", 0.05)
     local = servers["words"]
 
     async def go() -> None:
@@ -256,10 +256,10 @@ def test_an_answer_that_nobody_reads_keeps_no_room(
         client.send = send  # type: ignore[method-assign]
         client.start("/fill")
         await until(lambda: len(client.sent) > 2)
-        assert local.application._room.places
+        assert local.application.pipeline.room.places
         await asyncio.wait_for(client.task, 20)
         assert aborted == [True]
-        assert not local.application._room.places
+        assert not local.application.pipeline.room.places
 
     asyncio.run(go())
 
@@ -358,7 +358,7 @@ def test_a_search_is_computed_on_its_own_and_costs_its_words_and_tokens(
     does not wait for several of them."""
     batches = list[tuple[int, int]]()
     local = servers["words"]
-    batcher = local.application._batchers["search"]
+    batcher = local.application.pipeline.batchers["search"]
     monkeypatch.setattr(
         batcher, "_observe", lambda units, cost, seconds: batches.append((units, cost))
     )
@@ -392,7 +392,9 @@ def test_documents_are_read_for_a_reranker_in_turns(
 
     monkeypatch.setattr(FinetunedEndpoints, "_features_of", counted)
     monkeypatch.setattr(
-        local.application._steps, "_observe", lambda units, cost, seconds: counts.append(count)
+        local.application.pipeline.steps,
+        "_observe",
+        lambda units, cost, seconds: counts.append(count),
     )
     answer = local.post("/search", {"query": "film", "k": 50, "rerank": True})
     assert answer.status_code == 200
@@ -410,7 +412,7 @@ def test_too_many_ids_are_refused_before_they_are_read(
         parsed_bodies.append(body)
         return openapi_parse(body)
 
-    monkeypatch.setattr(application, "parse", parse)
+    monkeypatch.setattr(pipeline, "parse", parse)
     for count, status in ((LIMITS.tokens, 200), (2 * LIMITS.tokens, 413)):
         assert (
             servers["words"].post("/decode", {"ids": [[1] * (count // 2)] * 2}).status_code

@@ -276,7 +276,7 @@ def test_both_texts_of_a_pair_whose_vectors_are_compared_are_in_one_batch(
     model = write_head(tmp_path / "model", **description)
     items = [("a film", "music"), ("good", "men and dogs"), ("sad dogs", "a story")]
     with Local(model, precision="fp32") as local:
-        local.application.measure_speed()
+        local.application.pipeline.measure_speed()
         ours = local.post("/predict", {"inputs": [list(item) for item in items]}).json()
         ranked = local.post("/rerank", {"query": "a film", "texts": ["music", "men"]}).json()
     expected = Predictor(model, device="cpu", precision="fp32").predict_proba(items)
@@ -487,7 +487,7 @@ def test_what_many_ask_is_computed_together(
     monkeypatch.setattr(THREADS, "fixed", 1)  # one batch at a time
     monkeypatch.setattr(THREADS, "count", 1)
     with Local(models[kind]) as local:
-        batcher, sizes = local.application._batchers["network"], list[int]()
+        batcher, sizes = local.application.pipeline.batchers["network"], list[int]()
         submit, begun, go = batcher.submit, threading.Event(), threading.Event()
 
         def held(units: Sequence[int]) -> Sequence[int]:
@@ -520,8 +520,8 @@ def test_whatever_is_computed_alone_has_all_threads(
     monkeypatch.setattr(THREADS, "count", 3)
     try:
         with Local(models["words"]) as local:
-            assert local.application._batchers["network"].workers == 3
-            for batcher in local.application._batchers.values():
+            assert local.application.pipeline.batchers["network"].workers == 3
+            for batcher in local.application.pipeline.batchers.values():
                 torch.set_num_threads(1)
                 job = InferenceJob([0], [1], lambda units: [torch.get_num_threads()])
                 assert batcher.submit(job).result(10) == [3]
@@ -735,7 +735,7 @@ def test_nothing_is_computed_for_who_went_away(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ):
     with Local(models["classification"]) as local:
-        batcher = local.application._batchers["network"]
+        batcher = local.application.pipeline.batchers["network"]
         speaker = local.abilities.endpoints["predict"].__self__  # type: ignore[attr-defined]
         held, go, compute = threading.Event(), threading.Event(), speaker._predictor.logits
 
@@ -806,9 +806,9 @@ def test_more_than_can_be_answered_is_refused(models: dict[str, Path]):
 
 def test_a_full_queue_reads_no_bodies(models: dict[str, Path]):
     with Local(models["classification"], limits=Limits(client_tokens=0)) as local:
-        local.application._batchers["network"].speed = 1000
-        local.application._batchers["network"].loads["127.0.0.1", 1 << 14] = 10**9
-        local.application._batchers["network"].costs["127.0.0.1", 1 << 14] = 10**9
+        local.application.pipeline.batchers["network"].speed = 1000
+        local.application.pipeline.batchers["network"].loads["127.0.0.1", 1 << 14] = 10**9
+        local.application.pipeline.batchers["network"].costs["127.0.0.1", 1 << 14] = 10**9
         answer = local.send("POST", "/predict", content=b"no JSON at all", headers=JSON)
         assert (answer.status_code, answer.json()["error_type"]) == (429, "Overloaded")
         assert int(answer.headers["retry-after"]) >= 1
@@ -855,7 +855,7 @@ def test_what_is_large_is_read_one_by_one_and_refused_in_time(
 
     with Local(models["words"], limits=Limits(body_bytes=90_000, total_bytes=100_000)) as local:
         application = local.application
-        parse = application._parse
+        parse = application.pipeline._parse
 
         def slow(name: str, body: bytes, lane: int) -> Any:
             if len(body) > 1 << 16:
@@ -863,12 +863,12 @@ def test_what_is_large_is_read_one_by_one_and_refused_in_time(
                 go.wait(10)
             return parse(name, body, lane)
 
-        monkeypatch.setattr(application, "_parse", slow)
+        monkeypatch.setattr(application.pipeline, "_parse", slow)
         first, second, small = asyncio.run(send(application))
         assert (first.status_code, small.status_code) == (200, 200)
         assert (second.status_code, int(second.headers["retry-after"])) == (429, 1)
         assert len(started) == 1
-        assert application._admission._free == 100_000
+        assert application.pipeline.admission._free == 100_000
 
 
 def test_settings_of_a_similarity_stand_where_tei_has_them(words: Local):
@@ -1005,7 +1005,7 @@ def test_who_is_let_in(model: Path, monkeypatch: pytest.MonkeyPatch):
     with Local(model) as local:
         assert status(x="x" * 16_000) == 200
         assert status(x="x" * 17_000) == 431
-        monkeypatch.setattr(local.application, "_stopping", lambda: True)
+        monkeypatch.setattr(local.application._access, "_stopping", lambda: True)
         assert status() == 503
     with Local(model, token="sesame") as local:
         assert status() == 401
