@@ -317,7 +317,8 @@ def with_tags(lines: Iterable[str], tags: Iterable[str], layout: ConllLayout) ->
     tag = iter(tags)
     for kind, _, line, cells in _conll_lines(enumerate(lines), layout):
         bare = line.rstrip(" \r")
-        separator, end = "\t" if "\t" in bare else " ", line[len(line.rstrip("\r")) :]
+        separator = "\t" if "\t" in bare else " "
+        end = line[len(line.rstrip("\r")) :]
         is_document = kind == "end" and bare.strip() and layout.width == len(cells) > 1
         new = (
             next(tag) if kind == "word" else "_" if kind == "part" else "O" if is_document else None
@@ -337,7 +338,9 @@ def json_rows(value: Any) -> Any:
     table, values; columns and index with row numbers); SQuAD; spaCy 2.
     """
     if isinstance(value, dict):
-        data, names, parts = value.get("data"), value.get("columns"), list(value.values())
+        data = value.get("data")
+        names = value.get("columns")
+        parts = list(value.values())
         if isinstance(data, list) and isinstance(names, list):
             fits = all(isinstance(row, list) and len(row) == len(names) for row in data)
             value = [dict(zip(map(str, names), row)) for row in data] if fits else None
@@ -441,7 +444,8 @@ def _label_studio(task: Mapping[str, Any]) -> dict[str, Any]:
         return {**flat, "predictions": len(task.get("predictions") or ())}
     flat["annotation_id"] = done[0].get("id")
     for result in done[0].get("result", []):
-        kind, value = result["type"], result.get("value")
+        kind = result["type"]
+        value = result.get("value")
         if kind == "labels":
             flat.setdefault("entities", []).extend(
                 {**value, "labels": [name]} for name in value["labels"]
@@ -515,7 +519,8 @@ def with_answers(
     """The record with `answers` as in SQuAD, and whether an answer without a start occurs several
     times in the context: the first place counts; -1 is none. The names are those of
     `answer_fields`."""
-    within, texts = str(record.get(context)), _answer_texts(record.get(answer))
+    within = str(record.get(context))
+    texts = _answer_texts(record.get(answer))
     place = str(record.get(start)).removesuffix(".0").strip("[]") if start else ""
     has_place = re.fullmatch(r"\d{1,9}", place) is not None and len(texts) == 1
     answers = [

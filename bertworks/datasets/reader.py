@@ -50,7 +50,8 @@ _QUOTED_CHARACTERS = 1 << 20  # from which the meaning of quote marks is inferre
 # without a quote mark in these first characters, the first one is searched in another pass
 _HEAD_CHARACTERS = 1 << 16
 # The first rows of a file that stay in memory: at most these, and about as many characters.
-_SAMPLE_ROWS, _SAMPLE_CHARACTERS = 1000, 1 << 22
+_SAMPLE_ROWS = 1000
+_SAMPLE_CHARACTERS = 1 << 22
 
 
 class Row(NamedTuple):
@@ -141,7 +142,8 @@ class RowReader:
             where=self.name,
             hint="name one of its files",
         )
-        self.options, self._counts = options, Issues()
+        self.options = options
+        self._counts = Issues()
         self.header_note = ""
         self._known = known
         self._largest = tables.parse_size(options.max_row_bytes, "--max-row-bytes")
@@ -255,7 +257,8 @@ class RowReader:
     def _plain_rows(self) -> Iterator[Row]:
         first = dict[str, str]()
         for place, values in self._rows():
-            where, plain = f"{self.name}:{place}", values
+            where = f"{self.name}:{place}"
+            plain = values
             if self.kind != "table" and annotations.is_rejected(values):
                 self._counts["rows that the annotator rejected or ignored, left out"].add(where)
                 continue
@@ -292,7 +295,8 @@ class RowReader:
             return current
 
         for name, group in itertools.groupby(self._rows(), sentence):
-            first, written = "", {key: list[Any]() for key in self.columns}
+            first = ""
+            written = {key: list[Any]() for key in self.columns}
             for place, values in self._within(group, f": all its words have one {column!r}"):
                 first = first or f"{self.name}:{place}"
                 for key, cells in written.items():
@@ -328,10 +332,8 @@ class RowReader:
         return state.st_size, state.st_mtime_ns
 
     def _check_unchanged(self) -> None:
-        what, hint = (
-            "the file changed while it was read",
-            "wait until it is complete, then try again",
-        )
+        what = "the file changed while it was read"
+        hint = "wait until it is complete, then try again"
         require(self.path.exists() and self._file_state() == self._state, what, self.name, hint)
 
     def _parquet_rows(self) -> _Rows:
@@ -430,12 +432,11 @@ class RowReader:
         self, parts: Iterable[tuple[int | str, Any]], why: str
     ) -> Iterator[tuple[Any, Any]]:
         """The parts of a row, which has a limit. why: where it would end."""
-        first, size = "", 0
+        first = ""
+        size = 0
         for place, part in parts:
-            first, size = (
-                first or f"{self.name}:{place}",
-                size + len(str(part).strip().encode("utf-8", "replace")),
-            )
+            first = first or f"{self.name}:{place}"
+            size = size + len(str(part).strip().encode("utf-8", "replace"))
             if size > self._largest:
                 raise text_files.too_large(first, self._largest, why)
             yield place, part
@@ -445,7 +446,10 @@ class RowReader:
     def _recognize_table(self, format: str | None, sample: list[str]) -> _Recognized:
         delimiter = tables.delimiter_of(sample, format)
         if by_excel := _SEPARATOR.fullmatch(sample[0]):
-            delimiter, format, sample, self._skipped = by_excel[1], "csv", sample[1:], 1
+            delimiter = by_excel[1]
+            format = "csv"
+            sample = sample[1:]
+            self._skipped = 1
         if format not in ("csv", "tsv"):
             first_line = next(line for line in sample if line.strip())
             delimiter = "\t" if "\t" in first_line else delimiter
@@ -469,10 +473,8 @@ class RowReader:
             named = names_columns(first, rows, self._known)
             self.header_note = f"header: {'yes' if named else 'no'}"
         if named is None:
-            what, hint = (
-                f"does the first row name the columns? {first!r:.120}",
-                "--header if so, else --no-header",
-            )
+            what = f"does the first row name the columns? {first!r:.120}"
+            hint = "--header if so, else --no-header"
             raise UsageError(what, where=f"{self.name}:1", hint=hint)
         hint = "name them differently, or read it without header"
         columns = tables.distinct_names(
@@ -502,7 +504,8 @@ class RowReader:
         )
 
     def _table_rows(self, columns: list[str], delimiter: str, quoted: bool, named: bool) -> _Rows:
-        rows, width = self._split(delimiter, quoted), len(columns)
+        rows = self._split(delimiter, quoted)
+        width = len(columns)
         rows = rows if quoted else tables.rejoin_broken_rows(rows, width, self._counts, self.name)
         rows = (
             itertools.islice(itertools.dropwhile(lambda row: not row[1], rows), 1, None)
@@ -581,7 +584,8 @@ class RowReader:
 
     def _checked(self, value: Any, number: int | str, source: str) -> dict[str, Any]:
         """A JSON object. source: its text."""
-        where, kind = f"{self.name}:{number}", type(value)
+        where = f"{self.name}:{number}"
+        kind = type(value)
         self._check_size(number, source)
         self._row_type = self._row_type or kind
         try:
@@ -625,7 +629,8 @@ class RowReader:
             if self.options.split not in splits:
                 raise SplitsError(splits, self.name)
             value = value[self.options.split]
-        if (rows := annotations.json_rows(value)) is None:
+        rows = annotations.json_rows(value)
+        if rows is None:
             what = f"the file is one JSON value, {value!r:.60}, not a list of rows"
             raise BertworksError(
                 what, where=self.name, hint='write an object like {"text": "..."} on each line'
@@ -696,7 +701,8 @@ def _bad_bytes(path: Path, name: str, where: str, encoding: str | None) -> Bertw
         for line in (line.encode("latin-1") for _, line in reader.lines(exact=True)):
             # with NUL: UTF-16
             is_bad = b"\0" in line or "\N{REPLACEMENT CHARACTER}" in line.decode("utf-8", "replace")
-            bad += [line] * (is_bad and len(bad) < _BAD_LINES)
+            if is_bad and len(bad) < _BAD_LINES:
+                bad.append(line)
             num_utf8 += not (is_bad or line.isascii())
     likely = infer_encoding(b"\n".join(bad)) if encoding is None else None
     what = f"the line has bytes that are not {encoding or 'UTF-8'}"

@@ -108,7 +108,9 @@ def _divided(path: Path) -> Treebank:
     require(len(sentences) >= _FEWEST, what, path, _LAYOUT)
     random.Random(0).shuffle(sentences)
     count = len(sentences) // 10
-    train, dev, test = sentences[2 * count :], sentences[:count], sentences[count : 2 * count]
+    train = sentences[2 * count :]
+    dev = sentences[:count]
+    test = sentences[count : 2 * count]
     note = (
         f"{path.name}: {len(sentences):,} sentences, a random tenth each is dev and test; "
         "sentences of one document "
@@ -160,10 +162,8 @@ def _tree(row: Row) -> TreeSentence:
             "is a cycle, not a tree"
         )
         raise BertworksError(what, where=row.where, hint=_REPAIR)
-    words, is_punctuation = (
-        (cells[_WORD] for cells in lines),
-        (cells[_UPOS] == "PUNCT" for cells in lines),
-    )
+    words = (cells[_WORD] for cells in lines)
+    is_punctuation = (cells[_UPOS] == "PUNCT" for cells in lines)
     return TreeSentence(tuple(words), heads, tuple(is_punctuation), row.where)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory
 from typing import IO, Any, Literal
 
 from bertworks.errors import BertworksError, UsageError, expect
@@ -208,11 +208,15 @@ def write_rows(
             yield row_format.block(batch, count + 1, formulas)
             count += len(batch)
 
-    if row_format.kind == "parquet":
-        with _spooled(blocks()) as stored_blocks:
-            row_format.join(path, stored_blocks)
-    else:
+    if row_format.kind != "parquet":
         row_format.join(path, blocks(), formulas)
+        return count
+    with TemporaryDirectory() as folder:
+        files = []
+        for number, block in enumerate(blocks()):
+            files.append(Path(folder, str(number)))
+            files[-1].write_bytes(block)
+        row_format.join(path, _Blocks(files, Path.read_bytes))
     return count
 
 
@@ -239,7 +243,13 @@ def join_portions(row_format: RowFormat, path: str | Path, files: Sequence[Path]
         BertworksError: a portion is damaged; the file cannot be written.
     """
     formulas = IssueCounter()
-    row_format.join(path, _PortionBlocks(files, formulas), formulas)
+
+    def block_of(file: Path) -> bytes:
+        counts, block = unpack(content_of(file))
+        formulas.add_all(IssueCounter(**json.loads(counts)))
+        return block
+
+    row_format.join(path, _Blocks(files, block_of), formulas)
     return formula_note(formulas, row_format.guard_formulas)
 
 
@@ -251,22 +261,19 @@ def formula_note(formulas: IssueCounter, guard_formulas: bool) -> str | None:
     return f"texts that spreadsheet programs compute as formulas: {formulas}; {effect}"
 
 
-class _PortionBlocks:
-    """The blocks of rows in portions, in order. They can be iterated repeatedly.
+class _Blocks:
+    """Blocks of rows in files, in order. They can be iterated repeatedly.
 
     Args:
-        formulas: counts what the portions have counted.
+        read: the block of a file.
     """
 
-    def __init__(self, files: Sequence[Path], formulas: IssueCounter):
+    def __init__(self, files: Iterable[Path], read: Callable[[Path], bytes]):
         self._files = files
-        self._formulas = formulas
+        self._read = read
 
     def __iter__(self) -> Iterator[bytes]:
-        for file in self._files:
-            counts, block = unpack(content_of(file))
-            self._formulas.add_all(IssueCounter(**json.loads(counts)))
-            yield block
+        return map(self._read, self._files)
 
 
 def write_lines(path: str | Path, lines: Iterable[str]) -> int:
@@ -355,49 +362,17 @@ def _open_output(path: str | Path) -> Iterator[Any]:
         yield stream
 
 
-class _StoredBlocks:
-    """Blocks in a temporary file, in order. They can be iterated repeatedly."""
-
-    def __init__(self, file: IO[bytes], blocks: Iterable[bytes]):
-        self._file = file
-        self._sizes: list[int] = []
-        for block in blocks:
-            file.write(block)
-            self._sizes.append(len(block))
-
-    def __iter__(self) -> Iterator[bytes]:
-        self._file.seek(0)
-        for size in self._sizes:
-            yield self._file.read(size)
-
-
-@contextmanager
-def _spooled(blocks: Iterable[bytes]) -> Iterator[_StoredBlocks]:
-    with TemporaryFile() as file:
-        yield _StoredBlocks(file, blocks)
-
-
 def _arrow_block(
     rows: list[Mapping[str, Any]], columns: Sequence[str], name: str, first: int
 ) -> bytes:
-    """Rows as an Arrow stream, with the narrowest types that hold them."""
+    """Rows as an Arrow stream, with the types of their values."""
     import pyarrow
 
-    schema = _empty_schema(columns)
-    tables: list[Any] = []
-    for start in range(0, len(rows), _BATCH_ROWS):
-        batch = rows[start : start + _BATCH_ROWS]
-        with _explained(name, first + start, len(batch)):
-            table = pyarrow.table(
-                {column: [row.get(column) for row in batch] for column in columns}
-            )
-            schema = pyarrow.unify_schemas([schema, table.schema], promote_options="permissive")
-            tables = [earlier.cast(schema) for earlier in tables]
-            tables.append(table.cast(schema))
+    with _explained(name, first, len(rows)):
+        table = pyarrow.table({column: [row.get(column) for row in rows] for column in columns})
     sink = pyarrow.BufferOutputStream()
-    with pyarrow.ipc.new_stream(sink, schema) as writer:
-        for table in tables:
-            writer.write_table(table)
+    with pyarrow.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
     return bytes(sink.getvalue())
 
 
@@ -406,7 +381,7 @@ def _join_arrow(path: Path, blocks: Iterable[bytes], columns: Sequence[str], nam
     import pyarrow
     from pyarrow import parquet
 
-    schema = _empty_schema(columns)
+    schema = pyarrow.schema([(column, pyarrow.null()) for column in columns])
     first = 1
     for block in blocks:
         with pyarrow.ipc.open_stream(block) as stream:
@@ -424,12 +399,6 @@ def _join_arrow(path: Path, blocks: Iterable[bytes], columns: Sequence[str], nam
                     with _explained(name, first, batch.num_rows):
                         writer.write_table(pyarrow.Table.from_batches([batch]).cast(schema))
                     first += batch.num_rows
-
-
-def _empty_schema(columns: Sequence[str]) -> Any:
-    import pyarrow
-
-    return pyarrow.schema([(column, pyarrow.null()) for column in columns])
 
 
 @contextmanager

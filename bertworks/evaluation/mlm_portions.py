@@ -84,7 +84,8 @@ def mlm_job(
     bulk: Bulk, output: str | Path | None, settings: Sequence[Any], *options: Any
 ) -> FileJob:
     """The job that computes batches. settings: all that they depend on. options: of `mlm_maker`."""
-    model, device = options[0], options[4]
+    model = options[0]
+    device = options[4]
     identity = {
         "command": "evaluate mlm",
         "settings": [*settings, *options],

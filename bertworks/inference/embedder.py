@@ -104,8 +104,10 @@ class Embedder(ModelUser):
             "precision": precision,
         }
         self._set_opening(Embedder, source, options)
-        self.folder, settings = source.within, source.sentence_transformer.settings
-        self.tokenizer, longest = source.tokenizer, source.config.max_position_embeddings
+        self.folder = source.within
+        settings = source.sentence_transformer.settings
+        self.tokenizer = source.tokenizer
+        longest = source.config.max_position_embeddings
         self._network, self.precision = _network(source, precision)
         what = f"max_length is {max_length}: the model reads from 3 to {longest} tokens"
         expect(max_length is None or 3 <= max_length <= longest, what)
@@ -335,7 +337,8 @@ class Embedder(ModelUser):
         """
         template = self.tokenizer.template
         sample = self.tokenizer.encode("a")
-        num_prefix, num_suffix = len(template.prefix), len(template.suffix)
+        num_prefix = len(template.prefix)
+        num_suffix = len(template.suffix)
         inner_type = [*sample.type_ids, 0][num_prefix]
         prefix = self.settings.prompt() if prompt is None else prompt
         prompt_ids: list[int] = []

@@ -18,11 +18,9 @@ class Moments:
     """Count, sum and products of vectors, which come in blocks [N, D]."""
 
     def __init__(self, dimension: int, blocks: Iterable[Vectors]):
-        self.count, self._sum, self._products = (
-            0,
-            np.zeros(dimension),
-            np.zeros((dimension, dimension)),
-        )
+        self.count = 0
+        self._sum = np.zeros(dimension)
+        self._products = np.zeros((dimension, dimension))
         for block in blocks:
             exact = block.astype(np.float64)
             self.count += len(block)

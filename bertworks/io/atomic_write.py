@@ -42,7 +42,8 @@ _DISK_FULL_WORDS = re.compile(
     r"No space left on device|os error 28\b|\d+ requested and \d+ written"
 )
 # the largest vocabularies of BERT models have 250,000 and 500,000 tokens
-_MAX_LISTS, _MAX_NAMES = 300_000, 900_000
+_MAX_LISTS = 300_000
+_MAX_NAMES = 900_000
 # of a name, kept in the name of its temporary sibling; file systems allow 255
 _MAX_NAME_BYTES = 100
 _LOCK_SECONDS = 0.1  # to acquire a lock that a process is about to release
@@ -183,7 +184,8 @@ def parse_json(
 def utf8_path(path: Path) -> Iterator[Path]:
     """Yield a path for libraries that know only names in UTF-8: the same, or a link to it, which
     need not exist."""
-    if str(path) == (name := str(path).encode("utf-8", "replace").decode()):
+    name = str(path).encode("utf-8", "replace").decode()
+    if name == str(path):
         yield path
         return
     with TemporaryDirectory() as folder:
@@ -438,7 +440,8 @@ def sha256(path: str | Path) -> str:
 
 def _shorten(name: str) -> str:
     """The name; of a long one the beginning, and a hash by which two of them differ."""
-    if len(whole := os.fsencode(name)) <= _MAX_NAME_BYTES:
+    whole = os.fsencode(name)
+    if len(whole) <= _MAX_NAME_BYTES:
         return name
     return f"{os.fsdecode(whole[:_MAX_NAME_BYTES])}-{hashlib.sha256(whole).hexdigest()[:16]}"
 
@@ -472,7 +475,8 @@ def fsync(path: Path) -> None:
 def _exchange(first: Path, second: Path) -> bool:
     """Swap two names in one step (renameat2 of Linux); False if the system cannot."""
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
-    here, names = _AT_CURRENT_FOLDER, (os.fsencode(first), os.fsencode(second))
+    here = _AT_CURRENT_FOLDER
+    names = (os.fsencode(first), os.fsencode(second))
     return bool(rename and rename(here, names[0], here, names[1], _RENAME_EXCHANGE) == 0)
 
 

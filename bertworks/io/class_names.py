@@ -128,7 +128,8 @@ def named_column(column: Any, where: str) -> Any:
     Raises:
         BertworksError: a number is that of no class.
     """
-    source, name = getattr(column, "source", None), getattr(column, "column_name", None)
+    source = getattr(column, "source", None)
+    name = getattr(column, "column_name", None)
     names = class_names_of_table(source)
     if not isinstance(name, str) or not names:
         return column

@@ -84,7 +84,9 @@ class CheckedFile:
     """
 
     def __init__(self, path: Path, sums: str, hint: str):
-        self.path, self._sums, self._hint = path, sums, hint
+        self.path = path
+        self._sums = sums
+        self._hint = hint
         if path.is_file():
             with path.open("rb") as file:
                 refuse_lfs_pointer(file.read(len(LFS_POINTER)), path)
@@ -101,13 +103,16 @@ class CheckedFile:
         Raises:
             BertworksError: a block is not as it was written.
         """
-        first, last = start // _BLOCK, -(-end // _BLOCK)
-        while (block := self._unread.find(1, first, last)) >= 0:
+        first = start // _BLOCK
+        last = -(-end // _BLOCK)
+        block = self._unread.find(1, first, last)
+        while block >= 0:
             checksum = zlib.crc32(self.content[block * _BLOCK : (block + 1) * _BLOCK].data)
             expected = self._sums[8 * block : 8 * block + 8]
             what = f"damaged: block {block} of 1 MiB is not as it was written (CRC-32 differs)"
             require(f"{checksum:08x}" == expected, what, self.path, self._hint)
             self._unread[block] = 0
+            block = self._unread.find(1, block, last)
 
 
 class CheckedArray(NDArrayOperatorsMixin):
@@ -119,8 +124,11 @@ class CheckedArray(NDArrayOperatorsMixin):
     """
 
     def __init__(self, file: CheckedFile, array: NDArray[Any], offset: int):
-        self.file, self._array, self._offset = file, array, offset
-        self.dtype, self.shape = array.dtype, array.shape
+        self.file = file
+        self._array = array
+        self._offset = offset
+        self.dtype = array.dtype
+        self.shape = array.shape
         self._row_bytes = array.nbytes // max(1, len(array))
 
     def __len__(self) -> int:

@@ -56,7 +56,8 @@ def cpu_quota() -> float | None:
 def available_cpus() -> int:
     """CPUs that this process may keep busy, at least 1: the number of the affinity, or a smaller
     quota, rounded up. Two threads use a quota of 1.5 CPUs fully, one does not."""
-    allowed, quota = len(allowed_cpus()), cpu_quota()
+    allowed = len(allowed_cpus())
+    quota = cpu_quota()
     return max(1, min(allowed, math.ceil(quota)) if quota else allowed)
 
 
@@ -74,7 +75,8 @@ class CpuMonitor:
     def free_cpus(self) -> float | None:
         """Free CPUs on average since the last call, or since the monitor was made. None: the system
         does not tell."""
-        before, self._last = self._last, self._sample()
+        before = self._last
+        self._last = self._sample()
         seconds, used, idle, ticks = (new - old for old, new in zip(before, self._last))
         if seconds <= 0 or ticks <= 0:
             return None
@@ -99,7 +101,8 @@ class CpuMonitor:
 def group_folders(controller: str) -> list[Path]:
     """Folders of the control groups that this process is in, for version 1 or 2, from its own to
     the root."""
-    root, folders = Path("/sys/fs/cgroup"), []
+    root = Path("/sys/fs/cgroup")
+    folders = []
     for line in read_system_file(Path("/proc/self/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
@@ -128,7 +131,8 @@ def chunk_by_size(
         size += size_of(value)
         if size >= smallest:
             yield chunk
-            chunk, size = [], 0
+            chunk = []
+            size = 0
     if chunk:
         yield chunk
 
@@ -166,8 +170,12 @@ def in_processes(
         return
     # No lock of `threading` or `concurrent.futures` here: an interrupt may leave one locked for
     # ever. A queue may not.
-    tasks, results = SimpleQueue[tuple[int, Any] | None](), SimpleQueue[tuple[int, Any]]()
-    processes, done, sent, received = list[subprocess.Popen[bytes]](), dict[int, Any](), 0, 0
+    tasks = SimpleQueue[tuple[int, Any] | None]()
+    results = SimpleQueue[tuple[int, Any]]()
+    processes = list[subprocess.Popen[bytes]]()
+    done = dict[int, Any]()
+    sent = 0
+    received = 0
     ends = list[bool]()  # not empty when the processes are no longer needed
     queues = tasks, results, ends, (ended, hint, tries)
 

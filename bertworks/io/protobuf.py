@@ -26,7 +26,8 @@ def read_protobuf(data: bytes | memoryview) -> Protobuf:
             read_varint(data, at) if kind in (0, 2) else (_FIXED_SIZES.get(kind, len(data)), at)
         )
         if kind != 0:
-            piece, at = data[at : at + value], at + value
+            piece = data[at : at + value]
+            at = at + value
             check(at <= len(data), "not a protobuf message")
             value = piece if kind == 2 else int.from_bytes(piece, "little")
         fields.setdefault(tag >> 3, []).append(value)

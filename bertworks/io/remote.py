@@ -34,10 +34,12 @@ from bertworks.events import no_notes
 from bertworks.io import atomic_write
 from bertworks.io.atomic_write import SCHEMES, local_path, remove, sha256, url_of
 
-MANIFEST, CLAIM = "upload.json", ".upload"
+MANIFEST = "upload.json"
+CLAIM = ".upload"
 WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before an operation that failed is tried again
 # seconds between two signs of life of a writer; without one for so long, it is dead
-BEAT, SILENT = 5.0, 20.0
+BEAT = 5.0
+SILENT = 20.0
 # files of models, shards and indexes
 _MADE = (".safetensors", ".bin", ".json", ".npy", ".onnx", ".toml")
 _COMPLETE = re.compile(
@@ -47,14 +49,10 @@ _KEYS = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (s3), GOOGLE_APPLICATION_CREDENTIALS "
     "(gs) or HF_TOKEN (hf)"
 )
-_MISSING, _SPELLING = (
-    "there is no such bucket, folder or file",
-    "check the spelling; a bucket must exist before",
-)
-_BUSY, _TAKEN = (
-    "another process writes to this URL",
-    "another process has written to this URL meanwhile",
-)
+_MISSING = "there is no such bucket, folder or file"
+_SPELLING = "check the spelling; a bucket must exist before"
+_BUSY = "another process writes to this URL"
+_TAKEN = "another process has written to this URL meanwhile"
 _ELSEWHERE = "wait for it, stop it, or choose another URL"
 
 
@@ -92,7 +90,8 @@ class Storage:
     """
 
     def __init__(self, url: str):
-        self.url, (self.scheme, _, path) = url.rstrip("/"), url.rstrip("/").partition("://")
+        self.url = url.rstrip("/")
+        (self.scheme, _, path) = url.rstrip("/").partition("://")
         require(
             ".." not in path.split("/"), "a URL with ..", url, "write the whole name, without .."
         )
@@ -124,16 +123,16 @@ class Storage:
             ):
                 raise
             reason = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
-            what, hint = (
-                f"the storage fails, {failed + 1} times: {reason}",
-                "run the same command again later",
-            )
+            what = f"the storage fails, {failed + 1} times: {reason}"
+            hint = "run the same command again later"
             if isinstance(error, PermissionError) or re.search(
                 "Credential|Forbidden|Unauthorized", reason
             ):
-                what, hint = f"the access is refused: {reason}", _KEYS
+                what = f"the access is refused: {reason}"
+                hint = _KEYS
             elif isinstance(error, FileNotFoundError):
-                what, hint = _MISSING, _SPELLING
+                what = _MISSING
+                hint = _SPELLING
             elif failed < len(WAITS) and not isinstance(error, ValueError | TypeError):
                 # those that failed together return at other times
                 time.sleep(WAITS[failed] * random.uniform(0.5, 1))
@@ -188,7 +187,8 @@ class Storage:
             path.parent.mkdir(parents=True, exist_ok=True)
         self.copy(lambda key, path: self.fs.get_file(key, str(path)), paths)
         for name, facts in files.items():
-            size, digest = facts.get("bytes", facts.get("size")), facts.get("sha256")
+            size = facts.get("bytes", facts.get("size"))
+            digest = facts.get("sha256")
             holds = paths[name].stat().st_size == size and digest in (None, sha256(paths[name]))
             hint = "run the same command again; if it stays so, write the folder again"
             require(
@@ -225,7 +225,8 @@ def fetched(url: str) -> Path:
     Raises:
         BertworksError: there is nothing; a folder is not finished or damaged; see `Storage`.
     """
-    store, pattern = Storage(url), ""
+    store = Storage(url)
+    pattern = ""
     is_data = store.scheme != "hf" or url.startswith("hf://datasets/")
     require(
         is_data, "this is no file of a data set", url, "of a model give OWNER/NAME, without hf://"
@@ -233,7 +234,8 @@ def fetched(url: str) -> Path:
     files = store.files()
     if not files and (start := re.search(r"/[^/]*[*?[]", store.url)):
         matches = store.tried(lambda: store.fs.glob(store.key, detail=True))
-        pattern, store = store.url[start.start() + 1 :], Storage(store.url[: start.start()])
+        pattern = store.url[start.start() + 1 :]
+        store = Storage(store.url[: start.start()])
         files = {
             name[len(store.key) + 1 :]: facts
             for name, facts in matches.items()
@@ -281,8 +283,12 @@ class _Upload:
     """
 
     def __init__(self, store: Storage, local: Path, state: Path, note: Callable[[str], None]):
-        self.store, self.local, self.note = store, local, note
-        self.state, self.claim, self.over = state, Storage(store.url + CLAIM), Event()
+        self.store = store
+        self.local = local
+        self.note = note
+        self.state = state
+        self.claim = Storage(store.url + CLAIM)
+        self.over = Event()
         self.writer = os.urandom(16).hex().encode()
         self.lost = False  # whether another process has taken over
         # The progress of the last snapshot. Before `restore`, the URL may hold newer checkpoints:
@@ -319,7 +325,8 @@ class _Upload:
                     lambda: self.claim.fs.pipe_file(self.claim.key, self.writer, mode="create")
                 )
                 return
-            if (now := self._claimed()) == self.writer:  # the answer was lost
+            now = self._claimed()
+            if now == self.writer:  # the answer was lost
                 return
             require(not before or not now or now == before, _BUSY, self.store.url, _ELSEWHERE)
             if now == before:
@@ -385,7 +392,8 @@ class _Upload:
         # deleted by the run meanwhile: the next attempt has newer ones
         with suppress(FileNotFoundError):
             files = self.files()
-            if self.lost or (now := _progress(files)) <= self.saved:
+            now = _progress(files)
+            if self.lost or now <= self.saved:
                 return
             last = {name: path for name, path in files.items() if _COMPLETE.fullmatch(name)}
             old = [name for name in self.store.files() if name not in files]
@@ -423,7 +431,8 @@ class _Upload:
             )
         elif files:
             facts = {n: {"bytes": p.stat().st_size, "sha256": sha256(p)} for n, p in files.items()}
-            if (old := self.store.manifest()) != facts:
+            old = self.store.manifest()
+            if old != facts:
                 self.store.delete([MANIFEST])
                 self.send(
                     {
@@ -472,10 +481,8 @@ def published(
     if os.environ.get("RANK", "0") != "0":
         yield local
         return
-    state, busy = (
-        atomic_write.hidden_sibling(local, CLAIM),
-        "process {process} of this machine writes to this URL",
-    )
+    state = atomic_write.hidden_sibling(local, CLAIM)
+    busy = "process {process} of this machine writes to this URL"
     with (
         atomic_write.folder_lock(state, busy, _ELSEWHERE),
         _Upload(store, local, state, note) as upload,

@@ -39,7 +39,8 @@ SAMPLE_ROWS = 100  # from which the header and the columns are inferred
 _SAMPLE_CHARACTERS = 1 << 22  # of these rows; fewer are taken if they have more
 _TEXT_TYPES = ("string", "large_string")  # of a column of Parquet
 # held in memory at a time: at most; fewer if they are larger
-_PARQUET_ROWS, _PARQUET_BYTES = 256, 1 << 24
+_PARQUET_ROWS = 256
+_PARQUET_BYTES = 1 << 24
 _MIN_TEXT = 20  # characters on average of a column that is inferred to be text
 _QUOTED_CELL = r'"((?:[^"]+|"")*+)"(?=[\t\n]|\Z)'
 _CELL = re.compile(_QUOTED_CELL + r'|[^"\t\n]*+(?=[\t\n]|\Z)')
@@ -98,7 +99,8 @@ def quotes_matter(lines: Sequence[str]) -> bool:
         match = _CELL.match(text, position)
         if match is None:
             return needed and _UNFINISHED_CELL.match(text, position) is not None
-        if (quoted := match[1]) is not None:
+        quoted = match[1]
+        if quoted is not None:
             needed = needed or not quoted or any(mark in quoted for mark in '"\t\n\r')
         position = match.end() + 1
     return needed
@@ -202,7 +204,8 @@ def rejoin_broken_rows(
     before: tuple[int, list[str]] | None = None
     for number, cells in rows:
         if before and len(cells) < width == len(before[1]) + len(cells) - 1:
-            number, cells = before[0], [*before[1][:-1], f"{before[1][-1]}\n{cells[0]}", *cells[1:]]
+            number = before[0]
+            cells = [*before[1][:-1], f"{before[1][-1]}\n{cells[0]}", *cells[1:]]
             counts["rows broken over two lines, joined"].add(f"{name}:{number}")
         elif before:
             yield before
@@ -248,7 +251,8 @@ def batches_of(
     size = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0)
     if size > 2 * limit + BLOCK_SIZE:  # on average, with room for what is not text
         raise too_large(name, limit)
-    most, first = max(1, min(_PARQUET_ROWS, int(_PARQUET_BYTES / max(1, size)))), 1
+    most = max(1, min(_PARQUET_ROWS, int(_PARQUET_BYTES / max(1, size))))
+    first = 1
     for batch in file.iter_batches(batch_size=most, columns=columns):
         texts = (column for column in batch.columns if hasattr(column, "dictionary"))
         sizes = (
@@ -260,7 +264,8 @@ def batches_of(
         )
         if largest > limit:
             raise too_large(f"{name}:{row}", limit)
-        step, first = max(1, _PARQUET_BYTES // max(1, largest)), first + len(batch)
+        step = max(1, _PARQUET_BYTES // max(1, largest))
+        first = first + len(batch)
         yield from (batch.slice(start, step) for start in range(0, len(batch), step))
 
 

@@ -255,7 +255,9 @@ class LineReader:
                 % of the lines so far, or all of them, have bytes that are not text in the encoding.
         """
         text = io.TextIOWrapper(self._bytes, self._encoding, _MARKED, newline="\n")
-        number, rest, bad = 1, "", IssueCounter()
+        number = 1
+        rest = ""
+        bad = IssueCounter()
         while block := rest + text.read(BLOCK_SIZE):
             end = text.readline(longest or largest + 1)
             is_cut = 0 < longest == len(end) and not end.endswith("\n")
@@ -353,7 +355,8 @@ def infer_encoding(data: bytes) -> str | None:
         return ""
 
     def likelihood(encoding: str) -> float:
-        text, frequent = decoded(encoding), _FREQUENT["one_byte"][encoding]
+        text = decoded(encoding)
+        frequent = _FREQUENT["one_byte"][encoding]
         if frequent[0] == "L":
             frequent = (
                 f"(?<=[A-Za-z]){frequent[1:]}|{frequent[1:]}(?=[a-z])|[«»„“”‘’–—…€£§©®°·¿¡ºª]"

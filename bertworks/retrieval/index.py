@@ -118,7 +118,8 @@ class Index(Documents, Reopened):
         device: str = "auto",
     ):
         super().__init__(as_path(folder))
-        self._model, self._device = model, device
+        self._model = model
+        self._device = device
         self.truncation = Truncation()
         self._is_open()
 
@@ -293,10 +294,8 @@ class Index(Documents, Reopened):
 
     def _hit(self, number: int, score: float, vectors: Vectors | None) -> Hit:
         segment, place = self.segment_of(number)
-        cosine, row = (
-            None if vectors is None else float(vectors[0] @ segment.vectors[place]),
-            segment.row(place),
-        )
+        cosine = None if vectors is None else float(vectors[0] @ segment.vectors[place])
+        row = segment.row(place)
         title = str(row["fields"].get(usual_column(row["fields"], TITLE_NAMES)) or "")
         return Hit(
             id=row["id"],
@@ -319,10 +318,8 @@ class Index(Documents, Reopened):
         self.write_graph()
         parts = [segment.vectors[:] for segment in self.segments]
         sample = parts[0][:: max(1, len(parts[0]) // 100)][:100]
-        scores, (_, numbers) = (
-            np.concatenate([sample @ part.T for part in parts], 1),
-            self.nearest(sample, 11),
-        )
+        scores = np.concatenate([sample @ part.T for part in parts], 1)
+        (_, numbers) = self.nearest(sample, 11)
         nearest = (set(top_k(row, 11).tolist()) for row in scores)
         return float(
             np.mean(
@@ -354,7 +351,8 @@ class Index(Documents, Reopened):
     def embedder(self) -> Embedder:
         """The model, which must be the one that made the index."""
         embedder, fingerprint = self._embedder
-        name, expected = self.manifest.model, self.manifest.fingerprint
+        name = self.manifest.model
+        expected = self.manifest.fingerprint
         if differing := [key for key, value in fingerprint.items() if expected.get(key) != value]:
             what = (
                 f"this index was made by another model than {self._model or name}: its "
@@ -378,7 +376,8 @@ class Index(Documents, Reopened):
     @cached_property
     def _embedder(self) -> tuple[Embedder, dict[str, Any]]:
         """The model with the settings of the index, and all that its vectors depend on."""
-        names, fingerprint = ("pooling", "normalize", "max_length"), self.manifest.fingerprint
+        names = ("pooling", "normalize", "max_length")
+        fingerprint = self.manifest.fingerprint
         settings: dict[str, Any] = {name: fingerprint.get(name) for name in names}
         embedder = Embedder(self._model or self.stored_model, device=self._device, **settings)
         return embedder, embedder.fingerprint
@@ -405,7 +404,8 @@ class Index(Documents, Reopened):
             for name, place in places.items()
         ]
         _ = self.language  # report another stemmer before vectors are computed
-        before, prompt = len(self), self.embedder.settings.prompt(*DOCUMENT_PROMPTS)
+        before = len(self)
+        prompt = self.embedder.settings.prompt(*DOCUMENT_PROMPTS)
         if vectors is None:
             vectors = normalized(
                 self.embedder.embed_and_count(texts, prompt=prompt, counts=self.truncation)[0]
@@ -512,7 +512,8 @@ def index_file(
         BertworksError, UsageError: no such model, language or column; a row without id; an index of
             another model.
     """
-    folder, reader = local_path(folder), RowReader(documents, read)
+    folder = local_path(folder)
+    reader = RowReader(documents, read)
     columns, title = _document_columns(reader, text)
     id_column = _id_column(reader, identity, columns)
     settings = {"pooling": pooling, "max_length": max_length, "language": language}
@@ -524,13 +525,15 @@ def index_file(
     )
     hint += f"; bm25 compares the stems of {index.language}" if index.language else ""
     yield reading_note(reader, columns, f"id: {id_column or _NUMBERED}{hint}")
-    if (similarity := index.embedder.settings.similarity) != "cosine":
+    similarity = index.embedder.settings.similarity
+    if similarity != "cosine":
         yield Event(
             "note",
             f"the model's vectors are meant to be compared by {similarity}; an index takes the "
             "cosine",
         )
-    source, empty = reader.fingerprint(columns, id_column), IssueCounter()
+    source = reader.fingerprint(columns, id_column)
+    empty = IssueCounter()
     source = source if id_column is None else NAMED + source
 
     def groups(counter: IssueCounter) -> Iterator[list[tuple[Row, str]]]:
@@ -640,7 +643,8 @@ def _open_or_create(
             time.sleep(1)
             return _open_or_create(folder, model, device, None, **settings)
     for setting, value in settings.items():
-        if value not in (None, stored := index.manifest.fingerprint.get(setting)):
+        stored = index.manifest.fingerprint.get(setting)
+        if value not in (None, stored):
             hint = "leave it out, or make another index"
             raise UsageError(
                 f"the index has {setting} {stored}, not {value}", where=str(folder), hint=hint
@@ -676,7 +680,8 @@ def _document_columns(reader: RowReader, text: Sequence[str]) -> tuple[tuple[str
     """The columns of the text; and that of titles, which is stored as well, "" if there is none or
     it is all the text. Titles are text unless `text` names other columns, or each text begins with
     its title."""
-    columns, title = text_columns(reader, text), usual_column(reader.columns, TITLE_NAMES) or ""
+    columns = text_columns(reader, text)
+    title = usual_column(reader.columns, TITLE_NAMES) or ""
     sample = (
         []
         if text

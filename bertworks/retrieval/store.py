@@ -31,11 +31,14 @@ from bertworks.io.integrity import CheckedArray, CheckedFile, file_sums, json_sh
 from bertworks.io.tables import as_json
 from bertworks.retrieval.ranking import Postings, hash_of, postings, words_state
 
-MANIFEST, GRAPH, FORMAT = "index.json", "neighbours.faiss", 2
+MANIFEST = "index.json"
+GRAPH = "neighbours.faiss"
+FORMAT = 2
 NAMED = "named:"  # prefix of the fingerprint of a source with ids
 _DAMAGED = "make the index again: delete its folder and repeat the `bertworks index` command"
 # links of each vector; minimum number of candidates during a search
-_GRAPH_LINKS, _GRAPH_WIDTH = 32, 128
+_GRAPH_LINKS = 32
+_GRAPH_WIDTH = 128
 
 Sources = Mapping[str, tuple[int, bool]]
 Rows = Sequence[Mapping[str, Any]]
@@ -279,7 +282,8 @@ class Documents:
         try:
             self._open(manifest)
         except BertworksError:
-            if (current := read_manifest(folder)) == manifest:
+            current = read_manifest(folder)
+            if current == manifest:
                 raise
             self._open(current)  # another process has compacted it
 
@@ -438,13 +442,12 @@ class Documents:
             UsageError: there is no graph.
             BertworksError: the graph is damaged or of other documents, or faiss is not installed.
         """
-        covered, hint = (
-            self.manifest.neighbours,
-            f"bertworks index -o {quoted(self.folder)} --approximate",
-        )
+        covered = self.manifest.neighbours
+        hint = f"bertworks index -o {quoted(self.folder)} --approximate"
         expect(covered, "there is no graph for approximate search", where=self.folder, hint=hint)
         if self._graph[0] != covered:
-            faiss, path = _faiss(), self.folder / GRAPH
+            faiss = _faiss()
+            path = self.folder / GRAPH
             verify_files(
                 self.folder, {GRAPH: self.manifest.files[GRAPH][0]}, f"make it again: {hint}"
             )

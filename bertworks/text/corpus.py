@@ -35,7 +35,9 @@ from bertworks.text.segmentation import cut_text, margin_of, paragraphs, separat
 
 LARGEST_DOCUMENT = 1 << 22  # characters; longer documents are divided, to bound memory
 CUT = f"documents longer than {LARGEST_DOCUMENT:,} characters (cut)"
-SKIPPED, EMPTY, MALFORMED = "files skipped", "empty documents", "malformed lines left out"
+SKIPPED = "files skipped"
+EMPTY = "empty documents"
+MALFORMED = "malformed lines left out"
 # of lines without a blank one, at which it is divided
 _LONGEST_BLOCK = LARGEST_DOCUMENT + LARGEST_DOCUMENT // 4
 SUFFIXES = [suffix for suffix, kind in FORMATS.items() if kind != "conll"]
@@ -186,7 +188,8 @@ class FileReader:
                 if size >= longest:
                     self.report.counts[CUT].add(f"{self.name}:{number}")
                 yield document()
-                lines, size = [], 0
+                lines = []
+                size = 0
             if lines or not blank:
                 start = start if lines else number
                 lines.append(line)
@@ -197,7 +200,9 @@ class FileReader:
     def _wiki(self, reader: LineReader) -> Iterator[RawDocument]:
         """WikiExtractor: `<doc id=... title=...>`, the article with its title as first line,
         `</doc>`."""
-        start, lines, inside = 1, list[str](), False
+        start = 1
+        lines = list[str]()
+        inside = False
         for number, line in itertools.chain(
             reader.lines(universal=True), [(0, "<doc ")]
         ):  # the file may end in an article
@@ -206,7 +211,9 @@ class FileReader:
                     yield RawDocument(start, lines, None)
                     if not (inside and line.startswith("</doc>")):
                         self.report.counts[MALFORMED].add(f"{self.name}:{start}")
-                start, lines, inside = number, [], line.startswith("<doc ")
+                start = number
+                lines = []
+                inside = line.startswith("<doc ")
             elif line:
                 lines.append(html.unescape(line))
 
@@ -215,10 +222,8 @@ class FileReader:
             for number, line in reader.lines(universal=reader.has_only_carriage_returns):
                 if not line or line.isspace():
                     continue
-                value, problem = (
-                    None,
-                    'expected a JSON object like {"text": "..."} or a JSON string',
-                )
+                value = None
+                problem = 'expected a JSON object like {"text": "..."} or a JSON string'
                 try:
                     if text_files.is_hollow(line):
                         raise ValueError(text_files.HOLLOW)
@@ -281,7 +286,8 @@ class FileReader:
             if not problem:
                 good += 1
                 values = [value] if isinstance(value, str) else list(map(value.get, read))
-                if (text := _titled(values)) is not None:
+                text = _titled(values)
+                if text is not None:
                     yield _document(line, text)
                     continue
                 problem = f"{read[-1]!r} holds {type(values[-1]).__name__}, not text"
@@ -457,7 +463,8 @@ class CorpusReader:
         Raises:
             BertworksError: a file is gone.
         """
-        digest, size = hashlib.sha256(), 0
+        digest = hashlib.sha256()
+        size = 0
         for path in self.files:
             with explain_os_errors("cannot be read", self._names[path][1]):
                 status = path.stat()

@@ -69,7 +69,8 @@ def source_of(reader: CorpusReader) -> dict[str, Any]:
 def shard_maker(folder: str, source: dict[str, Any], tokenizer: str, part_characters: int) -> Maker:
     """The `maker` of shards, see `FileJob`: the parts of a group. folder: of the portions, with
     the tokenizer."""
-    reader, writer = CorpusReader(**source), PartWriter(Path(folder, "tokenizer"), "")
+    reader = CorpusReader(**source)
+    writer = PartWriter(Path(folder, "tokenizer"), "")
     require(
         writer.tokenizer.sha256 == tokenizer,
         "this is another tokenizer",
@@ -90,7 +91,8 @@ def shard_maker(folder: str, source: dict[str, Any], tokenizer: str, part_charac
 def count_maker(_: str, source: dict[str, Any], config: dict[str, Any]) -> Maker:
     """The `maker` of word counts, see `FileJob`: `AccentCounts` of some millions of characters
     each; the sample."""
-    reader, splitter = CorpusReader(**source), splitter_of(VocabularyConfig(**config))
+    reader = CorpusReader(**source)
+    splitter = splitter_of(VocabularyConfig(**config))
 
     def blocks(group: Group) -> Iterator[bytes]:
         report = CorpusReport()

@@ -172,7 +172,8 @@ class PartWriter:
             part: its number, its documents: in order, with a minimum of characters together.
         """
         number, documents = part
-        path, key = part_path(self._folder, number), self.key(documents)
+        path = part_path(self._folder, number)
+        key = self.key(documents)
         if not is_sealed(path, key):
             arrays = self.encode(documents)
             with sealing(path, key) as temporary, temporary.open("wb") as file:

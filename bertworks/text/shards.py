@@ -98,10 +98,8 @@ class Manifest(Settings):
         what = "not a shards folder: it has no manifest.json"
         hint = f"make them: bertworks prepare TEXT --tokenizer TOKENIZER -o {quoted(path.parent)}"
         if (path.parent / "plan.json").exists():
-            what, hint = (
-                "these shards are not finished",
-                "type the `bertworks prepare` command again: it resumes",
-            )
+            what = "these shards are not finished"
+            hint = "type the `bertworks prepare` command again: it resumes"
         require(path.exists(), what, path.parent, hint)
         try:
             content = json.loads(read_small(path, _MAX_MANIFEST))
@@ -114,7 +112,8 @@ class Manifest(Settings):
                 {f.name: content[f.name] for f in fields(cls) if f.name in content},
                 lambda _: "",
             )
-            names, sums = m.files.keys(), (*m.files.values(), *m.crc32.values())
+            names = m.files.keys()
+            sums = (*m.files.values(), *m.crc32.values())
             check(m.dtype in ("<u2", "<u4"), f"dtype {m.dtype:.40}")
             check(names >= {*DATA_FILES} and m.crc32.keys() in (names, set()), "a file is missing")
             check(all(isinstance(text, str) for text in sums), "a checksum is no text")
@@ -174,7 +173,9 @@ class Shards(TokenStore):
             BertworksError: not a shards folder, not finished, or damaged. Reading the tokens raises
                 it for a damaged block.
         """
-        folder, begin, notes = as_path(folder), time.perf_counter(), list[str]()
+        folder = as_path(folder)
+        begin = time.perf_counter()
+        notes = list[str]()
         manifest = Manifest.load(folder / "manifest.json")
         if verify or not manifest.crc32:
             checked = replace(manifest, crc32=verify_files(folder, manifest.files, _HINT))
@@ -343,7 +344,8 @@ def _mapped(path: Path, manifest: Manifest, count: int) -> CheckedArray:
     dtype, header = (
         (np.dtype(manifest.dtype), 0) if path.suffix == ".bin" else (np.dtype("<i8"), 128)
     )
-    size, expected = path.stat().st_size if path.is_file() else 0, header + count * dtype.itemsize
+    size = path.stat().st_size if path.is_file() else 0
+    expected = header + count * dtype.itemsize
     require(size == expected, f"damaged: {size:,} bytes instead of {expected:,}", path, _HINT)
     file = CheckedFile(path, manifest.crc32[path.name], _HINT)
     return CheckedArray(file, file.content[header:].view(dtype), header)
