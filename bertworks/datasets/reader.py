@@ -21,7 +21,7 @@ from bertworks.datasets.values import has_header, label_text, names_columns
 from bertworks.errors import BertworksError, UsageError, expect, require
 from bertworks.events import Event
 from bertworks.io import tables, text_files
-from bertworks.io.atomic_write import local_path, sha256
+from bertworks.io.atomic_write import sha256
 from bertworks.io.class_names import ClassNames, class_names_of_schema
 from bertworks.io.options import ReadOptions
 from bertworks.io.processes import chunk_by_size
@@ -233,9 +233,9 @@ class RowReader:
         """The size and the sha256 of the file, and how it is read: the same for a copy."""
         return [self._state[0], sha256(self.path), asdict(self.options)]
 
-    def refuse_output(self, output: str | Path) -> None:
+    def refuse_output(self, output: Path) -> None:
         """Raise UsageError if an output is this file."""
-        path = local_path(output).expanduser()
+        path = output.expanduser()
         if str(output) != "-" and path.exists() and path.samefile(self.path):
             raise UsageError("this is the input file", where=str(output), hint="-o ANOTHER-FILE")
 

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any, Literal
 
 from bertworks.errors import BertworksError, UsageError, expect
-from bertworks.io.atomic_write import local_path, replacing
+from bertworks.io.atomic_write import replacing
 from bertworks.io.file_job import content_of, pack, unpack
 from bertworks.io.tables import as_json
 from bertworks.io.text_files import COMPRESSIONS, FORMATS, IssueCounter, format_suffix
@@ -51,6 +51,11 @@ class RowFormat:
     kind: FileKind
     columns: Sequence[str]
     guard_formulas: bool = False
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the bytes of rows depend on."""
+        return {name: value for name, value in asdict(self).items() if name != "name"}
 
     def block(
         self,
@@ -302,7 +307,7 @@ def kind_of(path: str | Path, *, vectors: bool = False) -> FileKind:
     """
     if str(path) == "-":
         return "csv"
-    name = str(local_path(path)).lower()
+    name = str(path).lower()
     kind = FORMATS.get(format_suffix(name))
     if kind is None or kind == "text" or (kind == "parquet" and name.endswith(tuple(COMPRESSIONS))):
         left_out = ("text", "conll") if vectors else ("text",)

@@ -22,6 +22,7 @@ from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.inference.detect import detection_scores, load_with_generator, ranking_figures
 from bertworks.inference.engine import open_model
+from bertworks.io.atomic_write import local_path
 from bertworks.io.file_job import FileJob, content_of
 from bertworks.io.options import Bulk
 from bertworks.models.config import EncoderConfig
@@ -92,7 +93,7 @@ def mlm_job(
         **(open_model(model, device).fingerprint if output else {}),
     }
     return FileJob(
-        output or "-",
+        local_path(output or "-"),
         bulk,
         identity,
         "bertworks.evaluation.mlm_portions:mlm_maker",

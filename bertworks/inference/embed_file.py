@@ -31,6 +31,7 @@ from bertworks.inference.embedder import Embedder
 from bertworks.inference.engine import open_model
 from bertworks.inference.predictor import COMPARED
 from bertworks.inference.whitening import Moments, Vectors, Whitening, normalized
+from bertworks.io.atomic_write import local_path
 from bertworks.io.file_job import FileJob, compute_file, content_of, pack, portions_of, unpack
 from bertworks.io.npy_files import write_npy
 from bertworks.io.options import Bulk, ReadOptions
@@ -173,6 +174,7 @@ def embed_file(
         BertworksError, UsageError: no such model or column, an unreadable row, an unknown kind of
             output.
     """
+    output = local_path(output)
     kind = None if str(output).endswith(".npy") else kind_of(output, vectors=True)
     expect(kind != "conll", "CoNLL files cannot hold vectors", hint="use another format")
     open_embedder = partial(
@@ -228,7 +230,7 @@ def embed_file(
         if whitening != "none":
             blocks = _whitened(embedder, files, whitening, learn_from)
         if row_format is None:
-            write_npy(Path(output), blocks)
+            write_npy(output, blocks)
             return None
         rows = _text_rows(reader, columns, IssueCounter(), row_format)
         return _write_vectors(output, row_format, rows, blocks)
@@ -307,7 +309,7 @@ def vector_maker(
 
 def vector_job(
     bulk: Bulk,
-    output: str | Path,
+    output: Path,
     command: str,
     reader: RowReader,
     columns: Sequence[str],
@@ -336,7 +338,7 @@ def vector_job(
         "columns": columns,
         "precision": embedder.precision,
         "contents": contents,
-        "format": settings,
+        "format": row_format and row_format.identity,
     }
     options: dict[str, Any] = {
         "pooling": embedder.settings.pooling,
@@ -407,7 +409,7 @@ def _compare(
 
 
 def _write_vectors(
-    output: str | Path,
+    output: Path,
     row_format: RowFormat,
     rows: Iterable[TextRow],
     blocks: Iterator[Vectors],

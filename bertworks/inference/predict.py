@@ -24,6 +24,7 @@ from bertworks.datasets.writer import (
 from bertworks.errors import UsageError, expect, names_of, require
 from bertworks.events import Event, no_notes
 from bertworks.inference.predictor import COMPARED, OutputFields, Predictor
+from bertworks.io.atomic_write import local_path
 from bertworks.io.file_job import FileJob, compute_file
 from bertworks.io.options import Bulk, ReadOptions
 from bertworks.io.tables import Data, rows_of_texts
@@ -111,7 +112,7 @@ class PredictionFormat:
 
 def _format(
     reader: RowReader,
-    output: str | Path,
+    output: Path,
     kind: FileKind,
     fields: OutputFields,
     guard_formulas: bool,
@@ -185,6 +186,7 @@ def predict_file(
         BertworksError, UsageError: no such model or column; a row that cannot be predicted, with
             its line.
     """
+    output = local_path(output)
     predictor = Predictor(model, device=device, precision=precision, threshold=threshold)
     description = predictor.description
     kind = kind or kind_of(output)
@@ -210,7 +212,7 @@ def predict_file(
         "model": predictor.fingerprint,
         "schema": asdict(schema),
         "fields": asdict(fields),
-        "format": asdict(output_format),
+        "format": output_format.rows.identity,
     }
     options = str(model), device, precision, threshold, asdict(fields), asdict(output_format)
     gpus = gpus_for(device) if bulk else 0

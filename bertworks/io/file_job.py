@@ -33,7 +33,6 @@ from bertworks.io.atomic_write import (
     folder_lock,
     fsync,
     hidden_sibling,
-    local_path,
     refuse_existing,
     remove,
     remove_leftovers,
@@ -80,7 +79,7 @@ class FileJob:
 
     def __init__(
         self,
-        output: str | Path,
+        output: Path,
         bulk: Bulk,
         identity: Mapping[str, Any],
         maker: str,
@@ -94,7 +93,7 @@ class FileJob:
             "portions are next to the output, which needs a name",
             hint="-o FILE",
         )
-        target = local_path(output).expanduser().absolute()
+        target = output.expanduser().absolute()
         self.folder = (
             target.with_name(f"{target.name}.parts")
             if bulk

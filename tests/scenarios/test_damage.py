@@ -22,7 +22,6 @@ from bertworks.inference.engine import open_model
 from bertworks.io import integrity
 from bertworks.io.atomic_write import sha256
 from bertworks.io.file_job import FileJob, compute_file, content_of
-from bertworks.io.integrity import CheckedArray, CheckedFile, file_sums, is_sealed, sealing
 from bertworks.io.options import Bulk
 from bertworks.retrieval.index import Index
 from bertworks.runs.pretrain import pretrain
@@ -291,17 +290,6 @@ def test_a_portion_under_the_name_of_another_is_computed_again(
     assert notes[0].startswith("2 damaged portions in")
 
 
-def test_a_portion_that_changes_later_is_refused(tmp_path: Path) -> None:
-    with sealing(tmp_path / "a", "a") as temporary:
-        temporary.write_bytes(b"results")
-    assert content_of(tmp_path / "a") == b"results"
-    assert not is_sealed(tmp_path / "a", "b")
-    (tmp_path / "a").rename(tmp_path / "b")
-    with pytest.raises(BertworksError, match="not as it was written") as caught:
-        content_of(tmp_path / "b")
-    assert "again" in str(caught.value.hint)
-
-
 def test_vectors_of_a_damaged_portion(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,50 +313,6 @@ def test_vectors_of_a_damaged_portion(
     np.testing.assert_allclose(
         np.load(tmp_path / "v.npy"), np.load(tmp_path / "whole.npy"), atol=1e-6
     )
-
-
-# --- blocks
-
-
-def test_a_block_is_checked_when_it_is_first_read(tmp_path: Path) -> None:
-    path, numbers = tmp_path / "a.bin", np.arange(1000, dtype=np.uint16)
-    path.write_bytes(b"head" + numbers.tobytes())
-    sums = file_sums(path)[1]
-    content = bytearray(path.read_bytes())
-    content[4 + 2 * 600] ^= 1  # in block 2 of 4
-    path.write_bytes(content)
-    file = CheckedFile(path, sums, "get it again")
-    array = CheckedArray(file, file.content[4:].view(np.uint16), 4)
-    assert array[:500].tolist() == numbers[:500].tolist()
-    assert array[800:].tolist() == numbers[800:].tolist()
-    assert (array.shape, array.dtype, len(array)) == ((1000,), np.uint16, 1000)
-    for read in (
-        lambda: array[500:610],
-        lambda: array[3],
-        lambda: array[::-1],
-        lambda: np.asarray(array),
-        lambda: array == 3,
-        lambda: array.max(),
-        lambda: np.diff(array),
-        lambda: array[[1, 2]],
-    ):
-        with pytest.raises(BertworksError, match="block 2 of 1 MiB") as caught:
-            read()
-        assert str(path) in str(caught.value.where)
-
-
-@pytest.mark.parametrize(
-    "change", [lambda content: content[:512], lambda content: content + b"x" * 600]
-)
-def test_a_file_with_more_or_fewer_blocks_is_refused(
-    change: Callable[[bytes], bytes], tmp_path: Path
-) -> None:
-    path = tmp_path / "a"
-    path.write_bytes(bytes(1000))
-    sums = file_sums(path)[1]
-    path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(BertworksError, match="not what was written"):
-        CheckedFile(path, sums, "get it again")
 
 
 # --- folders of older versions
