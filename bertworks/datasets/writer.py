@@ -3,7 +3,7 @@ cells back.
 
 - `RowFormat`: rows as blocks of bytes, which any process can make, and which are joined to a file
 - `row_portion`, `join_portions`: portions of a file job that hold such blocks
-- `write_rows`, `write_lines`: a whole file
+- `write_rows`: a whole file
 
 The file appears when it is complete. Memory use does not grow with the file.
 """
@@ -279,21 +279,6 @@ class _Blocks:
 
     def __iter__(self) -> Iterator[bytes]:
         return map(self._read, self._files)
-
-
-def write_lines(path: str | Path, lines: Iterable[str]) -> int:
-    """Write lines, compressed as the suffix says, and return their number; "-" is standard output.
-
-    Raises:
-        BertworksError: the file cannot be written. Then no file is left behind.
-    """
-    count = 0
-    with _open_output(path) as stream:
-        for line in lines:
-            stream.write(f"{line}\n".encode("utf-8", "backslashreplace"))
-            count += 1
-        stream.flush()
-    return count
 
 
 def kind_of(path: str | Path, *, vectors: bool = False) -> FileKind:

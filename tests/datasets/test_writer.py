@@ -16,7 +16,6 @@ from bertworks.datasets.writer import (
     format_of,
     join_portions,
     row_portion,
-    write_lines,
     write_rows,
 )
 from bertworks.errors import BertworksError, UsageError
@@ -99,9 +98,9 @@ def test_portions_are_joined_with_what_they_counted(tmp_path: Path) -> None:
     assert "2 (header, column '=x', row 1, column '=x')" in note
 
 
-def test_lines_and_kinds(tmp_path: Path) -> None:
-    assert write_lines(tmp_path / "a.txt.gz", ["one", "two"]) == 2
-    assert [row.values["text"] for row in RowReader(tmp_path / "a.txt.gz")] == ["one", "two"]
+def test_compression_and_kinds(tmp_path: Path) -> None:
+    write_rows(tmp_path / "a.csv.gz", ["text"], [{"text": "one"}, {"text": "two"}])
+    assert [row.values["text"] for row in RowReader(tmp_path / "a.csv.gz")] == ["one", "two"]
     for kind, message in (("conll", "words and tags"), ("parquet", "to a stream")):
         with pytest.raises(UsageError, match=message):
             format_of("-", ["text"], kind=kind)  # type: ignore[arg-type]
