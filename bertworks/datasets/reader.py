@@ -270,7 +270,8 @@ class RowReader:
                     self._counts[
                         "answers that occur several times in the context: the first one counts"
                     ].add(where)
-            if isinstance(number := values.get("annotations"), int) and number > 1:
+            number = values.get("annotations")
+            if isinstance(number, int) and number > 1:
                 self._counts[_SEVERAL].add(where)
             # Label Studio, JSON-MIN or CSV: a row for each annotation
             if "annotator" in values and "id" in values:
@@ -603,12 +604,10 @@ class RowReader:
                 hint='write {"text": "..."}',
             )
         # Only an escape can be half a character.
-        if "\\ud" in source.lower() and (
-            half := _SURROGATE.search(json.dumps(value, ensure_ascii=False))
-        ):
-            raise BertworksError(
-                f"a text holds half a character, {half[0]!r}", where=where, hint="repair the text"
-            )
+        if "\\ud" in source.lower():
+            half = _SURROGATE.search(json.dumps(value, ensure_ascii=False))
+            what = f"a text holds half a character, {half and half[0]!r}"
+            require(half is None, what, where, "repair the text")
         return value
 
     def _whole_json(self) -> Any:

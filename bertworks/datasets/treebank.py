@@ -18,7 +18,10 @@ from bertworks.io.remote import as_path
 _DEV = {"dev", "devel", "development", "valid", "validation", "val"}
 # words in the names of files
 _PARTS = {"train": {"train", "training"}, "dev": _DEV, "test": {"test", "testing"}}
-_CELLS, _WORD, _UPOS, _HEAD = 10, 1, 3, 6  # of a line of CoNLL-U
+_CELLS = 10  # of a line of CoNLL-U
+_WORD = 1
+_UPOS = 3
+_HEAD = 6
 _FEWEST = 10  # sentences of a file that is divided into parts
 _REPAIR = "repair the tree, or remove the sentence"
 _LAYOUT = (

@@ -178,11 +178,11 @@ class FileJob:
         """
         number = -1
         part, num_parts = self.bulk.numbers or (0, 1)
-        existing = {
-            int(match[1]): path
-            for path in self.folder.glob(f"*-{self._fingerprint}-*")
-            if (match := _NAME.fullmatch(path.name)) and int(match[1]) % num_parts == part
-        }
+        existing = {}
+        for path in self.folder.glob(f"*-{self._fingerprint}-*"):
+            match = _NAME.fullmatch(path.name)
+            if match and int(match[1]) % num_parts == part:
+                existing[int(match[1])] = path
         complete = {n: path for n, path in existing.items() if is_sealed(path, path.name)}
         for n in existing.keys() - complete.keys():
             existing[n].unlink(missing_ok=True)

@@ -76,7 +76,8 @@ class ReadOptions:
         """The options of the command line that differ from their defaults."""
         words: list[str] = []
         for field in fields(self):
-            name, value = field.name.replace("_", "-"), getattr(self, field.name)
+            name = field.name.replace("_", "-")
+            value = getattr(self, field.name)
             if value != field.default:
                 words += (
                     [f"--{'' if value else 'no-'}{name}"]

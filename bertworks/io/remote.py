@@ -412,11 +412,11 @@ class _Upload:
         if overwrite or self.local.is_file():
             remove(self.local)
         saved = (0, 0) if overwrite else _progress(files)
-        if not overwrite and (
-            (manifest := self.store.manifest()) or saved > _progress(self.files())
-        ):
-            with atomic_write.replacing_folder(self.local) as temporary:
-                self.store.fill(temporary, manifest or files)
+        if not overwrite:
+            manifest = self.store.manifest()
+            if manifest or saved > _progress(self.files()):
+                with atomic_write.replacing_folder(self.local) as temporary:
+                    self.store.fill(temporary, manifest or files)
         self.saved = saved
 
     def finish(self, overwrite: bool) -> None:

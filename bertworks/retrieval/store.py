@@ -168,13 +168,12 @@ def refuse_documents(folder: Path) -> dict[str, Any]:
         UsageError: the folder holds documents, or other files.
     """
     names = sorted(path.name for path in folder.glob("[!.]*"))
-    if MANIFEST in names and not (manifest := read_manifest(folder)).segments:
-        return {"next_segment": manifest.next_segment, "next_row": manifest.next_row}
-    what = (
-        "there is an index already"
-        if MANIFEST in names
-        else f"the folder is not empty: {''.join(names[:1])}"
-    )
+    what = f"the folder is not empty: {''.join(names[:1])}"
+    if MANIFEST in names:
+        manifest = read_manifest(folder)
+        if not manifest.segments:
+            return {"next_segment": manifest.next_segment, "next_row": manifest.next_row}
+        what = "there is an index already"
     expect(not names, what, where=folder, hint="name another folder")
     return {}
 
