@@ -39,10 +39,11 @@ from bertworks.serve.batching import (
     RequestError,
     grant,
 )
-from bertworks.serve.endpoints import QUERY_COST, Abilities, Steps, call_each, check_tokens
+from bertworks.serve.endpoints import QUERY_COST, Abilities
 from bertworks.serve.invocation import INVOCATIONS, invoked_ability
 from bertworks.serve.metrics import ServerMetrics
 from bertworks.serve.openapi import ENDPOINTS, parse, read, requests_of
+from bertworks.serve.steps import Steps, call_each, check_tokens
 from bertworks.training.device import THREADS, ServerHeapTrimmer
 
 MAX_WORKERS = 4  # batches computed at the same time: one batch is often too small for all threads
