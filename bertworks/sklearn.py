@@ -357,8 +357,7 @@ class _FineTunedEstimator(_TextEstimator):
 
 
 class BertClassifier(ClassifierMixin, _FineTunedEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """A classifier of texts or pairs of texts: a model that `fit` fine-tunes as
-    `bertworks.finetune` does it.
+    """A classifier of texts or pairs of texts, fine-tuned by `fit` as by `bertworks.finetune`.
 
     A sample is a list, an array or a column of texts; or a table or an array with one column of
     texts, or with two for pairs. The targets are one class for each row, of any type that can be
@@ -452,8 +451,7 @@ class BertClassifier(ClassifierMixin, _FineTunedEstimator):  # type: ignore[misc
 
 
 class BertRegressor(RegressorMixin, _FineTunedEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """A regressor of texts or pairs of texts: a model that `fit` fine-tunes as `bertworks.finetune`
-    does it.
+    """A regressor of texts or pairs of texts, fine-tuned by `fit` as by `bertworks.finetune`.
 
     The sample, the arguments and the attributes are those of `BertClassifier`, but for `classes_`.
     The targets are one number for each row.

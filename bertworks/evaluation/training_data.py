@@ -42,8 +42,7 @@ class TrainingCopies(NamedTuple):
 
 
 def training_copies(folder: Path, rows: Sequence[Item], d: TaskConfig) -> TrainingCopies:
-    """Look for copies and near-copies of rows in the data that the model in a folder was trained
-    on.
+    """Look for copies and near-copies of rows in the training data of a model.
 
     Args:
         folder: a model folder; one that is no run folder has no known training data.
@@ -90,8 +89,7 @@ def _request_of(folder: Path) -> dict[str, Any] | None:
 
 
 def _data_request(stored: Mapping[str, Any]) -> FinetuneRequest | None:
-    """Return the request for the data alone, or None if the data is not on this machine as it was
-    then."""
+    """Return the request for the data alone, or None if the data has changed or is not here."""
     paths = [path for path in (stored["data"], stored.get("dev")) if path]
     if any(url_of(path) for path in paths) or not Path(stored["data"]).exists():
         return None

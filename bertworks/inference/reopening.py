@@ -57,8 +57,10 @@ class Reopened:
     if not TYPE_CHECKING:  # mypy would accept any name
 
         def __getattr__(self, name: str) -> Any:
-            """Open the object if it is not open yet: Python looks here for attributes that it
-            lacks."""
+            """Open the object if it is not open yet.
+
+            Python looks here for attributes that it lacks.
+            """
             attributes = vars(self)
             with _OPENING:
                 is_closed = "_closed" in attributes

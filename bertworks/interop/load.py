@@ -106,8 +106,10 @@ class LoadedModel(ModelUser):
 
     @cached_property
     def can(self) -> tuple[Ability, ...]:
-        """The methods that this model supports: "embed", "explain", "fill", "generate", "score",
-        "detect", "predict"."""
+        """The methods that this model supports.
+
+        They are some of "embed", "explain", "fill", "generate", "score", "detect" and "predict".
+        """
         predicts: list[Ability] = ["predict"] if self._source.has_task else []
         if self._source.exported:
             pretrained = architecture_of(["encoder.", "lm_head."], self.config)
@@ -122,8 +124,10 @@ class LoadedModel(ModelUser):
         return ("embed", "explain", *fills, *detects, *predicts)
 
     def embed(self, texts: Iterable[str], *, prompt: str | None = None) -> Vectors:
-        """The vector of each text, float32 [texts, dimension], as the model's own files say how;
-        else the mean of its tokens. `Embedder` has other ways.
+        """Return the vector of each text, float32 [texts, dimension].
+
+        It is made as the model's own files say; else it is the mean of its tokens. `Embedder` has
+        other ways.
 
         Args:
             prompt: what is put before each; None: the model's default.
@@ -137,8 +141,11 @@ class LoadedModel(ModelUser):
         return self._embedder().embed(texts, prompt=prompt)
 
     def encode(self, inputs: str | Iterable[Any], **options: Any) -> Any:
-        """Return vectors for programs that look for this method of sentence-transformers, such as
-        mteb: see `Embedder.encode`, which has the same arguments.
+        """Return vectors for programs that look for this method of sentence-transformers.
+
+        See `Embedder.encode`, which has the same arguments. mteb is such a program.
+
+        See `Embedder.encode`, which has the same arguments.
 
         Raises:
             UsageError: values that are no texts, an unknown prompt, or a value that an argument
@@ -155,8 +162,10 @@ class LoadedModel(ModelUser):
         return self._embedder().similarity(embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Tensor:
-        """Return how similar each vector is to the one with the same number: see
-        `Embedder.similarity_pairwise`."""
+        """Return how similar each vector is to the one with the same number.
+
+        See `Embedder.similarity_pairwise`.
+        """
         self._check("embed")
         return self._embedder().similarity_pairwise(embeddings1, embeddings2)
 
@@ -177,8 +186,9 @@ class LoadedModel(ModelUser):
         return [self._filler()(text, k) for text in texts_of(texts, "fill([text])[0]")]
 
     def generate(self, texts: Iterable[str], **options: Any) -> list[Generation]:
-        """The continuation of each text by a model that reads from left to right: see
-        `bertworks.generate`.
+        """Return the continuation of each text by a model that reads from left to right.
+
+        See `bertworks.generate`.
 
         Args:
             options: `max_tokens`, `temperature`, `top_k`, `top_p`, `seed`, `stop` and `sampling`,
@@ -194,7 +204,9 @@ class LoadedModel(ModelUser):
         return list(self._generator()(texts_of(texts, "generate([text])[0]"), chosen))
 
     def score(self, sentences: Iterable[str], *, within_word: bool = False) -> list[Score]:
-        """The log-likelihood or pseudo-log-likelihood of each sentence: see `bertworks.score`.
+        """Return the log-likelihood or pseudo-log-likelihood of each sentence.
+
+        See `bertworks.score`.
 
         Raises:
             UsageError: one sentence and no list.
@@ -207,8 +219,9 @@ class LoadedModel(ModelUser):
         )
 
     def detect(self, texts: Iterable[str]) -> list[Detection]:
-        """For each token of each text the probability that it was replaced: see
-        `bertworks.inference.detect.detect`.
+        """Return for each token of each text the probability that it was replaced.
+
+        See `bertworks.inference.detect.detect`.
 
         Raises:
             UsageError: one text and no list.

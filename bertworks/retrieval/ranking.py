@@ -324,6 +324,7 @@ class Reranker:
         self._label = d.labels[1] if d.labels else None
 
     def __call__(self, query: str, texts: Sequence[str]) -> Scores:
+        """Return the score of each text for a query."""
         answers = self._predictor.predict(
             [(query, text) for text in texts], probabilities=self._label is not None
         )

@@ -403,7 +403,7 @@ class Tokenizer:
 
     @cached_property
     def starts_word(self) -> NDArray[np.bool_]:
-        """bool [vocab_size]: whether the token begins a word.
+        """Whether each token begins a word: bool [vocab_size].
 
         WordPiece: all tokens without `##`. Byte-level BPE and SentencePiece: those that begin with
         the sign of a space. Special tokens always do.
