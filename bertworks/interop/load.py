@@ -145,8 +145,6 @@ class LoadedModel(ModelUser):
 
         See `Embedder.encode`, which has the same arguments. mteb is such a program.
 
-        See `Embedder.encode`, which has the same arguments.
-
         Raises:
             UsageError: values that are no texts, an unknown prompt, or a value that an argument
                 does not have.
