@@ -1,0 +1,85 @@
+"""The files of an index: segments, deleted rows, and a manifest that names both."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertworks.errors import BertworksError, UsageError
+from bertworks.retrieval.store import (
+    MANIFEST,
+    Documents,
+    Manifest,
+    create_index,
+    read_manifest,
+    refuse_documents,
+)
+
+TEXTS = ["a good film", "sad dogs", "music of the night"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of an index of two segments, with two and one documents."""
+    create_index(tmp_path / "index", Manifest(model="m", fingerprint={}, dimension=2))
+    documents = Documents(tmp_path / "index")
+    rows = [{"id": str(n), "text": text, "fields": {"n": n}} for n, text in enumerate(TEXTS)]
+    vectors = np.eye(3, 2, dtype=np.float32)
+    with documents.changing():
+        for part in (slice(0, 2), slice(2, 3)):
+            documents.commit(documents.with_segment(documents.manifest, rows[part], vectors[part]))
+    return tmp_path / "index"
+
+
+def test_documents_come_back(folder: Path) -> None:
+    documents = Documents(folder)
+    assert len(documents) == 3
+    places = [documents.segment_of(number) for number in range(3)]
+    rows = [segment.row(row) for segment, row in places]
+    assert [row["text"] for row in rows] == TEXTS
+    vectors = np.stack([segment.vectors[row] for segment, row in places])
+    assert vectors.tolist() == np.eye(3, 2).tolist()
+    documents.verify()
+
+
+def test_deleted_rows_are_not_alive(folder: Path) -> None:
+    documents = Documents(folder)
+    with documents.changing():
+        documents.commit(documents.without(["1"]))
+    assert Documents(folder).alive.tolist() == [True, False, True]
+    assert documents.without(["no such id"]) == documents.manifest
+
+
+def test_a_manifest_is_read_as_it_was_written(folder: Path) -> None:
+    manifest = read_manifest(folder)
+    assert list(manifest.segments) == ["segment-000001", "segment-000002"]
+    assert manifest.sha256 == read_manifest(folder).sha256
+    assert replace(manifest, next_row=9).sha256 != manifest.sha256
+    content = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps(content | {"next_row": 7}))
+    with pytest.raises(BertworksError, match="manifest of the index is damaged"):
+        read_manifest(folder)
+
+
+def test_files_that_no_manifest_names_are_deleted(folder: Path) -> None:
+    (folder / "segment-000009.jsonl").write_text("{}")
+    documents = Documents(folder)
+    with documents.changing():
+        pass
+    assert not (folder / "segment-000009.jsonl").exists()
+    assert (folder / "segment-000001.jsonl").exists()
+
+
+def test_an_index_is_made_in_an_empty_folder_or_over_one_without_documents(
+    folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="there is an index already"):
+        refuse_documents(folder)
+    create_index(tmp_path / "b", Manifest(model="m", fingerprint={}, dimension=2, next_row=5))
+    assert refuse_documents(tmp_path / "b") == {"next_segment": 1, "next_row": 5}
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "a.txt").write_text("")
+    with pytest.raises(UsageError, match=r"not empty: a\.txt"):
+        refuse_documents(tmp_path / "c")
