@@ -426,7 +426,7 @@ def predict(
     if as_json and kind is None and output == "-":
         kind = "jsonl"
     from bertworks.io.file_job import refuse_finished  # it imports numpy, which takes long
-    from bertworks.io.text_files import file_or_texts
+    from bertworks.io.paths import file_or_texts
 
     refuse_finished(Path(output), overwrite)
     events = bw.predict_file(

@@ -24,16 +24,10 @@ from bertworks.io import tables, text_files
 from bertworks.io.atomic_write import sha256
 from bertworks.io.class_names import ClassNames, class_names_of_schema
 from bertworks.io.options import ReadOptions
+from bertworks.io.paths import nothing_there, rereadable
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import Data, StoredRows, first_rows, split_rows, stored
-from bertworks.io.text_files import (
-    IssueCounter,
-    Issues,
-    LineReader,
-    infer_encoding,
-    open_lines,
-    rereadable,
-)
+from bertworks.io.text_files import IssueCounter, Issues, LineReader, infer_encoding, open_lines
 
 Names = Collection[str]
 Kind = Literal["table", "json", "parquet", "conll", "squad", "spans"]
@@ -135,7 +129,7 @@ class RowReader:
         self.path, piped = rereadable(self._source, self)
         self.name = name or piped or str(self._source)
         if not self.path.exists():
-            raise text_files.nothing_there(self.path)
+            raise nothing_there(self.path)
         expect(
             not self.path.is_dir(),
             "this is a folder, not a file",

@@ -40,9 +40,9 @@ from bertworks.inference.predictor import Predictor
 from bertworks.inference.whitening import Moments, Whitening, normalized
 from bertworks.io.atomic_write import refuse_unwritable, write_json
 from bertworks.io.options import Bulk, ReadOptions
-from bertworks.io.remote import as_path
+from bertworks.io.paths import as_path, nothing_there
 from bertworks.io.tables import Data
-from bertworks.io.text_files import IssueCounter, nothing_there
+from bertworks.io.text_files import IssueCounter
 from bertworks.metrics import squad
 from bertworks.metrics.intervals import correlations, groups_or_rows, mean_sums, middle, resampled
 from bertworks.models.heads import Pooling
@@ -285,7 +285,7 @@ def evaluate_mlm(
     job = mlm_job(bulk, output, settings, str(model), kinds, detects, precision, device)
     result = mlm_figures(network, batches, bits, precision, job, on_note)
     if output and result:
-        write_json(as_path(output).expanduser(), result)
+        write_json(Path(output).expanduser(), result)
     return result
 
 

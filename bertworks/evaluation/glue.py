@@ -22,7 +22,7 @@ from bertworks.inference.predict import rows_with_items
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import local_path, write_json, write_text
 from bertworks.io.options import ReadOptions
-from bertworks.io.remote import as_path
+from bertworks.io.paths import as_path
 from bertworks.io.text_files import IssueCounter
 from bertworks.metrics.intervals import Interval, resampled
 from bertworks.runs.data_splits import LabelledData

@@ -30,7 +30,7 @@ from bertworks.inference.engine import LazyModel, compute_each
 from bertworks.inference.whitening import Vectors, normalized
 from bertworks.io.file_job import ROWS_AT_ONCE
 from bertworks.io.options import ReadOptions
-from bertworks.io.remote import as_path
+from bertworks.io.paths import as_path
 from bertworks.io.tables import as_text
 from bertworks.io.text_files import IssueCounter, open_lines
 from bertworks.metrics.intervals import wilson_interval

@@ -1,7 +1,7 @@
 """Files and folders under s3://, gs://, hf:// and memory://, as local copies. The rest of the
-package knows only paths.
+package knows only paths (`io.paths`).
 
-- `as_path`: what a URL names, a file, a folder or a glob, is copied to a cache, once per version
+- `fetched`: what a URL names, a file, a folder or a glob, is copied to a cache, once per version
   and machine
 - `published`: an output is written to a local working copy, then uploaded; checkpoints are uploaded
   while a run trains
@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from operator import itemgetter
-from os import PathLike
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -32,7 +31,7 @@ from filelock import FileLock
 from bertworks.errors import BertworksError, optional_import, require
 from bertworks.events import no_notes
 from bertworks.io import atomic_write
-from bertworks.io.atomic_write import SCHEMES, local_path, remove, sha256, url_of
+from bertworks.io.atomic_write import SCHEMES, remove, sha256
 
 MANIFEST = "upload.json"
 CLAIM = ".upload"
@@ -69,16 +68,6 @@ def shown(text: str) -> str:
         r"\1://",
         text,
     )
-
-
-def as_path(path: str | PathLike[str], what: str = "path") -> Path:
-    """The path of an input; that of a local copy of a URL. what: its name in the message.
-
-    Raises:
-        UsageError: it is something else, such as a list of paths.
-        BertworksError: the URL cannot be read.
-    """
-    return fetched(url) if (url := url_of(path)) else local_path(path, what)
 
 
 class Storage:

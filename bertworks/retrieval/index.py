@@ -37,7 +37,7 @@ from bertworks.inference.whitening import Vectors, normalized
 from bertworks.io.atomic_write import local_path, url_of
 from bertworks.io.file_job import FileJob, content_of, portions_of
 from bertworks.io.options import Bulk, ReadOptions
-from bertworks.io.remote import as_path
+from bertworks.io.paths import as_path
 from bertworks.io.tables import (
     SAMPLE_ROWS,
     TITLE_NAMES,

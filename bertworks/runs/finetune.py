@@ -36,7 +36,7 @@ from bertworks.io.atomic_write import (
     write_text,
 )
 from bertworks.io.options import ReadOptions
-from bertworks.io.remote import as_path
+from bertworks.io.paths import as_path
 from bertworks.io.tables import Data, StoredInput, StoredRows, stored
 from bertworks.metrics import intervals
 from bertworks.runs.baselines import (

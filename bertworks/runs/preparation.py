@@ -15,7 +15,7 @@ from bertworks.errors import UsageError
 from bertworks.inference.causal_lm import mark_texts
 from bertworks.io.atomic_write import sha256
 from bertworks.io.options import ReadOptions
-from bertworks.io.remote import as_path
+from bertworks.io.paths import as_path
 from bertworks.io.tables import StoredRows
 from bertworks.runs.data_splits import LabelledData, Method, Validation, find_files, read_data
 from bertworks.tasks.settings import TaskType

@@ -16,7 +16,7 @@ from bertworks.events import Event, printable
 from bertworks.io.atomic_write import refuse_file, refuse_nested, replacing_folder
 from bertworks.io.file_job import FileJob
 from bertworks.io.options import Bulk
-from bertworks.io.remote import as_path
+from bertworks.io.paths import as_path
 from bertworks.io.tables import Data, sources_of
 from bertworks.text.corpus import CorpusReader, Documents
 from bertworks.text.corpus_report import CorpusStatistics, corpus_report

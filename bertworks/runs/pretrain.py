@@ -28,7 +28,6 @@ from bertworks.config import add_overrides, dump_recipe, override, parse_overrid
 from bertworks.errors import BertworksError, UsageError, expect, quoted, require
 from bertworks.events import Event, duration, forward_events, no_notes
 from bertworks.io.atomic_write import local_path, refuse_nested, write_text
-from bertworks.io.remote import as_path
 from bertworks.io.tables import Data
 from bertworks.models.config import EncoderConfig
 from bertworks.runs.prepare import extend_tokenizer, make_shards, make_vocabulary
@@ -355,7 +354,7 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
             hint="name the text, or leave --extend-vocabulary out",
         )
     else:
-        shards = Shards.open(as_path(request.inputs[0]))
+        shards = Shards.open(request.inputs[0])
         tokens, own = shards.manifest.tokens, shards.tokenizer()
         if tokenizer and tokenizer.sha256 != own.sha256:
             hint = (

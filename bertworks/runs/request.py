@@ -12,7 +12,7 @@ from bertworks.checkpoints.model_folder import ModelFolder, weights_sha256
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.errors import UsageError, expect, names_of
 from bertworks.io.atomic_write import sha256
-from bertworks.io.remote import as_path
+from bertworks.io.paths import as_path
 from bertworks.io.tables import Data, StoredRows, sources_of
 from bertworks.runs.prepare import read_text
 from bertworks.runs.pretrain_job import PretrainJob, Text
@@ -51,7 +51,7 @@ class Request:
     @property
     def is_shards(self) -> bool:
         """Whether the input is a folder of shards, complete or not."""
-        return len(self.inputs) == 1 and holds_shards(as_path(self.inputs[0]))
+        return len(self.inputs) == 1 and holds_shards(self.inputs[0])
 
     def shards_folder(self, output: Path, languages: Sequence[str] = ()) -> Path:
         """The folder of the token ids, existing or not; with languages, of a part of the text."""

@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 from bertworks.errors import expect, explain_os_errors, quoted, require
 from bertworks.io import tables, text_files
 from bertworks.io.atomic_write import sha256
+from bertworks.io.paths import nothing_there, rereadable
 from bertworks.io.tables import Data, StoredRows, sources_of
 from bertworks.io.text_files import (
     FORMATS,
@@ -27,7 +28,6 @@ from bertworks.io.text_files import (
     Issues,
     LineReader,
     format_suffix,
-    nothing_there,
     open_lines,
 )
 from bertworks.text.codes import are_codes
@@ -414,7 +414,7 @@ class CorpusReader:
         self._names: dict[Path, tuple[str, str]] = {}
         self.inputs = sources_of(inputs)  # rows in memory are a file as long as this object exists
         for item in self.inputs:
-            path, pipe_name = text_files.rereadable(item, self)
+            path, pipe_name = rereadable(item, self)
             pipe_name = str(item) if isinstance(item, StoredRows) else pipe_name
             paths = [(path, "")] if pipe_name else self._find(path)
             files = [

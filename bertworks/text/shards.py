@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import accumulate
+from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,8 +38,8 @@ from bertworks.io.atomic_write import (
     write_json,
 )
 from bertworks.io.integrity import CheckedArray, CheckedFile, file_sums, json_sha256, verify_files
+from bertworks.io.paths import as_path
 from bertworks.io.processes import in_processes
-from bertworks.io.remote import as_path
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.file_groups import parts_of
 from bertworks.text.shard_writer import DATA_FILES, join_parts, part_path, token_dtype
@@ -161,7 +162,9 @@ class Shards(TokenStore):
     notes: tuple[str, ...] = ()  # for the user
 
     @classmethod
-    def open(cls, folder: str | Path, *, verify: bool = False, written_now: bool = False) -> Self:
+    def open(
+        cls, folder: str | PathLike[str], *, verify: bool = False, written_now: bool = False
+    ) -> Self:
         """Map the files of a finished folder and check their sizes, and the CRC-32 of all sentences
         and documents. That of a block of tokens is checked when it is first read. A folder of an
         older version gets them here, which reads all files once.
@@ -222,7 +225,7 @@ class Shards(TokenStore):
         return tokenizer
 
 
-def holds_shards(folder: str | Path) -> bool:
+def holds_shards(folder: str | PathLike[str]) -> bool:
     """Whether `write_shards` finished or began this folder, by the content of its files."""
     folder = as_path(folder)
     return all((folder / name).is_file() for name in DATA_FILES) or any(

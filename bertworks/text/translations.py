@@ -16,7 +16,7 @@ from statistics import median
 
 from bertworks.errors import BertworksError, expect, require
 from bertworks.events import printable
-from bertworks.io.remote import as_path
+from bertworks.io.paths import as_path
 from bertworks.io.text_files import IssueCounter, Issues, LineReader, open_lines
 
 _ALIGNED = "give a sentence and its translation in each line, without lines that have no text"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError
 from bertworks.io import text_files
 from bertworks.io.text_files import IssueCounter, Repairs, open_lines
 
@@ -103,12 +103,6 @@ def test_likely_encodings(data: bytes, encoding: str | None) -> None:
     assert text_files.infer_encoding(data * 5) == encoding
 
 
-def test_suffixes_and_words_of_a_command(tmp_path: Path) -> None:
+def test_suffixes_of_formats() -> None:
     assert text_files.format_suffix("a.JSONL.gz") == ".jsonl"
-    path = tmp_path / "a.csv"
-    path.write_text("text\n")
-    assert text_files.file_or_texts([str(path)], []) == str(path)
-    assert text_files.file_or_texts(["a text"], ["and.csv"]) == ["a text", "and.csv"]
-    with pytest.raises(UsageError, match="no such file") as caught:
-        text_files.file_or_texts([str(tmp_path / "b.csv")], [])
-    assert "did you mean" in str(caught.value.hint)
+    assert text_files.format_suffix("a") == ""
