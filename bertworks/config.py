@@ -73,7 +73,8 @@ class Settings:
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(type(self), include_extras=True).items():
             for limit in getattr(hint, "__metadata__", ()):
-                if not limit.holds(value := getattr(self, name)):
+                value = getattr(self, name)
+                if not limit.holds(value):
                     raise ValueError(f"{name} is {value!r}: expected {limit.expected}")
         for holds, message in self.rules():
             check(holds, message)
@@ -95,7 +96,8 @@ def read_recipe_text(name: str, what: str, known: Mapping[str, str]) -> str:
         UsageError: no such file or name; a file that is no text.
     """
     if name.endswith(".toml"):
-        if not (path := as_path(name)).is_file():
+        path = as_path(name)
+        if not path.is_file():
             raise UsageError(
                 f"there is no recipe file {name}", hint=f"name one of {', '.join(known)}, or a file"
             )
@@ -194,14 +196,16 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def add_overrides(overrides: Sequence[str], given: Mapping[str, object]) -> tuple[str, ...]:
-    """The `table.field=value` words, and one more for each value that is given. given: values by
-    the path of a field; None: it is not given.
+def add_overrides(overrides: Sequence[str], settings: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the `table.field=value` words, and one more for each setting.
+
+    Args:
+        settings: values by the path of a field; None: not set.
 
     Raises:
-        UsageError: a word sets a field that is given, too.
+        UsageError: a word sets a field of `settings`, too.
     """
-    words = tuple(f"{path}={value}" for path, value in given.items() if value is not None)
+    words = tuple(f"{path}={value}" for path, value in settings.items() if value is not None)
     if twice := parse_overrides(overrides).keys() & parse_overrides(words).keys():
         raise UsageError(
             f"{min(twice)} is set twice: in overrides, and on its own", hint="leave one of them out"
@@ -220,7 +224,8 @@ def field_paths(kind: Any, prefix: str = "") -> Iterator[str]:
     first item."""
     hints = get_type_hints(kind)
     for field in fields(kind):
-        path, hint = f"{prefix}{field.name}", hints[field.name]
+        path = f"{prefix}{field.name}"
+        hint = hints[field.name]
         yield path
         if table := next((part for part in (hint, *get_args(hint)) if is_dataclass(part)), None):
             yield from field_paths(table, f"{path}.0." if get_origin(hint) is tuple else f"{path}.")
@@ -278,7 +283,8 @@ def _line_of_field(text: str, name: str, at: str) -> str:
     """`name:line` of the field `at` (as in train.phases[1].num_steps), or `name` alone if it is not
     in the text: the first line with which the text above it has that field."""
     keys = [int(key) if key.isdigit() else key for key in re.findall(r"[^.\[\]]+", at)]
-    lines, begin = text.split("\n")[:_SEARCHED_LINES], 1
+    lines = text.split("\n")[:_SEARCHED_LINES]
+    begin = 1
     for end in range(1, len(lines) + 1) if at else ():
         with suppress(tomllib.TOMLDecodeError):  # within a value of several lines
             table: Any = tomllib.loads("\n".join(lines[:end]))
@@ -294,7 +300,8 @@ def build(
 ) -> T:
     """`value` as a `kind`, or a UsageError that names its path `at`; `where` gives the file and
     line of a path. whole: the kind that it is a part of."""
-    origin, choices = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    choices = get_args(kind)
     if is_dataclass(kind):
         return cast(T, _build_dataclass(kind, value, where, at, whole or kind))
     if origin is Literal:
@@ -314,8 +321,8 @@ def build(
     if origin is dict and isinstance(value, dict):  # arguments of a function, which checks them
         return cast(T, value)
     if origin in (tuple, dict) or type(value) is not kind:
-        others = {"tuple": "a list", "dict": "a table"}
-        name = others.get(getattr(origin, "__name__", ""), getattr(kind, "__name__", str(kind)))
+        names = {"tuple": "a list", "dict": "a table"}
+        name = names.get(getattr(origin, "__name__", ""), getattr(kind, "__name__", str(kind)))
         raise UsageError(f"{at}: expected {name}, got {value!r:.60}", where=where(at))
     return value
 
@@ -325,9 +332,11 @@ def _build_dataclass(
 ) -> Any:
     if not isinstance(value, dict):
         raise UsageError(f"{at or 'recipe'}: expected a table, got {value!r:.60}", where=where(at))
-    hints, prefix = get_type_hints(kind), at and at + "."
+    hints = get_type_hints(kind)
+    prefix = at and at + "."
     for name in value.keys() - {f.name for f in fields(kind)}:
-        path, inner = name, value[name]
+        path = name
+        inner = value[name]
         while isinstance(inner, dict) and len(inner) == 1:  # as in optimiser.learning_rate
             (key, inner), *_ = inner.items()
             path = f"{path}.{key}"[:LONGEST]

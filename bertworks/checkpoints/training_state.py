@@ -30,7 +30,8 @@ from bertworks.io.atomic_write import remove_leftovers, replacing_folder, sha256
 from bertworks.io.integrity import json_sha256
 
 FORMAT = 1
-_TENSORS, _MANIFEST = "state.safetensors", "checkpoint.json"
+_TENSORS = "state.safetensors"
+_MANIFEST = "checkpoint.json"
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -111,8 +112,8 @@ def latest_checkpoint(folder: str | Path) -> tuple[Checkpoint | None, dict[Path,
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
     """Steps and paths of all checkpoints, oldest first."""
-    found = [(_NAME.fullmatch(path.name), path) for path in folder.glob("step-*")]
-    return sorted((int(match[1]), path) for match, path in found if match)
+    matches = [(_NAME.fullmatch(path.name), path) for path in folder.glob("step-*")]
+    return sorted((int(match[1]), path) for match, path in matches if match)
 
 
 def _read(path: Path, step: int) -> Checkpoint:
@@ -127,7 +128,8 @@ def _read(path: Path, step: int) -> Checkpoint:
         )
         require(manifest["format"] <= FORMAT, what, path, "use a newer version of bertworks")
         check(manifest["step"] == step, f"it is that of step {manifest['step']}")
-        expected, size = manifest["files"][_TENSORS], (path / _TENSORS).stat().st_size
+        expected = manifest["files"][_TENSORS]
+        size = (path / _TENSORS).stat().st_size
         check(
             size == expected["bytes"],
             f"{_TENSORS} has {size:,} bytes instead of {expected['bytes']:,}",

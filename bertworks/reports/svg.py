@@ -9,7 +9,13 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 230, 56, 14, 8, 40  # of a chart, in CSS pixels
+# Of a chart, in CSS pixels.
+WIDTH = 460
+HEIGHT = 230
+LEFT = 56
+RIGHT = 14
+TOP = 8
+BOTTOM = 40
 MAX_POINTS = 150  # of a line; more are averaged in groups, with their extremes as a band
 PAGE = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
 STYLE = "\n" + Path(__file__).with_name("style.css").read_text(encoding="utf-8")
@@ -174,10 +180,12 @@ def intervals(
     """A dot and a horizontal interval for each (name, value, interval), under its name. marked: the
     name of one."""
     marks = ticks(min(low for _, _, (low, _) in bars), max(high for _, _, (_, high) in bars), 5)
-    axes, height = _Axes(marks[0], marks[-1], 0, 1), TOP + BOTTOM + 38 * len(bars)
+    axes = _Axes(marks[0], marks[-1], 0, 1)
+    height = TOP + BOTTOM + 38 * len(bars)
     parts = []
     for x in marks:
-        across, anchor = f"{axes.place(x, 0)[0]:.1f}", "end" if x == marks[-1] else "middle"
+        across = f"{axes.place(x, 0)[0]:.1f}"
+        anchor = "end" if x == marks[-1] else "middle"
         parts.append(
             f'<line class="grid" x1="{across}" x2="{across}" y1="{TOP}" y2="{height - BOTTOM}"/>'
         )
@@ -186,7 +194,8 @@ def intervals(
         )
     for number, (name, value, ends) in enumerate(bars):
         (low, _), (middle, _), (high, _) = (axes.place(x, 0) for x in (ends[0], value, ends[1]))
-        y, style = TOP + 38 * number + 28, "held" if name == marked else "train"
+        y = TOP + 38 * number + 28
+        style = "held" if name == marked else "train"
         parts.append(
             f'<text x="{LEFT}" y="{y - 12}">{escape(name)}: {show(value)}</text><g class="{style}">'
         )
@@ -316,12 +325,14 @@ def ticks(low: float, high: float, count: int) -> list[float]:
     """About `count` round numbers at equal distances that enclose both ends."""
     if high - low < 1e-300:
         around = abs(low) / 2 if abs(low) > 1e-300 else 1.0
-        low, high = low - around, high + around
+        low = low - around
+        high = high + around
     power = 10.0 ** math.floor(math.log10((high - low) / count))
     step = next(
         power * factor for factor in (1, 2, 2.5, 5, 10) if (high - low) / (power * factor) <= count
     )
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
     return [number * step for number in range(first, last + 1)]
 
 

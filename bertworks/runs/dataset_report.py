@@ -40,15 +40,19 @@ from bertworks.text.tokenizer_pipeline import LETTER_FRACTION, is_letter_mark
 from bertworks.training.recipe import default_max_length, load_finetune_recipe
 
 WARNINGS = packaged_table(__file__, "data_warnings.toml")
-BARS, BLOCKS = 32, "▁▂▃▄▅▆▇█"
+BARS = 32
+BLOCKS = "▁▂▃▄▅▆▇█"
 NUM_EXAMPLES = 2  # words that are named
 SHOWN_LABELS = 8
 COUNTED = 1 << 20  # tokens or characters that are counted together
 SAMPLE = 500  # texts that are searched for unknown words
 SAMPLED = 1 << 16  # characters of a text that are searched for other problems
 RARE = 10  # examples of a label; with fewer, little can be learned
-FEW_DEV, FEW_TRAIN = 200, 100
-MANY_COPIES, MANY_LONG = 0.01, 0.05  # fractions of the rows
+FEW_DEV = 200
+FEW_TRAIN = 100
+# Fractions of the rows.
+MANY_COPIES = 0.01
+MANY_LONG = 0.05
 UNBALANCED = 5  # ratio of the most to the least frequent label
 MANY_PIECES = 2.0  # tokens per word, as in `text.corpus_report`
 
@@ -228,7 +232,9 @@ def make_dataset_report(
         train, dev: what the network reads of the items of `data`, in their order.
         max_length: tokens of a sequence.
     """
-    task, labels, bare = data.schema.task, data.schema.labels, data.schema.bare_types
+    task = data.schema.task
+    labels = data.schema.labels
+    bare = data.schema.bare_types
     near_copies, near_leaked = _near_copies(data, tokenizer.lowercase)
     both = list(train) if data.is_validated else [*train, *dev]
     in_train, in_dev = (count_labels(part, task, labels, bare) for part in (data.train, data.dev))
@@ -285,7 +291,8 @@ def check_file(
             their lines.
     """
     folder = ModelFolder(resolve_model(model))
-    tokenizer, max_positions = folder.tokenizer, folder.config.max_position_embeddings
+    tokenizer = folder.tokenizer
+    max_positions = folder.config.max_position_embeddings
     meaning: dict[str, Any] = {
         "task": task,
         "text": text,
@@ -299,7 +306,8 @@ def check_file(
         labelled, replace(recipe, max_length=default_max_length(recipe, max_positions))
     )
     featurize = make_featurizer(description, tokenizer)
-    train, held_out = list(featurize(labelled.train)), list(featurize(labelled.dev))
+    train = list(featurize(labelled.train))
+    held_out = list(featurize(labelled.dev))
     report = make_dataset_report(labelled, train, held_out, tokenizer, description.max_length)
     return replace(report, examples=[note.text for note in featurize.examples(train)])
 
@@ -339,7 +347,8 @@ def _lengths(
     too_long = sum(
         (len(item.unit) > 1) if windows else (item.num_truncated > 0) for item in features
     )
-    median, longest = int(np.median(lengths)), int(lengths.max())
+    median = int(np.median(lengths))
+    longest = int(lengths.max())
     return Lengths(width, bins.tolist(), median, longest, max_length, too_long, windows)
 
 
@@ -359,7 +368,7 @@ def _same_texts(data: LabelledData, lowercase: bool) -> dict[str, Any]:
     another label."""
     task = data.schema.task
     earlier: dict[bytes, Item] = {}
-    found = {kind: IssueCounter() for kind in ("copies", "leaked", "conflicts")}
+    issues = {kind: IssueCounter() for kind in ("copies", "leaked", "conflicts")}
     dev = [] if data.is_validated else data.dev
     for part, kind in ((data.train, "copies"), (dev, "leaked")):
         for item in part:
@@ -367,20 +376,20 @@ def _same_texts(data: LabelledData, lowercase: bool) -> dict[str, Any]:
             same = earlier.setdefault(key, item) if kind == "copies" else earlier.get(key, item)
             if same is item:
                 continue
-            found[kind].add(f"{_row_name(item)} = {_row_name(same)}")
+            issues[kind].add(f"{_row_name(item)} = {_row_name(same)}")
             # A question may have several right answers. The order of several labels means nothing.
             labels = [
                 frozenset(x.label) if task in ("multilabel", "spans") else x.label
                 for x in (item, same)
             ]
             if task != "qa" and labels[0] != labels[1]:
-                shown = (
+                both_labels = (
                     f": {item.label!r} and {same.label!r}"
                     if task in ("classification", "regression")
                     else ""
                 )
-                found["conflicts"].add(f"{_row_name(item)} and {_row_name(same)}{shown}")
-    return found
+                issues["conflicts"].add(f"{_row_name(item)} and {_row_name(same)}{both_labels}")
+    return issues
 
 
 def _near_copies(data: LabelledData, lowercase: bool) -> tuple[IssueCounter, IssueCounter]:
@@ -422,9 +431,10 @@ def _vocabulary(features: Sequence[Features], tokenizer: Tokenizer) -> dict[str,
     rows = (
         item.item for item in features if any(unk in example.input_ids for example in item.unit)
     )
-    texts, words = chain.from_iterable(item.texts for item in islice(rows, SAMPLE)), Counter[str]()
-    for some in chunk_by_size(texts, COUNTED, lambda text: 64 + len(text)):
-        words.update(tokenizer.unknown(some))
+    texts = chain.from_iterable(item.texts for item in islice(rows, SAMPLE))
+    words = Counter[str]()
+    for sample in chunk_by_size(texts, COUNTED, lambda text: 64 + len(text)):
+        words.update(tokenizer.unknown(sample))
     return {
         "unknown": int(counts[unk]) / max(1, total),
         "unknown_words": [word for word, _ in words.most_common(NUM_EXAMPLES)],

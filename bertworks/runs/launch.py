@@ -49,7 +49,8 @@ _ONCE = {  # options for which a group of processes has no use, and what to type
 def _final(codes: Iterable[int]) -> int | None:
     """The exit status of processes that must not start again, or None. One that ends by SIGTERM is
     not to blame where another one was lost."""
-    codes, ended = list(codes), (128 + signal.SIGTERM, 128 + signal.SIGINT)
+    codes = list(codes)
+    ended = (128 + signal.SIGTERM, 128 + signal.SIGINT)
     wrong = [
         code for code in codes if code > 0 and code not in (*ended, LostProcessError.exit_code)
     ]
@@ -58,13 +59,14 @@ def _final(codes: Iterable[int]) -> int | None:
 
 def without(words: Sequence[str], options: Sequence[str] = _OPTIONS) -> list[str]:
     """The words of a command without these options and their values."""
-    kept, skips = list[str](), False
+    remaining = list[str]()
+    skips = False
     for word in words:
         name, _, value = word.partition("=")
         if not skips and name not in options:
-            kept.append(word)
+            remaining.append(word)
         skips = not skips and name in options and not value
-    return kept
+    return remaining
 
 
 def _limits(nodes: str, rendezvous: str | None) -> tuple[int, int]:
@@ -103,10 +105,11 @@ def _wait_for(rendezvous: str, say: Callable[[str], None]) -> None:
         raise BertworksError(
             what, hint="--rendezvous with a name that each machine knows, or an IP address"
         ) from error
-    with suppress(OSError), socket.socket(families[0][0], socket.SOCK_STREAM) as own:
-        own.bind((host, 0))
+    with suppress(OSError), socket.socket(families[0][0], socket.SOCK_STREAM) as listening:
+        listening.bind((host, 0))
         return  # it is this machine
-    end, waits = time.monotonic() + ANSWER, False
+    end = time.monotonic() + ANSWER
+    waits = False
     while time.monotonic() < end:
         with suppress(OSError):
             socket.create_connection((host, int(port)), timeout=5).close()
@@ -158,7 +161,8 @@ def launch(
     """
     least, most = _limits(nodes, rendezvous)
     _refuse_single(words)
-    run_id, words = re.sub(r"\W", "-", rendezvous or str(os.getpid())), without(words)
+    run_id = re.sub(r"\W", "-", rendezvous or str(os.getpid()))
+    words = without(words)
     if "OMP_NUM_THREADS" not in os.environ and "BERTWORKS_THREADS" not in os.environ:
         os.environ["OMP_NUM_THREADS"] = str(max(1, available_cpus() // processes))
     if rendezvous:  # with a shared store torch 2.13 gives machines that come later no address
@@ -263,7 +267,9 @@ def batch_script(
     limit = (
         f"{seconds // 86400}-{seconds // 3600 % 24:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     )
-    output = next((one for name, one in pairwise(words) if name in ("-o", "--output")), "bertworks")
+    output = next(
+        (value for name, value in pairwise(words) if name in ("-o", "--output")), "bertworks"
+    )
     options = [
         f"job-name={re.sub(r'[^A-Za-z0-9._-]', '-', Path(output).name) or 'bertworks'}",
         f"nodes={nodes}",

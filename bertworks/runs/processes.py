@@ -149,7 +149,8 @@ class Processes:
     join a group."""
 
     def __init__(self, device: torch.device):
-        self.count, self.device = int(os.environ.get("WORLD_SIZE", "1")), device
+        self.count = int(os.environ.get("WORLD_SIZE", "1"))
+        self.device = device
         self.rank = int(os.environ.get("RANK", "0"))
         self.first = self.rank == 0
         self._num_meetings = 0
@@ -159,11 +160,11 @@ class Processes:
                 "a process group exists already",
                 hint="let the training create it",
             )
-            own = device.type != "cuda" or device.index == int(
+            is_free = device.type != "cuda" or device.index == int(
                 os.environ.get("LOCAL_RANK", device.index or 0)
             )
             expect(
-                own,
+                is_free,
                 f"{device} is one GPU",
                 hint="--device cuda: each process takes one of the GPUs",
             )

@@ -258,14 +258,17 @@ def write_trials_report(folder: Path, done: Sequence[Mapping[str, Any]], summary
     Raises:
         BertworksError: the page cannot be written.
     """
-    bars, rows, metric = [], [], done[0]["metric"]
+    bars = []
+    rows = []
+    metric = done[0]["metric"]
     title = _title(metric, place_of(done[0]), done[0]["baselines"].get("positive"))
-    for one in done:
-        _, ours, *others = format_baselines(one["baselines"])
-        model = one["baselines"]["methods"][0]
-        bars.append((one["folder"], model["score"], model["interval"]))
-        best = " ".join(others[one["baselines"]["best"]][:2])
-        rows.append([one["folder"], ours[1], best, duration(one["seconds"])])
+    for training in done:
+        baselines = training["baselines"]
+        _, model_row, *baseline_rows = format_baselines(baselines)
+        model = baselines["methods"][0]
+        bars.append((training["folder"], model["score"], model["interval"]))
+        best = " ".join(baseline_rows[baselines["best"]][:2])
+        rows.append([training["folder"], model_row[1], best, duration(training["seconds"])])
     table = svg.words(
         ["fine-tuning", f"{title} (95 %)", "best simple method", "time"], rows, wraps=False
     )
@@ -283,7 +286,8 @@ def write_trials_report(folder: Path, done: Sequence[Mapping[str, Any]], summary
 
 def _write(folder: Path, kind: str, summary: list[str], sections: list[Section]) -> Path:
     """The page, with the recipe of the run and the software it was begun with at the end."""
-    recipe, run = folder / "recipe.toml", folder / "run.json"
+    recipe = folder / "recipe.toml"
+    run = folder / "run.json"
     sections += (
         [svg.folded("Recipe", recipe.read_text(encoding="utf-8"))] if recipe.exists() else []
     )
@@ -327,13 +331,13 @@ def _lines(
     Args:
         held: the name of the evaluations. best: points to mark, by figure.
     """
-    drawn = []
+    drawings = []
     for title, name, show, from_zero in charts:
         train = Series("training", "train", svg.points(steps, name))
         series = [train, Series(held, "held", svg.points(evaluations, name), best.get(name))]
         if series := [line for line in series if line.points]:
-            drawn.append(svg.chart(title, series, show, from_zero))
-    return drawn
+            drawings.append(svg.chart(title, series, show, from_zero))
+    return drawings
 
 
 def _evaluation_sections(result: Mapping[str, Any]) -> Iterable[Section]:
@@ -364,22 +368,21 @@ def _evaluation_sections(result: Mapping[str, Any]) -> Iterable[Section]:
     if reliability := result.get("calibration"):
         yield svg.section("Probabilities", svg.note(reliability["text"], quiet=False))
     if worst := result["worst"]:
-        note, last, show = (
-            task_metrics.counted(result["mistakes"], result["rows"]),
-            "score",
-            svg.percent,
-        )
+        note = task_metrics.counted(result["mistakes"], result["rows"])
+        last = "score"
+        show = svg.percent
         if result["task"] == "regression":
-            note, last, show = f"{result['rows']:,} rows", "difference", svg.plain
+            note = f"{result['rows']:,} rows"
+            last = "difference"
+            show = svg.plain
         note += f"; most frequent: {result['frequent']}" if result["frequent"] else ""
         note += f"; all are in errors.csv{errors_note(result)}"
         rows = []
-        for one in worst:
-            where = one["where"].rpartition("/")[2]  # without the folders
-            texts = [
-                _shorten(text) for text in (" / ".join(one["texts"]), one["gold"], one["predicted"])
-            ]
-            rows.append([where, *texts, "" if one["score"] is None else show(one["score"])])
+        for mistake in worst:
+            where = mistake["where"].rpartition("/")[2]  # without the folders
+            texts = (" / ".join(mistake["texts"]), mistake["gold"], mistake["predicted"])
+            score = "" if mistake["score"] is None else show(mistake["score"])
+            rows.append([where, *map(_shorten, texts), score])
         table = svg.words(["where", "text", "label", "prediction", last], rows)
         yield svg.section("The worst mistakes", svg.note(note), table)
 
@@ -397,9 +400,9 @@ def write_errors(path: Path, d: TaskConfig, wrong: Sequence[task_metrics.Mistake
     in spreadsheet programs, formulas have a ' before them.
     """
     texts = d.text[:1] if d.task in ("tagging", "qa", "choice") else d.text
-    others = list(wrong[0].figures) if wrong else []
+    other_columns = list(wrong[0].figures) if wrong else []
     score = "difference" if d.task == "regression" else "score"
-    columns = ["where", *texts, "gold", "predicted", score, *others]
+    columns = ["where", *texts, "gold", "predicted", score, *other_columns]
     for number in range(1, 1 + len(texts)):
         if columns.count(columns[number]) > 1:
             columns[number] += " (text)"
@@ -407,8 +410,8 @@ def write_errors(path: Path, d: TaskConfig, wrong: Sequence[task_metrics.Mistake
         [f if f is None else round(f, 4) for f in (m.score, *m.figures.values())] for m in wrong
     )
     rows = (
-        [m.where, *m.texts, m.gold, m.predicted, *others]
-        for m, others in zip(wrong, figures, strict=True)
+        [m.where, *m.texts, m.gold, m.predicted, *values]
+        for m, values in zip(wrong, figures, strict=True)
     )
     write_rows(
         path, columns, (dict(zip(columns, row, strict=True)) for row in rows), guard_formulas=True
@@ -438,7 +441,8 @@ def task_card(
         figures: metrics on dev. result: as in result.json; None: before the final evaluation.
         config: of the network.
     """
-    result, is_own = result or {}, is_own_network(d, config)
+    result = result or {}
+    is_own = is_own_network(d, config)
     task = next((note[6:] for note in data_report.notes if note.startswith("task: ")), d.task)
     texts = '{"text": "A text", "text_pair": "and another"}' if len(d.text) == 2 else '"A text"'
     if d.reads_means:
@@ -464,7 +468,8 @@ def task_card(
         columns=" and ".join(f"`{render_cell(column)}`" for column in d.text) or "its text",
         max_length=d.max_length,
         longer="read in windows" if d.task in ("tagging", "spans", "qa") else "truncated",
-        quality=_quality(data_report, figures, result) + _SELECTED * (recipe.select == "best"),
+        quality=_quality(data_report, figures, result)
+        + (_SELECTED if recipe.select == "best" else ""),
         data=_data(data_report).strip(),
         use=use,
         probabilities=_probabilities(d, result),
@@ -477,8 +482,12 @@ def _hub_fields(d: TaskConfig, model_name: str, figures: Mapping[str, float]) ->
     base = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}.get(model_name, model_name)
     names = TASKS[d.task].get("hub", {})  # of metrics, where they are others
     metrics = dict.fromkeys(names.get(name, name) for name in figures if name in {*NAMES, *SHARES})
-    line = f"base_model: {base}\n" * (is_model_name(model_name) and "/" in base)
-    return line + f"metrics: [{', '.join(metrics)}]\n" * bool(metrics)
+    lines = ""
+    if is_model_name(model_name) and "/" in base:
+        lines += f"base_model: {base}\n"
+    if metrics:
+        lines += f"metrics: [{', '.join(metrics)}]\n"
+    return lines
 
 
 def _probabilities(d: TaskConfig, result: Mapping[str, Any]) -> str:

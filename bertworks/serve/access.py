@@ -45,7 +45,8 @@ class Access:
         Raises:
             RequestError: the request is refused.
         """
-        scope, headers = request.scope, dict(request.scope["headers"])
+        scope = request.scope
+        headers = dict(request.scope["headers"])
         size = (
             len(scope["raw_path"])
             + len(scope["query_string"])
@@ -68,7 +69,8 @@ class Access:
             what = "expected the header Authorization: Bearer TOKEN"
             grant(is_public or is_authorized, 401, what, headers={"www-authenticate": "Bearer"})
             return f"token {matches.index(True)}" if is_authorized and len(matches) > 1 else address
-        host, origin = headers.get(b"host", b"").decode("latin-1"), headers.get(b"origin")
+        host = headers.get(b"host", b"").decode("latin-1")
+        origin = headers.get(b"origin")
         name = re.sub(r":\d*$", "", host).strip("[]").lower()
         grant(name in self._hosts, 403, f"this server is not called {host[:100]!r}")
         is_own = origin is None or origin.decode("latin-1").partition("://")[2] == host

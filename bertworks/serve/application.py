@@ -119,11 +119,9 @@ class Application:
         """Answer a request, then count it and log it."""
         if scope["type"] != "http":
             return
-        begin, request, path = (
-            time.perf_counter(),
-            Request(scope, receive),
-            scope["path"].rstrip("/") or "/",
-        )
+        begin = time.perf_counter()
+        request = Request(scope, receive)
+        path = scope["path"].rstrip("/") or "/"
         response = await self._respond(request, path)
         if len(response.body) > SMALL_ANSWER and scope["method"] == "POST":
             await self.pipeline.send_large(response, scope, send)
@@ -169,7 +167,8 @@ class Application:
             )
 
     async def _respond(self, request: Request, path: str) -> Answer:
-        has_failed, code = False, None
+        has_failed = False
+        code = None
         try:
             is_public = path in self._public and request.method in READING
             client = self._access.client(request, is_public=is_public)

@@ -29,8 +29,10 @@ BATCH_SECONDS = 0.04
 # of a large unit's cost: small units of other clients in its batch, which need not wait for it
 EXTRA = 1 / 16
 MAX_RETRY_SECONDS = 60  # in which a refused client may come again: clients ignore more
-# requests of a client that always wait; their texts; tokens
-CLIENT_REQUESTS, CLIENT_TEXTS, TEXT_TOKENS = 32, 32, 512
+# Requests of a client that always wait; texts of each; tokens of each text.
+CLIENT_REQUESTS = 32
+CLIENT_TEXTS = 32
+TEXT_TOKENS = 512
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,8 @@ class RequestError(BertworksError):
         headers: Mapping[str, str] | None = None,
     ):
         super().__init__(what, hint=hint)
-        self.status, self.headers = status, headers
+        self.status = status
+        self.headers = headers
 
 
 def grant(holds: object, status: int, what: str, **options: Any) -> None:
@@ -118,7 +121,7 @@ class InferenceJob:
     compute: Compute = list
     client: Hashable = ""
     queue: str = "network"
-    taken: int = field(init=False, default=0)  # units that are, or were, in a batch
+    num_started: int = field(init=False, default=0)  # units that are, or were, in a batch
     # unit number -> result: batches end in any order
     results: dict[int, Any] = field(init=False, default_factory=dict)
     future: "Future[list[Any]]" = field(init=False, default_factory=Future)
@@ -172,16 +175,16 @@ class Batcher:
     ):
         self._turn_cost = turn_cost
         self._always_waits = always_waits
-        self.batch_cost, self.patience, self.workers, self._observe = (
-            batch_cost,
-            patience,
-            workers,
-            observe,
-        )
+        self.batch_cost = batch_cost
+        self.patience = patience
+        self.workers = workers
+        self._observe = observe
         self.speed = speed
-        self.costs, self.loads = Counter[Hashable](), Counter[Hashable]()
+        self.costs = Counter[Hashable]()
+        self.loads = Counter[Hashable]()
         self.busy = dict[int, float]()
-        self._waiting, self._lock = dict[Compute, dict[Hashable, _ClientQueue]](), threading.Lock()
+        self._waiting = dict[Compute, dict[Hashable, _ClientQueue]]()
+        self._lock = threading.Lock()
         # Low priority, or short requests wait until a matrix product is finished.
         self.threads = ThreadPoolExecutor(workers, "batcher", lower_thread_priority, (rank,))
 
@@ -191,7 +194,8 @@ class Batcher:
     def overloaded(self, job: InferenceJob, patience: float = 1.0) -> OverloadedError | None:
         """The error of a job that arrives now, if it would have to wait too long: for all work of
         its client, and as much of each other one. patience: a factor."""
-        client, cost = job.client, sum(job.costs)
+        client = job.client
+        cost = sum(job.costs)
         if self.costs[client] + cost <= self._always_waits:
             return None
         seconds = _fair_sum(self.loads, self.loads[client] + self._load(job)) / self.speed
@@ -246,7 +250,7 @@ class Batcher:
         computed."""
         with self._lock:
             _add(self.loads, job.client, -self._load(job))
-            _add(self.costs, job.client, -sum(job.costs[job.taken :]))
+            _add(self.costs, job.client, -sum(job.costs[job.num_started :]))
             queues = self._waiting.get(job.compute, {})
             queue = queues.get(job.client)
             if queue is not None:
@@ -266,10 +270,8 @@ class Batcher:
                 if isinstance(error, BertworksError):
                     forget_origin(error)
             seconds = time.monotonic() - begin
-            units, cost = (
-                sum(map(len, batch.values())),
-                sum(job.costs[n] for job in batch for n in batch[job]),
-            )
+            units = sum(map(len, batch.values()))
+            cost = sum(job.costs[n] for job in batch for n in batch[job])
             self._observe(units, cost, seconds)
             with self._lock:  # before the answers: a client may send its next request at once
                 for job, numbers in batch.items():
@@ -303,16 +305,16 @@ class Batcher:
             queues = self._waiting[compute] = self._waiting.pop(compute)  # now the last in turn
             waiting = _fair_sum(self.loads, min(self.loads[client] for client in queues))
             first = next(iter(queues.values())).first
-            least = max(SMALL_BATCH, (1 + EXTRA) * first.costs[first.taken])
+            least = max(SMALL_BATCH, (1 + EXTRA) * first.costs[first.num_started])
             usual = min(BATCH_FRACTION * waiting, BATCH_SECONDS * self.speed) / self.workers
             budget = min(self.batch_cost, max(least, usual))
             while queues:
                 client, queue = next(iter(queues.items()))
                 job = queue.first
-                cost = job.costs[job.taken]
+                cost = job.costs[job.num_started]
                 if batch and cost > budget:
                     break
-                batch.setdefault(job, []).append(job.taken)
+                batch.setdefault(job, []).append(job.num_started)
                 budget -= cost
                 queue.take()
                 del queues[client]
@@ -346,8 +348,8 @@ class _ClientQueue:
     def take(self) -> None:
         """Count the next unit as taken."""
         job = self._in_turn[0]
-        job.taken += 1
-        if job.taken == len(job.units):
+        job.num_started += 1
+        if job.num_started == len(job.units):
             self.remove(job)
         else:
             self._in_turn.rotate(-1)
@@ -381,7 +383,8 @@ class _Release:
         self._job: InferenceJob | None = job
 
     def __call__(self, _: "Future[list[Any]]") -> None:
-        job, self._job = self._job, None
+        job = self._job
+        self._job = None
         if job is not None:
             self._release(job)
 
@@ -443,9 +446,11 @@ class Admission:
     def __init__(
         self, requests: int, total_bytes: int, speed: Callable[[], float] = lambda: math.inf
     ):
-        self._least, self._free = max(1, total_bytes // requests), total_bytes
+        self._least = max(1, total_bytes // requests)
+        self._free = total_bytes
         self._speed = speed
-        self._sizes, self.places = Counter[Hashable](), dict[Place, None]()
+        self._sizes = Counter[Hashable]()
+        self.places = dict[Place, None]()
 
     @contextmanager
     def place(self, client: Hashable, size: int) -> Iterator[Place]:
@@ -487,7 +492,7 @@ class Admission:
     def end_waiting(self, error: RequestError) -> None:
         """Answer all requests with an error whose job has not begun."""
         for place in list(self.places):
-            if place.job is not None and place.job.taken == 0:
+            if place.job is not None and place.job.num_started == 0:
                 self.end(place, error)
 
     def end(self, place: Place, error: RequestError) -> None:

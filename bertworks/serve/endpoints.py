@@ -83,8 +83,10 @@ class Abilities:
         limits: Limits | None = None,
         token_ids: TokenIds | None = None,
     ):
-        self.limits, self._model = limits or Limits(), LazyModel(model, device)
-        self.name, self.tokenizer = self._model.name, self._model.tokenizer
+        self.limits = limits or Limits()
+        self._model = LazyModel(model, device)
+        self.name = self._model.name
+        self.tokenizer = self._model.tokenizer
         self.tokenizer.characters_at_once = CHARACTERS_AT_ONCE
         self.on_cpu = choose_device(device).type == "cpu"
         finetuned = (
@@ -94,7 +96,8 @@ class Abilities:
         )
         network = finetuned or PretrainedEndpoints(self._model, self.limits, precision, token_ids)
         self._network = network
-        self.endpoints, self.info = network.endpoints, network.info
+        self.endpoints = network.endpoints
+        self.info = network.info
         if index is not None:
             # A fine-tuned model reranks; the index opens the model that made it.
             self._index = Index(index, model=None if finetuned else self._model, device=device)
@@ -136,7 +139,9 @@ class Abilities:
         return self._network.trial_job("a " * TRIAL_WORDS, max(1, tokens // TRIAL_WORDS))
 
     def search(self, request: Request) -> Steps:
-        query, k, language = request["query"], request["k"], self._index.language
+        query = request["query"]
+        k = request["k"]
+        language = self._index.language
         limit = self.limits.query_characters
         what = f"query: it has {len(query):,} characters: expected {limit:,} at most"
         grant(len(query) <= limit, 413, what, hint="search for a part of it")
@@ -148,7 +153,8 @@ class Abilities:
         candidates = k if reranking is None else max(k, RERANKED)
         find = partial(self._index.search, query, candidates, ranking=request["ranking"])
         words = set(query_words(query, language))
-        cost, truncated = QUERY_COST + len(words), list[int]()
+        cost = QUERY_COST + len(words)
+        truncated = list[int]()
         if request["ranking"] != "bm25":  # a query of few different words may have many tokens
             tokens, left_out = self._index.query_tokens(query)
             cost += tokens
@@ -164,7 +170,8 @@ class Abilities:
             for hit, score in zip(hits, scores, strict=True):
                 hit["score"] = score
             hits = sorted(hits, key=itemgetter("score"), reverse=True)[:k]
-        documents, size = list[bytes](), 0
+        documents = list[bytes]()
+        size = 0
         for hit in hits:
             documents.append(to_json(hit))
             size += len(documents[-1])
@@ -225,10 +232,12 @@ class Abilities:
         return to_json(values)
 
     def tokenize(self, request: Request) -> Steps:
-        t, prompt = self.tokenizer, self.info["prompts"].get(request["prompt_name"], "")
+        t = self.tokenizer
+        prompt = self.info["prompts"].get(request["prompt_name"], "")
         texts = [prompt + text for text in list_of(request["inputs"])]
         # of each text its ids and offsets: arrays need little memory
-        encoded, count = list[tuple[Ids, Ids]](), 0
+        encoded = list[tuple[Ids, Ids]]()
+        count = 0
         for ids, offsets in chain.from_iterable(
             t.arrays([text], limit=self.limits.tokens) for text in texts
         ):
@@ -264,7 +273,9 @@ class Abilities:
             after = suffix if start + PART_TOKENS >= len(ids) else ()
             return [*map(special, before), *inner, *map(special, after)]
 
-        makes, sizes, counts = list[Callable[[], Any]](), list[int](), list[int]()
+        makes = list[Callable[[], Any]]()
+        sizes = list[int]()
+        counts = list[int]()
         for ids, offsets in encoded:
             starts = range(0, max(1, len(ids)), PART_TOKENS)
             counts.append(len(starts))

@@ -104,7 +104,8 @@ class FinetunedEndpoints:
                 costs are checked.
         """
         items = [item_of(value, number, self._config) for number, value in enumerate(inputs)]
-        features, tokens = list[Features](), 0
+        features = list[Features]()
+        tokens = 0
         for item in items:
             item_features = self._features_of(item, keep_end=keeps_end(request))
             features.append(item_features)
@@ -175,7 +176,8 @@ class FinetunedEndpoints:
     def predict(self, request: Request) -> Steps:
         """Labels with their scores. Pipelines of transformers send `parameters`, and expect a list
         of labels for each text, even for a single one; TEI only for a list of items."""
-        is_choice, labels_size = self._config.task == "choice", self._labels_size
+        is_choice = self._config.task == "choice"
+        labels_size = self._labels_size
 
         def size(features: Features) -> int:
             names = features.item.texts[1:] if is_choice else ()
@@ -216,7 +218,8 @@ class FinetunedEndpoints:
             function: of the logits that gives the scores; None: that of the task.
             top_k: the number of labels; None: all.
         """
-        task, answer = self._config.task, self._decode(features, logits)
+        task = self._config.task
+        answer = self._decode(features, logits)
         if task == "regression":
             return [{"score": answer["value"], "label": "LABEL_0"}]
         is_choice = task == "choice"
@@ -257,7 +260,9 @@ class FinetunedEndpoints:
         return scores, [features.num_truncated for features, _ in pairs]
 
     def rerank(self, request: Request) -> Steps:
-        query, texts, limit = request["query"], request["texts"], self._limits.body_bytes
+        query = request["query"]
+        texts = request["texts"]
+        limit = self._limits.body_bytes
         # the query is read again with each text
         characters = len(query) * len(texts) + sum(map(len, texts))
         what = (
@@ -299,7 +304,8 @@ class FinetunedEndpoints:
     ) -> list[dict[str, Any]]:
         """The entities of a text, or its words with their tags. ignored: groups that are left
         out."""
-        answer, text = self._decode(features, logits), features.item.texts[0]
+        answer = self._decode(features, logits)
+        text = features.item.texts[0]
         if self._config.tag_scheme:
             entities = [(e["type"], e["score"], e["start"], e["end"]) for e in answer["entities"]]
         else:
@@ -335,7 +341,8 @@ class FinetunedEndpoints:
 
         def size(features: Features) -> int:
             """An answer has up to `max_answer` tokens."""
-            starts, ends = features.offsets[:, 0], features.offsets[:, 1]
+            starts = features.offsets[:, 0]
+            ends = features.offsets[:, 1]
             last = np.minimum(np.arange(len(ends)) + config.max_answer, len(ends)) - 1
             characters = int((ends[last] - starts).max(initial=0))
             longest = min(CHARACTER_BYTES * characters, json_size(features.item.texts[1]))

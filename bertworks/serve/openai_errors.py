@@ -34,7 +34,9 @@ def openai_error(
     """
     openai_status, kind, usual_code = _KNOWN.get(status, (400, _WRONG_REQUEST, None))
     if failed:
-        openai_status, kind, usual_code = 500, "server_error", None
+        openai_status = 500
+        kind = "server_error"
+        usual_code = None
     field = _PARAMETER.match(what)
     error = {
         "message": what,

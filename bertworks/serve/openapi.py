@@ -110,17 +110,21 @@ def read(value: Any, types: Sequence[Type]) -> dict[str, Any]:
     if where.startswith("input[") and ("got `int`" in what or "got `array`" in what):
         hint = _NO_IDS
     elif what == _EMPTY_TEXT:
-        what, hint = "the text is empty", "leave empty texts out"
+        what = "the text is empty"
+        hint = "leave empty texts out"
     elif where.rpartition(".")[2] == "prompt_name" and what.startswith("Expected `null`"):
-        what, hint = "this model has no prompts", 'leave "prompt_name" out'
+        what = "this model has no prompts"
+        hint = 'leave "prompt_name" out'
     raise RequestError(status, f"{where}: {what}", hint=hint)
 
 
 def _best_fitting(errors: Sequence[str], types: Sequence[Type]) -> str:
     """The error of the alternative that a request was meant to be: one in a field that all
     alternatives share, else of a value of the right type, else the one deepest inside."""
-    first, *others = [type_.__annotations__ for type_ in types]
-    differing = [name for name in first if any(other.get(name) != first[name] for other in others)]
+    first, *alternatives = [type_.__annotations__ for type_ in types]
+    differing = [
+        name for name in first if any(fields.get(name) != first[name] for fields in alternatives)
+    ]
 
     def fitness(error: str) -> tuple[bool, bool, bool, int]:
         is_setting = "`$.parameters" in error  # all fields before the settings are right then
@@ -208,12 +212,12 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, list[Type]
     def documented(type_: Type, **schema: Any) -> Type:  # the endpoint checks it
         return _Annotated[type_, Meta(extra_json_schema=schema)]
 
-    top, size, texts = (
-        number(1, limits.k),
-        (number(1, info["dimension"] or 1) | None, None),
-        Text | many(Text),
-    )
-    yes, no, optional = (bool, True), (bool, False), (str | None, None)
+    top = number(1, limits.k)
+    size = (number(1, info["dimension"] or 1) | None, None)
+    texts = Text | many(Text)
+    yes = (bool, True)
+    no = (bool, False)
+    optional = (str | None, None)
     query = _Annotated[
         str, Meta(min_length=1, extra_json_schema={"maxLength": limits.query_characters})
     ]
@@ -449,9 +453,11 @@ def document(
     def operation(
         path: str, summary: str, *answers: Type, request: Sequence[Type] = ()
     ) -> dict[str, Any]:
-        error, post_refusals = _ERROR, _POST_REFUSALS
+        error = _ERROR
+        post_refusals = _POST_REFUSALS
         if path.startswith("/v1/"):
-            error, post_refusals = _OPENAI_ERROR, _OPENAI_REFUSALS
+            error = _OPENAI_ERROR
+            post_refusals = _OPENAI_REFUSALS
         refusals = _REFUSALS | post_refusals if request else _REFUSALS
         responses = {code: content(text, error) for code, text in refusals.items()}
         responses = {"200": content("an answer", *answers), **responses}

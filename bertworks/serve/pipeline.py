@@ -50,8 +50,8 @@ MAX_WORKERS = 4  # batches computed at the same time: one batch is often too sma
 # Upper bound of the bytes of a body -> threads that parse it: small requests need not wait for
 # large ones.
 LANES = {1 << 14: 2, 1 << 18: 2, 1 << 62: 1}
-# bytes per second until it is measured; what a request costs besides its bytes
-PARSE_SPEED, PARSE_COST = 1e6, 1000
+PARSE_SPEED = 1e6  # bytes per second until it is measured
+PARSE_COST = 1000  # what a request costs besides its bytes
 ANSWER_WORKERS = 2  # threads that make answers
 ANSWER_BATCH = 1 << 18  # bytes of answers that are made together
 ANSWER_SECONDS = 30.0  # to make an answer, from when its results are there
@@ -65,7 +65,9 @@ ADMITTED_WAIT = 2.0
 BODY_SECONDS = 10.0  # to receive a body
 # Seconds that a request may wait to be parsed, to be searched for, and to be explained: this work
 # is not that of the network, and its clients expect an answer soon.
-PARSE_PATIENCE, SEARCH_PATIENCE, EXPLAIN_PATIENCE = 2.0, 2.0, 5.0
+PARSE_PATIENCE = 2.0
+SEARCH_PATIENCE = 2.0
+EXPLAIN_PATIENCE = 5.0
 TEXT_BYTES = 4096  # of each text of the requests that a client may always send
 SEARCH_SPEED = 256.0  # words and tokens of queries per second, until it is measured
 EXPLAIN_SPEED = 0.2  # explanations per second, until it is measured
@@ -127,6 +129,10 @@ class Pipeline:
         self.ratios = {(name, lane): TOKENS_PER_BYTE for name in ENDPOINTS for lane in LANES}
         self._heap = ServerHeapTrimmer()
         workers = min(MAX_WORKERS, THREADS.adapt()) if abilities.on_cpu else 1
+        # Each job on its own: together they are not faster, and a small one would wait for all of a
+        # batch.
+        single_jobs = partial(Batcher, 1, observe=self._observe_memory)
+        explanations = partial(single_jobs, patience=EXPLAIN_PATIENCE, speed=EXPLAIN_SPEED)
         self.batchers = {
             "network": Batcher(
                 self._limits.batch_tokens,
@@ -136,17 +142,9 @@ class Pipeline:
                 workers=workers,
                 turn_cost=self._limits.tokens,
             ),
-            # Each search on its own: together they are not faster, and a small one would wait for
-            # all of a batch.
-            "search": Batcher(
-                1, patience=SEARCH_PATIENCE, speed=SEARCH_SPEED, observe=self._observe_memory
-            ),
-            "explanation": Batcher(
-                1, patience=EXPLAIN_PATIENCE, speed=EXPLAIN_SPEED, observe=self._observe_memory
-            ),
-            "short explanation": Batcher(
-                1, patience=EXPLAIN_PATIENCE, speed=EXPLAIN_SPEED, observe=self._observe_memory
-            ),
+            "search": single_jobs(patience=SEARCH_PATIENCE, speed=SEARCH_SPEED),
+            "explanation": explanations(),
+            "short explanation": explanations(),
         }
         self.waiting_tokens = Admission(
             self._limits.requests,
@@ -154,9 +152,7 @@ class Pipeline:
             lambda: self.batchers["network"].speed,
         )
         # What an endpoint does between two computations: each on its own, as it may take long.
-        self.steps = Batcher(
-            1, patience=math.inf, observe=self._observe_memory, workers=ANSWER_WORKERS
-        )
+        self.steps = single_jobs(patience=math.inf, workers=ANSWER_WORKERS)
         self.answers = Batcher(
             ANSWER_BATCH,
             patience=math.inf,
@@ -165,12 +161,10 @@ class Pipeline:
             turn_cost=0,
         )
         self.lanes = {
-            size: Batcher(
-                1,
+            size: single_jobs(
                 patience=PARSE_PATIENCE,
                 speed=PARSE_SPEED,
                 always_waits=CLIENT_REQUESTS * (CLIENT_TEXTS * TEXT_BYTES + PARSE_COST),
-                observe=self._observe_memory,
                 workers=workers,
                 rank=1 + number,
             )
@@ -237,7 +231,8 @@ class Pipeline:
         self._check_offered(name)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         grant(kind == "application/json", 415, "expected the header Content-Type: application/json")
-        limit, size = self._limits.body_bytes, int(request.headers.get("content-length", 0))
+        limit = self._limits.body_bytes
+        size = int(request.headers.get("content-length", 0))
         grant(size <= limit, 413, f"the body has {size:,} bytes: expected {limit:,} at most")
         with self.admission.place(client, size) as place, ExitStack() as stack:
             body: memoryview | None = None

@@ -69,7 +69,8 @@ class PretrainedEndpoints:
         token_ids: TokenIds | None = None,
     ):
         self._token_table = None if token_ids in (None, "own") else read_table(token_ids)
-        self._name, self.endpoints = model.name, dict[str, Endpoint]()
+        self._name = model.name
+        self.endpoints = dict[str, Endpoint]()
         self._limits = limits
         self.info: dict[str, Any] = {
             "task": "embedding",
@@ -130,7 +131,9 @@ class PretrainedEndpoints:
             RequestError: the texts have too many tokens, or one may not be truncated.
         """
         prompt = self.info["prompts"].get(request.get("prompt_name"))
-        units, truncated, costs = list[ExampleGroup](), list[int](), list[int]()
+        units = list[ExampleGroup]()
+        truncated = list[int]()
+        costs = list[int]()
         for start in range(0, len(texts), TEXTS_AT_ONCE):
             some_texts = texts[start : start + TEXTS_AT_ONCE]
             units_of = (
@@ -151,7 +154,9 @@ class PretrainedEndpoints:
         check_answer(sum(costs) * row_bytes, self._limits.answer_bytes)
         texts = yield InferenceJob(units, costs, self._embedder.token_vectors)
         at_once = max(1, VECTOR_PART // row_bytes)
-        makes, sizes, counts = list[Callable[[], Any]](), list[int](), list[int]()
+        makes = list[Callable[[], Any]]()
+        sizes = list[int]()
+        counts = list[int]()
         for vectors in texts:
             parts = [vectors[start : start + at_once] for start in range(0, len(vectors), at_once)]
             counts.append(len(parts))
@@ -246,7 +251,8 @@ class PretrainedEndpoints:
             queries = [self._filler.read(text) for text in list_of(request["inputs"])]
         except BertworksError as error:  # a text without a mask
             raise UsageError(error.what, hint=error.hint) from None
-        top_k, has_text = request["top_k"], request["return_text"]
+        top_k = request["top_k"]
+        has_text = request["return_text"]
         compute = self._fillings
         if request.get("targets"):
             targets = list(dict.fromkeys(map(self._filler.target, request["targets"])))

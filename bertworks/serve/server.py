@@ -57,7 +57,8 @@ class LogHandler(logging.Handler):
 
     def __init__(self, descriptor: int = 2):
         super().__init__()
-        self._descriptor, self._lost = descriptor, 0
+        self._descriptor = descriptor
+        self._lost = 0
         with suppress(AttributeError, OSError):  # not on Linux, or not a pipe
             fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
@@ -96,7 +97,8 @@ def json_log() -> logging.Logger:
     handler = LogHandler()
     for name in ("uvicorn", "bertworks.serve"):
         logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [handler], False
+        logger.handlers = [handler]
+        logger.propagate = False
         logger.setLevel(logging.INFO)
     return logging.getLogger("bertworks.serve")
 
@@ -150,7 +152,8 @@ def serve(
                 application.pipeline.end_waiting()
                 await super().shutdown(sockets)
 
-        server, log = Server(uvicorn.Config(application, http=Connection, **_SETTINGS)), json_log()
+        server = Server(uvicorn.Config(application, http=Connection, **_SETTINGS))
+        log = json_log()
         application.pipeline.measure_speed()
         # every connection is an open file; -1: no limit
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
