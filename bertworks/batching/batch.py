@@ -44,12 +44,16 @@ class ExampleStream:
 
 
 def shuffled_index(i: int, n: int, seed: int, epoch: int) -> int:
-    """The position of i in a random permutation of n numbers that is not stored: a Feistel network
-    permutes the numbers below a power of four, and is applied again to a result of n or more."""
+    """Return the position of i in a random permutation of n numbers that is not stored.
+
+    A Feistel network permutes the numbers below a power of four, and is applied again to a result
+    of n or more.
+    """
     half = max(1, ((n - 1).bit_length() + 1) // 2)
     low = (1 << half) - 1
     while True:
-        left, right = i >> half, i & low
+        left = i >> half
+        right = i & low
         for key in _round_keys(seed, epoch, n):
             left, right = right, left ^ ((((right * 0x9E3779B1) ^ key) * 0x85EBCA6B) >> 7) & low
         i = left << half | right
@@ -71,8 +75,10 @@ class BatchTarget(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """What a network reads and predicts. B sequences, T tokens; M predictions of each objective, by
-    its name."""
+    """What a network reads and predicts.
+
+    B sequences, T tokens; M predictions of each objective, by its name.
+    """
 
     input_ids: Tensor  # int64 [T]
     layout: Layout
@@ -81,22 +87,28 @@ class Batch:
 
     @property
     def target(self) -> BatchTarget:
-        """The target of a task: the first one. A teacher may have added another."""
+        """The target of a task: the first one.
+
+        A teacher may have added another.
+        """
         return next(iter(self.targets.values()))
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch on a device. From pinned memory a GPU reads it while the host goes on."""
+        """Return the same batch on a device.
+
+        From pinned memory a GPU reads it while the host goes on.
+        """
         return self.map(lambda x: x.to(device, non_blocking=True))
 
     def map(self, move: Callable[[Tensor], Tensor]) -> Batch:
-        """The same batch with copies of its tensors."""
+        """Return the same batch with copies of its tensors."""
         types = None if self.token_type_ids is None else move(self.token_type_ids)
         targets = {name: BatchTarget(*map(move, target)) for name, target in self.targets.items()}
         return Batch(move(self.input_ids), self.layout.map(move), types, targets)
 
 
 def collate(examples: Sequence[Example]) -> Batch:
-    """The sequences laid end to end, with their targets."""
+    """Return the sequences laid end to end, with their targets."""
     lengths = np.array([len(e.input_ids) for e in examples])
     starts = np.concatenate([[0], lengths.cumsum()])
 
@@ -124,7 +136,7 @@ def collate(examples: Sequence[Example]) -> Batch:
 
 
 def batches_by_length(examples: Iterable[Example], count: int) -> list[Batch]:
-    """The examples, the shortest first, in batches of `count`."""
+    """Return the examples, the shortest first, in batches of `count`."""
     ordered = sorted(examples, key=lambda example: len(example.input_ids))
     return [collate(ordered[n : n + count]) for n in range(0, len(ordered), count)]
 
@@ -135,7 +147,9 @@ ExampleGroup = Sequence[Example]
 
 @dataclass(frozen=True)
 class Batches:
-    """`batches(n)` is what this process computes in step n: its part of the same `batch_size`
+    """The batches of a pre-training.
+
+    `batches(n)` is what this process computes in step n: its part of the same `batch_size`
     sequences, sorted by length (so that little is padded) and divided into micro-batches. There are
     at most as many processes as sequences.
     """
@@ -147,6 +161,7 @@ class Batches:
     world_size: int = 1
 
     def __call__(self, n: int) -> list[Batch]:
+        """Return the micro-batches of this process in step n."""
         numbers = range(n * self.batch_size, (n + 1) * self.batch_size)[
             self.rank :: self.world_size
         ]
@@ -157,9 +172,12 @@ class Batches:
 
 @dataclass(frozen=True)
 class LabelledBatches:
-    """`batches(n)` is what this process computes in step n: its part of the same groups, none if
-    there are fewer groups than processes. Every epoch has another order, and its last batch may be
-    smaller: no group is left out."""
+    """The batches of a fine-tuning.
+
+    `batches(n)` is what this process computes in step n: its part of the same groups, none if there
+    are fewer groups than processes. Every epoch has another order, and its last batch may be
+    smaller: no group is left out.
+    """
 
     groups: Sequence[ExampleGroup]
     batch_size: int  # groups in a step, over all processes
@@ -170,32 +188,37 @@ class LabelledBatches:
 
     @property
     def steps_per_epoch(self) -> int:
+        """The number of steps in an epoch."""
         return -(-len(self.groups) // self.batch_size)
 
     def __call__(self, n: int) -> list[Batch]:
+        """Return the micro-batches of this process in step n."""
         epoch, k = divmod(n, self.steps_per_epoch)
         count = len(self.groups)
         places = range(k * self.batch_size, min((k + 1) * self.batch_size, count))
-        chosen = [list(self.groups[shuffled_index(i, count, self.seed, epoch)]) for i in places]
-        own = sorted(chosen, key=longest_sequence)[self.rank :: self.world_size]
-        return list(token_budget_batches(own, self.micro_batch_tokens))
+        groups = [list(self.groups[shuffled_index(i, count, self.seed, epoch)]) for i in places]
+        part = sorted(groups, key=longest_sequence)[self.rank :: self.world_size]
+        return list(token_budget_batches(part, self.micro_batch_tokens))
 
 
 class Prefetched:
-    """`batches`, with those of the next step made by a thread while a step is computed, in memory
-    that a GPU reads by itself.
+    """Batches, of which a thread makes those of the next step while a step is computed.
+
+    They lie in memory that a GPU reads by itself.
 
     device: the GPU; None: ordinary memory.
     """
 
     def __init__(self, batches: Callable[[int], list[Batch]], device: torch.device | None = None):
-        self._batches, self._pins = batches, device is not None
+        self._batches = batches
+        self._pins = device is not None
         self._thread = ThreadPoolExecutor(
             1, initializer=partial(torch.cuda.set_device, device) if device else None
         )
         self._ahead = dict[int, Future[list[Batch]]]()  # step -> its batches: one step
 
     def __call__(self, n: int) -> list[Batch]:
+        """Return the batches of step n, and begin those of the next step."""
         result = (self._ahead.get(n) or self._thread.submit(self._make, n)).result()
         self._ahead = {n + 1: self._thread.submit(self._make, n + 1)}
         return result
@@ -205,30 +228,34 @@ class Prefetched:
         self._ahead = {}
 
     def _make(self, n: int) -> list[Batch]:
-        made = self._batches(n)
-        return [batch.map(Tensor.pin_memory) for batch in made] if self._pins else made
+        batches = self._batches(n)
+        return [batch.map(Tensor.pin_memory) for batch in batches] if self._pins else batches
 
 
 def joint_sizes(sizes: Sequence[int], mix: float = 0.0) -> tuple[int, int]:
-    """The steps of an epoch of several tasks that are task 0's, and those of all others. See
-    `joint_step`."""
-    first, others = sizes[0], sum(sizes[1:])
-    return first, min(others, round(mix * first)) if mix else others
+    """Return the steps of an epoch of several tasks that are task 0's, and those of all others.
+
+    See `joint_step`.
+    """
+    first = sizes[0]
+    rest = sum(sizes[1:])
+    return first, min(rest, round(mix * first)) if mix else rest
 
 
 def joint_step(n: int, sizes: Sequence[int], mix: float = 0.0, seed: int = 0) -> tuple[int, int]:
-    """The task of step n, and the number of the step among those of the task. The order of all
-    batches of an epoch is a permutation (Liu et al. 2019, algorithm 1).
+    """Return the task of step n, and the number of the step among those of the task.
+
+    The order of all batches of an epoch is a permutation (Liu et al. 2019, algorithm 1).
 
     Args:
         sizes: the steps of an epoch of each task.
         mix: batches of all other tasks together, for one of task 0: they are drawn in each epoch
             without replacement; 0: all.
     """
-    first, others = joint_sizes(sizes, mix)
-    epoch, k = divmod(n, first + others)
+    first, rest = joint_sizes(sizes, mix)
+    epoch, k = divmod(n, first + rest)
     rng = keyed_rng("joint", seed, epoch)
-    chosen = np.concatenate([np.arange(first), first + rng.permutation(sum(sizes[1:]))[:others]])
+    chosen = np.concatenate([np.arange(first), first + rng.permutation(sum(sizes[1:]))[:rest]])
     place = int(chosen[rng.permutation(len(chosen))[k]])
     starts = np.cumsum([0, *sizes])
     task = int(np.searchsorted(starts, place, "right")) - 1
@@ -246,14 +273,17 @@ def token_budget_batches(groups: Sequence[ExampleGroup], tokens: int) -> Iterato
 def token_budget_indices(
     lengths: Sequence[int], sizes: Sequence[int], tokens: int
 ) -> Iterator[list[int]]:
-    """The numbers of the groups in such parts. lengths: of the longest sequence of each; sizes:
-    sequences of each."""
+    """Yield the numbers of the groups of each batch within a token budget.
+
+    lengths: of the longest sequence of each; sizes: sequences of each.
+    """
     part: list[int] = []
     sequences = 0
     for number in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
         if part and (sequences + sizes[number]) * lengths[number] > tokens:
             yield part
-            part, sequences = [], 0
+            part = []
+            sequences = 0
         part.append(number)
         sequences += sizes[number]
     if part:
@@ -266,4 +296,5 @@ def longest_sequence(group: ExampleGroup) -> int:
 
 
 def num_tokens(groups: Sequence[ExampleGroup]) -> int:
+    """Return the number of tokens of all groups."""
     return sum(len(example.input_ids) for group in groups for example in group)

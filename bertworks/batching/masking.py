@@ -61,7 +61,8 @@ class MaskingConfig(Settings):
             f"mask {self.mask} and random {self.random}: expected fractions that sum to at most 1"
         )
         check(self.mask >= 0 and self.random >= 0 and self.mask + self.random <= 1, what)
-        is_token, unit = self.unit == "token", f"with unit {self.unit!r}: expected unit 'token'"
+        is_token = self.unit == "token"
+        unit = f"with unit {self.unit!r}: expected unit 'token'"
         check(is_token or self.special_tokens != "predicted", f"special_tokens 'predicted' {unit}")
         check(
             is_token or not self.frequency_power, f"frequency_power {self.frequency_power} {unit}"
@@ -77,27 +78,34 @@ class Example(NamedTuple):
 
     @property
     def target(self) -> Target:
-        """The target of a task: the first one. A teacher may have added another."""
+        """The target of a task: the first one.
+
+        A teacher may have added another.
+        """
         return next(iter(self.targets.values()))
 
 
 class NextTokens:
-    """Each token but the first is predicted from those before it (Bengio et al. 2003; Radford et
-    al. 2018).
-    dynamic: anew in every epoch."""
+    """The objective by which each token but the first is predicted from those before it.
+
+    It is that of Bengio et al. 2003 and Radford et al. 2018. dynamic: anew in every epoch.
+    """
 
     dynamic = False
 
     def __call__(self, s: TokenSequence, generator: Generator) -> Example:
+        """Return the sequence as an example, with the next tokens as targets."""
         target = Target(np.arange(len(s.input_ids) - 1), s.input_ids[1:])
         return Example(s.input_ids, s.token_type_ids, {"causal_lm": target, **s.targets})
 
 
 class Masker:
-    """starts_word: bool [vocab_size], which tokens begin a word. special_ids: of special tokens.
+    """Chooses the tokens that are predicted, and replaces them.
+
+    starts_word: bool [vocab_size], which tokens begin a word. special_ids: of special tokens.
     replaces: whether there is a target "replaced_token": at the masked positions uniform numbers,
-        float32 from 0 to below 1, by which a generator draws tokens. counts: int64 [vocab_size], of
-        each token in the text; None: all equal.
+    float32 from 0 to below 1, by which a generator draws tokens. counts: int64 [vocab_size], of
+    each token in the text; None: all equal.
     """
 
     def __init__(
@@ -110,19 +118,17 @@ class Masker:
         counts: NDArray[np.int64] | None = None,
     ):
         self.weights = None if counts is None else np.maximum(counts, 1) ** c.frequency_power
-        self.config, self.mask_id, self.starts_word, self.dynamic = (
-            c,
-            mask_id,
-            starts_word,
-            c.dynamic,
-        )
+        self.config = c
+        self.mask_id = mask_id
+        self.starts_word = starts_word
+        self.dynamic = c.dynamic
         self.replaces = replaces
         self.span_edges = np.cumsum(c.spans) / sum(c.spans)
         excluded = sorted(special_ids) if c.special_tokens == "predicted" else []
         self.replacements = np.delete(np.arange(len(starts_word)), excluded)
 
     def budget(self, length: int, generator: Generator) -> int:
-        """The number of predicted tokens in a sequence of `length` tokens."""
+        """Return the number of predicted tokens in a sequence of `length` tokens."""
         count = self.config.rate * length
         number = (
             round(count) if self.config.rounding == "nearest" else int(count + generator.random())
@@ -130,10 +136,12 @@ class Masker:
         return min(max(1, number), self.config.max_predictions or length)
 
     def __call__(self, s: TokenSequence, generator: Generator) -> Example:
+        """Return the sequence as an example, with masked tokens as targets."""
         positions = (self._choose_tokens if self.config.unit == "token" else self._choose_words)(
             s, generator
         )
-        input_ids, draws = s.input_ids.copy(), generator.random(len(positions))
+        input_ids = s.input_ids.copy()
+        draws = generator.random(len(positions))
         input_ids[positions[draws < self.config.mask]] = self.mask_id
         other = positions[
             (draws >= self.config.mask) & (draws < self.config.mask + self.config.random)
@@ -164,8 +172,10 @@ class Masker:
         return np.sort(order[: self.budget(len(s.input_ids), generator)])
 
     def _choose_words(self, s: TokenSequence, generator: Generator) -> Ids:
-        """Words or spans in random order; one that no longer fits is skipped, because a smaller one
-        may fit."""
+        """Return words or spans in random order, as many as fit.
+
+        One that no longer fits is skipped, because a smaller one may fit.
+        """
         budget = self.budget(len(s.input_ids), generator)
         # A segment starts a word, even if it was cut within one, and so does every special token.
         starts = s.special | np.roll(s.special, 1) | self.starts_word[s.input_ids]
@@ -195,8 +205,9 @@ def make_targets(
     replaces: bool = False,
     counts: NDArray[np.int64] | None = None,
 ) -> TargetMaker:
-    """What is predicted of the tokens: masked ones, or each next one. replaces, counts: see
-    `Masker`.
+    """Return what makes the targets of tokens: of masked ones, or of each next one.
+
+    replaces, counts: see `Masker`.
 
     Raises:
         BertworksError: masked ones, and the tokenizer has no mask token.

@@ -1,5 +1,6 @@
-"""How a corpus is cut into sequences: pairs of segments (BERT, ALBERT), full sentences (RoBERTa),
-parts (ELECTRA).
+"""Cut a corpus into sequences.
+
+Pairs of segments (BERT, ALBERT), full sentences (RoBERTa), parts (ELECTRA).
 
 The cuts depend on random numbers and on one another, so they are planned once, from lengths alone.
 A plan has a few numbers per sequence; then any sequence is one look-up. A plan may be larger than
@@ -82,8 +83,10 @@ class TokenSequence(NamedTuple):
 
 
 def keyed_rng(purpose: str, *address: int) -> Generator:
-    """The random numbers of an address. The purpose is part of it, so that no two purposes share
-    numbers."""
+    """Return the random numbers of an address.
+
+    The purpose is part of it, so that no two purposes share numbers.
+    """
     return np.random.default_rng((int.from_bytes(purpose.encode(), "little"), *address))
 
 
@@ -93,15 +96,19 @@ def add_special_tokens(
     targets: Mapping[str, Target] = MappingProxyType({}),
     one_type: bool = False,
 ) -> TokenSequence:
-    """The segments, each [tokens], with the special tokens of a template around and between them:
-    [all tokens]. The number of its segment is the token type of a token. With `one_type` they are
-    pieces of one text: each ends with the suffix, and the token types are all 0."""
+    """Return segments with the special tokens of a template around and between them.
+
+    The segments are [tokens] each, the result is [all tokens]. The number of its segment is the
+    token type of a token. With `one_type` they are pieces of one text: each ends with the suffix,
+    and the token types are all 0.
+    """
     ends = [template.suffix if one_type else template.between] * (len(segments) - 1) + [
         template.suffix
     ]
     # Special tokens and segments take turns.
     pieces: list[Any] = [template.prefix, *chain.from_iterable(zip(segments, ends, strict=True))]
-    lengths, numbers = [len(piece) for piece in pieces], np.arange(len(pieces))
+    lengths = [len(piece) for piece in pieces]
+    numbers = np.arange(len(pieces))
     types = np.zeros_like(numbers) if one_type else np.maximum(numbers - 1, 0) // 2
     input_ids = np.concatenate([np.asarray(piece, np.int64) for piece in pieces])
     return TokenSequence(
@@ -110,7 +117,9 @@ def add_special_tokens(
 
 
 class Sampler(ABC):
-    """The sequences of a format. `plan_blocks` cuts documents; sequence i is a look-up in `plan`.
+    """The sequences of a format.
+
+    `plan_blocks` cuts documents; sequence i is a look-up in `plan`.
 
     targets: names of the targets that each sequence has.
     segments: token types that it uses.
@@ -132,19 +141,18 @@ class Sampler(ABC):
         special = template.num_special(self.segments)
         what = f"sequences of {max_length} tokens: special tokens and a token of each segment need"
         expect(max_length >= special + self.segments, f"{what} {special + self.segments}")
-        self.store, self.config, self.max_length, self.template, self.seed = (
-            store,
-            c,
-            max_length,
-            template,
-            seed,
-        )
+        self.store = store
+        self.config = c
+        self.max_length = max_length
+        self.template = template
+        self.seed = seed
         self.room = max_length - special
         self.plan: Plan = np.zeros((0, self.columns), np.int64)
 
     def plan_blocks(self, documents: Ids) -> Iterator[Plan]:
-        """A plan of some documents, int64 [D'], in arrays of BLOCK rows. The same arguments give
-        the same plan on every machine.
+        """Yield a plan of some documents, int64 [D'], in arrays of BLOCK rows.
+
+        The same arguments give the same plan on every machine.
 
         Raises:
             BertworksError: the plan has no rows.
@@ -158,7 +166,7 @@ class Sampler(ABC):
             block = np.fromiter(islice(numbers, size), np.int64)
 
     def make_plan(self, documents: Ids) -> Plan:
-        """The same plan in memory, of a small corpus."""
+        """Return the same plan in memory, of a small corpus."""
         return np.concatenate(list(self.plan_blocks(documents)))
 
     def __len__(self) -> int:
@@ -171,9 +179,10 @@ class Sampler(ABC):
 
 
 class Pairs(Sampler):
-    """Two segments of whole sentences, which fill a sequence together, as
-    `create_pretraining_data.py` of google-research/bert cuts them. A plan row is five numbers:
-    first and last token of A, of B, and the label of the pair.
+    """Two segments of whole sentences, which fill a sequence together.
+
+    They are cut as by `create_pretraining_data.py` of google-research/bert. A plan row is five
+    numbers: first and last token of A, of B, and the label of the pair.
 
     swaps: whether segments are swapped; else the second one is replaced.
     """
@@ -183,20 +192,26 @@ class Pairs(Sampler):
 
     def _plan_rows(self, documents: Ids) -> Iterator[tuple[int, ...]]:
         """Sentences are collected up to the target length and split at a random sentence."""
-        sentences, edges = np.asarray(self.store.sentences), self.store.documents
+        sentences = np.asarray(self.store.sentences)
+        edges = self.store.documents
         limits = np.stack([edges[documents], edges[documents + 1]], 1)  # first and last sentence
         for copy, d in product(range(self.config.copies), range(len(limits))):
             first, last = limits[d].tolist()
             coin = Random(f"pairs {self.seed} {copy} {first}").random
             starts = sentences[first : last + 1].tolist()
-            count, i, target = last - first, 0, self.room
+            count = last - first
+            i = 0
+            target = self.room
             if coin() < self.config.short_rate:
                 # uniform from 2 to the budget, once per document
                 target = 2 + int(coin() * (self.room - 1))
             while i < count:
                 end = bisect_left(starts, starts[i] + target, lo=i + 1, hi=count)
                 split = end if end - i == 1 else i + 1 + int(coin() * (end - i - 1))
-                a, b, b_end, i = starts[i], starts[split], starts[end], end
+                a = starts[i]
+                b = starts[split]
+                b_end = starts[end]
+                i = end
                 if self.swaps and b < b_end:
                     yield (b, b_end, a, b, 1) if coin() < 0.5 else (a, b, b, b_end, 0)
                 elif not self.swaps and b < b_end and coin() >= 0.5:
@@ -216,19 +231,23 @@ class Pairs(Sampler):
 
 
 class NextSentencePairs(Pairs):
-    """Half of the second segments are replaced from another document, of which there must be one;
-    the sentences that they replace are used again. The label is that of next sentence prediction
-    (0: B follows A; 1: it does not)."""
+    """Pairs, of which half of the second segments come from another document.
+
+    There must be such a document; the sentences that are replaced are used again. The label is that
+    of next sentence prediction (0: B follows A; 1: it does not).
+    """
 
     targets = ("next_sentence",)
     swaps = False
 
 
 class SentenceOrderPairs(Pairs):
-    """The segments of half of the pairs are swapped (Lan et al. 2020, section 3.1). The label is
-    that of sentence order prediction (0: A comes first in the text; 1: B does). No sentence comes
-    from another document: a chunk of one sentence is left out, where google-research/albert takes
-    one."""
+    """The segments of half of the pairs are swapped (Lan et al. 2020, section 3.1).
+
+    The label is that of sentence order prediction (0: A comes first in the text; 1: B does). No
+    sentence comes from another document: a chunk of one sentence is left out, where
+    google-research/albert takes one.
+    """
 
     targets = ("sentence_order",)
     swaps = True
@@ -241,8 +260,10 @@ class SentenceOrderPairs(Pairs):
 def _random_sentences(
     sentences: Ids, limits: NDArray[np.int64], d: int, tokens: int, coin: Callable[[], float]
 ) -> tuple[int, int]:
-    """First and last token of sentences of another document than d, from a random one on, up to
-    `tokens`."""
+    """Return the first and last token of sentences of another document than d.
+
+    They begin at a random sentence and have up to `tokens` tokens.
+    """
     e = int(coin() * (len(limits) - 1))
     e += e >= d
     first, last = limits[e].tolist()
@@ -255,7 +276,9 @@ def truncate(
     a: int, a_end: int, b: int, b_end: int, budget: int, generator: Callable[[], Generator]
 ) -> tuple[int, int, int, int]:
     """Removes tokens of the longer segment, at random from its front or its back, until both fit.
-    Of equally long ones the second counts as longer, as in the original."""
+
+    Of equally long ones the second counts as longer, as in the original.
+    """
     excess = a_end - a + b_end - b - budget
     if excess <= 0:
         return a, a_end, b, b_end
@@ -268,10 +291,12 @@ def truncate(
 
 
 class FullSentences(Sampler):
-    """Whole sentences in the order of the text until the sequence is full, with an extra [SEP]
-    between documents. A sentence longer than a sequence is cut. A plan row is (sequence, first
-    token, last token) of one piece; the numbers of the sequences are ascending, and none is left
-    out."""
+    """Whole sentences in the order of the text until the sequence is full.
+
+    There is an extra [SEP] between documents. A sentence longer than a sequence is cut. A plan row
+    is (sequence, first token, last token) of one piece; the numbers of the sequences are ascending,
+    and none is left out.
+    """
 
     segments = 1
     columns = 3
@@ -279,8 +304,10 @@ class FullSentences(Sampler):
     def _plan_rows(self, documents: Ids) -> Iterator[tuple[int, ...]]:
         tail = len(self.template.suffix)  # of every piece
         full = self.max_length - len(self.template.prefix)
-        number, room = 0, full
-        sentences, edges = self.store.sentences, self.store.documents
+        number = 0
+        room = full
+        sentences = self.store.sentences
+        edges = self.store.documents
         for d in documents.tolist():
             starts = sentences[edges[d] : edges[d + 1] + 1].tolist()
             piece = starts[0]
@@ -289,15 +316,19 @@ class FullSentences(Sampler):
                 if end - piece + tail > room and (start > piece or room < full):
                     if start > piece:
                         yield number, piece, start
-                    number, room, piece = number + 1, full, start
+                    number = number + 1
+                    room = full
+                    piece = start
                 while end - piece + tail > room:  # longer than a whole sequence
                     yield number, piece, piece + room - tail
-                    number, piece = number + 1, piece + room - tail
+                    number = number + 1
+                    piece = piece + room - tail
             if starts[-1] > piece:
                 yield number, piece, starts[-1]
                 room -= starts[-1] - piece + tail
             if room < 1 + tail:
-                number, room = number + 1, full
+                number = number + 1
+                room = full
 
     def __len__(self) -> int:
         return int(self.plan[-1, 0]) + 1 if len(self.plan) else 0
@@ -307,7 +338,7 @@ class FullSentences(Sampler):
         return add_special_tokens(pieces, self.template, one_type=True)
 
     def _pieces(self, i: int) -> list[list[int]]:
-        """The rows of sequence i, without its number."""
+        """Return the rows of sequence i, without its number."""
         if not 0 <= i < len(self):
             raise IndexError(i)
         numbers = self.plan[:, 0]
@@ -318,13 +349,18 @@ class FullSentences(Sampler):
 
 
 class Stream(FullSentences):
-    """Documents one after the other, cut where a sequence is full. A plan row is (sequence, first
-    token, last token) of one piece, and 1 if the token that ends a text follows it."""
+    """Documents one after the other, cut where a sequence is full.
+
+    A plan row is (sequence, first token, last token) of one piece, and 1 if the token that ends a
+    text follows it.
+    """
 
     columns = 4
 
     def _plan_rows(self, documents: Ids) -> Iterator[tuple[int, ...]]:
-        number, room, ending = 0, self.max_length, len(self.template.suffix)
+        number = 0
+        room = self.max_length
+        ending = len(self.template.suffix)
         for edges in self.store.sentences[
             self.store.documents[np.stack([documents, documents + 1], 1)]
         ].tolist():
@@ -335,9 +371,11 @@ class Stream(FullSentences):
                 is_done = start + size == end and room - size >= ending
                 if size or is_done:
                     yield number, start, start + size, int(is_done)
-                start, room = start + size, room - size - ending * is_done
+                start = start + size
+                room = room - size - ending * is_done
                 if room < max(1, ending):
-                    number, room = number + 1, self.max_length
+                    number = number + 1
+                    room = self.max_length
 
     def __getitem__(self, i: int) -> TokenSequence:
         parts = [
@@ -345,29 +383,32 @@ class Stream(FullSentences):
             for a, b, ends in self._pieces(i)
         ]
         pieces = [np.asarray(piece, np.int64) for pair in parts for piece in pair]
-        ids, lengths = np.concatenate(pieces), [len(piece) for piece in pieces]
+        ids = np.concatenate(pieces)
+        lengths = [len(piece) for piece in pieces]
         return TokenSequence(
             ids, np.zeros_like(ids), (np.arange(len(pieces)) % 2 == 1).repeat(lengths), {}
         )
 
 
 class OneSegment(Sampler):
-    """`build_pretraining_dataset.py` of google-research/electra: sentences of one document are
-    collected up to the length. The first half of the length is segment A, the rest segment B; one
-    of ten sequences has no B. What does not fit at the end of a segment is left out. A plan row is
-    four numbers: first and last token of A and of B."""
+    """Sentences of one document, collected up to the length and divided into two segments.
+
+    It is the method of `build_pretraining_dataset.py` of google-research/electra. The first half of
+    the length is segment A, the rest segment B; one of ten sequences has no B. What does not fit at
+    the end of a segment is left out. A plan row is four numbers: first and last token of A and of
+    B.
+    """
 
     columns = 4
 
     def _plan_rows(self, documents: Ids) -> Iterator[tuple[int, ...]]:
-        sentences, edges = self.store.sentences, self.store.documents
+        sentences = self.store.sentences
+        edges = self.store.documents
         for copy, d in product(range(self.config.copies), documents.tolist()):
             starts = sentences[edges[d] : edges[d + 1] + 1].tolist()
-            coin, i, count = (
-                Random(f"segments {self.seed} {copy} {starts[0]}").random,
-                0,
-                len(starts) - 1,
-            )
+            coin = Random(f"segments {self.seed} {copy} {starts[0]}").random
+            i = 0
+            count = len(starts) - 1
             while i < count:
                 target = self.max_length
                 if coin() < self.config.short_rate:
@@ -379,9 +420,13 @@ class OneSegment(Sampler):
     def _segments(
         self, starts: list[int], target: int, coin: Callable[[], float]
     ) -> tuple[int, int, int, int]:
-        """A row. starts: first tokens of the sentences, and the end of the last one."""
-        one, two = (self.template.num_special(n) for n in (1, 2))
-        half, split = (target - two) // 2, 1  # sentences of A
+        """Return a plan row.
+
+        starts: first tokens of the sentences, and the end of the last one.
+        """
+        special_of_one, special_of_two = (self.template.num_special(n) for n in (1, 2))
+        half = (target - special_of_two) // 2
+        split = 1  # sentences of A
         if coin() < SINGLE_RATE:
             split = len(starts) - 1
         # a sentence that crosses the middle belongs to A half of the time
@@ -390,8 +435,11 @@ class OneSegment(Sampler):
             if longer >= half and not (size < half and coin() < 0.5):
                 break
             split += 1
-        a_end = min(starts[split], starts[0] + self.max_length - one)
-        b_end = min(starts[-1], starts[split] + max(0, self.max_length - two - (a_end - starts[0])))
+        a_end = min(starts[split], starts[0] + self.max_length - special_of_one)
+        b_end = min(
+            starts[-1],
+            starts[split] + max(0, self.max_length - special_of_two - (a_end - starts[0])),
+        )
         return starts[0], a_end, starts[split], b_end
 
     def __getitem__(self, i: int) -> TokenSequence:
@@ -401,9 +449,11 @@ class OneSegment(Sampler):
 
 
 class Parallel(Sampler):
-    """Two sides of a document, each with the template around it; the number of the side is the
-    token type. A plan row is three numbers: the first token of each side, and the end of the
-    second."""
+    """Two sides of a document, each with the template around it.
+
+    The number of the side is the token type. A plan row is three numbers: the first token of each
+    side, and the end of the second.
+    """
 
     columns = 3
     needs = "raise sequence_length, or give shorter pairs"
@@ -438,5 +488,5 @@ FORMATS: Mapping[Format, type[Sampler]] = {
 def make_sampler(
     store: TokenStore, c: SamplingConfig, max_length: int, template: Template, seed: int
 ) -> Sampler:
-    """The sampler of a format. template: with "stream", its suffix ends a text."""
+    """Return the sampler of a format. template: with "stream", its suffix ends a text."""
     return FORMATS[c.format](store, c, max_length, template, seed)

@@ -1,5 +1,6 @@
-"""Parameters and settings under the names of Hugging Face: the engine that reads the tables of
-`families` in both directions.
+"""Read and write parameters and settings under the names of Hugging Face.
+
+It is the engine that reads the tables of `families` in both directions.
 
 It imports no library of theirs, opens no file and builds no network. Everything that is read is
 checked against the configuration first: a name, a shape or a size that does not fit is an error.
@@ -30,7 +31,8 @@ VECTOR_CLASS = "BertworksVectorClassifier"
 # rows in front of a position table, kept as they were
 UNUSED_POSITIONS = "encoder.embeddings.unused_positions.weight"
 _NAMES = packaged_table(__file__, "other_names.toml")
-_NOT_KEPT, _OF_LABELS = {*_NAMES["not_kept"]}, {*_NAMES["of_labels"]}
+_NOT_KEPT = {*_NAMES["not_kept"]}
+_OF_LABELS = {*_NAMES["of_labels"]}
 _CORRECT = "correct the file, or get it again"
 _OTHER_CONFIG = "use the config.json that was saved with these weights"
 _ANY = -1  # a size that the configuration does not determine
@@ -40,56 +42,63 @@ _LAYER_OF_MEANS = "classifier.weight"  # see `VECTOR_CLASS`
 class _Parameter(NamedTuple):
     """A row of a table, for one layer, of the weight or the bias.
 
-    shape: of each of theirs, after transposing; _ANY: any size.
-    unused_rows: in front of a position table.
+    name: of the parameter in bertworks.
+    file_names: of the tensors in a file that are the parameter together.
+    shape: of each of these tensors, after transposing; _ANY: any size.
+    unused_rows: in front of the position embeddings.
     """
 
-    ours: str
-    theirs: list[str]
+    name: str
+    file_names: list[str]
     shape: tuple[int, ...]
     is_transposed: bool
     unused_rows: int
 
     @property
     def component(self) -> str:
-        return self.ours.split(".", 1)[0]
+        return self.name.split(".", 1)[0]
 
 
 def component_names(state: Iterable[str]) -> frozenset[str]:
-    """The components of a state of ours, of: encoder, pooler, lm_head, next_sentence,
-    sentence_order, replaced_token, classifier, span, recurrent, mix."""
+    """Return the components of a state under the names of bertworks.
+
+    They are some of encoder, pooler, lm_head, next_sentence, sentence_order, replaced_token,
+    classifier, span, recurrent and mix.
+    """
     return frozenset(name.split(".", 1)[0] for name in state)
 
 
-def components_in_file(theirs: Iterable[str], config: EncoderConfig) -> frozenset[str]:
+def components_in_file(names: Iterable[str], config: EncoderConfig) -> frozenset[str]:
     """The components, as in `component_names`, that a file with these names has something of."""
     family = FAMILIES[config.family]
-    bare = {name.removeprefix(family.prefix) for name in theirs}
+    bare = {name.removeprefix(family.prefix) for name in names}
     return frozenset(
-        p.component for p in _parameters(config, bare) if not bare.isdisjoint(p.theirs)
+        p.component for p in _parameters(config, bare) if not bare.isdisjoint(p.file_names)
     )
 
 
 def their_names(config: EncoderConfig) -> list[str]:
-    """The names, without prefix, of all parameters that a file of theirs may have."""
+    """Return the names, without prefix, of all parameters that a file of theirs may have."""
     return [
         name
         for p in _parameters(config, [])
         if p.component not in ("recurrent", "mix")
-        for name in p.theirs
+        for name in p.file_names
     ]
 
 
 def layer_of_means(config: EncoderConfig) -> str:
     """The name of the linear layer in a file of VECTOR_CLASS, which has its weight and its bias."""
     table = _parameters(config, [], VECTOR_CLASS)
-    (name,) = next(parameter.theirs for parameter in table if parameter.ours == _LAYER_OF_MEANS)
+    (name,) = next(parameter.file_names for parameter in table if parameter.name == _LAYER_OF_MEANS)
     return name.removesuffix(".weight")
 
 
 def architecture_of(state: Iterable[str], config: EncoderConfig = BERT) -> str:
-    """The class of transformers for a pre-trained state. KeyError for the heads of fine-tuning,
-    which need labels."""
+    """Return the class of transformers for a pre-trained state.
+
+    KeyError for the heads of fine-tuning, which need labels.
+    """
     classes = FAMILIES[config.family].pretraining_of(config)
     return classes[" ".join(sorted(component_names(state) - {"encoder", "pooler"}))]
 
@@ -97,8 +106,9 @@ def architecture_of(state: Iterable[str], config: EncoderConfig = BERT) -> str:
 def to_huggingface(
     state: Mapping[str, Tensor], config: EncoderConfig, architecture: str | None = None
 ) -> dict[str, Tensor]:
-    """Our parameters under their names: the names and shapes that their own class for these
-    components saves.
+    """Return our parameters under the names and in the shapes of transformers.
+
+    They are those that its own class for these components saves.
 
     Tied copies are left out and the body has a prefix only next to a head, as in their files.
     Tensors are views.
@@ -113,11 +123,12 @@ def to_huggingface(
     family = FAMILIES[config.family]
     has_head = config.lm_head == "plain" or bool(component_names(state) - {"encoder", "pooler"})
     table = _parameters(config, state, architecture)
-    theirs: dict[str, Tensor] = {}
-    for parameter in _present(table, state.keys() - {UNUSED_POSITIONS}, lambda p: [p.ours], None):
-        value, parts = state[parameter.ours], len(parameter.theirs)
+    tensors: dict[str, Tensor] = {}
+    for parameter in _present(table, state.keys() - {UNUSED_POSITIONS}, lambda p: [p.name], None):
+        value = state[parameter.name]
+        parts = len(parameter.file_names)
         _check_shape(
-            parameter.ours, value, (parameter.shape[0] * parts, *parameter.shape[1:]), None
+            parameter.name, value, (parameter.shape[0] * parts, *parameter.shape[1:]), None
         )
         if parameter.unused_rows:
             unused = state.get(
@@ -125,20 +136,21 @@ def to_huggingface(
             )
             value = torch.cat([unused, value])
         value = value.t() if parameter.is_transposed else value
-        if architecture == VECTOR_CLASS and parameter.ours == _LAYER_OF_MEANS:
+        if architecture == VECTOR_CLASS and parameter.name == _LAYER_OF_MEANS:
             value = value[None]
-        for name, piece in zip(parameter.theirs, value.chunk(parts)):
-            theirs[family.prefix + name if has_head and name.startswith(family.body) else name] = (
+        for name, piece in zip(parameter.file_names, value.chunk(parts)):
+            tensors[family.prefix + name if has_head and name.startswith(family.body) else name] = (
                 piece
             )
-    return theirs
+    return tensors
 
 
 def from_huggingface(
     state: Mapping[str, Tensor], config: EncoderConfig, *, where: str | None = None
 ) -> dict[str, Tensor]:
-    """Their parameters under our names, from a file of the body alone or with any head. What it
-    has: `component_names`.
+    """Their parameters under our names, from a file of the body alone or with any head.
+
+    What it has: `component_names`.
 
     The body must be complete and every head whole or absent. Tied copies must be equal to their
     original.
@@ -151,28 +163,30 @@ def from_huggingface(
             missing is listed).
     """
     family = FAMILIES[config.family]
-    theirs = _renamed(state, family, where)
-    ours: dict[str, Tensor] = {}
-    present = _present(_parameters(config, theirs), theirs.keys(), lambda p: p.theirs, where)
+    tensors = _renamed(state, family, where)
+    parameters: dict[str, Tensor] = {}
+    present = _present(_parameters(config, tensors), tensors.keys(), lambda p: p.file_names, where)
     has_pooler = "pooler" in {parameter.component for parameter in present}
     for parameter in present:
         pieces = [
-            theirs[name].t() if parameter.is_transposed else theirs[name]
-            for name in parameter.theirs
+            tensors[name].t() if parameter.is_transposed else tensors[name]
+            for name in parameter.file_names
         ]
         if parameter.unused_rows and pieces[0].dim() == 2:
-            ours[UNUSED_POSITIONS], pieces[0] = pieces[0].tensor_split([parameter.unused_rows])
+            parameters[UNUSED_POSITIONS], pieces[0] = pieces[0].tensor_split(
+                [parameter.unused_rows]
+            )
         if (
-            parameter.ours == _LAYER_OF_MEANS
+            parameter.name == _LAYER_OF_MEANS
             and not has_pooler
             and pieces[0].dim() == 3
             and len(pieces[0]) == 1
         ):
             pieces[0] = pieces[0][0]  # see `VECTOR_CLASS`
-        for name, piece in zip(parameter.theirs, pieces):
+        for name, piece in zip(parameter.file_names, pieces):
             _check_shape(name, piece, parameter.shape, where)
-        ours[parameter.ours] = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-    return ours
+        parameters[parameter.name] = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    return parameters
 
 
 def check_output_layer(
@@ -183,8 +197,10 @@ def check_output_layer(
     *,
     predicts_tokens: bool = False,
 ) -> None:
-    """Raises BertworksError if config.json says that the output layer over the vocabulary is not
-    the embedding matrix, and the file has no such layer: transformers would draw one at random.
+    """Raise BertworksError if the output layer over the vocabulary is missing in a file.
+
+    config.json then says that it is not the embedding matrix: transformers would draw one at
+    random.
 
     Args:
         settings: the content of config.json.
@@ -219,8 +235,10 @@ def check_output_layer(
 
 
 def redundant_tensors(names: Collection[str], family: str = "bert") -> list[str]:
-    """Which of the names in a file `from_huggingface` does not need: buffers, and copies of what is
-    there as well."""
+    """Return the names in a file that `from_huggingface` does not need.
+
+    They are buffers, and copies of other tensors.
+    """
     f = FAMILIES[family]
     bare = {name.removeprefix(f.prefix): name for name in names}
     return sorted(
@@ -229,14 +247,16 @@ def redundant_tensors(names: Collection[str], family: str = "bert") -> list[str]
 
 
 def can_hold(config: EncoderConfig, heads: Collection[str]) -> bool:
-    """Whether files of a network have a place for these heads of pre-training, together."""
+    """Return whether files of a network have a place for these heads of pre-training, together."""
     return " ".join(sorted({*heads} - {"pooler"})) in FAMILIES[config.family].pretraining_of(config)
 
 
 def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
-    """Raises BertworksError for a network that the files of its family cannot describe, which
-    transformers would read as another one. pad_token_id: of its tokenizer; RoBERTa counts positions
-    from it."""
+    """Raise BertworksError for a network that the files of its family cannot describe.
+
+    transformers would read it as another one. pad_token_id: of its tokenizer; RoBERTa counts
+    positions from it.
+    """
     family = FAMILIES.get(config.family)
     if family is None:
         raise BertworksError(f"family is {config.family!r}: expected one of {', '.join(FAMILIES)}")
@@ -285,7 +305,8 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
         )
     if config.family == "xlm" and config.direction == "right_to_left":
         raise BertworksError("files of xlm cannot hold a network that reads from right to left")
-    if pad_token_id != (expected := family.required.get("pad_token_id", pad_token_id)):
+    expected = family.required.get("pad_token_id", pad_token_id)
+    if pad_token_id != expected:
         what = (
             f"the padding token has id {pad_token_id}: in {config.family} positions are "
             "counted from it"
@@ -295,8 +316,9 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
 
 
 def _with_canonical_dropouts(config: EncoderConfig) -> EncoderConfig:
-    """Return the same configuration with None for each dropout that equals the one which None
-    stands for.
+    """Return the same configuration with None for each dropout that is the default.
+
+    None stands for the default.
 
     Files of transformers have a number for each dropout, so that configurations could not be
     compared otherwise.
@@ -309,8 +331,9 @@ def _with_canonical_dropouts(config: EncoderConfig) -> EncoderConfig:
 
 
 def check_lm_head_act(config: EncoderConfig) -> None:
-    """Raises BertworksError if the head for masked tokens has another activation than the heads of
-    its family.
+    """Raise BertworksError if the head for masked tokens has an unusual activation.
+
+    The usual one is that of the heads of its family.
 
     transformers has no such network. bertworks reads existing ones, but does not train new ones.
     """
@@ -331,8 +354,10 @@ def _has_own_lm_head_act(config: EncoderConfig) -> bool:
 
 
 def num_parameters(config: EncoderConfig, heads: Collection[Head]) -> int:
-    """Parameters of a network and its heads in the files of its family, with unused rows of the
-    position table."""
+    """Return the number of parameters of a network and its heads in the files of its family.
+
+    Unused rows of the position embeddings count.
+    """
     return (
         config.num_parameters(*heads)
         + FAMILIES[config.family].unused_positions * config.embedding_width
@@ -346,7 +371,7 @@ def config_to_huggingface(
     pad_token_id: int = 0,
     token_ids: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """The content of config.json, every field written, with real types.
+    """Return the content of config.json, every field written, with real types.
 
     Args:
         architectures: their class that the saved parameters are of, such as `BertForPreTraining`.
@@ -406,8 +431,9 @@ def config_to_huggingface(
 
 
 def _own_lm_head(config: EncoderConfig, architectures: Collection[str]) -> dict[str, str]:
-    """Return the settings of a saved head for masked tokens that transformers does not have; {} for
-    any other network.
+    """Return the settings of a saved head for masked tokens that transformers does not have.
+
+    For any other network they are {}.
 
     Because of the model_type transformers refuses the folder instead of computing another function.
     """
@@ -421,15 +447,19 @@ def _own_lm_head(config: EncoderConfig, architectures: Collection[str]) -> dict[
 
 
 def is_own_lm_head(config: EncoderConfig, architectures: Collection[str]) -> bool:
-    """Whether transformers refuses a folder of this network, saved as one of these classes, because
-    of its head for masked tokens."""
+    """Return whether transformers refuses a folder because of its head for masked tokens.
+
+    The network is saved as one of these classes.
+    """
     return bool(_own_lm_head(config, architectures))
 
 
 def config_from_huggingface(
     settings: Mapping[str, Any], *, where: str | None = None
 ) -> EncoderConfig:
-    """The encoder that a config.json describes. Keys that do not concern an encoder are ignored.
+    """Return the encoder that a config.json describes.
+
+    Keys that do not concern an encoder are ignored.
 
     Args:
         where: the file, for messages.
@@ -506,8 +536,7 @@ def config_from_huggingface(
 def _lm_head_act(
     settings: Mapping[str, Any], family: Family, hidden_act: str, where: str | None
 ) -> str:
-    """Return the activation in the head for masked tokens, or "" if it is the activation of the
-    layers.
+    """Return the activation in the head for masked tokens, or "" if it is that of the layers.
 
     A head that differs from those of its family has the setting `lm_head_act` (`_own_lm_head`).
     bertworks 0.1.0 gave the head of a RoBERTa the activation of its layers without such a setting:
@@ -525,8 +554,10 @@ def _lm_head_act(
 
 
 def is_of_first_version(settings: Mapping[str, Any]) -> bool:
-    """Whether a config.json was written by bertworks 0.1.0, in a family in which it computed
-    another head for masked tokens than transformers."""
+    """Return whether bertworks 0.1.0 wrote a config.json of a family that it computed differently.
+
+    It had another head for masked tokens than transformers.
+    """
     family = FAMILIES[_family_name(_kind(settings))]
     is_null = family.earlier_null in settings and settings[family.earlier_null] is None
     return is_null and "transformers_version" not in settings
@@ -570,7 +601,10 @@ def settings_to_keep(
 
 
 def _kind(settings: Mapping[str, Any]) -> Any:
-    """The model_type. The first versions did not write it, but some wrote the name of the class."""
+    """Return the model_type.
+
+    The first versions did not write it, but some wrote the name of the class.
+    """
     named = settings.get("architectures")
     old = (
         isinstance(named, list)
@@ -634,8 +668,10 @@ def _value(value: Any, key: str, name: str, family: Family, where: str | None) -
 
 
 def _language_names(value: Any, key: str, where: str | None) -> tuple[str, ...]:
-    """Return the names of the languages in the order of their numbers. value: the number of each
-    name."""
+    """Return the names of the languages in the order of their numbers.
+
+    value: the number of each name.
+    """
     names = (
         {number: name for name, number in value.items()} if isinstance(value, dict) else {-1: ""}
     )
@@ -647,14 +683,15 @@ def _language_names(value: Any, key: str, where: str | None) -> tuple[str, ...]:
 def _parameters(
     config: EncoderConfig, names: Collection[str], architecture: str | None = None
 ) -> list[_Parameter]:
-    """The table of a family with its signs replaced: one entry for each parameter of ours.
+    """Return the table of a family with its signs replaced: one entry for each parameter of ours.
 
     Args:
         names: those of the file.
         architecture: their class; None: the one, among those with rows of their own, that has these
             names.
     """
-    family, hidden = FAMILIES[config.family], config.hidden_size
+    family = FAMILIES[config.family]
+    hidden = config.hidden_size
     sizes = {
         "V": config.vocab_size,
         "P": config.max_position_embeddings,
@@ -690,17 +727,19 @@ def _parameters(
     )
     absent_rows = tuple(f"encoder.embeddings.{table}." for table in absent)
     entries = []
-    for ours, (axes, *theirs) in (
-        (ours, row) for ours, row in rows.items() if row and not ours.startswith(absent_rows)
-    ):
+    for pattern, row in rows.items():
+        if not row or pattern.startswith(absent_rows):
+            continue
+        axes, *file_patterns = row
         shape = tuple(sizes[axis] for axis in axes.split())
-        if ours == "span.*" and "recurrent" in component_names(names):
+        if pattern == "span.*" and "recurrent" in component_names(names):
             shape = (shape[0], _ANY)
-        unused_rows = family.unused_positions if ours.endswith("position.weight") else 0
-        for number in map(str, range(config.num_groups)) if "#" in ours else [""]:
-            for end in ("weight", "bias") if "*" in ours else [""]:
+        unused_rows = family.unused_positions if pattern.endswith("position.weight") else 0
+        for number in map(str, range(config.num_groups)) if "#" in pattern else [""]:
+            for end in ("weight", "bias") if "*" in pattern else [""]:
                 name, *parts = [
-                    name.replace("#", number).replace("*", end) for name in (ours, *theirs)
+                    name.replace("#", number).replace("*", end)
+                    for name in (pattern, *file_patterns)
                 ]
                 of_end = shape[:1] if end == "bias" else shape
                 entries.append(
@@ -710,26 +749,28 @@ def _parameters(
 
 
 def _renamed(state: Mapping[str, Tensor], family: Family, where: str | None) -> dict[str, Tensor]:
-    """With today's names, without the prefix, buffers and copies of tied parameters. An original
-    that is missing is taken from its copy."""
-    theirs: dict[str, Tensor] = {}
+    """With today's names, without the prefix, buffers and copies of tied parameters.
+
+    An original that is missing is taken from its copy.
+    """
+    tensors: dict[str, Tensor] = {}
     for name, value in state.items():
         new = name.removeprefix(family.prefix)
         for old, today in _NAMES["old"].items():
             new = new.replace(old, today)
-        require(new not in theirs, f"two tensors are both {new}: {name} is one of them", where)
+        require(new not in tensors, f"two tensors are both {new}: {name} is one of them", where)
         if not _is_buffer(new, family):
-            theirs[new] = value
-    for name in [name for name in family.tied if name in theirs]:
-        copy = theirs.pop(name)
-        original = theirs.setdefault(family.tied[name], copy)
+            tensors[new] = value
+    for name in [name for name in family.tied if name in tensors]:
+        copy = tensors.pop(name)
+        original = tensors.setdefault(family.tied[name], copy)
         what = (
             f"{name} differs from {family.tied[name]}: only models with an output layer tied "
             "to the embeddings"
         )
         is_equal = copy.dtype == original.dtype and torch.equal(copy, original)
         require(is_equal, f"{what} are supported", where)
-    return theirs
+    return tensors
 
 
 def _present(
@@ -738,8 +779,9 @@ def _present(
     names_of: Callable[[_Parameter], Sequence[str]],
     where: str | None,
 ) -> list[_Parameter]:
-    """The parameters of the encoder and of the heads that have one of the names. names_of: a
-    parameter's own.
+    """Return the parameters of the encoder and of the heads that have one of the names.
+
+    names_of: a parameter's own.
 
     Raises:
         BertworksError: a name of no parameter, or a head or an encoder that is incomplete.
@@ -760,7 +802,7 @@ def _present(
 
 def _check_shape(name: str, value: Tensor, shape: Sequence[int], where: str | None) -> None:
     fits = value.dim() == len(shape) and all(
-        size in (_ANY, found) for size, found in zip(shape, value.shape)
+        size in (_ANY, length) for size, length in zip(shape, value.shape)
     )
     axes = ", ".join("any" if size == _ANY else str(size) for size in shape)
     expected = f"the configuration expects floating-point numbers of the shape [{axes}]"

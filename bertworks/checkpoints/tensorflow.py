@@ -1,5 +1,6 @@
-"""Google's TensorFlow checkpoints of BERT -> a model: bert_model.ckpt with bert_config.json and
-vocab.txt. No TensorFlow.
+"""Read Google's TensorFlow checkpoints of BERT, without TensorFlow.
+
+A checkpoint is bert_model.ckpt with bert_config.json and vocab.txt.
 
 - `read_index`: `NAME.index`, a sorted table of LevelDB (blocks of names with shared beginnings and
   checksums) whose values are protobuf messages -> the variables in `NAME.data-00000-of-00001`.
@@ -49,8 +50,10 @@ _OPTIMIZER = re.compile(r"(.+/)?(adam_m|adam_v|Adam|Adam_1|beta[12]_power|global
 
 
 class Variable(NamedTuple):
-    """Where a variable stands. dtype None: of a kind that holds no numbers of a network, such as
-    strings."""
+    """The place of a variable in the files.
+
+    dtype is None for a kind that holds no numbers of a network, such as strings.
+    """
 
     dtype: torch.dtype | None
     shape: tuple[int, ...]
@@ -77,8 +80,9 @@ class Variable(NamedTuple):
 
 
 def read_index(prefix: Path) -> dict[str, Variable]:
-    """The variables of a checkpoint by name. Every place is checked to be in its file; no number is
-    read.
+    """Return the variables of a checkpoint by name.
+
+    Every place is checked to be in its file; no number is read.
 
     Args:
         prefix: the name without `.index`, such as bert_model.ckpt.
@@ -114,16 +118,16 @@ def read_index(prefix: Path) -> dict[str, Variable]:
 
 
 def _variable(name: str, entry: Protobuf, prefix: Path, files: int) -> Variable:
-    """A variable from a BundleEntryProto (tensorflow/core/protobuf/tensor_bundle.proto). files: of
-    data."""
+    """Return a variable from a BundleEntryProto (tensorflow/core/protobuf/tensor_bundle.proto).
+
+    files: of data.
+    """
     check(7 not in entry, f"{name} is stored in several pieces, which is not read")
     kind, file, offset, size, checksum = _numbers(entry, 1, 3, 4, 5, 6)
     sizes = [size for shape in entry.get(2, []) for size in read_protobuf(shape).get(2, [])]
     shape = tuple(number for size in sizes for number in _numbers(read_protobuf(size), 1))
-    dtype, path = (
-        _DTYPES.get(kind),
-        prefix.with_name(f"{prefix.name}.data-{file:05d}-of-{files:05d}"),
-    )
+    dtype = _DTYPES.get(kind)
+    path = prefix.with_name(f"{prefix.name}.data-{file:05d}-of-{files:05d}")
     fits = dtype is None or (len(shape) <= 8 and prod(shape) * dtype.itemsize == size)
     check(fits, f"{name} has, by the index, the shape {list(shape)[:8]} and {size} bytes")
     available = path.stat().st_size
@@ -133,13 +137,14 @@ def _variable(name: str, entry: Protobuf, prefix: Path, files: int) -> Variable:
 
 
 def _numbers(message: Protobuf, *fields: int) -> list[int]:
-    """The values of fields of a message; 0 for one that is not there."""
+    """Return the values of fields of a message; 0 for one that is not there."""
     return [last_value(message, field, 0) for field in fields]
 
 
 def _rows(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """The keys and values of a LevelDB table, through the block that says where the blocks are."""
-    footer, rest = data[-_FOOTER:], len(data)
+    footer = data[-_FOOTER:]
+    rest = len(data)
     _, _, at = _place(footer, 0)
     start, size, _ = _place(footer, at)
     for _, place in _block(data, start, size):
@@ -157,15 +162,19 @@ def _place(data: bytes, at: int) -> tuple[int, int, int]:
 
 
 def _block(data: bytes, start: int, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """Keys, of which each begins as the one before it, and values. At the end stand places to
-    begin, not needed."""
-    block, trailer = data[start : start + size], data[start + size : start + size + _TRAILER]
+    """Keys, of which each begins as the one before it, and values.
+
+    At the end stand places to begin, not needed.
+    """
+    block = data[start : start + size]
+    trailer = data[start + size : start + size + _TRAILER]
     check(size >= 4 and len(trailer) == _TRAILER, "a block beyond the end")
     check(not trailer[0], "a compressed block, which is not read")
     checksum = int.from_bytes(trailer[1:], "little")
     check(_checksum(block + trailer[:1]) == checksum, "the checksum of a block is wrong")
     end = size - 4 - 4 * int.from_bytes(block[-4:], "little")
-    at, key = 0, b""
+    at = 0
+    key = b""
     while at < end:
         shared, at = read_varint(block, at)
         fresh, at = read_varint(block, at)
@@ -178,8 +187,10 @@ def _block(data: bytes, start: int, size: int) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _checksum(data: bytes) -> int:
-    """The CRC-32C of RFC 3720 as TensorFlow stores it: rotated, because the bytes may hold
-    checksums themselves."""
+    """Return the CRC-32C of RFC 3720 as TensorFlow stores it.
+
+    It is rotated, because the bytes may hold checksums themselves.
+    """
     import google_crc32c  # not needed to import the package
 
     checksum = int(google_crc32c.value(data))
@@ -190,23 +201,26 @@ Gelu = Literal["tanh", "exact"]
 
 
 def find_checkpoint(path: Path) -> Path | None:
-    """The name of a checkpoint without `.index`: given so, or by one of its files, or as the folder
-    of just one.
+    """Return the name of a checkpoint without `.index`, or None.
 
-    None: there is none. Raises BertworksError where a folder holds several.
+    It is given so, or by one of its files, or as the folder of just one.
+
+    None: files is none. Raises BertworksError where a folder holds several.
     """
     if path.is_dir():
-        found = sorted(path.glob("*.index"))
-        names = ", ".join(str(index.with_suffix("")) for index in found[:4])
-        require(len(found) < 2, "several checkpoints in this folder", path, f"give one of {names}")
-        return found[0].with_suffix("") if found else None
+        indexes = sorted(path.glob("*.index"))
+        names = ", ".join(str(index.with_suffix("")) for index in indexes[:4])
+        require(
+            len(indexes) < 2, "several checkpoints in this folder", path, f"give one of {names}"
+        )
+        return indexes[0].with_suffix("") if indexes else None
     prefix = path.with_name(re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", path.name))
-    there = [
+    files = [
         f"{prefix}{end}"
         for end in (".index", ".data-00000-of-00001")
         if Path(f"{prefix}{end}").exists()
     ]
-    return prefix if prefix.name and there else None
+    return prefix if prefix.name and files else None
 
 
 def load_checkpoint(
@@ -218,8 +232,9 @@ def load_checkpoint(
     gelu: Gelu = "tanh",
     leave_out: Collection[str] = (),
 ) -> tuple[Model, list[str]]:
-    """Read a checkpoint of google-research/bert: pre-trained, or fine-tuned by run_classifier.py or
-    run_squad.py. Returns it as a model, with notes for users.
+    """Read a checkpoint of google-research/bert as a model, with notes for users.
+
+    It is pre-trained, or fine-tuned by run_classifier.py or run_squad.py.
 
     The state of its optimizer is left out, and counted. Everything is checked by names and shapes
     before a number is read, and each variable against its checksum.
@@ -232,13 +247,14 @@ def load_checkpoint(
         gelu: what "gelu" in the configuration means: the approximation by tanh, which Google's code
             computes, or the exact function, which Hugging Face's conversions of the same
             checkpoints compute.
-        leave_out: names or patterns (`*`) of variables that are not wanted.
+        leave_out: names or patterns (`*`) of variables that are not tensors_of_model.
 
     Raises:
         BertworksError: files missing or damaged, a variable that is none of a BERT of this
             configuration (named), or one that is missing.
     """
-    variables, index = read_index(prefix), f"{prefix}.index"
+    variables = read_index(prefix)
+    index = f"{prefix}.index"
     encoder, approximate = _read_config(
         config or _beside(prefix, "bert_config.json", "--config"), gelu
     )
@@ -246,29 +262,36 @@ def load_checkpoint(
     unwanted = [
         name for name in variables if any(fnmatchcase(name, pattern) for pattern in leave_out)
     ]
-    wanted = {
+    tensors_of_model = {
         name: variable for name, variable in variables.items() if name not in {*slots, *unwanted}
     }
     names = _names_of_google(encoder)
     _refuse_unknown(
-        [name for name, variable in wanted.items() if name not in names or variable.dtype is None],
+        [
+            name
+            for name, variable in tensors_of_model.items()
+            if name not in names or variable.dtype is None
+        ],
         index,
     )
 
     def converted(tensor_of: Callable[[Variable], Tensor]) -> dict[str, Tensor]:
-        """Under our names. A variable that is called `kernel` is the transposed matrix."""
-        tensors = {name: tensor_of(variable) for name, variable in wanted.items()}
-        theirs = {
+        """Under our names.
+
+        A variable that is called `kernel` is the transposed matrix.
+        """
+        tensors = {name: tensor_of(variable) for name, variable in tensors_of_model.items()}
+        renamed = {
             names[name]: x.transpose(0, -1) if name.endswith("/kernel") else x
             for name, x in tensors.items()
         }
-        return hf_mapping.from_huggingface(theirs, encoder, where=index)
+        return hf_mapping.from_huggingface(renamed, encoder, where=index)
 
     converted(lambda variable: torch.empty(variable.shape, dtype=variable.dtype, device="meta"))
-    said, why = _casing(prefix) if lowercase is None else (lowercase, "as the options say")
+    lowercases, reason = _casing(prefix) if lowercase is None else (lowercase, "as the options say")
     path = vocabulary or _beside(prefix, "vocab.txt", "--vocab")
     tokenizer = Tokenizer.from_vocabulary(
-        path, lowercase=said, model_max_length=encoder.max_position_embeddings
+        path, lowercase=lowercases, model_max_length=encoder.max_position_embeddings
     )
     check_vocabulary(tokenizer, encoder, path)
     state = converted(lambda variable: variable.read().float())
@@ -276,7 +299,8 @@ def load_checkpoint(
     notes = {
         f"left out: {len(slots)} variables of the optimizer": slots,
         f"left out, as the options say: {', '.join(unwanted)}": unwanted,
-        f"text is {'lower-cased' if said else 'left as it is (cased)'}, {why}": said is not None,
+        f"text is {'lower-cased' if lowercases else 'left as it is (cased)'}, {reason}": lowercases
+        is not None,
         "gelu is the approximation by tanh, as Google's code computes it (hidden_act gelu_new); "
         "Hugging Face's "
         "conversions say gelu, the exact function, which differs in the third decimal: --gelu "
@@ -287,7 +311,7 @@ def load_checkpoint(
 
 
 def _read_config(path: Path, gelu: Gelu) -> tuple[EncoderConfig, bool]:
-    """The configuration, and whether its "gelu" was read as the approximation by tanh."""
+    """Return the configuration, and whether its "gelu" was read as the approximation by tanh."""
     settings = {"model_type": "bert", "hidden_act": "gelu"} | read_json(path)
     approximate = settings["hidden_act"] == "gelu" and gelu == "tanh"
     settings |= {"hidden_act": "gelu_new"} if approximate else {}
@@ -296,12 +320,13 @@ def _read_config(path: Path, gelu: Gelu) -> tuple[EncoderConfig, bool]:
 
 def _names_of_google(config: EncoderConfig) -> dict[str, str]:
     """The variables of a BERT in Google's code: their name, and the one in Hugging Face's files."""
-    family, names = FAMILIES["bert"], {}
-    for theirs in hf_mapping.their_names(config):
-        name = family.prefix + theirs if theirs.startswith(family.body) else theirs
+    family = FAMILIES["bert"]
+    names = {}
+    for file_name in hf_mapping.their_names(config):
+        name = family.prefix + file_name if file_name.startswith(family.body) else file_name
         for pattern, replacement in family.google:
             name = re.sub(pattern, replacement, name)
-        names[name] = theirs
+        names[name] = file_name
     return names
 
 
@@ -322,8 +347,10 @@ def _beside(prefix: Path, name: str, option: str) -> Path:
 
 
 def _casing(prefix: Path) -> tuple[bool | None, str]:
-    """What the names of the checkpoint and of its folder say, and which did: such as
-    uncased_L-12_H-768_A-12."""
+    """Return the casing that the names of the checkpoint and of its folder state, and the name.
+
+    Such a name is uncased_L-12_H-768_A-12.
+    """
     for name in (prefix.name, prefix.resolve().parent.name):
         if match := re.search(r"(un)?cased", name.lower()):
             return match[1] is not None, f"as the name {name} says (--cased or --uncased decides)"

@@ -57,8 +57,10 @@ def write_record(folder: Path, weights_sha256: str, *, has_task: bool) -> None:
 
 
 def record_files(folder: Path) -> list[Path]:
-    """The files with a hash of the weights. Delete them before the weights are replaced: a killed
-    process then leaves no wrong record."""
+    """Return the files with a hash of the weights.
+
+    Delete them before the weights are replaced: a killed process then leaves no wrong record.
+    """
     return [folder / RECORD_FILE, folder / EVALUATION_FILE]
 
 
@@ -92,8 +94,10 @@ def read_record(folder: Path) -> WeightsRecord | None:
 
 
 def _older_record(file: str, weights: object, *, has_task: bool) -> WeightsRecord | None:
-    """Return the record in a file of an earlier version or of `export`, or None if it has no hash
-    of the weights."""
+    """Return the record in a file of an earlier version or of `export`.
+
+    It is None if the file has no hash of the weights.
+    """
     if not isinstance(weights, str):
         return None
     return WeightsRecord(file, weights, "", has_task)
@@ -111,8 +115,10 @@ def combined_sha256(files: Sequence[Path]) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """The sha256 of a file. It is remembered in this process, for as long as the file has the same
-    size and times."""
+    """Return the sha256 of a file.
+
+    It is remembered in this process, for as long as the file has the same size and times.
+    """
     status = os.stat(path)  # noqa: PTH116 - of the file that a link leads to
     version = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     if version in _known_hashes:

@@ -1,1 +1,4 @@
-"""LABELLED FILES -> TYPED ROWS. No tokens, no torch."""
+"""LABELLED FILES -> TYPED ROWS.
+
+No tokens, no torch.
+"""

@@ -1,5 +1,6 @@
-"""Labelled text that is not a table -> plain values: CoNLL columns, schemes of tags, SQuAD
-articles, character spans.
+"""Read labelled text that is not a table as plain values.
+
+CoNLL columns, schemes of tags, SQuAD articles, character spans.
 
 Only the layout is checked here. The meaning of labels and answers is checked later, by `schema`.
 """
@@ -51,9 +52,11 @@ _SPAN_HINT = (
 
 
 class TagScheme(NamedTuple):
-    """How tags mark entities. name: IOB1, IOB (either IOB1 or IOB2), IOBES, BILOU, BMES, BMEWO, or
-    bare types.
-    marks: for each tag but O, its letter in IOBES and its type, "" if it has none."""
+    """How tags mark entities.
+
+    name: IOB1, IOB (either IOB1 or IOB2), IOBES, BILOU, BMES, BMEWO, or bare types. marks: for each
+    tag but O, its letter in IOBES and its type, "" if it has none.
+    """
 
     name: str
     marks: Mapping[str, tuple[str, str]]
@@ -61,8 +64,10 @@ class TagScheme(NamedTuple):
 
 @lru_cache(maxsize=64)
 def tag_scheme(labels: tuple[str, ...], bare_types: bool = False) -> TagScheme | None:
-    """The first scheme that has all these tags; None if they mark no entities, as parts of speech.
-    The letter is before or after the type: B-PER, b_per, PER-B.
+    """Return the first scheme that has all these tags.
+
+    It is None if they mark no entities, as parts of speech. The letter is before or after the type:
+    B-PER, b_per, PER-B.
 
     bare_types: all tags but O are types of entities.
     """
@@ -114,7 +119,7 @@ class ConllLayout(NamedTuple):
 def conll_layout(
     sample: Iterable[str], chosen: Mapping[str, int], *, treebank: bool = False
 ) -> ConllLayout:
-    """The layout of a CoNLL file.
+    """Return the layout of a CoNLL file.
 
     The word is the first cell, or the second if the first counts the words. The tag is the last
     cell; in a treebank (CoNLL-U: ten cells) it is the fourth, the part of speech. Of nested
@@ -170,8 +175,10 @@ def _is_entity_tag(cell: str) -> bool:
 
 
 def looks_like_conll(sample: Iterable[str]) -> bool:
-    """Whether nearly all lines begin with a token and end with a tag like O or B-person, or are
-    those of CoNLL-U."""
+    """Return whether the lines are those of a CoNLL file, or of CoNLL-U.
+
+    Nearly all of them begin with a token and end with a tag like O or B-person.
+    """
     rows = [
         conll_cells(line)
         for line in sample
@@ -190,7 +197,7 @@ def _is_boundary(line: str) -> bool:
 
 
 def conll_cells(line: str) -> list[str]:
-    """The cells of one line, separated by tabs, or by spaces if there is no tab."""
+    """Return the cells of one line, separated by tabs, or by spaces if there is no tab."""
     line = line.rstrip(" \r")
     return line.split("\t") if "\t" in line else re.split(" +", line)
 
@@ -198,9 +205,11 @@ def conll_cells(line: str) -> list[str]:
 def _conll_lines(
     lines: Iterable[tuple[int, str]], layout: ConllLayout
 ) -> Iterator[tuple[str, int, str, list[str]]]:
-    """The kind, number, text and cells of each line. Kinds: "word"; "part", a range (1-2) or an
-    empty node (5.1), which are no words; "comment", which begins with "# " and stands before the
-    words of a sentence; "end" of a sentence."""
+    """Yield the kind, number, text and cells of each line.
+
+    Kinds: "word"; "part", a range (1-2) or an empty node (5.1), which are no words; "comment",
+    which begins with "# " and stands before the words of a sentence; "end" of a sentence.
+    """
     kind = "end"
     for number, line in lines:
         cells = conll_cells(line)
@@ -214,7 +223,7 @@ def _conll_lines(
 
 
 def _is_word(cells: list[str], layout: ConllLayout) -> bool:
-    """Whether a line that begins with "# " holds a word with its tag."""
+    """Return whether a line that begins with "# " holds a word with its tag."""
     fits = not layout.is_numbered and layout.tag is not None and len(cells) == layout.width
     return fits and (not layout.has_entities or _is_entity_tag(cells[layout.tag or 0]))
 
@@ -233,8 +242,9 @@ class Sentence(dict[str, Any]):
 def read_conll(
     lines: Iterable[tuple[int, str]], name: str, layout: ConllLayout
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line, values) for each sentence: `tokens`, `tags` (if there are any), `document`,
-    `lines`.
+    """Yield (line, values) for each sentence.
+
+    The values are `tokens`, `tags` (if there are any), `document` and `lines`.
 
     Args:
         lines: numbered. A blank line ends a sentence; -DOCSTART- or a comment "newdoc" begins a
@@ -307,9 +317,10 @@ def _check_conll_line(
 
 
 def with_tags(lines: Iterable[str], tags: Iterable[str], layout: ConllLayout) -> Iterator[str]:
-    """The lines of a CoNLL file, or of sentences of it, with one more cell. Comments and lines
-    between sentences stay as they are. A -DOCSTART- line with as many cells as the others gets O,
-    and what is no word gets _, so that all have the same number of cells.
+    """Yield the lines of a CoNLL file, or of sentences of it, with one more cell.
+
+    Comments and lines between sentences stay as they are. A -DOCSTART- line with as many cells as
+    the others gets O, and what is no word gets _, so that all have the same number of cells.
 
     Args:
         tags: of all words of these lines.
@@ -331,8 +342,9 @@ def with_tags(lines: Iterable[str], tags: Iterable[str], layout: ConllLayout) ->
 
 
 def json_rows(value: Any) -> Any:
-    """The rows of a JSON value that fills a file, or a SQuAD document; None: it is one row, or
-    something else.
+    """Return the rows of a JSON value that fills a file, or a SQuAD document.
+
+    It is None for one row, or something else.
 
     Known: lists; {"data": rows}; {"classes", "annotations": rows}; pandas (orient records, split,
     table, values; columns and index with row numbers); SQuAD; spaCy 2.
@@ -364,8 +376,10 @@ def json_rows(value: Any) -> Any:
 
 
 def _spacy_sentences(articles: Any) -> list[dict[str, Any]] | None:
-    """The words and tags (entities, else parts of speech) in JSON of spaCy 2; None: it is something
-    else."""
+    """Return the words and tags (entities, else parts of speech) in JSON of spaCy 2.
+
+    It is None for something else.
+    """
     with suppress(AttributeError, KeyError, TypeError):
         paragraphs = chain.from_iterable(article["paragraphs"] for article in articles)
         sentences = [sentence["tokens"] for part in paragraphs for sentence in part["sentences"]]
@@ -378,8 +392,10 @@ def _spacy_sentences(articles: Any) -> list[dict[str, Any]] | None:
 
 
 def splits_of(value: Any) -> list[str]:
-    """The names of the parts of a JSON value like {"train": [...], "validation": [...]}; [] if it
-    is none."""
+    """Return the names of the parts of a JSON value like {"train": [...], "validation": [...]}.
+
+    Of any other value there are none.
+    """
     names = list(value) if isinstance(value, dict) else []
     return (
         names
@@ -389,8 +405,11 @@ def splits_of(value: Any) -> list[str]:
 
 
 def record_of(row: Any) -> Any:
-    """One row of JSON as a flat object, if it has a known layout: of spaCy, Label Studio, or
-    Prodigy's choices. Other lists become "column 1", "column 2", ..."""
+    """Return one row of JSON as a flat object, if it has a known layout.
+
+    Known are those of spaCy, Label Studio, and Prodigy's choices. Other lists become "column 1",
+    "column 2", ...
+    """
     if isinstance(row, list):
         pair = len(row) == 2 and isinstance(row[1], dict)
         row = (
@@ -433,8 +452,11 @@ def record_of(row: Any) -> Any:
 
 
 def _label_studio(task: Mapping[str, Any]) -> dict[str, Any]:
-    """The data and the first annotation of a task; "annotations" is their number if there are
-    several. ValueError: annotations of other data than plain text."""
+    """Return the data and the first annotation of a task.
+
+    "annotations" is their number if there are several. ValueError: annotations of other data than
+    plain text.
+    """
     annotations = task.get("annotations") or task.get("completions") or []  # the latter: until 2021
     done = [
         entry for entry in annotations if not (entry.get("was_cancelled") or entry.get("skipped"))
@@ -459,18 +481,18 @@ def _label_studio(task: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_rejected(record: Mapping[str, Any]) -> bool:
-    """Whether the annotator of Prodigy did not accept a row."""
+    """Return whether the annotator of Prodigy did not accept a row."""
     known = record.keys() & {"_task_hash", "spans", "accept_options", "label"}
     return record.get("answer") in ("reject", "ignore") and bool(known)
 
 
 def fasttext_row(line: str) -> dict[str, Any]:
-    """The text and the labels of a line like "__label__a __label__b text"."""
+    """Return the text and the labels of a line like "__label__a __label__b text"."""
     return {"text": _FASTTEXT.sub("", line).strip(), "label": _FASTTEXT.findall(line)}
 
 
 def looks_like_fasttext(sample: Iterable[str]) -> bool:
-    """Whether nearly all lines begin with a label of fastText."""
+    """Return whether nearly all lines begin with a label of fastText."""
     begins = [line.startswith("__label__") for line in sample if line.strip()]
     return sum(begins) > 0.9 * len(begins)
 
@@ -482,8 +504,10 @@ def looks_like_fasttext(sample: Iterable[str]) -> bool:
 def answer_fields(
     columns: Iterable[str], rows: Iterable[Mapping[str, Any]]
 ) -> tuple[str, str, str | None] | None:
-    """The fields of the context, of answers as text, and of their start, in rows with questions;
-    None if there are none, or if most answers are not in their context."""
+    """Return the fields of the context, the answers as text and their start in rows with questions.
+
+    It is None if there are none, or if most answers are not in their context.
+    """
     names = {name.strip().lower().replace(" ", "_"): name for name in columns}
     answer = next(
         (names[name] for name in ("answer_text", "answers", "answer") if name in names), None
@@ -516,9 +540,11 @@ def _answer_texts(value: Any) -> list[str]:
 def with_answers(
     record: Mapping[str, Any], context: str, answer: str, start: str | None
 ) -> tuple[dict[str, Any], bool]:
-    """The record with `answers` as in SQuAD, and whether an answer without a start occurs several
-    times in the context: the first place counts; -1 is none. The names are those of
-    `answer_fields`."""
+    """Return the record with `answers` as in SQuAD, and whether an answer is ambiguous.
+
+    An answer without a start may occur several times in the context: the first place counts; -1 is
+    none. The names are those of `answer_fields`.
+    """
     within = str(record.get(context))
     texts = _answer_texts(record.get(answer))
     place = str(record.get(start)).removesuffix(".0").strip("[]") if start else ""
@@ -534,8 +560,9 @@ def with_answers(
 
 
 def read_squad(document: Mapping[str, Any], file: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (" question ID", values) for each question: id, title, context, question, answers,
-    is_impossible.
+    """Yield (" question ID", values) for each question.
+
+    The values are id, title, context, question, answers and is_impossible.
 
     `answers` is a list of {"text", "answer_start"} that may have more fields; None where the file
     has no answers.
@@ -581,8 +608,9 @@ def _part(entry: Any, key: str, kind: Any, where: str) -> Any:
 def span_column(
     sample: Sequence[Mapping[str, Any]], records: Iterable[Mapping[str, Any]]
 ) -> str | None:
-    """The field of JSON objects with lists of character spans; None if there is none, or if all
-    lists are empty.
+    """Return the field of JSON objects with lists of character spans.
+
+    It is None if there is none, or if all lists are empty.
 
     sample: the first of the records. The others show it if a field with the name of a span column
         is an empty list.
@@ -602,8 +630,9 @@ def span_column(
 
 
 def with_entities(record: Mapping[str, Any], column: str, where: str) -> dict[str, Any]:
-    """The record with its spans as `entities`: a list of {"start", "end", "type"} that keep their
-    other fields.
+    """Return the record with its spans as `entities`.
+
+    They are a list of {"start", "end", "type"} that keep their other fields.
 
     Raises:
         BertworksError: a span has no start, end or type.
@@ -628,8 +657,10 @@ def with_entities(record: Mapping[str, Any], column: str, where: str) -> dict[st
 
 
 def span_of(entry: Any) -> dict[str, Any] | None:
-    """One span as {"start", "end", "type"} with its other fields, from any usual layout: {"start",
-    "end", "label"}, {"span": [0, 5], ...}, [0, 5, "x"]; None if it is no span."""
+    """Return one span as {"start", "end", "type"} with its other fields, or None if it is no span.
+
+    The usual layouts are {"start", "end", "label"}, {"span": [0, 5], ...} and [0, 5, "x"].
+    """
     if isinstance(entry, list) and len(entry) == 3:
         entry = dict(zip(("start", "end", "type"), entry))
     if not isinstance(entry, dict):

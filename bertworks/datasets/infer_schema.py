@@ -24,7 +24,8 @@ Names = tuple[str, ...]  # of columns
 Options = ReadOptions | None  # None: labels are not looked for
 _TAG = re.compile(rf"O|{ENTITY_TAG.pattern}")
 _TAG_NAMES = ("tag", "tags", "ner", "ner_tag", "ner_tags", "pos", "pos_tag", "upos", "entity")
-_SHOWN_LABELS, _SHOWN_VALUES = 10, 3
+_SHOWN_LABELS = 10
+_SHOWN_VALUES = 3
 _MIN_TEXT = 15  # characters on average of a text that is named by no known name
 _DATE = 8  # characters of codes that are dates or addresses, not the names of classes
 _MIN_FILLED = 0.5  # of the rows have a text, if its column is inferred
@@ -48,8 +49,9 @@ def infer_schema(
     group: str | None = None,
     labelled: bool = True,
 ) -> tuple[Schema, list[str]]:
-    """What the columns of a file mean, and why, in words. Reads the file twice; only its beginning
-    unless `labelled`.
+    """What the columns of a file mean, and why, in words.
+
+    Reads the file twice; only its beginning unless `labelled`.
 
     Args:
         task, text, label: what is known already. Several labels: columns of 0 and 1.
@@ -61,7 +63,8 @@ def infer_schema(
             texts; the columns may mean several things, or the rows are no texts with labels.
         BertworksError: no column looks like a text or a label; all rows have the same label.
     """
-    text, label = values.names_of(text), values.names_of(label)
+    text = values.names_of(text)
+    label = values.names_of(label)
     for names, option in (
         (text, "--text"),
         (label, "--label"),
@@ -92,10 +95,10 @@ def infer_schema(
         schema = replace(schema, text=text or tuple(reader.columns))
     for value, what in ((schema.text, "text"), (schema.label, "label")):
         if not value and (labelled or what == "text"):
-            others = set(reader.columns) - {*schema.text}
+            remaining = set(reader.columns) - {*schema.text}
             hint = (
                 f"name the one with the {what} with --{what}"
-                if others
+                if remaining
                 else f"add one with the {what}"
             )
             codes = [
@@ -120,7 +123,7 @@ def infer_schema(
 
 
 def study(reader: RowReader, count: int | None) -> dict[str, Column]:
-    """The statistics of each column of a file. count: of rows; None: all."""
+    """Return the statistics of each column of a file. count: of rows; None: all."""
     decimal = reader.options.decimal
     columns = {name: Column(name, decimal) for name in reader.columns}
     for row in reader if count is None else reader.sample(count):
@@ -136,7 +139,7 @@ def study(reader: RowReader, count: int | None) -> dict[str, Column]:
 
 
 def _by_layout(reader: RowReader, columns: Columns, text: Names, label: Names) -> Schema | None:
-    """The schema, if the layout of the file is enough to tell it."""
+    """Return the schema, if the layout of the file is enough to tell it."""
     if reader.kind == "squad":
         return Schema(task="qa", text=("question", "context"), label=("answers",))
     if reader.kind == "spans":
@@ -159,13 +162,13 @@ def _by_layout(reader: RowReader, columns: Columns, text: Names, label: Names) -
 def _by_columns(
     columns: Columns, text: Names, label: Names, task: str | None, options: Options
 ) -> Schema:
-    """The schema by names and values."""
+    """Return the schema by names and values."""
     if options:
         _refuse_parts(columns, text, label, task)
-    if task in (None, "choice") and (
-        schema := _choice(columns, text, label, options, is_explicit=task is not None)
-    ):
-        return schema
+    if task in (None, "choice"):
+        schema = _choice(columns, text, label, options, is_explicit=task is not None)
+        if schema:
+            return schema
     text = text or _find_texts(columns, label, is_one=task in ("tagging", "spans"))
     label = label or (_find_label(columns, text) if options and text else ())
     if not label or options is None:
@@ -206,8 +209,10 @@ def _by_columns(
 
 
 def _refuse_parts(columns: Columns, text: Names, label: Names, task: str | None) -> None:
-    """Raises UsageError if a row is one word or one stretch of a text, or if not all rows are for
-    training."""
+    """Raise UsageError if a row is one word or one stretch of a text.
+
+    Also if not all rows are for training.
+    """
     tags = [name for name in label or columns if _holds_tags(columns[name])]
     short = [
         c
@@ -256,7 +261,7 @@ def _refuse_parts(columns: Columns, text: Names, label: Names, task: str | None)
 
 
 def _holds_tags(column: Column) -> bool:
-    """Whether each value is one tag of a word."""
+    """Return whether each value is one tag of a word."""
     is_named = (
         column.known_name in _TAG_NAMES and column.has_few_values and column.holds(values.WORD)
     )
@@ -264,7 +269,7 @@ def _holds_tags(column: Column) -> bool:
 
 
 def _is_split(column: Column) -> bool:
-    """Whether the values say which rows are for training and which for evaluation."""
+    """Return whether the values say which rows are for training and which for evaluation."""
     return len(column.values) > 1 and column.holds(values.SPLIT, 1)
 
 
@@ -284,7 +289,7 @@ def _some_values(column: Column) -> str:
 def _choice(
     columns: Columns, text: Names, label: Names, options: Options, *, is_explicit: bool
 ) -> Schema | None:
-    """A multiple choice, if the columns hold one, or if the task was named."""
+    """Return a multiple choice, if the columns hold one, or if the task was named."""
     texts = text or _find_choices(columns)
     if not texts or (text and not is_explicit) or len(label) > 1:
         return None
@@ -306,8 +311,10 @@ def _choice(
 
 
 def _separator_of(column: Column, *, is_explicit: bool) -> str:
-    """The mark between several labels in one cell; "" if there is none. A comma or semicolon counts
-    only if the parts recur, unless the task was named."""
+    """Return the mark between several labels in one cell; "" if there is none.
+
+    A comma or semicolon counts only if the parts recur, unless the task was named.
+    """
     for mark in "|;,/" if is_explicit else "|;,":
         cells = [value for value in column.values if mark in value]
         if is_explicit and cells:
@@ -347,11 +354,11 @@ def _find_choices(columns: Columns) -> tuple[str, ...]:
         return prompt.name, *choices
     # A prompt, at least three choices and the number of the right one, at the end of a table
     # without header.
-    *others, label = columns.values()
+    *before, label = columns.values()
     number = (
         int(label.high) + 1 if label.is_numeric and not label.fractions and label.low == 0 else 0
     )
-    texts = others[-1 - number :]
+    texts = before[-1 - number :]
     if not _are_nameless(columns) or number < 3 or len(texts) <= number:
         return ()
     if not all(text.is_text and not text.is_constant and not text.holds_codes() for text in texts):
@@ -360,7 +367,7 @@ def _find_choices(columns: Columns) -> tuple[str, ...]:
 
 
 def _find_texts(columns: Columns, excluded: Names, *, is_one: bool = False) -> Names:
-    """The text or the pair of texts; () if no column looks like one.
+    """Return the text or the pair of texts; () if no column looks like one.
 
     Raises:
         UsageError: there is another text, and no known name tells which are read, unless the task
@@ -412,13 +419,14 @@ def _mean_length(column: Column) -> float:
 
 
 def _is_unused(column: Column) -> bool:
-    """Whether a column has one word in most rows, as NO_QUERY where there was no query."""
+    """Return whether a column has one word in most rows, as NO_QUERY where there was no query."""
     return column.is_constant and column.is_text and " " not in column.values.most_common(1)[0][0]
 
 
 def _only_words_or_codes(possible_columns: Sequence[Column]) -> Names:
-    """Return the only column that can be the text although it holds single words, names, ids,
-    dates, addresses or one value; () if there is none.
+    """Return the only column that can be the text although it looks like something else, or ().
+
+    It holds single words, names, ids, dates, addresses or one value.
 
     Raises:
         UsageError: there are several.
@@ -476,8 +484,10 @@ def _find_label(columns: Columns, texts: Names) -> Names:
 
 
 def _flags(columns: Columns, candidates: Sequence[Column]) -> Names:
-    """Columns of 0 and 1 that stand together and are written in the same way: each is a label. ()
-    if these are none."""
+    """Columns of 0 and 1 that stand together and are written in the same way: each is a label.
+
+    () if these are none.
+    """
     places = [[*columns].index(column.name) for column in candidates]
     run = [*columns.values()][min(places) : max(places) + 1]
     is_even = any(all(column.holds(kind) for column in run) for kind in values.FLAG_KINDS)
@@ -487,20 +497,20 @@ def _flags(columns: Columns, candidates: Sequence[Column]) -> Names:
 def _candidates(columns: Columns, texts: Names) -> list[Column]:
     """The columns that could be the label by their values: classes, or numbers with fractions."""
     rows = max(column.filled for column in columns.values())
-    found = [
+    candidates = [
         column
         for name, column in columns.items()
         if name not in texts and column.filled > MOST * rows
     ]
-    found = [
+    candidates = [
         c
-        for c in found
+        for c in candidates
         if c.known_name not in values.ID_NAMES and not values.NO_LABELS.fullmatch(c.known_name)
     ]
-    found = [c for c in found if not (_is_split(c) or _OFFSETS.fullmatch(c.known_name))]
-    found = [c for c in found if c.mean_length < _DATE or not _holds_ids(c)]
-    fractions = [c for c in found if c.is_numeric and c.fractions and not c.leading_zeros]
-    return [c for c in found if c.has_few_values or c in fractions or _has_decimal_commas(c)]
+    candidates = [c for c in candidates if not (_is_split(c) or _OFFSETS.fullmatch(c.known_name))]
+    candidates = [c for c in candidates if c.mean_length < _DATE or not _holds_ids(c)]
+    fractions = [c for c in candidates if c.is_numeric and c.fractions and not c.leading_zeros]
+    return [c for c in candidates if c.has_few_values or c in fractions or _has_decimal_commas(c)]
 
 
 def _find_id(columns: Columns) -> str | None:
@@ -513,8 +523,10 @@ def _find_id(columns: Columns) -> str | None:
 
 
 def _tagging(columns: Columns, text: Names, label: Names) -> Schema | None:
-    """The columns with lists of words and of their tags; None if there are none. `text` and `label`
-    are known."""
+    """Return the columns with lists of words and of their tags; None if there are none.
+
+    `text` and `label` are known.
+    """
     lists = _named(column for column in columns.values() if column.is_listed)
     words = _first(
         lists, [columns[name].known_name for name in text] or ["tokens", "words", "token", "word"]
@@ -538,8 +550,10 @@ def _tagging(columns: Columns, text: Names, label: Names) -> Schema | None:
 
 
 def _questions(columns: Columns, label: Names) -> Schema | None:
-    """The columns with questions, contexts and answers; None if there are none. `label` is
-    known."""
+    """Return the columns with questions, contexts and answers; None if there are none.
+
+    `label` is known.
+    """
     named = _named(columns.values())
     answers = _first(named, [columns[name].known_name for name in label] or ["answers", "answer"])
     if (
@@ -554,8 +568,10 @@ def _questions(columns: Columns, label: Names) -> Schema | None:
 
 
 def _doubt_about_text(column: Column) -> list[str]:
-    """Return a note if a column that was inferred to be the text probably holds no text, or only
-    single words."""
+    """Return a note if a column that was inferred to be the text is probably none.
+
+    It holds no text, or only single words.
+    """
     kind = ""
     if column.holds_codes():
         kind = "dates, ids, addresses or other codes"
@@ -588,7 +604,8 @@ def _check_texts(schema: Schema, columns: Columns, name: str, *, is_explicit: bo
     what = f"{reads}, not {len(schema.text)} columns: {', '.join(map(repr, schema.text))}"
     expect(least <= len(schema.text) <= most, what, where=name, hint=hint)
     rows = max(column.filled for column in columns.values())
-    if not is_explicit and (column := columns[schema.text[0]]).filled < _MIN_FILLED * rows:
+    column = columns[schema.text[0]] if not is_explicit else None
+    if column is not None and column.filled < _MIN_FILLED * rows:
         what = f"only {column.filled:,} of {rows:,} rows have a text in {column.name!r}"
         hint = (
             "name another column with --text, or leave the other rows out: --text "
@@ -598,11 +615,15 @@ def _check_texts(schema: Schema, columns: Columns, name: str, *, is_explicit: bo
 
 
 def _check_labels(schema: Schema, column: Column, name: str, *, is_explicit: bool) -> None:
-    """Raises BertworksError if the labels cannot train a model: no label, one label only, or as
-    many as rows."""
-    what, hint = "", "name another column with --label, or another task with --task"
+    """Raise BertworksError if the labels cannot train a model.
+
+    There is no label, one label only, or as many as rows.
+    """
+    what = ""
+    hint = "name another column with --label, or another task with --task"
     count = f"{column.filled:,} rows"
-    task, labels = schema.task, schema.labels
+    task = schema.task
+    labels = schema.labels
     few = column.has_few_values if column.values else 5 * len(labels) <= column.filled
     if task == "classification" and len(labels) < 2:
         what = (
@@ -617,17 +638,14 @@ def _check_labels(schema: Schema, column: Column, name: str, *, is_explicit: boo
             what += ", and those with leading zeros are codes and no numbers"
             hint = "if they are numbers: --task regression; else name another column with --label"
     elif task == "regression" and column.low == column.high and column.is_numeric:
-        what, hint = (
-            f"all {count} have the same number, {column.low}",
-            "add rows with other numbers",
-        )
+        what = f"all {count} have the same number, {column.low}"
+        hint = "add rows with other numbers"
     elif task == "tagging" and not set(labels) - {"O"}:
-        what, hint = "no word has a tag other than O", "tag some words"
+        what = "no word has a tag other than O"
+        hint = "tag some words"
     elif task == "tagging" and len(labels) < 2:
-        what, hint = (
-            f"all words have the same tag, {labels[0]!r}",
-            "tag the words differently, or name another column",
-        )
+        what = f"all words have the same tag, {labels[0]!r}"
+        hint = "tag the words differently, or name another column"
     elif (
         task == "multilabel"
         and labels
@@ -639,22 +657,26 @@ def _check_labels(schema: Schema, column: Column, name: str, *, is_explicit: boo
             "classification"
         )
     elif task in ("multilabel", "spans") and not labels:
-        what, hint = "no row has a label", "label some rows"
+        what = "no row has a label"
+        hint = "label some rows"
     elif task == "choice" and len(schema.text) < 2:
-        what, hint = (
-            "there are no choices",
-            "name them: --text PROMPT --text CHOICE1 --text CHOICE2",
-        )
+        what = "there are no choices"
+        hint = "name them: --text PROMPT --text CHOICE1 --text CHOICE2"
     require(not what, f"{what} (in {', '.join(map(repr, schema.label))})", name, hint)
 
 
-def _certainty(schema: Schema, columns: Columns, reader: RowReader, given: set[str]) -> list[str]:
-    """The header, the grounds of what was inferred, and what else is possible. given: columns that
-    were named."""
+def _certainty(
+    schema: Schema, columns: Columns, reader: RowReader, named_columns: set[str]
+) -> list[str]:
+    """Return the header, the grounds of what was inferred, and what else is possible.
+
+    named_columns: columns that were named.
+    """
     lines = [reader.header_note] if reader.header_note else []
-    layout, inferred = reader.kind in ("squad", "spans", "conll"), []
+    layout = reader.kind in ("squad", "spans", "conll")
+    inferred = []
     for what, names in (("text", schema.text), ("label", schema.label)):
-        if {*names} - given:
+        if {*names} - named_columns:
             by_name = {columns[name].known_name for name in names} <= values.KNOWN_NAMES | {
                 *_CHOICE_LISTS
             }
@@ -662,14 +684,16 @@ def _certainty(schema: Schema, columns: Columns, reader: RowReader, given: set[s
                 f"{what} by its {'layout' if layout else 'name' if by_name else 'values'}"
             )
     for name in schema.text:
-        if name in columns and name not in given and not layout:
+        if name in columns and name not in named_columns and not layout:
             lines += _doubt_about_text(columns[name])
-    is_open = not layout and {*schema.label} - given
-    others = [repr(c.name) for c in _candidates(columns, (*schema.text, *schema.label)) if is_open]
-    also = f"; another label could be: {', '.join(others)}" if others else ""
+    is_open = not layout and {*schema.label} - named_columns
+    alternatives = [
+        repr(c.name) for c in _candidates(columns, (*schema.text, *schema.label)) if is_open
+    ]
+    also = f"; another label could be: {', '.join(alternatives)}" if alternatives else ""
     split = [
         f"all rows are used, though {c.name!r} divides them"
         for c in columns.values()
-        if given and _is_split(c)
+        if named_columns and _is_split(c)
     ]
     return lines + [f"inferred: {', '.join(inferred)}{also}"] * bool(inferred) + split

@@ -1,4 +1,6 @@
-"""Rows of labelled data -> items: texts and the label, before tokenization. Every value is checked.
+"""Rows of labelled data -> items: texts and the label, before tokenization.
+
+Every value is checked.
 
 A `Schema` says what the columns mean; only the names of the labels are collected here.
 """
@@ -20,7 +22,8 @@ from bertworks.errors import BertworksError, UsageError, require
 from bertworks.io.tables import find_column
 from bertworks.io.text_files import IssueCounter
 
-_LISTED_ERRORS, _SHOWN_LABELS = 20, 10
+_LISTED_ERRORS = 20
+_SHOWN_LABELS = 10
 _CHECKED_ROWS = 1000  # of which the words are checked
 TASKS = packaged_table(__file__, "tasks.toml")
 
@@ -93,7 +96,9 @@ def items(
     left_out: IssueCounter | None = None,
     errors: list[BertworksError] | None = None,
 ) -> Iterator[Item]:
-    """The rows of a file as items, every row checked. Items with labels must have unique ids.
+    """Yield the rows of a file as items, every row checked.
+
+    Items with labels must have unique ids.
 
     Rows without a label are left out with the option `skip_unlabelled`; the notes of the reader
     count them.
@@ -157,8 +162,9 @@ def refuse_rows(errors: Sequence[BertworksError], name: str) -> None:
 
 
 def fitted(schema: Schema, reader: RowReader) -> Schema:
-    """The schema for this file, with its options: if it reads one text and no label, the only
-    column of a file is that text.
+    """Return the schema for this file, with its options.
+
+    If it reads one text and no label, the only column of a file is that text.
 
     Raises:
         UsageError: the file lacks a column.
@@ -179,7 +185,10 @@ def fitted(schema: Schema, reader: RowReader) -> Schema:
 
 
 def read_item(row: Row, schema: Schema) -> Item:
-    """One row as an item. The checks are those of `items`, except for repeated ids."""
+    """One row as an item.
+
+    The checks are those of `items`, except for repeated ids.
+    """
     where = row.where
     columns = schema.text
     if len(row.values) > 1 and all(name == value for name, value in row.values.items()):
@@ -224,14 +233,15 @@ def misplaced(item: Item) -> bool:
 
 
 def overlapping(item: Item) -> bool:
-    """Whether spans of an item overlap: tags can express only one of them."""
+    """Return whether spans of an item overlap: tags can express only one of them."""
     return any(second[0] < first[1] for first, second in pairwise(sorted(item.label or ())))
 
 
 def find_labels(reader: RowReader, schema: Schema) -> tuple[tuple[str, ...], list[str]]:
-    """All classes of the file, and notes on those that are written in several ways. The most
-    frequent spelling names the class. Rows with errors are left out: they are refused when they are
-    read again, or here if the others have too few labels.
+    """Return all classes of the file, and notes on those that are written in several ways.
+
+    The most frequent spelling names the class. Rows with errors are left out: they are refused when
+    they are read again, or here if the others have too few labels.
 
     Raises:
         UsageError: a label is true of every row; the words count or repeat something.
@@ -285,14 +295,16 @@ def _spelling_note(spellings: Mapping[str, int]) -> str:
 
 
 def label_names(item: Item) -> list[str]:
-    """The names in a label, in order: classes, tags, types of spans."""
+    """Return the names in a label, in order: classes, tags, types of spans."""
     labels = [item.label] if isinstance(item.label, str) else item.label
     return [label if isinstance(label, str) else label[2] for label in labels]
 
 
 def _no_words(rows: Sequence[tuple[str, ...]]) -> str:
-    """What shows that the words of all rows are none: they count, or are the same; "" if nothing
-    does."""
+    """Return what shows that the words of all rows are none, or "" if nothing does.
+
+    They count, or are the same.
+    """
     long = [row for row in rows if len(row) > 1]
     if len(long) < max(2, values.MOST * len(rows)):
         return ""
@@ -305,8 +317,10 @@ def _no_words(rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def _true_tags(counts: Mapping[str, int]) -> Iterable[str]:
-    """If nearly all tags but O say where an entity begins or continues, all others are errors: a
-    header, a 0."""
+    """Return the tags without errors, such as a header or a 0.
+
+    If nearly all tags but O say where an entity begins or continues, all others are errors.
+    """
     marks = {tag for tag in counts if ENTITY_TAG.fullmatch(tag)}
     marked = sum(counts[tag] for tag in marks)
     total = sum(counts.values()) - counts.get("O", 0)
@@ -318,21 +332,21 @@ def _true_tags(counts: Mapping[str, int]) -> Iterable[str]:
 
 
 def schema_notes(schema: Schema, columns: Mapping[str, values.Column]) -> list[str]:
-    """The schema in words."""
+    """Return the schema in words."""
     lines = [
         f"task: {schema.task} ({TASKS[schema.task]['meaning']})",
         f"text: {' and '.join(map(repr, schema.text))}",
     ]
-    shown = values.first_names(schema.labels, _SHOWN_LABELS)
+    labels = values.first_names(schema.labels, _SHOWN_LABELS)
     if len(schema.label) > 1:
-        lines.append(f"label: {len(schema.label)} columns, each for one label: {shown}")
+        lines.append(f"label: {len(schema.label)} columns, each for one label: {labels}")
     elif schema.label:
         column = columns[schema.label[0]]
         values_of = {
             "schema": schema,
             "column": column,
             "count": len(schema.labels),
-            "shown": shown,
+            "shown": labels,
         }
         meaning = str(TASKS[schema.task]["label"]).format_map(
             values_of | {"mark": schema.separator or "commas"}
@@ -342,11 +356,12 @@ def schema_notes(schema: Schema, columns: Mapping[str, values.Column]) -> list[s
         lines.append(f"name of a row: {schema.id!r}")
     if schema.document in columns and schema.task != "tagging":
         lines.append(f"kept together: rows with the same {schema.document!r}")
-    if unused := [
+    unused = [
         name
         for name in columns
         if name not in (*schema.text, *schema.label, schema.id, schema.document)
-    ]:
+    ]
+    if unused:
         lines.append(f"not used: {', '.join(map(repr, unused))}")
     return lines
 
@@ -362,7 +377,7 @@ def _field(row: Row, column: str, is_label: bool = False) -> Any:
 
 
 def label_of(value: Any, column: str, texts: tuple[str, ...], schema: Schema, where: str) -> Any:
-    """The value of a column as `Item.label`.
+    """Return the value of a column as `Item.label`.
 
     Raises:
         BertworksError: it is missing, unknown, or no label of the task.
@@ -424,8 +439,10 @@ def label_of(value: Any, column: str, texts: tuple[str, ...], schema: Schema, wh
 
 
 def compared_texts(rows: Sequence[Item], task: str) -> list[tuple[str, ...]]:
-    """Return the texts by which rows are compared, to find copies: of a sentence in words, the
-    sentence."""
+    """Return the texts by which rows are compared, to find copies.
+
+    Of a sentence in words it is the sentence.
+    """
     if task == "tagging":
         return [(" ".join(item.texts),) for item in rows]
     return [item.texts for item in rows]

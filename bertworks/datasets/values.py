@@ -30,7 +30,8 @@ SURE_LABELS, _OTHER_LABELS, _OTHER_TEXTS, PROMPTS, ID_NAMES = (
     tuple(COLUMN_NAMES[kind].split())
     for kind in ("sure_label", "other_label", "other_text", "prompt", "id")
 )
-LABEL_NAMES, SINGLE_TEXTS = (*SURE_LABELS, *_OTHER_LABELS), (*TEXT_NAMES, *_OTHER_TEXTS)
+LABEL_NAMES = (*SURE_LABELS, *_OTHER_LABELS)
+SINGLE_TEXTS = (*TEXT_NAMES, *_OTHER_TEXTS)
 PAIRS = [tuple(pair) for pair in COLUMN_NAMES["pairs"]]
 KNOWN_NO_TEXTS = frozenset((*ID_NAMES, *LABEL_NAMES))
 KNOWN_NAMES = frozenset(
@@ -49,7 +50,8 @@ _MAX_VALUES = 2000  # different values that are counted in a column
 _LONGEST_VALUE = 1000  # characters of a value by which it differs
 _PRINTED_LIST = re.compile(r"""\[(['"].*['"]|\d[\d\s]*)\]""", re.DOTALL)
 NUMBERED = re.compile(r"\W*[^\W\d_]+\W*\d+\W*")  # "Sentence: 1"
-WORD, SENTENCE = re.compile(r"\S{1,25}"), re.compile(r"\s*\S+(\s+\S+){2,}\s*|.{26,}", re.DOTALL)
+WORD = re.compile(r"\S{1,25}")
+SENTENCE = re.compile(r"\s*\S+(\s+\S+){2,}\s*|.{26,}", re.DOTALL)
 SPLIT = re.compile(
     r"(public|private)?(train(ing)?|test(ing)?|dev|devel(opment)?|val|valid(ation)?|eval|holdout)",
     re.I,
@@ -74,8 +76,10 @@ class MissingLabelError(BertworksError):
 
 
 def missing_label(column: str, where: str, hint: str, value: Any = None) -> MissingLabelError:
-    """The error for a row without a label. value: what the cell holds, which is named if it is the
-    text "nan"."""
+    """Return the error for a row without a label.
+
+    value: what the cell holds, which is named if it is the text "nan".
+    """
     hint = f"{hint}; or skip all rows without a label: --skip-unlabelled"
     what = f"the label in {column!r} is missing"
     if is_nan_text(value):
@@ -84,21 +88,22 @@ def missing_label(column: str, where: str, hint: str, value: Any = None) -> Miss
 
 
 def is_nan_text(value: Any) -> bool:
-    """Whether a value is the text "nan", which pandas writes for a cell without a value."""
+    """Return whether a value is the text "nan", which pandas writes for a cell without a value."""
     return isinstance(value, str) and value.strip() in _MISSING and bool(value.strip())
 
 
 def names_columns(
-    first: Sequence[str], others: Sequence[Sequence[str]], known: Container[str] = ()
+    first: Sequence[str], rows: Sequence[Sequence[str]], known: Container[str] = ()
 ) -> bool | None:
-    """Whether the first row of a table is a header: known names, or cells unlike those below; None:
-    in doubt. Names may be empty: pandas leaves out that of its index, and columns without values
-    have none.
+    """Return whether the first row of a table is a header; None: in doubt.
+
+    A header has known names, or cells unlike those below. Names may be empty: pandas leaves out
+    that of its index, and columns without values have none.
 
     known: more names.
     """
     columns = [Column(cell.strip()) for cell in first]
-    for row in others:
+    for row in rows:
         for column, cell in zip(columns, row):
             column.add(cell)
     columns = [column for column in columns if column.name]
@@ -115,8 +120,11 @@ def names_columns(
 
 
 def _is_unlike_its_name(column: "Column") -> bool:
-    """Whether the values of a column are numbers and its name is none, few that all come again, or
-    texts of which each is more than twice as long."""
+    """Return whether a column's first cell is probably a header.
+
+    Its values are numbers and the first cell is none, few distinct values, or texts more than twice
+    as long.
+    """
     # Good and Turing: how likely another value is new
     once = sum(count == 1 for count in column.values.values())
     is_short = column.filled >= _FEW and 2 * len(column.name) <= min(map(len, column.values))
@@ -128,19 +136,23 @@ def _is_unlike_its_name(column: "Column") -> bool:
 
 
 def _is_sentence(name: str) -> bool:
-    """Whether a cell is too long for a name: four words, or twelve characters of a script without
-    spaces."""
+    """Return whether a cell is too long for a name.
+
+    It has four words, or twelve characters of a script without spaces.
+    """
     return len(name.split()) > _FEW or (
         not name.isascii() and len(max(name.split(), key=len)) >= 12
     )
 
 
 def has_header(sample: list[str], delimiter: str) -> bool:
-    """Whether a file that may be plain text is a table: rows of equal length below a header of bare
-    names."""
+    """Return whether a file that may be plain text is a table.
+
+    A table has rows of equal length below a header of bare names.
+    """
     try:
         rows = split_rows(enumerate(sample, 1), delimiter, quoted=True, name="", strict=True)
-        first, *others = [row for _, row in first_rows(rows) if row]
+        first, *rows_below = [row for _, row in first_rows(rows) if row]
     except BertworksError:
         return False
     bare = all(cell == cell.strip() for cell in first) and (
@@ -148,9 +160,9 @@ def has_header(sample: list[str], delimiter: str) -> bool:
     )
     return (
         bare
-        and len(others) > 0
-        and {len(first)} == set(map(len, others))
-        and bool(names_columns(first, others))
+        and len(rows_below) > 0
+        and {len(first)} == set(map(len, rows_below))
+        and bool(names_columns(first, rows_below))
     )
 
 
@@ -159,6 +171,7 @@ def has_header(sample: list[str], delimiter: str) -> bool:
 
 
 def text_of(value: Any, column: str, where: str) -> str:
+    """Return the text of a cell."""
     if label_text(value) is None:
         what = f"the text in {column!r} is empty" + (
             f": {value!r}" if isinstance(value, str) else ""
@@ -172,10 +185,11 @@ def text_of(value: Any, column: str, where: str) -> str:
 
 
 def words_of(value: Any, column: str, where: str) -> tuple[str, ...]:
-    """The words of a row: a list, or a text that is split at white space."""
+    """Return the words of a row: a list, or a text that is split at white space."""
     words = [] if value is None else list_of(value)
     if words is None or not all(isinstance(word, str) for word in words):
-        what, hint = f"{column!r} holds {value!r:.60}, not words", 'write them as ["some", "words"]'
+        what = f"{column!r} holds {value!r:.60}, not words"
+        hint = 'write them as ["some", "words"]'
         raise BertworksError(what, where=where, hint=hint)
     # white space, as in the Japanese web treebank, is a word of its own
     if not words or not all(words):
@@ -186,8 +200,10 @@ def words_of(value: Any, column: str, where: str) -> tuple[str, ...]:
 
 
 def list_of(value: Any) -> list[Any] | None:
-    """A list, a JSON list, or a text split at white space; else None, also for a list as Python or
-    numpy print it."""
+    """Return a list, a JSON list, or a text split at white space, else None.
+
+    It is None also for a list as Python or numpy print it.
+    """
     parsed = _parsed(value)
     if isinstance(parsed, list):
         return parsed
@@ -199,7 +215,10 @@ def list_of(value: Any) -> list[Any] | None:
 
 
 def _parsed(value: Any) -> Any:
-    """The value of JSON; None for a text that is no JSON. Other values stay as they are."""
+    """Return the value of JSON; None for a text that is no JSON.
+
+    Other values stay as they are.
+    """
     try:
         return json.loads(value) if isinstance(value, str) else value
     except ValueError:
@@ -211,7 +230,7 @@ def _parsed(value: Any) -> Any:
 
 
 def label_text(value: Any) -> str | None:
-    """The name of a class as text, 1 and 1.0 as "1"; None if it is missing."""
+    """Return the name of a class as text, 1 and 1.0 as "1"; None if it is missing."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and value.is_integer():
@@ -221,7 +240,7 @@ def label_text(value: Any) -> str | None:
 
 
 def flag_of(value: Any, column: str, where: str) -> bool:
-    """Whether the label with the name of a column is true."""
+    """Return whether the label with the name of a column is true."""
     name = canonical_label(label_text(value) or "").lower()
     hint = "write 1 where the label is true, 0 where it is not"
     if not name:
@@ -241,7 +260,7 @@ def several_labels(value: Any, separator: str, names: Sequence[str] = ()) -> lis
         parts = parts.split(separator) if separator else _parsed(parts)
     if not isinstance(parts, list) or any(isinstance(part, list | dict) for part in parts):
         return None
-    texts = [text for part in parts if (text := label_text(part)) is not None]
+    texts = [text for text in map(label_text, parts) if text is not None]
     if names:
         flags = [FLAGS.get(canonical_label(text).lower()) for text in texts]
         are_flags = len(flags) == len(names) and None not in flags
@@ -250,7 +269,7 @@ def several_labels(value: Any, separator: str, names: Sequence[str] = ()) -> lis
 
 
 def sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:
-    """The labels sorted; by value if all are numbers."""
+    """Return the labels sorted; by value if all are numbers."""
     names = sorted(set(labels))
     numbers = {name: as_number(name) for name in names}
     return tuple(
@@ -267,8 +286,9 @@ def known_label(
     accept: bool = False,
     join: bool = False,
 ) -> str:
-    """Return the label, or the only one of `labels` that other programs write like it (see
-    `canonical_label`).
+    """Return the label, or the only one of `labels` that other programs write like it.
+
+    See `canonical_label`.
 
     Args:
         labels: the labels of the model or of the training data; () if any label is right.
@@ -300,8 +320,9 @@ def known_label(
 
 
 def misspelt_labels(label: str, labels: Sequence[str]) -> list[str]:
-    """Return [the known label that an unknown one with hardly more than a wrong letter may mean],
-    or [].
+    """Return [the known label that an unknown one may mean], or [].
+
+    They differ in hardly more than a wrong letter.
 
     Short names that differ in one letter of three, as HUM and NUM, are two labels.
     """
@@ -309,8 +330,10 @@ def misspelt_labels(label: str, labels: Sequence[str]) -> list[str]:
 
 
 def canonical_label(label: str) -> str:
-    """The usual spelling of a class: programs write 1 also as 1.0, and true also as True or TRUE.
-    The comparison is one of texts: 01 and 1.10 are other classes than 1 and 1.1, and true is not 1.
+    """Return the usual spelling of a class.
+
+    Programs write 1 also as 1.0, and true also as True or TRUE. The comparison is one of texts: 01
+    and 1.10 are other classes than 1 and 1.1, and true is not 1.
     """
     if label.lower() in ("true", "false"):
         return label.lower()
@@ -319,8 +342,10 @@ def canonical_label(label: str) -> str:
 
 
 def folded_label(label: str) -> str:
-    """Return the same text for labels that differ only in case, width or spaces, as pos, Pos and
-    full-width ｐｏｓ."""
+    """Return the same text for labels that differ only in case, width or spaces.
+
+    pos, Pos and full-width ｐｏｓ are such labels.
+    """
     visible_text = "".join(
         character for character in label if unicodedata.category(character) != "Cf"
     )
@@ -328,8 +353,9 @@ def folded_label(label: str) -> str:
 
 
 def spellings_of_classes(counts: Mapping[str, int], *, join: bool) -> dict[str, dict[str, int]]:
-    """Return the classes of a file: for each the counts of all of its spellings, the most frequent
-    spelling first.
+    """Return for each class of a file the counts of all of its spellings.
+
+    The most frequent spelling comes first.
 
     That spelling is also the name of the class. Of equally frequent spellings it is the shortest.
 
@@ -353,8 +379,10 @@ def spellings_of_classes(counts: Mapping[str, int], *, join: bool) -> dict[str, 
 
 
 def similar_labels(counts: Mapping[str, int]) -> list[str]:
-    """Classes that differ only in case, width or spaces, each group in words: "'pos' (12) and 'Pos'
-    (3)"."""
+    """Return the classes that differ only in case, width or spaces, in words.
+
+    Each group reads "'pos' (12) and 'Pos' (3)".
+    """
     groups = spellings_of_classes(counts, join=True).values()
     similar_groups = [group for group in groups if len(group) > 1]
     return [
@@ -364,8 +392,10 @@ def similar_labels(counts: Mapping[str, int]) -> list[str]:
 
 
 def as_number(value: Any, decimal: str = ".") -> float:
-    """A number, or a text that is one; NaN for other values. decimal: the mark before the fraction
-    in a text."""
+    """Return a number, or a text that is one; NaN for other values.
+
+    decimal: the mark before the fraction in a text.
+    """
     if decimal == "," and isinstance(value, str):
         value = (
             value.replace(".", "").replace(",", ".")
@@ -382,16 +412,14 @@ def as_number(value: Any, decimal: str = ".") -> float:
 
 
 def spans_of(value: Any) -> list[dict[str, Any]] | None:
-    """Spans of characters (`annotations.span_of`), from any usual layout; None if the value holds
-    something else."""
+    """Return spans of characters (`annotations.span_of`), from any usual layout, or None."""
     value = _parsed(value)
     spans: list[Any] = list(map(span_of, value)) if isinstance(value, list) else [None]
     return None if None in spans else spans
 
 
 def answers_of(value: Any) -> list[tuple[int, str]] | None:
-    """The answers to a question as (start, text), from any usual layout; None if the value holds no
-    answers."""
+    """Return the answers to a question as (start, text), from any usual layout, or None."""
     match _parsed(value):
         case {"answer_start": list(starts), "text": list(texts)} if len(starts) == len(texts):
             answers = list(zip(starts, texts))
@@ -405,8 +433,10 @@ def answers_of(value: Any) -> list[tuple[int, str]] | None:
 
 
 def choice_number(value: Any, choices: Sequence[str], first: int) -> int | None:
-    """Which choice is right, from 0: by its number (`first` for the first), its letter or its own
-    text."""
+    """Return which choice is right, from 0.
+
+    The value is its number (`first` for the first), its letter or its own text.
+    """
     name = canonical_label(label_text(value) or "")
     if name.isdecimal() and 0 <= int(name) - first < len(choices):
         return int(name) - first
@@ -448,14 +478,17 @@ class Column:
 
     @property
     def is_numeric(self) -> bool:
+        """Whether all values are numbers."""
         return 0 < self.filled == self.numbers
 
     @property
     def is_listed(self) -> bool:
+        """Whether nearly all values are lists."""
         return self.lists > 0 and self.lists >= MOST * self.filled
 
     @property
     def known_name(self) -> str:
+        """The name of the column in lower case, as in lists of usual names."""
         return self.name.strip().lower()
 
     @property
@@ -472,6 +505,7 @@ class Column:
 
     @property
     def is_text(self) -> bool:
+        """Whether the values are texts."""
         return (
             self.filled > 0
             and not self.is_listed
@@ -481,21 +515,23 @@ class Column:
 
     @property
     def has_amounts(self) -> bool:
-        """Whether numbers are amounts and not names of classes: with fractions, or many of them
-        with gaps between. Values with leading zeros are codes.
+        """Return whether numbers are amounts and not names of classes.
+
+        Amounts have fractions, or there are many of them with gaps between. Values with leading
+        zeros are codes.
 
         If there are many different values, some of them may be no numbers: they are errors,
         reported when the rows are read.
         """
-        many = len(self.values) > MAX_CLASSES
-        gaps = self.high - self.low + 1 > len(self.values)
-        numeric = self.is_numeric or (many and self.numbers >= MOST * self.filled)
-        if self.leading_zeros:
+        has_many_values = len(self.values) > MAX_CLASSES
+        has_gaps = self.high - self.low + 1 > len(self.values)
+        are_numbers = self.is_numeric or (has_many_values and self.numbers >= MOST * self.filled)
+        if not are_numbers or self.leading_zeros:
             return False
-        return numeric and (self.fractions > 0 or (many and (gaps or self.has_more_values)))
+        return self.fractions > 0 or (has_many_values and (has_gaps or self.has_more_values))
 
     def holds(self, pattern: re.Pattern[str], part: float = MOST) -> bool:
-        """Whether a part of the values match."""
+        """Return whether a part of the values match."""
         count = sum(count for value, count in self.values.items() if pattern.fullmatch(value))
         return count >= part * max(1, self.values.total())
 
@@ -506,7 +542,7 @@ class Column:
         return self.filled >= _MANY_ROWS and 2 * largest_count >= self.filled
 
     def holds_codes(self) -> bool:
-        """Whether the values are dates, ids, paths, addresses or numbers, not language."""
+        """Return whether the values are dates, ids, paths, addresses or numbers, not language."""
         if self.known_name not in KNOWN_NAMES and self.holds(NUMBERED):
             return True
         return not self.is_listed and self.part_of(is_code) >= MOST
@@ -516,7 +552,7 @@ class Column:
         return self.part_of(lambda value: is_single_word(value) or is_code(value)) >= MOST
 
     def part_of(self, holds: Callable[[str], bool]) -> float:
-        """The part of the values of which a condition holds."""
+        """Return the part of the values of which a condition holds."""
         count = sum(count for value, count in self.values.items() if holds(value))
         return count / max(1, self.values.total())
 
@@ -546,7 +582,8 @@ class Column:
             self.numbers += 1
             self.fractions += not number.is_integer()
             self.leading_zeros += _LEADING_ZEROS.fullmatch(text) is not None
-            self.low, self.high = min(self.low, number), max(self.high, number)
+            self.low = min(self.low, number)
+            self.high = max(self.high, number)
         text = canonical_label(text[:_LONGEST_VALUE])
         if text in self.values or len(self.values) < _MAX_VALUES:
             self.values[text] += 1

@@ -1,5 +1,6 @@
-"""Rows -> one file: csv, tsv, JSON lines or Parquet, compressed or not. `reader` reads the same
-cells back.
+"""Rows -> one file: csv, tsv, JSON lines or Parquet, compressed or not.
+
+`reader` reads the same cells back.
 
 - `RowFormat`: rows as blocks of bytes, which any process can make, and which are joined to a file
 - `row_portion`, `join_portions`: portions of a file job that hold such blocks
@@ -35,8 +36,10 @@ _FORMULA = re.compile(r"[=@＝＠＋－\t\r]|[+-](?!\d*[.,]?\d*(?:[eE][+-]?\d+)?
 
 @dataclass(frozen=True, kw_only=True)
 class RowFormat:
-    """How rows become a file: in blocks that are joined by concatenation, or, as Parquet, by
-    copying them with one type for each column.
+    """How rows become a file.
+
+    They are written in blocks that are joined by concatenation, or, as Parquet, by copying them
+    with one type for each column.
 
     Missing values are empty cells in tables and null in Parquet. JSON lines leave them out, and may
     have fields besides the columns. Lists and mappings in tables are written as JSON.
@@ -63,7 +66,7 @@ class RowFormat:
         first: int = 1,
         formulas: IssueCounter | None = None,
     ) -> bytes:
-        """The bytes of rows.
+        """Return the bytes of rows.
 
         Args:
             first: the number of the first row in the file.
@@ -137,7 +140,7 @@ class RowFormat:
     def _checked(
         self, rows: Iterable[Mapping[str, Any]], first: int
     ) -> Iterator[Mapping[str, Any]]:
-        """The rows; BertworksError for a row with a field that is not a column."""
+        """Yield the rows; BertworksError for a row with a field that is not a column."""
         columns = set(self.columns)
         for number, row in enumerate(rows, first):
             extra = [key for key in row if key not in columns]
@@ -156,7 +159,7 @@ def format_of(
     kind: FileKind | None = None,
     guard_formulas: bool = False,
 ) -> RowFormat:
-    """The format of a file of rows.
+    """Return the format of a file of rows.
 
     Args:
         path: the file. Its suffix gives the kind and the compression. "-" is standard output, csv
@@ -194,7 +197,9 @@ def write_rows(
     formulas: IssueCounter | None = None,
     guard_formulas: bool = False,
 ) -> int:
-    """Write rows and return their number. See `format_of` and `RowFormat`.
+    """Write rows and return their number.
+
+    See `format_of` and `RowFormat`.
 
     Args:
         formulas: counts the texts in csv and tsv that spreadsheet programs would compute.
@@ -228,9 +233,11 @@ def write_rows(
 def row_portion(
     row_format: RowFormat, rows: Iterable[Mapping[str, Any]], first: int
 ) -> Iterator[bytes]:
-    """The content of a portion of a file job (`io.file_job`) that holds finished rows: the texts
-    that spreadsheet programs would compute, and the bytes of the rows. first: see
-    `RowFormat.block`."""
+    """Return the content of a portion of a file job (`io.file_job`) that holds finished rows.
+
+    It is the texts that spreadsheet programs would compute, and the bytes of the rows. first: see
+    `RowFormat.block`.
+    """
     formulas = IssueCounter()
     block = row_format.block(rows, first, formulas)
     return pack([json.dumps(asdict(formulas)).encode(), block])
@@ -242,7 +249,9 @@ def line_portion(lines: Iterable[str]) -> Iterator[bytes]:
 
 
 def join_portions(row_format: RowFormat, path: str | Path, files: Sequence[Path]) -> str | None:
-    """Write a file of portions of rows, in order. Return a note if some texts would be formulas.
+    """Write a file of portions of rows, in order.
+
+    Return a note if some texts would be formulas.
 
     Raises:
         BertworksError: a portion is damaged; the file cannot be written.
@@ -267,7 +276,9 @@ def formula_note(formulas: IssueCounter, guard_formulas: bool) -> str | None:
 
 
 class _Blocks:
-    """Blocks of rows in files, in order. They can be iterated repeatedly.
+    """Blocks of rows in files, in order.
+
+    They can be iterated repeatedly.
 
     Args:
         read: the block of a file.
@@ -282,7 +293,7 @@ class _Blocks:
 
 
 def kind_of(path: str | Path, *, vectors: bool = False) -> FileKind:
-    """The kind of file that a name stands for; csv for "-".
+    """Return the kind of file that a name stands for; csv for "-".
 
     Args:
         vectors: whether the hint lists the kinds for vectors.
@@ -338,7 +349,10 @@ def _cell(value: Any) -> str:
 
 @contextmanager
 def _open_output(path: str | Path) -> Iterator[Any]:
-    """A stream of bytes. The file appears when the block ends without an error."""
+    """A stream of bytes.
+
+    The file appears when the block ends without an error.
+    """
     if str(path) == "-":
         if sys.stdout is None:
             raise BertworksError(

@@ -1,1 +1,4 @@
-"""RAW TEXT -> TOKEN IDS ON DISK. No torch."""
+"""RAW TEXT -> TOKEN IDS ON DISK.
+
+No torch.
+"""

@@ -1,5 +1,6 @@
-"""Groups of files of a corpus: what one process reads by itself, wherever it is, for a vocabulary
-or for shards.
+"""Divide the files of a corpus into groups.
+
+One process reads a group by itself, wherever it is, for a vocabulary or for shards.
 
 A group is a portion of bulk work (`io.file_job`). Its last value is the report of the reader.
 """
@@ -37,7 +38,7 @@ def groups(reader: CorpusReader) -> Iterator[Group]:
 
 
 def texts_of(reader: CorpusReader, group: Group, report: CorpusReport) -> Iterator[str]:
-    """The documents of a group."""
+    """Return the documents of a group."""
     return (
         document.text
         for path in reader.files[slice(*group)]
@@ -54,7 +55,7 @@ def parts_of(reader: CorpusReader, part_characters: int) -> Iterator[list[str]]:
 
 
 def source_of(reader: CorpusReader) -> dict[str, Any]:
-    """The arguments of which another process makes the same reader.
+    """Return the arguments of which another process makes the same reader.
 
     Raises:
         UsageError: it reads standard input, a pipe or rows in memory.
@@ -67,8 +68,10 @@ def source_of(reader: CorpusReader) -> dict[str, Any]:
 
 
 def shard_maker(folder: str, source: dict[str, Any], tokenizer: str, part_characters: int) -> Maker:
-    """The `maker` of shards, see `FileJob`: the parts of a group. folder: of the portions, with
-    the tokenizer."""
+    """Return the `maker` of shards, see `FileJob`: the parts of a group.
+
+    folder: of the portions, with the tokenizer.
+    """
     reader = CorpusReader(**source)
     writer = PartWriter(Path(folder, "tokenizer"), "")
     require(
@@ -89,8 +92,10 @@ def shard_maker(folder: str, source: dict[str, Any], tokenizer: str, part_charac
 
 
 def count_maker(_: str, source: dict[str, Any], config: dict[str, Any]) -> Maker:
-    """The `maker` of word counts, see `FileJob`: `AccentCounts` of some millions of characters
-    each; the sample."""
+    """Return the `maker` of word counts, see `FileJob`.
+
+    It makes `AccentCounts` of some millions of characters each, and the sample.
+    """
     reader = CorpusReader(**source)
     splitter = splitter_of(VocabularyConfig(**config))
 
@@ -121,7 +126,7 @@ def blocks_of(files: Iterable[Path], reader: CorpusReader) -> Iterator[bytes]:
 def counts_of(
     files: Iterable[Path], reader: CorpusReader, sample: Sample
 ) -> Iterator[AccentCounts]:
-    """The word counts of all portions. sample: gets what they hold out."""
+    """Yield the word counts of all portions. sample: gets what they hold out."""
     for block in map(json.loads, blocks_of(files, reader)):
         if isinstance(block, dict):
             yield AccentCounts(**block)

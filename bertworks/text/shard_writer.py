@@ -1,5 +1,6 @@
-"""Documents -> numbered parts -> a file of token ids per part -> the data files of a shards folder,
-in bounded memory.
+"""Write documents as the data files of a shards folder, in bounded memory.
+
+Documents -> numbered parts -> a file of token ids per part -> the data files.
 
 Parts make `shards` parallel and resumable. The content of a part depends on its documents only, not
 on the number of workers, and the file of a part holds the sha256 of its text. A document is in one
@@ -42,8 +43,10 @@ _GROUP = 64  # new pieces encoded as one text: a call costs more than a word
 
 
 class WordCache:
-    """Sentences -> one flat array of ids. Each distinct piece between spaces is encoded once, which
-    is faster than the tokenizer alone. The cache is emptied when it is too large.
+    """Sentences -> one flat array of ids.
+
+    Each distinct piece between spaces is encoded once, which is faster than the tokenizer alone.
+    The cache is emptied when it is too large.
 
     It never changes an id. BERT's pre-tokenizer splits at white space and around every ASCII
     punctuation mark, its normalizer looks at one character at a time (lower case, NFC, NFD and
@@ -68,8 +71,10 @@ class WordCache:
 
     @staticmethod
     def is_exact(serialized: str) -> bool:
-        """Whether the ids of a text are those of its pieces between spaces, for this
-        tokenizer.json."""
+        """Return whether the ids of a text are those of its pieces between spaces.
+
+        It is so for this tokenizer.json, or not.
+        """
         description: dict[str, Any] = json.loads(serialized)
         types = [(description[part] or {}).get("type") for part in ("pre_tokenizer", "model")]
         normalizers = [step["type"] for step in steps_of(description["normalizer"])]
@@ -78,8 +83,10 @@ class WordCache:
         return plain and has_bert_normalizer and types == ["BertPreTokenizer", "WordPiece"]
 
     def encode(self, sentences: Sequence[str]) -> Arrays:
-        """All ids end to end [sum of lengths] and the number of ids of each sentence
-        [len(sentences)]."""
+        """Return all ids end to end [sum of lengths] and the number of ids of each sentence.
+
+        The latter is [len(sentences)].
+        """
         if len(self._numbers) > _MAX_ENTRIES or self._characters > _MAX_CHARACTERS:
             self._clear()
         if not sentences:
@@ -147,7 +154,9 @@ def _most_frequent(words: Counter[str], number: int) -> dict[str, int]:
 
 
 class PartWriter:
-    """Writes parts as files. One per process: it caches words.
+    """Writes parts as files.
+
+    One per process: it caches words.
 
     Args:
         tokenizer_folder: a folder written by `Tokenizer.save`.
@@ -166,7 +175,9 @@ class PartWriter:
         self._folder = Path(folder)
 
     def __call__(self, part: tuple[int, list[str]]) -> int:
-        """Write a part unless a complete file exists. Returns its characters.
+        """Write a part unless a complete file exists.
+
+        Returns its characters.
 
         Args:
             part: its number, its documents: in order, with a minimum of characters together.
@@ -181,6 +192,7 @@ class PartWriter:
         return sum(map(len, documents))
 
     def key(self, documents: list[str]) -> str:
+        """Return a hash of what the ids depend on: the tokenizer and the documents."""
         return json_sha256({"tokenizer": self.tokenizer.sha256, "documents": documents})
 
     def encode(self, documents: list[str]) -> dict[str, Any]:
@@ -224,12 +236,17 @@ class PartWriter:
 
 
 def part_path(folder: Path, number: int) -> Path:
-    """The file of a part. A folder holds a thousand, as larger folders are slow."""
+    """Return the file of a part.
+
+    A folder holds a thousand, as larger folders are slow.
+    """
     return folder / f"{number // 1000:04d}" / f"{number % 1000:03d}.part"
 
 
 def join_parts(parts: Iterable[Any], folder: Path) -> dict[str, Any]:
-    """Write the data files into `folder`, each atomically. Returns the counts of a manifest.
+    """Write the data files into `folder`, each atomically.
+
+    Returns the counts of a manifest.
 
     Args:
         parts: all parts, in order: each a path or an open file.

@@ -1,5 +1,6 @@
-"""Hugging Face tokenizer folders: their files are read, checked and turned into the content of a
-tokenizer.json.
+"""Read Hugging Face tokenizer folders.
+
+Their files are read, checked and turned into the content of a tokenizer.json.
 
 - tokenizer.json, as it is
 - vocab.txt: WordPiece
@@ -13,7 +14,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ _HAS_TEMPLATE = {  # by family: whether <s> and </s> stand around a text
 
 def read_folder(folder: Path) -> tuple[Path, dict[str, Any]]:
     """Read a tokenizer of any kind, with the settings of tokenizer_config.json if it is there.
+
     Returns the file that holds the vocabulary, and the arguments of `Tokenizer`.
 
     Raises:
@@ -70,11 +72,8 @@ def read_folder(folder: Path) -> tuple[Path, dict[str, Any]]:
     """
     config = _read_json(folder / "tokenizer_config.json")
     settings = _read_json(folder / "special_tokens_map.json") | config
-    special_tokens = {
-        name: token
-        for name in SPECIAL_TOKENS
-        if (token := _content(settings.get(name))) is not None
-    }
+    contents = {name: _content(settings.get(name)) for name in SPECIAL_TOKENS}
+    special_tokens = {name: token for name, token in contents.items() if token is not None}
     notes: list[str] = []
     path = next((folder / name for name in VOCABULARY_FILES if (folder / name).exists()), None)
     if path is None:
@@ -121,6 +120,7 @@ def _read_model(
 
 def read_vocabulary(path: Path, lowercase: bool | None) -> tuple[Path, dict[str, Any]]:
     """Read a vocab.txt of any name. lowercase: None: inferred from the vocabulary, with a note.
+
     Returns as `read_folder`.
 
     Raises:
@@ -132,9 +132,10 @@ def read_vocabulary(path: Path, lowercase: bool | None) -> tuple[Path, dict[str,
 
 
 def check_description(serialized: str) -> dict[str, Any]:
-    """The content of a tokenizer.json. Refuses one that the library does not refuse itself, but
-    crashes on, or for which it takes unlimited time or memory, or that contradicts itself. Nothing
-    is run.
+    """Return the content of a tokenizer.json.
+
+    Refuses one that the library does not refuse itself, but crashes on, or for which it takes
+    unlimited time or memory, or that contradicts itself. Nothing is run.
 
     Raises:
         BertworksError: such a content.
@@ -150,10 +151,8 @@ def check_description(serialized: str) -> dict[str, Any]:
         vocabulary = {piece: number for number, (piece, _) in enumerate(vocabulary)}
     claims = [(token["content"], token["id"]) for token in content.get("added_tokens") or ()]
     ids = dict(claims) | vocabulary
-    prefix, longest = (
-        model.get("continuing_subword_prefix") or "",
-        model.get("max_input_chars_per_word", LONGEST_WORD),
-    )
+    prefix = model.get("continuing_subword_prefix") or ""
+    longest = model.get("max_input_chars_per_word", LONGEST_WORD)
     seconds = (
         pair.split(" ")[1] if isinstance(pair, str) else pair[1]
         for pair in model.get("merges") or ()
@@ -167,13 +166,10 @@ def check_description(serialized: str) -> dict[str, Any]:
     )
     require(len(claims) <= _MOST_ADDED, f"{len(claims):,} added tokens: too many")
     require(sum(len(token) for token, _ in claims) <= 1 << 20, "the added tokens are too long")
-    growth, parts = (
-        1.0,
-        [
-            content.get(name)
-            for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder")
-        ],
-    )
+    growth = 1.0
+    parts = [
+        content.get(name) for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+    ]
     while parts:
         part: Any = parts.pop()
         parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
@@ -222,14 +218,26 @@ def check_description(serialized: str) -> dict[str, Any]:
     return content
 
 
+def _replaced_until_stable(
+    pattern: str, replacement: str | Callable[[re.Match[str]], str], text: str
+) -> str:
+    """Return a text in which matches are replaced, also those that replacements make."""
+    while True:
+        replaced = re.sub(pattern, replacement, text)
+        if replaced == text:
+            return text
+        text = replaced
+
+
 def _check_pattern(pattern: str) -> None:
-    """Refuse a regular expression that may take exponential time, in oniguruma's syntax: with a
-    repeated group, a repeated repetition, a reference or a recursion; and one with several endless
-    repetitions in a row."""
+    """Refuse a regular expression that may take exponential time, in oniguruma's syntax.
+
+    It has a repeated group, a repeated repetition, a reference or a recursion; or several endless
+    repetitions in a row.
+    """
     plain = re.sub(r"\\[pP]\{\^?\w+\}|\\[^1-9gkKRX]", "x", pattern)
-    # classes of characters, also within others
-    while plain != (shorter := re.sub(r"\[\^?[^\[\]]+\]", "x", plain)):
-        plain = shorter
+    # Classes of characters, also within classes.
+    plain = _replaced_until_stable(r"\[\^?[^\[\]]+\]", "x", plain)
     is_plain = not re.search(
         r"\\|\)[*+{]|[*+?}][*{]|\}[+]|\{[\d,]*\d{4}|\(\?(?![:=!i]|<[=!])", plain
     )
@@ -239,8 +247,7 @@ def _check_pattern(pattern: str) -> None:
             len(re.findall(r"[*+](?!\+)|,\}", branch)) for branch in part[1].split("|")
         )
 
-    while plain != (shorter := re.sub(r"\(([^()]*)\)", endless, plain)):
-        plain = shorter
+    plain = _replaced_until_stable(r"\(([^()]*)\)", endless, plain)
     is_plain &= (
         len(pattern) <= _LONGEST_PATTERN
         and len(re.sub(r"^(.*)$", endless, plain, flags=re.DOTALL)) <= 2
@@ -254,8 +261,10 @@ def count_cased(tokens: Sequence[str]) -> int:
 
 
 def _read_text(path: Path) -> str:
-    """A small UTF-8 file as it is; BertworksError with the line for a byte-order mark or bad
-    bytes."""
+    """Return a small UTF-8 file as it is.
+
+    BertworksError with the line for a byte-order mark or bad bytes.
+    """
     content = read_small(path, _LARGEST_FILE)
     has_mark = content.startswith(b"\xef\xbb\xbf")
     require(
@@ -271,8 +280,10 @@ def _read_text(path: Path) -> str:
 
 
 def _parse_json(text: str, path: Path) -> dict[str, Any]:
-    """A JSON object without repeated keys (a token twice in a vocabulary has two ids, one of them
-    lost)."""
+    """Return a JSON object without repeated keys.
+
+    A token twice in a vocabulary has two ids, one of them lost.
+    """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         content = dict(pairs)
@@ -295,12 +306,12 @@ def _parse_json(text: str, path: Path) -> dict[str, Any]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The content of a JSON file; empty if there is no file."""
+    """Return the content of a JSON file; empty if there is no file."""
     return _parse_json(_read_text(path), path) if path.exists() else {}
 
 
 def _content(token: Any) -> str | None:
-    """The text of a token, which may be in an object with other settings."""
+    """Return the text of a token, which may be in an object with other settings."""
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else None
 
@@ -308,8 +319,10 @@ def _content(token: Any) -> str | None:
 def _from_vocabulary(
     path: Path, config: dict[str, Any], names: dict[str, str], notes: list[str]
 ) -> tokenizers.Tokenizer:
-    """WordPiece with the vocabulary of a vocab.txt and the casing of its config, else inferred with
-    a note."""
+    """Return WordPiece with the vocabulary of a vocab.txt.
+
+    The casing is that of its config, else inferred with a note.
+    """
     kinds = (
         config.get("word_tokenizer_type", "basic"),
         config.get("subword_tokenizer_type", "wordpiece"),
@@ -372,9 +385,12 @@ _BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
 
 
 def _as_configured(serialized: str, path: Path, config: dict[str, Any], notes: list[str]) -> str:
-    """Where the two files of a BERT tokenizer contradict each other, transformers follows
+    """Return the description of a tokenizer with the settings of tokenizer_config.json.
+
+    Where the two files of a BERT tokenizer contradict each other, transformers follows
     tokenizer_config.json. What this file lacks has the default of the class there, and not the
-    value of tokenizer.json."""
+    value of tokenizer.json.
+    """
     content = _parse_json(serialized, path)
     old = content.get("normalizer")
     name = str(config.get("tokenizer_class", "BertTokenizer")).removesuffix("Fast")
@@ -451,8 +467,10 @@ def _read_vocabulary(path: Path) -> list[str]:
 
 
 def _style_of(folder: Path, config: dict[str, Any]) -> str:
-    """The family of a tokenizer, such as "roberta" or "albert", by its class or its model; "": not
-    stated."""
+    """Return the family of a tokenizer, such as "roberta" or "albert".
+
+    It is inferred from its class or its model; "": not stated.
+    """
     for name in (
         config.get("tokenizer_class"),
         _read_json(folder / "config.json").get("model_type"),
@@ -466,13 +484,16 @@ def _style_of(folder: Path, config: dict[str, Any]) -> str:
 def _from_merges(
     path: Path, config: dict[str, Any], names: dict[str, str], style: str
 ) -> tokenizers.Tokenizer:
-    """Byte-level BPE (Radford et al. 2019): RoBERTa's, with <s> and </s> around a text, or GPT-2's
-    without. Or GPT's BPE of lower-cased words that end with </w> (Radford et al. 2018; Sennrich et
-    al. 2016)."""
+    """Return byte-level BPE (Radford et al. 2019), or GPT's BPE.
+
+    The former is RoBERTa's, with <s> and </s> around a text, or GPT-2's without. The latter is of
+    lower-cased words that end with </w> (Radford et al. 2018; Sennrich et al. 2016).
+    """
     if style and style not in _HAS_TEMPLATE:
         pipeline.refuse_style(path, style)
     ids = _parse_json(_read_text(path), path)
-    is_gpt, has_ends = style == "openaigpt", any(token.endswith("</w>") for token in ids)
+    is_gpt = style == "openaigpt"
+    has_ends = any(token.endswith("</w>") for token in ids)
     is_good = (has_ends if is_gpt else "Ġ" in ids and not has_ends) and all(
         type(n) is int for n in ids.values()
     )
@@ -503,17 +524,15 @@ def _from_merges(
         ids, merges, unk_token=unknown, continuing_subword_prefix="", end_of_word_suffix="</w>"
     )
     library = tokenizers.Tokenizer(model)
-    library.normalizer, library.pre_tokenizer = (
-        BertNormalizer(lowercase=True),
-        pre_tokenizers.BertPreTokenizer(),
-    )
+    library.normalizer = BertNormalizer(lowercase=True)
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.decoder = decoders.BPEDecoder(suffix="</w>")
     library.post_processor = pipeline.template(library, pipeline.NO_TEMPLATE, {})
     return library
 
 
 def _read_merges(path: Path) -> list[tuple[str, str]]:
-    """The pairs of pieces of a merges.txt, in order."""
+    """Return the pairs of pieces of a merges.txt, in order."""
     merges = []
     for number, line in enumerate(_read_text(path).split("\n"), 1):
         if line and not line.startswith("#version"):
@@ -530,12 +549,12 @@ def _read_merges(path: Path) -> list[tuple[str, str]]:
 def _add_tokens(
     library: tokenizers.Tokenizer, folder: Path, settings: dict[str, Any], names: dict[str, str]
 ) -> None:
-    """Add the tokens that a folder lists outside its vocabulary, and those that it calls
-    special."""
-    added, more = (
-        _read_json(folder / "added_tokens.json"),
-        settings.get("additional_special_tokens") or [],
-    )
+    """Add the tokens that a folder lists outside its vocabulary.
+
+    Also those that it calls special.
+    """
+    added = _read_json(folder / "added_tokens.json")
+    more = settings.get("additional_special_tokens") or []
     decoder = settings.get("added_tokens_decoder") or {}
     require(isinstance(more, list), "additional_special_tokens is not a list", folder)
     is_map = isinstance(decoder, dict) and all(
@@ -578,9 +597,9 @@ def _add_tokens(
 
 
 def _added_token(content: str, flags: dict[str, Any]) -> AddedToken:
-    """A token with the settings of `flags`; tokens are special unless it says otherwise."""
-    kept = {
+    """Return a token with the settings of `flags`; tokens are special unless it says otherwise."""
+    settings = {
         flag: value for flag, value in flags.items() if flag in _FLAGS and isinstance(value, bool)
     }
-    special = kept.setdefault("special", True)
-    return AddedToken(content, **({"normalized": not special} | kept))
+    special = settings.setdefault("special", True)
+    return AddedToken(content, **({"normalized": not special} | settings))

@@ -75,7 +75,10 @@ _STYLE_MARKS = {"albert": {"[CLS]", "[SEP]"}, "xlnet": {"<cls>", "<sep>"}}
 
 
 def guarded(call: Callable[[], Result], what: str, where: str = "") -> Result:
-    """Call the library. Its panics, which are not an `Exception`, become BertworksError."""
+    """Call the library.
+
+    Its panics, which are not an `Exception`, become BertworksError.
+    """
     try:
         return call()
     except (BertworksError, KeyboardInterrupt, SystemExit, MemoryError):
@@ -94,8 +97,9 @@ def refuse_large_trie(pieces: Iterable[str]) -> None:
 
 
 def charsmap_growth(charsmap: bytes) -> int:
-    """The most characters that a table of SentencePiece's normalization puts for one. All places of
-    its trie and all replacements are checked: the library reads them without a check.
+    """Return the most characters that a table of SentencePiece's normalization puts for one.
+
+    All places of its trie and all replacements are checked: the library reads them without a check.
 
     The table: the size of the trie; the trie, a double array (darts-clone); replacements that end
     in NUL.
@@ -119,7 +123,7 @@ def charsmap_growth(charsmap: bytes) -> int:
 
 
 def word_piece_model(tokens: Sequence[str], unk_token: str = "[UNK]") -> models.WordPiece:
-    """A WordPiece model for a vocabulary in the order of its ids."""
+    """Return a WordPiece model for a vocabulary in the order of its ids."""
     ids = {token: number for number, token in enumerate(tokens)}
     return models.WordPiece(ids, unk_token=unk_token, max_input_chars_per_word=LONGEST_WORD)
 
@@ -127,7 +131,7 @@ def word_piece_model(tokens: Sequence[str], unk_token: str = "[UNK]") -> models.
 def bert_pipeline(
     model: models.Model, special_tokens: dict[str, str], **normalizer: Any
 ) -> tokenizers.Tokenizer:
-    """A tokenizer with BERT's normalizer, pre-tokenizer and template.
+    """Return a tokenizer with BERT's normalizer, pre-tokenizer and template.
 
     Args:
         special_tokens: as for Tokenizer.
@@ -151,7 +155,7 @@ def byte_level_pipeline(
     *,
     add_prefix_space: bool = False,
 ) -> tokenizers.Tokenizer:
-    """A tokenizer of the bytes of a text as it is, with RoBERTa's template or none."""
+    """Return a tokenizer of the bytes of a text as it is, with RoBERTa's template or none."""
     library = tokenizers.Tokenizer(model)
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     library.decoder = decoders.ByteLevel()
@@ -172,8 +176,10 @@ def byte_level_pipeline(
 def template(
     library: tokenizers.Tokenizer, patterns: tuple[str, str], special_tokens: Mapping[str, str]
 ) -> processors.TemplateProcessing:
-    """The special tokens around one text and two. patterns: $A and $B for the texts, C and S for
-    the special tokens, each with its token type."""
+    """Return the special tokens around one text and two.
+
+    patterns: $A and $B for the texts, C and S for the special tokens, each with its token type.
+    """
     names = {"C": special_tokens.get("cls_token", ""), "S": special_tokens.get("sep_token", "")}
     single, pair = (
         [names.get(part[:-2], part[:-2]) + part[-2:] for part in pattern.split()]
@@ -185,8 +191,10 @@ def template(
 
 
 def begin_with(serialized: str, token: str) -> str:
-    """A tokenizer.json with a special token in front of each text of one or two. A vocabulary
-    without it gets it."""
+    """Return a tokenizer.json with a special token in front of each text of one or two.
+
+    A vocabulary without it gets it.
+    """
     library = tokenizers.Tokenizer.from_str(serialized)
     library.add_special_tokens([token])
     library.post_processor = template(
@@ -206,8 +214,10 @@ def spell_special_tokens(names: Mapping[str, str], tokens: Container[str]) -> di
 
 
 def refuse_style(path: Path, style: str) -> NoReturn:
-    """Raise BertworksError: a family with its own normalization and ids is not read as if it were
-    another."""
+    """Raise BertworksError for a family with its own normalization and ids.
+
+    It is not read as if it were another.
+    """
     load = "from transformers import AutoTokenizer as T; T.from_pretrained(f).save_pretrained(f)"
     hint = f"make tokenizer.json: `python -c {quoted(f'f = {str(path.parent)!r}; {load}')}`"
     what = f"{path.name} of the family {style} cannot be read without tokenizer.json"
@@ -215,9 +225,10 @@ def refuse_style(path: Path, style: str) -> NoReturn:
 
 
 def cut_points(tokenizer: Mapping[str, Any]) -> re.Pattern[str] | None:
-    """Where a text can be cut: the tokens of the whole are those of its parts, if each part begins
-    with the character in front of the cut, and the tokens of that character are dropped. None: such
-    places are not known.
+    """Return a pattern of positions where splitting does not change the tokens, or None.
+
+    The tokens of the whole are those of its parts, if each part begins with the character in front
+    of the cut, and the tokens of that character are dropped. None: such places are not known.
 
     Args:
         tokenizer: the content of tokenizer.json.
@@ -258,10 +269,14 @@ def cut_points(tokenizer: Mapping[str, Any]) -> re.Pattern[str] | None:
 
 
 def long_runs(tokenizer: Mapping[str, Any]) -> re.Pattern[str] | None:
-    """Letters and digits that WordPiece reads as one [UNK], and white space, which has no token: at
-    least LONGEST_RUN characters, of which those inside make no difference. None: they may make one.
-    tokenizer: see `cut_points`."""
-    kinds, model = {step["type"] for step in steps_of(tokenizer["normalizer"])}, tokenizer["model"]
+    """Return a pattern of long runs that become one [UNK] or nothing.
+
+    It is None if the tokenizer may split them. These are letters and digits that WordPiece reads as
+    one [UNK], and white space, which has no token: at least LONGEST_RUN characters, of which those
+    inside make no difference. tokenizer: see `cut_points`.
+    """
+    kinds = {step["type"] for step in steps_of(tokenizer["normalizer"])}
+    model = tokenizer["model"]
     is_simple = kinds <= {"BertNormalizer", "NFC", "NFD", "Lowercase", "StripAccents"}
     is_simple &= (tokenizer["pre_tokenizer"] or {}).get("type") == "BertPreTokenizer"
     is_simple &= (
@@ -285,7 +300,7 @@ class ShortText(NamedTuple):
 
     @classmethod
     def of(cls, text: str, runs: re.Pattern[str] | None) -> Self:
-        """The text without the inside of each run. runs: see `long_runs`."""
+        """Return the text without the inside of each run. runs: see `long_runs`."""
         half = LONGEST_RUN // 2
         spans = [
             (run.start() + half, run.end() - half) for run in (runs.finditer(text) if runs else ())
@@ -293,11 +308,11 @@ class ShortText(NamedTuple):
         if not spans:
             return cls(text)
         starts, ends = np.array(spans, np.int32).T
-        kept = [
+        parts = [
             text[end:start] for end, start in zip([0, *ends], [*starts, len(text)], strict=True)
         ]
         left_out = np.cumsum([0, *(ends - starts)], dtype=np.int32)
-        return cls("".join(kept), starts - left_out[:-1], left_out)
+        return cls("".join(parts), starts - left_out[:-1], left_out)
 
     def places(self, offsets: NDArray[np.int32]) -> NDArray[np.int32]:
         """Places in the short text -> in the text."""
@@ -311,9 +326,10 @@ class ShortText(NamedTuple):
 def overlapping(
     encode: Callable[[str], Any], text: str, longest: int, overlap: int, unfit: int | None
 ) -> Iterator[tuple[int, int, Any]]:
-    """Parts of a text that overlap: where each begins, how many of its tokens belong to the part
-    before, its encoding. A part ends where the next one has the same token, and is longer where
-    there is none.
+    """Yield parts of a text that overlap.
+
+    Of each: where it begins, how many of its tokens belong to the part before, its encoding. A part
+    ends where the next one has the same token, and is longer where there is none.
 
     The tokens are those of the whole text. In BPE any token will do: a row of tokens is that of a
     text if each two neighbours are those of their own text, as the first merge across a border
@@ -328,13 +344,12 @@ def overlapping(
 
     def ends(part: Any, begin: int) -> dict[tuple[int, int, int], int]:
         """Tokens that may end a part, by their characters and id -> how many tokens it then has."""
-        first, last = stop - overlap + overlap // 4 - begin, stop - overlap // 4 - begin
-        ids, offsets, words, found = (
-            part.ids,
-            part.offsets,
-            part.word_ids,
-            dict[tuple[int, int, int], int](),
-        )
+        first = stop - overlap + overlap // 4 - begin
+        last = stop - overlap // 4 - begin
+        ids = part.ids
+        offsets = part.offsets
+        words = part.word_ids
+        counts = dict[tuple[int, int, int], int]()
         for n in range(
             bisect_left(offsets, (first, 0)), min(bisect_left(offsets, (last, 0)), len(ids) - 1)
         ):
@@ -342,19 +357,26 @@ def overlapping(
             fits = words[n] != words[n + 1] or unfit not in (None, ids[n])
             # not one of several tokens of a character
             if fits and end <= min(last, offsets[n + 1][0]):
-                found[begin + start, begin + end, ids[n]] = n + 1
-        return found
+                counts[begin + start, begin + end, ids[n]] = n + 1
+        return counts
 
-    at, skipped, stop = 0, 0, min(len(text), longest)
+    at = 0
+    skipped = 0
+    stop = min(len(text), longest)
     part = encode(text[:stop])
     while stop < len(text):
-        next_at, next_stop = stop - overlap, min(len(text), stop - overlap + longest)
+        next_at = stop - overlap
+        next_stop = min(len(text), stop - overlap + longest)
         following = encode(text[next_at:next_stop])
-        mine, theirs = ends(part, at), ends(following, next_at)
-        if same := max(mine.keys() & theirs.keys(), default=None):
-            part.truncate(mine[same])
+        ends_here = ends(part, at)
+        ends_there = ends(following, next_at)
+        if same := max(ends_here.keys() & ends_there.keys(), default=None):
+            part.truncate(ends_here[same])
             yield at, skipped, part
-            at, skipped, part, stop = next_at, theirs[same], following, next_stop
+            at = next_at
+            skipped = ends_there[same]
+            part = following
+            stop = next_stop
         else:
             stop = min(len(text), 2 * stop - at)
             part = encode(text[at:stop])
@@ -362,8 +384,11 @@ def overlapping(
 
 
 def with_marks(text: str, end: int) -> int:
-    """The end of a span, extended by the combining marks of its last character: accents, vowel
-    signs and variation selectors. A tokenizer that removes them leaves them out of its offsets."""
+    """Return the end of a span, extended by the combining marks of its last character.
+
+    These are accents, vowel signs and variation selectors. A tokenizer that removes them leaves
+    them out of its offsets.
+    """
     while end < len(text) and unicodedata.category(text[end]).startswith("M"):
         end += 1
     return end
@@ -378,26 +403,32 @@ _ACCENTS_AND_POINTS = re.compile(
 
 
 def is_letter_mark(character: str) -> bool:
-    """Return whether a character is a mark that is a letter of its script: a vowel sign, a virama
-    or a tone mark, as in Hindi or Thai. A text without these marks has other words."""
+    """Return whether a character is a mark that is a letter of its script.
+
+    It is a vowel sign, a virama or a tone mark, as in Hindi or Thai. A text without these marks has
+    other words.
+    """
     return unicodedata.category(character).startswith("M") and not _ACCENTS_AND_POINTS.match(
         character
     )
 
 
 def is_kana_or_hangul(character: str) -> bool:
-    """Return whether a character is kana, of which NFD separates the dakuten, or a Hangul syllable,
-    which NFD takes apart."""
+    """Return whether a character is kana or a Hangul syllable.
+
+    NFD separates the dakuten of kana, and takes Hangul syllables apart.
+    """
     return "\u3040" <= character <= "\u30ff" or "\uac00" <= character <= "\ud7a3"
 
 
 def words_of(text: str, begin: int, skipped: int, encoding: Any) -> NDArray[np.int32]:
-    """The words of a part of a text. begin, skipped: see `Tokenizer._parts`."""
+    """Return the words of a part of a text. begin, skipped: see `Tokenizer._parts`."""
     spans: list[tuple[int, int]] = []
     tokens = list(zip(encoding.word_ids, encoding.offsets))[skipped:]
     for _, word in groupby(tokens, key=itemgetter(0)):
         offsets = [offset for _, offset in word]
-        start, end = begin + offsets[0][0], begin + offsets[-1][1]
+        start = begin + offsets[0][0]
+        end = begin + offsets[-1][1]
         # the space in front may belong to the word
         start += len(text[start:end]) - len(text[start:end].lstrip())
         if start < end:
@@ -406,9 +437,10 @@ def words_of(text: str, begin: int, skipped: int, encoding: Any) -> NDArray[np.i
 
 
 def tokens_in_order(ids: dict[str, int]) -> list[str]:
-    """The tokens of ids, which must be 0..n-1."""
+    """Return the tokens of ids, which must be 0..n-1."""
     tokens = sorted(ids, key=ids.__getitem__)
-    if wrong := [token for number, token in enumerate(tokens) if ids[token] != number]:
+    wrong = [token for number, token in enumerate(tokens) if ids[token] != number]
+    if wrong:
         raise BertworksError(
             f"ids of the vocabulary are not 0..{len(ids) - 1}: {wrong[0]!r} has id {ids[wrong[0]]}"
         )
@@ -416,7 +448,7 @@ def tokens_in_order(ids: dict[str, int]) -> list[str]:
 
 
 def steps_of(step: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    """The steps of a normalizer or a pre-tokenizer, without sequences."""
+    """Return the steps of a normalizer or a pre-tokenizer, without sequences."""
     if not step or step["type"] != "Sequence":
         return [step] if step else []
     return [
@@ -441,10 +473,14 @@ class _SentencePiece(NamedTuple):
 def sentencepiece_pipeline(
     path: Path, config: dict[str, Any], names: dict[str, str], style: str
 ) -> tokenizers.Tokenizer:
-    """SentencePiece in the pipeline of its family: ids as in transformers. Of no family: as the
-    sentencepiece library reads it, without special tokens around a text."""
+    """SentencePiece in the pipeline of its family: ids as in transformers.
+
+    Of no family: as the sentencepiece library reads it, without special tokens around a text.
+    """
     s = guarded(lambda: _read_sentencepiece(path), "a damaged SentencePiece file", str(path))
-    pieces, unk_id, known = s.pieces, s.unk_id, {piece for piece, _ in s.pieces}
+    pieces = s.pieces
+    unk_id = s.unk_id
+    known = {piece for piece, _ in s.pieces}
     if not style:
         style = next(
             (style for style, ends in _STYLE_MARKS.items() if ends <= known), "sentencepiece"
@@ -498,8 +534,10 @@ def sentencepiece_pipeline(
 def _with_first_tokens(
     pieces: Sequence[tuple[str, float]], first_tokens: _FirstTokens, path: Path
 ) -> list[tuple[str, float]]:
-    """Return the vocabulary of a family whose ids are not the numbers of the pieces in the file:
-    the tokens of the family stand at the front, and <mask> at the end.
+    """Return the vocabulary of a family with tokens of its own at the front.
+
+    Its ids are not the numbers of the pieces in the file: the tokens of the family stand at the
+    front, and <mask> at the end.
 
     Raises:
         BertworksError: the file does not begin with <unk>, <s> and </s>.
@@ -529,8 +567,10 @@ def _sentencepiece_normalizers(
 
 
 def _read_sentencepiece(path: Path) -> _SentencePiece:
-    """A SentencePiece file: the protobuf message ModelProto of google/sentencepiece,
-    src/sentencepiece_model.proto."""
+    """Read a SentencePiece file.
+
+    It is the protobuf message ModelProto of google/sentencepiece, src/sentencepiece_model.proto.
+    """
     model = read_protobuf(read_small(path, _LARGEST_SENTENCEPIECE))
     trainer, normalizer = (read_protobuf(last_value(model, number, b"")) for number in (2, 3))
     pieces: list[tuple[str, float]] = []
@@ -543,7 +583,8 @@ def _read_sentencepiece(path: Path) -> _SentencePiece:
         kinds.setdefault(last_value(message, 3, 1), []).append(text)
         pieces.append((text, score))
     refuse_large_trie(text for text, _ in pieces)
-    kind, unk_id = last_value(trainer, 3, 1), last_value(trainer, 40, 0)
+    kind = last_value(trainer, 3, 1)
+    unk_id = last_value(trainer, 40, 0)
     is_good = kind in (1, 2) and len(dict(pieces)) == len(pieces) > unk_id
     check(
         is_good,

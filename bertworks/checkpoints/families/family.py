@@ -1,5 +1,6 @@
-"""What a family is: names of parameters, settings of config.json, classes, oddities. Each has a
-TOML file here.
+"""What a family is: names of parameters, settings of config.json, classes, oddities.
+
+Each has a TOML file here.
 
 Rows have a parameter of ours; the sizes of each of theirs; their names, joined in order along the
 first axis. "#" is the number of a layer, or of a group of layers that share their weights. "*" is
@@ -105,7 +106,7 @@ class Family:
     google: Sequence[tuple[str, str]] = ()
 
     def is_decoder(self, config: EncoderConfig) -> bool:
-        """Whether its file has `is_decoder: true`."""
+        """Return whether its file has `is_decoder: true`."""
         return config.direction == self.decoder.get("direction")
 
     def default_of(self, is_decoder: bool) -> EncoderConfig:
@@ -118,8 +119,10 @@ class Family:
 
 
 def _read_family(name: str) -> Family:
-    """A family from its file. `extends` in it names another one, of which it takes what it does not
-    have itself."""
+    """Return a family from its file.
+
+    `extends` in it names another one, of which it takes what it does not have itself.
+    """
     tables: dict[str, Any] = {"extends": name}
     while "extends" in tables:
         tables = packaged_table(__file__, f"{tables.pop('extends')}.toml") | tables
