@@ -91,8 +91,10 @@ class _Head:
 
 
 class RowReader:
-    """The rows of one file. It can be iterated any number of times: each is one pass over the file,
-    unless all rows are in memory, as those of a small file (see `sample`) and after `load`.
+    """The rows of one file.
+
+    It can be iterated any number of times: each is one pass over the file, unless all rows are in
+    memory, as those of a small file (see `sample`) and after `load`.
 
     Values by kind: cells of a table are strings, and columns without a header are "column 1",
     "column 2", ...; plain text has a row for each line, `text`. CoNLL: `tokens`, `tags` (if there
@@ -199,8 +201,10 @@ class RowReader:
         self._check_unchanged()
 
     def sample(self, count: int) -> Iterator[Row]:
-        """The first rows, at most `count`. The first 1,000 are in memory, unless they have more
-        than 4 million characters."""
+        """The first rows, at most `count`.
+
+        The first 1,000 are in memory, unless they have more than 4 million characters.
+        """
         if self._holds_all or count <= len(self._first):
             return iter(self._first[:count])
         return itertools.islice(self, count)
@@ -605,8 +609,10 @@ class RowReader:
         return value
 
     def _whole_json(self) -> Any:
-        """The rows, or a SQuAD document, of a file that is one JSON value. It is parsed once while
-        the file is recognized."""
+        """The rows, or a SQuAD document, of a file that is one JSON value.
+
+        It is parsed once while the file is recognized.
+        """
         largest = self._limit(True)
         if self._head is None:
             lines = utf8_lines(self.path, self.name, self.options.encoding, largest, whole=True)

@@ -122,8 +122,9 @@ def _divided(path: Path) -> Treebank:
 
 
 def read_trees(path: str | Path) -> Iterator[TreeSentence]:
-    """The sentences of a CoNLL-U file, in any compression. Ranges of words (1-2) and empty nodes
-    (1.1) are no words.
+    """The sentences of a CoNLL-U file, in any compression.
+
+    Ranges of words (1-2) and empty nodes (1.1) are no words.
 
     Raises:
         BertworksError: the file cannot be read or has no sentence; the lines have no heads; the

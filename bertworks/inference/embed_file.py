@@ -85,8 +85,9 @@ def reading_note(reader: RowReader, columns: Sequence[str], more: str) -> Event:
 
 
 def row_text(row: Row, columns: Sequence[str], empty: IssueCounter) -> str:
-    """The text of a row, its columns joined by a space. A row without text is counted in `empty`
-    and gives "".
+    """The text of a row, its columns joined by a space.
+
+    A row without text is counted in `empty` and gives "".
 
     Raises:
         BertworksError: a value is not text.
@@ -284,8 +285,10 @@ def _portion(
 def _rows_with_vectors(
     row_format: RowFormat, rows: Iterable[TextRow], vectors: Iterable[Any]
 ) -> Iterator[dict[str, Any]]:
-    """Rows with their vectors in the last column. Parquet has float32; other formats get the
-    shortest digits that identify a float32."""
+    """Rows with their vectors in the last column.
+
+    Parquet has float32; other formats get the shortest digits that identify a float32.
+    """
     column = row_format.columns[-1]
     for row, vector in zip(rows, vectors, strict=True):
         is_parquet = row_format.kind == "parquet"
@@ -414,8 +417,10 @@ def _write_vectors(
     rows: Iterable[TextRow],
     blocks: Iterator[Vectors],
 ) -> str | None:
-    """Write rows with whitened vectors, which depend on all rows: no portion can hold them. Return
-    a note if some texts would be formulas."""
+    """Write rows with whitened vectors, which depend on all rows: no portion can hold them.
+
+    Return a note if some texts would be formulas.
+    """
     formulas = IssueCounter()
     write_rows(
         output,

@@ -56,9 +56,10 @@ def _num_characters(text: object) -> int:
 
 
 class Embedder(ModelUser):
-    """A loaded model that computes vectors of texts. A pickle of it holds the path of the model
-    folder, these settings and a hash of the files; another process opens the folder again when it
-    uses the object.
+    """A loaded model that computes vectors of texts.
+
+    A pickle of it holds the path of the model folder, these settings and a hash of the files;
+    another process opens the folder again when it uses the object.
 
     Args:
         model: a folder of ours, of transformers or of sentence-transformers, an exported encoder,
@@ -129,15 +130,17 @@ class Embedder(ModelUser):
         self._is_open()
 
     def embed(self, texts: Iterable[str], *, prompt: str | None = None) -> Vectors:
-        """float32 [texts, dimension]. The vector of a text does not depend on the other texts (in
-        int8 slightly).
+        """float32 [texts, dimension].
+
+        The vector of a text does not depend on the other texts (in int8 slightly).
 
         Args:
             texts: a list of strings.
             prompt: prefix of each text; None: the model's default.
 
         Raises:
-            UsageError: not a list, or not of strings."""
+            UsageError: not a list, or not of strings.
+        """
         return self.embed_and_count(texts, prompt=prompt)[0]
 
     def embed_and_count(
@@ -281,8 +284,9 @@ class Embedder(ModelUser):
 
     @property
     def mteb_model_meta(self) -> Any:
-        """The description of the model for mteb, a `ModelMeta`. Its revision is a hash of
-        everything that the vectors depend on.
+        """The description of the model for mteb, a `ModelMeta`.
+
+        Its revision is a hash of everything that the vectors depend on.
 
         Raises:
             BertworksError: mteb is not installed.
@@ -309,7 +313,8 @@ class Embedder(ModelUser):
                 its end.
 
         Raises:
-            UsageError: not strings."""
+            UsageError: not strings.
+        """
         if wrong := [n for n, text in enumerate(texts, 1) if not isinstance(text, str)]:
             raise UsageError(f"text {wrong[0]} is {texts[wrong[0] - 1]!r:.60}: expected a string")
         prefix = self.settings.prompt() if prompt is None else prompt
@@ -485,8 +490,9 @@ def embed(
     device: str = "auto",
     precision: PrecisionOption = "auto",
 ) -> Vectors:
-    """The vectors of texts, float32 [texts, dimension]. For more than one call, `Embedder` loads
-    the model only once.
+    """The vectors of texts, float32 [texts, dimension].
+
+    For more than one call, `Embedder` loads the model only once.
 
     Args:
         model, pooling, normalize, precision: see `Embedder`.

@@ -168,8 +168,9 @@ def predict_file(
     guard_formulas: bool = False,
     bulk: Bulk = Bulk(),
 ) -> Iterator[Event]:
-    """Write the prediction for every row of a file next to the columns of the row, in order. Call
-    it again to resume. The output appears when it is complete.
+    """Write the prediction for every row of a file next to the columns of the row, in order.
+
+    Call it again to resume. The output appears when it is complete.
 
     Args:
         data, output: files; "-" is standard input and output. Data may also be rows in memory, see

@@ -103,8 +103,9 @@ def local_path(path: str | PathLike[str], what: str = "output") -> Path:
 
 
 def read_small(path: Path, limit: int) -> bytes:
-    """The content of a regular file of at most `limit` bytes. The file may come from an untrusted
-    source.
+    """The content of a regular file of at most `limit` bytes.
+
+    The file may come from an untrusted source.
 
     Raises:
         BertworksError: the file is missing, too large, or a folder, pipe or device.
@@ -276,8 +277,9 @@ def refuse_nested(output: Path, inputs: Iterable[str], corpora: Sequence[str] = 
 
 @contextmanager
 def folder_lock(folder: Path, busy: str, hint: str) -> Iterator[None]:
-    """Hold a folder for this process, by a hidden file with the number of the process. The system
-    releases it when the process ends, however it ends.
+    """Hold a folder for this process, by a hidden file with the number of the process.
+
+    The system releases it when the process ends, however it ends.
 
     Args:
         busy: the message if another process holds it; {process} becomes the number of that process.
@@ -331,9 +333,11 @@ def write_json(path: str | Path, content: Any) -> None:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary sibling to write to. Its name is unique among processes and threads; see
-    also `utf8_path`. When the block ends without an error, it is fsynced and replaces `path`;
-    otherwise it is removed and `path` stays as it was.
+    """Yield a temporary sibling to write to.
+
+    Its name is unique among processes and threads; see also `utf8_path`. When the block ends
+    without an error, it is fsynced and replaces `path`; otherwise it is removed and `path` stays as
+    it was.
 
     Raises:
         BertworksError: the disk is full, or the file cannot be written there.
@@ -381,8 +385,9 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing_folder(path: str | Path) -> Iterator[Path]:
-    """Yield a new temporary folder to fill. When the block ends without an error, it replaces
-    `path`, as `replacing`.
+    """Yield a new temporary folder to fill.
+
+    When the block ends without an error, it replaces `path`, as `replacing`.
 
     On Linux, an existing folder is exchanged with the new one in one step and then deleted.
     Elsewhere it has another name for a moment.
@@ -473,7 +478,10 @@ def fsync(path: Path) -> None:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Swap two names in one step (renameat2 of Linux); False if the system cannot."""
+    """Swap two names in one step (renameat2 of Linux); False if the system cannot.
+
+    With two renames, a process that is killed in between would leave no checkpoint of that step.
+    """
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     here = _AT_CURRENT_FOLDER
     names = (os.fsencode(first), os.fsencode(second))
@@ -481,8 +489,11 @@ def _exchange(first: Path, second: Path) -> bool:
 
 
 def _exchange_by_renames(temporary: Path, target: Path) -> None:
-    """Swap two names in three steps. If the process is killed in between, the former content keeps
-    a name that `remove_leftovers` does not delete."""
+    """Swap two names in three steps.
+
+    If the process is killed in between, the former content keeps a name that `remove_leftovers`
+    does not delete.
+    """
     former = temporary.with_suffix(".former")
     target.rename(former)
     try:
@@ -500,8 +511,9 @@ def _start_time(process: int) -> str:
 
 
 def _is_running(process: int, start: str) -> bool:
-    """Whether a process runs. Another may have the same number: a later one, or one of another
-    container.
+    """Whether a process runs.
+
+    Another may have the same number: a later one, or one of another container.
 
     Args:
         start: when it started; empty if that is unknown.

@@ -60,11 +60,11 @@ _NAME = re.compile(r"(\d{6,})-([0-9a-f]{16})-\d+")
 
 
 class FileJob:
-    """The portions of a job.
+    """A job whose results are computed in portions, from which its output is written.
 
     Args:
-        output: of the job. The portions are next to it, in `OUTPUT.parts`, or hidden if only this
-            process makes them.
+        output: The portions are next to it, in `OUTPUT.parts`, or hidden if only this process makes
+            them.
         bulk: who makes them; false: this process, in which those of another job do not count.
         identity: all that the results depend on: model, data, settings, machine. Values that JSON
             can hold.
@@ -117,8 +117,9 @@ class FileJob:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Around `make` and the writing of the output. Then the portions are deleted. Those of a
-        part are kept, and all after an error.
+        """Hold the folder of portions while they are made and joined, then delete it.
+
+        The portions of a part stay, and all of them after an error.
 
         Raises:
             BertworksError: the folder holds portions of another job, or another process joins or
@@ -164,8 +165,9 @@ class FileJob:
     def make(
         self, stage: str, inputs: Iterable[Any], compute: Callable[[Any], Portion] | None = None
     ) -> Iterator[Event]:
-        """Make the portions that do not exist yet. Then `files` has the files of all in order; for
-        a part, none.
+        """Make the portions that do not exist yet.
+
+        Then `files` has the files of all in order; for a part, none.
 
         Args:
             inputs: of the portions, in order; values that can be pickled. They are the same in each
@@ -297,8 +299,10 @@ def compute_file(
     results: str = "rows",
     **fields: Any,
 ) -> Iterator[Event]:
-    """Compute the results of all rows of a file in portions, and write the output. An interrupted
-    job resumes; an incomplete portion is computed again as a whole, with equal results.
+    """Compute the results of all rows of a file in portions, and write the output.
+
+    An interrupted job resumes; an incomplete portion is computed again as a whole, with equal
+    results.
 
     Args:
         job: all that the results depend on, and who makes the portions; of a part, the output is
@@ -355,8 +359,10 @@ def content_of(portion: Path) -> bytes:
 
 
 def refuse_finished(output: Path, overwrite: bool, file: str = "") -> None:
-    """Check that an output does not exist, or may be replaced. Portions from which it was written
-    are deleted: the process that wrote it may have been killed before it deleted them.
+    """Check that an output does not exist, or may be replaced.
+
+    Portions from which it was written are deleted: the process that wrote it may have been killed
+    before it deleted them.
 
     Args:
         output: a file or a folder that is written at once, as a whole.

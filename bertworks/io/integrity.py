@@ -52,8 +52,9 @@ def file_sums(path: str | Path) -> tuple[str, str]:
 
 
 def verify_files(folder: Path, files: Mapping[str, str], hint: str) -> dict[str, str]:
-    """Compare files with their sha256, which reads all of them. Returns the CRC-32 of their blocks
-    (`file_sums`).
+    """Compare files with their sha256, which reads all of them.
+
+    Returns the CRC-32 of their blocks (`file_sums`).
 
     Args:
         files: sha256 by path inside the folder.
@@ -116,8 +117,9 @@ class CheckedFile:
 
 
 class CheckedArray(NDArrayOperatorsMixin):
-    """An array within a `CheckedFile`: what is read is checked before. It has the operators and
-    methods of an array; all but slices check it as a whole.
+    """An array within a `CheckedFile`: what is read is checked before.
+
+    It has the operators and methods of an array; all but slices check it as a whole.
 
     Args:
         array: the bytes of the file from `offset` on.
@@ -159,8 +161,10 @@ class CheckedArray(NDArrayOperatorsMixin):
 
 @contextmanager
 def sealing(path: Path, key: str) -> Iterator[Path]:
-    """`replacing`, with the sha256 of a key and of the content at the end of the file. The key says
-    what the content belongs to."""
+    """`replacing`, with the sha256 of a key and of the content at the end of the file.
+
+    The key says what the content belongs to.
+    """
     with replacing(path) as temporary:
         yield temporary
         with temporary.open("r+b") as file:

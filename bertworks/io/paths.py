@@ -79,9 +79,10 @@ def names_file(word: str) -> bool:
 
 
 def file_or_texts(words: Sequence[str], texts: Sequence[str]) -> str | list[str]:
-    """What the words of a command are: one file, or "-", or texts. A word is a text if it has a
-    space, does not begin as a path does, and is not the name of a file (`names_file`). texts: more
-    texts, whatever is in them.
+    """What the words of a command are: one file, or "-", or texts.
+
+    A word is a text if it has a space, does not begin as a path does, and is not the name of a file
+    (`names_file`). texts: more texts, whatever is in them.
 
     Raises:
         UsageError: nothing is given, or more than a file; there is no such file.

@@ -73,8 +73,10 @@ class CpuMonitor:
         return time.monotonic() - self._last[0]
 
     def free_cpus(self) -> float | None:
-        """Free CPUs on average since the last call, or since the monitor was made. None: the system
-        does not tell."""
+        """Free CPUs on average since the last call, or since the monitor was made.
+
+        None: the system does not tell.
+        """
         before = self._last
         self._last = self._sample()
         seconds, used, idle, ticks = (new - old for old, new in zip(before, self._last))

@@ -94,8 +94,9 @@ def in_ray(
     threads: int = 1,
     gpus: int = 0,
 ) -> Generator[Any, None, None]:
-    """Yield the results of inputs as they come. Twice as many inputs as there are workers are on
-    their way.
+    """Yield the results of inputs as they come.
+
+    Twice as many inputs as there are workers are on their way.
 
     Args:
         workers: the most tasks at a time; None: all that the cluster has room for, also that of

@@ -98,9 +98,12 @@ class Storage:
     def tried(
         self, work: Callable[[], Any], name: str = "", *, gone: bool = False, failed: int = 0
     ) -> Any:
-        """What an operation returns. One that fails for a while is tried again, with growing waits.
-        FileExistsError is for the caller. name: of the file in messages. gone: give None if it does
-        not exist. failed: attempts so far."""
+        """What an operation returns.
+
+        One that fails for a while is tried again, with growing waits. FileExistsError is for the
+        caller. name: of the file in messages. gone: give None if it does not exist. failed:
+        attempts so far.
+        """
         try:
             return work()
         except Exception as error:  # each storage has its own classes
@@ -196,8 +199,10 @@ class Storage:
         return content and dict(atomic_write.parse_json(content, Path(self.url, MANIFEST))["files"])
 
     def create(self, name: str, path: Path, overwrite: bool = False) -> bool:
-        """Copies a file from a path unless there is one; False: there is one with other content. An
-        answer may be lost, so that the repetition finds what the first attempt wrote."""
+        """Copies a file from a path unless there is one; False: there is one with other content.
+
+        An answer may be lost, so that the repetition finds what the first attempt wrote.
+        """
         try:
             self.put({name: path}, "overwrite" if overwrite else "create")
         except FileExistsError:
@@ -264,8 +269,9 @@ def _progress(names: Iterable[str]) -> tuple[int, int]:
 
 
 class _Upload:
-    """The upload of a working copy. In the block, threads give signs of life and upload what is
-    complete.
+    """The upload of a working copy.
+
+    In the block, threads give signs of life and upload what is complete.
 
     Raises:
         BertworksError: another process writes to the URL, or has done so meanwhile.
@@ -376,8 +382,10 @@ class _Upload:
         self.sent |= states
 
     def snapshot(self) -> None:
-        """Uploads a run if it has a new checkpoint, or another of its trainings is finished. The
-        file that says so is the last one."""
+        """Uploads a run if it has a new checkpoint, or another of its trainings is finished.
+
+        The file that says so is the last one.
+        """
         # deleted by the run meanwhile: the next attempt has newer ones
         with suppress(FileNotFoundError):
             files = self.files()
@@ -443,9 +451,10 @@ class _Upload:
 def published(
     url: str, *, overwrite: bool = False, note: Callable[[str], None] = no_notes
 ) -> Iterator[Path]:
-    """Yield a path to write a file or folder to, which then is uploaded. If the URL holds a folder,
-    or checkpoints of an interrupted run, the path holds them already. Of several processes of a
-    training the first uploads.
+    """Yield a path to write a file or folder to, which then is uploaded.
+
+    If the URL holds a folder, or checkpoints of an interrupted run, the path holds them already. Of
+    several processes of a training the first uploads.
 
     Args:
         overwrite: replace what the URL holds.

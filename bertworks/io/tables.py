@@ -219,8 +219,9 @@ def rejoin_broken_rows(
 
 @contextmanager
 def open_parquet(path: Path, name: str) -> Iterator[Any]:
-    """Open a `pyarrow.parquet.ParquetFile`. Texts that are stored once for many rows stay so in
-    memory.
+    """Open a `pyarrow.parquet.ParquetFile`.
+
+    Texts that are stored once for many rows stay so in memory.
 
     Raises:
         BertworksError: the file is damaged or cannot be read, now or inside the block.
@@ -312,8 +313,10 @@ def choose_column(
 
 
 def usual_column(columns: Iterable[str], names: Iterable[str]) -> str | None:
-    """The column with a usual name, in any case; the first of the names counts most. None: there is
-    none."""
+    """The column with a usual name, in any case; the first of the names counts most.
+
+    None: there is none.
+    """
     by_name = {column.strip().lower(): column for column in reversed(list(columns))}
     return next((by_name[name] for name in names if name in by_name), None)
 
@@ -367,6 +370,7 @@ def _is_number(cell: str) -> bool:
 
 class StoredRows:
     """Rows in memory as a temporary file of JSON lines, which is deleted together with this object.
+
     What reads files reads them too; row n is line n. name: in messages.
 
     Attributes:
@@ -575,8 +579,9 @@ def rows_of(data: Any) -> list[Mapping[str, Any]]:
 
 
 def rows_of_texts(data: Data, columns: Sequence[str]) -> Data:
-    """Texts as rows in memory: one after the other in these columns. They may be a list, an array
-    or a column of a table. Other data as they are.
+    """Texts as rows in memory: one after the other in these columns.
+
+    They may be a list, an array or a column of a table. Other data as they are.
 
     Raises:
         UsageError: the last row has fewer texts than columns; a set.

@@ -305,8 +305,9 @@ class LineReader:
 def open_lines(
     path: Path, name: str, repairs: Repairs | None = None, encoding: str | None = None
 ) -> Iterator[LineReader]:
-    """Open a file to read its lines. The compression is inferred from its first bytes, not from its
-    name.
+    """Open a file to read its lines.
+
+    The compression is inferred from its first bytes, not from its name.
 
     Args:
         name: of the file in messages.

@@ -93,8 +93,10 @@ class Hit(TypedDict):
 
 
 class Index(Documents, Reopened):
-    """Documents and their vectors, in a folder. Vectors have length 1: their inner product is the
-    cosine. Changes by other processes are visible after the folder is opened again.
+    """Documents and their vectors, in a folder.
+
+    Vectors have length 1: their inner product is the cosine. Changes by other processes are visible
+    after the folder is opened again.
 
     Args:
         model: the path of the model if it has moved, or the open model; None: the path stored in
@@ -208,8 +210,10 @@ class Index(Documents, Reopened):
             return self.append(texts, ids, values) if count else 0
 
     def delete(self, ids: Iterable[str]) -> int:
-        """Delete the documents with these ids. The number of deleted documents; their texts stay on
-        disk until `compact`."""
+        """Delete the documents with these ids.
+
+        The number of deleted documents; their texts stay on disk until `compact`.
+        """
         names = list(map(str, listed(ids, "delete([id])", "id", ordered=False)))
         with self.changing():
             before = len(self)
@@ -307,9 +311,10 @@ class Index(Documents, Reopened):
         )
 
     def build_graph(self) -> float:
-        """Build the graph for approximate search of all documents. Later documents are searched
-        exactly until it is built again. The result is its recall: the fraction of the ten nearest
-        neighbours of 100 documents it finds.
+        """Build the graph for approximate search of all documents.
+
+        Later documents are searched exactly until it is built again. The result is its recall: the
+        fraction of the ten nearest neighbours of 100 documents it finds.
 
         Raises:
             UsageError: there are no documents.
@@ -364,8 +369,9 @@ class Index(Documents, Reopened):
 
     @property
     def stored_model(self) -> Path:
-        """The folder of the model that the index names. The index may come from a stranger: nothing
-        is fetched.
+        """The folder of the model that the index names.
+
+        The index may come from a stranger: nothing is fetched.
 
         Raises:
             BertworksError: the model is not on this machine.
@@ -390,9 +396,11 @@ class Index(Documents, Reopened):
         sources: Sources | None = None,
         vectors: Vectors | None = None,
     ) -> int:
-        """`add` without its checks, within `changing`. Of documents with the same id the last one
-        is kept. sources: new states of indexed files. vectors: of the texts, end to end; None: they
-        are computed."""
+        """`add` without its checks, within `changing`.
+
+        Of documents with the same id the last one is kept. sources: new states of indexed files.
+        vectors: of the texts, end to end; None: they are computed.
+        """
         first = self.manifest.next_row
         names = map(str, range(first, first + len(texts)) if ids is None else ids)
         places: dict[str, int] = {}
@@ -495,8 +503,9 @@ def index_file(
     read: ReadOptions = ReadOptions(),
     bulk: Bulk = Bulk(),
 ) -> Iterator[Event]:
-    """Add the rows of a file to an index, and create the index if it is missing. Call it again to
-    resume; a file that is in the index already is not read again.
+    """Add the rows of a file to an index, and create the index if it is missing.
+
+    Call it again to resume; a file that is in the index already is not read again.
 
     Args:
         documents: any file of rows or lines; rows in memory; "-" is standard input.

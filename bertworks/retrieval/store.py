@@ -323,8 +323,9 @@ class Documents:
             yield
 
     def verify(self) -> None:
-        """Compare the sha256 of every file. Without it, a block of 1 MiB is checked when it is
-        first read.
+        """Compare the sha256 of every file.
+
+        Without it, a block of 1 MiB is checked when it is first read.
 
         Raises:
             BertworksError: a file has changed.

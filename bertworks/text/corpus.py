@@ -343,7 +343,9 @@ class FileReader:
 
 def _titled(values: Sequence[object]) -> str | None:
     """The text of a document from its title, if there is one, and its text; None: that is not text.
-    A title alone is no document, and some texts begin with their titles."""
+
+    A title alone is no document, and some texts begin with their titles.
+    """
     *titles, text = map(tables.as_text, values)
     return (
         "\n".join([*(title for title in titles if title and not text.startswith(title)), text])
@@ -369,8 +371,9 @@ class Document(NamedTuple):
 
 
 class CorpusReader:
-    """The documents of files, folders, globs and "-" (standard input), in a fixed order. It can be
-    iterated repeatedly.
+    """The documents of files, folders, globs and "-" (standard input), in a fixed order.
+
+    It can be iterated repeatedly.
 
     Files are sorted by their path relative to the input, independent of the order of the inputs.
 
@@ -475,8 +478,10 @@ class CorpusReader:
         return {"files": len(self.files), "bytes": size, "files_sha256": digest.hexdigest()}
 
     def content_sha256(self) -> str:
-        """The sha256 of all files and of their paths relative to the inputs. A copy of the files
-        has the same."""
+        """The sha256 of all files and of their paths relative to the inputs.
+
+        A copy of the files has the same.
+        """
         digest = hashlib.sha256()
         for path in self.files:
             digest.update(
@@ -522,8 +527,10 @@ class CorpusReader:
                 yield match, match.name
 
     def _walk(self, folder: Path) -> Iterator[Path]:
-        """The files of a folder and of the folders in it. Other entries, except hidden ones, are
-        counted with the reason."""
+        """The files of a folder and of the folders in it.
+
+        Other entries, except hidden ones, are counted with the reason.
+        """
         with explain_os_errors("the folder cannot be read", folder, "make it readable"):
             entries = list(folder.iterdir())
         for path in entries:

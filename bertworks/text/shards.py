@@ -362,8 +362,10 @@ def _settings(reader: CorpusReader, tokenizer: Tokenizer) -> dict[str, Any]:
 def _refuse_other(
     existing: dict[str, Any], settings: dict[str, Any], reader: CorpusReader, folder: Path
 ) -> None:
-    """Refuse a folder of other settings. Files that were copied, moved or touched are compared by
-    content."""
+    """Refuse a folder of other settings.
+
+    Files that were copied, moved or touched are compared by content.
+    """
     names = [name for name in settings if existing.get(name) != settings[name]]
     if names == ["files_sha256"]:
         _refuse_other(existing, {"content_sha256": reader.content_sha256()}, reader, folder)
