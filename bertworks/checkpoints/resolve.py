@@ -40,6 +40,7 @@ NETWORK_FILES = (
 )
 # Folders of the modules of sentence-transformers; the first may hold the network.
 _MODULE_FOLDER = "[0-9]_[A-Z]*"
+_WEIGHTED_MODULES = ("Dense", "LayerNorm")
 _TOP_FILES = (*NETWORK_FILES, "sentence_*_config.json")
 MODEL_FILES = (
     *_TOP_FILES,
@@ -226,8 +227,13 @@ def _fetch(hub_id: str, fetch: bool, command: str, trust_pickle: bool) -> Path:
         folder = Path(
             snapshot_download(hub_id, allow_patterns=list(MODEL_FILES), local_files_only=not fetch)
         )
-        if trust_pickle and not _has_weights(folder, WEIGHTS, INDEX):
-            patterns = [*PICKLE_FILES, *(f"{_MODULE_FOLDER}/{name}" for name in PICKLE_FILES)]
+        needs_network = not _has_weights(folder, WEIGHTS, INDEX)
+        modules = [path for name in _WEIGHTED_MODULES for path in folder.glob(f"[0-9]_{name}")]
+        needs_modules = not all((path / WEIGHTS).exists() for path in modules)
+        if trust_pickle and (needs_network or needs_modules):
+            patterns = [f"{_MODULE_FOLDER}/{name}" for name in PICKLE_FILES]
+            if needs_network:
+                patterns += PICKLE_FILES
             folder = Path(
                 snapshot_download(hub_id, allow_patterns=patterns, local_files_only=not fetch)
             )

@@ -5,14 +5,17 @@
 - `SentenceTransformerSettings.save`: writes the older layout, which every version reads.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
 
-from bertworks.checkpoints.storage import read_json
+from bertworks.checkpoints.pickled_weights import find_pickle
+from bertworks.checkpoints.resolve import WEIGHTS
+from bertworks.checkpoints.storage import read_json, write_weights
+from bertworks.checkpoints.vector_modules import MODULE_KINDS, PICKLED_MODULE, VectorModule
 from bertworks.config import packaged_table
-from bertworks.errors import require
+from bertworks.errors import BertworksError, require
 from bertworks.io.atomic_write import write_json
 from bertworks.models.heads import Pooling
 
@@ -30,8 +33,7 @@ _TRANSFORMER_FILES = [
     "sentence_xlnet_config.json",
 ]
 _FIELDS = packaged_table(__file__, "sentence_transformers.toml")
-# of modules that are computed; the last may be missing
-_KINDS = ["Transformer", "Pooling", "Normalize"]
+_FIRST_KINDS = ["Transformer", "Pooling"]  # modules from MODULE_KINDS follow
 _SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 _OLD_POOLINGS: dict[str, Pooling] = {  # settings of the older layout
     "pooling_mode_mean_tokens": "mean",
@@ -39,13 +41,17 @@ _OLD_POOLINGS: dict[str, Pooling] = {  # settings of the older layout
     "pooling_mode_max_tokens": "max",
 }
 _WRITTEN = {"max_seq_length", "do_lower_case", "word_embedding_dimension", "embedding_dimension"}
-_SUPPORTED = "use a model with the modules Transformer, Pooling (mean, cls or max) and Normalize"
+_SUPPORTED = (
+    "use a model with the modules Transformer, Pooling (mean, cls or max), "
+    f"{', '.join(MODULE_KINDS)}"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceTransformerSettings:
     """How a text becomes a vector.
 
+    modules: what is computed of the pooled vector, in this order, before `normalize`.
     max_length: the most tokens that are read; None: the maximum of the tokenizer.
     lowercase: lowercase texts before tokenization.
     prompts: prefixes of texts, by name.
@@ -58,6 +64,7 @@ class SentenceTransformerSettings:
 
     pooling: Pooling = "mean"
     normalize: bool = False
+    modules: Sequence[VectorModule] = ()
     max_length: int | None = None
     lowercase: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -81,10 +88,17 @@ class SentenceTransformerSettings:
         what = f"sentence-transformers has no pooling {self.pooling!r}"
         require(self.pooling in _OLD_POOLINGS.values(), what, hint="take mean, cls or max")
         files: dict[str, Any] = {}
-        kinds = _KINDS[:2]
+        modules = list(self.modules)
         if self.normalize:
-            kinds = _KINDS
-            files["2_Normalize/config.json"] = {}  # Git and the hub keep no empty folders
+            modules.append(VectorModule("Normalize", {}, folder))
+        for number, module in enumerate(modules, len(_FIRST_KINDS)):
+            # also an empty one: Git and the hub keep no empty folders
+            files[f"{number}_{module.kind}/config.json"] = dict(module.settings)
+            if MODULE_KINDS[module.kind]:
+                weights = {name: tensor.float() for name, tensor in module.read_weights().items()}
+                inner = folder / f"{number}_{module.kind}"
+                inner.mkdir(parents=True, exist_ok=True)
+                write_weights(inner / WEIGHTS, weights)
         modes = {name: pooling == self.pooling for name, pooling in _OLD_POOLINGS.items()}
         files["1_Pooling/config.json"] = {"word_embedding_dimension": hidden_size, **modes}
         files[_TRANSFORMER] = {"max_seq_length": self.max_length, "do_lower_case": self.lowercase}
@@ -96,12 +110,13 @@ class SentenceTransformerSettings:
         if self.truncate_dim is not None:
             whole_model["truncate_dim"] = self.truncate_dim
         files[MODEL_FILE] = whole_model
-        modules = []
+        kinds = [*_FIRST_KINDS, *(module.kind for module in modules)]
+        entries = []
         for number, kind in enumerate(kinds):
             path = f"{number}_{kind}" if number else ""
             module_class = f"sentence_transformers.models.{kind}"
-            modules.append({"idx": number, "name": str(number), "path": path, "type": module_class})
-        files[_MODULES] = modules  # the last file: readers start from it
+            entries.append({"idx": number, "name": str(number), "path": path, "type": module_class})
+        files[_MODULES] = entries  # the last file: readers start from it
         for name, content in files.items():
             write_json(folder / name, content)
 
@@ -130,16 +145,25 @@ def read_sentence_transformer(folder: str | Path) -> SentenceTransformer:
         return SentenceTransformer(folder, SentenceTransformerSettings())
     kinds = [kind for kind, _ in modules]
     what = f"unsupported modules of sentence-transformers: {', '.join(kinds)[:200]}"
-    require(kinds in (_KINDS, _KINDS[:2]), what, folder / _MODULES, _SUPPORTED)
+    is_supported = kinds[:2] == _FIRST_KINDS and MODULE_KINDS.keys() >= {*kinds[2:]}
+    require(is_supported, what, folder / _MODULES, _SUPPORTED)
     inner = modules[0][1]
     pooling_path = modules[1][1] / "config.json"
     names = [name for name in _TRANSFORMER_FILES if (inner / name).is_file()] or [_TRANSFORMER]
     paths = [inner / names[0], *(path / "config.json" for _, path in modules[1:])]
     contents = {path: read_json(path) for path in paths if path.is_file() or path == pooling_path}
-    for path, fields in zip(
-        paths, (_TRANSFORMER, "1_Pooling/config.json", "2_Normalize/config.json")
-    ):
-        _require_computed(contents.get(path, {}), fields, path)
+    tables = [_TRANSFORMER, "1_Pooling/config.json"]
+    tables += [f"2_{kind}/config.json" for kind in kinds[2:]]
+    for path, table in zip(paths, tables, strict=True):
+        _require_computed(contents.get(path, {}), table, path)
+    vector_modules: list[VectorModule] = []
+    for (kind, module_folder), path, table in zip(modules[2:], paths[2:], tables[2:], strict=True):
+        known = {*_FIELDS[table]["honoured"], *_FIELDS[table]["without_effect"]}
+        content = {name: value for name, value in contents.get(path, {}).items() if name in known}
+        vector_modules.append(VectorModule(kind, content, module_folder))
+    normalizes = kinds[-1] == "Normalize"
+    if normalizes:
+        vector_modules.pop()
     transformer = contents.get(paths[0], {})
     whole_model = _whole_model(folder / MODEL_FILE)
     length = transformer.get("max_seq_length")
@@ -148,43 +172,56 @@ def read_sentence_transformer(folder: str | Path) -> SentenceTransformer:
     has_prompts = any(whole_model["prompts"].values())
     settings = SentenceTransformerSettings(
         pooling=_pooling(contents[pooling_path], pooling_path, prompted=has_prompts),
-        normalize=kinds == _KINDS,
+        normalize=normalizes,
+        modules=tuple(vector_modules),
         max_length=length,
         lowercase=transformer.get("do_lower_case") is True,
         **whole_model,
     )
+    written = dict.fromkeys(paths, _WRITTEN)
+    written |= {module.folder / "config.json": {*module.settings} for module in vector_modules}
     unwritten = []
     for path, content in contents.items():
-        others = (
-            content.keys()
-            - _WRITTEN
-            - ({"include_prompt"} if content.get("include_prompt") is True else set())
-        )
-        if names := sorted(name for name in others if not name.startswith("pooling_mode")):
+        unwritten_names = content.keys() - written[path]
+        if content.get("include_prompt") is True:
+            unwritten_names -= {"include_prompt"}
+        names = sorted(name for name in unwritten_names if not name.startswith("pooling_mode"))
+        if names:
             unwritten.append(f"{path.relative_to(folder).as_posix()}: {', '.join(names)}")
     return SentenceTransformer(inner, settings, tuple(unwritten))
 
 
-def module_files(folder: str | Path) -> list[str]:
-    """Names of the settings and weights of the modules in a sentence-transformers folder; none in
-    other folders.
+def module_pickles(folder: str | Path) -> list[Path]:
+    """Return the weights of modules in a sentence-transformers folder that are only there as
+    pickles.
 
     Raises:
-        BertworksError: damaged files, or a module with weights in a pickle.
+        BertworksError: damaged files.
+    """
+    pickles: list[Path] = []
+    for _, inside in _modules(Path(folder))[1:]:
+        pickle = find_pickle(inside)
+        if pickle is not None and not (inside / WEIGHTS).exists():
+            pickles.append(pickle)
+    return pickles
+
+
+def module_files(folder: str | Path, *, trusts_pickles: bool = False) -> list[str]:
+    """Return the names of the settings and weights of the modules in a sentence-transformers
+    folder; none in other folders.
+
+    Raises:
+        BertworksError: damaged files; a module with weights in a pickle, unless pickles are
+            trusted.
     """
     folder = Path(folder)
+    pickles = [] if trusts_pickles else module_pickles(folder)
+    if pickles:
+        raise BertworksError(PICKLED_MODULE, where=str(pickles[0].parent))
     modules = _modules(folder)
     names = [_MODULES, *_TRANSFORMER_FILES, MODEL_FILE] if modules else []
     for _, inside in modules[1:]:
-        is_pickle = (inside / "pytorch_model.bin").exists() and not (
-            inside / "model.safetensors"
-        ).exists()
-        require(not is_pickle, "the weights of a module are a pickle, which is not read", inside)
-        names += [
-            f"{inside.name}/{name}"
-            for name in ("config.json", "model.safetensors")
-            if inside != folder
-        ]
+        names += [f"{inside.name}/{name}" for name in ("config.json", WEIGHTS) if inside != folder]
     return [name for name in names if (folder / name).is_file()]
 
 

@@ -1,7 +1,7 @@
 """A loaded model that computes vectors of texts."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, get_args
@@ -12,6 +12,7 @@ import torch
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import add_special_tokens
+from bertworks.checkpoints.vector_modules import vector_network
 from bertworks.datasets.schema import Item
 from bertworks.errors import UsageError, expect, require
 from bertworks.events import Event, show_progress
@@ -72,7 +73,8 @@ class Embedder(ModelUser):
             above .99. A single short text uses half precision too.
 
     Attributes:
-        dimension: of the vectors; it is smaller than the hidden size with `truncate_dim`.
+        dimension: of the vectors: the hidden size, unless the model has a module Dense or
+            `truncate_dim`.
         normalize_option: the argument `normalize`.
         precision: the precision that "auto" selected.
 
@@ -120,9 +122,8 @@ class Embedder(ModelUser):
             or min(settings.max_length or longest, self.tokenizer.model_max_length, longest),
         )
         self.normalize_option = normalize
-        self.dimension = min(
-            source.config.hidden_size, settings.truncate_dim or source.config.hidden_size
-        )
+        self._modules = vector_network(settings.modules, source.config.hidden_size)
+        self.dimension = min(self._modules.size, settings.truncate_dim or self._modules.size)
         fits = self.settings.pooling != "last-four" or not source.exported
         hint = "use another pooling, or the model that was exported"
         expect(fits, "an exported model has only the last layer", where=self.folder, hint=hint)
@@ -408,10 +409,13 @@ class Embedder(ModelUser):
         return Featurizer(self.tokenizer, "classification", apart=True).examples(features)
 
     def raw(self, units: Sequence[ExampleGroup]) -> Vectors:
-        """float32 [units, hidden_size], before normalization and truncation."""
-        return compute_vectors(
+        """float32 [units, size], before normalization and truncation."""
+        vectors = compute_vectors(
             self._network, units, self.settings.pooling, self.width, self.precision
         )
+        if not self.settings.modules:
+            return vectors
+        return np.asarray(self._modules(torch.from_numpy(vectors)).numpy())
 
     def token_vectors(self, units: Sequence[ExampleGroup]) -> list[Vectors]:
         """For each unit float32 [tokens, hidden_size]: the last hidden states of its tokens,
@@ -443,26 +447,28 @@ class Embedder(ModelUser):
                 vectors.
         """
         refuse_not_empty(local_path(folder))
-        width = self._source.config.hidden_size
         what = (
             "sentence-transformers truncates vectors after it normalizes them: a folder cannot "
             "hold normalize=True"
         )
         require(
-            self.dimension == width or not self.normalize_option,
+            self.dimension == self._modules.size or not self.normalize_option,
             what,
             self.folder,
             "leave normalize out",
         )
-        self.settings.save(Path(folder), width)
+        self.settings.save(Path(folder), self.width)
         copy_files(self.folder, Path(folder))
 
     @property
     def fingerprint(self) -> dict[str, Any]:
         """Everything that the vectors depend on, except the text."""
-        settings = asdict(self.settings)
+        settings = vars(self.settings).copy()
         if self.settings.truncate_dim is None:  # fingerprints of an earlier version do not have it
             del settings["truncate_dim"]
+        del settings["modules"]
+        if self.settings.modules:
+            settings["modules"] = [module.fingerprint for module in self.settings.modules]
         return self._source.fingerprint | settings
 
 

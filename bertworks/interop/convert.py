@@ -30,7 +30,12 @@ from bertworks.checkpoints.model_folder import (
     has_weights,
     save_model,
 )
-from bertworks.checkpoints.pickled_weights import PICKLE_FILES, find_pickle, read_pickled_weights
+from bertworks.checkpoints.pickled_weights import (
+    PICKLE_FILES,
+    PickledWeights,
+    find_pickle,
+    read_pickled_weights,
+)
 from bertworks.checkpoints.resolve import (
     MODEL_DOCUMENTS,
     NETWORK_FILES,
@@ -43,9 +48,11 @@ from bertworks.checkpoints.sentence_transformers import (
     MODEL_FILE,
     SentenceTransformerSettings,
     module_files,
+    module_pickles,
 )
 from bertworks.checkpoints.task_config import TASK_FILE, task_settings
 from bertworks.checkpoints.tensorflow import find_checkpoint, load_checkpoint
+from bertworks.checkpoints.vector_modules import vector_network
 from bertworks.errors import BertworksError, expect, explain_os_errors, require, some_names
 from bertworks.events import Event
 from bertworks.inference.predictor import copy_files
@@ -135,40 +142,54 @@ def convert(
     name = str(source) if is_model_name(source) else Path(source).resolve().name
     path = resolve_model(source, trust_pickle=trust_pickle)
     folder = ModelFolder(path, language, accepts_changes=accept_changes)
-    pickle = find_pickle(folder.within)
-    if trust_pickle and pickle is not None and not has_weights(folder.within):
-        yield from _convert_pickle(name, Path(output), folder, pickle, language)
+    pickle = None if has_weights(folder.within) else find_pickle(folder.within)
+    pickles = [] if pickle is None else [pickle]
+    pickles += module_pickles(path)
+    if trust_pickle and pickles:
+        yield from _convert_pickles(name, Path(output), folder, pickles, language)
         return
     if trust_pickle:
         yield Event("note", "the weights are not in a pickle: nothing has to be trusted")
     yield from _write(name, Path(output), _read_folder(folder))
 
 
-def _convert_pickle(
-    name: str, output: Path, folder: ModelFolder, pickle: Path, language: str
+def _convert_pickles(
+    name: str, output: Path, folder: ModelFolder, pickles: Sequence[Path], language: str
 ) -> Iterator[Event]:
-    """Convert a folder with its weights in a pickle, which is trusted.
+    """Convert a folder with weights in pickles, which are trusted.
 
     Args:
         name: of the source, for the model card.
-        pickle: what `find_pickle` returned for the folder.
+        pickles: what `find_pickle` returned for the folder of the network, if its weights are a
+            pickle, and for the folders of modules of sentence-transformers.
         language: as for `convert`.
     """
     _require_config(folder)
     # The vocabulary and the configuration are checked before the pickle is read.
     check_vocabulary(folder.tokenizer, folder.config, folder.within)
-    yield Event(
-        "note", f"{pickle.name} is read in a process of its own: only dense tensors are accepted"
-    )
+    for file_name in dict.fromkeys(pickle.name for pickle in pickles):
+        yield Event(
+            "note", f"{file_name} is read in a process of its own: only dense tensors are accepted"
+        )
     scratch = temporary_sibling(output.resolve())
     with explain_os_errors("cannot be written", output, "choose another path with -o"):
         scratch.mkdir(parents=True)
     try:
-        tensors, notes = read_pickled_weights(pickle, scratch, place_of_links(folder.folder))
-        source = _read_folder(ModelFolder(folder.folder, language, weights=tensors), PICKLE_FILES)
-        paths = [
-            folder.within / name for name in TOKENIZER_FILES if (folder.within / name).is_file()
-        ]
+        contents: dict[Path, PickledWeights] = {}
+        root = place_of_links(folder.folder)
+        own_scratch = scratch
+        for number, pickle in enumerate(pickles):
+            contents[pickle.parent] = read_pickled_weights(pickle, own_scratch, root)
+            own_scratch = scratch / str(number)
+            own_scratch.mkdir()
+        weights = contents[folder.within].tensors if folder.within in contents else None
+        source = _read_folder(ModelFolder(folder.folder, language, weights=weights), contents)
+        paths: list[Path] = []
+        if weights is not None:
+            paths = [
+                folder.within / name for name in TOKENIZER_FILES if (folder.within / name).is_file()
+            ]
+        notes = [note for content in contents.values() for note in content.notes]
         yield from _write(
             name, output, replace(source, notes=[*notes, *source.notes], tokenizer_files=paths)
         )
@@ -297,18 +318,18 @@ def _require_config(source: ModelFolder) -> None:
     require((source.within / "config.json").exists(), what, source.folder, hint)
 
 
-def _read_folder(source: ModelFolder, weight_files: Sequence[str] = ()) -> _Source:
+def _read_folder(source: ModelFolder, pickles: Mapping[Path, PickledWeights] = {}) -> _Source:
     """Read a model folder.
 
     Args:
-        weight_files: patterns of the files of its weights, if they are no safetensors.
+        pickles: the content of trusted pickles, by their folder.
     """
     folder = source.folder
     inner = source.within
     _require_config(source)
     settings = source.settings
     model = source.load()
-    sentence, module_names, notes = _sentence_transformer(source)
+    sentence, module_names, notes = _sentence_transformer(source, pickles)
     head, task = _head(source, model.state)
     if task is not None and task.divides_logits:
         notes.append(
@@ -341,10 +362,13 @@ def _read_folder(source: ModelFolder, weight_files: Sequence[str] = ()) -> _Sour
         name for name in (*documents, GENERATION_FILE, *module_names) if (folder / name).is_file()
     ]
     copied = [name for name in names if root in (folder / name).resolve().parents]
-    network_files = [*_READ, *weight_files]
+    network_files = list(_READ)
+    if source.within in pickles:
+        network_files += PICKLE_FILES
     read_files = [*network_files, *copied]
     if sentence:
-        read_files += ["2_Normalize/config.json", *module_files(folder)]
+        read_files += ["2_Normalize/config.json", *module_files(folder, trusts_pickles=True)]
+        read_files += [f"{place.name}/{name}" for place in pickles for name in PICKLE_FILES]
     if inner != folder:
         read_files += [
             f"{inner.name}/{name}" for name in (*network_files, "sentence_*_config.json")
@@ -362,16 +386,27 @@ def _read_folder(source: ModelFolder, weight_files: Sequence[str] = ()) -> _Sour
 
 
 def _sentence_transformer(
-    source: ModelFolder,
+    source: ModelFolder, pickles: Mapping[Path, PickledWeights]
 ) -> tuple[SentenceTransformerSettings | None, list[str], list[str]]:
     """Return how vectors are made, names of files to copy, and notes.
 
     The settings are None if bertworks cannot make such vectors, or the model has none.
+
+    Args:
+        pickles: as for `_read_folder`.
     """
     files: list[str] = []
     try:
-        files = module_files(source.folder)
+        files = module_files(source.folder, trusts_pickles=bool(pickles))
         _, settings, unwritten = source.sentence_transformer
+        modules = [
+            replace(module, weights=pickles[module.folder].tensors)
+            if module.folder in pickles
+            else module
+            for module in settings.modules
+        ]
+        settings = replace(settings, modules=modules)
+        vector_network(modules, source.config.hidden_size)  # which refuses damaged modules
     except BertworksError as error:
         note = f"the settings of its vectors are left out: {error.what}"
         if files:

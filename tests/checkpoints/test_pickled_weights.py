@@ -364,6 +364,27 @@ def test_a_name_on_the_hub(here: Path, monkeypatch: pytest.MonkeyPatch):
     assert len(requests) == count + 1
 
 
+def test_a_pickle_of_a_module_on_the_hub(here: Path, monkeypatch: pytest.MonkeyPatch):
+    """It is fetched if it is trusted, and the pickle of a network with other weights is not."""
+    requests: list[list[str]] = []
+    folder = cached(here, "owner/old", "config.json", "model.safetensors")
+    (folder / "2_Dense").mkdir()
+
+    def fetch(hub_id: str, allow_patterns: list[str], local_files_only: bool) -> str:
+        requests.append(allow_patterns)
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    resolve_model("owner/old")
+    assert len(requests) == 1
+    resolve_model("owner/old", trust_pickle=True)
+    assert f"[0-9]_[A-Z]*/{PICKLE}" in requests[-1]
+    assert PICKLE not in requests[-1]
+    (folder / "2_Dense/model.safetensors").write_bytes(b"weights")
+    resolve_model("owner/old", trust_pickle=True)
+    assert len(requests) == 4
+
+
 def test_files_in_the_cache_of_the_hub_are_links(bert: Path, tmp_path: Path, in_this_process: None):
     pickled(bert)
     snapshot = tmp_path / "models--owner--name" / "snapshots" / ("c" * 40)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from bertworks.checkpoints import sentence_transformers
 from bertworks.checkpoints.model_folder import load_model
@@ -46,7 +47,12 @@ def saved(model: Path, folder: Path, pooling: str, *kinds: str, **settings: Any)
     """As their library writes it today."""
     torch.manual_seed(0)
     models = library(".models")
-    last = {"Dense": lambda: models.Dense(32, 16), "Normalize": models.Normalize}
+    last = {
+        "Dense": lambda: models.Dense(32, 16),
+        "LayerNorm": lambda: models.LayerNorm(32),
+        "Dropout": models.Dropout,
+        "Normalize": models.Normalize,
+    }
     body = models.Transformer(str(model), max_seq_length=20)
     modules = [body, models.Pooling(32, pooling), *(last[kind]() for kind in kinds)]
     library().SentenceTransformer(modules=modules, device="cpu", **settings).save(str(folder))
@@ -120,14 +126,21 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_dense_layer_goes_along(model: Path, tmp_path: Path):
-    """Though our own `embed` does not compute it."""
+def test_a_layer_that_is_not_computed_goes_along(model: Path, tmp_path: Path):
+    """Here a residual connection, which our own `embed` refuses."""
     theirs = saved(model, tmp_path / "theirs", "cls", "Dense", "Normalize")
+    path = theirs / "2_Dense/config.json"
+    residual = json.loads(path.read_text()) | {"use_residual": True, "out_features": 32}
+    path.write_text(json.dumps(residual))
+    weights = {"linear.weight": torch.eye(32), "linear.bias": torch.ones(32)}
+    save_file(weights, path.with_name("model.safetensors"))
     said = notes(theirs, tmp_path / "ours")
     assert any(
         "copied, although" in note and "2_Dense/model.safetensors" in note for note in said
     ), said
-    assert vectors(tmp_path / "ours").shape == (len(TEXTS), 16)
+    assert vectors(tmp_path / "ours").shape == (len(TEXTS), 32)
+    with pytest.raises(BertworksError, match="use_residual is True"):
+        Embedder(theirs, device="cpu")
     np.testing.assert_allclose(vectors(tmp_path / "ours"), vectors(theirs), atol=1e-5)
     assert not any("left out of the folder" in note for note in said), said
 
@@ -219,8 +232,14 @@ def test_every_field_of_their_files_has_its_place(model: Path, tmp_path: Path):
     modules = library(".sentence_transformer.modules")
     transformer = library(".base.modules").Transformer
     folder = saved(model, tmp_path / "all", "mean", "Normalize", truncate_dim=8, prompts={"a": "b"})
+    folders = {
+        kind: saved(model, tmp_path / kind, "mean", kind)
+        for kind in ("Dense", "LayerNorm", "Dropout")
+    }
     written = {
-        file: {*json.loads((folder / file).read_text())} for file in TABLE if file != "modules.json"
+        file: {*json.loads((folders.get(file[2:].partition("/")[0], folder) / file).read_text())}
+        for file in TABLE
+        if file != "modules.json"
     }
     written["modules.json"] = {
         name for module in json.loads((folder / "modules.json").read_text()) for name in module
@@ -240,7 +259,9 @@ def test_every_field_of_their_files_has_its_place(model: Path, tmp_path: Path):
             for mode in ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens")
         }
         | {"pooling_mode_weightedmean_tokens", "pooling_mode_lasttoken"},
-        "2_Normalize/config.json": {*library(".base.modules").Normalize.config_keys},
+    } | {
+        f"2_{kind}/config.json": {*getattr(library(".models"), kind).config_keys}
+        for kind in ("Normalize", "Dense", "LayerNorm", "Dropout")
     }
     assert expected.keys() == TABLE.keys()
     for file, names in expected.items():
@@ -255,7 +276,8 @@ def test_every_field_of_their_files_has_its_place(model: Path, tmp_path: Path):
 def test_values_that_are_not_computed_are_refused_by_name(
     file: str, name: str, model: Path, tmp_path: Path
 ):
-    folder = saved(model, tmp_path / "theirs", "mean", "Normalize")
+    kind = "Dense" if "Dense" in file else "Normalize"
+    folder = saved(model, tmp_path / "theirs", "mean", kind)
     path = folder / file
     settings = json.loads(path.read_text())
     path.write_text(json.dumps(settings | {name: "another"}))
