@@ -80,17 +80,17 @@ class Settings:
             check(holds, message)
 
     def rules(self) -> Iterable[tuple[object, str]]:
-        """What must hold, and the message if it does not."""
+        """Return what must hold, and the message if it does not."""
         return ()
 
 
 def packaged_table(module: str, name: str) -> dict[str, Any]:
-    """The content of a TOML file of the package, beside a module. module: its `__file__`."""
+    """Return the content of a TOML file of the package, beside a module. module: its `__file__`."""
     return tomllib.loads(Path(module).with_name(name).read_text(encoding="utf-8"))
 
 
 def read_recipe_text(name: str, what: str, known: Mapping[str, str]) -> str:
-    """The TOML text of a file, or of a name that is known. what: it is called in messages.
+    """Return the TOML text of a file, or of a name that is known. what: it is called in messages.
 
     Raises:
         UsageError: no such file or name; a file that is no text.
@@ -116,8 +116,8 @@ def read_recipe_text(name: str, what: str, known: Mapping[str, str]) -> str:
 
 
 def parse_as(kind: type[T], text: str, where: str, overrides: Sequence[str] = ()) -> T:
-    """The recipe, a dataclass of values and of other dataclasses, that a TOML text and overrides
-    describe.
+    """Return the recipe, a dataclass of values and of other dataclasses, that a TOML text and
+    overrides describe.
 
     overrides: words `table.field=value`.
     where: the name of the text in errors.
@@ -138,19 +138,19 @@ def parse_as(kind: type[T], text: str, where: str, overrides: Sequence[str] = ()
 def read_as(
     kind: type[T], name: str, what: str, known: Mapping[str, str], overrides: Sequence[str] = ()
 ) -> T:
-    """The recipe of a file or of a known name, see `read_recipe_text` and `parse_as`."""
+    """Return the recipe of a file or of a known name, see `read_recipe_text` and `parse_as`."""
     return parse_as(kind, read_recipe_text(name, what, known), name, overrides)
 
 
 def override(recipe: T, overrides: Sequence[str]) -> T:
-    """The recipe with the fields of `table.field=value` words replaced."""
+    """Return the recipe with the fields of `table.field=value` words replaced."""
     table = tomllib.loads(dump_recipe(recipe))
     _set_overrides(type(recipe), table, parse_overrides(overrides))
     return build(type(recipe), table, lambda _: "--set")
 
 
 def dump_recipe(recipe: Any) -> str:
-    """A recipe as TOML; reading it gives the same recipe."""
+    """Return a recipe as TOML; reading it gives the same recipe."""
     table = asdict(
         recipe,
         dict_factory=lambda items: {name: value for name, value in items if value is not None},
@@ -178,7 +178,7 @@ def _table_lines(table: Mapping[str, Any], name: str) -> Iterator[str]:
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """The values of `table.field=value` words by field. The last word for a field counts.
+    """Return the values of `table.field=value` words by field. The last word for a field counts.
 
     Raises:
         UsageError: a word of another form.
@@ -214,7 +214,7 @@ def add_overrides(overrides: Sequence[str], settings: Mapping[str, object]) -> t
 
 
 def option_of(path: str) -> str:
-    """The option of the command line for a field: that of optimizer.learning_rate is
+    """Return the option of the command line for a field: that of optimizer.learning_rate is
     --learning-rate."""
     return f"--{path.rpartition('.')[2].replace('_', '-')}"
 
@@ -232,9 +232,9 @@ def field_paths(kind: Any, prefix: str = "") -> Iterator[str]:
 
 
 def near_field(kind: Any, path: str) -> str | None:
-    """The field of a recipe that an unknown path means: of the same name in another table; else of
-    a similar name, of a name that is a part of it (num_train_epochs), or with these initials (lr).
-    None: there is none."""
+    """Return the field of a recipe that an unknown path means: of the same name in another table;
+    else of a similar name, of a name that is a part of it (num_train_epochs), or with these
+    initials (lr). None: there is none."""
     table, _, name = path.replace("-", "_").rpartition(".")
     by_name = {
         p.rpartition(".")[2]: p
@@ -262,7 +262,7 @@ def _set_overrides(kind: Any, table: dict[str, Any], values: Mapping[str, Any]) 
 
 
 def _index(kind: Any, place: Any, key: str, name: str) -> str | int:
-    """The key as that of a table, or as the number of an item of a list."""
+    """Return the key as that of a table, or as the number of an item of a list."""
     if isinstance(place, dict):
         return key
     if isinstance(place, list) and key.isdigit() and int(key) < len(place):

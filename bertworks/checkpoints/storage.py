@@ -85,8 +85,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file. They stand in a private map of the file: what is never
-    touched is never read.
+    """Return the tensors of a safetensors file. They stand in a private map of the file: what is
+    never touched is never read.
 
     Raises:
         BertworksError: no such file; a header that lies or is absurdly long; a file that was cut.
@@ -114,7 +114,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def refuse_non_finite(tensors: Mapping[str, Tensor], where: str) -> None:
-    """Raises BertworksError, with the first few names, if a number is infinite or none at all."""
+    """Raise BertworksError, with the first few names, if a number is infinite or none at all."""
     # A sum is some 20 times as fast, and finite unless a number is not (or all are absurd: then the
     # slow look decides).
     suspects = [
@@ -128,7 +128,7 @@ def refuse_non_finite(tensors: Mapping[str, Tensor], where: str) -> None:
 
 
 def read_json(path: Path, kind: type = dict) -> Any:
-    """A small JSON object, or list (kind).
+    """Return a small JSON object, or list (kind).
 
     Raises:
         BertworksError: no such file, not JSON, absurdly large, deep or long-numbered, or of another
@@ -145,8 +145,8 @@ def read_json(path: Path, kind: type = dict) -> Any:
 
 
 def read_index(index: Path, ending: str) -> dict[str, str]:
-    """The name of the file of each tensor, from the index of weights in several files, which stand
-    next to it.
+    """Return the name of the file of each tensor, from the index of weights in several files, which
+    stand next to it.
 
     Args:
         ending: of the names of the files.

@@ -92,7 +92,7 @@ def save_checkpoint(
 
 
 def latest_checkpoint(folder: str | Path) -> tuple[Checkpoint | None, dict[Path, str]]:
-    """The newest checkpoint whose every byte is as it was written; None if there is none.
+    """Return the newest checkpoint whose every byte is as it was written; None if there is none.
 
     Newer ones that are damaged are renamed to `step-....corrupt` and returned: their paths, and
     what is wrong. Nothing is deleted.

@@ -143,8 +143,8 @@ def points(rows: list[dict[str, Any]], name: str) -> list[Point]:
 def chart(
     title: str, series: list[Series], show: Show, from_zero: bool, across: str = "step"
 ) -> Section:
-    """Lines over steps, or over what `across` names. The averaged lines set the limits of the axis:
-    single outliers may leave the chart."""
+    """Return lines over steps, or over what `across` names. The averaged lines set the limits of
+    the axis: single outliers may leave the chart."""
     means = [(x, y) for line in series for x, y, _, _ in grouped(line.points)]
     right = max(x for x, _ in means)
     ys = ticks(0 if from_zero else min(y for _, y in means), max(y for _, y in means), 4)
@@ -163,7 +163,8 @@ def scatter(title: str, dots: Sequence[Point], across: str, up: str) -> Section:
     values = [value for dot in dots for value in dot]
     marks = ticks(min(values), max(values), 4)
     axes = _Axes(marks[0], marks[-1], marks[0], marks[-1])
-    (x1, y1), (x2, y2) = axes.place(marks[0], marks[0]), axes.place(marks[-1], marks[-1])
+    x1, y1 = axes.place(marks[0], marks[0])
+    x2, y2 = axes.place(marks[-1], marks[-1])
     ideal = f'<line class="ideal" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
     places = (axes.place(*dot) for dot in dots)
     points = (f'<circle class="point" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in places)
@@ -177,8 +178,8 @@ def scatter(title: str, dots: Sequence[Point], across: str, up: str) -> Section:
 def intervals(
     title: str, bars: Sequence[tuple[str, float, Point]], show: Show, marked: str = ""
 ) -> Section:
-    """A dot and a horizontal interval for each (name, value, interval), under its name. marked: the
-    name of one."""
+    """Return a dot and a horizontal interval for each (name, value, interval), under its name.
+    marked: the name of one."""
     marks = ticks(min(low for _, _, (low, _) in bars), max(high for _, _, (_, high) in bars), 5)
     axes = _Axes(marks[0], marks[-1], 0, 1)
     height = TOP + BOTTOM + 38 * len(bars)
@@ -293,7 +294,7 @@ def _line(series: Series, axes: _Axes, show: Show, unit: str) -> str:
 
 
 def grid(title: str, names: Sequence[str], filled: Sequence[Sequence[bool]]) -> Section:
-    """A square of cells with names at its rows and columns."""
+    """Return a square of cells with names at its rows and columns."""
     short = [escape(name if len(name) < 15 else f"{name[:13]}…") for name in names]
     left = 20 + 7 * min(15, max(map(len, names)))
     cell = min(18.0, (WIDTH - left - 10) / len(names))
@@ -315,14 +316,14 @@ def grid(title: str, names: Sequence[str], filled: Sequence[Sequence[bool]]) -> 
 
 
 def grouped(points: Sequence[Point]) -> list[tuple[float, float, float, float]]:
-    """At most MAX_POINTS of (x, mean, minimum, maximum), each of equally many neighbors."""
+    """Return at most MAX_POINTS of (x, mean, minimum, maximum), each of equally many neighbors."""
     size = -(-len(points) // MAX_POINTS) or 1
     groups = (zip(*points[start : start + size]) for start in range(0, len(points), size))
     return [(xs[-1], math.fsum(ys) / len(ys), min(ys), max(ys)) for xs, ys in groups]
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """About `count` round numbers at equal distances that enclose both ends."""
+    """Return about `count` round numbers at equal distances that enclose both ends."""
     if high - low < 1e-300:
         around = abs(low) / 2 if abs(low) > 1e-300 else 1.0
         low = low - around

@@ -74,7 +74,7 @@ class Lengths:
     windows: bool
 
     def lines(self) -> list[str]:
-        """A histogram, its axis, and a sentence."""
+        """Return a histogram, its axis, and a sentence."""
         most = max(self.counts)
         bars = "".join(
             BLOCKS[math.ceil(n / most * len(BLOCKS)) - 1] if n else " " for n in self.counts
@@ -226,7 +226,7 @@ def make_dataset_report(
     tokenizer: Tokenizer,
     max_length: int,
 ) -> DatasetReport:
-    """The report on training and dev data.
+    """Return the report on training and dev data.
 
     Args:
         train, dev: what the network reads of the items of `data`, in their order.
@@ -273,7 +273,7 @@ def check_file(
     validation: Validation = "auto",
     read: ReadOptions = ReadOptions(),
 ) -> DatasetReport:
-    """Reads the data as `finetune` does and reports on it. Nothing is written.
+    """Read the data as `finetune` does, and report on it. Nothing is written.
 
     Args:
         data: a file, rows in memory, or a folder with a train and a dev file, as in `finetune`.
@@ -315,14 +315,15 @@ def check_file(
 def count_labels(
     items: Iterable[Item], task: str, labels: Sequence[str], bare: bool = False
 ) -> Counter[str]:
-    """How often each label occurs (`named_spans`): of entities, each type."""
+    """Return how often each label occurs (`named_spans`): of entities, each type."""
     return Counter(
         name for item in items for _, _, name in named_spans(task, item.label, labels, bare)
     )
 
 
 def _width(name: str) -> int:
-    """Columns of a label on a screen: Chinese, Japanese and Korean characters take two."""
+    """Return the width of a label on a screen: Chinese, Japanese and Korean characters take two
+    columns."""
     return sum(1 + (unicodedata.east_asian_width(character) in "WF") for character in name)
 
 
@@ -353,7 +354,7 @@ def _lengths(
 
 
 def _length(features: Features, task: str, tokenizer: Tokenizer) -> int:
-    """Tokens of an item in one sequence, with special tokens, before truncation."""
+    """Return the tokens of an item in one sequence, with special tokens, before truncation."""
     if task == "choice":  # num_truncated is the sum over all choices
         prompt, *choices = map(len, tokenizer.ids(features.item.texts))
         return prompt + max(choices) + 3
@@ -364,8 +365,8 @@ def _length(features: Features, task: str, tokenizer: Tokenizer) -> int:
 
 
 def _same_texts(data: LabelledData, lowercase: bool) -> dict[str, Any]:
-    """Copies within train; rows of dev that are in train; rows with the text of an earlier one and
-    another label."""
+    """Return the copies within train; rows of dev that are in train; rows with the text of an
+    earlier one and another label."""
     task = data.schema.task
     earlier: dict[bytes, Item] = {}
     issues = {kind: IssueCounter() for kind in ("copies", "leaked", "conflicts")}
@@ -419,8 +420,8 @@ def _row_name(item: Item) -> str:
 
 
 def _vocabulary(features: Sequence[Features], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Fraction of [UNK] among the tokens, the most frequent words of a sample that cause them,
-    tokens per word."""
+    """Return the fraction of [UNK] among the tokens, the most frequent words of a sample that cause
+    them, tokens per word."""
     unk = tokenizer.unk_id
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     examples = (example.input_ids for item in features for example in item.unit)

@@ -47,8 +47,8 @@ _ONCE = {  # options for which a group of processes has no use, and what to type
 
 
 def _final(codes: Iterable[int]) -> int | None:
-    """The exit status of processes that must not start again, or None. One that ends by SIGTERM is
-    not to blame where another one was lost."""
+    """Return the exit status of processes that must not start again, or None. One that ends by
+    SIGTERM is not to blame where another one was lost."""
     codes = list(codes)
     ended = (128 + signal.SIGTERM, 128 + signal.SIGINT)
     wrong = [
@@ -58,7 +58,7 @@ def _final(codes: Iterable[int]) -> int | None:
 
 
 def without(words: Sequence[str], options: Sequence[str] = _OPTIONS) -> list[str]:
-    """The words of a command without these options and their values."""
+    """Return the words of a command without these options and their values."""
     remaining = list[str]()
     skips = False
     for word in words:
@@ -70,7 +70,7 @@ def without(words: Sequence[str], options: Sequence[str] = _OPTIONS) -> list[str
 
 
 def _limits(nodes: str, rendezvous: str | None) -> tuple[int, int]:
-    """The least and the most machines."""
+    """Return the least and the most machines."""
     match = re.fullmatch(r"([1-9]\d*)(?::([1-9]\d*))?", nodes)
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     what = f"--nodes {nodes}: expected a number of machines, or the least and the most"
@@ -91,7 +91,7 @@ def _limits(nodes: str, rendezvous: str | None) -> tuple[int, int]:
 
 
 def _wait_for(rendezvous: str, say: Callable[[str], None]) -> None:
-    """Waits until the first machine has started; torch would report each failure with a stack of
+    """Wait until the first machine has started; torch would report each failure with a stack of
     frames.
 
     Raises:
@@ -254,7 +254,7 @@ def _explain(where: str) -> Iterator[None]:
 def batch_script(
     words: Sequence[str], *, nodes: int, processes: int, gpus: int, cpus: int, time: str
 ) -> str:
-    """A script for Slurm's sbatch that runs a training on several machines.
+    """Return a script for Slurm's sbatch that runs a training on several machines.
 
     Args:
         words: the command without "bertworks". processes, gpus, cpus: on each machine. time: as 8h.

@@ -70,7 +70,7 @@ class GracefulShutdown:
         self._computes = False
 
     def handling(self) -> AbstractContextManager[None]:
-        """Handles the signals in the block."""
+        """Handle the signals in the block."""
         return signal_handler(self._note, signal.SIGINT, signal.SIGTERM)
 
     def _note(self, number: int, _: FrameType | None) -> None:
@@ -112,7 +112,7 @@ class LostProcessError(BertworksError):
 
 
 def meet_in(store: Store, rank: int, size: int) -> Store:
-    """The part of a store for this start of all processes, when all are there.
+    """Return the part of a store for this start of all processes, when all are there.
 
     torchrun keeps its store from one start to the next. What a process of an earlier start has
     left, such as its address, must not be read; but counts of starts differ between machines. So
@@ -174,12 +174,12 @@ class Processes:
                 threading.Thread(target=_end_with_parent, daemon=True).start()
 
     def refuse_to_share(self, items: int) -> None:
-        """Raises UsageError if a step has fewer items than there are processes."""
+        """Raise UsageError if a step has fewer items than there are processes."""
         what = f"a step of {items} items cannot be shared by {self.count} processes"
         expect(items >= self.count, what, hint="start fewer processes")
 
     def meet(self, output: Path) -> None:
-        """Waits for all processes, and creates the process group.
+        """Wait for all processes, and create the process group.
 
         Raises:
             UsageError: one of them is on a machine that does not share the output folder, which
@@ -239,7 +239,7 @@ class Processes:
             time.sleep(PAUSE)
 
     def leave(self) -> None:
-        """Leaves the group."""
+        """Leave the group."""
         if self.count > 1 and dist.is_initialized():
             dist.destroy_process_group()
 

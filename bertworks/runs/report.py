@@ -139,7 +139,7 @@ def write_report(folder: Path) -> Path:
 def write_task_report(
     folder: Path, metric: str, data: str, result: Mapping[str, Any] | None
 ) -> Path:
-    """Draws the page of a run folder and returns its path. What is not there yet is left out.
+    """Draw the page of a run folder and return its path. What is not there yet is left out.
 
     Args:
         metric: by which the best state was chosen.
@@ -212,7 +212,7 @@ def joint_card(
 def _card(
     template: str, folder: Path, recipe: FinetuneRecipe, model_name: str, **values: object
 ) -> str:
-    """The text of a card, with values in their places."""
+    """Return the text of a card, with values in their places."""
     base = model_name if is_model_name(model_name) else Path(model_name).name
     return fill_template(
         Path(__file__).with_name(template),
@@ -250,7 +250,7 @@ def _comparison(comparison: Mapping[str, Any], place: str, never_found: str) -> 
 
 
 def write_trials_report(folder: Path, done: Sequence[Mapping[str, Any]], summary: str) -> Path:
-    """Draws the page of many fine-tunings and returns its path.
+    """Draw the page of many fine-tunings and return its path.
 
     Args:
         done: of each its folder, metric, seconds and baselines. summary: of all, in words.
@@ -285,7 +285,7 @@ def write_trials_report(folder: Path, done: Sequence[Mapping[str, Any]], summary
 
 
 def _write(folder: Path, kind: str, summary: list[str], sections: list[Section]) -> Path:
-    """The page, with the recipe of the run and the software it was begun with at the end."""
+    """Write the page, with the recipe of the run and the software it was begun with at the end."""
     recipe = folder / "recipe.toml"
     run = folder / "run.json"
     sections += (
@@ -301,8 +301,8 @@ def _write(folder: Path, kind: str, summary: list[str], sections: list[Section])
 
 
 def _read_rows(folder: Path) -> tuple[Rows, Rows]:
-    """Steps, and evaluations (their figures with the step among them), in the order of steps. A run
-    that was resumed may repeat steps: the last line counts."""
+    """Return the steps, and the evaluations (their figures with the step among them), in the order
+    of steps. A run that was resumed may repeat steps: the last line counts."""
     steps: dict[int, dict[str, Any]] = {}
     evaluations: dict[int, dict[str, Any]] = {}
     for _, step, figures, is_evaluation in read_metrics(folder / "metrics.jsonl"):
@@ -313,7 +313,7 @@ def _read_rows(folder: Path) -> tuple[Rows, Rows]:
 
 
 def _spent(steps: Rows, evaluations: Rows) -> list[str]:
-    """Steps, tokens and time so far, in words."""
+    """Return the steps, tokens and time so far, in words."""
     last, held = (rows[-1] if rows else {} for rows in (steps, evaluations))
     parts = [f"{max(last.get('step', 0), held.get('step', 0)):,} steps"]
     if "tokens" in last:
@@ -326,7 +326,7 @@ def _spent(steps: Rows, evaluations: Rows) -> list[str]:
 def _lines(
     charts: Iterable[Chart], steps: Rows, evaluations: Rows, held: str, best: Mapping[str, Point]
 ) -> list[Section]:
-    """Charts of figures over steps; a figure that nothing has is left out.
+    """Return charts of figures over steps; a figure that nothing has is left out.
 
     Args:
         held: the name of the evaluations. best: points to mark, by figure.
@@ -392,7 +392,7 @@ def _shorten(text: str) -> str:
 
 
 def write_errors(path: Path, d: TaskConfig, wrong: Sequence[task_metrics.Mistake]) -> None:
-    """Writes errors.csv: for each mistake its row, the texts in their columns, the gold label, the
+    """Write errors.csv: for each mistake its row, the texts in their columns, the gold label, the
     prediction and its probability.
 
     They are in the order of `task_metrics.mistakes`: those first that contradict the model most
@@ -434,7 +434,7 @@ def task_card(
     result: Mapping[str, Any] | None = None,
     config: EncoderConfig = BERT,
 ) -> str:
-    """The card of a fine-tuned model.
+    """Return the card of a fine-tuned model.
 
     Args:
         model_name: the model that was fine-tuned, as in the command.
@@ -478,7 +478,7 @@ def task_card(
 
 
 def _hub_fields(d: TaskConfig, model_name: str, figures: Mapping[str, float]) -> str:
-    """The model and the metrics, as the Hugging Face hub reads them."""
+    """Return the model and the metrics, as the Hugging Face hub reads them."""
     base = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}.get(model_name, model_name)
     names = TASKS[d.task].get("hub", {})  # of metrics, where they are others
     metrics = dict.fromkeys(names.get(name, name) for name in figures if name in {*NAMES, *SHARES})

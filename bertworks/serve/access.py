@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 
 from starlette.requests import Request
 
-from bertworks.serve.batching import RequestError, grant
+from bertworks.serve.batching import grant
 
 MAX_HEAD = 16_384  # bytes of a head
 SINGLE_HEADERS = (
@@ -54,10 +54,9 @@ class Access:
         )
         grant(size <= MAX_HEAD, 431, f"the head has {size:,} bytes: expected {MAX_HEAD:,} at most")
         names = [name for name, _ in scope["headers"]]
-        if len(names) > len(headers) and (
-            doubled := next((n for n in SINGLE_HEADERS if names.count(n) > 1), None)
-        ):
-            raise RequestError(400, f"the header {doubled.decode().title()} is there twice")
+        for header in SINGLE_HEADERS if len(names) > len(headers) else ():
+            what = f"the header {header.decode().title()} is there twice"
+            grant(names.count(header) < 2, 400, what)
         grant(not self._stopping(), 503, "the server is stopping")
         address = request.client.host if request.client else ""
         if ":" in address:  # one user has all addresses of such a network

@@ -41,42 +41,42 @@ class AnswerParts:
 
 
 def to_json(value: Any) -> bytes:
-    """A value as JSON. NaN and infinite numbers are null."""
+    """Return a value as JSON. NaN and infinite numbers are null."""
     return msgspec.json.encode(value, enc_hook=_encode_vector)
 
 
 def _encode_vector(vector: NDArray[np.float32]) -> msgspec.Raw:
-    """The shortest digits that give the same float32."""
+    """Return the shortest digits that give the same float32."""
     return msgspec.Raw(orjson.dumps(vector, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 def json_size(text: str) -> int:
-    """The bytes of a string as JSON."""
+    """Return the bytes of a string as JSON."""
     return len(msgspec.json.encode(text))
 
 
 def joined_list(parts: Iterable[bytes]) -> bytes:
-    """A list of values that are JSON already."""
+    """Return a list of values that are JSON already."""
     return b"[" + b",".join(parts) + b"]"
 
 
 def joined_lists(parts: Iterable[bytes]) -> bytes:
-    """The items of several lists that are JSON already, as one list."""
+    """Return the items of several lists that are JSON already, as one list."""
     return joined_list(part[1:-1] for part in parts if len(part) > 2)
 
 
 def only_part(parts: Sequence[bytes]) -> bytes:
-    """The JSON of an answer with one part."""
+    """Return the JSON of an answer with one part."""
     (part,) = parts
     return part
 
 
 def ready_json(content: bytes) -> msgspec.Raw:
-    """A value that is JSON already, as a part of another one."""
+    """Return a value that is JSON already, as a part of another one."""
     return msgspec.Raw(content)
 
 
 def check_answer(size: int, limit: int) -> None:
-    """Raises RequestError if an answer may have too many bytes."""
+    """Raise RequestError if an answer may have too many bytes."""
     what = f"the answer may have {size:,} bytes: expected {limit:,} at most"
     grant(size <= limit, 413, what, hint="send less at once, or request fewer results")

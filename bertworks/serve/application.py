@@ -212,7 +212,7 @@ class Application:
         return Answer(body, status, headers)
 
     def _not_found(self, path: str) -> RequestError:
-        """The error for an unknown path."""
+        """Return the error for an unknown path."""
         if not path.startswith(MODEL_PATH):
             return RequestError(404, "Not Found")
         name = path.removeprefix(MODEL_PATH)

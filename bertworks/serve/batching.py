@@ -192,8 +192,8 @@ class Batcher:
         return min(sum(job.costs), max(self.batch_cost, *job.costs, 0))
 
     def overloaded(self, job: InferenceJob, patience: float = 1.0) -> OverloadedError | None:
-        """The error of a job that arrives now, if it would have to wait too long: for all work of
-        its client, and as much of each other one. patience: a factor."""
+        """Return the error of a job that arrives now, if it would have to wait too long: for all
+        work of its client, and as much of each other one. patience: a factor."""
         client = job.client
         cost = sum(job.costs)
         if self.costs[client] + cost <= self._always_waits:
@@ -241,7 +241,7 @@ class Batcher:
         return job.future
 
     def submit(self, job: InferenceJob, patience: float = 1.0) -> "Future[list[Any]]":
-        """The future of the results of the units, in order: `reserve`, then `start`."""
+        """Return the future of the results of the units, in order: `reserve`, then `start`."""
         self.reserve(job, patience)
         return self.start(job)
 
@@ -396,8 +396,8 @@ def _add(totals: Counter[Hashable], client: Hashable, amount: int) -> None:
 
 
 def _fair_sum(totals: Mapping[Hashable, int], most: float) -> float:
-    """The sum of what all clients have, at most `most` of each: computed in turns, before a client
-    has that much."""
+    """Return the sum of what all clients have, at most `most` of each: computed in turns, before a
+    client has that much."""
     return sum(min(total, most) for total in list(totals.values()))  # other threads change it
 
 
@@ -471,13 +471,15 @@ class Admission:
 
     def grow(self, place: Place, size: int) -> None:
         """Count `size` bytes, if that is more than before."""
-        while (more := size - place.size) > self._free:
+        more = size - place.size
+        while more > self._free:
             error = OverloadedError((more - self._free) / self._speed())
             most = max(self._sizes, key=self._sizes.__getitem__, default=place.client)
             # it would have less
             if self._sizes[most] - (more - self._free) < self._sizes[place.client] + more:
                 raise error
             self.end(next(other for other in reversed(self.places) if other.client == most), error)
+            more = size - place.size
         self._count(place, max(size, place.size))
 
     def resize(self, place: Place, size: int) -> None:

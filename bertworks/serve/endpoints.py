@@ -135,7 +135,7 @@ class Abilities:
         }
 
     def trial_job(self, tokens: int) -> InferenceJob:
-        """A job of about `tokens` tokens for the network, to measure its speed."""
+        """Return a job of about `tokens` tokens for the network, to measure its speed."""
         return self._network.trial_job("a " * TRIAL_WORDS, max(1, tokens // TRIAL_WORDS))
 
     def search(self, request: Request) -> Steps:
@@ -211,8 +211,8 @@ class Abilities:
         return AnswerParts([partial(ready_json, document)], [len(document)], only_part)
 
     def _explanation(self, request: Request, is_wanted: Callable[[], bool]) -> bytes:
-        """The explanation as JSON: it is small beside its maps, and what it was computed from need
-        not be kept."""
+        """Return the explanation as JSON: it is small beside its maps, and what it was computed
+        from need not be kept."""
         settings = {name: request[name] for name in ("target", "baseline")}
         e = explain(self._model, *list_of(request["inputs"]), **settings, is_wanted=is_wanted)
         absent = dict.fromkeys(
@@ -315,8 +315,8 @@ class Abilities:
         return np.array(list(map(len, self.tokenizer.tokens)), np.int64)
 
     def _spelled_size(self, ids: Sequence[int] | Ids) -> int:
-        """The bytes of tokens as JSON, at most, with a space before each. A token in a text is no
-        longer than in the vocabulary, even if each of its characters stands for a byte."""
+        """Return the bytes of tokens as JSON, at most, with a space before each. A token in a text
+        is no longer than in the vocabulary, even if each of its characters stands for a byte."""
         return CHARACTER_BYTES * (
             int(self._token_lengths[np.asarray(ids, np.int32)].sum()) + len(ids)
         )

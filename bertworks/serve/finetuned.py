@@ -127,8 +127,8 @@ class FinetunedEndpoints:
         return list(zip(features, logits, strict=True))
 
     def trial_job(self, text: str, count: int) -> InferenceJob:
-        """What the network computes for about `count` texts: fewer items, if each has several parts
-        (with a choice its prompt is read again)."""
+        """Return what the network computes for about `count` texts: fewer items, if each has
+        several parts (with a choice its prompt is read again)."""
         num_parts = {"choice": 1 + (self._config.num_choices or 2), "qa": 2}.get(self._config.task)
         num_parts = num_parts or len(self._config.text) or 1
         item = text if num_parts == 1 else [text] * num_parts
@@ -140,7 +140,7 @@ class FinetunedEndpoints:
         return replace(self._predictor.reading, most_tokens=self._limits.tokens)
 
     def _features_of(self, item: Item, *, keep_end: bool) -> Features:
-        """Raises RequestError if an item has more tokens than a request may have."""
+        """Raise RequestError if an item has more tokens than a request may have."""
         reading = replace(self._reading, keep_end=True) if keep_end else self._reading
         try:
             (features,) = reading([item])
@@ -189,9 +189,9 @@ class FinetunedEndpoints:
         return self._answers(self._predicted(request), request, decode, size, nested=nested)
 
     def _predicted(self, request: Request) -> Any:
-        """A list of items, or one item, which is no list. In TEI a string is a text, a list is a
-        pair (here also a prompt with its choices), a list of lists is a list of items. In pipelines
-        a list is a list of texts, and an item may be an object."""
+        """Return a list of items, or one item, which is no list. In TEI a string is a text, a list
+        is a pair (here also a prompt with its choices), a list of lists is a list of items. In
+        pipelines a list is a list of texts, and an item may be an object."""
         inputs = request["inputs"]
         if not isinstance(inputs, list):
             return _item(inputs)
@@ -212,7 +212,7 @@ class FinetunedEndpoints:
     def _label_scores(
         self, features: Features, logits: Rows, *, function: str | None, top_k: int | None
     ) -> list[dict[str, Any]]:
-        """The labels of an item with their scores, the best first.
+        """Return the labels of an item with their scores, the best first.
 
         Args:
             function: of the logits that gives the scores; None: that of the task.
@@ -302,8 +302,8 @@ class FinetunedEndpoints:
     def _entities(
         self, features: Features, logits: Rows, *, ignored: Collection[str]
     ) -> list[dict[str, Any]]:
-        """The entities of a text, or its words with their tags. ignored: groups that are left
-        out."""
+        """Return the entities of a text, or its words with their tags. ignored: groups that are
+        left out."""
         answer = self._decode(features, logits)
         text = features.item.texts[0]
         if self._config.tag_scheme:
@@ -340,7 +340,7 @@ class FinetunedEndpoints:
             return candidates if best["answer"] else [best, *candidates][:k]
 
         def size(features: Features) -> int:
-            """An answer has up to `max_answer` tokens."""
+            """Return the bytes of an answer, which has up to `max_answer` tokens."""
             starts = features.offsets[:, 0]
             ends = features.offsets[:, 1]
             last = np.minimum(np.arange(len(ends)) + config.max_answer, len(ends)) - 1
@@ -355,7 +355,7 @@ class FinetunedEndpoints:
         )
 
     def _config_of_answers(self, request: Request) -> TaskConfig:
-        """The task with the settings of a request: `max_answer_len`, and
+        """Return the task with the settings of a request: `max_answer_len`, and
         `handle_impossible_answer`, whether a question may have no answer."""
         config = self._config
         if "max_answer_len" in request:
@@ -370,7 +370,7 @@ class FinetunedEndpoints:
 
 
 def _item(value: Any) -> Any:
-    """An item of a request as the predictor reads it: a text, or a tuple of several.
+    """Return an item of a request as the predictor reads it: a text, or a tuple of several.
 
     Args:
         value: a text, a list of texts, or an object of a pipeline with `text` and `text_pair`.

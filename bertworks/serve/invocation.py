@@ -48,7 +48,7 @@ def invoked_ability(request: Any, info: Mapping[str, Any]) -> str:
 
 
 def _has_masks(fields: Mapping[str, Any], texts: list[Any], mask: str) -> bool:
-    """Whether masks are to be filled in the texts of a request."""
+    """Return whether masks are to be filled in the texts of a request."""
     parameters = fields.get("parameters")
     if isinstance(parameters, dict) and parameters.get("targets") is not None:
         return True

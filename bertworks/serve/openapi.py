@@ -73,7 +73,7 @@ def parse(body: bytes | memoryview) -> Any:
 
 
 def read(value: Any, types: Sequence[Type]) -> dict[str, Any]:
-    """The fields of a request, with defaults.
+    """Return the fields of a request, with defaults.
 
     Args:
         value: of the body.
@@ -119,7 +119,7 @@ def read(value: Any, types: Sequence[Type]) -> dict[str, Any]:
 
 
 def _best_fitting(errors: Sequence[str], types: Sequence[Type]) -> str:
-    """The error of the alternative that a request was meant to be: one in a field that all
+    """Return the error of the alternative that a request was meant to be: one in a field that all
     alternatives share, else of a value of the right type, else the one deepest inside."""
     first, *alternatives = [type_.__annotations__ for type_ in types]
     differing = [
@@ -135,7 +135,7 @@ def _best_fitting(errors: Sequence[str], types: Sequence[Type]) -> str:
 
 
 def _fields(request: msgspec.Struct) -> dict[str, Any]:
-    """The fields of a request. The settings in `parameters` count as fields, and take
+    """Return the fields of a request. The settings in `parameters` count as fields, and take
     precedence."""
     fields = _plain_values(request)
     if isinstance(parameters := fields.get("parameters"), msgspec.Struct):
@@ -148,7 +148,7 @@ def _fields(request: msgspec.Struct) -> dict[str, Any]:
 
 
 def _plain_values(fields: msgspec.Struct) -> dict[str, Any]:
-    """The fields of a type, with strings in place of enumerated values."""
+    """Return the fields of a type, with strings in place of enumerated values."""
     values = msgspec.structs.asdict(fields)
     return {
         name: value.value if isinstance(value, Enum) else value for name, value in values.items()
@@ -156,7 +156,7 @@ def _plain_values(fields: msgspec.Struct) -> dict[str, Any]:
 
 
 def _parameters_of(request: Type) -> Type:
-    """The type of the field `parameters` of a type of request."""
+    """Return the type of the field `parameters` of a type of request."""
     return next(
         type_
         for type_ in get_args(request.__annotations__["parameters"])
@@ -165,7 +165,8 @@ def _parameters_of(request: Type) -> Type:
 
 
 def _choices(type_: Type) -> list[Any]:
-    """The values of a type that has only some; `null` is left out where it stands for a default."""
+    """Return the values of a type that has only some; `null` is left out where it stands for a
+    default."""
     if isinstance(type_, type) and issubclass(type_, Enum):
         return [member.value for member in type_]
     origin: Any = get_origin(type_)
@@ -187,8 +188,8 @@ def _request(name: str, fields: Mapping[str, Type]) -> Type:
 
 
 def _parameters(name: str, fields: Mapping[str, Type], pipeline: Mapping[str, Type]) -> Type:
-    """The type of `parameters`: settings as the pipelines of transformers read them. A setting that
-    is not known is refused, because the answer would be to another question.
+    """Return the type of `parameters`: settings as the pipelines of transformers read them. A
+    setting that is not known is refused, because the answer would be to another question.
 
     Args:
         fields: of the request, of which those with a default can also be in `parameters`.
@@ -201,7 +202,7 @@ def _parameters(name: str, fields: Mapping[str, Type], pipeline: Mapping[str, Ty
 
 
 def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, list[Type]]:
-    """The types of each ability's requests, for this model: one, or alternatives."""
+    """Return the types of each ability's requests, for this model: one, or alternatives."""
 
     def many(item: Type, least: int = 1, most: int = limits.texts) -> Type:
         return _Annotated[_List[item], Meta(min_length=least, max_length=most)]
@@ -319,8 +320,8 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, list[Type]
 
 
 def _pipeline_settings(info: Mapping[str, Any], limits: Limits) -> dict[str, dict[str, Type]]:
-    """The settings of the pipelines of transformers that a model can honour, besides the fields of
-    the requests."""
+    """Return the settings of the pipelines of transformers that a model can honour, besides the
+    fields of the requests."""
     functions = {"regression": ("none",), "choice": ("softmax", "none")}.get(
         info["task"], ("softmax", "sigmoid", "none")
     )
@@ -432,14 +433,14 @@ _OPENAI_REFUSALS = {
 
 
 def paths_of(name: str) -> tuple[str, ...]:
-    """The paths of an endpoint."""
+    """Return the paths of an endpoint."""
     return _PATHS.get(name, (f"/{name}",))
 
 
 def document(
     info: Mapping[str, Any], requests: Mapping[str, list[Type]], *, token: bool
 ) -> dict[str, Any]:
-    """The OpenAPI document of a server with this model."""
+    """Return the OpenAPI document of a server with this model."""
     components: dict[str, Any] = {}
 
     def content(description: str, *types: Type) -> dict[str, Any]:

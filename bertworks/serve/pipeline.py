@@ -290,7 +290,7 @@ class Pipeline:
             )
 
     def _check_offered(self, name: str) -> None:
-        """Raises RequestError if the model lacks an ability."""
+        """Raise RequestError if the model lacks an ability."""
         info = self._abilities.info
         if name not in info["abilities"]:
             offered = ", ".join(info["abilities"])
@@ -300,9 +300,9 @@ class Pipeline:
             raise RequestError(424, what)
 
     def _expected_job(self, name: str, size: int, lane: int) -> InferenceJob | None:
-        """What a request will probably compute: its tokens are not known before it is parsed. None:
-        nothing that others would have to wait for, or something whose queue depends on its tokens.
-        size: of its body."""
+        """Return what a request will probably compute: its tokens are not known before it is
+        parsed. None: nothing that others would have to wait for, or something whose queue depends
+        on its tokens. size: of its body."""
         if name == "search":
             return InferenceJob(costs=[QUERY_COST], queue="search")
         if name in ("tokenize", "decode", "explain"):
@@ -315,7 +315,7 @@ class Pipeline:
         return InferenceJob(costs=[batch_cost] * batches + [rest])
 
     async def _body(self, request: Request, place: Place, size: int | None = None) -> memoryview:
-        """The body of a request. size: the bytes that it has, if they are known."""
+        """Return the body of a request. size: the bytes that it has, if they are known."""
         place.task = asyncio.current_task()
         limit = self._limits.body_bytes
         buffer = new_buffer(limit if size is None else size)
@@ -365,15 +365,15 @@ class Pipeline:
         return steps, job
 
     def _steps_of(self, name: str, body: memoryview) -> Steps:
-        """The steps of an endpoint, before the first one. They alone refer to the fields of the
-        request, so that they can free them."""
+        """Return the steps of an endpoint, before the first one. They alone refer to the fields of
+        the request, so that they can free them."""
         value = parse(body)
         ability = invoked_ability(value, self._abilities.info) if name == INVOCATIONS else name
         self._check_offered(ability)
         return self._abilities.endpoints[ability](read(value, self.requests[ability]))
 
     async def _results(self, job: InferenceJob, place: Place) -> list[Any]:
-        """The results of a job of a request."""
+        """Return the results of a job of a request."""
         try:
             future = self.batchers[job.queue].submit(job, ADMITTED_WAIT)
             place.job = job
@@ -387,8 +387,8 @@ class Pipeline:
             place.job = None
 
     def _next_step(self, steps: Steps, results: list[Any]) -> InferenceJob | AnswerParts | Answer:
-        """What an endpoint computes next, or the parts of its answer, or a small answer. Called in
-        a thread that makes answers."""
+        """Return what an endpoint computes next, or the parts of its answer, or a small answer.
+        Called in a thread that makes answers."""
         if not all(np.isfinite(row).all() for row in results if isinstance(row, np.ndarray)):
             raise BertworksError(
                 "the network's output has values that are not finite, which is not JSON"
@@ -483,9 +483,9 @@ class Pipeline:
 
 
 async def result_of(future: "Future[Result]") -> Result:
-    """The result of a future of another thread, which is cancelled with the task that waits for it.
-    The callbacks of `asyncio.wrap_future` refer to the future that has them: each result would stay
-    in memory until a collection of garbage."""
+    """Return the result of a future of another thread, which is cancelled with the task that waits
+    for it. The callbacks of `asyncio.wrap_future` refer to the future that has them: each result
+    would stay in memory until a collection of garbage."""
     loop = asyncio.get_running_loop()
     finished = loop.create_future()
 
@@ -515,5 +515,5 @@ def new_buffer(size: int) -> memoryview:
 
 
 def _made(make: Callable[[], Any]) -> bytes:
-    """A part of an answer as JSON."""
+    """Return a part of an answer as JSON."""
     return to_json(make())

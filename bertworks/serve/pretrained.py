@@ -124,8 +124,8 @@ class PretrainedEndpoints:
     def _units(
         self, texts: list[str], request: Request
     ) -> tuple[list[ExampleGroup], list[int], list[int]]:
-        """The input of the network for each text, the number of its tokens, and the number of its
-        truncated tokens.
+        """Return the input of the network for each text, the number of its tokens, and the number
+        of its truncated tokens.
 
         Raises:
             RequestError: the texts have too many tokens, or one may not be truncated.
@@ -170,7 +170,7 @@ class PretrainedEndpoints:
         return AnswerParts(makes, sizes, join, truncated)
 
     def trial_job(self, text: str, count: int) -> InferenceJob:
-        """What the network computes for `count` texts."""
+        """Return what the network computes for `count` texts."""
         if "embed" in self.endpoints:
             return next(self._vectors([text] * count, {}, 0))
         queries = [
@@ -233,7 +233,7 @@ class PretrainedEndpoints:
         )
 
     def _texts_of_input(self, inputs: Any) -> list[Any]:
-        """The texts for `/v1/embeddings`, or the ids of the model's own tokens."""
+        """Return the texts for `/v1/embeddings`, or the ids of the model's own tokens."""
         texts = _texts_or_ids(inputs)
         self._check_length_of_ids(texts)
         table = self._token_table
@@ -242,7 +242,7 @@ class PretrainedEndpoints:
         return [table.text(ids) for ids in texts]
 
     def _check_length_of_ids(self, texts: list[Any]) -> None:
-        """Raises RequestError if texts that are lists of ids are too long together."""
+        """Raise RequestError if texts that are lists of ids are too long together."""
         if not isinstance(texts[0], str):
             check_tokens(sum(map(len, texts)), self._limits.tokens)
 
@@ -298,7 +298,7 @@ class PretrainedEndpoints:
         return AnswerParts([make for make, _ in parts], [size + 4 for _, size in parts], join)
 
     def _least_size_of_fillings(self, queries: Sequence[MaskedText], request: Request) -> int:
-        """Bytes that the answer has at least: known before anything is computed."""
+        """Return the bytes that the answer has at least: known before anything is computed."""
         count = min(request["top_k"], self._filler.tokenizer.vocab_size)
         copies = [
             len(query.text) if request["return_text"] and len(query.masks) == 1 else 0
@@ -310,7 +310,7 @@ class PretrainedEndpoints:
         )
 
     def _filling_size(self, query: MaskedText, *, has_sequence: bool, has_text: bool) -> int:
-        """Bytes of one filling, at most."""
+        """Return the bytes of one filling, at most."""
         longest = CHARACTER_BYTES * self._longest_token
         size = FILLING_BYTES + longest
         if has_sequence:
@@ -329,6 +329,6 @@ class PretrainedEndpoints:
 
 
 def _texts_or_ids(inputs: Any) -> list[Any]:
-    """A list of texts, or of lists with the ids of the tokens of each text."""
+    """Return a list of texts, or of lists with the ids of the tokens of each text."""
     is_one_list_of_ids = isinstance(inputs, list) and isinstance(inputs[0], int)
     return [inputs] if is_one_list_of_ids else list_of(inputs)

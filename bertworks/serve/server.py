@@ -63,7 +63,7 @@ class LogHandler(logging.Handler):
             fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     def format(self, record: logging.LogRecord) -> str:
-        """A line, short enough for a pipe that has any room."""
+        """Return a line, short enough for a pipe that has any room."""
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line = {"time": time, "level": record.levelname.lower(), "message": record.getMessage()}
         line |= getattr(record, "fields", {})
@@ -93,7 +93,7 @@ class LogHandler(logging.Handler):
 
 
 def json_log() -> logging.Logger:
-    """The log of the server and of uvicorn. It holds no text of a request."""
+    """Return the log of the server and of uvicorn. It holds no text of a request."""
     handler = LogHandler()
     for name in ("uvicorn", "bertworks.serve"):
         logger = logging.getLogger(name)
@@ -187,7 +187,7 @@ def serve(
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A listening socket.
+    """Return a listening socket.
 
     Raises:
         BertworksError: the address cannot be used.

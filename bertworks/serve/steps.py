@@ -28,8 +28,8 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}  # the names of
 
 
 def like_inputs(inputs: Any) -> Callable[[Sequence[bytes]], bytes]:
-    """The `join` of answers with a part for each input: a list for a list of inputs, else the
-    single part."""
+    """Return the `join` of answers with a part for each input: a list for a list of inputs, else
+    the single part."""
     return joined_list if isinstance(inputs, list) else only_part
 
 
@@ -57,12 +57,12 @@ def refuse_truncated(request: Request, truncated: Sequence[int]) -> None:
 
 
 def keeps_end(request: Request) -> bool:
-    """Whether a text that is too long loses its beginning."""
+    """Return whether a text that is too long loses its beginning."""
     return request.get("truncation_direction") == "Left"
 
 
 def check_tokens(tokens: int, limit: int) -> None:
-    """Raises RequestError if a request has too many tokens."""
+    """Raise RequestError if a request has too many tokens."""
     grant(
         tokens <= limit,
         413,

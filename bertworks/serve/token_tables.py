@@ -43,14 +43,14 @@ class TokenTable:
         self.tokens = tokens
 
     def text(self, ids: Sequence[int]) -> str:
-        """The text of the ids of its tokens, each of which is one. A character may be cut into
-        several tokens: their bytes are joined. What is left of a character that the first or the
-        last token cuts is U+FFFD."""
+        """Return the text of the ids of its tokens, each of which is one. A character may be cut
+        into several tokens: their bytes are joined. What is left of a character that the first or
+        the last token cuts is U+FFFD."""
         return b"".join(self.tokens[number] for number in ids).decode("utf-8", "replace")
 
 
 def read_table(name: str) -> TokenTable:
-    """The table of a vocabulary of OpenAI, from the cache of tiktoken.
+    """Return the table of a vocabulary of OpenAI, from the cache of tiktoken.
 
     Raises:
         BertworksError: it is not there, or it is another file.
@@ -84,7 +84,7 @@ def _cache_folder() -> Path:
 
 
 def _parsed(content: bytes, path: Path) -> list[bytes]:
-    """The tokens in a file with a line for each: its bytes in base64, a space, its id."""
+    """Return the tokens in a file with a line for each: its bytes in base64, a space, its id."""
     tokens: list[bytes] = []
     try:
         for line in content.splitlines():

@@ -24,8 +24,8 @@ SEARCHES: list[Search] = [
 # Packages that are not held to these rules yet.
 UNFINISHED = frozenset(
     """
-    batching checkpoints cli config datasets evaluation inference models reports
-    runs serve tasks text training
+    batching checkpoints cli datasets evaluation inference models
+    runs tasks text training
     """.split()
 )
 
