@@ -1,1 +1,4 @@
-"""THE COMMANDS. No logic of their own."""
+"""THE COMMANDS.
+
+No logic of their own.
+"""

@@ -54,7 +54,10 @@ MOST_PROCESSES = 65_536  # on a machine, and machines in a group: more are a sli
 
 
 def _values(kind: Any, tokens: Sequence[Token]) -> Any:
-    """The values as typed. `main` hides "-" from the parser, which takes it for an option."""
+    """Return the values as typed.
+
+    `main` hides "-" from the parser, which takes it for an option.
+    """
     values = ["-" if token.value == STDIN else token.value for token in tokens]
     return values if getattr(kind, "__origin__", kind) is list else values[0]
 
@@ -194,8 +197,10 @@ def is_terminal() -> bool:
 
 
 def say(text: str) -> None:
-    """Print a line to standard error. A full disk ends no work: there is no place where it could be
-    reported."""
+    """Print a line to standard error.
+
+    A full disk ends no work: there is no place where it could be reported.
+    """
     try:
         out(text, sys.stderr)
     except OSError as error:
@@ -204,9 +209,11 @@ def say(text: str) -> None:
 
 
 def out(text: str, stream: TextIO | None = None) -> None:
-    """Print a line to a stream, by default standard output. On a terminal control characters are
-    shown as JSON writes
-    them: they could move its cursor, change its title or hide text."""
+    """Print a line to a stream, by default standard output.
+
+    On a terminal control characters are printed as JSON writes them: they could move its cursor,
+    change its title or hide text.
+    """
     from bertworks.io.remote import shown
 
     text = shown(text)
@@ -220,9 +227,12 @@ def emit(data: Any) -> None:
 
 
 def with_json(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command with the option --json, which prints what it returns: events, or a `Result`; or
-    what it yields: each `Result`. With a `Group` the command is run by its processes. A command
-    that has the option itself is unchanged."""
+    """Return the command with the option --json, which prints its results.
+
+    It prints what the command returns: events, or a `Result`; or what it yields: each `Result`.
+    With a `Group` the command is run by its processes. A command that has the option itself is
+    unchanged.
+    """
     signature = inspect.signature(command)
     if "as_json" in signature.parameters:
         return command
@@ -248,8 +258,10 @@ def with_json(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_urls(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command with an -o that may be a URL: it writes to a local working copy, which is
-    uploaded at the end."""
+    """Return the command with an -o that may be a URL.
+
+    It writes to a local working copy, which is uploaded at the end.
+    """
 
     @wraps(command)
     def run(*words: Any, **options: Any) -> Any:
@@ -257,9 +269,10 @@ def with_urls(command: Callable[..., Any]) -> Callable[..., Any]:
         from bertworks.io.remote import published
 
         output: str | Path | None = options.get("output")
-        group, bulk = options.get("group"), options.get("bulk") or Bulk()
-        # its processes upload
-        if output is None or not (url := url_of(output)) or (group and group.starts):
+        group = options.get("group")
+        bulk = options.get("bulk") or Bulk()
+        url = None if output is None else url_of(output)
+        if output is None or not url or (group and group.starts):  # processes of a group upload
             return command(*words, **options)
         if bulk and bulk.on != "local":
             hint = "write to a folder that all machines see, and copy the output from there"
@@ -330,8 +343,10 @@ def _line_progress() -> Iterator[Callable[[Event], None]]:
 
 @contextmanager
 def _terminal_progress() -> Iterator[Callable[[Event], None]]:
-    """Yield a function that shows progress in place at the bottom of the terminal, below what `say`
-    prints."""
+    """Yield a function that shows progress in place at the bottom of the terminal.
+
+    It stands below what `say` prints.
+    """
     from rich.console import Console
     from rich.live import Live
     from rich.progress_bar import ProgressBar

@@ -1,5 +1,7 @@
-"""Training commands: `vocab`, `prepare` and `pretrain` for raw text; `check`, `finetune` and
-`predict` for labels."""
+"""Training commands.
+
+`vocab`, `prepare` and `pretrain` are for raw text; `check`, `finetune` and `predict` for labels.
+"""
 
 import shlex
 from collections.abc import Iterable, Iterator
@@ -221,12 +223,12 @@ def check(
     report = bw.check_file(data, model=model, read=read, **vars(meaning))
     console.say("\n".join(report.examples))
     yield report.as_dict(), str(report)
-    given = {"model": None if model == "minilm" else model, **vars(meaning)}
+    options = {"model": None if model == "minilm" else model, **vars(meaning)}
     words = [
         word
-        for name, value in given.items()
-        for one in names_of(value)
-        for word in (f"--{name}", one)
+        for option, values in options.items()
+        for value in names_of(values)
+        for word in (f"--{option}", value)
     ]
     console.say(
         f"next: bertworks finetune {shlex.join([data, *words, *read.words])} -o MODEL-FOLDER"

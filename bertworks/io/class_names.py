@@ -1,5 +1,6 @@
-"""The names of classes that a table stores as numbers: the `ClassLabel` columns of the `datasets`
-library.
+"""Read the names of classes that a table stores as numbers.
+
+They are those of `ClassLabel` columns of the `datasets` library.
 
 Such a column holds 0, 1, 2; the names of these classes stand beside the table: in
 `Dataset.features`, and under the key `huggingface` of the schema's metadata in an Arrow table or a
@@ -31,7 +32,9 @@ _Renamer = Callable[[Any], Any]
 
 
 class ClassNames:
-    """The names of the classes of a table, by column. Columns of other types are not touched.
+    """The names of the classes of a table, by column.
+
+    Columns of other types are not touched.
 
     Args:
         features: how each column is described, by its name, as in the examples above.
@@ -52,7 +55,7 @@ class ClassNames:
         return bool(self._renamers)
 
     def named_row(self, row: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """The row with names in the place of numbers. where: the row, for messages.
+        """Return the row with names in the place of numbers. where: the row, for messages.
 
         Raises:
             BertworksError: a number is that of no class.
@@ -60,7 +63,7 @@ class ClassNames:
         return {column: self.named_value(column, value, where) for column, value in row.items()}
 
     def named_value(self, column: str, value: Any, where: str) -> Any:
-        """The value of a column with names in the place of numbers: see `named_row`."""
+        """Return the value of a column with names in the place of numbers: see `named_row`."""
         renamer = self._renamers.get(str(column))
         if renamer is None:
             return value
@@ -86,8 +89,9 @@ class _UnknownClassError(Exception):
 
 
 def class_names_of_table(table: Any) -> ClassNames:
-    """The names of classes of a table in memory: a data set of `datasets`, or a table or batch of
-    pyarrow. Other values have none.
+    """Return the names of classes of a table in memory.
+
+    It is a data set of `datasets`, or a table or batch of pyarrow. Other values have none.
 
     Raises:
         BertworksError: the metadata of the schema are damaged.
@@ -99,8 +103,9 @@ def class_names_of_table(table: Any) -> ClassNames:
 
 
 def class_names_of_schema(schema: Any, where: str) -> ClassNames:
-    """The names of classes in the metadata of a schema of pyarrow; none for another value. where:
-    the file, for messages.
+    """Return the names of classes in the metadata of a schema of pyarrow.
+
+    Another value has none. where: the file, for messages.
 
     Raises:
         BertworksError: the metadata are damaged.
@@ -122,8 +127,9 @@ def class_names_of_schema(schema: Any, where: str) -> ClassNames:
 
 
 def named_column(column: Any, where: str) -> Any:
-    """The values of a column of `datasets` with the names of their classes; other values as they
-    are.
+    """Return the values of a column of `datasets` with the names of their classes.
+
+    Other values are returned as they are.
 
     Raises:
         BertworksError: a number is that of no class.
@@ -140,8 +146,10 @@ def named_column(column: Any, where: str) -> Any:
 
 
 def _renamer_of(feature: Any) -> _Renamer | None:
-    """What puts the names into a value of a column, or into each value of a list; None for a column
-    without classes."""
+    """Return what puts the names into a value of a column, or into each value of a list.
+
+    It is None for a column without classes.
+    """
     # a list, as early versions of `datasets` describe it
     if isinstance(feature, list) and len(feature) == 1:
         return _renamer_of(feature[0])
@@ -196,13 +204,13 @@ def _object_renamer(fields: dict[str, Any]) -> _Renamer | None:
 
 
 def _numbered_names(feature: Any) -> str:
-    """The classes of a column in words: "0 neg, 1 pos"."""
+    """Return the classes of a column in words: "0 neg, 1 pos"."""
     names = next(iter(_names_within(feature)), [])
     return first_names([f"{number} {name}" for number, name in enumerate(names)], _LISTED_CLASSES)
 
 
 def _names_within(feature: Any) -> Iterable[list[str]]:
-    """The lists of names that a description of a column holds, at any depth."""
+    """Yield the lists of names that a description of a column holds, at any depth."""
     if isinstance(feature, list):
         for part in feature:
             yield from _names_within(part)

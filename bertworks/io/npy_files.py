@@ -1,4 +1,7 @@
-"""Arrays of any size as .npy files, written block by block. A file appears when it is complete."""
+"""Arrays of any size as .npy files, written block by block.
+
+A file appears when it is complete.
+"""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -14,8 +17,10 @@ from bertworks.io.atomic_write import replacing
 
 @contextmanager
 def open_npy(path: str | Path) -> Iterator[Callable[[NDArray[Any]], None]]:
-    """An .npy file that is written atomically: the function that appends a block of rows, all of
-    one type and shape."""
+    """Yield a function that appends a block of rows to an .npy file, which is written atomically.
+
+    All blocks have one type and shape.
+    """
     rows = 0
     with replacing(path) as temporary, temporary.open("wb") as file:
 
@@ -37,8 +42,10 @@ def open_npy(path: str | Path) -> Iterator[Callable[[NDArray[Any]], None]]:
 
 
 def write_npy(path: str | Path, blocks: Iterable[NDArray[Any]]) -> None:
-    """Write an .npy file atomically from blocks of its rows, at least one, with one block in memory
-    at a time."""
+    """Write an .npy file atomically from blocks of its rows, at least one.
+
+    One block is in memory at a time.
+    """
     with open_npy(path) as append:
         for block in blocks:
             append(block)

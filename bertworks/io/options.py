@@ -1,5 +1,6 @@
-"""How files are read and large jobs are divided, as values. Their fields are options of the command
-line.
+"""How files are read and large jobs are divided, as values.
+
+Their fields are options of the command line.
 
 The command line imports this module to print the help of a command, so it imports no module that
 reads files.
@@ -16,7 +17,9 @@ STDIN = "<stdin>"  # standard input in messages and in the parser of the command
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """How a file of rows is read. The fields are options of every command that reads rows.
+    """How a file of rows is read.
+
+    The fields are options of every command that reads rows.
 
     Args:
         quoting: Whether quote marks enclose cells (quoted) or are text (raw).

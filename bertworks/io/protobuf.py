@@ -11,7 +11,9 @@ _FIXED_SIZES = {1: 8, 5: 4}  # bytes of a value, by its kind
 
 
 def read_protobuf(data: bytes | memoryview) -> Protobuf:
-    """The fields of a protobuf message. Those of a memoryview are views.
+    """Return the fields of a protobuf message.
+
+    Those of a memoryview are views.
 
     Raises:
         ValueError: the data is damaged.
@@ -36,7 +38,7 @@ def read_protobuf(data: bytes | memoryview) -> Protobuf:
 
 
 def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
-    """A number in groups of 7 bits, the lowest first, and the position after it.
+    """Return a number in groups of 7 bits, the lowest first, and the position after it.
 
     Raises:
         ValueError: the data is damaged.

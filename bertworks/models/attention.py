@@ -12,12 +12,15 @@ from bertworks.models.layout import Layout
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention (Vaswani et al. 2017, section 3.2), one matrix for query, key and
-    value."""
+    """Multi-head self-attention (Vaswani et al. 2017, section 3.2).
+
+    There is one matrix for query, key and value.
+    """
 
     def __init__(self, c: EncoderConfig):
         super().__init__()
-        self.num_heads, self.dropout = c.num_attention_heads, c.attention_dropout
+        self.num_heads = c.num_attention_heads
+        self.dropout = c.attention_dropout
         self.qkv = Linear(c.hidden_size, 3 * c.hidden_size)
         self.output = Linear(c.hidden_size, c.hidden_size)
 
@@ -68,9 +71,11 @@ class Attention(nn.Module):
 
     @torch.no_grad()
     def probabilities(self, x: Tensor, layout: Layout, bias: Bias | None = None) -> Tensor:
-        """[T, hidden], the input of `forward` -> [B, heads, max_seqlen, max_seqlen]: the attention
-        that the token of a row pays to the token of a column. Rows sum to 1; rows and columns of
-        places without a token are 0."""
+        """Return the attention that the token of a row pays to the token of a column.
+
+        [T, hidden], the input of `forward` -> [B, heads, max_seqlen, max_seqlen]. Rows sum to 1;
+        rows and columns of places without a token are 0.
+        """
         # [B, heads, max_seqlen, d]
         q, k, _ = layout.pad(self._heads(self.qkv(x))).permute(2, 0, 3, 1, 4)
         scores: Tensor = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5

@@ -1,5 +1,6 @@
-"""Keys and values of the tokens that a network has read from left to right: a new token then costs
-the work of one.
+"""Keep keys and values of the tokens that a network has read from left to right.
+
+A new token then costs the work of one.
 
 - `KeyValueCache`: of a batch of sequences, in all layers
 - `LayerCache`: of one layer
@@ -26,7 +27,8 @@ class KeyValueCache:
     """
 
     def __init__(self, num_layers: int, prompts: Layout, room: int):
-        self.prompts, self.capacity = prompts, prompts.max_seqlen + room
+        self.prompts = prompts
+        self.capacity = prompts.max_seqlen + room
         self.num_columns = 0  # with a token; 0: nothing has been read
         self.lengths = prompts.cu_seqlens.diff().long()  # int64 [B]: tokens of each sequence
         self.layers = [LayerCache(self) for _ in range(num_layers)]
@@ -52,10 +54,11 @@ class KeyValueCache:
         )
         check(layout.max_seqlen == 1 and layout.num_sequences == len(self.lengths), what)
         check(self.num_columns < self.capacity, f"the cache has room for {self.capacity} tokens")
-        self.num_columns, self.lengths = self.num_columns + 1, self.lengths + 1
+        self.num_columns = self.num_columns + 1
+        self.lengths = self.lengths + 1
 
     def next_layout(self) -> Layout:
-        """The layout of the next token of each sequence."""
+        """Return the layout of the next token of each sequence."""
         ends = torch.arange(len(self.lengths) + 1, dtype=torch.int32, device=self.lengths.device)
         return Layout(
             ends,
@@ -67,8 +70,10 @@ class KeyValueCache:
         )
 
     def mask(self, dtype: torch.dtype) -> Tensor | None:
-        """[B, 1, 1, num_columns]: -inf in columns before a sequence begins, else 0. None: all begin
-        in column 0."""
+        """[B, 1, 1, num_columns]: -inf in columns before a sequence begins, else 0.
+
+        None: all begin in column 0.
+        """
         if self.prompts.is_uniform:
             return None
         if self._mask is None:
@@ -80,14 +85,17 @@ class KeyValueCache:
         return self._mask[:, None, None, : self.num_columns]
 
     def keep(self, rows: Tensor) -> None:
-        """Drop all sequences but `rows` int64 [B'], and the columns in which none of these has a
-        token."""
+        """Drop all sequences but `rows` int64 [B'].
+
+        The columns in which none of these has a token are dropped, too.
+        """
         self.lengths = self.lengths[rows]
         unused = self.num_columns - int(self.lengths.max())
         for layer in self.layers:
             layer.keep(rows, unused)
         self._mask = None if self._mask is None else self._mask[rows][:, unused:]
-        self.num_columns, self.capacity = self.num_columns - unused, self.capacity - unused
+        self.num_columns = self.num_columns - unused
+        self.capacity = self.capacity - unused
 
 
 class LayerCache:
@@ -104,8 +112,10 @@ class LayerCache:
 
     def start(self, kv: Tensor) -> None:
         """Store the keys and values [T, 2, heads, d] of the prompts."""
-        batch, layout = self.batch, self.batch.prompts
-        count, longest = layout.num_sequences, layout.max_seqlen
+        batch = self.batch
+        layout = self.batch.prompts
+        count = layout.num_sequences
+        longest = layout.max_seqlen
         if not layout.is_uniform:
             slots = layout.slots + batch.first_columns[layout.sequence_ids]
             # Masked keys and values are multiplied with 0: they must be numbers.
@@ -118,19 +128,23 @@ class LayerCache:
         )
 
     def attend(self, qkv: Tensor) -> Tensor:
-        """[B, 3, heads, d] of one new token of each sequence -> [B, heads, d]: it reads all before
-        it, and itself."""
+        """Return the attention of one new token of each sequence.
+
+        [B, 3, heads, d] -> [B, heads, d]: it reads all tokens before it, and itself.
+        """
         assert self._table is not None
         columns = self.batch.num_columns
         self._table[..., columns - 1, :] = qkv[:, 1:].transpose(0, 1)
         keys, values = self._table[..., :columns, :]
-        query, mask = qkv[:, 0, :, None].to(keys.dtype), self.batch.mask(keys.dtype)
+        query = qkv[:, 0, :, None].to(keys.dtype)
+        mask = self.batch.mask(keys.dtype)
         return F.scaled_dot_product_attention(query, keys, values, mask)[:, :, 0].to(qkv.dtype)
 
     def keep(self, rows: Tensor, unused: int) -> None:
         """Drop all sequences but `rows`, and the first `unused` columns."""
         if self._table is not None:
-            used, old = self.batch.num_columns - unused, self._table
+            used = self.batch.num_columns - unused
+            old = self._table
             self._table = old.new_empty(
                 2, len(rows), old.shape[2], old.shape[3] - unused, old.shape[4]
             )

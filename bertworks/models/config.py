@@ -29,7 +29,9 @@ PRETRAINING_HEADS: tuple[Head, ...] = ("pooler", "lm_head", "next_sentence")  # 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """The shape of a network. The defaults are those of BERT-Base (Devlin et al. 2019, section 3).
+    """The shape of a network.
+
+    The defaults are those of BERT-Base (Devlin et al. 2019, section 3).
 
     vocab_size: tokens; 0: those of the tokenizer.
     hidden_size: width of the hidden states; a multiple of num_attention_heads.
@@ -113,7 +115,8 @@ class EncoderConfig:
 
     def __post_init__(self) -> None:
         for name, limit in LIMITS.items():
-            value, least = getattr(self, name), int(name not in _MAY_BE_0)
+            value = getattr(self, name)
+            least = int(name not in _MAY_BE_0)
             is_valid = type(value) is int and least <= value <= limit
             check(
                 is_valid, f"{name} is {value!r}: expected a whole number from {least} to {limit:,}"
@@ -209,8 +212,10 @@ class EncoderConfig:
         return self.num_hidden_groups or self.num_hidden_layers
 
     def generator(self, fraction: float) -> "EncoderConfig":
-        """The network that replaces tokens for this one (Clark et al. 2020, section 3.2): as many
-        layers, a fraction of the hidden size, heads of 64 dimensions, embeddings of the same width.
+        """Return the network that replaces tokens for this one (Clark et al. 2020, section 3.2).
+
+        It has as many layers, a fraction of the hidden size, heads of 64 dimensions, embeddings of
+        the same width.
         """
         hidden = max(1, round(self.hidden_size * fraction))
         heads = next(n for n in range(max(1, hidden // 64), 0, -1) if hidden % n == 0)
@@ -229,9 +234,13 @@ class EncoderConfig:
         return (self.vocab_size + self.type_vocab_size + positions) * self.embedding_width
 
     def num_parameters(self, *heads: Head) -> int:
-        """Parameters of the encoder and of the heads that are named. Shared and tied ones count
-        once."""
-        hidden, width, inner = self.hidden_size, self.embedding_width, self.ffn_size
+        """Parameters of the encoder and of the heads that are named.
+
+        Shared and tied ones count once.
+        """
+        hidden = self.hidden_size
+        width = self.embedding_width
+        inner = self.ffn_size
         count = self.num_table_parameters + 2 * self.embedding_norm * width
         count += (width + 1) * hidden if width != hidden else 0
         count += self.num_groups * (4 * hidden * hidden + 2 * hidden * inner + 9 * hidden + inner)
@@ -254,7 +263,8 @@ class EncoderConfig:
         values. Training is three forward passes: the backward pass has two products for each of the
         forward pass.
         """
-        hidden, width = self.hidden_size, self.embedding_width
+        hidden = self.hidden_size
+        width = self.embedding_width
         block = (
             2 * (4 * hidden * hidden + 2 * hidden * self.ffn_size) + 4 * hidden * sequence_length
         )

@@ -10,8 +10,10 @@ from bertworks.models.layout import Layout
 
 
 class Embeddings(nn.Module):
-    """The sum of the embeddings that a configuration has, normalised, with dropout (Devlin et al.
-    2019, figure 2), and projected if their width is not the hidden size."""
+    """The sum of the embeddings that a configuration has, normalised, with dropout.
+
+    It is that of Devlin et al. 2019, figure 2, and projected if the width is not the hidden size.
+    """
 
     def __init__(self, c: EncoderConfig):
         super().__init__()
@@ -30,8 +32,9 @@ class Embeddings(nn.Module):
     def forward(
         self, input_ids: Tensor, layout: Layout, token_type_ids: Tensor | None = None
     ) -> Tensor:
-        """input_ids int64 [T]; token_type_ids int64 [T], None, or a table of one row: all 0 -> [T,
-        hidden_size].
+        """Return the embeddings of tokens: [T, hidden_size].
+
+        input_ids int64 [T]; token_type_ids int64 [T], None, or a table of one row: all 0.
 
         Raises:
             ValueError: if there are fewer positions than a sequence needs.
@@ -54,8 +57,10 @@ class Embeddings(nn.Module):
     def _places(
         self, x: Tensor, positions: Tensor, count: int, token_type_ids: Tensor | None
     ) -> Tensor:
-        """[T, width]: position and token type embeddings. count: all positions int64 [T] are below
-        it."""
+        """Return position and token type embeddings: [T, width].
+
+        count: all positions int64 [T] are below it.
+        """
         if self.position is None:
             table = sinusoids(torch.arange(count, device=x.device), x.shape[1]).to(x.dtype)
         else:
@@ -75,8 +80,10 @@ class Embeddings(nn.Module):
 
 
 def sinusoids(position_ids: Tensor, width: int) -> Tensor:
-    """int64 [T] -> float64 [T, width]: sines in even columns, cosines in odd ones, with wavelengths
-    from 2 pi to 10,000 * 2 pi (Vaswani et al. 2017, section 3.5)."""
+    """Return sines in even columns, cosines in odd ones: int64 [T] -> float64 [T, width].
+
+    Their wavelengths go from 2 pi to 10,000 * 2 pi (Vaswani et al. 2017, section 3.5).
+    """
     columns = torch.arange(0, width, 2, device=position_ids.device)
     angles = position_ids[:, None].double() * 10_000.0 ** (-columns.double() / width)
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width]

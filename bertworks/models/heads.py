@@ -19,8 +19,11 @@ from bertworks.models.layout import Layout
 
 
 class Pooler(nn.Module):
-    """The vector of a sequence: the state of its first or last token, through a dense layer and an
-    activation (BERT: the first, tanh). The kinds "first" and "last" have no parameters."""
+    """The vector of a sequence: the state of its first or last token, through a dense layer.
+
+    An activation follows (BERT: the first token, tanh). The kinds "first" and "last" have no
+    parameters.
+    """
 
     def __init__(self, c: EncoderConfig):
         super().__init__()
@@ -42,8 +45,10 @@ class Pooler(nn.Module):
 
 
 class OutputLayer(nn.Linear):
-    """The last layer of a task, always in float32: it is small, and its numbers may be years or
-    prices, which in bf16 lie 8 or 1,000 apart."""
+    """The last layer of a task, always in float32.
+
+    It is small, and its numbers may be years or prices, which in bf16 lie 8 or 1,000 apart.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] -> float32 [..., out_features]."""
@@ -52,13 +57,16 @@ class OutputLayer(nn.Linear):
 
 
 class LMHead(nn.Module):
-    """Hidden states -> logits of the vocabulary, through the token embedding matrix. The caller
-    passes that matrix: a tied parameter has one owner. Use it for few tokens: this is the widest
-    layer of all."""
+    """Hidden states -> logits of the vocabulary, through the token embedding matrix.
+
+    The caller passes that matrix: a tied parameter has one owner. Use it for few tokens: this is
+    the widest layer of all.
+    """
 
     def __init__(self, c: EncoderConfig):
         super().__init__()
-        transforms, width = c.lm_head == "transform", c.embedding_width
+        transforms = c.lm_head == "transform"
+        width = c.embedding_width
         self.dense = Linear(c.hidden_size, width) if transforms else None
         self.activation = ACTIVATIONS[c.lm_head_activation]
         self.norm = nn.LayerNorm(width, c.layer_norm_eps) if transforms else None
@@ -66,20 +74,24 @@ class LMHead(nn.Module):
         initialize(self, c)
 
     def transform(self, x: Tensor) -> Tensor:
-        """[M, hidden] -> [M, width of the embeddings]: what is multiplied with the embedding
-        matrix."""
+        """Return what is multiplied with the embedding matrix.
+
+        [M, hidden] -> [M, width of the embeddings].
+        """
         if self.dense is None or self.norm is None:
             return x
         return self.norm(self.activation(self.dense(x)))  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor, embeddings: Tensor) -> Tensor:
-        """x [M, hidden], embeddings [V, width] -> logits [M, V]."""
+        """Return the logits [M, V] of states x [M, hidden], for embeddings [V, width]."""
         return F.linear(self.transform(x), embeddings, self.bias)
 
 
 class TokenHead(nn.Module):
-    """Hidden states -> one logit per token, through a dense layer and the activation: whether a
-    token was replaced (Clark et al. 2020, section 2)."""
+    """Hidden states -> one logit per token, through a dense layer and the activation.
+
+    It says whether a token was replaced (Clark et al. 2020, section 2).
+    """
 
     def __init__(self, c: EncoderConfig):
         super().__init__()

@@ -57,8 +57,9 @@ def attention(
     bias: Bias | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Return softmax(q k' / sqrt(d) + bias) v within each sequence (Vaswani et al. 2017, section
-    3.2.1): q [T, heads, d], k and v [K, heads, d] -> [T, heads, d].
+    """Return softmax(q k' / sqrt(d) + bias) v within each sequence.
+
+    Vaswani et al. 2017, section 3.2.1: q [T, heads, d], k and v [K, heads, d] -> [T, heads, d].
 
     Args:
         layout: of the queries.
@@ -75,8 +76,11 @@ def attention(
 
 
 def attention_reference(inputs: Inputs) -> Tensor:
-    """Return `attention` of any inputs. Sequences are padded to rectangles: on a CPU neighbours of
-    similar lengths, on a GPU all of them."""
+    """Return `attention` of any inputs.
+
+    Sequences are padded to rectangles: on a CPU neighbours of similar lengths, on a GPU all of
+    them.
+    """
     q, k, v, layout, keys_layout, bias, dropout = inputs
     if keys_layout is not None:
         keys, values = (keys_layout.pad(x).transpose(1, 2) for x in (k, v))
@@ -99,9 +103,12 @@ def attention_reference(inputs: Inputs) -> Tensor:
 
 
 def supports_packed(inputs: Inputs) -> bool:
-    """Return whether `attention_packed` takes the inputs: on a GPU from Ampere on, in half
-    precision, heads whose size is a multiple of 8, without a bias and other keys. A token reads its
-    whole sequence, or itself and the tokens before it."""
+    """Return whether `attention_packed` takes the inputs.
+
+    It does on a GPU from Ampere on, in half precision, for heads whose size is a multiple of 8,
+    without a bias and other keys. A token reads its whole sequence, or itself and the tokens before
+    it.
+    """
     q, _, _, layout, keys_layout, bias, _ = inputs
     if bias is not None or keys_layout is not None:
         return False
@@ -112,9 +119,11 @@ def supports_packed(inputs: Inputs) -> bool:
 
 @cache
 def _one_split() -> dict[str, Any]:
-    """Return the option that keeps the keys of a query together, where this torch has it. Without
-    it the kernel may divide them by the longest sequence of the batch, so that the last bits of a
-    text would depend on its neighbours."""
+    """Return the option that keeps the keys of a query together, where this torch has it.
+
+    Without it the kernel may divide them by the longest sequence of the batch, so that the last
+    bits of a text would depend on its neighbours.
+    """
     names = [
         argument.name
         for argument in torch.ops.aten._flash_attention_forward.default._schema.arguments
@@ -123,8 +132,10 @@ def _one_split() -> dict[str, Any]:
 
 
 def attention_packed(inputs: Inputs) -> Tensor:
-    """Return `attention` by flash attention on a GPU (Dao 2023), without padding. The public
-    function for it, `varlen_attn`, has no dropout, and costs the host ten times as much."""
+    """Return `attention` by flash attention on a GPU (Dao 2023), without padding.
+
+    The public function for it, `varlen_attn`, has no dropout, and costs the host ten times as much.
+    """
     q, k, v, layout, _, _, dropout = inputs
     ends = layout.cu_seqlens, layout.cu_seqlens, layout.max_seqlen, layout.max_seqlen
     options = {} if torch.is_grad_enabled() else _one_split()
@@ -133,8 +144,10 @@ def attention_packed(inputs: Inputs) -> Tensor:
 
 
 def supports_inference(inputs: Inputs) -> bool:
-    """Return whether `attention_inference` takes the inputs: no gradients, no dropout, and on a CPU
-    tokens that read their whole sequence."""
+    """Return whether `attention_inference` takes the inputs.
+
+    It does without gradients and dropout, and on a CPU for tokens that read their whole sequence.
+    """
     reads_sequence = inputs.layout.rank is None and inputs.keys_layout is None
     has_gradients = torch.is_grad_enabled()
     return (
@@ -156,8 +169,10 @@ def attention_inference(inputs: Inputs) -> Tensor:
 def _inference_by_equal_length(
     q: Tensor, k: Tensor, v: Tensor, layout: Layout, bias: Bias | None
 ) -> Tensor:
-    """Return attention without padding: one call for neighbours of one length. Sorted batches have
-    many of them."""
+    """Return attention without padding: one call for neighbours of one length.
+
+    Sorted batches have many of them.
+    """
     contexts = []
     first = 0  # sequence of a run
     for start, count, length in layout.equal_lengths:
@@ -188,9 +203,11 @@ def _inference_by_equal_length(
 def _inference_bucketed(
     q: Tensor, k: Tensor, v: Tensor, layout: Layout, bias: Bias | None
 ) -> Tensor:
-    """Return attention in bf16. oneDNN compiles a program for each size of a product, which takes
-    longer than the product of a small batch, and keeps a thousand of them. Here there are few
-    sizes."""
+    """Return attention in bf16.
+
+    oneDNN compiles a program for each size of a product, which takes longer than the product of a
+    small batch, and keeps a thousand of them. Here there are few sizes.
+    """
     heads, size = q.shape[1:]
     sizes, tokens, present, places = layout.buckets
     context = q.new_empty(len(tokens), heads, size)
@@ -215,8 +232,9 @@ def _inference_bucketed(
 def _attention_exp2(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor | None, out: Tensor
 ) -> None:
-    """Compute attention for bf16 [B, heads, L, d] into `out`. mask: bool [B, 1, L, 1], True for a
-    key that is a token; bias: see `Bias`.
+    """Compute attention for bf16 [B, heads, L, d] into `out`.
+
+    mask: bool [B, 1, L, 1], True for a key that is a token; bias: see `Bias`.
 
     Softmax without subtraction of the maximum: exp2(q k') is multiplied with [v, 1] and divided by
     the last column, the sum of the row. Where such a sum leaves [2^-100, 2^100] the softmax is
@@ -228,7 +246,9 @@ def _attention_exp2(
     values = v.new_empty(*v.shape[:-1], size + 1)
     torch.mul(v, mask, out=values[..., :-1])
     values[..., -1:] = mask
-    q, k, values = q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), values.flatten(0, 1)
+    q = q.flatten(0, 1)
+    k = k.flatten(0, 1).transpose(1, 2)
+    values = values.flatten(0, 1)
 
     def scores() -> Tensor:
         """[B * heads, L, L], with logarithms to base 2."""
@@ -250,8 +270,10 @@ def _attention_exp2(
 
 
 def supports_bucketed(inputs: Inputs) -> bool:
-    """Return whether `attention_bucketed` takes the inputs, and saves time: sequences of several
-    lengths on a CPU that compiles a program for each size."""
+    """Return whether `attention_bucketed` takes the inputs, and saves time.
+
+    It does for sequences of several lengths on a CPU that compiles a program for each size.
+    """
     reads_itself = inputs.keys_layout is None
     return reads_itself and not inputs.layout.is_uniform and compiles_sizes(inputs.q)
 
@@ -291,8 +313,9 @@ def attend(
     bias: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Return attention of one rectangle: q [B, heads, L, d], k and v [B, heads, K, d] -> [B, heads,
-    L, d].
+    """Return attention of one rectangle.
+
+    q [B, heads, L, d], k and v [B, heads, K, d] -> [B, heads, L, d].
 
     Args:
         mask: bool [B or 1, 1, L or 1, K], True where a token is read; without gradients also a
@@ -338,10 +361,13 @@ def softmax_(scores: Tensor) -> Tensor:
 
 
 class _AttentionFunction(torch.autograd.Function):
-    """softmax(q k' / sqrt(d) + mask + bias) v with dropout, for q [N, L, d], k and v [N, K, d], N =
-    B * heads, mask [B or 1, 1, L or 1, K] and bias [B or 1, heads or 1, L, K]. Autograd would keep
+    """Attention with a backward pass that keeps less than autograd.
+
+    softmax(q k' / sqrt(d) + mask + bias) v with dropout, for q [N, L, d], k and v [N, K, d], N = B
+    * heads, mask [B or 1, 1, L or 1, K] and bias [B or 1, heads or 1, L, K]. Autograd would keep
     and read the largest tensors of the step, the [N, L, K] scores, several times more than is
-    needed."""
+    needed.
+    """
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
@@ -383,5 +409,6 @@ class _AttentionFunction(torch.autograd.Function):
             per_head = grad_scores.view(-1, ctx.num_heads, *grad_scores.shape[1:])
             grad_bias = per_head.sum_to_size(ctx.bias_shape).clone()
         grad_scores.mul_(ctx.scale)
-        grad_q, grad_k = torch.bmm(grad_scores, k), torch.bmm(grad_scores.transpose(1, 2), q)
+        grad_q = torch.bmm(grad_scores, k)
+        grad_k = torch.bmm(grad_scores.transpose(1, 2), q)
         return grad_q, grad_k, grad_v, None, grad_bias, None, None

@@ -23,9 +23,10 @@ _ROW_STEPS = 8, 64  # to multiples of which rows are filled up: the least and th
 
 
 def pad_rows_to_bucket(x: Tensor, *, pads_small: bool = False) -> Tensor:
-    """[T, ...] -> [at least T, ...]: zeros after the rows, up to one of few numbers. For products
-    by oneDNN, which writes a program for each size: that takes as long as a small product, and a
-    thousand of them stay in memory.
+    """[T, ...] -> [at least T, ...]: zeros after the rows, up to one of few numbers.
+
+    For products by oneDNN, which writes a program for each size: that takes as long as a small
+    product, and a thousand of them stay in memory.
 
     Args:
         pads_small: also pad up to SMALL_BATCH_ROWS rows. A training has few such batches, a server
@@ -45,16 +46,18 @@ def compiles_sizes(x: Tensor) -> bool:
 
 @cache
 def cpu_supports_bf16() -> bool:
-    """Whether this processor has instructions for it that oneDNN may use."""
+    """Return whether this processor has instructions for it that oneDNN may use."""
     return torch.backends.mkldnn.is_available() and bool(
         torch.ops.mkldnn._is_mkldnn_bf16_supported()
     )
 
 
 class Linear(nn.Linear):
-    """`torch.nn.Linear`, save that on a CPU that multiplies bf16, in bf16 and with gradients, the
-    bias is added within the product: autograd would spread it over a matrix as large as the result
-    beforehand, a fifth of the product."""
+    """`torch.nn.Linear` with a fused bias for bf16 training on CPUs.
+
+    Autograd would spread the bias over a matrix as large as the result beforehand, which takes a
+    fifth of the product's time.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] -> [..., out_features]."""
@@ -76,7 +79,8 @@ class _Linear(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
-        count, grad = len(grad), pad_rows_to_bucket(grad)
+        count = len(grad)
+        grad = pad_rows_to_bucket(grad)
         rows = grad.flatten(0, -2)
         return (
             (grad @ weight)[:count] if of_x else None,
@@ -90,7 +94,10 @@ DROPOUT_LEVELS = 256
 
 
 def dropout(x: Tensor, p: float, residual: Tensor | None = None) -> Tensor:
-    """residual + x with a share p of x zeroed and the rest scaled up by 1 / (1 - p); any shape."""
+    """Return x with a fraction p of its values zeroed and the rest scaled up, plus the residual.
+
+    The scale is 1 / (1 - p); x has any shape.
+    """
     dropped = min(round(p * DROPOUT_LEVELS), DROPOUT_LEVELS - 1)
     if dropped == 0:
         return x if residual is None else residual + x
@@ -100,8 +107,10 @@ def dropout(x: Tensor, p: float, residual: Tensor | None = None) -> Tensor:
 
 
 def keep_mask(x: Tensor, dropped: int) -> Tensor:
-    """Like x: 0 with probability dropped / LEVELS, else 1. One 64-bit draw serves eight
-    elements."""
+    """Like x: 0 with probability dropped / LEVELS, else 1.
+
+    One 64-bit draw serves eight elements.
+    """
     # The full range, or every eighth byte would lack its highest bit.
     draws = torch.empty((x.numel() + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
     bits = draws.view(torch.uint8)[: x.numel()].view(x.shape)
@@ -112,7 +121,8 @@ def keep_mask(x: Tensor, dropped: int) -> Tensor:
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, residual: Tensor | None, dropped: int) -> Tensor:  # type: ignore[no-untyped-def]
-        mask, ctx.scale = keep_mask(x, dropped), DROPOUT_LEVELS / (DROPOUT_LEVELS - dropped)
+        mask = keep_mask(x, dropped)
+        ctx.scale = DROPOUT_LEVELS / (DROPOUT_LEVELS - dropped)
         ctx.save_for_backward(mask)
         if residual is None:
             return (x * mask).mul_(ctx.scale)
@@ -132,9 +142,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def initialize(module: nn.Module, c: EncoderConfig) -> None:
-    """Matrices and tables from a normal distribution cut at two deviations, as in
-    google-research/bert `create_initializer`; biases zero; norms as torch makes them. The row of
-    [PAD] is drawn like any other."""
+    """Draw the parameters of a network.
+
+    Matrices and tables come from a normal distribution cut at two deviations, as in
+    google-research/bert `create_initializer`; biases are zero; norms are as torch makes them. The
+    row of [PAD] is drawn like any other.
+    """
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Embedding):
             limit = 2 * c.initializer_range
@@ -144,8 +157,11 @@ def initialize(module: nn.Module, c: EncoderConfig) -> None:
 
 
 class _SkipInit(TorchFunctionMode):
-    """Nothing is drawn at random. Even where there is no memory to fill, torch would import its
-    compiler for that, which takes seconds."""
+    """Nothing is drawn at random.
+
+    Even where there is no memory to fill, torch would import its compiler for that, which takes
+    seconds.
+    """
 
     def __torch_function__(
         self,

@@ -24,8 +24,10 @@ _PAIRS = 350_000
 
 
 class PaddedBuckets(NamedTuple):
-    """Sequences of similar lengths as rectangles of few sizes, one after the other: P places in
-    all."""
+    """Sequences of similar lengths as rectangles of few sizes, one after the other.
+
+    They have P places in all.
+    """
 
     sizes: list[tuple[int, int]]  # number of sequences, a power of 2, and their padded length
     # int64 [P]: the token in a place; where there is none, the first token of the same sequence
@@ -55,29 +57,31 @@ class Layout:
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> Layout:
-        """The layout of sequences of these lengths, in this order."""
+        """Return the layout of sequences of these lengths, in this order."""
         cu_seqlens = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
         return cls(cu_seqlens, max(lengths), torch.cat([torch.arange(n) for n in lengths])).to(
             device
         )
 
     def to(self, device: torch.device | str) -> Layout:
-        """The same layout on a device."""
+        """Return the same layout on a device."""
         return self.map(lambda x: x.to(device, non_blocking=True))
 
     def map(self, move: Callable[[Tensor], Tensor]) -> Layout:
-        """The same layout with copies of its tensors."""
-        given = {
+        """Return the same layout with copies of its tensors."""
+        tensors = {
             "cu_seqlens": self.cu_seqlens,
             "position_ids": self.position_ids,
             "rank": self.rank,
         }
-        moved: dict[str, Any] = {n: move(x) for n, x in given.items() if x is not None}
+        moved: dict[str, Any] = {n: move(x) for n, x in tensors.items() if x is not None}
         return replace(self, **moved, memory=self.memory and self.memory.map(move))
 
     def directed(self, direction: str) -> Layout:
-        """The layout in which a token reads itself and the tokens before it ("left_to_right") or
-        behind it ("right_to_left")."""
+        """Return the layout in which a token reads itself and the tokens on one side of it.
+
+        These are the tokens before it ("left_to_right") or behind it ("right_to_left").
+        """
         if direction == "bidirectional" or self.rank is not None:
             return self
         rank = self.places if direction == "left_to_right" else -self.places
@@ -85,12 +89,15 @@ class Layout:
 
     @property
     def num_sequences(self) -> int:
+        """The number of sequences."""
         return len(self.cu_seqlens) - 1
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all sequences have max_seqlen tokens, known on the host: only then do they fill
-        the rectangle."""
+        """Whether all sequences have max_seqlen tokens, known on the host.
+
+        Only then do they fill the rectangle.
+        """
         return len(self.position_ids) == self.num_sequences * self.max_seqlen
 
     @property
@@ -111,8 +118,10 @@ class Layout:
 
     @cached_property
     def places(self) -> Tensor:
-        """int64 [T]: the place of each token in its sequence, counted from 0, whatever its position
-        is."""
+        """The place of each token in its sequence: int64 [T].
+
+        It is counted from 0, whatever its position is.
+        """
         return (
             torch.arange(len(self.position_ids), device=self.cu_seqlens.device)
             - self.first[self.sequence_ids]
@@ -125,34 +134,42 @@ class Layout:
 
     @cached_property
     def present(self) -> Tensor:
-        """bool [B, max_seqlen]: which places of the rectangle hold a token."""
+        """Which places of the rectangle hold a token: bool [B, max_seqlen]."""
         places = torch.arange(self.max_seqlen, device=self.cu_seqlens.device)
         return places < self.cu_seqlens.diff()[:, None]
 
     @cached_property
     def visible(self) -> Tensor | None:
-        """bool [B or 1, 1, max_seqlen or 1, max_seqlen]: which tokens of the rectangle a token
-        reads; a place without a token reads at least one. None: every place reads every place."""
+        """Which tokens of the rectangle a token reads, or None if every place reads every place.
+
+        bool [B or 1, 1, max_seqlen or 1, max_seqlen]. A place without a token reads at least one.
+        """
         if self.is_causal:  # one mask for all: padding comes after every token
             places = torch.arange(self.max_seqlen, device=self.cu_seqlens.device)
             return (places[None, :] <= places[:, None])[None, None]
         return self.visible_keys(self)
 
     def visible_keys(self, keys: Layout) -> Tensor | None:
-        """bool [B or 1, 1, max_seqlen or 1, keys.max_seqlen]: which tokens of the rectangle of
-        `keys`, that may be this layout or another, a token of this one reads: all of the same
-        sequence, or if both have ranks those of its own rank or a lower one. None: all places."""
+        """Return which tokens of the rectangle of `keys` a token of this layout reads.
+
+        bool [B or 1, 1, max_seqlen or 1, keys.max_seqlen]. `keys` may be this layout or another. A
+        token reads all of the same sequence, or if both have ranks those of its own rank or a lower
+        one. None: all places.
+        """
         if self.rank is None or keys.rank is None:
             return None if keys.is_uniform else keys.present[:, None, None]
-        rank, ranks_of_keys = self.pad(self.rank), keys.pad(keys.rank)
+        rank = self.pad(self.rank)
+        ranks_of_keys = keys.pad(keys.rank)
         reads = (ranks_of_keys[:, None] <= rank[:, :, None]) | ~self.present[:, :, None]
         return keys.present[:, None, None] & reads[:, None]
 
     @cached_property
     def keys_with_memory(self) -> tuple[Layout, Tensor]:
-        """The layout of the tokens of the memory, then those of this layout, in each sequence; and
-        int64 [all]: their rows among those of the memory followed by those of this layout. Every
-        token of the memory is read."""
+        """Return the layout of the tokens of the memory, then of this layout, in each sequence.
+
+        Also int64 [all]: their rows among those of the memory followed by those of this layout.
+        Every token of the memory is read.
+        """
         assert self.memory is not None
         order = torch.cat([self.memory.sequence_ids, self.sequence_ids]).argsort(stable=True)
         rank = None
@@ -171,7 +188,9 @@ class Layout:
     @cached_property
     def equal_lengths(self) -> list[tuple[int, int, int]]:
         """Neighbours of one length, as rectangles: first token, number of sequences, their length.
-        Asks the device."""
+
+        Asks the device.
+        """
         runs = [
             (len(list(group)), length) for length, group in groupby(self.cu_seqlens.diff().tolist())
         ]
@@ -182,7 +201,10 @@ class Layout:
 
     @cached_property
     def buckets(self) -> PaddedBuckets:
-        """All sequences, the longest first, in rectangles of few sizes. Asks the device."""
+        """All sequences, the longest first, in rectangles of few sizes.
+
+        Asks the device.
+        """
         lengths, order = self.cu_seqlens.diff().long().sort(descending=True)
         sizes = _bucket_sizes(lengths.tolist())
         counts, padded = torch.tensor(sizes).T
@@ -204,7 +226,10 @@ class Layout:
 
     @cached_property
     def bucket_layouts(self) -> list[Layout]:
-        """The layout of each bucket, whose max_seqlen is the padded length. Without ranks."""
+        """The layout of each bucket, whose max_seqlen is the padded length.
+
+        Without ranks.
+        """
         sizes, tokens, present, _ = self.buckets
         layouts = []
         parts = tokens.split([count * length for count, length in sizes])
@@ -231,35 +256,41 @@ class Layout:
     @cached_property
     def groups(self) -> list[Layout]:
         """Neighbours that are better padded together than computed apart, as layouts of their own.
-        Asks the device."""
+
+        Asks the device.
+        """
         lengths = self.cu_seqlens.diff().tolist()
-        edges, longest, used = [len(lengths)], 0, 0
+        edges = [len(lengths)]
+        longest = 0
+        used = 0
         # sorted batches end with the longest
         for number, length in reversed(list(enumerate(lengths))):
-            longest, used = max(longest, length), used + length * length
+            longest = max(longest, length)
+            used = used + length * length
             if (edges[-1] - number) * longest * longest - used > WASTE:
                 edges.append(number + 1)
-                longest, used = length, length * length
+                longest = length
+                used = length * length
         edges.append(0)
         return [self.part(start, end, max(lengths[start:end])) for end, start in pairwise(edges)][
             ::-1
         ]
 
     def part(self, start: int, end: int, longest: int) -> Layout:
-        """The layout of sequences `start` to `end`."""
+        """Return the layout of sequences `start` to `end`."""
         ends = self.cu_seqlens[start : end + 1]
         tokens = slice(int(ends[0]), int(ends[-1]))
-        positions, rank = (
-            self.position_ids[tokens],
-            None if self.rank is None else self.rank[tokens],
-        )
+        positions = self.position_ids[tokens]
+        rank = None if self.rank is None else self.rank[tokens]
         return replace(
             self, cu_seqlens=ends - ends[0], max_seqlen=longest, position_ids=positions, rank=rank
         )
 
     def pad(self, x: Tensor) -> Tensor:
-        """[T, ...] -> [B, max_seqlen, ...], zeros after the end. A view, not a copy, if the layout
-        is uniform."""
+        """[T, ...] -> [B, max_seqlen, ...], zeros after the end.
+
+        A view, not a copy, if the layout is uniform.
+        """
         if not self.is_uniform:
             rectangle = x.new_zeros(self.num_sequences * self.max_seqlen, *x.shape[1:])
             x = rectangle.index_copy(0, self.slots, x)
@@ -272,9 +303,12 @@ class Layout:
 
 
 def _bucket_sizes(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Sizes of the rectangles for sequences, the longest first: number of sequences, a power of 2,
-    and padded length."""
-    sizes, start = [], 0
+    """Return the sizes of the rectangles for sequences, the longest first.
+
+    They are the number of sequences, a power of 2, and the padded length.
+    """
+    sizes = []
+    start = 0
     while start < len(lengths):
         length = -(-lengths[start] // _LENGTH_STEP) * _LENGTH_STEP
         wasted = accumulate(

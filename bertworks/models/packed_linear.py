@@ -24,7 +24,8 @@ from bertworks.models.transformer import Block, Encoder, FeedForward
 # of the largest weight of a matrix: fp16 has few digits for smaller ones, and no larger ones
 _FP16_LIMITS = 1e-2, 6e4
 _PACKED_ROWS = 4096  # rows of a product, for which packed matrices are laid out
-_MAX_INT8, _ZERO_POINT = 127, 128  # oneDNN takes unsigned inputs: 128 is added to them
+_MAX_INT8 = 127
+_ZERO_POINT = 128  # oneDNN takes unsigned inputs: 128 is added to them
 _SMALLEST_SCALE = 1e-30  # for a row of zeros
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # in place
     "gelu": torch.ops.aten.gelu_.default,
@@ -44,14 +45,16 @@ Pack = Callable[[nn.Linear, str | None, bool], Product]
 
 
 def pack_linears(encoder: Encoder, pack: Pack, dtype: torch.dtype, *, pads_rows: bool) -> Encoder:
-    """A copy of the encoder for inference on a CPU, with packed linear layers and states in
-    `dtype`. It shares the tables and the norms with the original.
+    """Return a copy of the encoder for inference on a CPU, with packed linear layers.
+
+    Its states are in `dtype`. It shares the tables and the norms with the original.
 
     pads_rows: whether the number of rows of a product is padded to one of few, for kernels that are
         compiled for each.
     """
     result = copy.deepcopy(encoder, {id(p): p for p in encoder.parameters()})
-    result.compute_dtype, result.pads_rows = dtype, pads_rows
+    result.compute_dtype = dtype
+    result.pads_rows = pads_rows
     for module in result.modules():
         if isinstance(module, Encoder | Block) and next(encoder.parameters()).device.type != "cpu":
             for norm in (part for part in module.children() if isinstance(part, nn.LayerNorm)):
@@ -77,8 +80,9 @@ def pack_linears(encoder: Encoder, pack: Pack, dtype: torch.dtype, *, pads_rows:
 
 
 class InferenceEncoder(nn.Module):
-    """An encoder and its packed copy, with the interface of `Encoder`. With gradients the encoder
-    itself computes.
+    """An encoder and its packed copy, with the interface of `Encoder`.
+
+    With gradients the encoder itself computes.
 
     Args:
         pack, dtype, pads_rows: see `pack_linears`. The copy is made when it is first needed.
@@ -97,10 +101,13 @@ class InferenceEncoder(nn.Module):
         output_dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        self.encoder, self.config, self.training = encoder, encoder.config, encoder.training
+        self.encoder = encoder
+        self.config = encoder.config
+        self.training = encoder.training
         self._pack = partial(pack_linears, pack=pack, dtype=dtype, pads_rows=pads_rows)
         self._packed: Encoder | None = None
-        self._fallback, self._output_dtype = fallback, output_dtype
+        self._fallback = fallback
+        self._output_dtype = output_dtype
 
     def forward(self, input_ids: Tensor, *inputs: Any, **options: Any) -> list[Tensor]:
         """As `Encoder.forward`."""
@@ -120,8 +127,11 @@ class InferenceEncoder(nn.Module):
 
 
 def to_fp32_inference(encoder: Encoder) -> Encoder | InferenceEncoder:
-    """The encoder in float32: on a CPU about 5 % faster, on one of AMD with AVX-512 twice as fast,
-    with a second copy of the matrices in memory."""
+    """Return the encoder in float32 for inference.
+
+    On a CPU it is about 5 % faster, on one of AMD with AVX-512 twice as fast, with a second copy of
+    the matrices in memory.
+    """
     if next(encoder.parameters()).device.type != "cpu":
         return encoder
     return (
@@ -134,9 +144,11 @@ def to_fp32_inference(encoder: Encoder) -> Encoder | InferenceEncoder:
 def with_fp16_weights(
     encoder: Encoder, fallback: Encoder | InferenceEncoder
 ) -> Encoder | InferenceEncoder:
-    """For up to SMALL_BATCH_ROWS tokens, weights in half precision, where this processor and these
-    weights allow it: the time of one short text is that of fetching weights. It takes half to two
-    thirds of the time, and states differ in the fourth digit. More tokens are left to `fallback`.
+    """Return the encoder with weights in half precision for up to SMALL_BATCH_ROWS tokens.
+
+    It is where this processor and these weights allow it: the time of one short text is that of
+    fetching weights. It takes half to two thirds of the time, and states differ in the fourth
+    digit. More tokens are left to `fallback`.
     """
     if (
         torch.backends.quantized.engine not in ("x86", "fbgemm")
@@ -151,9 +163,11 @@ def with_fp16_weights(
 
 
 def to_bf16_inference(encoder: Encoder) -> Encoder | InferenceEncoder:
-    """The encoder in bf16. On a GPU, and on a processor that multiplies such matrices, states are
-    bf16, with sums and softmax in float32, and the encoder itself stays as it was. Elsewhere its
-    matrices are rounded."""
+    """Return the encoder in bf16.
+
+    On a GPU, and on a processor that multiplies such matrices, states are bf16, with sums and
+    softmax in float32, and the encoder itself stays as it was. Elsewhere its matrices are rounded.
+    """
     if next(encoder.parameters()).device.type != "cpu":
         return InferenceEncoder(encoder, _rounded, torch.bfloat16, pads_rows=False)
     if cpu_supports_bf16():
@@ -165,12 +179,15 @@ def to_bf16_inference(encoder: Encoder) -> Encoder | InferenceEncoder:
 
 
 def pack_output(weight: Tensor, bias: Tensor | None, precision: str) -> Product:
-    """The product with the embedding matrix [V, hidden] of an output layer over the vocabulary, for
-    inference in "fp32", "bf16" or "int8": its results are logits."""
+    """Return the product with the embedding matrix [V, hidden] of an output layer.
+
+    It is for inference in "fp32", "bf16" or "int8": its results are logits of the vocabulary.
+    """
     is_fp32 = precision == "fp32" or (weight.device.type == "cpu" and not cpu_supports_bf16())
     dtype = torch.float32 if is_fp32 else torch.bfloat16
     if weight.device.type != "cpu" or (is_fp32 and _prefer_mkl()):
-        weight, bias = weight.detach().to(dtype), None if bias is None else bias.detach().to(dtype)
+        weight = weight.detach().to(dtype)
+        bias = None if bias is None else bias.detach().to(dtype)
         return lambda x: F.linear(x.to(dtype), weight, bias)
     with meta_device_init():
         linear = nn.Linear(weight.shape[1], weight.shape[0])
@@ -183,17 +200,22 @@ def pack_output(weight: Tensor, bias: Tensor | None, precision: str) -> Product:
 
 
 def to_int8_inference(encoder: Encoder) -> InferenceEncoder:
-    """The encoder with matrices in int8, for a processor that multiplies these. Weights have a
-    scale for each output, inputs one for each token (Dettmers et al. 2022, section 2.1). Sums are
-    exact; all else is in bf16 where this processor multiplies such matrices, else in float32."""
+    """Return the encoder with matrices in int8, for a processor that multiplies these.
+
+    Weights have a scale for each output, inputs one for each token (Dettmers et al. 2022, section
+    2.1). Sums are exact; all else is in bf16 where this processor multiplies such matrices, else in
+    float32.
+    """
     dtype = torch.bfloat16 if cpu_supports_bf16() else torch.float32
     return InferenceEncoder(encoder, partial(_int8, dtype=dtype), dtype, output_dtype=torch.float32)
 
 
 @cache
 def cpu_supports_int8() -> bool:
-    """Whether this processor, as oneDNN may use it, multiplies int8 numbers exactly. Without VNNI
-    the sum of two products overflows."""
+    """Return whether this processor, as oneDNN may use it, multiplies int8 numbers exactly.
+
+    Without VNNI the sum of two products overflows.
+    """
     if not torch.backends.mkldnn.is_available() or not torch.cpu._is_vnni_supported():
         return False
     weight = torch.full((1, 64), _MAX_INT8, dtype=torch.int8)
@@ -203,9 +225,11 @@ def cpu_supports_int8() -> bool:
 
 @cache
 def _prefer_mkl() -> bool:
-    """Whether float32 is left to PyTorch, which uses MKL where it was built with it. MKL keeps its
-    best kernels for Intel's processors; on AMD's oneDNN is faster. Not measured, so that results
-    never differ between two processes."""
+    """Return whether float32 is left to PyTorch, which uses MKL where it was built with it.
+
+    MKL keeps its best kernels for Intel's processors; on AMD's oneDNN is faster. Not measured, so
+    that results never differ between two processes.
+    """
     if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
         return True
     cpuinfo = Path("/proc/cpuinfo")
@@ -220,14 +244,18 @@ def _with_activation(product: Product, activation: str | None) -> Product:
 
 
 def _rounded(linear: nn.Linear, activation: str | None, owns_input: bool) -> Product:
-    """For a GPU, where a norm in torch's own mode of mixed precision would return float32
-    states."""
-    weight, bias = linear.weight.detach().bfloat16(), linear.bias.detach().bfloat16()
+    """Return states in the type of the weights after a norm on a GPU.
+
+    torch's own mode of mixed precision would return float32 states.
+    """
+    weight = linear.weight.detach().bfloat16()
+    bias = linear.bias.detach().bfloat16()
     return _with_activation(lambda x: F.linear(x, weight, bias), activation)
 
 
 def _mkl(linear: nn.Linear, activation: str | None, owns_input: bool) -> Product:
-    weight, bias = linear.weight.detach().t(), linear.bias.detach()
+    weight = linear.weight.detach().t()
+    bias = linear.bias.detach()
     return _with_activation(lambda x: torch.addmm(bias, x, weight), activation)
 
 
@@ -238,7 +266,8 @@ def _onednn(
     weight = torch.ops.mkldnn._reorder_linear_weight(
         linear.weight.detach().to(dtype).contiguous(), _PACKED_ROWS
     )
-    bias, multiply = linear.bias.detach().to(dtype), torch.ops.mkldnn._linear_pointwise.default
+    bias = linear.bias.detach().to(dtype)
+    multiply = torch.ops.mkldnn._linear_pointwise.default
     within, behind = (activation, None) if dtype == torch.bfloat16 else (None, activation)
     function, variant = _FUSED[within]
     return _with_activation(lambda x: multiply(x, weight, bias, function, [], variant), behind)
@@ -257,7 +286,8 @@ def _fp16(linear: nn.Linear, activation: str | None, owns_input: bool) -> Produc
 def _int8(
     linear: nn.Linear, activation: str | None, owns_input: bool, dtype: torch.dtype = torch.float32
 ) -> Product:
-    weight, bias = linear.weight.detach().float(), linear.bias.detach().to(dtype)
+    weight = linear.weight.detach().float()
+    bias = linear.bias.detach().to(dtype)
     scales = weight.abs().amax(1).clamp_min(_SMALLEST_SCALE) / _MAX_INT8
     multiply = _int8_product(
         (weight / scales[:, None]).round().to(torch.int8).contiguous(), scales, dtype
@@ -276,17 +306,21 @@ def _int8(
 
 
 def _max_abs(x: Tensor) -> Tensor:
-    """[T, n] -> [T, 1]: the largest absolute number of each row. The bits of bf16 without the sign
-    are in the order of their values, and whole numbers are compared in half the time."""
+    """[T, n] -> [T, 1]: the largest absolute number of each row.
+
+    The bits of bf16 without the sign are in the order of their values, and whole numbers are
+    compared in half the time.
+    """
     if x.dtype == torch.bfloat16:
         return x.view(torch.int16).bitwise_and(0x7FFF).amax(1, keepdim=True).view(torch.bfloat16)
     return torch.maximum(x.amax(1, keepdim=True), -x.amin(1, keepdim=True))
 
 
 def _int8_product(weight: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Product:
-    """int8 [outputs, inputs] and a scale for each output -> a product of it with uint8 [T, inputs],
-    which are 128 too
-    large: [T, outputs] of that type."""
+    """Return a product of int8 [outputs, inputs] and a scale for each output with uint8 inputs.
+
+    The inputs [T, inputs] are 128 too large; the result is [T, outputs] of that type.
+    """
     packed = torch.ops.onednn.qlinear_prepack(weight, [_PACKED_ROWS, weight.shape[1]])
     zeros = torch.zeros_like(scales).long()
     return lambda rows: torch.ops.onednn.qlinear_pointwise.default(

@@ -13,9 +13,10 @@ def num_lstm_parameters(input_size: int, units: int) -> int:
 
 
 class BiLSTM(nn.Module):
-    """A bidirectional LSTM of two layers (Hochreiter and Schmidhuber 1997; Graves and Schmidhuber
-    2005), initialized as in torch, without dropout. It computes in the precision of its weights:
-    torch has no LSTM in bf16 for processors without instructions for it.
+    """A bidirectional LSTM of two layers, initialized as in torch, without dropout.
+
+    Hochreiter and Schmidhuber 1997; Graves and Schmidhuber 2005. It computes in the precision of
+    its weights: torch has no LSTM in bf16 for processors without instructions for it.
 
     units: of each direction, in each layer.
     """

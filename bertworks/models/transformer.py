@@ -35,7 +35,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, c: EncoderConfig):
         super().__init__()
-        self.name, self.activation = c.hidden_act, ACTIVATIONS[c.hidden_act]
+        self.name = c.hidden_act
+        self.activation = ACTIVATIONS[c.hidden_act]
         self.up = Linear(c.hidden_size, c.ffn_size)
         self.down = Linear(c.ffn_size, c.hidden_size)
 
@@ -45,12 +46,15 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then feed-forward, each with dropout and a residual connection. The norm follows
-    the sum (BERT), or precedes each of the two (`norm_first`, GPT-2)."""
+    """Attention, then feed-forward, each with dropout and a residual connection.
+
+    The norm follows the sum (BERT), or precedes each of the two (`norm_first`, GPT-2).
+    """
 
     def __init__(self, c: EncoderConfig):
         super().__init__()
-        self.dropout, self.norm_first = c.hidden_dropout, c.norm_first
+        self.dropout = c.hidden_dropout
+        self.norm_first = c.norm_first
         self.attention = Attention(c)
         self.attention_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
         self.feed_forward = FeedForward(c)
@@ -65,8 +69,9 @@ class Block(nn.Module):
         cache: LayerCache | None = None,
         bias: Bias | None = None,
     ) -> Tensor:
-        """[T, hidden] -> [T, hidden], or [R, hidden] for the tokens `rows` int64 [R] only: they
-        read all the others.
+        """Return the states after this block: [T, hidden] -> [T, hidden].
+
+        They are [R, hidden] for the tokens `rows` int64 [R] only, which read all the others.
 
         memory, cache, bias: see `Attention.forward`.
         """
@@ -98,7 +103,8 @@ class Encoder(nn.Module):
 
     def __init__(self, c: EncoderConfig, gradient_checkpointing: bool = False):
         super().__init__()
-        self.config, self.gradient_checkpointing = c, gradient_checkpointing
+        self.config = c
+        self.gradient_checkpointing = gradient_checkpointing
         self.embeddings = Embeddings(c)
         self.blocks = nn.ModuleList(Block(c) for _ in range(c.num_groups))
         self.norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps) if c.norm_first else None
@@ -122,8 +128,9 @@ class Encoder(nn.Module):
         memories: Sequence[Tensor] | None = None,
         cache: KeyValueCache | None = None,
     ) -> list[Tensor]:
-        """input_ids, token_type_ids int64 [T] -> num_hidden_layers + 1 tensors [T, hidden],
-        embeddings first.
+        """Return the states after each layer, embeddings first.
+
+        input_ids, token_type_ids int64 [T] -> num_hidden_layers + 1 tensors [T, hidden].
 
         rows: int64 [R], the only tokens whose last state is needed: the last tensor is [R, hidden],
             and most of the last layer's work is saved.
@@ -184,8 +191,10 @@ class Encoder(nn.Module):
 
 @torch.no_grad()
 def scale_residual(encoder: "Encoder") -> None:
-    """Divides the matrices that lead into the residual stream, two in each layer, by the root of
-    their number (Radford et al. 2019, section 2.3)."""
+    """Divide the matrices that lead into the residual stream by the root of their number.
+
+    There are two in each layer (Radford et al. 2019, section 2.3).
+    """
     for block in cast("list[Block]", encoder.blocks):
         for layer in (block.attention.output, block.feed_forward.down):
             layer.weight /= (2 * encoder.config.num_hidden_layers) ** 0.5
@@ -200,9 +209,11 @@ GAIN = 1.2
 
 @torch.no_grad()
 def init_local_attention(encoder: Encoder, gain: float = GAIN) -> None:
-    """Position embeddings become sines and cosines, as large as the words'; queries of a head in
-    the first layer turn them by the angle of a shift (a rotation per frequency), so that they fit
-    the keys that stand so far away.
+    """Initialize position embeddings and queries so that heads attend to near tokens.
+
+    Position embeddings become sines and cosines, as large as the words'; queries of a head in the
+    first layer turn them by the angle of a shift (a rotation per frequency), so that they fit the
+    keys that stand so far away.
 
     From random weights, a small BERT needs thousands of steps to use context (in the spirit of
     Trockman and Kolter 2023, "Mimetic initialization of self-attention layers"). The position table
@@ -220,9 +231,12 @@ def init_local_attention(encoder: Encoder, gain: float = GAIN) -> None:
     deviation = encoder.embeddings.token.weight.std()
     table[:, : 2 * half] = torch.cat([angles.sin(), angles.cos()], 1) * deviation * 2**0.5
 
-    attention, projection = cast(Block, encoder.blocks[0]).attention, encoder.embeddings.projection
-    heads, hidden = attention.num_heads, encoder.config.hidden_size
-    size, pairs = hidden // heads, hidden // heads // 2
+    attention = cast(Block, encoder.blocks[0]).attention
+    projection = encoder.embeddings.projection
+    heads = attention.num_heads
+    hidden = encoder.config.hidden_size
+    size = hidden // heads
+    pairs = hidden // heads // 2
     # the faster half: near places differ most
     used = torch.linspace(0, max(half // 2 - 1, 0), pairs).round().long()
     rows = torch.arange(pairs)

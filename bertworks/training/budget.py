@@ -1,5 +1,6 @@
-"""A budget of time -> a recipe: size, vocabulary, batch, phases and steps, from the measured speed
-of the machine.
+"""Turn a budget of time into a recipe.
+
+Size, vocabulary, batch, phases and steps come from the measured speed of the machine.
 
 - `time_step`: the time of a training step
 - `SIZE_PRESETS`: what suits which amount of arithmetic, from sizes.toml
@@ -49,9 +50,12 @@ def time_step(
     seconds: float,
     start: int = 0,
 ) -> tuple[float, float]:
-    """Seconds of a micro-batch and of an update: medians of three steps or more, as the time
-    allows, with the threads that a training would use. The parameters are changed. batch: of all
-    steps; or what makes that of a step from `start` on, in the time that is measured."""
+    """Return the seconds of a micro-batch and of an update.
+
+    They are medians of three steps or more, as the time allows, with the threads that a training
+    would use. The parameters are changed. batch: of all steps; or what makes that of a step from
+    `start` on, in the time that is measured.
+    """
     now = partial(time_when_done, next(objective.parameters()).device)
     begins: list[float] = []  # of the updates
     times: list[tuple[float, float]] = []  # of a step, and of its update
@@ -106,7 +110,8 @@ PROCESS = 400 << 20  # bytes of Python and torch, without a model
 MANY_STEPS = 1 << 30
 # The rest of a run is planned again if it would end this much earlier or later: fractions of the
 # budget and the rest.
-TOLERANCE, REST_TOLERANCE = 0.02, 0.1
+TOLERANCE = 0.02
+REST_TOLERANCE = 0.1
 CHECKS = 40  # of the speed in a run, as long as its steps are those of the first plan
 MEMORY = 0.04  # of a budget: over about this time the speed is averaged
 
@@ -115,7 +120,7 @@ BERT_BASE = Recipe(title="BERT-Base", train=TrainConfig(phases=(Phase(num_steps=
 
 
 def size_preset_for(flops: float) -> SizePreset:
-    """The best choice for an amount of arithmetic."""
+    """Return the best choice for an amount of arithmetic."""
     return [preset for preset in SIZE_PRESETS if preset.flops <= flops][-1]
 
 
@@ -126,7 +131,7 @@ def choose_recipe(
     encoder: EncoderConfig | None = None,
     family: Recipe | None = None,
 ) -> Recipe:
-    """A recipe for a budget, with phases of one step each: `fit_steps` sets their numbers.
+    """Return a recipe for a budget, with phases of one step each: `fit_steps` sets their numbers.
 
     Args:
         matmul: FLOP/s of the machine.
@@ -134,7 +139,8 @@ def choose_recipe(
         family: a recipe of it, which decides what is not size, optimizer or batch; None: BERT.
     """
     flops = seconds * matmul * EFFICIENCY
-    preset, base = size_preset_for(flops), family or BERT_BASE
+    preset = size_preset_for(flops)
+    base = family or BERT_BASE
     default = replace(
         BERT_SIZES[preset.size],
         vocab_size=preset.vocab_size,
@@ -183,8 +189,10 @@ def choose_recipe(
 
 
 def _resized(encoder: EncoderConfig, size: EncoderConfig) -> EncoderConfig:
-    """A network of the family of one, with the size of the other. Narrow embeddings have at most
-    half its width."""
+    """Return a network of the family of one, with the size of the other.
+
+    Narrow embeddings have at most half its width.
+    """
     names = (
         "vocab_size",
         "num_hidden_layers",
@@ -223,7 +231,8 @@ def fit_steps(
         # The time in which each phase has a step.
         needed = [cost / fraction for cost, fraction in zip(step_seconds, fractions, strict=True)]
         number = needed.index(max(needed))
-        batch_size, length = old[number].batch_size, old[number].sequence_length
+        batch_size = old[number].batch_size
+        length = old[number].sequence_length
         took = duration(step_seconds[number])
         raise UsageError(
             f"{duration(seconds)} is too little time: a step of {batch_size} x {length} tokens "
@@ -232,8 +241,8 @@ def fit_steps(
             "smaller batches: "
             f"--set train.phases.{number}.batch_size={max(1, batch_size // 8)}",
         )
-    kept = fixed_phases(len(old), fixed)
-    counts = [phase.num_steps if n in kept else steps[n] for n, phase in enumerate(old)]
+    fixed_numbers = fixed_phases(len(old), fixed)
+    counts = [phase.num_steps if n in fixed_numbers else steps[n] for n, phase in enumerate(old)]
     phases = tuple(
         replace(phase, num_steps=count) for phase, count in zip(old, counts, strict=True)
     )
@@ -241,16 +250,18 @@ def fit_steps(
     token = step_seconds[0] / old[0].batch_size / old[0].sequence_length
     evaluation = 2 / 3 * token * recipe.train.held_out_sequences * recipe.train.held_out_length
     evaluations = min(20, max(3, int(EVALUATION_FRACTION * seconds / evaluation)))
-    every = -(-sum(counts) // evaluations)
+    interval = -(-sum(counts) // evaluations)
     train_config = replace(
-        recipe.train, phases=phases, evaluate_every=recipe.train.evaluate_every or every
+        recipe.train, phases=phases, evaluate_every=recipe.train.evaluate_every or interval
     )
     return replace(recipe, train=train_config)
 
 
 def fixed_phases(count: int, fields: Collection[str]) -> list[int]:
-    """The numbers of those of `count` phases that have their steps from overrides of these
-    fields."""
+    """Return the numbers of the phases that have their steps from overrides.
+
+    There are `count` phases; the overrides are those of these fields.
+    """
     return [
         n
         for n in range(count)
@@ -268,22 +279,25 @@ class Plan(NamedTuple):
 
 
 class Pace:
-    """Seconds per unit of cost, of about the last `memory` seconds: older steps count less,
-    exponentially.
+    """Seconds per unit of cost, of about the last `memory` seconds.
+
+    Older steps count less, exponentially.
 
     state: seconds and cost so far.
     """
 
     def __init__(self, memory: float, state: tuple[float, float] = (0.0, 0.0)):
-        self.memory, self.state = memory, state
+        self.memory = memory
+        self.state = state
 
     def add(self, seconds: float, cost: float) -> None:
-        """A step."""
-        kept = math.exp(-seconds / self.memory)
-        self.state = kept * self.state[0] + seconds, kept * self.state[1] + cost
+        """Add a step."""
+        remaining = math.exp(-seconds / self.memory)
+        self.state = remaining * self.state[0] + seconds, remaining * self.state[1] + cost
 
     @property
     def value(self) -> float:
+        """The seconds per unit of cost."""
         return self.state[0] / self.state[1]
 
 
@@ -306,52 +320,55 @@ class Schedule:
     follow: Callable[[Sequence[int]], None] = lambda steps: None
 
     def at(self, step: int) -> Plan:
-        """The plan of a step, counted from 0."""
+        """Return the plan of a step, counted from 0."""
         return [plan for plan in self.plans if plan.step <= step][-1]
 
     def position(self, step: int) -> float:
-        """The step of the first plan that has the learning rate of this step, from 0, with a
-        fraction. A new plan continues where the one before it stood, and goes evenly to the end:
-        the rate has no jump, and reaches its end. The phases keep their shares."""
+        """Return the step of the first plan that has the learning rate of this step.
+
+        It counts from 0 and has a fraction. A new plan continues where the one before it stood, and
+        goes evenly to the end: the rate has no jump, and reaches its end. The phases keep their
+        shares.
+        """
         whole = end = sum(self.plans[0].steps)
-        start, reached = 0, 0.0
+        start = 0
+        reached = 0.0
         for plan in self.plans:
             if plan.step <= step:
                 reached = whole - (end - plan.step) * (whole - reached) / (end - start)
-                start, end = plan.step, sum(plan.steps)
+                start = plan.step
+                end = sum(plan.steps)
         return whole - (end - step) * (whole - reached) / (end - start)
 
     def is_due(self, step: int) -> bool:
-        """Whether the speed is compared with the plan after this number of steps."""
-        every = max(1, sum(self.plans[0].steps) // CHECKS)
-        return step % every == 0 and 0 < step < sum(self.at(step).steps)
+        """Return whether the speed is compared with the plan after this number of steps."""
+        interval = max(1, sum(self.plans[0].steps) // CHECKS)
+        return step % interval == 0 and 0 < step < sum(self.at(step).steps)
 
     def plan_again(
-        self, step: int, spent: float, pace: float, evaluation: float, every: int
+        self, step: int, spent: float, pace: float, evaluation: float, interval: int
     ) -> Plan | None:
-        """A plan that ends with the budget; None if the present one nearly does.
+        """Return a plan that ends with the budget; None if the present one nearly does.
 
         Args:
             step: steps done. spent: seconds of the budget.
             pace: how many times as long as in the first plan a step takes now.
-            evaluation: seconds of one with saving; there is one after `every` steps, and at the
-                end.
+            evaluation: seconds of one with saving.
+            interval: steps after which there is an evaluation; there is one at the end, too.
         """
-        plan, step_seconds = (
-            self.at(step),
-            [pace * seconds for seconds in self.plans[0].step_seconds],
-        )
-        kept = fixed_phases(len(step_seconds), self.fixed)
+        plan = self.at(step)
+        step_seconds = [pace * seconds for seconds in self.plans[0].step_seconds]
+        fixed = fixed_phases(len(step_seconds), self.fixed)
         left = [
             min(n, max(0, end - step))
             for n, end in zip(plan.steps, accumulate(plan.steps), strict=True)
         ]
         times = [
-            n * (seconds + evaluation / every)
+            n * (seconds + evaluation / interval)
             for n, seconds in zip(left, step_seconds, strict=True)
         ]
-        expected = sum(seconds for number, seconds in enumerate(times) if number not in kept)
-        available = self.seconds - spent - evaluation - sum(times[number] for number in kept)
+        expected = sum(seconds for number, seconds in enumerate(times) if number not in fixed)
+        available = self.seconds - spent - evaluation - sum(times[number] for number in fixed)
         if (
             not expected
             or abs(available - expected) <= TOLERANCE * self.seconds + REST_TOLERANCE * expected
@@ -359,7 +376,7 @@ class Schedule:
             return None
         steps = [*plan.steps]
         for number, rest in enumerate(left):
-            if rest and number not in kept:
+            if rest and number not in fixed:
                 # no phase is left out
                 fewest = 1 if rest == plan.steps[number] or number == len(left) - 1 else 0
                 steps[number] += max(fewest, round(rest * available / expected)) - rest
@@ -379,9 +396,10 @@ def measure_steps(
     seconds: float = 6.0,
     make_batches: Callable[[Recipe], Callable[[int], Sequence[Batch]]] | None = None,
 ) -> Measurement:
-    """Times steps of every phase, for about `seconds` in all; on a slow machine with fewer
-    sequences per micro-batch than the recipe's. Memory is computed from the tensors that one and
-    two sequences keep for the backward pass.
+    """Time steps of every phase, for about `seconds` in all.
+
+    On a slow machine there are fewer sequences per micro-batch than the recipe's. Memory is
+    computed from the tensors that one and two sequences keep for the backward pass.
 
     Args:
         recipe: with a precision, not "auto".
@@ -396,15 +414,17 @@ def measure_steps(
     model.to(device)
     patience = seconds / len(train_config.phases)
     speed = EFFICIENCY * measure_matmul(DTYPES[precision], device)
-    step_seconds, activations = [], 0
+    step_seconds = []
+    activations = 0
     for number, phase in enumerate(train_config.phases):
         length = phase.sequence_length
         full = min(phase.batch_size, max(1, train_config.micro_batch_tokens // length))
         expected = recipe.flops_per_token(length) * length / speed  # seconds of a sequence
         few = min(full, max(1, int(patience / 4 / expected)))
-        batch, one, two = (random_batch(recipe, n, length).to(device) for n in (few, 1, 2))
-        first, second = (_kept_for_backward(model, precision, some) for some in (one, two))
-        activations = max(activations, first + (second - first) * (full - 1))
+        batch, single, pair = (random_batch(recipe, n, length).to(device) for n in (few, 1, 2))
+        first = _bytes_for_backward(model, precision, single)
+        both = _bytes_for_backward(model, precision, pair)
+        activations = max(activations, first + (both - first) * (full - 1))
         phases = tuple(
             replace(p, batch_size=few, num_steps=MANY_STEPS) for p in train_config.phases
         )
@@ -420,32 +440,32 @@ def measure_steps(
     return Measurement(step_seconds, memory + PROCESS)
 
 
-def _kept_for_backward(model: PretrainingModel, precision: Precision, batch: Batch) -> int:
+def _bytes_for_backward(model: PretrainingModel, precision: Precision, batch: Batch) -> int:
     """Bytes that a forward pass keeps for the backward pass, without the parameters."""
-    kept: dict[int, int] = {}
+    sizes: dict[int, int] = {}
 
     def pack(x: Tensor) -> Tensor:
-        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        sizes[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         losses = MixedPrecision(model, precision)(batch)
     for p in model.parameters():
-        kept.pop(p.untyped_storage().data_ptr(), None)
-    del losses  # they kept the tensors alive
-    return sum(kept.values())
+        sizes.pop(p.untyped_storage().data_ptr(), None)
+    del losses  # they sizes the tensors alive
+    return sum(sizes.values())
 
 
 def random_batch(recipe: Recipe, sequences: int, length: int) -> Batch:
     """Random tokens and targets in the shape of those that a recipe trains on."""
-    generator, c = np.random.default_rng(0), recipe.encoder
-    masking, replaces = replace(recipe.masking, unit="token"), "replaced_token" in recipe.weights
+    generator = np.random.default_rng(0)
+    c = recipe.encoder
+    masking = replace(recipe.masking, unit="token")
+    replaces = "replaced_token" in recipe.weights
     masker = Masker(masking, 0, np.ones(c.vocab_size, np.bool_), replaces=replaces)
     make_example = NextTokens() if recipe.token_objective == "causal_lm" else masker
-    types, special = (
-        np.arange(length) // (length // 2 + 1) % max(1, c.type_vocab_size),
-        np.zeros(length, np.bool_),
-    )
+    types = np.arange(length) // (length // 2 + 1) % max(1, c.type_vocab_size)
+    special = np.zeros(length, np.bool_)
     label = Target(np.zeros(1, np.int64), np.zeros(1, np.int64))
     targets = dict.fromkeys(FORMATS[recipe.sampling.format].targets, label)
     rows = generator.integers(c.vocab_size, size=(sequences, length))

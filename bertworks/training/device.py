@@ -34,9 +34,11 @@ TRIM_SHARE = 0.1  # of the time of a server, to return memory to the system
 LOOK_SECONDS = 0.02  # between two looks at the memory of a server
 ADAPT_SECONDS = 0.5  # between two looks at the load
 FIRST_SECONDS = 0.3  # of load before a training chooses its threads
-KEEP_MARGIN, RAISE_MARGIN = 0.4, 0.2  # CPUs; see `next_count`
+KEEP_MARGIN = 0.4
+RAISE_MARGIN = 0.2  # CPUs; see `next_count`
 # of a micro-batch: the default of recipes; what keeps a GPU busy
-CPU_TOKENS, GPU_TOKENS = 8192, 1 << 17
+CPU_TOKENS = 8192
+GPU_TOKENS = 1 << 17
 # Per token, layer and unit of the width, for the backward pass: 35 measured in bf16 on an H100,
 # with dropout.
 KEPT_BYTES: dict[str, int] = {"bf16": 40, "fp32": 80}
@@ -59,7 +61,8 @@ def choose_device(name: str = "auto") -> torch.device:
         if name == "cuda"
         else torch.device(name)
     )
-    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+    count = torch.cuda.device_count() if device.type == "cuda" else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
         hint = (
             "leave --device out: `bertworks doctor` lists the devices; under torchrun, at "
             f"most {count} processes"
@@ -67,7 +70,7 @@ def choose_device(name: str = "auto") -> torch.device:
         raise UsageError(
             f"there is no {device}: the number of GPUs is {count}, counted from 0", hint=hint
         )
-    # read when the first product is computed: with it sums have a fixed order
+    # The variable is read when the first product is computed: with it sums have a fixed order.
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return device
@@ -75,12 +78,16 @@ def choose_device(name: str = "auto") -> torch.device:
 
 @contextmanager
 def fixed_order(device: torch.device) -> Iterator[bool]:
-    """In the block a GPU adds numbers in a fixed order, so that the same training ends with the
-    same bits; the value is whether it does. BERTWORKS_DETERMINISTIC=0 leaves the order to the GPU,
-    which is a little faster. A CPU needs no such mode."""
+    """Make a GPU add numbers in a fixed order in the block.
+
+    So the same training ends with the same bits; the value is whether it does.
+    BERTWORKS_DETERMINISTIC=0 leaves the order to the GPU, which is a little faster. A CPU needs no
+    such mode.
+    """
     is_fixed = os.environ.get("BERTWORKS_DETERMINISTIC") != "0"
     settings: Any = torch.utils.deterministic
-    before, fills = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
+    before = torch.are_deterministic_algorithms_enabled()
+    fills = settings.fill_uninitialized_memory
     if device.type == "cuda" and is_fixed:
         torch.use_deterministic_algorithms(True)
         settings.fill_uninitialized_memory = False  # only costs time: all memory is written
@@ -92,9 +99,11 @@ def fixed_order(device: torch.device) -> Iterator[bool]:
 
 
 def micro_tokens(tokens: int, c: EncoderConfig, precision: str, device: torch.device) -> int:
-    """The largest number of tokens of a micro-batch in a training. CPU_TOKENS, the default of
-    recipes, becomes GPU_TOKENS on a GPU, or fewer if its memory is small; any other number was
-    chosen by someone, and stays."""
+    """Return the largest number of tokens of a micro-batch in a training.
+
+    CPU_TOKENS, the default of recipes, becomes GPU_TOKENS on a GPU, or fewer if its memory is
+    small; any other number was chosen by someone, and stays.
+    """
     if device.type != "cuda" or tokens != CPU_TOKENS:
         return tokens
     # weights, gradients, moments, copies
@@ -113,7 +122,9 @@ def measure_matmul(
     quickly, too.
     """
     largest = 8192 if torch.device(device).type == "cuda" else 1024
-    best, size, end = 0.0, 128, time.perf_counter() + seconds
+    best = 0.0
+    size = 128
+    end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         torch.mm(a, b)  # the first call prepares the kernel
@@ -132,23 +143,26 @@ def _time_product(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def time_when_done(device: torch.device) -> float:
-    """The time, in seconds, at which the device has no work left."""
+    """Return the time, in seconds, at which the device has no work left."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def _has_bfloat16() -> bool:
-    """Whether the processor itself has instructions for bf16. oneDNN emulates them on CPUs with
-    AVX-512."""
+    """Return whether the processor itself has instructions for bf16.
+
+    oneDNN emulates them on CPUs with AVX-512.
+    """
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
     return not is_x86 or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 @cache
 def best_precision(device: torch.device | str = "cpu") -> Precision:
-    """bf16 where its matrix products are clearly faster here than fp32's, as on GPUs and CPUs with
-    AMX; else fp32.
+    """Return bf16 where its matrix products are clearly faster than fp32's, else fp32.
+
+    They are on GPUs and CPUs with AMX.
 
     A CPU without instructions for bf16 is not measured: it would only emulate them. Others are
     measured once.
@@ -170,8 +184,10 @@ class ThreadPolicy:
 
     def __init__(self) -> None:
         # the default is also the maximum
-        self._default, self._own = torch.get_num_threads(), threading.local()
-        self._monitor, self._lock = CpuMonitor(), threading.Lock()
+        self._default = torch.get_num_threads()
+        self._own = threading.local()
+        self._monitor = CpuMonitor()
+        self._lock = threading.Lock()
         self._free: float | None = None  # CPUs, a running mean
         fixed = os.environ.get("OMP_NUM_THREADS", "")
         self.fixed = int(fixed) if fixed.isdigit() and int(fixed) else None
@@ -180,7 +196,9 @@ class ThreadPolicy:
         self.count = self.fixed or self._maximum()
 
     def set(self, threads: int | Literal["auto"] | None) -> None:
-        """A number fixes it. "auto": trainings adapt as well. None: nothing changes.
+        """A number fixes it.
+
+        "auto": trainings adapt as well. None: nothing changes.
 
         Raises:
             UsageError: a number below 1.
@@ -217,8 +235,11 @@ class ThreadPolicy:
 
     @contextmanager
     def hold(self, count: int | None = None) -> Iterator[int]:
-        """The number for a training, kept until its end: `count`, that of a resumed run, or one
-        chosen by the load of this moment. It is not kept after `set_threads("auto")`."""
+        """Return the number for a training, kept until its end.
+
+        It is `count`, that of a resumed run, or one chosen by the load of this moment. It is not
+        kept after `set_threads("auto")`.
+        """
         if self.fixed is None and count is None:
             # start a new interval: before, our own worker processes may have been busy
             self._monitor.free_cpus()
@@ -238,9 +259,10 @@ class ThreadPolicy:
 
 
 def next_count(count: int, free: float, maximum: int) -> int:
-    """Threads for `free` CPUs of `maximum`, when there were `count`. Another thread needs a CPU
-    that is nearly free; a thread stays until its CPU is busy with others for a good part of the
-    time.
+    """Threads for `free` CPUs of `maximum`, when there were `count`.
+
+    Another thread needs a CPU that is nearly free; a thread stays until its CPU is busy with others
+    for a good part of the time.
 
     Two threads, of which one waits for a busy CPU, are slower than one: products share the work in
     equal parts.
@@ -254,9 +276,10 @@ THREADS = ThreadPolicy()
 
 
 def set_threads(threads: int | Literal["auto"] | None) -> None:
-    """Fix the number of threads that torch computes with on the CPU, or "auto": trainings, too,
-    follow the CPUs that other programs leave free. By default inference and serving do, and a
-    training chooses a number when it starts.
+    """Fix the number of threads that torch computes with on the CPU, or "auto".
+
+    With "auto" trainings, too, follow the CPUs that other programs leave free. By default inference
+    and serving do, and a training chooses a number when it starts.
 
     Raises:
         UsageError: a number below 1.
@@ -265,8 +288,10 @@ def set_threads(threads: int | Literal["auto"] | None) -> None:
 
 
 def fixed_machine(device: str, threads: int | None = None) -> dict[str, Any]:
-    """What the last bits of results depend on besides model and data: processor, torch, and the
-    number of threads, which does not change from now on: `threads`, else that of --threads, else 1.
+    """Fix and return what the last bits of results depend on besides model and data.
+
+    It is the processor, torch, and the number of threads, which does not change from now on:
+    `threads`, else that of --threads, else 1.
     """
     set_threads(threads or THREADS.fixed or 1)
     chosen = choose_device(device)
@@ -280,61 +305,72 @@ def fixed_machine(device: str, threads: int | None = None) -> dict[str, Any]:
 
 
 def gpus_for(device: str) -> int:
-    """The number of GPUs that processes can share; 0 if they compute on CPUs."""
+    """Return the number of GPUs that processes can share; 0 if they compute on CPUs."""
     return torch.cuda.device_count() if choose_device(device).type == "cuda" else 0
 
 
 def lower_thread_priority(steps: int = 1) -> None:
     """The calling thread, and those that it starts, give way to the other threads of the process.
-    Only on Linux."""
+
+    Only on Linux.
+    """
     if sys.platform == "linux":
-        own = threading.get_native_id()
+        thread = threading.get_native_id()
         os.setpriority(
             os.PRIO_PROCESS,
-            own,
-            min(19, os.getpriority(os.PRIO_PROCESS, own) + steps * PRIORITY_STEP),
+            thread,
+            min(19, os.getpriority(os.PRIO_PROCESS, thread) + steps * PRIORITY_STEP),
         )
 
 
 def disable_heap_trim() -> None:
-    """glibc keeps freed memory from now on. Call it once per process, before a training on a CPU:
-    otherwise every large tensor is new memory from the kernel, whose page faults cost as much as
-    the arithmetic. No effect without glibc."""
+    """Make glibc keep freed memory from now on.
+
+    Call it once per process, before a training on a CPU: otherwise every large tensor is new memory
+    from the kernel, whose page faults cost as much as the arithmetic. No effect without glibc.
+    """
     if libc := _glibc():
         libc.mallopt(-4, 0)  # M_MMAP_MAX: no allocation outside the heap
         libc.mallopt(-1, -1)  # M_TRIM_THRESHOLD: never give the heap's end back
 
 
 def use_one_heap() -> None:
-    """All threads allocate from the same heap from now on. glibc gives each its own, and what a
-    thread has freed in one cannot be used by the others: the memory of a server with many threads
-    grows. No effect without glibc."""
+    """Make all threads allocate from the same heap from now on.
+
+    glibc gives each its own, and what a thread has freed in one cannot be used by the others: the
+    memory of a server with many threads grows. It has no effect without glibc.
+    """
     if libc := _glibc():
         libc.mallopt(-8, 1)  # M_ARENA_MAX
 
 
 def limit_kernel_caches() -> None:
     """oneDNN, and PyTorch's binding to it in each thread, keep few compiled kernels from now on.
+
     They keep 1,024 by default, one for each size of a product, some of 450 kB: a server that gets
     texts of all lengths would grow by hundreds of MB. Call it before the first product: the
-    settings are read once. The user's own settings stay."""
+    settings are read once. The user's own settings stay.
+    """
     for name, count in KERNEL_CACHES.items():
         os.environ.setdefault(name, str(count))
 
 
 def trim_heap() -> None:
-    """Returns unused memory to the system. Later allocations cause page faults."""
+    """Returns unused memory to the system.
+
+    Later allocations cause page faults.
+    """
     if libc := _glibc():
         libc.malloc_trim(0)
 
 
 def _glibc() -> ctypes.CDLL | None:
-    """The C library, if it is glibc."""
+    """Return the C library, if it is glibc."""
     return ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None
 
 
 def total_memory(device: torch.device | str = "cpu") -> int:
-    """The memory of the device in bytes."""
+    """Return the memory of the device in bytes."""
     if torch.device(device).type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -349,9 +385,11 @@ def memory_in_use(device: torch.device | str = "cpu") -> int:
 
 
 class HeapTrimmer:
-    """Makes the process keep freed memory, and watches how much. Batches differ in size, so kept
-    memory is fragmented and grows to several times what is needed: after a growth by GROWTH it is
-    returned to the system."""
+    """Makes the process keep freed memory, and watches how much.
+
+    Batches differ in size, so kept memory is fragmented and grows to several times what is needed:
+    after a growth by GROWTH it is returned to the system.
+    """
 
     def __init__(self, device: torch.device | str = "cpu"):
         disable_heap_trim()
@@ -359,7 +397,10 @@ class HeapTrimmer:
         self.baseline = 0  # bytes at the first look after memory was returned; 0: not known yet
 
     def look(self) -> int:
-        """The bytes in use. Call this now and then."""
+        """Return the bytes in use.
+
+        Call this now and then.
+        """
         now = memory_in_use(self.device)
         if not self.baseline:
             self.baseline = now
@@ -370,16 +411,21 @@ class HeapTrimmer:
 
 
 class ServerHeapTrimmer(HeapTrimmer):
-    """Keeps the memory of a server near the least that it ever needed, whatever its clients send:
-    freed memory is returned to the system while more than SERVER_GROWTH of that is in use. That
-    takes TRIM_SHARE of the time at most, and any thread may ask for it."""
+    """Keeps the memory of a server near the least that it ever needed.
+
+    Whatever its clients send, freed memory is returned to the system while more than SERVER_GROWTH
+    of that is in use. That takes TRIM_SHARE of the time at most, and any thread may ask for it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._looked = self._next_trim = -math.inf
 
     def look(self) -> int:
-        """The bytes in use at the last look. Call this after each piece of work."""
+        """Return the bytes in use at the last look.
+
+        Call this after each piece of work.
+        """
         moment = time.monotonic()
         if moment - self._looked < LOOK_SECONDS:
             return self.baseline

@@ -24,8 +24,10 @@ POSITIONS, TYPES = (f"encoder.embeddings.{name}.weight" for name in ("position",
 
 
 def student_layers(teacher: int, student: int) -> tuple[int, ...]:
-    """The layers of a teacher from which a student starts: of 12 for 6 the published ones; else
-    layer i * teacher // student for i from 0, so that 3 of 6 are 0, 2, 4, and all layers are all.
+    """Return the layers of a teacher from which a student starts.
+
+    Of 12 for 6 they are the published ones; else layer i * teacher // student for i from 0, so that
+    3 of 6 are 0, 2, 4, and all layers are all.
     """
     return PUBLISHED_LAYERS.get(
         (teacher, student), tuple(i * teacher // student for i in range(student))
@@ -35,8 +37,10 @@ def student_layers(teacher: int, student: int) -> tuple[int, ...]:
 def select_layers(
     c: EncoderConfig, state: Mapping[str, Tensor], count: int
 ) -> tuple[EncoderConfig, dict[str, Tensor]]:
-    """A network with some of its layers, see `student_layers`. Its other parameters stay. Where all
-    layers share one block, so do those of the result."""
+    """Return a network with some of its layers, see `student_layers`.
+
+    Its other parameters stay. Where all layers share one block, so do those of the result.
+    """
     shared = c.num_groups == 1
     chosen = [
         i * c.num_groups // c.num_hidden_layers for i in student_layers(c.num_hidden_layers, count)
@@ -44,7 +48,8 @@ def select_layers(
     groups = (1 if shared else count) if c.num_hidden_groups else 0
     result = {name: value for name, value in state.items() if not name.startswith(BLOCKS)}
     for number, block in enumerate(chosen[:1] if shared else chosen):
-        old, new = f"{BLOCKS}{block}.", f"{BLOCKS}{number}."
+        old = f"{BLOCKS}{block}."
+        new = f"{BLOCKS}{number}."
         result |= {
             name.replace(old, new, 1): value
             for name, value in state.items()
@@ -72,18 +77,20 @@ OWN = (
 
 
 def student_config(c: EncoderConfig, teacher: EncoderConfig) -> EncoderConfig:
-    """The network of a student: width, vocabulary and positions of the teacher; the layers and the
-    family of `c`.
+    """Return the network of a student.
+
+    It has the width, vocabulary and positions of the teacher; the layers and the family of `c`.
 
     Raises:
         ValueError: the teacher cannot teach such a network.
     """
-    layers, others = c.num_hidden_layers, teacher.num_hidden_layers
+    layers = c.num_hidden_layers
+    teacher_layers = teacher.num_hidden_layers
     rules = [
         (
-            layers <= others,
-            f"the student has {layers} layers, the teacher {others}: expected "
-            f"encoder.num_hidden_layers = {max(1, others // 2)}",
+            layers <= teacher_layers,
+            f"the student has {layers} layers, the teacher {teacher_layers}: expected "
+            f"encoder.num_hidden_layers = {max(1, teacher_layers // 2)}",
         ),
         (
             c.direction == teacher.direction,
@@ -108,28 +115,33 @@ def student_config(c: EncoderConfig, teacher: EncoderConfig) -> EncoderConfig:
 def student_state(
     teacher: tuple[EncoderConfig, Mapping[str, Tensor], object], c: EncoderConfig
 ) -> dict[str, Tensor]:
-    """The parameters from which a student starts. Without token types it computes what the
-    teacher's layers compute where all types are 0: row 0 of their table is added to every position.
+    """Return the parameters from which a student starts.
+
+    Without token types it computes what the teacher's layers compute where all types are 0: row 0
+    of their table is added to every position.
     """
     _, result = select_layers(*teacher[:2], c.num_hidden_layers)
     result = {
         name: value for name, value in result.items() if name.startswith(("encoder.", "lm_head."))
     }
-    if not c.type_vocab_size and (types := result.pop(TYPES, None)) is not None:
+    types = None if c.type_vocab_size else result.pop(TYPES, None)
+    if types is not None:
         result[POSITIONS] = result[POSITIONS] + types[0]
     return result
 
 
 class Teacher:
-    """`teacher(batch)` is what a frozen network computes, without dropout and gradients. It is no
-    module, so that no network that has it trains or saves it.
+    """`teacher(batch)` is what a frozen network computes, without dropout and gradients.
+
+    It is no module, so that no network that has it trains or saves it.
 
     dtype: in which it computes; its parameters are rounded once. The embeddings that are read are
         not.
     """
 
     def __init__(self, c: EncoderConfig, state: Mapping[str, Tensor] | None, dtype: torch.dtype):
-        self.encoder, self.lm_head = Encoder(c), LMHead(c)
+        self.encoder = Encoder(c)
+        self.lm_head = LMHead(c)
         self.parts = nn.ModuleDict({"encoder": self.encoder, "lm_head": self.lm_head})
         if state is not None:
             self.parts.load_state_dict({name: state[name] for name in self.parts.state_dict()})
@@ -142,6 +154,7 @@ class Teacher:
 
     @torch.no_grad()
     def __call__(self, batch: Batch) -> TeacherStates:
+        """Return the states of the teacher for a batch."""
         self.parts.to(batch.input_ids.device)
         self.table = self.table.to(batch.input_ids.device)
         states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids)[-1]

@@ -1,4 +1,7 @@
-"""The training loop. It yields after every step; the caller logs, evaluates and saves."""
+"""The training loop.
+
+It yields after every step; the caller logs, evaluates and saves.
+"""
 
 import re
 from collections import Counter
@@ -24,7 +27,10 @@ from bertworks.training.optimization import OptimizerConfig, update
 
 @dataclass(frozen=True)
 class Step:
-    """A finished step. Its tensors stay on the device until `read()`, which waits for them."""
+    """A finished step.
+
+    Its tensors stay on the device until `read()`, which waits for them.
+    """
 
     number: int  # of steps done
     learning_rate: float
@@ -35,26 +41,33 @@ class Step:
     tokens: int  # of this step, all processes
 
     def read(self) -> dict[str, LossStats]:
+        """Return the mean losses and accuracies of the step."""
         return means(self.sums, self.counts)
 
 
 class MixedPrecision(nn.Module):
-    """An objective in a precision. In bf16 the network computes with rounded copies of its
-    parameters. The rounding is part of the graph, so gradients arrive, accumulate and are applied
-    in float32: the parameters of the objective are the master weights. Frozen parameters and the
-    output layer of a task are not rounded; of an embedding matrix, the rows that are read are."""
+    """An objective in a precision.
+
+    In bf16 the network computes with rounded copies of its parameters. The rounding is part of the
+    graph, so gradients arrive, accumulate and are applied in float32: the parameters of the
+    objective are the master weights. Frozen parameters and the output layer of a task are not
+    rounded; of an embedding matrix, the rows that are read are.
+    """
 
     def __init__(self, objective: TrainableModel, precision: Precision):
         super().__init__()
-        self.objective, self.dtype = objective, DTYPES[precision]
-        kept = nn.Embedding | OutputLayer
+        self.objective = objective
+        self.dtype = DTYPES[precision]
         exact = tuple(
-            f"{name}." for name, part in objective.named_modules() if isinstance(part, kept)
+            f"{name}."
+            for name, part in objective.named_modules()
+            if isinstance(part, nn.Embedding | OutputLayer)
         )
         learned = [name for name, p in objective.named_parameters() if p.requires_grad]
         self.rounded = [name for name in learned if not name.startswith(exact)]
 
     def forward(self, batch: Batch) -> dict[str, LossSum]:
+        """Return the losses of the objective, computed in the precision."""
         if self.dtype == torch.float32:
             return cast(dict[str, LossSum], self.objective(batch))
         parameters = {name: self.objective.get_parameter(name) for name in self.rounded}
@@ -105,8 +118,10 @@ def train(
     before_update: Callable[[], None] | None = None,
     position: Callable[[int], float] = float,
 ) -> Iterator[Step]:
-    """`batches(n)` are the micro-batches of step n, always the same: to resume is to start at
-    another number. In some of several processes there may be none, but not in all steps.
+    """Train a network, and yield statistics.
+
+    `batches(n)` are the micro-batches of step n, always the same: to resume is to start at another
+    number. In some of several processes there may be none, but not in all steps.
 
     The losses of a step are means over all its micro-batches and all processes of the default
     process group, so that the split shows in dropout's random numbers alone. They are multiplied by
@@ -121,16 +136,19 @@ def train(
     if world_size > 1:
         compute = DistributedDataParallel(compute, gradient_as_bucket_view=True)
     step = start
-    while (reached := position(step)) < num_steps:
+    while True:
+        reached = position(step)
+        if reached >= num_steps:
+            break
         objective.train()
         # Of dropout. Hashed: the CPU's generator uses only the low 32 bits of a seed.
         torch.manual_seed(int(np.random.SeedSequence((seed, step, rank)).generate_state(1)[0]))
-        own = batches(step)
+        step_batches = batches(step)
         # A process without a batch computes one with weight 0: the others wait for its gradients.
-        weight = 1 if own else 0
+        weight = 1 if step_batches else 0
         parts = [
             batch.to(device)
-            for batch in own or next(filter(None, map(batches, numbers_from())))[:1]
+            for batch in step_batches or next(filter(None, map(batches, numbers_from())))[:1]
         ]
         counts, tokens = _global_counts(objective, parts, weight, device)
         # Data parallelism averages gradients; the losses are divided by global counts, so undo the
@@ -171,12 +189,15 @@ def train(
 def evaluate(
     objective: TrainableModel, batches: Iterable[Batch], precision: Precision = "fp32"
 ) -> dict[str, LossStats]:
-    """The means over all batches, without dropout. Pass each process its own part."""
+    """Return the means over all batches, without dropout.
+
+    Pass each process its own part.
+    """
     sums: dict[str, Tensor] = {}
     counts: Counter[str] = Counter()
-    for some, number in batch_sums(objective, batches, precision):
-        sums |= {name: sums.get(name, 0) + t for name, t in some.items()}
-        counts.update(number)
+    for sums_of_batch, counts_of_batch in batch_sums(objective, batches, precision):
+        sums |= {name: sums.get(name, 0) + t for name, t in sums_of_batch.items()}
+        counts.update(counts_of_batch)
     return means(sums, counts)
 
 
@@ -185,7 +206,8 @@ def batch_sums(
     objective: TrainableModel, batches: Iterable[Batch], precision: Precision = "fp32"
 ) -> Iterator[tuple[dict[str, Tensor], Mapping[str, int]]]:
     """What `means` gets, of each batch, without dropout."""
-    compute, device = MixedPrecision(objective, precision), next(objective.parameters()).device
+    compute = MixedPrecision(objective, precision)
+    device = next(objective.parameters()).device
     training = objective.training
     objective.eval()
     for batch in batches:
@@ -197,7 +219,7 @@ def batch_sums(
 
 
 def means(sums: Mapping[str, Tensor], counts: Mapping[str, int]) -> dict[str, LossStats]:
-    """The means of losses and of correct predictions, on the host.
+    """Return the means of losses and of correct predictions, on the host.
 
     sums: float32 [2] by name: the sum of the losses, the number of correct predictions. counts:
         their denominators.
@@ -212,7 +234,7 @@ def means(sums: Mapping[str, Tensor], counts: Mapping[str, int]) -> dict[str, Lo
 def _global_counts(
     objective: TrainableModel, parts: Sequence[Batch], weight: int, device: torch.device
 ) -> tuple[dict[str, int], int]:
-    """The denominators of the losses, and the tokens, of all processes."""
+    """Return the denominators of the losses, and the tokens, of all processes."""
     counts = Counter(tokens=sum(len(batch.input_ids) for batch in parts))
     for batch in parts:
         counts.update(objective.counts(batch))

@@ -27,7 +27,8 @@ from bertworks.models.layers import compiles_sizes, initialize, meta_device_init
 from bertworks.models.transformer import Encoder
 from bertworks.training.recipe import TEACHER_OBJECTIVES, ObjectiveKind, Recipe
 
-CHUNK_BYTES, GPU_CHUNK_BYTES = 1 << 27, 1 << 31  # of logits in memory at the same time
+CHUNK_BYTES = 1 << 27
+GPU_CHUNK_BYTES = 1 << 31  # of logits in memory at the same time
 _ALIGNED = 8  # numbers: a GPU multiplies matrices slowly where a row is no multiple of 16 bytes
 
 
@@ -50,7 +51,7 @@ class LossStats:
 def cross_entropy(
     logits: Tensor, labels: Tensor, weights: Tensor | None = None, smoothing: float = 0.0
 ) -> LossSum:
-    """logits [M, C], labels int64 [M].
+    """Return the cross-entropy of logits [M, C] with labels int64 [M].
 
     weights: [C], of the labels.
     smoothing: fraction of the target probability that is spread over all labels.
@@ -64,8 +65,9 @@ def cross_entropy(
 def vocabulary_cross_entropy(
     x: Tensor, embeddings: Tensor, bias: Tensor | None, labels: Tensor
 ) -> LossSum:
-    """The cross-entropy of the logits `x @ embeddings.T + bias`, the largest tensor of a small
-    BERT, without keeping them.
+    """Return the cross-entropy of the logits `x @ embeddings.T + bias`, without keeping them.
+
+    They are the largest tensor of a small BERT.
 
     x [M, hidden], embeddings [V, hidden], bias [V], labels int64 [M].
     """
@@ -91,55 +93,65 @@ def vocabulary_cross_entropy(
 def vocabulary_divergence(
     x: Tensor, embeddings: Tensor, bias: Tensor | None, teacher: "TeacherStates", temperature: float
 ) -> LossSum:
-    """The divergence KL(teacher || student) of the softmax of logits over the temperature, times
-    its square (Hinton et al. 2015, section 2), without keeping the logits of either.
+    """Return the divergence of two softmaxes of logits, without keeping the logits of either.
+
+    It is KL(teacher || student) over the temperature, times its square (Hinton et al. 2015, section
+    2).
 
     x [M, hidden], embeddings [V, hidden], bias [V]: see `vocabulary_cross_entropy`. No correct
     predictions are counted.
     """
 
     def subtract(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        theirs = F.linear(teacher.x[rows], teacher.embeddings, teacher.bias)
-        loss, gradient = divergence(logits, theirs, temperature)
+        teacher_logits = F.linear(teacher.x[rows], teacher.embeddings, teacher.bias)
+        loss, gradient = divergence(logits, teacher_logits, temperature)
         logits.copy_(gradient)
         return loss, loss.new_zeros(())
 
     return LossSum(*_VocabularyLoss.apply(x, embeddings, bias, subtract))  # type: ignore[no-untyped-call]
 
 
-def divergence(logits: Tensor, theirs: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """The sum of KL(softmax(theirs / temperature) || softmax(logits / temperature)) * temperature
-    ** 2 over rows of [M, C], and its gradient by the logits."""
+def divergence(logits: Tensor, teacher_logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return the sum of the divergences of rows of [M, C], and its gradient by the logits.
+
+    It is KL(softmax(teacher_logits / temperature) || softmax(logits / temperature)) * temperature
+    ** 2.
+    """
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    q, p = ((y.to(dtype) / temperature).log_softmax(-1) for y in (logits, theirs))
+    q, p = ((y.to(dtype) / temperature).log_softmax(-1) for y in (logits, teacher_logits))
     probability = p.exp()
     return temperature**2 * (probability * (p - q)).sum(), temperature * (q.exp() - probability)
 
 
 @torch.no_grad()
 def sample_tokens(x: Tensor, embeddings: Tensor, bias: Tensor | None, draws: Tensor) -> Tensor:
-    """int64 [M]: a token for each row of x [M, hidden], from the softmax of its logits, some rows
-    at a time. It is the first one at which the sum of the probabilities exceeds the number of the
-    row in `draws` [M], from 0 to 1."""
+    """Return a token for each row of x [M, hidden], from the softmax of its logits: int64 [M].
+
+    Some rows are computed at a time. It is the first token at which the sum of the probabilities
+    exceeds the number of the row in `draws` [M], from 0 to 1.
+    """
     size = max(1, CHUNK_BYTES // (8 * len(embeddings)))
-    tokens, count = [torch.zeros(0, dtype=torch.long, device=x.device)], len(x)
+    tokens = [torch.zeros(0, dtype=torch.long, device=x.device)]
+    count = len(x)
     if compiles_sizes(x):
-        x, draws = pad_rows_to_bucket(x), pad_rows_to_bucket(draws)
+        x = pad_rows_to_bucket(x)
+        draws = pad_rows_to_bucket(draws)
     for rows, numbers in zip(x.split(size), draws.split(size), strict=True):
         p = F.linear(rows, embeddings, bias).float().softmax(-1)
         # On a GPU, only sums of whole numbers have a fixed order in torch.
         sums = ((p.double() * 2**40).long() if p.is_cuda else p).cumsum(-1)
-        found = torch.searchsorted(
+        places = torch.searchsorted(
             sums, (numbers[:, None].float() * sums[:, -1:]).to(sums.dtype), right=True
         )
-        tokens.append(found.squeeze(1).clamp_max(len(embeddings) - 1))
+        tokens.append(places.squeeze(1).clamp_max(len(embeddings) - 1))
     return torch.cat(tokens)[:count]
 
 
 class _VocabularyLoss(torch.autograd.Function):
-    """The gradient of the logits, such as the softmax minus one at the label, is known in the
-    forward pass, which computes the gradients of its inputs at once, some rows at a time, and frees
-    the logits.
+    """A loss of logits of the vocabulary, which are freed in the forward pass.
+
+    The gradient of the logits, such as the softmax minus one at the label, is known in the forward
+    pass, which computes the gradients of its inputs at once, some rows at a time.
 
     subtract: logits of some rows, and their numbers -> the sum of their losses and the number of
         correct predictions; the logits become their gradient.
@@ -153,7 +165,8 @@ class _VocabularyLoss(torch.autograd.Function):
         bias: Tensor | None,
         subtract: Callable[..., tuple[Tensor, Tensor]],
     ) -> tuple[Tensor, Tensor]:
-        needs_grad, count = any(ctx.needs_input_grad), len(x)
+        needs_grad = any(ctx.needs_input_grad)
+        count = len(x)
         if compiles_sizes(x):
             x = pad_rows_to_bucket(x)
         loss = x.new_zeros((), dtype=torch.promote_types(x.dtype, torch.float32))
@@ -173,12 +186,11 @@ class _VocabularyLoss(torch.autograd.Function):
             correct += right
             if grad_x is not None:
                 torch.mm(p, embeddings, out=grad_x[start : start + size])
-                part_embeddings, part_bias = torch.mm(p.t(), rows), p.sum(0)
+                part_embeddings = torch.mm(p.t(), rows)
+                part_bias = p.sum(0)
                 if chunks > 1:  # many sums are added up in single precision
-                    part_embeddings, part_bias = (
-                        part_embeddings.to(loss.dtype),
-                        part_bias.to(loss.dtype),
-                    )
+                    part_embeddings = part_embeddings.to(loss.dtype)
+                    part_bias = part_bias.to(loss.dtype)
                 grad_embeddings = (
                     part_embeddings
                     if grad_embeddings is None
@@ -199,21 +211,26 @@ class _VocabularyLoss(torch.autograd.Function):
 
 
 def _num_correct(logits: Tensor, labels: Tensor) -> Tensor:
-    """How often the label is the argmax, the first of equal ones. On a CPU the argmax takes longer
-    than the softmax, so it is computed only for rows in which no logit is above the label's."""
+    """How often the label is the argmax, the first of equal ones.
+
+    On a CPU the argmax takes longer than the softmax, so it is computed only for rows in which no
+    logit is above the label's.
+    """
     if not logits.is_cuda:
         (best,) = (
             (logits.gather(1, labels[:, None]) >= logits.amax(-1, keepdim=True))
             .squeeze(1)
             .nonzero(as_tuple=True)
         )
-        logits, labels = logits.index_select(0, best), labels.index_select(0, best)
+        logits = logits.index_select(0, best)
+        labels = labels.index_select(0, best)
     return (logits.argmax(-1) == labels).sum()
 
 
 class TrainableModel(nn.Module, ABC):
-    """A network that turns a batch into named sums of losses: `model(batch)` is a dict of
-    `LossSum`.
+    """A network that turns a batch into named sums of losses.
+
+    `model(batch)` is a dict of `LossSum`.
 
     weights: of the losses in the sum that is minimized, by name. counts(batch): the denominators,
     known before the forward pass: that of a whole step is needed for its first
@@ -223,7 +240,8 @@ class TrainableModel(nn.Module, ABC):
     weights: dict[str, float]
 
     @abstractmethod
-    def counts(self, batch: Batch) -> dict[str, int]: ...
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Return the number of predictions of each loss for a batch."""
 
 
 class Measure(NamedTuple):
@@ -250,8 +268,9 @@ class TeacherStates(NamedTuple):
 
 
 class Objective(NamedTuple):
-    """A loss over the hidden states at the positions of its target, or of all tokens: see
-    `OF_ALL_TOKENS`.
+    """A loss over the hidden states at the positions of its target, or of all tokens.
+
+    See `OF_ALL_TOKENS`.
 
     title: what is predicted, in reports.
     measures: the first one decides which checkpoint is the best: lower is better.
@@ -324,16 +343,20 @@ BERT: Mapping[ObjectiveKind, float] = {"masked_lm": 1.0, "next_sentence": 1.0}
 
 
 def heads_of(kinds: Collection[str]) -> tuple[Head, ...]:
-    """The heads that these objectives need. With `replaced_token` the masked LM head belongs to the
-    generator."""
-    own = {*kinds} - ({"masked_lm"} if "replaced_token" in kinds else set())
-    needed = {head for kind in own for head in OBJECTIVES[kind].heads}
+    """Return the heads that these objectives need.
+
+    With `replaced_token` the masked LM head belongs to the generator.
+    """
+    kinds_of_model = {*kinds} - ({"masked_lm"} if "replaced_token" in kinds else set())
+    needed = {head for kind in kinds_of_model for head in OBJECTIVES[kind].heads}
     return tuple(head for head in get_args(Head) if head in needed)
 
 
 def num_trained(recipe: Recipe) -> int:
-    """The parameters that a recipe trains: those of the model, and of a generator what it does not
-    share."""
+    """Return the number of parameters that a recipe trains.
+
+    They are those of the model, and of a generator what it does not share.
+    """
     with meta_device_init():
         return sum(p.numel() for p in PretrainingModel.of(recipe).parameters())
 
@@ -342,8 +365,10 @@ SHARED = ("token", "position", "token_type")  # embeddings that a generator shar
 
 
 def figures(means: Mapping[str, LossStats], perplexity: bool = True) -> dict[str, float]:
-    """The figures of objectives, such as `masked_lm_accuracy`, or of a task; with or without
-    perplexities."""
+    """Return the figures of objectives, such as `masked_lm_accuracy`, or of a task.
+
+    They are with or without perplexities.
+    """
     measures = {
         name: OBJECTIVES[name].measures if name in OBJECTIVES else (LOSS, ACCURACY)
         for name in means
@@ -358,9 +383,10 @@ def figures(means: Mapping[str, LossStats], perplexity: bool = True) -> dict[str
 
 
 class PretrainingModel(TrainableModel):
-    """An encoder with the heads of its objectives, whose weighted losses are added. The default is
-    BERT (Devlin et al. 2019, appendix A.2). One pass of the encoder serves all objectives; its last
-    layer is computed only at the positions that they read.
+    """An encoder with the heads of its objectives, whose weighted losses are added.
+
+    The default is BERT (Devlin et al. 2019, appendix A.2). One pass of the encoder serves all
+    objectives; its last layer is computed only at the positions that they read.
 
     With `replaced_token` (ELECTRA, Clark et al. 2020) a second, smaller model, the generator, has
     the masked LM head. Tokens from its predictions replace the masked tokens of its input, and the
@@ -416,7 +442,7 @@ class PretrainingModel(TrainableModel):
 
     @classmethod
     def of(cls, recipe: Recipe) -> "PretrainingModel":
-        """The network that a recipe trains, with random weights and without a teacher."""
+        """Return the network that a recipe trains, with random weights and without a teacher."""
         return cls(
             recipe.encoder,
             recipe.weights,
@@ -426,6 +452,7 @@ class PretrainingModel(TrainableModel):
         )
 
     def counts(self, batch: Batch) -> dict[str, int]:
+        """Return the number of predictions of each objective for a batch."""
         kinds = self._present(batch)
         return {
             kind: len(batch.input_ids if kind in OF_ALL_TOKENS else batch.targets[kind].labels)
@@ -433,11 +460,13 @@ class PretrainingModel(TrainableModel):
         }
 
     def forward(self, batch: Batch) -> dict[str, LossSum]:
+        """Return the losses of the objectives for a batch."""
         if self.generator is not None:
             masked, input_ids, replaced = self.replace_tokens(batch)
             states = self.encoder(input_ids, batch.layout, batch.token_type_ids)[-1]
             return {"masked_lm": masked, "replaced_token": _replaced_loss(self, states, replaced)}
-        kinds, inputs = self._present(batch), (batch.input_ids, batch.layout, batch.token_type_ids)
+        kinds = self._present(batch)
+        inputs = (batch.input_ids, batch.layout, batch.token_type_ids)
         read: Iterable[tuple[Tensor, Tensor | TeacherStates]]
         if TEACHER_OBJECTIVES.isdisjoint(kinds):
             positions = [self._positions(kind, batch) for kind in kinds]
@@ -449,7 +478,8 @@ class PretrainingModel(TrainableModel):
             )
         else:  # some losses read the last states of all tokens, and those of a teacher
             assert self.teacher is not None
-            teacher, states = self.teacher(batch), self.encoder(*inputs)[-1]
+            teacher = self.teacher(batch)
+            states = self.encoder(*inputs)[-1]
             read = (
                 (states, teacher)
                 if kind in TEACHER_OBJECTIVES
@@ -460,7 +490,8 @@ class PretrainingModel(TrainableModel):
                 for kind in kinds
             )
         return {
-            kind: OBJECTIVES[kind].loss(self, *one) for kind, one in zip(kinds, read, strict=True)
+            kind: OBJECTIVES[kind].loss(self, *loss_inputs)
+            for kind, loss_inputs in zip(kinds, read, strict=True)
         }
 
     def scores(self, batch: Batch) -> Tensor:
@@ -471,18 +502,23 @@ class PretrainingModel(TrainableModel):
         return self.lm_head(states, self.encoder.embeddings.token.weight)  # type: ignore[no-any-return]
 
     def vocabulary_inputs(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What the logits of the vocabulary are computed from: x [M, width], the embeddings [V,
-        width], the bias."""
+        """Return the inputs of the logits of the vocabulary.
+
+        They are x [M, width], the embeddings [V, width] and the bias.
+        """
         assert self.lm_head is not None
         x = self.lm_head.transform(states)
         return x, self.encoder.embeddings.token.weight.to(x.dtype), self.lm_head.bias
 
     def replace_tokens(self, batch: Batch) -> tuple[LossSum, Tensor, Tensor]:
-        """The loss of the generator; int64 [T]: the tokens with the predicted ones from the
-        generator; bool [T]: which of them differ from the original. A sample that equals the
-        original counts as original."""
+        """Return the loss of the generator, the replaced tokens, and which were replaced.
+
+        int64 [T]: the tokens with the predicted ones from the generator; bool [T]: which of them
+        differ from the original. A sample that equals the original counts as original.
+        """
         assert self.generator is not None
-        generator, target = self.generator, batch.targets["masked_lm"]
+        generator = self.generator
+        target = batch.targets["masked_lm"]
         states = generator.encoder(
             batch.input_ids, batch.layout, batch.token_type_ids, target.positions
         )[-1]
@@ -494,14 +530,16 @@ class PretrainingModel(TrainableModel):
         return masked, batch.input_ids.index_copy(0, target.positions, tokens), replaced
 
     def _positions(self, kind: str, batch: Batch) -> Tensor:
-        """int64 [M]: the positions of the hidden states that a loss reads: of its target, or of the
-        pooler."""
+        """Return the positions of the hidden states that a loss reads: int64 [M].
+
+        They are those of its target, or of the pooler.
+        """
         if self.pooler is not None and "pooler" in OBJECTIVES[kind].heads:
             return self.pooler.tokens(batch.layout).long()
         return batch.targets[kind].positions
 
     def _present(self, batch: Batch) -> list[str]:
-        """The objectives whose targets a batch has."""
+        """Return the objectives whose targets a batch has."""
         return [
             kind for kind in self.weights if kind in batch.targets or kind in TEACHER_OBJECTIVES
         ]

@@ -63,8 +63,9 @@ class OptimizerConfig(Settings):
     ] = 0
 
     def rate(self, step: float, num_steps: int) -> float:
-        """The learning rate of a step, counted from 0. As in both published forms the first step of
-        a warm-up is 0.
+        """Return the learning rate of a step, counted from 0.
+
+        As in both published forms the first step of a warm-up is 0.
 
         step: with a fraction where a plan was changed on the way (`training.budget.Schedule`).
         """
@@ -105,7 +106,7 @@ class SkippingOptimizer(torch.optim.Optimizer):
                         old.copy_(torch.where(skips > 0, old, new))
 
     def _after(self, p: Tensor, gradient: Tensor, group: dict[str, Any], state: State) -> State:
-        """A parameter, as "parameter", and its state after the step."""
+        """Return a parameter, as "parameter", and its state after the step."""
         raise NotImplementedError
 
 
@@ -114,7 +115,8 @@ class Adamax(SkippingOptimizer):
 
     def _after(self, p: Tensor, gradient: Tensor, group: dict[str, Any], state: State) -> State:
         beta1, beta2 = group["betas"]
-        gradient, step = gradient.add(p, alpha=group["weight_decay"]), state["step"] + 1
+        gradient = gradient.add(p, alpha=group["weight_decay"])
+        step = state["step"] + 1
         mean = state["exp_avg"].lerp(gradient, 1 - beta1)
         largest = torch.maximum(state["exp_inf"] * beta2, gradient.abs() + group["eps"])
         new = p - group["lr"] / (1 - beta1**step) * (mean / largest)
@@ -122,9 +124,10 @@ class Adamax(SkippingOptimizer):
 
 
 class Lamb(SkippingOptimizer):
-    """LAMB (You et al. 2020, algorithm 2): the update of AdamW, weight decay included, is scaled to
-    the norm of its matrix. Vectors (biases and norms) have the scale 1, as in
-    google-research/albert `lamb_optimizer.py`.
+    """LAMB (You et al. 2020, algorithm 2).
+
+    The update of AdamW, weight decay included, is scaled to the norm of its matrix. Vectors (biases
+    and norms) have the scale 1, as in google-research/albert `lamb_optimizer.py`.
 
     `stacked` of a group: matrices in each parameter, along the first axis, each with a scale of its
     own.
@@ -145,7 +148,8 @@ class Lamb(SkippingOptimizer):
             for part, weights in zip(
                 change.chunk(group["stacked"]), p.chunk(group["stacked"]), strict=True
             ):
-                of_weights, of_change = weights.norm(), part.norm()
+                of_weights = weights.norm()
+                of_change = part.norm()
                 part.mul_(
                     torch.where((of_weights > 0) & (of_change > 0), of_weights / of_change, 1.0)
                 )
@@ -158,8 +162,10 @@ class Lamb(SkippingOptimizer):
 
 
 def make_optimizer(model: nn.Module, c: OptimizerConfig) -> torch.optim.Optimizer:
-    """The optimizer, with weight decay on matrices and embeddings, not on biases and norms. AdamW
-    is fused: one pass over memory."""
+    """Return the optimizer, with weight decay on matrices and embeddings, not on biases and norms.
+
+    AdamW is fused: one pass over memory.
+    """
     blocks = [
         int(name.split(".")[2]) + 1
         for name, _ in model.named_parameters()
@@ -170,15 +176,14 @@ def make_optimizer(model: nn.Module, c: OptimizerConfig) -> torch.optim.Optimize
         if p.requires_grad:
             above = _layers_above(name, max(blocks, default=0))
             factor = c.layer_decay ** (above + c.layer_decay_offset * (above > 0))
-            decay, stacked = (
-                c.weight_decay * (p.ndim > 1),
-                3 if c.optimizer == "lamb" and name.endswith(STACKED) else 1,
-            )
+            decay = c.weight_decay * (p.ndim > 1)
+            stacked = 3 if c.optimizer == "lamb" and name.endswith(STACKED) else 1
             group = {"params": [], "weight_decay": decay, "factor": factor, "stacked": stacked}
             groups.setdefault((factor, decay, stacked), group)["params"].append(p)
     defaults: dict[str, Any] = {"lr": c.learning_rate, "betas": (c.beta1, c.beta2), "eps": c.eps}
-    own: dict[str, type[SkippingOptimizer]] = {"lamb": Lamb, "adamax": Adamax}
-    parts, kind = [*groups.values()], own.get(c.optimizer)
+    own_classes: dict[str, type[SkippingOptimizer]] = {"lamb": Lamb, "adamax": Adamax}
+    parts = [*groups.values()]
+    kind = own_classes.get(c.optimizer)
     optimizer: torch.optim.Optimizer
     optimizer = kind(parts, defaults) if kind else torch.optim.AdamW(parts, **defaults, fused=True)
     second = "exp_inf" if c.optimizer == "adamax" else "exp_avg_sq"
@@ -203,8 +208,9 @@ def _layers_above(name: str, blocks: int) -> int:
 def update(
     optimizer: torch.optim.Optimizer, learning_rate: float, grad_norm: Tensor, max_grad_norm: float
 ) -> Tensor:
-    """One step, with gradients scaled down to `max_grad_norm`; nothing changes if `grad_norm` is
-    not finite.
+    """Make one step, with gradients scaled down to `max_grad_norm`.
+
+    Nothing changes if `grad_norm` is not finite.
 
     Both are done inside the step, without waiting for the device. Returns 1 if the step was
     skipped, else 0.

@@ -1,5 +1,7 @@
-"""Structural probes: a linear map of the states of words under which squared lengths are distances
-or depths in a tree (Hewitt and Manning 2019, section 2).
+"""Train structural probes (Hewitt and Manning 2019, section 2).
+
+A probe is a linear map of the states of words under which squared lengths are distances or depths
+in a tree.
 
 - `WordStates`: the states of one layer, and where each sentence is in them
 - `train_probe`: words of trees -> a matrix
@@ -20,15 +22,20 @@ from bertworks.batching.sampling import keyed_rng
 
 ProbeKind = Literal["distance", "depth"]
 # largest weight at the start; of Adam; sentences
-_INITIAL, _LEARNING_RATE, _BATCH = 0.05, 0.001, 20
+_INITIAL = 0.05
+_LEARNING_RATE = 0.001
+_BATCH = 20
 _SORTED = 25  # batches of one length in which sentences of similar lengths meet
-_GAIN, _PATIENCE = 1e-4, 5  # of the dev loss, in this number of epochs; else the training ends
+_GAIN = 1e-4
+_PATIENCE = 5  # of the dev loss, in this number of epochs; else the training ends
 _EVALUATED = 64  # sentences of a batch without gradients
 
 
 class WordStates(NamedTuple):
-    """The states of all words of some sentences: sentence s has the rows starts[s] to starts[s +
-    1]."""
+    """The states of all words of some sentences.
+
+    Sentence s has the rows starts[s] to starts[s + 1].
+    """
 
     states: NDArray[np.floating[Any]]  # [words, width]
     starts: NDArray[np.int64]  # [sentences + 1]
@@ -46,8 +53,10 @@ class WordStates(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """A trained probe: float32 [width, rank]; its mean loss per sentence of dev; epochs of its
-    training."""
+    """A trained probe: float32 [width, rank].
+
+    With it come its mean loss per sentence of dev and the epochs of its training.
+    """
 
     matrix: Tensor
     dev_loss: float
@@ -55,8 +64,10 @@ class Probe(NamedTuple):
 
 
 def probe_outputs(matrix: Tensor, x: Tensor, kind: ProbeKind) -> Tensor:
-    """x [B, n, width] -> squared distances of all pairs of words [B, n, n], or squared lengths
-    (depths) [B, n], after the map `matrix` [width, rank]."""
+    """Return squared distances of all pairs of words, or squared lengths (depths) of words.
+
+    x [B, n, width] -> [B, n, n], or [B, n], after the map `matrix` [width, rank].
+    """
     x = x @ matrix
     if kind == "depth":
         return x.square().sum(-1)
@@ -77,8 +88,10 @@ def train_probe(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> Iterator[tuple[float, Probe]]:
-    """Yield after each epoch the loss on dev, L1, divided by the number of pairs (depths: words) of
-    each sentence, the mean over sentences; and the probe with the smallest one so far.
+    """Yield after each epoch the loss on dev, and the probe with the smallest one so far.
+
+    The loss is L1, divided by the number of pairs (depths: words) of each sentence, the mean over
+    sentences.
 
     Adam with batches of 20 sentences of similar lengths. The learning rate falls to a tenth after
     each epoch without a smaller loss on dev, and 5 epochs without a gain of 1e-4 end the training
@@ -115,7 +128,7 @@ def train_probe(
 
 
 def _epoch(lengths: NDArray[np.int64], seed: int, epoch: int) -> Iterator[list[int]]:
-    """All sentences in batches of similar lengths, in the order of an epoch."""
+    """Yield all sentences in batches of similar lengths, in the order of an epoch."""
     rng = keyed_rng("probe", seed, epoch)
     order = rng.permutation(len(lengths))
     parts = (
@@ -127,7 +140,7 @@ def _epoch(lengths: NDArray[np.int64], seed: int, epoch: int) -> Iterator[list[i
 
 
 def _by_length(words: WordStates, numbers: Sequence[int]) -> Iterator[list[int]]:
-    """The sentences, the shortest first, in batches."""
+    """Yield the sentences, the shortest first, in batches."""
     order = np.argsort(words.lengths(numbers), kind="stable").tolist()
     for start in range(0, len(order), _EVALUATED):
         yield [numbers[n] for n in order[start : start + _EVALUATED]]
@@ -140,7 +153,7 @@ def _loss(
     numbers: Sequence[int],
     kind: ProbeKind,
 ) -> Tensor:
-    """The sum of the losses of these sentences."""
+    """Return the sum of the losses of these sentences."""
     lengths = torch.from_numpy(words.lengths(numbers))
     outputs = probe_outputs(matrix, words.padded(numbers, torch.float32).to(matrix.device), kind)
     target = torch.zeros(outputs.shape)
@@ -156,7 +169,7 @@ def _loss(
 def predictions(
     matrix: Tensor, words: WordStates, numbers: Sequence[int], kind: ProbeKind
 ) -> list[NDArray[np.float64]]:
-    """The distances [n, n] or depths [n] of each of these sentences, computed in float64."""
+    """Return the distances [n, n] or depths [n] of each of these sentences, computed in float64."""
     results = dict[int, NDArray[np.float64]]()
     exact = matrix.detach().double()
     for part in _by_length(words, numbers):

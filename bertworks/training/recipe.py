@@ -1,5 +1,6 @@
-"""Recipes of pre-training and fine-tuning: TOML files, in memory frozen dataclasses. They decide
-all numbers of a run, except the data. Unknown names and wrong types are errors.
+"""Recipes of pre-training and fine-tuning: TOML files, in memory frozen dataclasses.
+
+They decide all numbers of a run, except the data. Unknown names and wrong types are errors.
 """
 
 import math
@@ -39,8 +40,10 @@ Seed = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Phase(Settings):
-    """A part of a run. The original trains 9 of 10 steps at length 128 and the rest at 512 (Devlin
-    et al. 2019, appendix A.2).
+    """A part of a run.
+
+    The original trains 9 of 10 steps at length 128 and the rest at 512 (Devlin et al. 2019,
+    appendix A.2).
 
     num_steps: updates of the parameters.
     batch_size: sequences in a step.
@@ -78,6 +81,7 @@ class TrainConfig(Settings):
 
     @property
     def num_steps(self) -> int:
+        """The number of steps of all phases."""
         return sum(phase.num_steps for phase in self.phases)
 
     def locate(self, step: int) -> tuple[int, int]:
@@ -93,8 +97,10 @@ class TrainConfig(Settings):
 
     @property
     def held_out_length(self) -> int:
-        """The length of most held-out sequences: equal in all runs, so that their figures
-        compare."""
+        """The length of most held-out sequences.
+
+        It is equal in all runs, so that their figures compare.
+        """
         return min(HELD_OUT_LENGTH, self.sequence_length)
 
     @property
@@ -164,19 +170,23 @@ class Recipe(Settings):
     seed: Seed = 0
 
     def rules(self) -> Iterable[tuple[object, str]]:
-        c, length, rate = self.encoder, self.train.sequence_length, self.optimizer.learning_rate
-        format, sampler = self.sampling.format, FORMATS[self.sampling.format]
+        """Yield conditions that the fields must fulfil together, each with its error."""
+        c = self.encoder
+        length = self.train.sequence_length
+        rate = self.optimizer.learning_rate
+        format = self.sampling.format
+        sampler = FORMATS[self.sampling.format]
         kinds = [o.kind for o in self.objectives]
-        others = [kind for kind in kinds if kind not in ("masked_lm", "replaced_token")]
-        wanted: dict[str, object] = {}
+        other_kinds = [kind for kind in kinds if kind not in ("masked_lm", "replaced_token")]
+        required: dict[str, object] = {}
         if self.initialization == "neighbours":  # into a learned table, under a norm
-            wanted = {
+            required = {
                 "position_embedding_type": "learned",
                 "embedding_norm": True,
                 "direction": "bidirectional",
             }
             # a projection that loses nothing
-            wanted |= {"embedding_size": min(c.embedding_size, c.hidden_size)}
+            required |= {"embedding_size": min(c.embedding_size, c.hidden_size)}
         yield from [
             (
                 length <= c.max_position_embeddings,
@@ -204,9 +214,9 @@ class Recipe(Settings):
                 f"encoder.direction = 'left_to_right'",
             ),
             (
-                "replaced_token" not in kinds or not others,
-                f"objectives: {', '.join(others)} and replaced_token exclude each other: expected "
-                "one of them",
+                "replaced_token" not in kinds or not other_kinds,
+                f"objectives: {', '.join(other_kinds)} and replaced_token exclude each other: "
+                "expected one of them",
             ),
             *(
                 (
@@ -228,7 +238,7 @@ class Recipe(Settings):
                     f"initialization {self.initialization!r} with encoder.{name} "
                     f"{getattr(c, name)!r}: expected {value!r}, or initialization = 'published'",
                 )
-                for name, value in wanted.items()
+                for name, value in required.items()
             ),
             (
                 c.initializer_range > 0,
@@ -277,8 +287,8 @@ class Recipe(Settings):
         """Matrix-product operations of a training per token, as `EncoderConfig.flops_per_token`."""
         # all tokens are predicted; of the teacher a forward pass, a third of a training
         if self.distils:
-            own = self.encoder.flops_per_token(sequence_length, 1 + self.predictions)
-            return own + self.teacher.flops_per_token(sequence_length, 1.0) / 3
+            student = self.encoder.flops_per_token(sequence_length, 1 + self.predictions)
+            return student + self.teacher.flops_per_token(sequence_length, 1.0) / 3
         if "replaced_token" not in self.weights:
             return self.encoder.flops_per_token(sequence_length, self.predictions, finished)
         generator = self.encoder.generator(self.generator_size)
@@ -299,7 +309,7 @@ class Recipe(Settings):
         return total
 
     def with_objectives(self) -> "Recipe":
-        """The recipe with its objectives listed, also those that were left to the format."""
+        """Return the recipe with its objectives listed, also those that were left to the format."""
         objectives = tuple(
             ObjectiveConfig(kind=kind, weight=weight) for kind, weight in self.weights.items()
         )
@@ -307,8 +317,10 @@ class Recipe(Settings):
 
 
 def packaged_recipes(folder: str = "") -> dict[str, str]:
-    """The recipes that come with the package, those of pre-training or in "finetuning": their texts
-    by name."""
+    """Return the texts of the recipes that come with the package, by name.
+
+    They are those of pre-training or in "finetuning".
+    """
     files = [
         p
         for p in (resources.files("bertworks") / "recipes" / folder).iterdir()
@@ -321,8 +333,9 @@ def packaged_recipes(folder: str = "") -> dict[str, str]:
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of a TOML file or a name, with the `table.field=value` overrides of the command
-    line.
+    """Return the recipe of a TOML file or a name.
+
+    It has the `table.field=value` overrides of the command line.
 
     Raises:
         UsageError: no such recipe; unknown field, wrong type, missing or refused value: with its
@@ -332,19 +345,19 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def family_recipe(name: str | None) -> Recipe | None:
-    """The recipe of a family that is named without a size, such as roberta or gpt2: that of its
-    base model, else of a small one, else of another. A budget chooses the size. None: no family has
-    this name."""
+    """Return the recipe of a family that is named without a size, or None.
+
+    Such names are roberta or gpt2: it is that of its base model, else of a small one, else of
+    another. A budget chooses the size. None: no family has this name.
+    """
     known = packaged_recipes()
     if name is None or name.endswith(".toml") or (name in known and "-" in name):
         return None
-    sizes = [one for one in known if one == name or one.startswith(f"{name}-")]
+    sizes = [size for size in known if size == name or size.startswith(f"{name}-")]
+    if not sizes:
+        return None
     ranks = [name, f"{name}-base", f"{name}-small"]
-    return (
-        load_recipe(min(sizes, key=lambda one: (*(one != rank for rank in ranks), one)))
-        if sizes
-        else None
-    )
+    return load_recipe(min(sizes, key=lambda size: (*(size != rank for rank in ranks), size)))
 
 
 MIN_LENGTH = 8  # tokens of a fine-tuning sequence: shorter windows would have no room for text
@@ -445,7 +458,9 @@ class FinetuneRecipe(Settings):
     seed: Seed = 0
 
     def rules(self) -> Iterable[tuple[object, str]]:
-        layers, trained = self.feature_layers, self.lstm_encoder == "trained"
+        """Return conditions that the fields must fulfil together, each with its error."""
+        layers = self.feature_layers
+        trained = self.lstm_encoder == "trained"
         return [
             (
                 self.lstm_units or layers == "concat-last-four",
@@ -473,15 +488,21 @@ class FinetuneRecipe(Settings):
 # Without `epochs`: MIN_STEPS steps or MIN_EPOCHS; of few rows MANY_EPOCHS, or FEW_STEPS steps in at
 # most MAX_EPOCHS (docs/experiments, 2026-11-26). Of FEW_STEPS on questions, CLOZE_STEPS are on
 # clozes.
-LABEL_STEPS, CLOZE_STEPS = 40, 200
-MIN_STEPS, MIN_EPOCHS, MANY_EPOCHS, FEW_STEPS, MAX_EPOCHS = 1000, 3, 20, 400, 100
+LABEL_STEPS = 40
+CLOZE_STEPS = 200
+MIN_STEPS = 1000
+MIN_EPOCHS = 3
+MANY_EPOCHS = 20
+FEW_STEPS = 400
+MAX_EPOCHS = 100
 # at most, and times the rate: of a training that starts from a fitted head
-FITTED_EPOCHS, FITTED_RATE = 10, 0.3
+FITTED_EPOCHS = 10
+FITTED_RATE = 0.3
 PAPER_GRID = ("batch_size=16,32", "optimizer.learning_rate=5e-05,3e-05,2e-05", "epochs=2,3,4")
 
 
 def load_finetune_recipe(name: str, overrides: Sequence[str] = ()) -> FinetuneRecipe:
-    """The recipe of a name or of a TOML file, with `table.field=value` overrides.
+    """Return the recipe of a name or of a TOML file, with `table.field=value` overrides.
 
     Raises:
         UsageError: no such recipe; unknown field, wrong type or refused value: with its path.
@@ -508,11 +529,14 @@ def default_max_length(recipe: FinetuneRecipe, max_positions: int) -> int:
 def resolve_recipe(
     recipe: FinetuneRecipe, count: int, c: EncoderConfig, labels: int = 0
 ) -> FinetuneRecipe:
-    """The recipe with epochs and learning rate where they are 0 for "default", and steps on clozes
-    where they are -1.
-    count: examples; c: the network; labels: of texts."""
+    """Return the recipe with values for its defaults.
+
+    These are epochs and learning rate where they are 0 for "default", and steps on clozes where
+    they are -1. count: examples; c: the network; labels: of texts.
+    """
     # of an epoch; before the first one
-    steps, clozes = math.ceil(count / recipe.batch_size), recipe.cloze_steps
+    steps = math.ceil(count / recipe.batch_size)
+    clozes = recipe.cloze_steps
     clozes = (
         CLOZE_STEPS * (MANY_EPOCHS * steps < FEW_STEPS and not recipe.epochs)
         if clozes < 0
@@ -532,11 +556,13 @@ def resolve_recipe(
     )
 
 
-def resolve_fitted(recipe: FinetuneRecipe, given: FinetuneRecipe) -> FinetuneRecipe:
-    """A resolved recipe for a training that starts from a fitted head, where `given` leaves the
-    choice."""
-    epochs = given.epochs or min(FITTED_EPOCHS, recipe.epochs)
-    rate = given.optimizer.learning_rate or float(
+def resolve_fitted(recipe: FinetuneRecipe, requested: FinetuneRecipe) -> FinetuneRecipe:
+    """Return a resolved recipe for a training that starts from a fitted head.
+
+    It is changed where the `requested` recipe leaves the choice.
+    """
+    epochs = requested.epochs or min(FITTED_EPOCHS, recipe.epochs)
+    rate = requested.optimizer.learning_rate or float(
         f"{FITTED_RATE * recipe.optimizer.learning_rate:.1e}"
     )
     return replace(recipe, epochs=epochs, optimizer=replace(recipe.optimizer, learning_rate=rate))
