@@ -753,3 +753,89 @@ def test_a_json_file_is_one_array(count: int, tmp_path: Path) -> None:
     rows = [{"text": f"{n}"} for n in range(count)]
     assert write_rows(tmp_path / "a.json", ["text"], rows) == count
     assert json.loads((tmp_path / "a.json").read_text()) == rows
+
+
+# --- passes over a file
+
+COUNTED: list[str] = []  # the names of files that were opened; a hook cannot be removed
+sys.addaudithook(
+    lambda event, arguments: COUNTED.append(str(arguments[0])) if event == "open" else None
+)
+
+
+def numbered_rows(count: int, suffix: str) -> str:
+    """Rows of a file of this suffix, with their numbers from 0."""
+    if suffix == ".jsonl":
+        return json_lines(*({"text": f"text {n}", "n": n} for n in range(count)))
+    separator = "\t" if suffix == ".tsv" else ","
+    return f"text{separator}n\n" + "".join(f"text {n}{separator}{n}\n" for n in range(count))
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".json", ".tsv", ".csv.gz"])
+@pytest.mark.parametrize("count", [3, 1500])
+def test_a_file_is_opened_once_for_each_pass_and_a_small_one_once(
+    count: int, suffix: str, tmp_path: Path
+) -> None:
+    content = numbered_rows(count, suffix.removesuffix(".gz")).encode()
+    if suffix == ".json":
+        content = json.dumps([{"text": f"text {n}", "n": n} for n in range(count)]).encode()
+    path = write(
+        tmp_path / f"a{suffix}", gzip.compress(content) if suffix.endswith("gz") else content
+    )
+    COUNTED.clear()
+    reader = RowReader(path)
+    opens = [COUNTED.count(str(path))]
+
+    def count_opens() -> None:
+        opens.append(COUNTED.count(str(path)) - sum(opens))
+
+    assert [int(row.values["n"]) for row in reader.sample(5)] == list(range(min(count, 5)))
+    count_opens()
+    assert [int(row.values["n"]) for row in reader] == list(range(count))
+    count_opens()
+    reader.load()
+    count_opens()
+    assert [int(row.values["n"]) for row in reader] == list(range(count))
+    count_opens()
+    is_small = count == 3
+    assert opens == [1, 0, 0 if is_small else 1, 0 if is_small else 1, 0]
+
+
+def test_an_error_behind_the_first_rows_is_one_of_the_pass(tmp_path: Path) -> None:
+    content = numbered_rows(300, ".csv").replace("text 250,250", "text 250")
+    reader = RowReader(write(tmp_path / "a.csv", content))
+    assert [row.values["n"] for row in reader.sample(250)] == [str(n) for n in range(250)]
+    for read in (list, lambda rows: list(rows.sample(251)), RowReader.load):
+        with pytest.raises(BertworksError, match="1 cells, but the first row has 2") as caught:
+            read(reader)
+        assert caught.value.where == f"{tmp_path / 'a.csv'}:252"
+
+
+def test_rows_in_memory_have_the_notes_of_their_pass(tmp_path: Path) -> None:
+    content = "a\tb\tc\n1\t2\t3\n4\t5\n6\t7\n"
+    reader = RowReader(write(tmp_path / "a.tsv", content))
+    for _ in range(2):
+        rows = [row.values for row in reader]
+        assert rows[1] == {"a": "4", "b": "5\n6", "c": "7"}
+        assert reader.notes == [f"rows broken over two lines, joined: 1 ({tmp_path / 'a.tsv'}:3)"]
+
+
+def test_a_file_that_changes_is_refused_though_its_rows_are_in_memory(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", numbered_rows(3, ".csv"))
+    reader = RowReader(path)
+    write(path, numbered_rows(4, ".csv"))
+    with pytest.raises(BertworksError, match="changed while it was read"):
+        list(reader)
+
+
+def test_a_hash_of_a_file_and_its_content(tmp_path: Path) -> None:
+    first = RowReader(write(tmp_path / "a.csv", numbered_rows(3, ".csv")))
+    second = RowReader(write(tmp_path / "b.csv", numbered_rows(3, ".csv")))
+    assert first.content_identity() == second.content_identity()
+    assert first.fingerprint("x") == first.fingerprint("x")
+    assert first.fingerprint("x") not in (second.fingerprint("x"), first.fingerprint("y"))
+    third = RowReader(first.path, ReadOptions(header=True))
+    assert first.content_identity() != third.content_identity()
+    with pytest.raises(UsageError, match="this is the input file"):
+        first.refuse_output(tmp_path / "a.csv")
+    first.refuse_output(tmp_path / "b.csv")
