@@ -195,8 +195,8 @@ def test_the_card_of_a_model_that_continues_texts(recipe: str, tmp_path: Path):
 
 
 def test_the_card_of_a_discriminator(tmp_path: Path):
-    from tests.scenarios.test_electra import TINY
     from tests.support.tiny import write_corpus, write_recipe
+    from tests.training.test_objectives import TINY
 
     recipe = write_recipe(tmp_path / "r.toml", *TINY, ("num_steps = 40", "num_steps = 2"))
     list(

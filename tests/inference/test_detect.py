@@ -24,8 +24,8 @@ from bertworks.text.shards import write_shards
 from bertworks.training.optimization import make_optimizer
 from bertworks.training.recipe import load_finetune_recipe
 from tests.batching.test_sampling import every
-from tests.scenarios.test_electra import TINY, folder as folder
 from tests.support.tiny import documents, write_corpus, write_recipe
+from tests.training.test_objectives import TINY, folder as folder
 
 
 def test_detection_is_that_of_transformers(folder: Path):

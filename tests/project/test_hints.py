@@ -54,7 +54,6 @@ from bertworks.text.vocabulary import train_vocabulary
 from bertworks.training.budget import Measurement, fit_steps
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.recipe import load_recipe
-from tests.scenarios.test_electra import TINY
 from tests.support import ROOT
 from tests.support.fine import write_choices, write_conll, write_reviews, write_squad
 from tests.support.gpt import write_gpt2
@@ -62,6 +61,7 @@ from tests.support.hints import TESTED, VERBS, Shell, templates
 from tests.support.served import write_head
 from tests.support.tiny import write_recipe
 from tests.support.treebanks import write_treebank
+from tests.training.test_objectives import TINY
 
 NETWORK = "the command needs the network"
 GPU = "the message needs a GPU"
