@@ -23,7 +23,7 @@ from bertworks.checkpoints import hf_mapping
 from bertworks.checkpoints.families.family import FAMILIES
 from bertworks.checkpoints.model_card import with_tokenizer_note, without_division
 from bertworks.checkpoints.pickled_weights import find_pickle
-from bertworks.checkpoints.resolve import INDEX, WEIGHTS as WEIGHTS
+from bertworks.checkpoints.resolve import INDEX, WEIGHTS as WEIGHTS, resolve_model
 from bertworks.checkpoints.sentence_transformers import (
     SentenceTransformer,
     read_sentence_transformer,
@@ -497,6 +497,14 @@ def weights_sha256(folder: str | Path) -> str:
     Folders with equal hashes have the same network.
     """
     return combined_sha256(weight_files(as_path(folder)))
+
+
+def named_weights_sha256(model: str) -> str:
+    """Return the sha256 of the weights of a model.
+
+    model: a name or a folder, see `resolve_model`.
+    """
+    return weights_sha256(ModelFolder(resolve_model(model)).within)
 
 
 def weight_files(folder: Path) -> list[Path]:

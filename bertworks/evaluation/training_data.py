@@ -115,18 +115,7 @@ def _training_rows(folder: Path, request: FinetuneRequest, d: TaskConfig) -> lis
     trials = read_json(trials_file)["trials"] if trials_file.exists() else []
     if any(trial.get("fold") is not None for trial in trials):
         request = replace(request, validation="folds", fold=None)
-    return read_data(
-        request.data,
-        task=request.task,
-        text=request.text,
-        label=request.label,
-        group=request.group,
-        read=request.read,
-        fold=None if request.fold is None else (request.fold, request.folds),
-        validation=request.validation,
-        whole_documents=d.document is not None,
-        near_copies=request.near_copies,
-    ).train
+    return read_data(replace(request.rows, whole_documents=d.document is not None)).train
 
 
 def _copies_among(train: Sequence[Item], rows: Sequence[Item], d: TaskConfig) -> IssueCounter:

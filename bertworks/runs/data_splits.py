@@ -1,6 +1,6 @@
 """Labelled files -> training and dev data.
 
-- `read_data`: files -> items, divided into train and dev; groups of rows stay together
+- `read_data`: a `DataRequest` -> items, divided into train and dev; groups of rows stay together
 - `describe_task`: the task, the labels and how texts are read, as a `TaskConfig`
 """
 
@@ -103,41 +103,54 @@ class LabelledData:
         return replace(self, train=train, dev=dev, parts=(), is_validated=False)
 
 
-def read_data(
-    data: Data,
-    *,
-    dev: Data | None = None,
-    task: TaskType | None = None,
-    text: Sequence[str] = (),
-    label: str | Sequence[str] | None = None,
-    group: str | None = None,
-    read: ReadOptions = ReadOptions(),
-    fold: Fold | None = None,
-    validation: Validation = "split",
-    whole_documents: bool = False,
-    positive: str | None = None,
-    near_copies: bool = True,
-) -> LabelledData:
-    """Reads a file, rows in memory, or a folder with a train and a dev file.
+@dataclass(frozen=True)
+class DataRequest:
+    """Labelled data: a file, rows in memory, or a folder with a train and a dev file; and how they
+    are divided.
 
     Args:
         data: see `io.tables.Data`.
         dev: the dev file; None: that of the folder, or else see `validation`.
+        task, text, label: the meaning of the columns; None and (): inferred.
+        group: a column; rows with the same value stay on one side of the split. Questions about the
+            same context and rows with the same texts always do; sentences of a document, pairs that
+            share a text, and choices for the same text, if there are FEWEST_GROUPS groups of them.
+        read: how files are read.
+        fold: number and count: this one of `count` parts is the dev data.
         validation: without a dev file: "split": a random tenth of the rows is dev (at most
             MAX_DEV_ROWS), with the same fraction of every label. "folds": all rows are train, and
             dev has those that are predicted by models of the others. "auto": folds for less than
             FEW_ROWS rows. Neither depends on the seed of the run.
-        group: a column; rows with the same value stay on one side of the split. Questions about the
-            same context and rows with the same texts always do; sentences of a document, pairs that
-            share a text, and choices for the same text, if there are FEWEST_GROUPS groups of them.
-        near_copies: whether texts that are nearly the same (`text.near_copies`) count as the same
-            text; False: only those that differ in case and white space, as in runs that were begun
-            before near-copies were looked for.
-        fold: number and count: this one of `count` parts is the dev data.
         whole_documents: documents of a CoNLL file stay on one side, because their sentences are
             read together.
         positive: the class whose F1 is reported, if there are two; None if `choose_positive` is to
             infer it.
+        near_copies: whether texts that are nearly the same (`text.near_copies`) count as the same
+            text; False: only those that differ in case and white space, as in runs that were begun
+            before near-copies were looked for.
+    """
+
+    data: Data
+    dev: Data | None = None
+    task: TaskType | None = None
+    text: Sequence[str] = ()
+    label: str | Sequence[str] | None = None
+    group: str | None = None
+    read: ReadOptions = ReadOptions()
+    fold: Fold | None = None
+    validation: Validation = "split"
+    whole_documents: bool = False
+    positive: str | None = None
+    near_copies: bool = True
+
+    def wants_parts(self, rows: Sequence[Item]) -> bool:
+        """Return whether these rows are divided into the parts of a cross-validation."""
+        is_few = self.validation == "auto" and len(rows) < FEW_ROWS
+        return self.fold is None and (self.validation == "folds" or is_few)
+
+
+def read_data(request: DataRequest) -> LabelledData:
+    """Read labelled data in one pass, and divide them.
 
     Copies and near-copies that are all rows of a label, or more rows than a fold or the held-out
     tenth has, are divided, and a note warns: first where their texts differ, then by rows.
@@ -148,15 +161,21 @@ def read_data(
         BertworksError: rows that cannot be used for training: all of them, with their lines; too
             few rows.
     """
-    path, dev = find_files(stored(data), None if dev is None else stored(dev, "dev rows"))
-    (reader, dev_reader), empty = _open(path, dev, read, fold), IssueCounter()
+    fold = request.fold
+    dev = None if request.dev is None else stored(request.dev, "dev rows")
+    path, dev = find_files(stored(request.data), dev)
+    reader, dev_reader = _open(path, dev, request.read, fold)
+    empty = IssueCounter()
     reader.load()
-    schema, notes = infer_schema(reader, task=task, text=text, label=label, group=group)
+    schema, notes = infer_schema(
+        reader, task=request.task, text=request.text, label=request.label, group=request.group
+    )
     all_items = _read_items(reader, schema, empty)
     notes += reader.notes
     schema = _with_scheme(schema, all_items, notes)
-    positive = choose_positive(all_items, schema, positive, notes)
-    by_document, by_parts = group is not None or whole_documents, False
+    positive = choose_positive(all_items, schema, request.positive, notes)
+    by_document = request.group is not None or request.whole_documents
+    by_parts = False
     if dev_reader is not None:
         train, held_out = all_items, _read_items(dev_reader, schema, empty)
         part = f", {dev_reader.options.split}" if dev_reader.options.split else ""
@@ -164,7 +183,8 @@ def read_data(
             f"evaluated on {dev_reader.name}{part}: {len(held_out):,} rows",
             *dev_reader.notes,
         ]
-    elif by_parts := fold is None and _wants_parts(validation, all_items):
+    elif request.wants_parts(all_items):
+        by_parts = True
         train, held_out = all_items, list[Item]()
     else:
         num_parts = fold[1] if fold else None
@@ -173,7 +193,7 @@ def read_data(
             schema,
             notes,
             by_document=by_document,
-            near_copies=near_copies,
+            near_copies=request.near_copies,
             num_parts=num_parts,
         )
         train, held_out = divide(all_items, schema, groups, fold, str(path))
@@ -183,14 +203,14 @@ def read_data(
     notes += [f"rows without text are left out: {empty}"] if empty.count else []
     train = _usable(train, schema, notes)
     parts: tuple[list[int], ...] = ()
-    if fold is None and _wants_parts(validation, train):
+    if request.wants_parts(train):
         part_notes = notes if by_parts else list[str]()
         groups = _groups(
             train,
             schema,
             part_notes,
             by_document=by_document,
-            near_copies=near_copies,
+            near_copies=request.near_copies,
             num_parts=PARTS,
         )
         strata = _strata(train, schema, groups, keyed_rng("folds", 0))
@@ -253,10 +273,6 @@ def choose_positive(
     )
     notes.append(f"F1 of: {explanation}")
     return positive_label
-
-
-def _wants_parts(validation: Validation, rows: Sequence[Item]) -> bool:
-    return validation == "folds" or (validation == "auto" and len(rows) < FEW_ROWS)
 
 
 def _validated_rows(
@@ -520,7 +536,7 @@ def _groups(
     of their texts, or not.
 
     Args:
-        near_copies: see `read_data`.
+        near_copies: see `DataRequest`.
         num_parts: how many parts of equal size there are; None if a tenth of the rows is held out.
     """
     rows: list[Hashable] = list(range(len(all_items)))
@@ -755,7 +771,7 @@ def divide(
 
     Args:
         groups: for each item, the group that stays together.
-        fold: see `read_data`. name: of the file.
+        fold: see `DataRequest`. name: of the file.
 
     Raises:
         UsageError: fewer groups than folds. BertworksError: a single group.

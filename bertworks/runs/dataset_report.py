@@ -29,7 +29,14 @@ from bertworks.io.options import ReadOptions
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import Data
 from bertworks.io.text_files import IssueCounter
-from bertworks.runs.data_splits import LabelledData, Validation, describe_task, read_data, text_key
+from bertworks.runs.data_splits import (
+    DataRequest,
+    LabelledData,
+    Validation,
+    describe_task,
+    read_data,
+    text_key,
+)
 from bertworks.tasks.decoding import make_featurizer
 from bertworks.tasks.features import Features
 from bertworks.tasks.scores import TASKS, named_spans
@@ -282,7 +289,7 @@ def check_file(
         task, text, label: the meaning of the columns; None: inferred.
         group: a column; rows with the same value stay on one side of the split.
         positive: the class whose F1 is reported, if there are two; None if it is to be inferred.
-        validation: see `runs.data_splits.read_data`.
+        validation: see `runs.data_splits.DataRequest`.
         read: how files are read.
 
     Raises:
@@ -293,14 +300,19 @@ def check_file(
     folder = ModelFolder(resolve_model(model))
     tokenizer = folder.tokenizer
     max_positions = folder.config.max_position_embeddings
-    meaning: dict[str, Any] = {
-        "task": task,
-        "text": text,
-        "label": label,
-        "group": group,
-        "positive": positive,
-    }
-    labelled = read_data(data, dev=dev, read=read, validation=validation, **meaning)
+    labelled = read_data(
+        DataRequest(
+            data,
+            dev=dev,
+            task=task,
+            text=text,
+            label=label,
+            group=group,
+            read=read,
+            validation=validation,
+            positive=positive,
+        )
+    )
     recipe = load_finetune_recipe("stable")
     description = describe_task(
         labelled, replace(recipe, max_length=default_max_length(recipe, max_positions))

@@ -9,15 +9,22 @@ from typing import Any
 
 import torch
 
-from bertworks.checkpoints.model_folder import Model, ModelFolder, weights_sha256
-from bertworks.checkpoints.resolve import joint_tasks, resolve_model
+from bertworks.checkpoints.model_folder import Model, ModelFolder, named_weights_sha256
+from bertworks.checkpoints.resolve import initial_folder
 from bertworks.errors import UsageError
 from bertworks.inference.causal_lm import mark_texts
 from bertworks.io.atomic_write import sha256
 from bertworks.io.options import ReadOptions
 from bertworks.io.paths import as_path
 from bertworks.io.tables import StoredRows
-from bertworks.runs.data_splits import LabelledData, Method, Validation, find_files, read_data
+from bertworks.runs.data_splits import (
+    DataRequest,
+    LabelledData,
+    Method,
+    Validation,
+    find_files,
+    read_data,
+)
 from bertworks.tasks.settings import TaskType
 from bertworks.training import recipe as recipes
 from bertworks.training.device import best_precision
@@ -51,14 +58,14 @@ class FinetuneRequest:
         is trained from there. "auto": with few rows "cosine" for pairs (two labels or a number),
         "full" for other data, unless another one is clearly better in a cross-validation; else
         "full".
-    validation: what is evaluated without a dev file, see `data_splits.read_data`.
+    validation: what is evaluated without a dev file, see `data_splits.DataRequest`.
     teacher: a model that was fine-tuned for the same task, from which this one learns too; None:
         from the labels alone.
     layers: the number of layers that are kept of the initial model, see
         `training.distillation.student_layers`; None: all.
     budget: a time such as "5m" for everything: fewer epochs, if those of the recipe take longer;
         None: no limit.
-    near_copies: whether near-copies stay on one side of a split, see `data_splits.read_data`;
+    near_copies: whether near-copies stay on one side of a split, see `data_splits.DataRequest`;
         False: a run that was begun before they did, and keeps its split when it is resumed.
     """
 
@@ -95,6 +102,23 @@ class FinetuneRequest:
             if isinstance(path, str)
         )
 
+    @property
+    def rows(self) -> DataRequest:
+        """The rows of the request, and how they are divided."""
+        return DataRequest(
+            self.data,
+            dev=self.dev,
+            task=self.task,
+            text=self.text,
+            label=self.label,
+            group=self.group,
+            read=self.read,
+            fold=None if self.fold is None else (self.fold, self.folds),
+            validation=self.validation,
+            positive=self.positive,
+            near_copies=self.near_copies,
+        )
+
     def content(self) -> dict[str, Any]:
         """Return the request as JSON, with hashes of the files that it names."""
         content: dict[str, Any] = {}
@@ -114,8 +138,7 @@ class FinetuneRequest:
             if checksums:
                 content[f"{name}_sha256"] = hashlib.sha256("".join(checksums).encode()).hexdigest()
         if self.teacher:
-            teacher = ModelFolder(resolve_model(self.teacher))
-            content["teacher_sha256"] = weights_sha256(teacher.within)
+            content["teacher_sha256"] = named_weights_sha256(self.teacher)
         return content
 
 
@@ -172,23 +195,10 @@ def prepare_finetuning(
         BertworksError: the model or the data cannot be used.
     """
     recipe = recipe or requested_recipe(request, device)
-    joint = joint_tasks(request.model)
-    folder, model = source or _initial_model(request, joint)
+    path, joint = initial_folder(request.model, task_name(request.data))
+    folder, model = source or _initial_model(path, request.layers)
     if data is None:
-        data = read_data(
-            request.data,
-            dev=request.dev,
-            task=request.task,
-            text=request.text,
-            label=request.label,
-            group=request.group,
-            read=request.read,
-            validation=request.validation,
-            near_copies=request.near_copies,
-            whole_documents=recipe.document_context,
-            positive=request.positive,
-            fold=None if request.fold is None else (request.fold, request.folds),
-        )
+        data = read_data(replace(request.rows, whole_documents=recipe.document_context))
     return Preparation(request, device, recipe, folder, model, data, joint)
 
 
@@ -202,27 +212,18 @@ def requested_recipe(request: FinetuneRequest, device: torch.device) -> Finetune
     return recipe
 
 
-def _initial_model(
-    request: FinetuneRequest, joint: Mapping[str, Path]
-) -> tuple[ModelFolder, Model]:
+def _initial_model(path: Path, layers: int | None) -> tuple[ModelFolder, Model]:
     """Return the folder of the initial model, and the model with the layers that are kept.
-
-    Of a joint fine-tuning it is that of the task with the name of the data, or else of the first
-    task, for its encoder alone.
 
     Raises:
         UsageError: it has fewer layers.
         BertworksError: see `ModelFolder.load`.
     """
-    folder = ModelFolder(
-        joint.get(task_name(request.data))
-        or next(iter(joint.values()), None)
-        or resolve_model(request.model)
-    )
+    folder = ModelFolder(path)
     folder.require_language()
     model = folder.load(needs={"encoder"})
     most = model.config.num_hidden_layers
-    num_layers = request.layers or most
+    num_layers = layers or most
     if not 1 <= num_layers <= most:
         what = f"--layers {num_layers}: expected a number from 1 to {most}, the layers of the model"
         raise UsageError(what)

@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bertworks.checkpoints.model_folder import ModelFolder, weights_sha256
-from bertworks.checkpoints.resolve import is_model_name, resolve_model
+from bertworks.checkpoints.model_folder import named_weights_sha256
+from bertworks.checkpoints.resolve import is_model_name
 from bertworks.errors import UsageError, expect, names_of
 from bertworks.io.atomic_write import sha256
 from bertworks.io.paths import as_path
@@ -87,9 +87,7 @@ class Request:
         ):
             content["recipe_sha256"] = sha256(path)
         if self.teacher:
-            content["teacher_sha256"] = weights_sha256(
-                ModelFolder(resolve_model(self.teacher)).within
-            )
+            content["teacher_sha256"] = named_weights_sha256(self.teacher)
         if self.is_shards and (manifest := as_path(self.inputs[0]) / "manifest.json").is_file():
             content["shards_sha256"] = Manifest.load(manifest).identity
         return content

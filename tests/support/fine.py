@@ -172,3 +172,8 @@ def write_choices(path: Path, count: int = 160) -> Path:
             endings = [sentence(draw, draw.choice(GOOD if n == right else BAD)) for n in range(3)]
             rows.writerow([sentence(draw), *endings, right])
     return path
+
+
+def read_data(data: Data, **options: Any) -> LabelledData:
+    """Read labelled data. options: the other fields of `DataRequest`."""
+    return data_splits.read_data(DataRequest(data, **options))
