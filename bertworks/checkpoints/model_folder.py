@@ -23,7 +23,7 @@ from bertworks.checkpoints import hf_mapping
 from bertworks.checkpoints.families.family import FAMILIES
 from bertworks.checkpoints.model_card import with_tokenizer_note, without_division
 from bertworks.checkpoints.pickled_weights import find_pickle
-from bertworks.checkpoints.resolve import INDEX, WEIGHTS as WEIGHTS, resolve_model
+from bertworks.checkpoints.resolve import INDEX, WEIGHTS as WEIGHTS, joint_tasks, resolve_model
 from bertworks.checkpoints.sentence_transformers import (
     SentenceTransformer,
     read_sentence_transformer,
@@ -489,6 +489,24 @@ def check_components(components: Collection[str], needs: Collection[str], folder
         if "lm_head" in missing and (folder / "generator").is_dir():  # of a discriminator
             hint = f"its generator has one: use {quoted(folder / 'generator')}"
         raise BertworksError(what, where=str(folder), hint=hint)
+
+
+def initial_folder(model: str, task: str) -> tuple[ModelFolder, dict[str, Path]]:
+    """Return the folder of the model from which a fine-tuning starts, and the folders of all tasks
+    if the model is a joint fine-tuning.
+
+    Args:
+        model: a name or a folder, see `resolve_model`.
+        task: the name of the data. Of a joint fine-tuning the folder is that of the task of this
+            name, or else that of the first task, for its encoder alone.
+
+    Raises:
+        BertworksError: see `resolve_model`.
+    """
+    tasks = joint_tasks(model)
+    if tasks:
+        return ModelFolder(tasks.get(task) or next(iter(tasks.values()))), tasks
+    return ModelFolder(resolve_model(model)), {}
 
 
 def weights_sha256(folder: str | Path) -> str:

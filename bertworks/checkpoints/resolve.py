@@ -105,24 +105,6 @@ def joint_tasks(folder: str | Path) -> dict[str, Path]:
     return {path.parent.name: path.parent for path in task_files}
 
 
-def initial_folder(model: str, task: str) -> tuple[Path, dict[str, Path]]:
-    """Return the folder of the model from which a fine-tuning starts, and the folders of all tasks
-    if the model is a joint fine-tuning.
-
-    Args:
-        model: a name or a folder, see `resolve_model`.
-        task: the name of the data. Of a joint fine-tuning the folder is that of the task of this
-            name, or else that of the first task, for its encoder alone.
-
-    Raises:
-        BertworksError: see `resolve_model`.
-    """
-    tasks = joint_tasks(model)
-    if tasks:
-        return tasks.get(task) or next(iter(tasks.values())), tasks
-    return resolve_model(model), {}
-
-
 def task_folder(model: str | Path, task: str | None) -> str | Path:
     """Return the folder of a task of a joint fine-tuning; without a task: the model itself.
 

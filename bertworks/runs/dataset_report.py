@@ -24,7 +24,7 @@ from bertworks.config import packaged_table
 from bertworks.datasets.annotations import tag_scheme
 from bertworks.datasets.schema import Item, compared_texts
 from bertworks.datasets.values import similar_labels
-from bertworks.errors import some_names
+from bertworks.errors import names_of, some_names
 from bertworks.io.options import ReadOptions
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import Data
@@ -305,8 +305,8 @@ def check_file(
             data,
             dev=dev,
             task=task,
-            text=text,
-            label=label,
+            text=names_of(text),
+            label=names_of(label),
             group=group,
             read=read,
             validation=validation,

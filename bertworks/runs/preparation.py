@@ -9,8 +9,12 @@ from typing import Any
 
 import torch
 
-from bertworks.checkpoints.model_folder import Model, ModelFolder, named_weights_sha256
-from bertworks.checkpoints.resolve import initial_folder
+from bertworks.checkpoints.model_folder import (
+    Model,
+    ModelFolder,
+    initial_folder,
+    named_weights_sha256,
+)
 from bertworks.errors import UsageError
 from bertworks.inference.causal_lm import mark_texts
 from bertworks.io.atomic_write import sha256
@@ -103,6 +107,11 @@ class FinetuneRequest:
         )
 
     @property
+    def task_name(self) -> str:
+        """See `task_name`."""
+        return task_name(self.data)
+
+    @property
     def rows(self) -> DataRequest:
         """The rows of the request, and how they are divided."""
         return DataRequest(
@@ -143,8 +152,8 @@ class FinetuneRequest:
 
 
 def task_name(data: str | StoredRows) -> str:
-    """The name of a data set in a joint fine-tuning: its folder, or its file without suffixes; "":
-    rows in memory."""
+    """Return the name of a data set in a joint fine-tuning: its folder, or its file without
+    suffixes; "" for rows in memory."""
     if isinstance(data, StoredRows):
         return ""
     name = Path(data).name
@@ -173,7 +182,7 @@ class Preparation:
     @property
     def may_keep_head(self) -> bool:
         """Whether the head of the initial model may be for the task of the data."""
-        return not self.joint or task_name(self.request.data) in self.joint
+        return not self.joint or self.request.task_name in self.joint
 
 
 def prepare_finetuning(
@@ -195,8 +204,8 @@ def prepare_finetuning(
         BertworksError: the model or the data cannot be used.
     """
     recipe = recipe or requested_recipe(request, device)
-    path, joint = initial_folder(request.model, task_name(request.data))
-    folder, model = source or _initial_model(path, request.layers)
+    folder, joint = initial_folder(request.model, request.task_name)
+    folder, model = source or (folder, _initial_model(folder, request.layers))
     if data is None:
         data = read_data(replace(request.rows, whole_documents=recipe.document_context))
     return Preparation(request, device, recipe, folder, model, data, joint)
@@ -212,14 +221,13 @@ def requested_recipe(request: FinetuneRequest, device: torch.device) -> Finetune
     return recipe
 
 
-def _initial_model(path: Path, layers: int | None) -> tuple[ModelFolder, Model]:
-    """Return the folder of the initial model, and the model with the layers that are kept.
+def _initial_model(folder: ModelFolder, layers: int | None) -> Model:
+    """Return the model of a folder with some of its layers; with all of them if `layers` is None.
 
     Raises:
         UsageError: it has fewer layers.
         BertworksError: see `ModelFolder.load`.
     """
-    folder = ModelFolder(path)
     folder.require_language()
     model = folder.load(needs={"encoder"})
     most = model.config.num_hidden_layers
@@ -228,4 +236,4 @@ def _initial_model(path: Path, layers: int | None) -> tuple[ModelFolder, Model]:
         what = f"--layers {num_layers}: expected a number from 1 to {most}, the layers of the model"
         raise UsageError(what)
     config, state = select_layers(model.config, model.state, num_layers)
-    return folder, mark_texts(Model(config, state, model.tokenizer))
+    return mark_texts(Model(config, state, model.tokenizer))

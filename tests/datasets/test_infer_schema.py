@@ -23,11 +23,11 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.inference.predict import predict_file
 from bertworks.io.options import ReadOptions
-from bertworks.runs.data_splits import read_data
 from bertworks.runs.finetune import finetune
 from bertworks.tasks.settings import TaskConfig
 from bertworks.text.codes import is_code
 from bertworks.training.recipe import load_finetune_recipe
+from tests.support.fine import read_data
 
 SUBJECTS = (
     "the old ferry,a quiet street,her brother,our little shop,the night train,every second page"

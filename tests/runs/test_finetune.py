@@ -34,7 +34,7 @@ from bertworks.inference.predictor import Predictor
 from bertworks.metrics.intervals import SAMPLES, wilson_interval
 from bertworks.models.config import EncoderConfig
 from bertworks.runs import finetune as finetune_module
-from bertworks.runs.data_splits import divide, read_data
+from bertworks.runs.data_splits import divide
 from bertworks.runs.finetune import finetune_events
 from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.preparation import prepare_finetuning
@@ -44,6 +44,7 @@ from bertworks.tasks.decoding import balanced_weights
 from bertworks.tasks.heads import Classification, TaskModel
 from bertworks.training.recipe import default_max_length, load_finetune_recipe, resolve_recipe
 from tests.support.fine import (
+    read_data,
     write_choices,
     write_conll,
     write_multilabel,

@@ -22,7 +22,7 @@ from bertworks.inference.embedder import Embedder
 from bertworks.inference.predictor import Predictor
 from bertworks.interop.export import export
 from bertworks.runs.baselines import baseline_answers
-from bertworks.runs.data_splits import EVALUATED, PARTS, read_data
+from bertworks.runs.data_splits import EVALUATED, PARTS
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob, Forecast
 from bertworks.runs.preparation import prepare_finetuning
@@ -33,6 +33,7 @@ from bertworks.tasks.heads import Classification, MultiLabel, Regression
 from bertworks.tasks.linear_head import SEQUENCE_DEVIATION, fit_linear_head
 from bertworks.training.recipe import load_finetune_recipe
 from tests.support.fine import (
+    read_data,
     write_conll,
     write_multilabel,
     write_pairs,

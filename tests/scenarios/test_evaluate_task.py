@@ -15,10 +15,10 @@ from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.inference.predict import predict_file
 from bertworks.io.options import ReadOptions
 from bertworks.models.packed_linear import cpu_supports_int8
-from bertworks.runs.data_splits import read_data
 from bertworks.runs.finetune import finetune
 from bertworks.tasks.settings import TaskConfig
 from tests.support.fine import (
+    read_data,
     write_choices,
     write_conll,
     write_multilabel,

@@ -24,7 +24,7 @@ from bertworks.datasets.schema import Schema, items
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.options import ReadOptions
 from bertworks.io.text_files import infer_encoding, open_lines
-from bertworks.runs.data_splits import read_data
+from tests.support.fine import read_data
 
 LINES = {  # a sentence in the encodings of its language
     ("cp1252",): "Schrecklich, für mich völlig öde – Größe „nie wieder“",

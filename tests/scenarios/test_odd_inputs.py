@@ -31,7 +31,6 @@ from bertworks.inference.whitening import Moments
 from bertworks.io.text_files import IssueCounter
 from bertworks.metrics.squad import SquadQuestion, evaluate_answers
 from bertworks.retrieval.index import Index
-from bertworks.runs.data_splits import read_data
 from bertworks.runs.dataset_report import make_dataset_report
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.report import write_errors
@@ -40,7 +39,7 @@ from bertworks.tasks.features import Featurizer
 from bertworks.tasks.scores import Mistake
 from bertworks.tasks.settings import TaskConfig
 from bertworks.text.tokenizer_pipeline import with_marks
-from tests.support.fine import tokenizer, write_pairs, write_reviews, write_squad
+from tests.support.fine import read_data, tokenizer, write_pairs, write_reviews, write_squad
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=1", "patience=0", "precision=fp32")
 

@@ -11,7 +11,7 @@ import pytest
 
 from bertworks.cli.main import main
 from bertworks.inference.embedder import Embedder
-from bertworks.runs.data_splits import read_data
+from tests.support.fine import read_data
 from tests.support.served import Local
 
 

@@ -18,9 +18,8 @@ from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.inference.predict import predict_file
 from bertworks.inference.predictor import Predictor
 from bertworks.metrics.classification import Span
-from bertworks.runs.data_splits import read_data
 from bertworks.runs.finetune import finetune_events, make_finetune_request
-from tests.support.fine import FILLER, PEOPLE, PLACES
+from tests.support.fine import FILLER, PEOPLE, PLACES, read_data
 from tests.support.schemes import Scheme, convert_tags, tag_spans, tagging
 
 STRICT = {

@@ -20,7 +20,7 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.metrics.intervals import label_correlation
 from bertworks.runs.baselines import FINETUNED, compare_baselines
-from bertworks.runs.data_splits import LabelledData, choose_positive, describe_task, read_data
+from bertworks.runs.data_splits import LabelledData, choose_positive, describe_task
 from bertworks.runs.dataset_report import check_file
 from bertworks.runs.finetune import finetune, finetune_events, make_finetune_request
 from bertworks.tasks.decoding import make_featurizer
@@ -28,7 +28,7 @@ from bertworks.tasks.features import Features
 from bertworks.tasks.scores import compute_metrics, format_never_found, task_results
 from bertworks.tasks.settings import TaskConfig
 from bertworks.training.recipe import load_finetune_recipe
-from tests.support.fine import tokenizer, write_reviews
+from tests.support.fine import read_data, tokenizer, write_reviews
 
 
 def rows_of(labels: list[str]) -> list[Features]:

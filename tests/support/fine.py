@@ -5,11 +5,15 @@ import gc
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from bertworks.checkpoints.model_folder import save_model
+from bertworks.io.tables import Data
 from bertworks.models.config import EncoderConfig
+from bertworks.runs import data_splits
+from bertworks.runs.data_splits import DataRequest, LabelledData
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from bertworks.training.objectives import PretrainingModel

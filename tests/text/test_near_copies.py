@@ -13,14 +13,14 @@ import pytest
 from bertworks.datasets.schema import Item, Schema
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.runs import dataset_report
-from bertworks.runs.data_splits import PARTS, LabelledData, read_data
+from bertworks.runs.data_splits import PARTS, LabelledData
 from bertworks.runs.dataset_report import check_file
 from bertworks.runs.finetune import finetune, finetune_events, make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.trials import plan_trials, run_trials
 from bertworks.text import near_copies as module
 from bertworks.text.near_copies import MIN_SIMILARITY, near_copies, near_copies_of_rows
-from tests.support.fine import FILLER, write_model
+from tests.support.fine import FILLER, read_data, write_model
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
@@ -524,7 +524,7 @@ def test_a_run_that_was_begun_before_keeps_its_split(
         jobs.append(job)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(FinetuneJob, "begin", stopping)
+    monkeypatch.setattr(FinetuneJob, "initial_network", stopping)
     for name in ("now", "before", "now", "before"):
         with pytest.raises(KeyboardInterrupt):
             list(finetune_events(tmp_path / name, request, device="cpu"))
