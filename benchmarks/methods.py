@@ -237,8 +237,10 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
     from bertworks.runs.finetune_job import FinetuneJob
     from bertworks.runs.preparation import FinetuneRequest, prepare_finetuning
     from bertworks.runs.training_run import TrainingRun
-    from bertworks.tasks.calibration import fit_outputs, gold_logits
-    from bertworks.tasks.decoding import Decoder, Logits
+    from bertworks.tasks.calibration import fit_outputs
+    from bertworks.tasks.decoding import Decoder
+    from bertworks.tasks.probabilities import Logits
+    from bertworks.tasks.registry import TASKS
     from bertworks.tasks.scores import groups_of, row_sums
     from bertworks.training.device import choose_device
 
@@ -292,7 +294,7 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
         }
         if d.task == "classification":
             fitted = fit_outputs(job.description, seen, [*chain(*inner)])[0]
-            x, gold, rows = gold_logits(d, job.dev, logits)
+            x, gold, rows = TASKS[d.task].gold_logits(job.dev, logits)
             for when, divisor in (("before", 1.0), ("after", fitted.temperature)):
                 sides = confidences(x, gold, np.full(len(x), divisor))
                 error, around = expected_calibration_error(*sides, rows)

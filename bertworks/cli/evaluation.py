@@ -101,8 +101,8 @@ def task(
         bertworks evaluate task MODEL test.csv --errors errors.csv
     """
     from bertworks.io.atomic_write import refuse_existing
-    from bertworks.tasks.features import format_truncation
     from bertworks.tasks.scores import format_metrics, format_never_found
+    from bertworks.tasks.sequences import format_truncation
 
     refuse_existing(errors, overwrite)
     options: dict[str, Any] = {
@@ -183,7 +183,7 @@ def squad(
         bertworks evaluate squad --data dev.json --predictions answers.json
     """
     from bertworks.io.atomic_write import refuse_existing, refuse_unwritable, write_json
-    from bertworks.tasks.features import Truncation, format_truncation
+    from bertworks.tasks.sequences import Truncation, format_truncation
 
     if (predictions is None) == (model is None):
         raise UsageError(
@@ -340,7 +340,7 @@ def pairs(
         bertworks evaluate pairs MODEL test.en test.de --language en --language de
         bertworks evaluate pairs minilm pairs.tsv
     """
-    from bertworks.tasks.features import format_truncation
+    from bertworks.tasks.sequences import format_truncation
 
     result = bw.evaluate_pairs(
         model, files, languages=language or (), device=device, on_note=console.say

@@ -51,16 +51,10 @@ from bertworks.runs.data_splits import choose_positive
 from bertworks.runs.prepare import read_text
 from bertworks.runs.pretrain_job import held_out_batches, masked_examples, split_long_documents
 from bertworks.runs.report import write_errors
-from bertworks.tasks.decoding import Answer
-from bertworks.tasks.features import (
-    SHOWN,
-    Features,
-    Featurizer,
-    Truncation,
-    format_truncation,
-    shortened,
-)
+from bertworks.tasks.features import SHOWN, Featurizer, shortened
+from bertworks.tasks.probabilities import Answer
 from bertworks.tasks.scores import bounded, compute_metrics, task_results
+from bertworks.tasks.sequences import Features, Truncation, format_truncation
 from bertworks.tasks.settings import TaskConfig
 from bertworks.text.corpus import Documents
 from bertworks.text.shards import write_shards

@@ -38,7 +38,7 @@ from bertworks.models.heads import Pooling
 from bertworks.models.transformer import Encoder
 from bertworks.retrieval.index import RERANKED, Index, Ranking
 from bertworks.retrieval.ranking import Reranker, Scores, ranking_figures, top_k
-from bertworks.tasks.features import Truncation, format_truncation
+from bertworks.tasks.sequences import Truncation, format_truncation
 from bertworks.text.translations import read_translations
 
 _DEPTH = 1000  # documents of a ranking that count, as in trec_eval

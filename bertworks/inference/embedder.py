@@ -42,7 +42,8 @@ from bertworks.io.tables import (
 from bertworks.models.heads import Pooling
 from bertworks.models.packed_linear import InferenceEncoder, with_fp16_weights
 from bertworks.models.transformer import Encoder
-from bertworks.tasks.features import Features, Featurizer, Truncation
+from bertworks.tasks.features import Featurizer
+from bertworks.tasks.sequences import Features, Truncation
 from bertworks.training.device import (
     InferencePrecision,
     PrecisionOption,

@@ -62,9 +62,9 @@ from bertworks.models.layers import meta_device_init
 from bertworks.models.layout import Layout
 from bertworks.models.packed_linear import InferenceEncoder
 from bertworks.models.transformer import Encoder
-from bertworks.tasks.decoding import Logits
-from bertworks.tasks.features import Lazy
 from bertworks.tasks.heads import MultipleChoice, TaskHead, TaskModel
+from bertworks.tasks.probabilities import Logits
+from bertworks.tasks.sequences import Lazy
 from bertworks.training.device import (
     THREADS,
     InferencePrecision,

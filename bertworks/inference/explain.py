@@ -36,9 +36,16 @@ from bertworks.inference.masked_lm import load_masked_lm
 from bertworks.inference.predictor import Predictor, item_of
 from bertworks.io.atomic_write import write_bytes
 from bertworks.models.transformer import Encoder
-from bertworks.reports.svg import Section, grid, html, note, page, render, section
-from bertworks.tasks.decoding import Answer
-from bertworks.tasks.features import Features, tokens_in_span
+from bertworks.reports.svg import Section
+from bertworks.reports.svg import grid
+from bertworks.reports.svg import html
+from bertworks.reports.svg import note
+from bertworks.reports.svg import page
+from bertworks.reports.svg import render
+from bertworks.reports.svg import section
+from bertworks.tasks.probabilities import Answer
+from bertworks.tasks.sequences import Features
+from bertworks.tasks.sequences import tokens_in_span
 from bertworks.tasks.settings import TaskConfig
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.objectives import PretrainingModel

@@ -29,7 +29,7 @@ from bertworks.inference.engine import (
 )
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import texts_of
-from bertworks.tasks.features import centered_window
+from bertworks.tasks.sequences import centered_window
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.device import Precision
 from bertworks.training.objectives import PretrainingModel

@@ -29,9 +29,9 @@ from bertworks.io.file_job import FileJob, compute_file
 from bertworks.io.options import Bulk, ReadOptions
 from bertworks.io.tables import Data, rows_of_texts
 from bertworks.io.text_files import IssueCounter
-from bertworks.tasks.decoding import Answer
-from bertworks.tasks.features import Truncation
+from bertworks.tasks.probabilities import Answer
 from bertworks.tasks.scores import predicted_label
+from bertworks.tasks.sequences import Truncation
 from bertworks.tasks.settings import TaskConfig
 from bertworks.training.device import PrecisionOption, fixed_machine, gpus_for
 

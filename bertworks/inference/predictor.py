@@ -37,10 +37,13 @@ from bertworks.io.file_job import CHARACTERS_AT_ONCE, ROWS_AT_ONCE
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import Data, are_rows, computed, is_missing, missing_hint, plain_value
 from bertworks.models.transformer import Encoder
-from bertworks.tasks.decoding import Answer, Decoder, Logits, make_featurizer, make_task_head
-from bertworks.tasks.features import Features, Featurizer
+from bertworks.tasks.decoding import Decoder, make_featurizer, make_task_head
+from bertworks.tasks.features import Featurizer
 from bertworks.tasks.heads import TaskModel
-from bertworks.tasks.scores import TASKS, compute_metrics, metric_of
+from bertworks.tasks.probabilities import Answer, Logits
+from bertworks.tasks.registry import TASKS
+from bertworks.tasks.scores import compute_metrics, metric_of
+from bertworks.tasks.sequences import Features
 from bertworks.tasks.settings import TaskConfig
 from bertworks.training.device import InferencePrecision, PrecisionOption, disable_heap_trim
 from bertworks.training.recipe import MIN_LENGTH
@@ -71,7 +74,7 @@ class OutputFields:
         Raises:
             UsageError: several labels or answers, and the task has one.
         """
-        parts = tuple(TASKS[d.task]["shown"])
+        parts = TASKS[d.task].shown
         if raw:
             parts = (*(("entities",) if d.tag_scheme else ()), "words", *parts)
         if top_k > 1 or probabilities:

@@ -67,7 +67,7 @@ from bertworks.retrieval.store import (
     create_index,
     refuse_documents,
 )
-from bertworks.tasks.features import Truncation
+from bertworks.tasks.sequences import Truncation
 
 Ranking = Literal["hybrid", "dense", "bm25"]
 RERANKED = 50  # minimum number of hits that are reranked

@@ -41,12 +41,12 @@ from bertworks.metrics.intervals import (
 from bertworks.models.layers import meta_device_init
 from bertworks.models.packed_linear import InferenceEncoder
 from bertworks.models.transformer import Encoder
-from bertworks.tasks.decoding import Answer, Decoder, Logits, make_task_head
-from bertworks.tasks.features import Features
+from bertworks.tasks.decoding import Decoder, make_task_head
 from bertworks.tasks.heads import combine_vectors
 from bertworks.tasks.linear_head import LinearHead, fit_linear_head
+from bertworks.tasks.probabilities import Answer, Logits
+from bertworks.tasks.registry import TASKS
 from bertworks.tasks.scores import (
-    TASKS,
     format_score,
     groups_of,
     interval_of,
@@ -54,6 +54,7 @@ from bertworks.tasks.scores import (
     row_sums,
     span_pairs,
 )
+from bertworks.tasks.sequences import Features
 from bertworks.tasks.settings import TaskConfig
 from bertworks.text.segmentation import split_sentences
 from bertworks.training.device import InferencePrecision
@@ -211,7 +212,7 @@ def baseline_answers(
             "n_best": [],
         }
         nearest = [answer for fold in folds for answer in _nearest_sentences(*fold)]
-        return {TASKS["qa"]["trivial"]: [no_answer] * len(held_out), "nearest sentence": [*nearest]}
+        return {TASKS["qa"].trivial: [no_answer] * len(held_out), "nearest sentence": [*nearest]}
     answers_of: Answers = {}
     sample_sizes = dict[str, list[str]]()
     before = 0
@@ -226,7 +227,7 @@ def baseline_answers(
                 sizes.append(f" of {len(prediction.train):,} rows")
         before += len(rows)
     constant = _trivial(train, sum(map(len, map(_targets, held_out))), d)
-    named: Answers = {TASKS[d.task]["trivial"]: [*_decoded(d, held_out, constant)]}
+    named: Answers = {TASKS[d.task].trivial: [*_decoded(d, held_out, constant)]}
     for method, answers in answers_of.items():
         num_answers = len(answers) - answers.count(None)
         on_rows = f" on {num_answers:,} rows" if None in answers else ""
@@ -584,7 +585,7 @@ def compare_baselines(
     best = min(range(1, len(methods)), key=lambda number: methods[number]["difference"])
     evidence = _evidence(d, metric, rows, model_answers, trivial_answers)
     if not too_few and d.task in ("classification", "multilabel"):
-        field = TASKS[d.task]["shown"][0]
+        field = TASKS[d.task].shown[0]
         right_answers = [{field: row.item.label} for row in rows]
         _, interval = _evidence(d, metric, rows, right_answers, trivial_answers)
         if interval.low <= 0:

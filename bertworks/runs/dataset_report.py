@@ -38,8 +38,8 @@ from bertworks.runs.data_splits import (
     text_key,
 )
 from bertworks.tasks.decoding import make_featurizer
-from bertworks.tasks.features import Features
-from bertworks.tasks.scores import TASKS, named_spans
+from bertworks.tasks.registry import TASKS
+from bertworks.tasks.sequences import Features
 from bertworks.tasks.settings import TaskType
 from bertworks.text.near_copies import near_copies_of_rows
 from bertworks.text.tokenizer import MANY_UNKNOWN, Tokenizer
@@ -253,7 +253,7 @@ def make_dataset_report(
         dev=len(data.dev),
         is_validated=data.is_validated,
         labels={name: (in_train[name], in_dev[name]) for name in names},
-        unit=TASKS[task].get("counted", "")
+        unit=TASKS[task].counted
         if task != "tagging" or tag_scheme(labels, bare)
         else "words in train",
         targets=_targets(data.train) if task == "regression" else {},
@@ -329,7 +329,7 @@ def count_labels(
 ) -> Counter[str]:
     """Return how often each label occurs (`named_spans`): of entities, each type."""
     return Counter(
-        name for item in items for _, _, name in named_spans(task, item.label, labels, bare)
+        name for item in items for _, _, name in TASKS[task].named_spans(item.label, labels, bare)
     )
 
 

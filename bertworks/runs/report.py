@@ -36,15 +36,10 @@ from bertworks.runs.run_folder import (
     versions,
 )
 from bertworks.tasks import scores as task_metrics
-from bertworks.tasks.scores import (
-    NAMES,
-    NOTHING,
-    SHARES,
-    TASKS,
-    format_metrics,
-    metric_name,
-)
+from bertworks.tasks.registry import TASKS
+from bertworks.tasks.scores import NAMES, SHARES, format_metrics, metric_name
 from bertworks.tasks.settings import TaskConfig
+from bertworks.tasks.task import NOTHING, Mistake
 from bertworks.training.objectives import OBJECTIVES, PERPLEXITY
 from bertworks.training.recipe import FinetuneRecipe
 
@@ -352,7 +347,7 @@ def _evaluation_sections(result: Mapping[str, Any]) -> Iterable[Section]:
             parts.append(svg.note(note))
         yield svg.section("Confusion matrix", *parts)
     if figures_of_parts := result["table"]:
-        part = TASKS[result["task"]]["part"]
+        part = TASKS[result["task"]].part
         shares = [
             (name, NAMES.get(name, name), svg.percent)
             for name in ("precision", "recall", "exact", "f1")
@@ -451,9 +446,9 @@ def task_card(
         use = REFUSED
     elif config.languages:
         texts = texts if len(d.text) != 2 else '"A text", "and another"'
-        use = render_code("python", in_language(TASKS[d.task]["usage_in_a_language"], config))
+        use = render_code("python", in_language(TASKS[d.task].usage_in_a_language, config))
     else:
-        use = render_code("python", TASKS[d.task]["usage"])
+        use = render_code("python", TASKS[d.task].usage)
     use = use.replace("TEXTS", texts).replace("MOST", str(d.max_answer - 1))
     return _card(
         "finetuned.md",
@@ -461,7 +456,7 @@ def task_card(
         recipe,
         model_name,
         library="bertworks" if is_own else "transformers",
-        pipeline=TASKS[d.task]["pipeline"],
+        pipeline=TASKS[d.task].pipeline,
         hub=_hub_fields(d, model_name, figures),
         kind=d.task,
         task=task,
@@ -480,7 +475,7 @@ def task_card(
 def _hub_fields(d: TaskConfig, model_name: str, figures: Mapping[str, float]) -> str:
     """Return the model and the metrics, as the Hugging Face hub reads them."""
     base = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}.get(model_name, model_name)
-    names = TASKS[d.task].get("hub", {})  # of metrics, where they are others
+    names = TASKS[d.task].hub  # of metrics, where they are others
     metrics = dict.fromkeys(names.get(name, name) for name in figures if name in {*NAMES, *SHARES})
     lines = ""
     if is_model_name(model_name) and "/" in base:

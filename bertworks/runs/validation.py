@@ -24,7 +24,8 @@ from bertworks.metrics.intervals import resampled
 from bertworks.runs.data_splits import EVALUATED, PARTS, Method, methods_of
 from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.training_run import TrainingRun
-from bertworks.tasks.decoding import Decoder, Logits
+from bertworks.tasks.decoding import Decoder
+from bertworks.tasks.probabilities import Logits
 from bertworks.tasks.scores import groups_of, row_sums
 
 # a folder of a run, until it is finished; what its sealed files hold

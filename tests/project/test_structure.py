@@ -50,7 +50,6 @@ ALSO = {  # what single modules may import
     "metrics.classification": "sklearn",
     "metrics.intervals": "numpy scipy",
     "metrics.trees": "scipy",
-    "tasks.scores": "numpy scipy",
     "tasks.linear_head": "numpy sklearn torch",
     "retrieval.store": "faiss",
     "runs.baselines": "scipy sklearn",

@@ -35,10 +35,10 @@ from bertworks.runs.finetune import make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.preparation import prepare_finetuning
 from bertworks.tasks.decoding import make_featurizer
-from bertworks.tasks.features import Features
 from bertworks.tasks.heads import TaskModel, combine_vectors
 from bertworks.tasks.linear_head import SEQUENCE_DEVIATION
 from bertworks.tasks.scores import METRICS, compute_metrics, predicted_label
+from bertworks.tasks.sequences import Features
 from bertworks.tasks.settings import TaskConfig
 from tests.support.fine import (
     tokenizer,

@@ -40,8 +40,8 @@ from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.preparation import prepare_finetuning
 from bertworks.runs.training_run import TrainingRun
 from bertworks.runs.trials import plan_trials, run_trials
-from bertworks.tasks.decoding import balanced_weights
 from bertworks.tasks.heads import Classification, TaskModel
+from bertworks.tasks.task import balanced_weights
 from bertworks.training.recipe import default_max_length, load_finetune_recipe, resolve_recipe
 from tests.support.fine import (
     read_data,

@@ -28,9 +28,9 @@ from bertworks.runs.finetune_job import FinetuneJob, Forecast
 from bertworks.runs.preparation import prepare_finetuning
 from bertworks.runs.trials import plan_trials, run_trials
 from bertworks.runs.validation import choose_method
-from bertworks.tasks.decoding import softmax
 from bertworks.tasks.heads import Classification, MultiLabel, Regression
 from bertworks.tasks.linear_head import SEQUENCE_DEVIATION, fit_linear_head
+from bertworks.tasks.probabilities import softmax
 from bertworks.training.recipe import load_finetune_recipe
 from tests.support.fine import (
     read_data,

@@ -25,7 +25,8 @@ from bertworks.runs.report import task_card, write_errors
 from bertworks.runs.run_folder import create_run_folder
 from bertworks.tasks import scores as task_metrics
 from bertworks.tasks.features import Featurizer
-from bertworks.tasks.scores import best_threshold, compute_metrics
+from bertworks.tasks.questions import best_threshold
+from bertworks.tasks.scores import compute_metrics
 from bertworks.tasks.settings import TaskConfig
 from tests.support.fine import (
     tokenizer,

@@ -36,8 +36,8 @@ from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.report import write_errors
 from bertworks.tasks.decoding import Decoder
 from bertworks.tasks.features import Featurizer
-from bertworks.tasks.scores import Mistake
 from bertworks.tasks.settings import TaskConfig
+from bertworks.tasks.task import Mistake
 from bertworks.text.tokenizer_pipeline import with_marks
 from tests.support.fine import read_data, tokenizer, write_pairs, write_reviews, write_squad
 

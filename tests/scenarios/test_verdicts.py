@@ -24,8 +24,8 @@ from bertworks.runs.data_splits import LabelledData, choose_positive, describe_t
 from bertworks.runs.dataset_report import check_file
 from bertworks.runs.finetune import finetune, finetune_events, make_finetune_request
 from bertworks.tasks.decoding import make_featurizer
-from bertworks.tasks.features import Features
 from bertworks.tasks.scores import compute_metrics, format_never_found, task_results
+from bertworks.tasks.sequences import Features
 from bertworks.tasks.settings import TaskConfig
 from bertworks.training.recipe import load_finetune_recipe
 from tests.support.fine import read_data, tokenizer, write_reviews

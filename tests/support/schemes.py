@@ -7,7 +7,8 @@ from typing import Literal
 
 from bertworks.datasets.schema import Item
 from bertworks.metrics.classification import Span, count_spans, figures_by_type
-from bertworks.tasks.scores import compute_metrics, named_spans
+from bertworks.tasks.registry import TASKS
+from bertworks.tasks.scores import compute_metrics
 from bertworks.tasks.settings import TaskConfig
 
 Scheme = Literal["IOB1", "IOB2", "BIOES", "BILOU", "BMES", "BMEWO"]
@@ -17,7 +18,7 @@ LETTERS = {"BIOES": "BIES", "BILOU": "BILU", "BMES": "BMES", "BMEWO": "BMEW"}
 
 def tag_spans(tags: Sequence[str], labels: Sequence[str] = ()) -> list[Span]:
     """The entities of one sentence. labels: all tags of the scheme; (): those of the sentence."""
-    return named_spans("tagging", tags, labels or sorted({*tags}))
+    return TASKS["tagging"].named_spans(tags, labels or sorted({*tags}), bare=False)
 
 
 def tagging(

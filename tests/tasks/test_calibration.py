@@ -30,8 +30,8 @@ from bertworks.metrics.intervals import (
 from bertworks.tasks import calibration
 from bertworks.tasks.calibration import FEWEST_CALIBRATED, fit_outputs
 from bertworks.tasks.decoding import Decoder
-from bertworks.tasks.features import Features
 from bertworks.tasks.scores import compute_metrics
+from bertworks.tasks.sequences import Features
 from bertworks.tasks.settings import TaskConfig
 from tests.support.served import write_head
 

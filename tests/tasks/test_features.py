@@ -8,17 +8,11 @@ import numpy as np
 import pytest
 
 from bertworks.datasets.schema import Item
-from bertworks.tasks.decoding import Decoder, best_spans, softmax
-from bertworks.tasks.features import (
-    CLOZE_NEAR,
-    CLOZE_TEXT,
-    Features,
-    Featurizer,
-    centered_window,
-    sliding_windows,
-    tokens_in_span,
-    training_groups,
-)
+from bertworks.tasks.decoding import Decoder
+from bertworks.tasks.features import CLOZE_NEAR, CLOZE_TEXT, Featurizer, training_groups
+from bertworks.tasks.probabilities import softmax
+from bertworks.tasks.questions import best_spans
+from bertworks.tasks.sequences import Features, centered_window, sliding_windows, tokens_in_span
 from bertworks.tasks.settings import TaskConfig
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from tests.support.fine import BAD, FILLER, GOOD, PEOPLE, PLACES, tokenizer

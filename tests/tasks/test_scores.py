@@ -11,17 +11,10 @@ from hypothesis import given, settings, strategies as some
 from sklearn.metrics import confusion_matrix
 
 from bertworks.datasets.schema import Item
-from bertworks.tasks import scores as task_metrics
-from bertworks.tasks.scores import (
-    NOTHING,
-    confusion,
-    counted,
-    frequent,
-    mistakes,
-    paired,
-    row_sums,
-)
+from bertworks.tasks import token_labels
+from bertworks.tasks.scores import confusion, counted, frequent, mistakes, paired, row_sums
 from bertworks.tasks.settings import TaskConfig, TaskType
+from bertworks.tasks.task import NOTHING
 from tests.support.schemes import tagging_per_type
 
 LABELS = ("a", "b", "c")
@@ -278,7 +271,7 @@ def test_a_row_in_parts_has_the_same_figures(
         return counts, sorted(map(repr, mistakes(d, items, answers))), confusion(d, items, answers)
 
     whole = figures()
-    with patch.object(task_metrics, "_AT_ONCE", 2):
+    with patch.object(token_labels, "COUNTED_AT_ONCE", 2):
         assert figures() == whole
 
 

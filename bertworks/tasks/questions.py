@@ -1,0 +1,296 @@
+"""The task of finding the answer to a question in its context."""
+
+import json
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertworks.batching.batch import ExampleGroup
+from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Ids
+from bertworks.datasets.schema import Item
+from bertworks.metrics import intervals, squad
+from bertworks.tasks.heads import SpanExtraction, TaskHead
+from bertworks.tasks.probabilities import Answer, Logits, softmax
+from bertworks.tasks.sequences import (
+    Features,
+    Offsets,
+    SequenceReader,
+    Window,
+    strip_span,
+    tokens_in_span,
+)
+from bertworks.tasks.settings import TaskConfig
+from bertworks.tasks.task import NOTHING, Mistake, Task
+from bertworks.tasks.token_labels import windows_with_targets
+from bertworks.training.recipe import FinetuneRecipe
+
+NOWHERE = 1e9  # the margin of "no answer" if no span can be an answer
+NUM_BEST_SPANS = 20  # starts and ends that are combined, and answers that are kept
+_NO_TOKEN = -1  # the place of a token that belongs to no text
+
+
+class QuestionsTask(Task):
+    """The answer to a question, a span of its context, or no answer."""
+
+    name = "qa"
+    metrics = ("f1", "exact")
+    shown = ("answer", "start", "end", "score")
+    trivial = "no answer"
+    hub: ClassVar[Mapping[str, str]] = {"exact": "exact_match"}
+    part = "kind of question"
+    counted = "questions in train"
+    pipeline = "question-answering"
+    has_confusion = False
+    has_temperature = False
+
+    def read(self, reader: SequenceReader, items: list[Item]) -> Iterator[Features]:
+        questions = reader.tokens(item.texts[0] for item in items)
+        contexts = reader.arrays([item.texts[1] for item in items])
+        for item, (whole, count), (row, offsets) in zip(items, questions, contexts, strict=True):
+            question = whole[: min(reader.max_question, reader.max_length // 2)]
+            targets = partial(_targets_of_window, *_answer_tokens(item, offsets))
+            features = reader.in_windows(item, row, targets, offsets, reader.stride, [question])
+            yield features._replace(num_truncated=count - len(question))
+
+    def training_groups(self, features: Features) -> list[ExampleGroup]:
+        return windows_with_targets(features)
+
+    def example_sequences(self, features: Features, *, apart: bool) -> Sequence[Example]:
+        if apart:
+            return features.unit
+        answered = (sequence for sequence in features.unit if sequence.target.labels.any())
+        return [next(answered, features.unit[0])]
+
+    def target_text(self, reader: SequenceReader, sequences: Sequence[Example]) -> str:
+        first, last = sequences[0].target.labels.tolist()
+        answer = sequences[0].input_ids[first : last + 1]
+        return reader.tokenizer.decode(answer) if first else "no answer"
+
+    def head(
+        self, d: TaskConfig, units: Sequence[ExampleGroup], recipe: FinetuneRecipe | None
+    ) -> TaskHead:
+        return SpanExtraction()
+
+    def decode(self, d: TaskConfig, features: Features, logits: Logits) -> Answer:
+        """The best answers over all windows, by the sum of the logits of their first and last
+        token; and the margin by which "no answer" is better (google-research/bert `run_squad.py`,
+        `write_predictions`). With a threshold, there is no answer if the margin exceeds it."""
+        answers, no_answer = self._best_answers(d, features, logits)
+        threshold = d.threshold
+        margin = no_answer - answers[0]["score"] if answers else NOWHERE
+        scores = [answer["score"] for answer in answers]
+        if threshold is not None:
+            scores.append(no_answer)
+        p = softmax(np.array(scores)).tolist() if scores else [0.0]
+        for answer, probability in zip(answers, p, strict=False):
+            answer["score"] = probability
+        has_answer = answers and (threshold is None or margin <= threshold)
+        best = answers[0] if has_answer else {"text": "", "start": -1, "end": -1, "score": p[-1]}
+        return {
+            "answer": best["text"],
+            **{name: best[name] for name in ("start", "end", "score")},
+            "no_answer_margin": float(margin),
+            "n_best": answers,
+        }
+
+    def _best_answers(
+        self, d: TaskConfig, features: Features, logits: Logits
+    ) -> tuple[list[dict[str, Any]], float]:
+        """Return the best answers, with their logits as `score`, and that of no answer."""
+        best: dict[str, tuple[Any, ...]] = {}  # by text: score, first and last token, start, end
+        no_answer = NOWHERE
+        start = 0
+        context = features.item.texts[1]
+        for example, window in zip(features.unit, features.windows, strict=True):
+            end = start + len(example.input_ids)
+            part = logits[start:end] / np.float32(d.temperature)
+            start = end
+            no_answer = min(no_answer, float(part[0].sum()))
+            part = part[features.begin :][: len(window.own)]
+            places = np.arange(window.start, window.end)
+            spans = [*best.values(), *best_spans(part, places, window.own, d.max_answer)]
+            best = {}
+            for score, first, last, *_ in sorted(spans, reverse=True):
+                a, b = strip_span(context, features.offsets[first, 0], features.offsets[last, 1])
+                if a < b and len(best) < NUM_BEST_SPANS:
+                    best.setdefault(context[a:b], (score, first, last, a, b))
+        answers = [
+            {"text": text, "start": a, "end": b, "score": score}
+            for text, (score, _, _, a, b) in best.items()
+        ]
+        return answers, no_answer
+
+    def label_names(self, label: Any) -> Iterable[str]:
+        return ("with an answer" if label else "without an answer",)
+
+    def row_sums(
+        self, d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]
+    ) -> dict[str, intervals.RowSums]:
+        exact, f1 = zip(*_squad_scores(items, answers))
+        return {"f1": intervals.mean_sums(f1), "exact": intervals.mean_sums(exact)}
+
+    def further_figures(self, items: Sequence[Item], answers: Sequence[Answer]) -> dict[str, float]:
+        """If some questions have no answer, `best_f1` and its `threshold`: the lead in logits from
+        which "no answer" is predicted; else {}."""
+        if all(item.label for item in items):
+            return {}
+        # Numbered in order: not all files have ids. The threshold is that of the best answers,
+        # whatever the present one.
+        questions = [
+            squad.SquadQuestion(str(n), tuple(_gold_texts(item))) for n, item in enumerate(items)
+        ]
+        best = {
+            str(n): (answer["n_best"] or [{"text": ""}])[0]["text"]
+            for n, answer in enumerate(answers)
+        }
+        margins = {str(n): answer["no_answer_margin"] for n, answer in enumerate(answers)}
+        figures, _ = squad.evaluate_answers(
+            questions, best, version="2.0", no_answer_probabilities=margins, unit=_f1_unit(items)
+        )
+        return {"best_f1": figures["best_f1"] / 100, "threshold": figures["best_f1_thresh"]}
+
+    def group(self, item: Item) -> Hashable:
+        return item.texts[1]
+
+    def mistakes(
+        self, d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]
+    ) -> Iterator[Mistake]:
+        unit = _f1_unit(items)
+        for item, answer in zip(items, answers, strict=True):
+            golds, predicted = _gold_texts(item), answer["answer"]
+            exact, f1 = squad.score_answer(golds, predicted, version="2.0", unit=unit)
+            if exact:
+                continue
+            if not golds:
+                kind = "answered, but there is no answer"
+            elif not predicted:
+                kind = "left without an answer"
+            else:
+                kind = "partly right" if f1 else "quite another answer"
+            gold = NOTHING
+            if golds:
+                gold = json.dumps(list(dict.fromkeys(golds)), ensure_ascii=False)
+            score = answer["score"]
+            yield Mistake(
+                item.where,
+                item.texts[:1],
+                gold,
+                predicted or NOTHING,
+                score,
+                1 - f1 + score,
+                kind,
+                {"f1": f1},
+            )
+
+    def table(
+        self, d: TaskConfig, dev: Sequence[Features], answers: Sequence[Answer]
+    ) -> dict[str, dict[str, float]]:
+        """Questions with and without answer; contexts that are read in one window and in
+        several."""
+        items = [features.item for features in dev]
+        has_unanswerable = not all(item.label for item in items)
+        parts: dict[str, list[squad.SquadScore]] = defaultdict(list)
+        for features, score in zip(dev, _squad_scores(items, answers), strict=True):
+            pieces = "one piece" if len(features.unit) == 1 else "several pieces"
+            parts[f"context in {pieces}"].append(score)
+            if has_unanswerable:
+                parts[next(iter(self.label_names(features.item.label)))].append(score)
+        means = {kind: np.mean(scores, axis=0).tolist() for kind, scores in sorted(parts.items())}
+        return {
+            kind: {"exact": exact, "f1": f1, "support": float(len(parts[kind]))}
+            for kind, (exact, f1) in means.items()
+        }
+
+    def fitted(
+        self, d: TaskConfig, rows: Sequence[Features], logits: Sequence[Logits]
+    ) -> TaskConfig:
+        """Questions have no temperature; the threshold is that of "no answer"."""
+        answers = [self.decode(d, row, x) for row, x in zip(rows, logits, strict=True)]
+        figures = self.further_figures([features.item for features in rows], answers)
+        if "threshold" not in figures:
+            return d
+        return replace(d, threshold=best_threshold(answers, figures))
+
+
+def best_threshold(answers: Sequence[Answer], figures: Mapping[str, float]) -> float:
+    """Return the margin with the best F1, plus half of the distance to the next margin (at most
+    .5), so that no answer depends on the last digit. If it is best to give no answer at all, it is
+    a margin below all.
+
+    Args:
+        figures: `threshold`, see `QuestionsTask.further_figures`.
+    """
+    threshold = figures["threshold"]
+    margins: list[float] = [answer["no_answer_margin"] for answer in answers]
+    if threshold not in margins:
+        return min(0.0, *margins) - 1
+    distances = [margin - threshold for margin in margins if margin > threshold]
+    return threshold + min([1.0, *distances]) / 2
+
+
+def best_spans(
+    logits: Logits, places: NDArray[np.int64], own: NDArray[np.bool_], max_answer: int
+) -> list[tuple[float, int, int]]:
+    """Return score, first and last token of the best answers in a window: pairs of its
+    NUM_BEST_SPANS best starts and ends that are in order and short enough.
+
+    Args:
+        logits: of start and end, [n, 2].
+        places: the tokens of the context that these are; negative: of no text.
+        own: which tokens have their best context in this window: starts are among these.
+        max_answer: tokens of an answer, at most.
+    """
+    starts = np.flatnonzero(own & (places >= 0))
+    ends = np.flatnonzero(places >= 0)
+    starts = starts[np.argsort(-logits[starts, 0], kind="stable")[:NUM_BEST_SPANS]]
+    ends = ends[np.argsort(-logits[ends, 1], kind="stable")[:NUM_BEST_SPANS]]
+    length = ends[None, :] - starts[:, None] + 1
+    rows, columns = np.nonzero((length >= 1) & (length <= max_answer))
+    scores = logits[starts[rows], 0].astype(np.float64) + logits[ends[columns], 1]
+    firsts, lasts = places[starts[rows]], places[ends[columns]]
+    return list(zip(scores.tolist(), firsts.tolist(), lasts.tolist(), strict=True))
+
+
+def _answer_tokens(item: Item, offsets: Offsets) -> tuple[int, int]:
+    """Return the first and last token of the first answer; -1, which is in no window, if there is
+    none."""
+    if not item.label:
+        return _NO_TOKEN, _NO_TOKEN
+    start, text = item.label[0]
+    covered = tokens_in_span(offsets, start, start + len(text))
+    return (int(covered[0]), int(covered[-1])) if len(covered) else (_NO_TOKEN, _NO_TOKEN)
+
+
+def _targets_of_window(
+    first: int, last: int, window: Window, begin: int, length: int
+) -> tuple[Ids, Ids]:
+    """Return what a window over a context predicts. first, last: the tokens of the answer, in the
+    context."""
+    targets = np.zeros(2, np.int64)
+    if window.start <= first and last < window.end:
+        targets = np.array([first, last]) - window.start + begin
+    return np.arange(length), targets
+
+
+def _gold_texts(item: Item) -> list[str]:
+    return [text for _, text in item.label or ()]
+
+
+def _f1_unit(items: Sequence[Item]) -> squad.F1Unit:
+    return squad.f1_unit_of(item.texts[1] for item in items)
+
+
+def _squad_scores(items: Sequence[Item], answers: Sequence[Answer]) -> list[squad.SquadScore]:
+    """Return the SQuAD scores of answers: those of version 2.0 if any question has no answer."""
+    version: squad.SquadVersion = "1.1" if all(item.label for item in items) else "2.0"
+    unit = _f1_unit(items)
+    return [
+        squad.score_answer(_gold_texts(item), answer["answer"], version=version, unit=unit)
+        for item, answer in zip(items, answers, strict=True)
+    ]

@@ -1,0 +1,305 @@
+"""Texts become sequences of token ids, which the tasks turn into examples.
+
+- `sliding_windows`, `centered_window`: parts of a long text; each token counts in the window where
+  it has most context.
+- `Features`: an item as the network reads it. `Truncation` counts what was left out
+- `SequenceReader`: a tokenizer and limits of lengths: texts -> token ids, windows -> `Features`
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Ids, Target, TokenSequence, add_special_tokens
+from bertworks.datasets.schema import Item
+from bertworks.errors import BertworksError
+from bertworks.io.processes import chunk_by_size
+from bertworks.text.shard_writer import flat_arrays
+from bertworks.text.tokenizer import Tokenizer
+from bertworks.text.tokenizer_pipeline import with_marks
+
+ShortIds = NDArray[np.int32]  # half the memory, for long texts
+Offsets = NDArray[np.int32]  # [n, 2]
+_T = TypeVar("_T")
+
+
+class Window(NamedTuple):
+    """Tokens `start` to `end` of a text, and which of them count as this window's own."""
+
+    start: int
+    end: int
+    own: NDArray[np.bool_]  # [end - start]
+
+
+class Lazy(Sequence[_T]):
+    """A sequence in which each value is made when it is read: all windows over a long text would
+    need twenty times its memory. A slice is such a sequence, too. make: number -> value."""
+
+    def __init__(self, numbers: range, make: Callable[[int], _T]):
+        self._numbers, self._make = numbers, make
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, number: Any) -> Any:
+        numbers = self._numbers[number]
+        return Lazy(numbers, self._make) if isinstance(numbers, range) else self._make(numbers)
+
+
+def sliding_windows(count: int, room: int, step: int) -> Lazy[Window]:
+    """Windows of at most `room` tokens that begin `step` apart, over `count` tokens. A token that
+    stands in several belongs to the one in which the smaller of its two contexts is largest, the
+    longer window where that is equal, then the earlier one (google-research/bert `run_squad.py`,
+    `_check_is_max_context`)."""
+    step = min(step, room)
+    starts = range(0, max(0, count - room) + step, step)
+
+    def window(number: int) -> Window:
+        first = max(0, number - room // step)  # of the windows that may have a token in common
+        begin = np.array(starts[first : number + room // step + 1])[:, None]
+        end = np.minimum(begin + room, count)
+        places = np.arange(starts[number], min(starts[number] + room, count))
+        score = np.minimum(places - begin, end - 1 - places) + 0.01 * (end - begin)
+        score[(places < begin) | (places >= end)] = -1.0
+        return Window(
+            starts[number], starts[number] + len(places), score.argmax(0) == number - first
+        )
+
+    return Lazy(range(len(starts)), window)
+
+
+def centered_window(first: int, last: int, count: int, room: int) -> tuple[int, int]:
+    """The `room` tokens, or all if they are fewer, of a row of `count` in whose middle `first` to
+    `last` stand."""
+    start = max(0, min(first - max(0, room - (last - first)) // 2, count - room))
+    return start, min(count, max(start + room, last))
+
+
+def tokens_in_span(offsets: Offsets, start: int, end: int) -> Ids:
+    """Which tokens, given by the characters [n, 2] that they cover, share a character with `start`
+    to `end`."""
+    return np.flatnonzero(
+        (offsets[:, 0] < end) & (offsets[:, 1] > start) & (offsets[:, 0] < offsets[:, 1])
+    )
+
+
+_WORDS = 1 << 14  # that are tokenised together
+NO_OFFSETS: Offsets = np.zeros((0, 2), np.int32)
+
+
+def strip_span(text: str, start: int, end: int) -> tuple[int, int]:
+    """Return a span without white space around it, which some tokenizers include in a word."""
+    span = text[start:end]
+    first = int(end) - len(span.lstrip())
+    return first, max(first, with_marks(text, int(start) + len(span.rstrip())))
+
+
+class Features(NamedTuple):
+    """An item as the network reads it."""
+
+    item: Item
+    # one sequence; one for each choice; or windows over a long text, `Lazy` if several
+    unit: Sequence[Example]
+    num_truncated: int = 0  # tokens that are in no sequence
+    # those of the unit: together they predict every token or word once, in order
+    windows: Sequence[Window] = ()
+    begin: int = 0  # the position of a window in its sequence
+    # Characters of the text, by token (spans, qa) or by word (tagging of a raw text).
+    offsets: Offsets = NO_OFFSETS
+
+    @property
+    def words(self) -> Sequence[str]:
+        """Tagging, spans: the words or tokens that are predicted."""
+        has_offsets, text = self.item.raw or len(self.offsets), self.item.texts[0]
+        return (
+            [text[start:end] for start, end in self.offsets.tolist()]
+            if has_offsets
+            else self.item.texts
+        )
+
+
+@dataclass
+class Truncation:
+    """How many rows were longer than the model reads, and how much of them was left out.
+
+    rows: the number of all rows.
+    truncated: the number of rows that lost their end.
+    tokens_read, tokens_left_out: numbers of tokens of the truncated rows, without special tokens.
+        Of a question and its context these are the tokens of the question: the context is read in
+        windows, to its end.
+    """
+
+    rows: int = 0
+    truncated: int = 0
+    tokens_read: int = 0
+    tokens_left_out: int = 0
+
+    def add(self, tokens_read: int, tokens_left_out: int) -> None:
+        """Count a row. tokens_read: without special tokens."""
+        self.rows += 1
+        if tokens_left_out:
+            self.truncated += 1
+            self.tokens_read += tokens_read
+            self.tokens_left_out += tokens_left_out
+
+    def add_features(self, features: Features, tokenizer: Tokenizer) -> None:
+        """Count an item as the network reads it."""
+        tokens_read = 0
+        if features.num_truncated:
+            special_ids = list(tokenizer.special_ids - {tokenizer.unk_id})
+            sequences = [example.input_ids for example in features.unit]
+            if features.windows:
+                # the question, which each window repeats
+                sequences = [features.unit[0].input_ids[: features.begin]]
+            for input_ids in sequences:
+                is_text = np.isin(input_ids, special_ids, invert=True)
+                tokens_read += int(is_text.sum())
+        self.add(tokens_read, features.num_truncated)
+
+    @property
+    def share(self) -> float:
+        """The fraction of the tokens of the truncated rows that was left out; 0 if there are
+        none."""
+        return self.tokens_left_out / max(1, self.tokens_read + self.tokens_left_out)
+
+    def as_dict(self) -> dict[str, float]:
+        """As in results: `truncated` (rows), `truncated_tokens` and `truncated_share` (of the
+        tokens of these rows)."""
+        return {
+            "truncated": self.truncated,
+            "truncated_tokens": self.tokens_left_out,
+            "truncated_share": self.share,
+        }
+
+
+def format_truncation(result: Mapping[str, Any], what: str = "rows") -> str:
+    """Return a sentence that says how many rows were truncated, or "" if none was.
+
+    Args:
+        result: `rows`, and the fields of `Truncation.as_dict`.
+        what: what the rows are, as a plural noun.
+    """
+    if not result["truncated"]:
+        return ""
+    rows = f"{result['truncated']:,} of {result['rows']:,} {what} were truncated"
+    return f"{rows}: {result['truncated_share']:.1%} of their tokens were left out"
+
+
+class TooManyTokensError(BertworksError):
+    """The texts have more tokens than may be read together."""
+
+
+@dataclass(frozen=True)
+class SequenceReader:
+    """A tokenizer and the limits within which it reads the texts of a task.
+
+    labels: names of the network's outputs, in order.
+    max_length: tokens of a sequence, special ones counted.
+    stride: tokens by which the windows over a long context of a question advance, as in
+        google-research/bert (transformers calls so what two windows share).
+    max_question: tokens of a question; its end is cut off.
+    document_context: sentences to be tagged are read with as much of their document around them as
+        fits (Devlin et al. 2019, section 5.3: "the maximal document context provided by the data").
+    apart: the texts of a pair are sequences of their own.
+    keep_end: a text or pair with one prediction that is too long loses its beginning and not its
+        end.
+    most_tokens: of the texts that are read together, or of their words; None: any number. It bounds
+        the memory that a long text takes.
+
+    Raises:
+        TooManyTokensError: the texts have more. The rest of them is not read.
+    """
+
+    tokenizer: Tokenizer
+    task: str
+    labels: tuple[str, ...] = ()
+    max_length: int = 512
+    stride: int = 128
+    max_question: int = 64
+    document_context: bool = False
+    apart: bool = False
+    keep_end: bool = False
+    most_tokens: int | None = None
+
+    def tokens(self, texts: Iterable[str]) -> Iterator[tuple[Ids, int]]:
+        """Of each text the ids without [CLS] and [SEP], at most `max_length`, and the number of
+        all."""
+        if self.keep_end:
+            for short_ids, _ in self.tokenizer.arrays(list(texts)):
+                yield short_ids[-self.max_length :].astype(np.int64), len(short_ids)
+            return
+        template = self.tokenizer.template
+        for encoding in self.tokenizer.encode_each(
+            list(texts), max_length=self.max_length + template.num_special()
+        ):
+            ids = np.array(encoding.ids[template.inner(len(encoding.ids))], np.int64)
+            yield ids, len(ids) + encoding.num_truncated
+
+    def pieces(self, words: Iterable[str]) -> tuple[ShortIds, ShortIds]:
+        """The tokens of all words, and where each word begins; last their number. A word of which
+        the tokenizer leaves nothing is one unknown token."""
+        groups = map(self.tokenizer.ids, chunk_by_size(words, _WORDS, lambda _: 1))
+        arrays = [
+            flat_arrays([piece or [self.tokenizer.unk_id] for piece in pieces]) for pieces in groups
+        ]
+        ids, counts = map(np.concatenate, zip(flat_arrays([[]]), *arrays))
+        return ids, counts.cumsum(dtype=np.int32)
+
+    def arrays(self, texts: Sequence[str]) -> Iterator[tuple[ShortIds, Offsets]]:
+        """`Tokenizer.arrays`, of at most `most_tokens`."""
+        count = 0
+        for ids, offsets in self.tokenizer.arrays(texts, limit=self.most_tokens):
+            count += len(ids)
+            self.check_count(count)
+            yield ids, offsets
+
+    def check_count(self, count: int) -> None:
+        """count: the tokens of the texts that are read together, or fewer."""
+        if self.most_tokens is not None and count > self.most_tokens:
+            raise TooManyTokensError(
+                f"more than {self.most_tokens:,} tokens", hint="send less at once"
+            )
+
+    def in_windows(
+        self,
+        item: Item,
+        row: ShortIds,
+        part: Callable[[Window, int, int], tuple[Ids, Ids]],
+        offsets: Offsets,
+        step: int = 0,
+        before: Sequence[Ids] = (),
+    ) -> Features:
+        """An item with windows over its text.
+
+        Args:
+            part: a window, its position in its sequence, the length of that -> what is predicted
+                from which positions.
+            step: by which windows advance; 0: by half of them.
+            before: segments in front of each window.
+        """
+        template, used = self.tokenizer.template, sum(map(len, before))
+        special = template.num_special(len(before) + 1)
+        room, begin = self.max_length - used - special, used + special - len(template.suffix)
+        windows = sliding_windows(len(row), room, step or max(1, room // 2))
+
+        def example(number: int) -> Example:
+            window = windows[number]
+            sequence = add_special_tokens([*before, row[window.start : window.end]], template)
+            return target_example(sequence, *part(window, begin, len(sequence.input_ids)))
+
+        unit = Lazy(range(len(windows)), example)
+        return Features(
+            item, unit if len(unit) > 1 else [*unit], windows=windows, begin=begin, offsets=offsets
+        )
+
+
+def target_example(
+    sequence: TokenSequence, positions: Ids | list[int], labels: NDArray[Any]
+) -> Example:
+    """Return a sequence with the tokens that are predicted and their labels."""
+    target = Target(np.asarray(positions, np.int64), labels)
+    return Example(sequence.input_ids, sequence.token_type_ids, {"task": target})

@@ -1,0 +1,250 @@
+"""Tasks with one prediction for a text or a pair of texts: one label, several labels, a number."""
+
+import json
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, compress, islice
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertworks.batching.batch import ExampleGroup
+from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Ids, add_special_tokens
+from bertworks.datasets.schema import Item
+from bertworks.metrics import intervals
+from bertworks.tasks.heads import MultiLabel, Regression, TaskHead
+from bertworks.tasks.probabilities import Answer, Logits, sigmoid, softmax
+from bertworks.tasks.sequences import Features, SequenceReader, target_example
+from bertworks.tasks.settings import TaskConfig
+from bertworks.tasks.task import Mistake, Task, classification_head
+from bertworks.text.tokenizer import truncated_lengths
+from bertworks.training.recipe import FinetuneRecipe
+
+
+class TextTask(Task):
+    """A task with one prediction for a text or a pair of texts, which are one sequence or, if they
+    are read apart, two."""
+
+    pipeline = "text-classification"
+
+    def read(self, reader: SequenceReader, items: list[Item]) -> Iterator[Features]:
+        tokens = reader.tokens(chain.from_iterable(item.texts for item in items))
+        template = reader.tokenizer.template
+        for item in items:
+            texts = list(islice(tokens, len(item.texts)))
+            sequences = [[text] for text in texts] if reader.apart else self.sequences(texts)
+            unit = []
+            num_truncated = 0
+            for number, segments in enumerate(sequences):
+                room = reader.max_length - template.num_special(len(segments))
+                first, second = (*(count for _, count in segments), 0)[:2]
+                lengths = truncated_lengths(first, second, room)
+                parts = [
+                    ids[len(ids) - length :] if reader.keep_end else ids[:length]
+                    for (ids, _), length in zip(segments, lengths)
+                ]
+                sequence = add_special_tokens(parts, template)
+                num_targets = 0 if reader.apart and number else 1  # one for both texts
+                targets = self.targets(reader.labels, item, number)[:num_targets]
+                unit.append(target_example(sequence, [0][:num_targets], targets))
+                num_truncated += first + second - sum(lengths)
+            yield Features(item, unit, num_truncated)
+
+    def sequences(self, texts: list[tuple[Ids, int]]) -> list[list[tuple[Ids, int]]]:
+        """Return the texts that are read together. texts: the ids of each, and their number before
+        truncation."""
+        return [texts]
+
+    @abstractmethod
+    def targets(self, labels: Sequence[str], item: Item, number: int) -> NDArray[np.generic]:
+        """Return the target of a sequence of an item, [1, ...]. number: of the sequence."""
+
+    def training_groups(self, features: Features) -> list[ExampleGroup]:
+        return [features.unit]
+
+
+class ClassificationTask(TextTask):
+    """One of several labels for a text."""
+
+    name = "classification"
+    metrics = ("accuracy", "macro_f1", "matthews_correlation", "f1")
+    shown = ("label", "score")
+    trivial = "most frequent label"
+    hub: ClassVar[Mapping[str, str]] = {"macro_f1": "f1"}
+    part = "label"
+    has_classes = True
+
+    def targets(self, labels: Sequence[str], item: Item, number: int) -> NDArray[np.generic]:
+        return np.array([0 if item.label is None else labels.index(item.label)], np.int64)
+
+    def target_text(self, reader: SequenceReader, sequences: Sequence[Example]) -> str:
+        number = int(sequences[0].target.labels[0])
+        return reader.labels[number]
+
+    def head(
+        self, d: TaskConfig, units: Sequence[ExampleGroup], recipe: FinetuneRecipe | None
+    ) -> TaskHead:
+        return classification_head(d, units, recipe, pooled=True)
+
+    def decode(self, d: TaskConfig, features: Features, logits: Logits) -> Answer:
+        p = softmax(logits[0] / np.float32(d.temperature))
+        return {
+            "label": d.labels[int(p.argmax())],
+            "score": float(p.max()),
+            "scores": dict(zip(d.labels, p.tolist(), strict=True)),
+        }
+
+    def metrics_of(self, labels: Sequence[str], bare: bool) -> tuple[str, ...]:
+        # F1 is that of one of two classes.
+        return self.metrics if len(labels) in (0, 2) else self.metrics[:-1]
+
+    def label_names(self, label: Any) -> Iterable[str]:
+        return (label,)
+
+    def counted_classes(self, d: TaskConfig) -> Sequence[str]:
+        return d.labels
+
+    def mistakes(
+        self, d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]
+    ) -> Iterator[Mistake]:
+        for item, answer in zip(items, answers, strict=True):
+            gold, predicted = item.label, answer["label"]
+            if gold == predicted:
+                continue
+            p = answer["scores"].get(gold, 0.0)  # none of labels that were never trained
+            kind = f"{gold!r} taken for {predicted!r}"
+            yield Mistake(
+                item.where,
+                item.texts,
+                gold,
+                predicted,
+                answer["score"],
+                -p,
+                kind,
+                {"gold_score": p},
+            )
+
+    def confusion_labels(self, d: TaskConfig, names: set[str]) -> list[str]:
+        return list(d.labels)
+
+
+class MultiLabelTask(TextTask):
+    """Any number of labels for a text."""
+
+    name = "multilabel"
+    metrics = ("micro_f1", "macro_f1", "accuracy")
+    figures = ("precision", "recall")
+    shown = ("labels",)
+    trivial = "most frequent labels"
+    hub: ClassVar[Mapping[str, str]] = {"macro_f1": "f1", "micro_f1": "f1"}
+    part = "label"
+    has_confusion = False
+
+    def targets(self, labels: Sequence[str], item: Item, number: int) -> NDArray[np.generic]:
+        return np.array([[label in (item.label or ()) for label in labels]], np.float32)
+
+    def target_text(self, reader: SequenceReader, sequences: Sequence[Example]) -> str:
+        return ", ".join(compress(reader.labels, sequences[0].target.labels[0])) or "no label"
+
+    def head(
+        self, d: TaskConfig, units: Sequence[ExampleGroup], recipe: FinetuneRecipe | None
+    ) -> TaskHead:
+        return MultiLabel(outputs=len(d.labels), vectors=d.vectors)
+
+    def decode(self, d: TaskConfig, features: Features, logits: Logits) -> Answer:
+        p = sigmoid(logits[0] / np.float32(d.temperature))
+        threshold = 0.5 if d.threshold is None else d.threshold
+        best = [number for number in np.argsort(-p, kind="stable") if p[number] >= threshold]
+        return {
+            "labels": [d.labels[number] for number in best],
+            "scores": dict(zip(d.labels, p.tolist(), strict=True)),
+        }
+
+    def label_names(self, label: Any) -> Iterable[str]:
+        return tuple(label)
+
+    def mistakes(
+        self, d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]
+    ) -> Iterator[Mistake]:
+        for item, answer in zip(items, answers, strict=True):
+            gold, predicted = set(item.label), set(answer["labels"])
+            if gold == predicted:
+                continue
+            # no probability of labels that were never trained
+            p = dict.fromkeys(gold, 0.0) | answer["scores"]
+            wrong = {
+                label: p[label] if label in predicted else 1 - p[label]
+                for label in gold ^ predicted
+            }
+            worst = max(wrong, key=wrong.__getitem__)
+            kind = f"{worst!r} {'given wrongly' if worst in predicted else 'missed'}"
+            gold_names, predicted_names = (
+                json.dumps(sorted(labels), ensure_ascii=False) for labels in (gold, predicted)
+            )
+            badness = sum(wrong.values())
+            yield Mistake(
+                item.where, item.texts, gold_names, predicted_names, wrong[worst], badness, kind
+            )
+
+    def fitted(
+        self, d: TaskConfig, rows: Sequence[Features], logits: Sequence[Logits]
+    ) -> TaskConfig:
+        d = super().fitted(d, rows, logits)
+        x, gold, _ = self.gold_logits(rows, logits)
+        threshold = intervals.best_label_threshold(sigmoid(x / d.temperature), gold)
+        return replace(d, threshold=threshold)
+
+
+class RegressionTask(TextTask):
+    """A number for a text."""
+
+    name = "regression"
+    metrics = ("spearman", "pearson")
+    figures = ("rmse",)
+    shown = ("value",)
+    trivial = "mean"
+    hub: ClassVar[Mapping[str, str]] = {"pearson": "pearsonr", "spearman": "spearmanr"}
+    has_confusion = False
+    has_temperature = False
+
+    def targets(self, labels: Sequence[str], item: Item, number: int) -> NDArray[np.generic]:
+        return np.array([item.label or 0.0], np.float32)
+
+    def target_text(self, reader: SequenceReader, sequences: Sequence[Example]) -> str:
+        return f"{sequences[0].target.labels.tolist()[0]:g}"
+
+    def head(
+        self, d: TaskConfig, units: Sequence[ExampleGroup], recipe: FinetuneRecipe | None
+    ) -> TaskHead:
+        targets = [
+            float(target) for unit in units for example in unit for target in example.target.labels
+        ] or [0.0, 1.0]
+        deviation = float(np.std(targets)) or 1.0
+        return Regression(mean=float(np.mean(targets)), deviation=deviation, vectors=d.vectors)
+
+    def decode(self, d: TaskConfig, features: Features, logits: Logits) -> Answer:
+        return {"value": float(logits[0, 0])}
+
+    def row_sums(
+        self, d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]
+    ) -> dict[str, intervals.RowSums]:
+        labels = [item.label for item in items]
+        return intervals.correlations(labels, [answer["value"] for answer in answers])
+
+    def mistakes(
+        self, d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]
+    ) -> Iterator[Mistake]:
+        """Yield all rows, with their differences."""
+        for item, answer in zip(items, answers, strict=True):
+            difference = answer["value"] - item.label
+            yield Mistake(
+                item.where,
+                item.texts,
+                f"{item.label:g}",
+                f"{answer['value']:.4g}",
+                difference,
+                abs(difference),
+            )

@@ -1,0 +1,335 @@
+"""Tasks with a label for each word or token: tags of words, labelled spans of a text."""
+
+from abc import abstractmethod
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from operator import eq
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertworks.batching.batch import ExampleGroup
+from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Ids, add_special_tokens
+from bertworks.datasets.annotations import OUTSIDE, tag_scheme
+from bertworks.datasets.schema import Item
+from bertworks.errors import require
+from bertworks.metrics import intervals
+from bertworks.metrics.classification import Span, paired, tag_runs
+from bertworks.tasks.heads import TaskHead
+from bertworks.tasks.probabilities import Answer, Logits, softmax
+from bertworks.tasks.sequences import (
+    NO_OFFSETS,
+    Features,
+    Offsets,
+    SequenceReader,
+    ShortIds,
+    Window,
+    centered_window,
+    strip_span,
+    target_example,
+    tokens_in_span,
+)
+from bertworks.tasks.settings import TaskConfig
+from bertworks.tasks.task import NOTHING, Mistake, Task, classification_head
+from bertworks.training.recipe import FinetuneRecipe
+
+DECODED_AT_ONCE = 1 << 16  # words or tokens of a long text whose probabilities are in memory
+ScoreOfSpan = Callable[[Span, Span | None], float | None]
+COUNTED_AT_ONCE = 1 << 14  # words of which the entities are in memory
+_LONG_TEXT = 10_000  # characters; of a longer text a mistake shows what is around the entity
+
+
+class TokenTask(Task):
+    """A task with one of several labels for each word or token of a text.
+
+    near: how many words or characters on each side of an entity a mistake in a long text shows.
+    """
+
+    part = "kind of entity"
+    counted = "entities in train"
+    pipeline = "token-classification"
+    near: ClassVar[int]
+
+    def training_groups(self, features: Features) -> list[ExampleGroup]:
+        return windows_with_targets(features)
+
+    def with_targets(
+        self, reader: SequenceReader, example: Example, pieces: list[str]
+    ) -> list[str]:
+        """Each tag follows the last token of its word."""
+        starts = example.target.positions.tolist()
+        if not starts:
+            return pieces
+        begins = [*reader.tokenizer.starts_word[example.input_ids], True]
+        ends = [*starts[1:], begins.index(True, starts[-1] + 1)]
+        tagged = list(pieces)
+        for end, tag in zip(ends, example.target.labels.tolist(), strict=True):
+            tagged[end - 1] += f"/{reader.labels[tag]}"
+        return tagged
+
+    def head(
+        self, d: TaskConfig, units: Sequence[ExampleGroup], recipe: FinetuneRecipe | None
+    ) -> TaskHead:
+        return classification_head(d, units, recipe, pooled=False)
+
+    def best_labels(self, d: TaskConfig, logits: Logits) -> tuple[list[str], "array[float]"]:
+        """Return the best label of each word or token, and its probability. A long text has
+        millions of tokens, so no array here is larger than their logits."""
+        tags: list[str] = []
+        scores = array("d")
+        for start in range(0, len(logits), DECODED_AT_ONCE):
+            p = softmax(logits[start : start + DECODED_AT_ONCE] / np.float32(d.temperature))
+            tags += [d.labels[number] for number in p.argmax(-1)]
+            scores.frombytes(p.max(-1).tobytes())
+        return tags, scores
+
+    def entities(
+        self, d: TaskConfig, features: Features, tags: Sequence[str], logits: Logits
+    ) -> list[dict[str, Any]]:
+        """Return the entities that tags mark in a text, with their characters."""
+        scheme = d.tag_scheme
+        assert scheme is not None
+        text, offsets = features.item.texts[0], features.offsets
+        found = []
+        for first, last, kind in tag_runs(tags, scheme):
+            start, end = strip_span(text, offsets[first, 0], offsets[last - 1, 1])
+            if start < end:
+                p = softmax(logits[first:last] / np.float32(d.temperature))
+                entity = {"start": start, "end": end, "type": kind, "text": text[start:end]}
+                found.append(entity | {"score": float(p.max(-1).mean())})
+        return found
+
+    def mistakes(
+        self, d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]
+    ) -> Iterator[Mistake]:
+        """Yield one mistake for each entity."""
+        for item, answer in zip(items, answers, strict=True):
+            score_of = self.score_of_spans(answer)
+            for spans in self.span_pairs(d, [item], [answer]):
+                for gold, predicted in paired(*spans):
+                    if gold != predicted:
+                        yield self._mistake(item, gold, predicted, score_of)
+
+    def _mistake(
+        self, item: Item, gold: Span | None, predicted: Span | None, score_of: ScoreOfSpan
+    ) -> Mistake:
+        place = predicted or gold
+        assert place is not None
+        score = score_of(place, predicted)
+        shown = self.text_between(item, None, None)
+        if len(shown) > _LONG_TEXT:
+            shown = self.text_between(item, max(0, place[0] - self.near), place[1] + self.near)
+            shown = f"... {shown} ..."
+        labels = [
+            NOTHING if span is None else f"{span[2]}: {self.text_between(item, *span[:2])}"
+            for span in (gold, predicted)
+        ]
+        badness = 0.5 if score is None else score
+        kind = _kind_of_mistake(gold, predicted)
+        return Mistake(item.where, (shown,), labels[0], labels[1], score, badness, kind)
+
+    @abstractmethod
+    def score_of_spans(self, answer: Answer) -> ScoreOfSpan:
+        """Return a function of a place and the span that is predicted there, or None, that returns
+        the probability of the prediction; None if it is unknown."""
+
+    @abstractmethod
+    def text_between(self, item: Item, start: int | None, end: int | None) -> str:
+        """Return a part of the text of an item; None: from its beginning, or to its end."""
+
+
+def _kind_of_mistake(gold: Span | None, predicted: Span | None) -> str:
+    if gold is None:
+        return "" if predicted is None else f"{predicted[2]!r} predicted where there is no entity"
+    if predicted is None:
+        return f"{gold[2]!r} missed"
+    if gold[2] == predicted[2]:
+        return f"borders of {gold[2]!r} wrong"
+    return f"{gold[2]!r} taken for {predicted[2]!r}"
+
+
+def windows_with_targets(features: Features) -> list[ExampleGroup]:
+    """Return the windows over an item, one by one; without those that predict nothing."""
+    unit = features.unit
+    return [
+        unit[number : number + 1]
+        for number, example in enumerate(unit)
+        if len(example.target.positions)
+    ]
+
+
+def _tagged(
+    reader: SequenceReader,
+    item: Item,
+    row: ShortIds,
+    predicted: ShortIds | None,
+    tags: ShortIds,
+    offsets: Offsets,
+) -> Features:
+    """Return an item in windows over its text.
+
+    Args:
+        predicted: positions in the row, ascending; None: all. Each is predicted in the window where
+            it has most context.
+    """
+
+    def part(window: Window, begin: int, _: int) -> tuple[Ids, Ids]:
+        inside = slice(window.start, window.end)
+        places = np.arange(window.end - window.start)
+        if predicted is not None:
+            inside = slice(*np.searchsorted(predicted, (window.start, window.end)))
+            places = predicted[inside].astype(np.int64) - window.start
+        is_own = window.own[places]
+        return places[is_own] + begin, tags[inside][is_own].astype(np.int64)
+
+    return reader.in_windows(item, row, part, offsets)
+
+
+class TaggingTask(TokenTask):
+    """A tag for each word."""
+
+    name = "tagging"
+    metrics = ("f1", "precision", "recall", "accuracy")
+    shown = ("tags",)
+    trivial = "most frequent tag"
+    row_fractions = ()
+    reads_documents = True
+    near = 20
+
+    def read(self, reader: SequenceReader, items: list[Item]) -> Iterator[Features]:
+        offsets_of_raw = reader.tokenizer.words([item.texts[0] for item in items if item.raw])
+        reader.check_count(sum(map(len, offsets_of_raw)))
+        offsets = iter(offsets_of_raw)
+        rows = [
+            Features(item, (), offsets=next(offsets) if item.raw else NO_OFFSETS) for item in items
+        ]
+        words = [features.words for features in rows]
+        document, ends = reader.pieces(chain.from_iterable(words))
+        template = reader.tokenizer.template
+        room = reader.max_length - template.num_special()
+        for features, of_item in zip(rows, words, strict=True):
+            tokens = ends[: len(of_item) + 1]
+            ends = ends[len(of_item) :]
+            row = document[tokens[0] : tokens[-1]]
+            tags = np.zeros(len(of_item), np.int32)
+            if features.item.label is not None:
+                tags[:] = [reader.labels.index(tag) for tag in features.item.label]
+            if not reader.document_context or len(row) > room:
+                firsts = tokens[:-1] - tokens[0]
+                yield _tagged(reader, features.item, row, firsts, tags, features.offsets)
+            else:
+                start, stop = centered_window(int(tokens[0]), int(tokens[-1]), len(document), room)
+                sequence = add_special_tokens([document[start:stop]], template)
+                positions = tokens[:-1].astype(np.int64) - start + len(template.prefix)
+                example = target_example(sequence, positions, tags.astype(np.int64))
+                yield features._replace(unit=[example])
+
+    def decode(self, d: TaskConfig, features: Features, logits: Logits) -> Answer:
+        """The best tag of each word and its probability. Of a raw text also its words, and its
+        entities if the tags mark any."""
+        tags, scores = self.best_labels(d, logits)
+        answer: Answer = {"tags": tags, "scores": scores}
+        if features.item.raw:
+            answer["words"] = features.words
+            if d.tag_scheme is not None:
+                answer["entities"] = self.entities(d, features, tags, logits)
+        return answer
+
+    def metrics_of(self, labels: Sequence[str], bare: bool) -> tuple[str, ...]:
+        if tag_scheme(tuple(labels), bare) is None:
+            return ("accuracy", "macro_f1", "matthews_correlation")
+        return self.metrics
+
+    def named_spans(self, label: Any, labels: Sequence[str], bare: bool) -> list[Span]:
+        """Entities by words; other tags by words, too."""
+        scheme = tag_scheme(tuple(labels), bare)
+        if scheme is None:
+            return [(number, number + 1, tag) for number, tag in enumerate(label)]
+        return [(start, end, kind or "_") for start, end, kind in tag_runs(label, scheme)]
+
+    def label_parts(self, d: TaskConfig, item: Item, answer: Answer) -> Iterator[slice | None]:
+        """No entity is in two parts."""
+        gold, predicted = item.label, answer["tags"]
+        count = min(len(gold), len(predicted))
+        is_free = d.tag_scheme is None
+        start = 0
+        while start + COUNTED_AT_ONCE < count:
+            cuts = range(start + COUNTED_AT_ONCE, count)
+            end = next(
+                (
+                    cut
+                    for cut in cuts
+                    if is_free or (gold[cut] in OUTSIDE and predicted[cut] in OUTSIDE)
+                ),
+                count,
+            )
+            yield slice(start, end)
+            start = end
+        yield slice(start, None)
+
+    def accuracy(
+        self, counts: NDArray[Any], items: Sequence[Item], answers: Sequence[Answer]
+    ) -> intervals.RowSums:
+        """The fraction of the words whose tag is right."""
+        pairs = list(zip(items, answers, strict=True))
+        for item, answer in pairs:
+            what = f"{len(answer['tags'])} predicted tags for {len(item.label)} words"
+            has_all = len(item.label) == len(answer["tags"])
+            require(has_all, what, item.where, "give each word one tag")
+        right = [sum(map(eq, item.label, answer["tags"])) for item, answer in pairs]
+        return intervals.ratio_sums(right, [len(item.label) for item in items])
+
+    def score_of_spans(self, answer: Answer) -> ScoreOfSpan:
+        scores = answer["scores"]
+        return lambda place, _: float(sum(scores[place[0] : place[1]]) / (place[1] - place[0]))
+
+    def text_between(self, item: Item, start: int | None, end: int | None) -> str:
+        return " ".join(item.texts[start:end])
+
+
+class SpansTask(TokenTask):
+    """Labelled stretches of a text. Each token has a tag: B- or I- with the label, or O."""
+
+    name = "spans"
+    metrics = ("f1", "precision", "recall")
+    shown = ("entities",)
+    trivial = "no entity"
+    near = 100
+
+    def read(self, reader: SequenceReader, items: list[Item]) -> Iterator[Features]:
+        encodings = reader.arrays([item.texts[0] for item in items])
+        outside = np.int32(reader.labels.index("O"))
+        for item, (row, offsets) in zip(items, encodings, strict=True):
+            tags = np.broadcast_to(outside, len(row))
+            if item.label is not None:
+                tags = np.full(len(row), outside)
+            for start, end, kind in item.label or ():
+                covered = tokens_in_span(offsets, start, end)
+                tags[covered] = reader.labels.index(f"I-{kind}")
+                tags[covered[:1]] = reader.labels.index(f"B-{kind}")
+            yield _tagged(reader, item, row, None, tags, offsets)
+
+    def decode(self, d: TaskConfig, features: Features, logits: Logits) -> Answer:
+        tags, _ = self.best_labels(d, logits)
+        answer: Answer = {"tags": tags}
+        if d.tag_scheme is not None:
+            answer["entities"] = self.entities(d, features, tags, logits)
+        return answer
+
+    def predicted_label(self, answer: Answer) -> Any:
+        return [(span["start"], span["end"], span["type"]) for span in answer["entities"]]
+
+    def named_spans(self, label: Any, labels: Sequence[str], bare: bool) -> list[Span]:
+        return list(label)
+
+    def score_of_spans(self, answer: Answer) -> ScoreOfSpan:
+        predicted_scores: dict[Span | None, float] = {
+            (span["start"], span["end"], span["type"]): span["score"] for span in answer["entities"]
+        }
+        return lambda _, predicted: predicted_scores.get(predicted)  # none of a missed span
+
+    def text_between(self, item: Item, start: int | None, end: int | None) -> str:
+        return item.texts[0][start:end]
