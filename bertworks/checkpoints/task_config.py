@@ -17,23 +17,12 @@ from bertworks.datasets.values import first_names
 from bertworks.errors import BertworksError, quoted, require
 from bertworks.io.atomic_write import write_json
 from bertworks.models.config import BERT, EncoderConfig
+from bertworks.tasks.registry import TASKS
 from bertworks.tasks.settings import TaskConfig, TaskType
 
 TASK_FILE, FORMAT = "task.json", 1
 MAX_LABELS = 100_000
 _OWN_CLASS = "BertworksRecurrentTagger"  # unknown to transformers
-# In config.json of a model that predicts a number: sentence-transformers' CrossEncoder would apply
-# a sigmoid to it. The second name is that of its versions before 4.
-_IDENTITY = "torch.nn.modules.linear.Identity"
-_NUMBER_SETTINGS = {
-    "sentence_transformers": {"activation_fn": _IDENTITY},
-    "sbert_ce_default_activation_function": _IDENTITY,
-}
-_PROBLEMS = {
-    "classification": "single_label_classification",
-    "multilabel": "multi_label_classification",
-    "regression": "regression",
-}
 
 
 def save_task(task: TaskConfig, folder: Path) -> None:
@@ -61,9 +50,9 @@ def task_from_settings(settings: Mapping[str, Any], path: Path) -> TaskConfig:
     hint = f"fine-tune it: bertworks finetune DATA --model {quoted(path.parent)} -o ANOTHER-FOLDER"
     require(tasks, f"this model ({head}) was not fine-tuned for a task", path.parent, hint)
     labels = _labels(settings, path)
-    if tasks[0] == "classification":
+    if TASKS[tasks[0]].problem_type:
         problem = settings.get("problem_type") or ("regression" if len(labels) == 1 else None)
-        tasks = [task for task, name in _PROBLEMS.items() if name == problem] or ["classification"]
+        tasks = [task for task in tasks if TASKS[task].problem_type == problem] or tasks
     config = config_from_huggingface(settings, where=str(path))
     length = config.max_position_embeddings
     what = (
@@ -71,19 +60,14 @@ def task_from_settings(settings: Mapping[str, Any], path: Path) -> TaskConfig:
         "(is_decoder is true)"
     )
     require(not _pools_last(cast(TaskType, tasks[0]), config), what, path.parent, hint)
-    labels = () if tasks[0] in ("regression", "qa", "choice") else labels
+    labels = labels if TASKS[tasks[0]].has_labels else ()
     return TaskConfig(task=cast(TaskType, tasks[0]), labels=labels, max_length=min(512, length))
 
 
 def _pools_last(task: TaskType, c: EncoderConfig) -> bool:
     """Whether a decoder is read at the last token of a text: transformers reads the first, which
     has read nothing."""
-    return FAMILIES[c.family].is_decoder(c) and task in (
-        "classification",
-        "multilabel",
-        "regression",
-        "choice",
-    )
+    return FAMILIES[c.family].is_decoder(c) and TASKS[task].predicts_texts
 
 
 def task_settings(description: TaskConfig, c: EncoderConfig = BERT) -> dict[str, Any]:
@@ -98,15 +82,14 @@ def task_settings(description: TaskConfig, c: EncoderConfig = BERT) -> dict[str,
         own = {"architectures": [VECTOR_CLASS]}
     elif is_own_network(description, c):
         own = {"architectures": [_OWN_CLASS], "model_type": own_type(family)}
-    labels = description.labels or (
-        ("LABEL_0",) if task in ("regression", "choice") else ("LABEL_0", "LABEL_1")
-    )
+    facts = TASKS[task]
+    labels = description.labels or tuple(f"LABEL_{n}" for n in range(facts.num_outputs))
     return {
         "architectures": [FAMILIES[family].tasks[task]],
         "id2label": {str(number): label for number, label in enumerate(labels)},
         "label2id": {label: number for number, label in enumerate(labels)},
-        **({"problem_type": _PROBLEMS[task]} if task in _PROBLEMS else {}),
-        **(_NUMBER_SETTINGS if task == "regression" else {}),
+        **({"problem_type": facts.problem_type} if facts.problem_type else {}),
+        **facts.head_settings,
         **own,
     }
 
@@ -217,7 +200,7 @@ def read_task_json(path: Path) -> TaskConfig:
             len({*names}) == len(names) <= MAX_LABELS,
             "two labels have the same name, or there are too many",
         )
-        is_one_each = task.task == "multilabel" and columns == names
+        is_one_each = TASKS[task.task].has_label_columns and columns == names
         require(len(columns) < 2 or is_one_each, "the columns of several labels are not the labels")
     except BertworksError as error:
         reason = error.what[:200]

@@ -53,6 +53,7 @@ from bertworks.runs.pretrain_job import held_out_batches, masked_examples, split
 from bertworks.runs.report import write_errors
 from bertworks.tasks.features import SHOWN, Featurizer, shortened
 from bertworks.tasks.probabilities import Answer
+from bertworks.tasks.registry import TASKS
 from bertworks.tasks.scores import bounded, compute_metrics, task_results
 from bertworks.tasks.sequences import Features, Truncation, format_truncation
 from bertworks.tasks.settings import TaskConfig
@@ -446,16 +447,16 @@ def _with_labels_of(
 ) -> tuple[TaskConfig, dict[str, int]]:
     """The task with the labels that only the rows have, too; and how many rows have each of
     these."""
-    named = d.task in ("classification", "multilabel", "tagging", "spans")
-    unknown = Counter(
-        label for item in rows if named for label in set(label_names(item)) - set(known)
-    )
-    if d.task == "classification" and unknown.total() == len(rows):
+    task = TASKS[d.task]
+    unknown: Counter[str] = Counter()
+    for item in rows if task.has_labels else ():
+        unknown.update(set(label_names(item)) - set(known))
+    if task.has_classes and unknown.total() == len(rows):
         what = f"the model knows none of these labels: {first_names(sorted(unknown), 5)}"
         raise BertworksError(what, where=name, hint=f"its labels are: {first_names(known, 5)}")
-    if d.task == "spans" or not unknown:
+    wider = task.with_labels(d, sorted(unknown))
+    if wider == d:
         return d, dict(unknown)
-    wider = replace(d, labels=(*d.labels, *sorted(unknown)))
     what = (
         "some of these tags mark no entities as those of the model do: "
         f"{first_names(sorted(unknown), 5)}"
@@ -497,16 +498,11 @@ def _labelled(
     schema, notes = schema_for(reader, d, text)
     columns = names_of(label) or d.label
     first_choice = d.first_choice
-    if not columns or (d.task == "choice" and first_choice is None):
+    if not columns or (TASKS[d.task].counts_choices and first_choice is None):
         inferred, _ = infer_schema(reader, task=d.task, text=schema.text, label=columns)
         columns = inferred.label
         first_choice = inferred.first_choice if first_choice is None else first_choice
-    # A model of spans has a tag for the first token of each type, and one for the others.
-    names = (
-        tuple(name[2:] for name in d.labels if name.startswith("B-"))
-        if d.task == "spans"
-        else d.labels
-    )
+    names = TASKS[d.task].row_labels(d.labels)
     if len(columns) > 1 and sorted(columns) != sorted(names):
         what = (
             f"the columns of the labels are {', '.join(columns)}, and those of the model: "

@@ -3,7 +3,6 @@
 - `integrated_gradients` of tokens
 - `occlusion` of words
 - `read_tokens`: which tokens a hidden state depends on
-- `log_odds`: an output that can be attributed
 """
 
 from collections.abc import Callable, Sequence
@@ -134,12 +133,3 @@ def read_tokens(encoder: Encoder, example: Example, layer: int = -1) -> NDArray[
         (gradient,) = torch.autograd.grad((own * weights).sum(), tokens)
     found: NDArray[np.bool_] = (gradient.view(n, n, -1) != 0).any(-1).cpu().numpy()
     return found
-
-
-def log_odds(logits: Tensor, output: int) -> Tensor:
-    """[copies, outputs] -> [copies]: log p / (1 - p) of one output of a softmax. Unlike a logit it
-    does not change when a constant is added to all logits. A single output is returned as it is."""
-    if logits.shape[-1] == 1:
-        return logits[:, 0]
-    own = torch.arange(logits.shape[-1], device=logits.device) == output
-    return logits[:, output] - logits.masked_fill(own, -torch.inf).logsumexp(-1)

@@ -5,7 +5,7 @@
 """
 
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
@@ -26,7 +26,6 @@ from bertworks.errors import UsageError, expect
 from bertworks.inference.attribution import (
     IntegratedGradients,
     integrated_gradients,
-    log_odds,
     occlusion,
     read_tokens,
 )
@@ -43,10 +42,9 @@ from bertworks.reports.svg import note
 from bertworks.reports.svg import page
 from bertworks.reports.svg import render
 from bertworks.reports.svg import section
-from bertworks.tasks.probabilities import Answer
-from bertworks.tasks.sequences import Features
-from bertworks.tasks.sequences import tokens_in_span
-from bertworks.tasks.settings import TaskConfig
+from bertworks.tasks.attributed import Attributed
+from bertworks.tasks.attributed import log_odds
+from bertworks.tasks.registry import TASKS
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.objectives import PretrainingModel
 
@@ -57,7 +55,6 @@ MAPS = Path(__file__).with_name("maps")
 MOST_READERS = 24  # tokens of the picture of who reads whom, which costs a pass over their square
 MOST_ANSWERS = 5  # for a mask
 Number = TypeVar("Number", bound=np.generic)
-Value = Callable[[Tensor], Tensor]  # [copies, M, outputs] -> [copies]
 Rows = tuple[tuple[str, str], ...]
 
 
@@ -207,16 +204,12 @@ def _packed(values: NDArray[np.float32]) -> str:
     return b64encode(np.rint(values).clip(0, 255).astype(np.uint8).tobytes()).decode()
 
 
-# a sequence and an output for it: its name and value; "", None: none
-_Attributed = tuple[Example, str, Value | None]
-
-
 class _Prediction(NamedTuple):
     """A loaded model and its prediction."""
 
     encoder: Encoder
     logits: Callable[[Batch], Tensor] | None  # of its head; None: it has none
-    attributed: _Attributed
+    attributed: Attributed
     answer: Rows
     notes: Sequence[str]
     frozen: bool = False  # the encoder has no gradients
@@ -391,7 +384,7 @@ def _pretrained(source: LazyModel, texts: Sequence[str], target: str | None) -> 
     if "lm_head" in parts and source.config.direction != "left_to_right":
         network = load_masked_lm(source)
     encoder = network.encoder if network else source.network(Encoder, "encoder.")
-    attributed: _Attributed = example, "", None
+    attributed: Attributed = example, "", None
     if network is None:
         notes.append("this model does not fill masks: there is no prediction to attribute")
     elif not len(masks):
@@ -428,7 +421,7 @@ def _discriminated(
     chosen = best[0] if target is None else words.index(target)
     name = f"“{words[chosen]}” as a replaced word (log-odds)"
     answer = tuple((words[n], f"{probabilities[places[n]]:.1%}") for n in best[:MOST_ANSWERS])
-    attributed: _Attributed = example, name, lambda x: x[:, places[chosen], 0]
+    attributed: Attributed = example, name, lambda x: x[:, places[chosen], 0]
     return _Prediction(
         network.encoder, network.logits, attributed, answer, notes, replaced=probabilities
     )
@@ -436,7 +429,7 @@ def _discriminated(
 
 def _masked(
     network: PretrainingModel, t: Tokenizer, example: Example, target: str | None
-) -> tuple[_Attributed, Rows]:
+) -> tuple[Attributed, Rows]:
     batch = collate([example]).to(network.encoder.embeddings.token.weight.device)
     with torch.no_grad():
         # the model may have more
@@ -467,9 +460,10 @@ def _masked(
 def _finetuned(source: LazyModel, texts: Sequence[str], target: str | None) -> _Prediction:
     predictor = Predictor(source, precision="fp32")
     d, network = predictor.description, predictor.network
+    task = TASKS[d.task]
     item = item_of(texts[0] if len(texts) == 1 else texts, 1, d)
     ((encoded, answer),) = predictor.answers([item])
-    if target is not None and d.task in ("regression", "choice", "qa"):
+    if target is not None and not task.has_labels:
         raise UsageError(
             f"a model for {d.task} has a single prediction to explain", hint="leave the target out"
         )
@@ -479,12 +473,12 @@ def _finetuned(source: LazyModel, texts: Sequence[str], target: str | None) -> _
         else []
     )
     parts = encoded.unit if predictor.reading.apart else ()
-    if d.task != "choice" and not parts and len(encoded.unit) > 1:
+    if task.reads_windows and len(encoded.unit) > 1:
         notes.append(
             "the text is longer than the model's maximum: the window with this prediction is "
             "explained"
         )
-    attributed, rows = _explained(d, encoded, answer, target)
+    attributed, rows = task.explained(d, encoded, answer, target)
     if parts:
         ids, types = (
             [getattr(part, name) for part in parts] for name in ("input_ids", "token_type_ids")
@@ -507,98 +501,4 @@ def _finetuned(source: LazyModel, texts: Sequence[str], target: str | None) -> _
         notes,
         frozen=frozen,
         parts=tuple(parts),
-    )
-
-
-def _explained(
-    d: TaskConfig, encoded: Features, answer: Answer, target: str | None
-) -> tuple[_Attributed, Iterable[tuple[str, str]]]:
-    """The output to attribute; and the prediction, as names and values."""
-    first = encoded.unit[0]
-    match d.task:
-        case "classification" | "multilabel":
-            best = sorted(answer["scores"].items(), key=lambda pair: -pair[1])
-            return _label_output(d, first, target or best[0][0]), [
-                (label, f"{p:.1%}") for label, p in best
-            ]
-        case "regression":
-            return (first, "the value", lambda x: x[:, 0, 0]), [("value", f"{answer['value']:.4g}")]
-        case "choice":
-            number, scores = answer["choice"], (f"{p:.1%}" for p in answer["scores"])
-            attributed = (
-                encoded.unit[number],
-                f"choice {number + 1} (its score)",
-                lambda x: x[:, 0, 0],
-            )
-            return attributed, zip(encoded.item.texts[1:], scores, strict=True)
-        case "tagging" | "spans":
-            words, tags = encoded.words, answer["tags"]
-            entities = [(entity["text"], entity["type"]) for entity in answer.get("entities", ())]
-            return _tag_output(
-                d, encoded, words, tags, target
-            ), entities if d.task == "spans" else zip(words, tags)
-        case "qa":
-            return _span_output(encoded, answer), [
-                (answer["answer"] or "(no answer)", f"{answer['score']:.1%}")
-            ]
-
-
-def _label_output(d: TaskConfig, example: Example, label: str) -> _Attributed:
-    expect(
-        label in d.labels,
-        f"the model has no label {label!r}",
-        hint=f"use one of {', '.join(d.labels[:20])}",
-    )
-    number = d.labels.index(label)
-    is_independent = d.task == "multilabel"  # the logit of each label is its log-odds
-    name = f"the label “{label}” (log-odds)"
-    return example, name, lambda x: x[:, 0, number] if is_independent else log_odds(x[:, 0], number)
-
-
-def _tag_output(
-    d: TaskConfig, encoded: Features, words: Sequence[str], tags: Sequence[str], target: str | None
-) -> _Attributed:
-    """The tag of one word, or of one token of spans: the target, else the first that is not O, else
-    the first."""
-    if not tags:
-        return encoded.unit[0], "", None
-    what = f"the word {target!r} is not in the text, as the tokenizer splits it"
-    expect(target is None or target in words, what, hint=f"use one of {', '.join(words[:20])}")
-    word = (
-        words.index(target)
-        if target is not None
-        else next((n for n, tag in enumerate(tags) if tag != "O"), 0)
-    )
-    ends, label = (
-        np.cumsum([len(example.target.positions) for example in encoded.unit]),
-        d.labels.index(tags[word]),
-    )
-    window = int(np.searchsorted(ends, word, side="right"))
-    place = word - int(ends[window])  # among the predictions of the window, from its end
-    return (
-        encoded.unit[window],
-        f"the tag {tags[word]} of “{words[word]}” (log-odds)",
-        lambda x: log_odds(x[:, place], label),
-    )
-
-
-def _span_output(encoded: Features, answer: Answer) -> _Attributed:
-    """The logits of start and end of an answer, in the window of the answer; without an answer
-    those of [CLS]."""
-    if not answer["answer"]:
-        return encoded.unit[0], "“no answer” (its score)", lambda x: x[:, 0].sum(-1)
-    tokens = tokens_in_span(encoded.offsets, answer["start"], answer["end"])
-    starts = (
-        (n, int(tokens[0]) - window.start, window.own) for n, window in enumerate(encoded.windows)
-    )
-    number, start = next(
-        (n, start) for n, start, own in starts if 0 <= start < len(own) and own[start]
-    )
-    example = encoded.unit[number]
-    first = encoded.begin + start - len(example.input_ids)
-    last = first + len(tokens) - 1
-    return (
-        example,
-        f"the answer “{answer['answer']}” (its score)",
-        lambda x: x[:, first, 0] + x[:, last, 1],
     )

@@ -12,16 +12,17 @@ from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import Row, RowReader, refuse_columns
 from bertworks.datasets.schema import Item, Schema, fitted, items, read_item
 from bertworks.datasets.values import EmptyTextError
-from bertworks.datasets.writer import (
-    FileKind,
-    RowFormat,
-    format_of,
-    join_portions,
-    kind_of,
-    line_portion,
-    row_portion,
-)
-from bertworks.errors import UsageError, expect, names_of, require
+from bertworks.datasets.writer import FileKind
+from bertworks.datasets.writer import RowFormat
+from bertworks.datasets.writer import format_of
+from bertworks.datasets.writer import join_portions
+from bertworks.datasets.writer import kind_of
+from bertworks.datasets.writer import line_portion
+from bertworks.datasets.writer import row_portion
+from bertworks.errors import UsageError
+from bertworks.errors import expect
+from bertworks.errors import names_of
+from bertworks.errors import require
 from bertworks.events import Event, no_notes
 from bertworks.inference.predictor import COMPARED, OutputFields, Predictor
 from bertworks.io.atomic_write import local_path
@@ -30,7 +31,8 @@ from bertworks.io.options import Bulk, ReadOptions
 from bertworks.io.tables import Data, rows_of_texts
 from bertworks.io.text_files import IssueCounter
 from bertworks.tasks.probabilities import Answer
-from bertworks.tasks.scores import predicted_label
+from bertworks.tasks.questions import QuestionsTask
+from bertworks.tasks.registry import TASKS
 from bertworks.tasks.sequences import Truncation
 from bertworks.tasks.settings import TaskConfig
 from bertworks.training.device import PrecisionOption, fixed_machine, gpus_for
@@ -192,8 +194,9 @@ def predict_file(
     description = predictor.description
     kind = kind or kind_of(output)
     what = f"CoNLL columns are for tags, and this model is for {description.task}"
-    expect(kind != "conll" or description.task == "tagging", what, hint="use another format")
-    names = ("question", "context") if description.task == "qa" else description.text or ("text",)
+    task = TASKS[description.task]
+    expect(kind != "conll" or task.reads_words, what, hint="use another format")
+    names = task.text_columns(description)
     reader = RowReader(
         rows_of_texts(data, names), read, known=(*description.text, *description.label)
     )
@@ -275,22 +278,13 @@ def prediction_maker(
 
 def _compare(predictor: Predictor, items_of_file: Iterator[Item | None]) -> Event:
     """How many predictions differ from those in fp32."""
-    task = predictor.description.task
+    task = TASKS[predictor.description.task]
     rows = list(filter(None, islice(items_of_file, COMPARED)))
     labels, exact_labels = (
-        [predicted_label(task, answer) for _, answer in each.answers(rows)]
+        [task.predicted_label(answer) for _, answer in each.answers(rows)]
         for each in (predictor, predictor.in_fp32())
     )
-    fields: dict[str, Any]
-    if task == "regression":
-        differences = (abs(x - y) for x, y in zip(labels, exact_labels, strict=True))
-        largest = max(differences, default=0.0)
-        text = f"the first {len(rows)} values differ by up to {largest:.3f}"
-        fields = {"largest": largest}
-    else:
-        count = sum(x != y for x, y in zip(labels, exact_labels, strict=True))
-        text = f"{count} of the first {len(rows)} predictions differ"
-        fields = {"others": count}
+    text, fields = task.difference(labels, exact_labels)
     fields["compared"] = len(rows)
     return Event("note", f"{predictor.precision}: {text} from fp32", fields)
 
@@ -319,7 +313,8 @@ def answer_questions(
         f"this model was fine-tuned for {predictor.description.task}, not for answering questions"
     )
     hint = "fine-tune one: bertworks finetune TRAIN.json --dev DEV.json -o FOLDER"
-    require(predictor.description.task == "qa", what, model, hint)
+    is_for_questions = isinstance(TASKS[predictor.description.task], QuestionsTask)
+    require(is_for_questions, what, model, hint)
     reader = RowReader(data)
     schema, _ = schema_for(reader, predictor.description, ("question", "context"))
     for note in predictor.reading.preview(list(islice(items(reader, schema), 2))):
@@ -361,11 +356,8 @@ def _units(
     is_conll = output_format.rows.kind == "conll"
     for row, item in rows_with_items(reader, schema, empty):
         refuse_columns(row, fields.empty_columns)
-        if item and description.task == "choice" and description.num_choices:
-            count = len(item.texts) - 1
-            what = f"{count} choices, but the model was trained with {description.num_choices}"
-            hint = f"give every row {description.num_choices} choices"
-            require(count == description.num_choices, what, row.where, hint)
+        if item:
+            TASKS[description.task].check_item(description, item)
         lines = row.values.all_lines if isinstance(row.values, Sentence) and is_conll else ()
         written = {} if is_conll else row.written or row.values
         yield Unit(number, written, item, row.where, lines)
@@ -384,7 +376,7 @@ def schema_for(
     schema, notes = infer_schema(reader, task=description.task, text=names, labelled=False)
     if (
         description.text
-        and description.task in ("classification", "multilabel", "regression")
+        and TASKS[description.task].reads_pairs
         and len(schema.text) != len(description.text)
     ):
         count = "one text" if len(description.text) == 1 else "two texts"
@@ -398,7 +390,7 @@ def schema_for(
             + " ".join(f"--text {word}" for word in ("FIRST", "SECOND")[: len(description.text)]),
         )
     document = description.document if description.document in reader.columns else schema.document
-    raw = description.task == "tagging" and _holds_texts(reader, schema.text[0], description)
+    raw = TASKS[description.task].reads_words and _holds_texts(reader, schema.text[0], description)
     return replace(schema, label=(), labels=description.labels, document=document, raw=raw), notes
 
 

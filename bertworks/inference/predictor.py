@@ -20,7 +20,6 @@ from bertworks.batching.batch import ExampleGroup
 from bertworks.checkpoints.model_folder import onnx_file, put_temperature_into_folder
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item, Schema, items, label_of
-from bertworks.datasets.values import answers_of
 from bertworks.errors import expect, listed, optional_import, some_names
 from bertworks.inference.engine import (
     LazyModel,
@@ -55,11 +54,13 @@ COMPARED = 64  # texts of a file that are also computed in fp32
 class OutputFields:
     """The shown parts of a prediction, and their columns in a file.
 
+    task: its name.
     top_k: how many labels or answers.
     probabilities: of all labels or answers, whatever `top_k` is.
     first_choice: the number of the first choice in the training data.
     """
 
+    task: str
     parts: tuple[str, ...]
     top_k: int
     probabilities: bool
@@ -74,16 +75,15 @@ class OutputFields:
         Raises:
             UsageError: several labels or answers, and the task has one.
         """
-        parts = TASKS[d.task].shown
+        task = TASKS[d.task]
+        parts = task.shown
         if raw:
             parts = (*(("entities",) if d.tag_scheme else ()), "words", *parts)
         if top_k > 1 or probabilities:
-            has_several = d.task in ("classification", "multilabel", "choice", "qa")
-            expect(
-                has_several, f"a model for {d.task} has a single prediction, without alternatives"
-            )
-            parts = (*parts, "n_best" if d.task == "qa" else "scores")
-        return cls(parts, top_k, probabilities, d.first_choice or 0)
+            what = f"a model for {d.task} has a single prediction, without alternatives"
+            expect(task.alternatives, what)
+            parts = (*parts, task.alternatives)
+        return cls(d.task, parts, top_k, probabilities, d.first_choice or 0)
 
     def select(self, answer: Answer) -> Answer:
         """The shown parts."""
@@ -103,9 +103,7 @@ class OutputFields:
 
     def columns(self, features: Features, answer: Answer) -> dict[str, Any]:
         """The columns of a row. Choices are counted as in the training data."""
-        parts = self.select(answer)
-        if "choice" in parts:
-            parts["choice"] += self.first_choice
+        parts = TASKS[self.task].numbered(self.select(answer), self.first_choice)
         return {
             **{f"predicted_{part}": parts[part] for part in parts},
             "truncated_tokens": features.num_truncated,
@@ -144,16 +142,7 @@ class Predictor(ModelUser):
         source = open_model(model, device)
         self.folder, self.tokenizer = source.within, source.tokenizer
         d = source.task_config
-        has_threshold, fits = (
-            d.task in ("multilabel", "qa"),
-            d.task != "multilabel" or 0 <= (threshold or 0) <= 1,
-        )
-        expect(
-            threshold is None or has_threshold,
-            f"a model for {d.task} has no threshold",
-            hint="leave it out",
-        )
-        expect(fits, f"the threshold is {threshold}: expected a probability, from 0 to 1")
+        TASKS[d.task].check_threshold(threshold)
         self.description = d
         if threshold is not None:
             self.description = replace(self.description, threshold=threshold)
@@ -220,9 +209,9 @@ class Predictor(ModelUser):
         Raises:
             UsageError: as `predict`; the task has no labels of a whole text.
         """
-        names, task = self.description.labels, self.description.task
-        what = f"a model for {task} has no labels of a whole text"
-        expect(task in ("classification", "multilabel"), what, hint="use predict")
+        names, task = self.description.labels, TASKS[self.description.task]
+        what = f"a model for {task.name} has no labels of a whole text"
+        expect(task.has_text_labels, what, hint="use predict")
         rows = [answer["scores"] for _, answer in self.answers(self._items(texts))]
         return np.array([[row[name] for name in names] for row in rows]).reshape(
             len(rows), len(names)
@@ -244,18 +233,13 @@ class Predictor(ModelUser):
         """
         d, rows = self.description, self._items(texts)
         values = listed(named_column(labels, "label"), "score([text], [label])", "label")
-        values = [_as_answers(value) if d.task == "qa" else value for value in values]
+        values = [TASKS[d.task].label_value(value) for value in values]
         what = f"{len(rows):,} texts and {len(values):,} labels"
         expect(len(rows) == len(values), what, hint="give one label for each text")
-        names = (
-            tuple(name[2:] for name in d.labels if name.startswith("B-"))
-            if d.task == "spans"
-            else d.labels
-        )
         schema = Schema(
             task=d.task,
             text=d.text,
-            labels=names,
+            labels=TASKS[d.task].row_labels(d.labels),
             separator=d.separator,
             first_choice=d.first_choice or 0,
         )
@@ -341,7 +325,7 @@ class Predictor(ModelUser):
         d = self.description
         fields = {
             raw: OutputFields.of_task(d, top_k, probabilities, raw)
-            for raw in (False, d.task == "tagging")
+            for raw in (False, TASKS[d.task].reads_words)
         }
         answers = self.answers(self._items(texts))
         predictions = []
@@ -429,20 +413,7 @@ def item_of(text: Any, number: int, d: TaskConfig) -> Item:
         texts = (text,)
     elif isinstance(text, list | tuple):
         texts = tuple(plain_value(part) for part in text)
-    count = len(texts)
-    of_length = {0: "a string, or a pair of them", 1: "a string", 2: "a pair of strings"}
-    fits, expected = {
-        "tagging": (count > 0, "a string, or a list of words"),
-        "choice": (
-            count == d.num_choices + 1 if d.num_choices else count > 2,
-            "(prompt, choice, choice, ...)",
-        ),
-        "qa": (count == 2, "(question, context)"),
-        "spans": (count == 1, "a string"),
-    }.get(
-        d.task,
-        (count == len(d.text) if d.text else 1 <= count <= 2, of_length.get(len(d.text), "")),
-    )
+    fits, expected = TASKS[d.task].expected_texts(d, len(texts))
     is_text = fits and all(isinstance(part, str) for part in texts)
     hint = missing_hint("text") if is_missing(text) else None
     expect(is_text, f"text {number} is {text!r:.60}: expected {expected}", hint=hint)
@@ -451,18 +422,5 @@ def item_of(text: Any, number: int, d: TaskConfig) -> Item:
         None,
         f"text {number}",
         str(number),
-        raw=d.task == "tagging" and isinstance(text, str),
+        raw=TASKS[d.task].reads_words and isinstance(text, str),
     )
-
-
-def _as_answers(label: Any) -> Any:
-    """The label of a question as in training data: one answer, "" for none, and several have no
-    places."""
-    texts = [label] if isinstance(label, str) else label
-    if (
-        answers_of(label) is None
-        and isinstance(texts, list)
-        and all(isinstance(text, str) for text in texts)
-    ):
-        return [{"text": text, "answer_start": 0} for text in texts]
-    return label

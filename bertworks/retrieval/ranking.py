@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from bertworks.errors import expect, optional_import
 from bertworks.inference.predictor import Predictor
+from bertworks.tasks.registry import TASKS
 from bertworks.tasks.settings import TaskConfig
 
 K1 = 1.2
@@ -294,8 +295,7 @@ def fits_pairs(d: TaskConfig) -> bool:
 
     Folders of transformers do not say how many texts a model reads.
     """
-    has_one_score = d.task == "regression" or (d.task == "classification" and len(d.labels) == 2)
-    return has_one_score and len(d.text) in (0, 2)
+    return TASKS[d.task].has_one_score(d) and len(d.text) in (0, 2)
 
 
 class Reranker:

@@ -10,6 +10,8 @@ from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids
 from bertworks.datasets.schema import Item
+from bertworks.errors import BertworksError
+from bertworks.tasks.attributed import Attributed
 from bertworks.tasks.heads import MultipleChoice, TaskHead
 from bertworks.tasks.probabilities import Answer, Logits, softmax
 from bertworks.tasks.sequences import Features, SequenceReader
@@ -28,6 +30,11 @@ class ChoiceTask(TextTask):
     trivial = "most frequent choice"
     counted = "rows in train, by the position of the right choice"
     pipeline = "multiple-choice"
+    alternatives = "scores"
+    has_labels = False
+    reads_pairs = False
+    counts_choices = True
+    num_outputs = 1
 
     def sequences(self, texts: list[tuple[Ids, int]]) -> list[list[tuple[Ids, int]]]:
         prompt, *choices = texts
@@ -51,6 +58,29 @@ class ChoiceTask(TextTask):
     def decode(self, d: TaskConfig, features: Features, logits: Logits) -> Answer:
         p = softmax((logits / np.float32(d.temperature))[:, 0])
         return {"choice": int(p.argmax()), "score": float(p.max()), "scores": p.tolist()}
+
+    def expected_texts(self, d: TaskConfig, count: int) -> tuple[bool, str]:
+        fits = count == d.num_choices + 1 if d.num_choices else count > 2
+        return fits, "(prompt, choice, choice, ...)"
+
+    def check_item(self, d: TaskConfig, item: Item) -> None:
+        num_choices = len(item.texts) - 1
+        if d.num_choices and num_choices != d.num_choices:
+            what = f"{num_choices} choices, but the model was trained with {d.num_choices}"
+            hint = f"give every row {d.num_choices} choices"
+            raise BertworksError(what, where=item.where, hint=hint)
+
+    def numbered(self, fields: Answer, first_choice: int) -> Answer:
+        return fields | {"choice": fields["choice"] + first_choice}
+
+    def explained(
+        self, d: TaskConfig, features: Features, answer: Answer, target: str | None
+    ) -> tuple[Attributed, Iterable[tuple[str, str]]]:
+        number = answer["choice"]
+        name = f"choice {number + 1} (its score)"
+        attributed: Attributed = features.unit[number], name, lambda x: x[:, 0, 0]
+        scores = (f"{p:.1%}" for p in answer["scores"])
+        return attributed, zip(features.item.texts[1:], scores, strict=True)
 
     def label_names(self, label: Any) -> Iterable[str]:
         """Return the position of a choice."""

@@ -14,7 +14,9 @@ from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids
 from bertworks.datasets.schema import Item
+from bertworks.datasets.values import answers_of
 from bertworks.metrics import intervals, squad
+from bertworks.tasks.attributed import Attributed
 from bertworks.tasks.heads import SpanExtraction, TaskHead
 from bertworks.tasks.probabilities import Answer, Logits, softmax
 from bertworks.tasks.sequences import (
@@ -46,6 +48,9 @@ class QuestionsTask(Task):
     part = "kind of question"
     counted = "questions in train"
     pipeline = "question-answering"
+    alternatives = "n_best"
+    has_labels = False
+    reads_windows = True
     has_confusion = False
     has_temperature = False
 
@@ -125,6 +130,32 @@ class QuestionsTask(Task):
             for text, (score, _, _, a, b) in best.items()
         ]
         return answers, no_answer
+
+    def expected_texts(self, d: TaskConfig, count: int) -> tuple[bool, str]:
+        return count == 2, "(question, context)"
+
+    def text_columns(self, d: TaskConfig) -> tuple[str, ...]:
+        return ("question", "context")
+
+    def check_threshold(self, threshold: float | None) -> None:
+        """Any number is a threshold."""
+
+    def label_value(self, value: Any) -> Any:
+        """One answer, "" for none, and several have no places."""
+        texts = [value] if isinstance(value, str) else value
+        if (
+            answers_of(value) is None
+            and isinstance(texts, list)
+            and all(isinstance(text, str) for text in texts)
+        ):
+            return [{"text": text, "answer_start": 0} for text in texts]
+        return value
+
+    def explained(
+        self, d: TaskConfig, features: Features, answer: Answer, target: str | None
+    ) -> tuple[Attributed, Iterable[tuple[str, str]]]:
+        prediction = (answer["answer"] or "(no answer)", f"{answer['score']:.1%}")
+        return _answer_output(features, answer), [prediction]
 
     def label_names(self, label: Any) -> Iterable[str]:
         return ("with an answer" if label else "without an answer",)
@@ -218,6 +249,28 @@ class QuestionsTask(Task):
         return replace(d, threshold=best_threshold(answers, figures))
 
 
+def _answer_output(features: Features, answer: Answer) -> Attributed:
+    """Return the logits of start and end of an answer, in the window of the answer; without an
+    answer those of [CLS]."""
+    if not answer["answer"]:
+        return features.unit[0], "“no answer” (its score)", lambda x: x[:, 0].sum(-1)
+    tokens = tokens_in_span(features.offsets, answer["start"], answer["end"])
+    first_token = int(tokens[0])
+    # The window in which the answer has most context.
+    number, window = next(
+        (number, window)
+        for number, window in enumerate(features.windows)
+        if window.start <= first_token < window.end and window.own[first_token - window.start]
+    )
+    start = first_token - window.start
+    example = features.unit[number]
+    # Counted from the end of the sequence.
+    first = features.begin + start - len(example.input_ids)
+    last = first + len(tokens) - 1
+    name = f"the answer “{answer['answer']}” (its score)"
+    return example, name, lambda x: x[:, first, 0] + x[:, last, 1]
+
+
 def best_threshold(answers: Sequence[Answer], figures: Mapping[str, float]) -> float:
     """Return the margin with the best F1, plus half of the distance to the next margin (at most
     .5), so that no answer depends on the last digit. If it is best to give no answer at all, it is
@@ -235,7 +288,7 @@ def best_threshold(answers: Sequence[Answer], figures: Mapping[str, float]) -> f
 
 
 def best_spans(
-    logits: Logits, places: NDArray[np.int64], own: NDArray[np.bool_], max_answer: int
+    logits: Logits, places: NDArray[np.int64], is_own: NDArray[np.bool_], max_answer: int
 ) -> list[tuple[float, int, int]]:
     """Return score, first and last token of the best answers in a window: pairs of its
     NUM_BEST_SPANS best starts and ends that are in order and short enough.
@@ -243,10 +296,10 @@ def best_spans(
     Args:
         logits: of start and end, [n, 2].
         places: the tokens of the context that these are; negative: of no text.
-        own: which tokens have their best context in this window: starts are among these.
+        is_own: which tokens have their best context in this window: starts are among these.
         max_answer: tokens of an answer, at most.
     """
-    starts = np.flatnonzero(own & (places >= 0))
+    starts = np.flatnonzero(is_own & (places >= 0))
     ends = np.flatnonzero(places >= 0)
     starts = starts[np.argsort(-logits[starts, 0], kind="stable")[:NUM_BEST_SPANS]]
     ends = ends[np.argsort(-logits[ends, 1], kind="stable")[:NUM_BEST_SPANS]]

@@ -16,8 +16,10 @@ from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.masking import Example
 from bertworks.config import packaged_table
 from bertworks.datasets.schema import Item
+from bertworks.errors import expect
 from bertworks.metrics import intervals
 from bertworks.metrics.classification import Span, count_spans, figures_by_type
+from bertworks.tasks.attributed import Attributed
 from bertworks.tasks.heads import Classification, TaskHead
 from bertworks.tasks.probabilities import Answer, Logits
 from bertworks.tasks.sequences import Features, SequenceReader
@@ -67,6 +69,15 @@ class Task(ABC):
     has_confusion: predictions can be counted by label, in a confusion matrix.
     has_temperature: its probabilities are those of labels, and can be calibrated.
     reads_documents: an item may be read with the other items of its document around it.
+    alternatives: the field of a prediction with all labels or answers; "" if there is one only.
+    has_labels: its labels are names. has_text_labels: they are true of a whole text.
+    has_label_columns: each label may have a column of the data.
+    predicts_texts: there is one prediction for all sequences of an item.
+    reads_pairs: it reads one text or two. reads_words: it reads the words of a text.
+    reads_windows: long texts are read in windows, not truncated.
+    counts_choices: labels are the numbers of choices, from 0 or from 1.
+    problem_type: in config.json of transformers, to tell tasks with one class apart; "": none.
+    num_outputs: of a head without labels. head_settings: further settings of config.json.
     """
 
     name: ClassVar[TaskType]
@@ -83,6 +94,18 @@ class Task(ABC):
     has_confusion: ClassVar[bool] = True
     has_temperature: ClassVar[bool] = True
     reads_documents: ClassVar[bool] = False
+    alternatives: ClassVar[str] = ""
+    has_labels: ClassVar[bool] = True
+    has_text_labels: ClassVar[bool] = False
+    has_label_columns: ClassVar[bool] = False
+    predicts_texts: ClassVar[bool] = False
+    reads_pairs: ClassVar[bool] = False
+    reads_words: ClassVar[bool] = False
+    reads_windows: ClassVar[bool] = False
+    counts_choices: ClassVar[bool] = False
+    problem_type: ClassVar[str] = ""
+    num_outputs: ClassVar[int] = 2
+    head_settings: ClassVar[Mapping[str, Any]] = {}
 
     # --- rows become sequences
 
@@ -120,6 +143,65 @@ class Task(ABC):
     @abstractmethod
     def decode(self, d: TaskConfig, features: Features, logits: Logits) -> Answer:
         """Return the prediction for an item. logits: float32 [M, outputs], all of the item."""
+
+    # --- texts and predictions of users
+
+    @abstractmethod
+    def expected_texts(self, d: TaskConfig, count: int) -> tuple[bool, str]:
+        """Return whether an item may have this number of texts or words; and in words what it has
+        to be."""
+
+    def text_columns(self, d: TaskConfig) -> tuple[str, ...]:
+        """Return names for the texts of rows that are not named."""
+        return d.text or ("text",)
+
+    def check_item(self, d: TaskConfig, item: Item) -> None:
+        """Raise BertworksError if the model cannot read an item of a file."""
+        return
+
+    def check_threshold(self, threshold: float | None) -> None:
+        """Raise UsageError if this is no threshold of the task. None: it is not named."""
+        what = f"a model for {self.name} has no threshold"
+        expect(threshold is None, what, hint="leave it out")
+
+    def label_value(self, value: Any) -> Any:
+        """Return a label that users write as it is written in files."""
+        return value
+
+    def row_labels(self, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the names in the labels of rows. labels: those of the network's outputs."""
+        return labels
+
+    def with_labels(self, d: TaskConfig, labels: Sequence[str]) -> TaskConfig:
+        """Return the settings with further labels, which only the evaluated rows have."""
+        return replace(d, labels=(*d.labels, *labels))
+
+    def numbered(self, fields: Answer, first_choice: int) -> Answer:
+        """Return fields of a prediction as they are written to a file. first_choice: see
+        `TaskConfig`."""
+        return fields
+
+    def difference(self, first: Sequence[Any], second: Sequence[Any]) -> tuple[str, Answer]:
+        """Return how much predicted labels differ, in words and as values."""
+        pairs = zip(first, second, strict=True)
+        num_different = sum(label != other_label for label, other_label in pairs)
+        text = f"{num_different} of the first {len(first)} predictions differ"
+        return text, {"others": num_different}
+
+    def has_one_score(self, d: TaskConfig) -> bool:
+        """Return whether a prediction is one score, by which texts can be ranked."""
+        return False
+
+    @abstractmethod
+    def explained(
+        self, d: TaskConfig, features: Features, answer: Answer, target: str | None
+    ) -> tuple[Attributed, Iterable[tuple[str, str]]]:
+        """Return the output that is attributed to the tokens, and the prediction as names and
+        values.
+
+        Args:
+            target: the label, or the word whose tag is explained; None: what is predicted.
+        """
 
     # --- figures of predictions
 

@@ -2,19 +2,22 @@
 
 import json
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, compress, islice
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, add_special_tokens
 from bertworks.datasets.schema import Item
+from bertworks.errors import expect
 from bertworks.metrics import intervals
+from bertworks.tasks.attributed import Attributed, log_odds
 from bertworks.tasks.heads import MultiLabel, Regression, TaskHead
 from bertworks.tasks.probabilities import Answer, Logits, sigmoid, softmax
 from bertworks.tasks.sequences import Features, SequenceReader, target_example
@@ -23,12 +26,17 @@ from bertworks.tasks.task import Mistake, Task, classification_head
 from bertworks.text.tokenizer import truncated_lengths
 from bertworks.training.recipe import FinetuneRecipe
 
+_IDENTITY = "torch.nn.modules.linear.Identity"
+LabelValue = Callable[[Tensor, int], Tensor]  # [copies, outputs], a label -> [copies]
+
 
 class TextTask(Task):
     """A task with one prediction for a text or a pair of texts, which are one sequence or, if they
     are read apart, two."""
 
     pipeline = "text-classification"
+    predicts_texts = True
+    reads_pairs = True
 
     def read(self, reader: SequenceReader, items: list[Item]) -> Iterator[Features]:
         tokens = reader.tokens(chain.from_iterable(item.texts for item in items))
@@ -65,6 +73,26 @@ class TextTask(Task):
     def training_groups(self, features: Features) -> list[ExampleGroup]:
         return [features.unit]
 
+    def expected_texts(self, d: TaskConfig, count: int) -> tuple[bool, str]:
+        if not d.text:
+            return 1 <= count <= 2, "a string, or a pair of them"
+        return count == len(d.text), {1: "a string", 2: "a pair of strings"}.get(len(d.text), "")
+
+
+def _label_explained(
+    d: TaskConfig, features: Features, answer: Answer, target: str | None, value: LabelValue
+) -> tuple[Attributed, Iterable[tuple[str, str]]]:
+    """Return the output for a label, and all labels. value: of the logits and the number of the
+    label."""
+    best = sorted(answer["scores"].items(), key=lambda pair: -pair[1])
+    label = target or best[0][0]
+    hint = f"use one of {', '.join(d.labels[:20])}"
+    expect(label in d.labels, f"the model has no label {label!r}", hint=hint)
+    number = d.labels.index(label)
+    name = f"the label “{label}” (log-odds)"
+    attributed: Attributed = features.unit[0], name, lambda x: value(x[:, 0], number)
+    return attributed, [(label, f"{p:.1%}") for label, p in best]
+
 
 class ClassificationTask(TextTask):
     """One of several labels for a text."""
@@ -75,7 +103,10 @@ class ClassificationTask(TextTask):
     trivial = "most frequent label"
     hub: ClassVar[Mapping[str, str]] = {"macro_f1": "f1"}
     part = "label"
+    alternatives = "scores"
     has_classes = True
+    has_text_labels = True
+    problem_type = "single_label_classification"
 
     def targets(self, labels: Sequence[str], item: Item, number: int) -> NDArray[np.generic]:
         return np.array([0 if item.label is None else labels.index(item.label)], np.int64)
@@ -96,6 +127,14 @@ class ClassificationTask(TextTask):
             "score": float(p.max()),
             "scores": dict(zip(d.labels, p.tolist(), strict=True)),
         }
+
+    def has_one_score(self, d: TaskConfig) -> bool:
+        return len(d.labels) == 2
+
+    def explained(
+        self, d: TaskConfig, features: Features, answer: Answer, target: str | None
+    ) -> tuple[Attributed, Iterable[tuple[str, str]]]:
+        return _label_explained(d, features, answer, target, log_odds)
 
     def metrics_of(self, labels: Sequence[str], bare: bool) -> tuple[str, ...]:
         # F1 is that of one of two classes.
@@ -141,7 +180,11 @@ class MultiLabelTask(TextTask):
     trivial = "most frequent labels"
     hub: ClassVar[Mapping[str, str]] = {"macro_f1": "f1", "micro_f1": "f1"}
     part = "label"
+    alternatives = "scores"
     has_confusion = False
+    has_text_labels = True
+    has_label_columns = True
+    problem_type = "multi_label_classification"
 
     def targets(self, labels: Sequence[str], item: Item, number: int) -> NDArray[np.generic]:
         return np.array([[label in (item.label or ()) for label in labels]], np.float32)
@@ -162,6 +205,16 @@ class MultiLabelTask(TextTask):
             "labels": [d.labels[number] for number in best],
             "scores": dict(zip(d.labels, p.tolist(), strict=True)),
         }
+
+    def check_threshold(self, threshold: float | None) -> None:
+        what = f"the threshold is {threshold}: expected a probability, from 0 to 1"
+        expect(0 <= (threshold or 0) <= 1, what)
+
+    def explained(
+        self, d: TaskConfig, features: Features, answer: Answer, target: str | None
+    ) -> tuple[Attributed, Iterable[tuple[str, str]]]:
+        # The logit of each label is its log-odds.
+        return _label_explained(d, features, answer, target, lambda x, number: x[:, number])
 
     def label_names(self, label: Any) -> Iterable[str]:
         return tuple(label)
@@ -209,6 +262,15 @@ class RegressionTask(TextTask):
     hub: ClassVar[Mapping[str, str]] = {"pearson": "pearsonr", "spearman": "spearmanr"}
     has_confusion = False
     has_temperature = False
+    has_labels = False
+    problem_type = "regression"
+    num_outputs = 1
+    # sentence-transformers' CrossEncoder would apply a sigmoid to the number. The second name is
+    # that of its versions before 4.
+    head_settings: ClassVar[Mapping[str, Any]] = {
+        "sentence_transformers": {"activation_fn": _IDENTITY},
+        "sbert_ce_default_activation_function": _IDENTITY,
+    }
 
     def targets(self, labels: Sequence[str], item: Item, number: int) -> NDArray[np.generic]:
         return np.array([item.label or 0.0], np.float32)
@@ -227,6 +289,21 @@ class RegressionTask(TextTask):
 
     def decode(self, d: TaskConfig, features: Features, logits: Logits) -> Answer:
         return {"value": float(logits[0, 0])}
+
+    def has_one_score(self, d: TaskConfig) -> bool:
+        return True
+
+    def difference(self, first: Sequence[Any], second: Sequence[Any]) -> tuple[str, Answer]:
+        pairs = zip(first, second, strict=True)
+        largest = max((abs(number - other_number) for number, other_number in pairs), default=0.0)
+        text = f"the first {len(first)} values differ by up to {largest:.3f}"
+        return text, {"largest": largest}
+
+    def explained(
+        self, d: TaskConfig, features: Features, answer: Answer, target: str | None
+    ) -> tuple[Attributed, Iterable[tuple[str, str]]]:
+        attributed: Attributed = features.unit[0], "the value", lambda x: x[:, 0, 0]
+        return attributed, [("value", f"{answer['value']:.4g}")]
 
     def row_sums(
         self, d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]

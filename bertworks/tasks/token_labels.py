@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from operator import eq
 from typing import Any, ClassVar
@@ -15,9 +15,10 @@ from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, add_special_tokens
 from bertworks.datasets.annotations import OUTSIDE, tag_scheme
 from bertworks.datasets.schema import Item
-from bertworks.errors import require
+from bertworks.errors import expect, require
 from bertworks.metrics import intervals
 from bertworks.metrics.classification import Span, paired, tag_runs
+from bertworks.tasks.attributed import Attributed, log_odds
 from bertworks.tasks.heads import TaskHead
 from bertworks.tasks.probabilities import Answer, Logits, softmax
 from bertworks.tasks.sequences import (
@@ -51,6 +52,7 @@ class TokenTask(Task):
     part = "kind of entity"
     counted = "entities in train"
     pipeline = "token-classification"
+    reads_windows = True
     near: ClassVar[int]
 
     def training_groups(self, features: Features) -> list[ExampleGroup]:
@@ -86,6 +88,28 @@ class TokenTask(Task):
             scores.frombytes(p.max(-1).tobytes())
         return tags, scores
 
+    def tag_output(
+        self, d: TaskConfig, features: Features, tags: Sequence[str], target: str | None
+    ) -> Attributed:
+        """Return the tag of one word or token: the target, else the first that is not O, else the
+        first."""
+        words = features.words
+        if not tags:
+            return features.unit[0], "", None
+        what = f"the word {target!r} is not in the text, as the tokenizer splits it"
+        hint = f"use one of {', '.join(words[:20])}"
+        expect(target is None or target in words, what, hint=hint)
+        if target is not None:
+            word = words.index(target)
+        else:
+            word = next((number for number, tag in enumerate(tags) if tag != "O"), 0)
+        ends = np.cumsum([len(example.target.positions) for example in features.unit])
+        label = d.labels.index(tags[word])
+        window = int(np.searchsorted(ends, word, side="right"))
+        place = word - int(ends[window])  # among the predictions of the window, from its end
+        name = f"the tag {tags[word]} of “{words[word]}” (log-odds)"
+        return features.unit[window], name, lambda x: log_odds(x[:, place], label)
+
     def entities(
         self, d: TaskConfig, features: Features, tags: Sequence[str], logits: Logits
     ) -> list[dict[str, Any]]:
@@ -93,14 +117,14 @@ class TokenTask(Task):
         scheme = d.tag_scheme
         assert scheme is not None
         text, offsets = features.item.texts[0], features.offsets
-        found = []
+        entities = []
         for first, last, kind in tag_runs(tags, scheme):
             start, end = strip_span(text, offsets[first, 0], offsets[last - 1, 1])
             if start < end:
                 p = softmax(logits[first:last] / np.float32(d.temperature))
                 entity = {"start": start, "end": end, "type": kind, "text": text[start:end]}
-                found.append(entity | {"score": float(p.max(-1).mean())})
-        return found
+                entities.append(entity | {"score": float(p.max(-1).mean())})
+        return entities
 
     def mistakes(
         self, d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]
@@ -197,6 +221,7 @@ class TaggingTask(TokenTask):
     trivial = "most frequent tag"
     row_fractions = ()
     reads_documents = True
+    reads_words = True
     near = 20
 
     def read(self, reader: SequenceReader, items: list[Item]) -> Iterator[Features]:
@@ -237,6 +262,15 @@ class TaggingTask(TokenTask):
             if d.tag_scheme is not None:
                 answer["entities"] = self.entities(d, features, tags, logits)
         return answer
+
+    def expected_texts(self, d: TaskConfig, count: int) -> tuple[bool, str]:
+        return count > 0, "a string, or a list of words"
+
+    def explained(
+        self, d: TaskConfig, features: Features, answer: Answer, target: str | None
+    ) -> tuple[Attributed, Iterable[tuple[str, str]]]:
+        tags = answer["tags"]
+        return self.tag_output(d, features, tags, target), zip(features.words, tags)
 
     def metrics_of(self, labels: Sequence[str], bare: bool) -> tuple[str, ...]:
         if tag_scheme(tuple(labels), bare) is None:
@@ -318,6 +352,22 @@ class SpansTask(TokenTask):
         if d.tag_scheme is not None:
             answer["entities"] = self.entities(d, features, tags, logits)
         return answer
+
+    def expected_texts(self, d: TaskConfig, count: int) -> tuple[bool, str]:
+        return count == 1, "a string"
+
+    def row_labels(self, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """The network has a label for the first token of each type, and one for the others."""
+        return tuple(label[2:] for label in labels if label.startswith("B-"))
+
+    def with_labels(self, d: TaskConfig, labels: Sequence[str]) -> TaskConfig:
+        return d
+
+    def explained(
+        self, d: TaskConfig, features: Features, answer: Answer, target: str | None
+    ) -> tuple[Attributed, Iterable[tuple[str, str]]]:
+        entities = [(entity["text"], entity["type"]) for entity in answer.get("entities", ())]
+        return self.tag_output(d, features, answer["tags"], target), entities
 
     def predicted_label(self, answer: Answer) -> Any:
         return [(span["start"], span["end"], span["type"]) for span in answer["entities"]]

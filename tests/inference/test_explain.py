@@ -23,12 +23,13 @@ from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.checkpoints.task_config import save_task, task_settings
 from bertworks.cli.main import main
 from bertworks.errors import UsageError
-from bertworks.inference.attribution import TOLERANCE, log_odds, read_tokens
+from bertworks.inference.attribution import TOLERANCE, read_tokens
 from bertworks.inference.explain import MAPS, TEMPLATE, Explanation, explain
 from bertworks.inference.predictor import Predictor
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layout import Layout
 from bertworks.models.transformer import Encoder
+from bertworks.tasks.attributed import log_odds
 from bertworks.tasks.decoding import make_task_head
 from bertworks.tasks.heads import TaskModel
 from bertworks.tasks.settings import TaskConfig, TaskType
