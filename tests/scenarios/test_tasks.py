@@ -18,12 +18,7 @@ from bertworks.inference import engine
 from bertworks.inference.engine import compute_logits, compute_logits_and_loss
 from bertworks.tasks.heads import Classification, Regression, TaskModel
 from bertworks.tasks.sequences import Lazy
-from tests.support.heads import CASES
-from tests.support.heads import CONFIG
-from tests.support.heads import batch_of
-from tests.support.heads import example
-from tests.support.heads import pair
-from tests.support.heads import rectangles
+from tests.support.heads import CASES, CONFIG, batch_of, example, pair, rectangles
 
 
 @pytest.mark.parametrize("task", CASES)

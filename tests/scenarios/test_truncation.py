@@ -17,8 +17,7 @@ from bertworks.inference.predict import predict_file
 from bertworks.inference.predictor import Predictor
 from bertworks.io.options import Bulk
 from bertworks.retrieval.index import index_file
-from bertworks.tasks.sequences import Truncation
-from bertworks.tasks.sequences import format_truncation
+from bertworks.tasks.sequences import Truncation, format_truncation
 from tests.support.served import write_head
 
 LONG = "the film was a story of men and dogs " * 20
