@@ -35,15 +35,8 @@ from bertworks.inference.masked_lm import load_masked_lm
 from bertworks.inference.predictor import Predictor, item_of
 from bertworks.io.atomic_write import write_bytes
 from bertworks.models.transformer import Encoder
-from bertworks.reports.svg import Section
-from bertworks.reports.svg import grid
-from bertworks.reports.svg import html
-from bertworks.reports.svg import note
-from bertworks.reports.svg import page
-from bertworks.reports.svg import render
-from bertworks.reports.svg import section
-from bertworks.tasks.attributed import Attributed
-from bertworks.tasks.attributed import log_odds
+from bertworks.reports.svg import Section, grid, html, note, page, render, section
+from bertworks.tasks.attributed import Attributed, log_odds
 from bertworks.tasks.registry import TASKS
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.objectives import PretrainingModel

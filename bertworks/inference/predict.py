@@ -12,17 +12,16 @@ from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import Row, RowReader, refuse_columns
 from bertworks.datasets.schema import Item, Schema, fitted, items, read_item
 from bertworks.datasets.values import EmptyTextError
-from bertworks.datasets.writer import FileKind
-from bertworks.datasets.writer import RowFormat
-from bertworks.datasets.writer import format_of
-from bertworks.datasets.writer import join_portions
-from bertworks.datasets.writer import kind_of
-from bertworks.datasets.writer import line_portion
-from bertworks.datasets.writer import row_portion
-from bertworks.errors import UsageError
-from bertworks.errors import expect
-from bertworks.errors import names_of
-from bertworks.errors import require
+from bertworks.datasets.writer import (
+    FileKind,
+    RowFormat,
+    format_of,
+    join_portions,
+    kind_of,
+    line_portion,
+    row_portion,
+)
+from bertworks.errors import UsageError, expect, names_of, require
 from bertworks.events import Event, no_notes
 from bertworks.inference.predictor import COMPARED, OutputFields, Predictor
 from bertworks.io.atomic_write import local_path

@@ -43,9 +43,7 @@ from bertworks.runs.job import Progress, RunSettings
 from bertworks.runs.preparation import Preparation, requested_recipe
 from bertworks.runs.report import task_card, write_task_report
 from bertworks.runs.task_teacher import TaskTeacher
-from bertworks.tasks.decoding import Decoder
-from bertworks.tasks.decoding import make_featurizer
-from bertworks.tasks.decoding import make_task_head
+from bertworks.tasks.decoding import Decoder, make_featurizer, make_task_head
 from bertworks.tasks.features import training_groups
 from bertworks.tasks.heads import TaskModel, feature_numbers, lstm_input_size
 from bertworks.tasks.linear_head import LinearHead, fit_linear_head

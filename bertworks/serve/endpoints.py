@@ -35,19 +35,8 @@ from bertworks.serve.batching import InferenceJob, Limits, grant
 from bertworks.serve.finetuned import FinetunedEndpoints
 from bertworks.serve.invocation import INVOCATIONS
 from bertworks.serve.pretrained import PretrainedEndpoints
-from bertworks.serve.steps import Ids
-from bertworks.serve.steps import PART_TOKENS
-from bertworks.serve.steps import Request
-from bertworks.serve.steps import Steps
-from bertworks.serve.steps import call_each
-from bertworks.serve.steps import check_tokens
-from bertworks.serve.steps import list_of
+from bertworks.serve.steps import PART_TOKENS, Ids, Request, Steps, call_each, check_tokens, list_of
 from bertworks.serve.token_tables import TokenIds
-from bertworks.tasks.probabilities import sigmoid
-from bertworks.tasks.probabilities import softmax
-from bertworks.tasks.questions import NUM_BEST_SPANS
-from bertworks.tasks.sequences import Features
-from bertworks.tasks.sequences import TooManyTokensError
 from bertworks.training.device import PrecisionOption, choose_device
 
 RERANKED_AT_ONCE = 8  # documents that are read with the query in one turn

@@ -36,8 +36,11 @@ from bertworks.serve.steps import (
     list_of,
     refuse_truncated,
 )
-from bertworks.tasks.decoding import NUM_BEST_SPANS, Decoder, sigmoid, softmax
-from bertworks.tasks.features import Features, Featurizer, TooManyTokensError
+from bertworks.tasks.decoding import Decoder
+from bertworks.tasks.features import Featurizer
+from bertworks.tasks.probabilities import sigmoid, softmax
+from bertworks.tasks.questions import NUM_BEST_SPANS
+from bertworks.tasks.sequences import Features, TooManyTokensError
 from bertworks.tasks.settings import TaskConfig
 from bertworks.training.device import PrecisionOption
 
