@@ -386,7 +386,7 @@ def _shorten(text: str) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + " …"
 
 
-def write_errors(path: Path, d: TaskConfig, wrong: Sequence[task_metrics.Mistake]) -> None:
+def write_errors(path: Path, d: TaskConfig, wrong: Sequence[Mistake]) -> None:
     """Write errors.csv: for each mistake its row, the texts in their columns, the gold label, the
     prediction and its probability.
 
