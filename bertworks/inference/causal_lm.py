@@ -1,5 +1,6 @@
-"""Networks that read from left to right: an open one with its output layer; sentences ->
-log-likelihoods.
+"""Compute with networks that read from left to right.
+
+An open one with its output layer; and sentences -> log-likelihoods.
 
 - `CausalModel`: texts -> tokens, hidden states, logits, in a precision
 - `mark_texts`: a model with a tokenizer that separates the texts of a pair, for fine-tuning
@@ -47,7 +48,10 @@ Measure = Literal["log_likelihood", "pseudo_log_likelihood"]
 
 
 class Score(TypedDict):
-    """The score of a sentence. Natural logarithms."""
+    """The score of a sentence.
+
+    Natural logarithms.
+    """
 
     text: str
     score: float  # the sum of `log_probabilities`, at most 0
@@ -59,8 +63,9 @@ class Score(TypedDict):
 def make_score(
     text: str, tokens: list[str], values: NDArray[np.float64], measure: Measure
 ) -> Score:
-    """The score of a sentence. values: the log-probability of each token."""
-    total, each = float(values.sum()), values.tolist()
+    """Return the score of a sentence. values: the log-probability of each token."""
+    total = float(values.sum())
+    each = values.tolist()
     return Score(text=text, score=total, tokens=tokens, log_probabilities=each, measure=measure)
 
 
@@ -79,7 +84,9 @@ class CausalModel:
     """
 
     def __init__(self, source: LazyModel, precision: PrecisionOption = "auto"):
-        self.tokenizer, self.config, self.where = source.tokenizer, source.config, str(source)
+        self.tokenizer = source.tokenizer
+        self.config = source.config
+        self.where = str(source)
         what = "this model reads in both directions: it cannot continue texts"
         mask = self.tokenizer.special_tokens.get("mask_token", "a mask")
         hint = f'bertworks fill {quoted(source.folder)} "a text with {mask}"'
@@ -116,17 +123,20 @@ class CausalModel:
         rows: Tensor | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
-        """The last hidden states; see `Encoder.forward`."""
+        """Return the last hidden states; see `Encoder.forward`."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             states: list[Tensor] = self.encoder(ids, layout, None, rows, cache=cache)
         return states[-1]
 
     def logits(self, states: Tensor) -> Tensor:
-        """[M, hidden] -> [M, vocabulary]. The network may have more tokens than the tokenizer."""
+        """[M, hidden] -> [M, vocabulary].
+
+        The network may have more tokens than the tokenizer.
+        """
         return self._output(self._transform(states.float()))
 
     def prompt(self, text: str, number: int) -> list[int]:
-        """The tokens of a text, with those of the template in front of it.
+        """Return the tokens of a text, with those of the template in front of it.
 
         Raises:
             UsageError: it is not a string.
@@ -144,17 +154,20 @@ class CausalModel:
 
 
 def _end_ids(source: LazyModel) -> list[int]:
-    """The tokens that end a text: by config.json, else by tokenizer_config.json, else the one that
-    the template puts after a text, as BERT's [SEP]; [] without any."""
-    given = source.settings.get("eos_token_id")
+    """Return the tokens that end a text; [] without any.
+
+    They are those of config.json, else of tokenizer_config.json, else the one that the template
+    puts after a text, as BERT's [SEP].
+    """
+    end = source.settings.get("eos_token_id")
     path = source.within / "tokenizer_config.json"
-    if given is None and path.exists():
+    if end is None and path.exists():
         token = read_json(path).get("eos_token")
         token = token.get("content") if isinstance(token, dict) else token
-        given = source.tokenizer.tokens.index(token) if token in source.tokenizer.tokens else None
-    if given is None:
-        given = list(source.tokenizer.template.suffix[:1])
-    numbers = given if isinstance(given, list) else [given]
+        end = source.tokenizer.tokens.index(token) if token in source.tokenizer.tokens else None
+    if end is None:
+        end = list(source.tokenizer.template.suffix[:1])
+    numbers = end if isinstance(end, list) else [end]
     return [
         number
         for number in numbers
@@ -163,11 +176,13 @@ def _end_ids(source: LazyModel) -> list[int]:
 
 
 def mark_texts(model: Model) -> Model:
-    """A causal model with <|endoftext|> in front of each text, where its tokenizer has nothing
-    between two texts. The mark is also the padding, unless there is another one. An embedding is
-    added for a mark that the vocabulary lacks.
+    """Return a causal model with <|endoftext|> in front of each text.
+
+    It is added where the tokenizer has nothing between two texts. The mark is also the padding,
+    unless there is another one. An embedding is added for a mark that the vocabulary lacks.
     """
-    c, t = model.config, model.tokenizer
+    c = model.config
+    t = model.tokenizer
     if c.direction != "left_to_right" or t.template.between:
         return model
     make, (serialized,) = t.__reduce__()
@@ -183,8 +198,9 @@ def mark_texts(model: Model) -> Model:
 
 
 def log_likelihoods(model: CausalModel, sentences: Iterable[str]) -> Iterator[Score]:
-    """The log-likelihood of each sentence, in order: the log-probability of every token given those
-    before it, in one pass.
+    """Yield the log-likelihood of each sentence, in order.
+
+    It is the log-probability of every token given those before it, in one pass.
 
     The first token is predicted from the special tokens of the template, or from the end token,
     which stands between the texts of a training. Without either it is not predicted, and `tokens`
@@ -220,8 +236,10 @@ def log_likelihoods(model: CausalModel, sentences: Iterable[str]) -> Iterator[Sc
 
 
 def _windows(ids: Ids, first: int, longest: int) -> Iterator[Example]:
-    """Sequences of up to `longest` tokens that predict the tokens from `first` on, each of them
-    once."""
+    """Yield sequences of up to `longest` tokens that predict the tokens from `first` on.
+
+    Each of these is predicted once.
+    """
     begin = 0
     while first < len(ids):
         end = min(len(ids) - 1, begin + longest)
@@ -234,7 +252,10 @@ def _windows(ids: Ids, first: int, longest: int) -> Iterator[Example]:
 
 
 def _label_log_probabilities(model: CausalModel, batch: Batch) -> Tensor:
-    """float32 [M]: of the labels of a batch. Logits are computed some rows at a time."""
+    """float32 [M]: of the labels of a batch.
+
+    Logits are computed some rows at a time.
+    """
     states = model.states(batch.input_ids, batch.layout, batch.target.positions)
     size = max(1, MAX_SCORES // model.config.vocab_size)
     results = []

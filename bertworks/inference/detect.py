@@ -1,5 +1,6 @@
-"""Replaced tokens: an ELECTRA discriminator gives each token of a text the probability that it was
-replaced.
+"""Detect replaced tokens.
+
+An ELECTRA discriminator gives each token of a text the probability that it was replaced.
 
 - `Discriminator`: the network
 - `detect`: texts -> `Detection`
@@ -53,7 +54,8 @@ class Discriminator(nn.Module):
 
     def __init__(self, c: EncoderConfig):
         super().__init__()
-        self.encoder, self.replaced_token = Encoder(c), TokenHead(c)
+        self.encoder = Encoder(c)
+        self.replaced_token = TokenHead(c)
 
     def logits(self, batch: Batch) -> Tensor:
         """[T, 1]: the log-odds that a token was replaced."""
@@ -68,9 +70,10 @@ def detect(
     device: str = "auto",
     precision: Precision = "fp32",
 ) -> Iterator[Detection]:
-    """For each token of each text the probability that it was replaced (Clark et al. 2020). In a
-    text longer than the model's maximum, each token is seen in the window in which it is farthest
-    from the edges.
+    """For each token of each text the probability that it was replaced (Clark et al. 2020).
+
+    In a text longer than the model's maximum, each token is seen in the window in which it is
+    farthest from the edges.
 
     Args:
         model: the folder of a discriminator, or a name; or an open model, which stays on its
@@ -82,7 +85,8 @@ def detect(
     """
     texts = texts_of(texts, "detect([text])[0]")
     source = open_model(model, device)
-    network, t = source.network(Discriminator), source.tokenizer
+    network = source.network(Discriminator)
+    t = source.tokenizer
     room = source.config.max_position_embeddings - t.template.num_special()
 
     def compute(batch: Batch) -> Tensor:
@@ -95,18 +99,18 @@ def detect(
         units = [list(_windows(ids.astype(np.int64), room, t)) for ids, _ in encodings]
         results = compute_each(network, compute, units, (), precision)
         for text, (ids, places), probabilities in zip(group, encodings, results, strict=True):
-            tokens, offsets = (
-                [t.tokens[n] for n in ids],
-                [(start, end) for start, end in places.tolist()],
-            )
+            tokens = [t.tokens[n] for n in ids]
+            offsets = [(start, end) for start, end in places.tolist()]
             yield Detection(
                 text=text, tokens=tokens, offsets=offsets, probabilities=probabilities.tolist()
             )
 
 
 def _windows(ids: Ids, room: int, t: Tokenizer) -> Iterator[Example]:
-    """The text, or windows of `room` tokens that overlap by half. The target of each has the tokens
-    that are nearer to its middle than to that of another one, so that every token is in one target.
+    """Yield the text, or windows of `room` tokens that overlap by half.
+
+    The target of each has the tokens that are nearer to its middle than to that of another one, so
+    that every token is in one target.
     """
     starts = [*range(0, len(ids) - room, max(1, room // 2)), max(0, len(ids) - room)]
     edges = [0, *((a + b + room) // 2 for a, b in pairwise(starts)), len(ids)]
@@ -121,27 +125,27 @@ def _windows(ids: Ids, room: int, t: Tokenizer) -> Iterator[Example]:
 
 
 def state_with_generator(folder: Path, model: PretrainingModel) -> dict[str, Tensor]:
-    """The parameters of a model folder; with those of the generator in it, if the model has one of
-    this size."""
+    """Return the parameters of a model folder.
+
+    Those of the generator in it are among them, if the model has one of this size.
+    """
     state = load_model(folder, needs={"encoder"}).state
     if model.generator is not None and (folder / GENERATOR[:-1]).is_dir():
-        config, own, _ = load_model(folder / GENERATOR[:-1], needs={"encoder", "lm_head"})
+        config, weights, _ = load_model(folder / GENERATOR[:-1], needs={"encoder", "lm_head"})
         if config.hidden_size == model.generator.encoder.config.hidden_size:
-            state |= {GENERATOR + name: value for name, value in own.items()}
+            state |= {GENERATOR + name: value for name, value in weights.items()}
     return state
 
 
 def load_with_generator(folder: Path, config: EncoderConfig) -> PretrainingModel:
-    """A discriminator with the generator in its folder.
+    """Return a discriminator with the generator in its folder.
 
     Raises:
         BertworksError: there is none.
     """
     inner = folder / GENERATOR[:-1]
-    what, hint = (
-        "the folder has no generator, which replaces tokens",
-        "use the run folder of its pre-training",
-    )
+    what = "the folder has no generator, which replaces tokens"
+    hint = "use the run folder of its pre-training"
     require(
         (inner / "config.json").is_file(),
         f"a discriminator alone cannot be evaluated: {what}",
@@ -172,8 +176,10 @@ def detection_scores(network: PretrainingModel, batches: Iterable[Batch]) -> Ite
 
 
 def ranking_figures(ranked: Iterable[Ranked]) -> dict[str, float]:
-    """How well a discriminator ranks replaced tokens above others (`replaced_token_auc`), and which
-    fraction was replaced (`replaced_tokens`)."""
+    """Return how well a discriminator ranks replaced tokens above others.
+
+    `replaced_token_auc`; and `replaced_tokens`: which fraction was replaced.
+    """
     scores, labels = zip(*ranked, strict=True)
     all_labels = np.concatenate(labels)
     auc = area_under_curve(np.concatenate(scores), all_labels)

@@ -50,7 +50,7 @@ from bertworks.training.device import PrecisionOption, fixed_machine, gpus_for
 
 
 def text_columns(reader: RowReader, names: str | Sequence[str]) -> tuple[str, ...]:
-    """The columns of the text: `names`, or the inferred one.
+    """Return the columns of the text: `names`, or the inferred one.
 
     Raises:
         UsageError, BertworksError: no such column, or no column looks like text.
@@ -85,7 +85,7 @@ def reading_note(reader: RowReader, columns: Sequence[str], more: str) -> Event:
 
 
 def row_text(row: Row, columns: Sequence[str], empty: IssueCounter) -> str:
-    """The text of a row, its columns joined by a space.
+    """Return the text of a row, its columns joined by a space.
 
     A row without text is counted in `empty` and gives "".
 
@@ -104,8 +104,11 @@ def row_text(row: Row, columns: Sequence[str], empty: IssueCounter) -> str:
 
 
 class TextRow(NamedTuple):
-    """A row and its text. number: that of the row in the output, from 1. row: the fields that are
-    written next to the vector."""
+    """A row and its text.
+
+    number: that of the row in the output, from 1. row: the fields that are written next to the
+    vector.
+    """
 
     number: int
     row: Mapping[str, Any]
@@ -119,7 +122,7 @@ def _text_rows(
     row_format: RowFormat | None = None,
     new_column: str = "",
 ) -> Iterator[TextRow]:
-    """The rows of a file, see `row_text`.
+    """Yield the rows of a file, see `row_text`.
 
     Args:
         row_format: of the output; None: its rows hold vectors alone.
@@ -133,7 +136,10 @@ def _text_rows(
 
 
 def vectors_of_file(embedder: Embedder, path: str | Path) -> Iterator[Vectors]:
-    """The vectors of the texts of a file, in portions. Rows without text are left out."""
+    """Yield the vectors of the texts of a file, in portions.
+
+    Rows without text are left out.
+    """
     reader = RowReader(path)
     rows = _text_rows(reader, text_columns(reader, ()), IssueCounter())
     for texts in portions_of((row.text for row in rows), len):
@@ -157,9 +163,10 @@ def embed_file(
     guard_formulas: bool = False,
     bulk: Bulk = Bulk(),
 ) -> Iterator[Event]:
-    """Write the vector of every row of a file, in order: an array in .npy, else a column
-    `embedding` next to those of the input. Call it again to resume after an interruption. The
-    output appears when it is complete.
+    """Write the vector of every row of a file, in order.
+
+    The output is an array in .npy, else a column `embedding` next to those of the input. Call it
+    again to resume after an interruption. The output appears when it is complete.
 
     Args:
         data: any file of rows, or of lines; "-" is standard input; rows in memory, see `finetune`;
@@ -264,8 +271,10 @@ def _portion(
     row_format: RowFormat | None,
     rows: Sequence[TextRow],
 ) -> tuple[int, bytes | Iterable[bytes]]:
-    """The number of truncated texts, and the content of a portion. prompts: names; then, as an
-    index has them, vectors of length 1."""
+    """Return the number of truncated texts, and the content of a portion.
+
+    prompts: names; then, as an index has them, vectors of length 1.
+    """
     texts = [row.text for row in rows]
     if prompts is not None:
         vectors, counts = embedder.embed_and_count(texts, prompt=embedder.settings.prompt(*prompts))
@@ -302,7 +311,7 @@ def vector_maker(
     row_format: dict[str, Any] | None,
     threads: int,
 ) -> tuple[dict[str, Any], Callable[[Sequence[TextRow]], tuple[int, bytes | Iterable[bytes]]]]:
-    """The `maker` of vectors, see `FileJob`. options: of the `Embedder`."""
+    """Return the `maker` of vectors, see `FileJob`. options: of the `Embedder`."""
     machine = fixed_machine(options["device"], threads)
     embedder = Embedder(**options)
     identity = {"model": embedder.fingerprint, "precision": embedder.precision, **machine}
@@ -325,7 +334,7 @@ def vector_job(
     contents: Contents = "vectors",
     row_format: RowFormat | None = None,
 ) -> tuple[FileJob, Callable[[Sequence[TextRow]], tuple[int, bytes | Iterable[bytes]]]]:
-    """A job that computes the vectors of a file, and what computes a portion here.
+    """Return a job that computes the vectors of a file, and what computes a portion here.
 
     Args:
         columns: of the text.
@@ -366,7 +375,7 @@ def vector_job(
 def _vectors_of_portions(
     embedder: Embedder, files: Sequence[Path], *, has_mask: bool = False
 ) -> Iterator[Vectors]:
-    """The vectors of all portions. has_mask: they are to be whitened."""
+    """Yield the vectors of all portions. has_mask: they are to be whitened."""
     yield np.zeros((0, embedder.dimension), np.float32)  # the shape of a file without rows
     for file in files:
         content = content_of(file)
@@ -377,8 +386,10 @@ def _vectors_of_portions(
 def _whitened(
     embedder: Embedder, files: Sequence[Path], whitening: Whitening, path: str | Path | None
 ) -> Iterator[Vectors]:
-    """The vectors of all portions, centered or whitened by those of texts. path: see
-    `embed_file`."""
+    """Yield the vectors of all portions, centered or whitened by those of texts.
+
+    path: see `embed_file`.
+    """
 
     def vectors_of_texts() -> Iterator[Vectors]:
         for file in files:
@@ -397,7 +408,7 @@ def _whitened(
 def _compare(
     embedder: Embedder, exact_embedder: Embedder, reader: RowReader, columns: Sequence[str]
 ) -> Event:
-    """The difference of the first vectors to those in fp32."""
+    """Return the difference of the first vectors to those in fp32."""
     rows = islice(_text_rows(reader, columns, IssueCounter()), COMPARED)
     texts = [row.text for row in rows if row.text]
     vectors, exact_vectors = (normalized(each.embed(texts)) for each in (embedder, exact_embedder))

@@ -115,8 +115,9 @@ class SamplingOptions:
         )
 
     def of_model(self, generation: GenerationConfig) -> "SamplingOptions":
-        """Return these options, or with `sampling` "model" those of the model's
-        generation_config.json.
+        """Return these options, or with `sampling` "model" those of the model.
+
+        They are in its generation_config.json.
 
         Raises:
             BertworksError: the file asks for what is not computed here.
@@ -136,9 +137,11 @@ class SamplingOptions:
 def next_token_probabilities(
     logits: Tensor, temperature: float, top_k: int | None = None, top_p: float | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """float [B, V] -> float64 [B, n], which sum to 1, and int64 [B, n]: the tokens, the most
-    probable first. None: all tokens in order. Temperature, top_k and top_p are applied in this
-    order, each to the probabilities that remain."""
+    """Return the probabilities of the next tokens, and these tokens, the most probable first.
+
+    float [B, V] -> float64 [B, n], which sum to 1, and int64 [B, n]; None: all tokens in order.
+    Temperature, top_k and top_p are applied in this order, each to the probabilities that remain.
+    """
     size = logits.shape[1]
     scores = (logits.float() - logits.float().amax(-1, keepdim=True)) / temperature
     if top_k is None and top_p is None:
@@ -157,16 +160,20 @@ def next_token_probabilities(
 
 
 def _largest(logits: Tensor) -> Tensor:
-    """[B, V] -> int64 [B]: the first of the largest. On a CPU numpy takes a tenth of the time of
-    torch."""
+    """[B, V] -> int64 [B]: the first of the largest.
+
+    On a CPU numpy takes a tenth of the time of torch.
+    """
     if logits.device.type != "cpu":
         return logits.argmax(-1)
     return torch.from_numpy(logits.float().numpy().argmax(-1))
 
 
 def sampled(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """float64 [B, n], and float64 [B] from 0 to below 1 -> int64 [B]: the columns in which the sums
-    of the probabilities pass these numbers."""
+    """Return the columns in which the sums of the probabilities pass these numbers.
+
+    float64 [B, n], and float64 [B] from 0 to below 1 -> int64 [B].
+    """
     sums = probabilities.cumsum(-1)
     total = sums[:, -1:]
     below = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
@@ -174,9 +181,11 @@ def sampled(probabilities: Tensor, uniform: Tensor) -> Tensor:
 
 
 def random_numbers(seed: int, prompt: Sequence[int], copy: int, count: int) -> NDArray[np.float64]:
-    """float64 [count] from 0 to below 1. They depend on the seed, the prompt and the number of
-    earlier copies of it
-    alone: not on the other texts of a batch."""
+    """float64 [count] from 0 to below 1.
+
+    They depend on the seed, the prompt and the number of earlier copies of it alone: not on the
+    other texts of a batch.
+    """
     key = hashlib.sha256(f"{seed} {copy} {','.join(map(str, prompt))}".encode()).digest()[:16]
     return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little"))).random(count)
 
@@ -194,8 +203,9 @@ class _Continuation:
 
 
 class TextGenerator(ModelUser):
-    """A loaded network that continues texts. The model is a folder, a name, or an open model, which
-    stays on its device.
+    """A loaded network that continues texts.
+
+    The model is a folder, a name, or an open model, which stays on its device.
 
     Args:
         precision: see `Embedder`.
@@ -218,7 +228,9 @@ class TextGenerator(ModelUser):
     def __call__(
         self, texts: Iterable[str], options: SamplingOptions = SamplingOptions()
     ) -> Iterator[Generation]:
-        """The continuation of each text, in order. Texts are computed in batches of similar length.
+        """Yield the continuation of each text, in order.
+
+        Texts are computed in batches of similar length.
 
         Raises:
             UsageError: a text that is not a string.
@@ -239,8 +251,8 @@ class TextGenerator(ModelUser):
                 copies[digest] += 1
             for batch in self._batches(group, options):
                 self._continue(batch, options)
-            for one in group:
-                yield self._finished(one, options)
+            for continuation in group:
+                yield self._finished(continuation, options)
 
     def _batches(
         self, group: list[_Continuation], options: SamplingOptions
@@ -249,30 +261,37 @@ class TextGenerator(ModelUser):
         c = self.model.config
         room = CACHE_BYTES // (c.num_hidden_layers * 2 * c.hidden_size * 4)
         batch: list[_Continuation] = []
-        for one in sorted(group, key=lambda one: -len(one.prompt)):
+        for continuation in sorted(group, key=lambda continuation: -len(continuation.prompt)):
             longest = len(batch[0].prompt) + batch[0].limit if batch else 0
-            if batch and (len(batch) + 1) * max(longest, len(one.prompt) + one.limit) > room:
+            if (
+                batch
+                and (len(batch) + 1) * max(longest, len(continuation.prompt) + continuation.limit)
+                > room
+            ):
                 yield batch
                 batch = []
-            batch.append(one)
+            batch.append(continuation)
         if batch:
             yield batch
 
     def _continue(self, batch: list[_Continuation], options: SamplingOptions) -> None:
         """Fill `ids` and `reason` of the texts of a batch."""
         THREADS.adapt()
-        model, device = self.model, self.model.device
-        most = max(one.limit for one in batch)
-        layout = Layout.of([len(one.prompt) for one in batch], device)
+        model = self.model
+        device = self.model.device
+        most = max(continuation.limit for continuation in batch)
+        layout = Layout.of([len(continuation.prompt) for continuation in batch], device)
         cache = KeyValueCache(model.config.num_hidden_layers, layout, most - 1)
         choose = self._chooser(batch, options, most)
         ends = torch.tensor(model.end_ids, dtype=torch.int64, device=device)
-        limits = torch.tensor([one.limit for one in batch], device=device)
+        limits = torch.tensor([continuation.limit for continuation in batch], device=device)
         tokens = torch.zeros(len(batch), most, dtype=torch.int64, device=device)
         counts = torch.zeros(len(batch), dtype=torch.int64, device=device)  # of finished texts
         rows = torch.arange(len(batch), device=device)  # of the batch, that are in the cache
         live = torch.ones_like(rows, dtype=torch.bool)
-        ids = torch.tensor([number for one in batch for number in one.prompt], device=device)
+        ids = torch.tensor(
+            [number for continuation in batch for number in continuation.prompt], device=device
+        )
         with torch.no_grad():
             states = model.states(ids, layout, layout.last.long(), cache)
             for step in range(most):
@@ -289,25 +308,35 @@ class TextGenerator(ModelUser):
                 # A finished text is computed on until it leaves the cache: it must not run out of
                 # positions.
                 if unfinished < _KEPT * len(rows) or cache.num_columns == model.longest:
-                    kept = live.nonzero()[:, 0]
-                    cache.keep(kept)
-                    rows, chosen, live = rows[kept], chosen[kept], live[kept]
+                    unfinished_rows = live.nonzero()[:, 0]
+                    cache.keep(unfinished_rows)
+                    rows = rows[unfinished_rows]
+                    chosen = chosen[unfinished_rows]
+                    live = live[unfinished_rows]
                 states = model.states(chosen, cache.next_layout(), cache=cache)
-        for one, made, count in zip(batch, tokens.tolist(), counts.tolist(), strict=True):
-            one.ids = made[:count]
-            if one.ids[-1] in model.end_ids:
-                one.ids, one.reason = one.ids[:-1], "end_token"
-            elif count == one.limit < options.max_tokens:
-                one.reason = "context"
+        for continuation, new_ids, count in zip(
+            batch, tokens.tolist(), counts.tolist(), strict=True
+        ):
+            continuation.ids = new_ids[:count]
+            if continuation.ids[-1] in model.end_ids:
+                continuation.ids = continuation.ids[:-1]
+                continuation.reason = "end_token"
+            elif count == continuation.limit < options.max_tokens:
+                continuation.reason = "context"
 
     def _chooser(
         self, batch: list[_Continuation], options: SamplingOptions, most: int
     ) -> Callable[[Tensor, Tensor, int], Tensor]:
-        """A function of logits [B', V], rows of the batch int64 [B'] and the step -> int64 [B']:
-        the next tokens."""
+        """Return a function that chooses the next tokens.
+
+        Logits [B', V], rows of the batch int64 [B'] and the step -> int64 [B'].
+        """
         if options.temperature == 0:
             return lambda logits, rows, step: _largest(logits)
-        numbers = [random_numbers(options.seed, one.prompt, one.copy, most) for one in batch]
+        numbers = [
+            random_numbers(options.seed, continuation.prompt, continuation.copy, most)
+            for continuation in batch
+        ]
         uniform = torch.from_numpy(np.stack(numbers)).to(self.model.device)
 
         def choose(logits: Tensor, rows: Tensor, step: int) -> Tensor:
@@ -322,34 +351,46 @@ class TextGenerator(ModelUser):
     def _has_stop(
         self, tokens: Tensor, rows: Tensor, live: Tensor, count: int, stop: Iterable[str]
     ) -> Tensor:
-        """bool [B']: whether the last of `count` tokens completes a stop string. Every token but a
-        special one has a byte or more, so the last tokens are enough."""
+        """Return whether the last of `count` tokens completes a stop string: bool [B'].
+
+        Every token but a special one has a byte or more, so the last tokens are enough.
+        """
         longest = max(len(text.encode("utf-8", "replace")) for text in stop) + _AROUND_STOP
         # the whole is decoded only if its end has a stop string
         begins = max(0, count - longest), 0
-        made = tokens[rows, :count].tolist()
+        ids_of_rows = tokens[rows, :count].tolist()
         has_stop = [
             alive
             and all(any(end in self._decoded(ids[begin:]) for end in stop) for begin in begins)
-            for ids, alive in zip(made, live.tolist(), strict=True)
+            for ids, alive in zip(ids_of_rows, live.tolist(), strict=True)
         ]
         return torch.tensor(has_stop, device=tokens.device)
 
     def _decoded(self, ids: Sequence[int]) -> str:
         return self.model.tokenizer.decode(ids, skip_special_tokens=False)
 
-    def _finished(self, one: _Continuation, options: SamplingOptions) -> Generation:
-        """The result for a text. Decoders may change the first token of a text (a space before it),
-        so that the continuation is the end of the whole text."""
-        before, whole = self._decoded(one.prompt), self._decoded([*one.prompt, *one.ids])
-        continuation = (
-            whole.removeprefix(before) if whole.startswith(before) else self._decoded(one.ids)
+    def _finished(self, continuation: _Continuation, options: SamplingOptions) -> Generation:
+        """Return the result for a text.
+
+        Decoders may change the first token of a text (a space before it), so that the continuation
+        is the end of the whole text.
+        """
+        before = self._decoded(continuation.prompt)
+        whole = self._decoded([*continuation.prompt, *continuation.ids])
+        new_text = (
+            whole.removeprefix(before)
+            if whole.startswith(before)
+            else self._decoded(continuation.ids)
         )
-        places = [place for text in options.stop if (place := continuation.find(text)) >= 0]
+        places = [new_text.find(text) for text in options.stop if text in new_text]
         if places:
-            continuation, one.reason = continuation[: min(places)], "stop"
+            new_text = new_text[: min(places)]
+            continuation.reason = "stop"
         return Generation(
-            text=one.text, continuation=continuation, ids=one.ids, finish_reason=one.reason
+            text=continuation.text,
+            continuation=new_text,
+            ids=continuation.ids,
+            finish_reason=continuation.reason,
         )
 
 

@@ -33,8 +33,10 @@ class Moments:
         return self.count > len(self._sum)
 
     def whitener(self, kind: Literal["center", "whiten"]) -> Callable[[Vectors], Vectors]:
-        """The transformation that centers, or whitens (Su et al. 2021, arXiv 2103.15316): the
-        covariance of the vectors becomes the identity, except in directions without variance.
+        """Return the transformation that centers, or whitens (Su et al. 2021, arXiv 2103.15316).
+
+        Whitening makes the covariance of the vectors the identity, except in directions without
+        variance.
 
         Raises:
             BertworksError: to whiten, not more vectors than dimensions: all would end at the same

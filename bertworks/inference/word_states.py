@@ -1,5 +1,6 @@
-"""Hidden states of words: of every layer of a frozen encoder, on disk, so that memory does not grow
-with the text.
+"""Store hidden states of words, of every layer of a frozen encoder, on disk.
+
+Memory does not grow with the text.
 
 - `read_words`: sentences in words -> the input of the network, and which tokens each word has
 - `write_word_states`: the mean state of the tokens of each word, after every layer -> arrays of
@@ -32,8 +33,10 @@ WordArray = NDArray[np.float16]  # [words, width]
 
 
 class WordSequence(NamedTuple):
-    """A sentence as the network reads it. Token tokens[i] of it belongs to word words[i]; a token
-    may belong to two words."""
+    """A sentence as the network reads it.
+
+    Token tokens[i] of it belongs to word words[i]; a token may belong to two words.
+    """
 
     example: Example
     tokens: Ids
@@ -102,15 +105,17 @@ def write_word_states(
     layers: Sequence[int],
     folder: Path,
 ) -> Iterator[int]:
-    """Write the states of all words after each of these layers, 0 is the embeddings: float16
-    [words, width] in `states_file(folder, layer)`, sentence after sentence. Yields the number of
-    finished sentences.
+    """Write the states of all words after each of these layers, and yield finished sentences.
+
+    0 is the embeddings: float16 [words, width] in `states_file(folder, layer)`, sentence after
+    sentence. The number of finished sentences is yielded.
 
     Raises:
         BertworksError: a state is no number, or larger than 65,504.
     """
     ends = np.cumsum([sequence.num_words for sequence in sequences])
-    starts, width = [0, *ends[:-1].tolist()], encoder.config.hidden_size
+    starts = [0, *ends[:-1].tolist()]
+    width = encoder.config.hidden_size
     device = next(encoder.parameters()).device
     files = {
         layer: np.lib.format.open_memmap(
@@ -118,7 +123,8 @@ def write_word_states(
         )
         for layer in layers
     }
-    lengths, done = [len(sequence.example.input_ids) for sequence in sequences], 0
+    lengths = [len(sequence.example.input_ids) for sequence in sequences]
+    done = 0
     for numbers in token_budget_indices(lengths, [1] * len(lengths), batch_tokens(device)):
         part = [sequences[number] for number in numbers]
         batch = collate([sequence.example for sequence in part]).to(device)
@@ -130,7 +136,7 @@ def write_word_states(
 
 
 def states_file(folder: Path, layer: int) -> Path:
-    """The file of the states after a layer, which `numpy.load` reads."""
+    """Return the file of the states after a layer, which `numpy.load` reads."""
     return folder / f"layer-{layer}.npy"
 
 
@@ -141,10 +147,8 @@ def _means(
     layers: Sequence[int],
 ) -> Iterator[tuple[int, NDArray[np.float32]]]:
     """For each layer the mean states of the words of a batch, float32 [words, width]."""
-    device, first = (
-        batch.input_ids.device,
-        np.cumsum([0, *(sequence.num_words for sequence in part)]),
-    )
+    device = batch.input_ids.device
+    first = np.cumsum([0, *(sequence.num_words for sequence in part)])
     tokens = [sequence.tokens + start for sequence, start in zip(part, batch.layout.first.tolist())]
     token = torch.from_numpy(np.concatenate(tokens)).to(device)
     words = [sequence.words + start for sequence, start in zip(part, first.tolist())]

@@ -1,5 +1,6 @@
-"""Further pre-training on the text of a domain (Chalkidis et al. 2020): new words, and what a model
-gained.
+"""Continue a pre-training on the text of a domain (Chalkidis et al. 2020).
+
+New words, and what a model gained.
 
 - `extended_state`: the parameters of a model for a larger vocabulary
 - `bits_batches`, `bits_per_character`: a figure that models of different vocabularies share
@@ -59,8 +60,11 @@ class BitsBatches(NamedTuple):
 def extended_state(
     state: Mapping[str, Tensor], old: Tokenizer, new: Tokenizer, size: int
 ) -> dict[str, Tensor]:
-    """The parameters with `size` tokens. The row of a new word in the token embeddings, and its
-    bias, is the mean of those of its pieces in the old vocabulary; other rows stay as they are."""
+    """Return the parameters with `size` tokens.
+
+    The row of a new word in the token embeddings, and its bias, is the mean of those of its pieces
+    in the old vocabulary; other rows stay as they are.
+    """
     pieces = old.ids(new.tokens[old.vocab_size :])
 
     def extended(table: Tensor) -> Tensor:
@@ -87,8 +91,10 @@ def bits_batches(
     kind: TokenObjective = "masked_lm",
     read_by: Tokenizer | None = None,
 ) -> tuple[BitsBatches, BitsBatches]:
-    """Up to `windows` windows of the documents of a store, for a model with its tokenizer; and the
-    same windows for one with the smaller vocabulary of `read_by` (None: the same tokenizer).
+    """Return up to `windows` windows of the documents of a store, for a model with its tokenizer.
+
+    Also the same windows for one with the smaller vocabulary of `read_by` (None: the same
+    tokenizer).
 
     length: of a window in tokens of the smaller vocabulary, with special tokens.
     """
@@ -107,15 +113,19 @@ def bits_batches(
 
     causal = kind == "causal_lm"
     cut = islice(_windows(store, documents, tokenizer, template, length, causal, reread), windows)
-    found = [window for window in cut if any(drawn for _, drawn in window)]
-    characters = sum(size_of(word) for window in found for word, drawn in window if drawn)
-    read = [[(reread(word), drawn) for word, drawn in window] for window in found]
-    make = partial(_example, mask_id=tokenizer.mask_id, template=template, causal=causal)
-    own, other = (
-        BitsBatches(batches_by_length(map(make, rows), AT_ONCE), characters)
-        for rows in (found, read)
+    rows_of_model = [window for window in cut if any(is_predicted for _, is_predicted in window)]
+    characters = sum(
+        size_of(word) for window in rows_of_model for word, is_predicted in window if is_predicted
     )
-    return own, other
+    read = [
+        [(reread(word), is_predicted) for word, is_predicted in window] for window in rows_of_model
+    ]
+    make = partial(_example, mask_id=tokenizer.mask_id, template=template, causal=causal)
+    own_batches, other_batches = (
+        BitsBatches(batches_by_length(map(make, rows), AT_ONCE), characters)
+        for rows in (rows_of_model, read)
+    )
+    return own_batches, other_batches
 
 
 def _windows(
@@ -127,12 +137,13 @@ def _windows(
     causal: bool,
     reread: Callable[[Word], Word],
 ) -> Iterator[list[tuple[Word, bool]]]:
-    """The words of a document that fill a window, each with whether it is predicted. A word without
-    room is left out; in vocabularies without signs of words, such as GPT's, each token is one."""
-    unknown, room = (
-        {tokenizer.unk_id, *tokenizer.special_ids},
-        length - (1 if causal else template.num_special()),
-    )
+    """Yield the words of a document that fill a window, each with whether it is predicted.
+
+    A word without room is left out; in vocabularies without signs of words, such as GPT's, each
+    token is one.
+    """
+    unknown = {tokenizer.unk_id, *tokenizer.special_ids}
+    room = length - (1 if causal else template.num_special())
     by_token = causal and tokenizer.starts_word.sum() <= len(tokenizer.special_ids)
     for document in documents.tolist():
         first, last = store.sentences[store.documents[document : document + 2]]
@@ -142,15 +153,20 @@ def _windows(
         ).tolist()
         words = [tuple(ids[a:b].tolist()) for a, b in pairwise(edges)]
         draws = (keyed_rng("bits", SEED, document).random(len(words)) < RATE).tolist()
-        window, used = list[tuple[Word, bool]](), 0
+        window = list[tuple[Word, bool]]()
+        used = 0
         for word, draw in zip(words, draws, strict=True):
-            if (cost := len(reread(word))) > room:
+            cost = len(reread(word))
+            if cost > room:
                 continue
             if used + cost > room:
                 yield window
-                window, used = [], 0
-            drawn = bool(window or template.suffix) if causal else draw and unknown.isdisjoint(word)
-            window.append((word, drawn))
+                window = []
+                used = 0
+            is_predicted = (
+                bool(window or template.suffix) if causal else draw and unknown.isdisjoint(word)
+            )
+            window.append((word, is_predicted))
             used += cost
         yield window
 
@@ -158,9 +174,9 @@ def _windows(
 def _example(
     window: list[tuple[Word, bool]], mask_id: int, template: Template, causal: bool
 ) -> Example:
-    """A window, and the tokens that are predicted in it."""
+    """Return a window, and the tokens that are predicted in it."""
     ids = np.array([number for word, _ in window for number in word], np.int64)
-    positions = np.flatnonzero([drawn for word, drawn in window for _ in word])
+    positions = np.flatnonzero([is_predicted for word, is_predicted in window for _ in word])
     if causal:
         s = add_special_tokens([ids], Template(template.suffix[-1:], (), ()))
         positions += len(template.suffix[-1:])
@@ -179,6 +195,6 @@ def _example(
 def bits_per_character(
     network: PretrainingModel, scored: BitsBatches, precision: Precision = "fp32"
 ) -> float:
-    """The figure, of a text with a predicted character; of ELECTRA that of the generator."""
+    """Return the figure, of a text with a predicted character; of ELECTRA that of the generator."""
     (stats,) = evaluate(network.generator or network, scored.batches, precision).values()
     return stats.loss * stats.count / math.log(2) / scored.characters

@@ -16,7 +16,9 @@ from bertworks.training.optimization import OptimizerConfig
 
 @dataclass(frozen=True)
 class RunSettings:
-    """How long a training takes, and when it is evaluated and saved. All counts are steps.
+    """How long a training takes, and when it is evaluated and saved.
+
+    All counts are steps.
 
     evaluate_every: 0: so that there are `training_run.EVALUATIONS`.
     save_every: 0: by time.
@@ -73,7 +75,8 @@ class Job(Protocol):
         """The schedule of a run with a budget."""
 
     @property
-    def settings(self) -> RunSettings: ...
+    def settings(self) -> RunSettings:
+        """How the run evaluates and saves."""
 
     def network(self) -> TrainableModel:
         """Return a network with random weights."""

@@ -1,5 +1,6 @@
-"""Several labelled data sets -> one encoder with a head for each (MT-DNN, Liu et al. 2019), in one
-call that can be repeated.
+"""Train one encoder on several labelled data sets (MT-DNN, Liu et al. 2019).
+
+It has a head for each, in one call that can be repeated.
 
 - `JointJob`: what such a fine-tuning trains, and how it is evaluated
 - `joint_events`: the run, as events; `finetune_joint`: the same, returning a `Predictor` for each
@@ -70,14 +71,21 @@ class JointRequest:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        return tuple(path for one in self.tasks.values() for path in one.paths)
+        """The paths of the data of all tasks."""
+        return tuple(path for request in self.tasks.values() for path in request.paths)
 
     def content(self) -> dict[str, Any]:
-        return {"joint": {name: one.content() for name, one in self.tasks.items()}, "mix": self.mix}
+        """Return the request as it is stored in the run folder."""
+        return {
+            "joint": {name: request.content() for name, request in self.tasks.items()},
+            "mix": self.mix,
+        }
 
 
 class JointJob:
-    """Several fine-tunings of one encoder, for a `TrainingRun`. Each step is a batch of one task.
+    """Several fine-tunings of one encoder, for a `TrainingRun`.
+
+    Each step is a batch of one task.
 
     jobs: that of each task, by name. They share the encoder, and the rows of its embedding matrix.
     """
@@ -116,12 +124,15 @@ class JointJob:
 
     @property
     def min_batch_size(self) -> int:
+        """The smallest batch size of the tasks."""
         return min(job.min_batch_size for job in self.jobs.values())
 
     def network(self) -> JointModel:
+        """Return a network with random weights."""
         return JointModel({name: job.network() for name, job in self.jobs.items()})
 
     def initial_network(self) -> tuple[JointModel, list[str]]:
+        """Return the network with which the training starts, and notes."""
         models: dict[str, TaskModel] = {}
         notes: list[str] = []
         for name, job in self.jobs.items():
@@ -132,6 +143,7 @@ class JointJob:
     def batches(
         self, plans: Path, rank: int, size: int, note: Callable[[str], None]
     ) -> Callable[[int], list[Batch]]:
+        """Return the batches of each step."""
         task_batches = [
             (name, job.batches(plans, rank, size, note)) for name, job in self.jobs.items()
         ]
@@ -147,11 +159,13 @@ class JointJob:
         return batches
 
     def baseline(self) -> None:
-        return None
+        """Return no baseline: each task has its own."""
 
     def evaluate(self, network: TrainableModel) -> dict[str, float]:
-        """Return the figures of each task as "name/figure"; "score" is the mean of their
-        metrics."""
+        """Return the figures of each task as "name/figure".
+
+        "score" is the mean of their metrics.
+        """
         task_figures = {
             name: job.evaluate(cast(JointModel, network).task(name))
             for name, job in self.jobs.items()
@@ -166,6 +180,7 @@ class JointJob:
         return {"loss": loss, "score": score, **named}
 
     def is_better(self, figures: Mapping[str, float], best: Mapping[str, float]) -> bool:
+        """Return whether figures are better than the best ones so far."""
         return (figures["score"], -figures["loss"]) > (best["score"], -best["loss"])
 
     def figures_of_task(self, name: str, figures: Mapping[str, float]) -> dict[str, float]:
@@ -178,12 +193,14 @@ class JointJob:
         }
 
     def describe(self, figures: Mapping[str, float]) -> str:
+        """Return the figures of an evaluation in words."""
         return "; ".join(
             f"{name}: {job.describe(self.figures_of_task(name, figures))}"
             for name, job in self.jobs.items()
         )
 
     def progress(self, step: int) -> Progress:
+        """Return how far the training is at a step."""
         flops_per_token = fmean(job.flops_per_token for job in self.jobs.values())
         fields = {"epoch": step / self.steps_per_epoch, "epochs": self.recipe.epochs}
         return Progress(float(step), flops_per_token, fields)
@@ -224,7 +241,7 @@ def _check(recipe: FinetuneRecipe) -> None:
 def make_joint_request(
     data: Iterable[str | Path] | Mapping[str, Data], *, mix: float = 0.0, **options: Any
 ) -> JointRequest:
-    """The request for `joint_events`, with absolute paths.
+    """Return the request for `joint_events`, with absolute paths.
 
     Args:
         data: files or folders, each with the name of its task; or data as in `finetune`, by the
@@ -239,27 +256,28 @@ def make_joint_request(
         if options.pop(name, None) not in (*neutral, None):
             word = option_of(name)
             raise UsageError(
-                f"{word} is for one data set, not for a joint fine-tuning", hint=f"leave out {word}"
+                f"{word} is for part data set, not for a joint fine-tuning",
+                hint=f"leave out {word}",
             )
     expect(0 <= mix < 1e6, f"mix is {mix}: expected 0 or more", hint="--mix 1")
     pairs = (
         [*data.items()]
         if isinstance(data, Mapping)
-        else [(task_name(str(one)), one) for one in data]
+        else [(task_name(str(part)), part) for part in data]
     )
     expect(
         len(pairs) >= 2, "a joint fine-tuning needs two or more data sets", hint="leave out --joint"
     )
     tasks = {}
-    for name, one in pairs:
+    for name, part in pairs:
         what = f"two data sets have the name {name!r}, which is that of their file or folder"
-        expect(name not in tasks, what, hint="rename one of them")
+        expect(name not in tasks, what, hint="rename part of them")
         if not name or Path(name).name != name or name.startswith("."):
             raise UsageError(
-                f"{name!r} is not a name of a task: expected one that a folder can have"
+                f"{name!r} is not a name of a task: expected part that a folder can have"
             )
         tasks[name] = make_finetune_request(
-            one, **{"recipe": "mt-dnn", **options}, method="full", validation="split"
+            part, **{"recipe": "mt-dnn", **options}, method="full", validation="split"
         )
     return JointRequest(tasks, mix)
 
@@ -272,8 +290,9 @@ def joint_events(
     overwrite: bool = False,
     compares: bool = True,
 ) -> Iterator[Event]:
-    """Fine-tunes one encoder for several tasks and yields events; `output/tasks` has a model folder
-    for each.
+    """Fine-tune one encoder for several tasks and yield events.
+
+    `output/tasks` has a model folder for each.
 
     Args:
         compares: whether the models are compared with simple methods.
@@ -349,8 +368,9 @@ def finetune_joint(
     progress: bool | None = None,
     **options: Any,
 ) -> dict[str, Predictor]:
-    """Fine-tunes one encoder for several tasks, and returns a model for each, by name (MT-DNN, Liu
-    et al. 2019).
+    """Fine-tune one encoder for several tasks, and return a model for each, by name.
+
+    It is MT-DNN (Liu et al. 2019).
 
     Args:
         data: files or folders, each with the name of its task; or data as in `finetune`, by the

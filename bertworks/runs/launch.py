@@ -1,5 +1,7 @@
-"""Several processes for one training: torchrun within this process, and the script that gives them
-to Slurm."""
+"""Run several processes for one training.
+
+torchrun within this process, and the script that gives them to Slurm.
+"""
 
 import os
 import re
@@ -47,8 +49,10 @@ _ONCE = {  # options for which a group of processes has no use, and what to type
 
 
 def _final(codes: Iterable[int]) -> int | None:
-    """Return the exit status of processes that must not start again, or None. One that ends by
-    SIGTERM is not to blame where another one was lost."""
+    """Return the exit status of processes that must not start again, or None.
+
+    One that ends by SIGTERM is not to blame where another one was lost.
+    """
     codes = list(codes)
     ended = (128 + signal.SIGTERM, 128 + signal.SIGINT)
     wrong = [
@@ -91,8 +95,9 @@ def _limits(nodes: str, rendezvous: str | None) -> tuple[int, int]:
 
 
 def _wait_for(rendezvous: str, say: Callable[[str], None]) -> None:
-    """Wait until the first machine has started; torch would report each failure with a stack of
-    frames.
+    """Wait until the first machine has started.
+
+    torch would report each failure with a stack of frames.
 
     Raises:
         BertworksError: its name is unknown here, or it does not answer.
@@ -145,8 +150,9 @@ def launch(
     restarts: int = 10,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Run a command of bertworks in several processes, as torchrun does, and start them again where
-    one is lost.
+    """Run a command of bertworks in several processes, as torchrun does.
+
+    They are started again where one is lost.
 
     Args:
         words: the command without "bertworks"; options of the group are left out.
@@ -211,9 +217,11 @@ def launch(
 
 
 def _run(spec: WorkerSpec, restarts: int, say: Callable[[str], None]) -> RunResult:
-    """Run the processes of this machine, again after a failure where that can help. torch restarts
-    them only if other machines come: it would also restart after errors of the data or of the
-    command."""
+    """Run the processes of this machine, again after a failure where that can help.
+
+    torch restarts them only if other machines come: it would also restart after errors of the data
+    or of the command.
+    """
     while True:
         agent = LocalElasticAgent(spec, DefaultLogsSpecs(), shutdown_timeout=SAVING)
         result: RunResult = agent.run()

@@ -45,7 +45,7 @@ def read_text(
     documents: Documents = "auto",
     encoding: str | None = None,
 ) -> CorpusReader:
-    """The reader of raw text.
+    """Return the reader of raw text.
 
     Raises:
         UsageError: an input is a folder of shards or of a model, or holds one, or one of a
@@ -89,8 +89,9 @@ def make_vocabulary(
     bulk: Bulk = Bulk(),
     **options: Any,
 ) -> Iterator[Event]:
-    """A vocabulary from raw text, written as a tokenizer folder. The "done" event has the report's
-    figures.
+    """A vocabulary from raw text, written as a tokenizer folder.
+
+    The "done" event has the report's figures.
 
     bulk: where words are counted. options: max_memory, workers: see `train_vocabulary`.
 
@@ -133,7 +134,7 @@ def make_vocabulary(
 def _job(
     reader: CorpusReader, output: Path, bulk: Bulk, command: str, maker: str, *settings: Any
 ) -> FileJob:
-    """The portions of a corpus: groups of its files."""
+    """Return the portions of a corpus: groups of its files."""
     source = source_of(reader)
     identity = {
         "command": command,
@@ -153,14 +154,11 @@ def _job(
 def extend_tokenizer(
     reader: CorpusReader, output: Path, tokenizer: Tokenizer, number: int, workers: int | None
 ) -> Iterator[Event]:
-    """A tokenizer with new words from raw text (`extend_vocabulary`), written as a tokenizer
-    folder."""
+    """Write a tokenizer with new words from raw text (`extend_vocabulary`) as a folder."""
 
     def work(report_progress: Callable[[str, int], None]) -> tuple[Tokenizer, list[NewWord]]:
-        texts, progress = (
-            (document.text for document in reader),
-            partial(report_progress, "counting"),
-        )
+        texts = (document.text for document in reader)
+        progress = partial(report_progress, "counting")
         return extend_vocabulary(texts, tokenizer, number, workers=workers, progress=progress)
 
     extended, words = yield from in_background("vocabulary", work)
@@ -184,7 +182,9 @@ def make_shards(
     bulk: Bulk = Bulk(),
     **options: Any,
 ) -> Iterator[Event]:
-    """Shards from raw text, and the corpus report. The "done" event has the counts.
+    """Shards from raw text, and the corpus report.
+
+    The "done" event has the counts.
 
     bulk: where the text is split and encoded. overwrite; options: workers: see `write_shards`.
 
@@ -238,9 +238,11 @@ def make_shards(
 def in_background(
     name: str, work: Callable[[Callable[[str, int], None]], Result]
 ) -> Generator[Event, None, Result]:
-    """Runs `work(report_progress)` in a thread, yields its progress as "stage" events, and returns
-    its result. If the caller stops iterating (Ctrl-C, a closed generator), the next call of
-    `report_progress` raises and ends the work."""
+    """Run `work(report_progress)` in a thread, and return its result.
+
+    Its progress is yielded as "stage" events. If the caller stops iterating (Ctrl-C, a closed
+    generator), the next call of `report_progress` raises and ends the work.
+    """
     progress: queue.SimpleQueue[tuple[str, int] | None] = queue.SimpleQueue()
     result: Future[Result] = Future()
     stopped = threading.Event()

@@ -70,7 +70,7 @@ COMPRESSION = {".gz": 2.8, ".zst": 3.0, ".xz": 3.6, ".bz2": 3.6, ".parquet": 2.0
 
 
 def estimate_tokens(reader: CorpusReader) -> int:
-    """The tokens of raw text, estimated from the sizes of its files."""
+    """Return the tokens of raw text, estimated from the sizes of its files."""
     size = sum(path.stat().st_size * COMPRESSION.get(path.suffix, 1.0) for path in reader.files)
     return int(size / CHARACTERS_PER_TOKEN)
 
@@ -84,7 +84,10 @@ CHECKPOINTS = 3  # the last two and the best; each has the parameters and two mo
 
 @dataclass(frozen=True)
 class Estimate:
-    """The cost of a run. What only a measurement tells is None without one."""
+    """The cost of a run.
+
+    What only a measurement tells is None without one.
+    """
 
     title: str
     parameters: int  # of the model
@@ -98,6 +101,7 @@ class Estimate:
     advice: str | None = None  # where the time is too short to learn anything
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the estimate as values for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -156,8 +160,9 @@ def pretrain(
     workers: int | None = None,
     verify: bool = False,
 ) -> Iterator[Event]:
-    """Pre-train a network and yield the events of the run; `output` becomes a model folder. The
-    same arguments in the same folder resume a run.
+    """Pre-train a network and yield the events of the run; `output` becomes a model folder.
+
+    The same arguments in the same folder resume a run.
 
     Args:
         inputs: raw text (files, folders, globs), or one shards folder; or rows in memory, with a
@@ -193,13 +198,11 @@ def pretrain(
         **{name: value for name, value in locals().items() if name in Request.__dataclass_fields__}
     )
     begin = time.perf_counter()
-    output, where, content = (
-        local_path(output, "output folder"),
-        choose_device(device),
-        request.content(),
-    )
+    output = local_path(output, "output folder")
+    where = choose_device(device)
+    content = request.content()
     with training_processes(where) as processes, ExitStack() as stack:
-        paths = [one for one in request.inputs if isinstance(one, str)]
+        paths = [path for path in request.inputs if isinstance(path, str)]
         refuse_nested(
             output, filter(None, (*paths, request.tokenizer, request.init, request.teacher)), paths
         )
@@ -230,17 +233,15 @@ def pretrain(
         job = request.job(resolved, shards, output)
         # a schedule knows the time of evaluations, which is a part of the reserve
         if request.budget:
-            seconds, fixed = (
-                (1 - RESERVE / 2) * seconds_of(request.budget),
-                parse_overrides(request.overrides),
-            )
+            seconds = (1 - RESERVE / 2) * seconds_of(request.budget)
+            fixed = parse_overrides(request.overrides)
             job.schedule = Schedule(seconds, begin, read_plans(output), fixed, job.follow)
         done = yield from forward_events(TrainingRun(output, job, where, processes).events())
         yield _ending(done, job, output)
 
 
 def _ending(done: Event, job: PretrainJob, output: Path) -> Event:
-    """The last event, with the comparison to the initial model and the next command."""
+    """Return the last event, with the comparison to the initial model and the next command."""
     compared, words = compare_bits(output)
     ending = f"see {output / 'report.html'}\nnext: {_next_command(job, output)}"
     text = "\n".join(filter(None, (done.text, words, ending)))
@@ -267,7 +268,7 @@ def _next_command(job: PretrainJob, output: Path) -> str:
 def estimate(
     inputs: Sequence[str | Path] | Data, *, device: str = "auto", speed: bool = True, **options: Any
 ) -> Estimate:
-    """The cost of `pretrain` with the same arguments.
+    """Return the cost of `pretrain` with the same arguments.
 
     Args:
         speed: whether memory and time are measured, with a few training steps on random tokens,
@@ -284,7 +285,8 @@ def estimate(
         resolved = fit_steps(
             resolved, budget, measured.step_seconds, parse_overrides(request.overrides)
         )
-    train, parameters = resolved.train, _num_parameters(resolved)
+    train = resolved.train
+    parameters = _num_parameters(resolved)
     generator = num_trained(resolved) - resolved.encoder.num_parameters(*heads_of(resolved.weights))
     trained = parameters + generator
     ids = 0 if request.is_shards else draft.tokens
@@ -315,8 +317,10 @@ def estimate(
 
 
 class _Draft(NamedTuple):
-    """The plan before the vocabulary and the shards exist: the recipe without the size of its
-    vocabulary and, with a budget, without its steps."""
+    """The plan before the vocabulary and the shards exist.
+
+    It is the recipe without the size of its vocabulary and, with a budget, without its steps.
+    """
 
     recipe: Recipe
     reader: CorpusReader | None  # None: there are shards
@@ -328,14 +332,10 @@ class _Draft(NamedTuple):
 
 def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draft:
     """Checks the whole request before any folder is changed. starts: whether a training follows."""
-    begin, extra = (
-        resolve_model(name) if (name := request.init or request.teacher) else None,
-        request.extend_vocabulary,
-    )
-    model, extra = (
-        load_model(begin, needs={"lm_head"} if request.teacher else ()) if begin else None,
-        extra or 0,
-    )
+    begin = resolve_model(name) if (name := request.init or request.teacher) else None
+    extra = request.extend_vocabulary
+    model = load_model(begin, needs={"lm_head"} if request.teacher else ()) if begin else None
+    extra = extra or 0
     tokenizer = (
         model.tokenizer
         if model
@@ -343,7 +343,8 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
         if request.tokenizer
         else None
     )
-    reader, shards = (None if request.is_shards else request.reader()), None
+    reader = None if request.is_shards else request.reader()
+    shards = None
     if reader:
         tokens = estimate_tokens(reader)
     elif extra:
@@ -355,8 +356,9 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
         )
     else:
         shards = Shards.open(request.inputs[0])
-        tokens, own = shards.manifest.tokens, shards.tokenizer()
-        if tokenizer and tokenizer.sha256 != own.sha256:
+        tokens = shards.manifest.tokens
+        tokenizer_of_shards = shards.tokenizer()
+        if tokenizer and tokenizer.sha256 != tokenizer_of_shards.sha256:
             hint = (
                 "make new ones: bertworks prepare TEXT --tokenizer "
                 f"{quoted(request.tokenizer or begin)} -o OTHER"
@@ -364,7 +366,7 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
             raise BertworksError(
                 "these shards were made with another tokenizer", where=str(shards.folder), hint=hint
             )
-        tokenizer = own
+        tokenizer = tokenizer_of_shards
     vocab_size = tokenizer.vocab_size + extra if tokenizer else 0
     config = model and replace(model.config, vocab_size=max(model.config.vocab_size, vocab_size))
     recipe = with_languages(_recipe(request, device, tokens, config), request)
@@ -380,7 +382,8 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
     _check_heads(recipe)
     parameters = num_trained(_with_vocabulary(recipe, vocab_size))
     # parameters, gradients, moments of Adam, all float32
-    needed, memory = 16 * parameters, total_memory(device)
+    needed = 16 * parameters
+    memory = total_memory(device)
     needs = (
         f"a model of {parameters:,} parameters needs more than {needed / 1e9:,.1f} GB of "
         "memory to train"
@@ -392,7 +395,8 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
 
 def _check_heads(recipe: Recipe) -> None:
     """Raises UsageError for objectives with heads that cannot be saved."""
-    c, kinds = recipe.encoder, recipe.weights
+    c = recipe.encoder
+    kinds = recipe.weights
     if not can_hold(c, heads_of(kinds)):
         fits = [
             name for name, s in FORMATS.items() if can_hold(c, heads_of(["masked_lm", *s.targets]))
@@ -409,8 +413,10 @@ def _check_heads(recipe: Recipe) -> None:
 def _recipe(
     request: Request, device: torch.device, tokens: int, encoder: EncoderConfig | None
 ) -> Recipe:
-    """The recipe of the request, or one for its budget; with a precision and the micro-batches of
-    the device, without the size of its vocabulary."""
+    """Return the recipe of the request, or one for its budget.
+
+    It has a precision and the micro-batches of the device, but not the size of its vocabulary.
+    """
     overrides = add_overrides(
         request.overrides, {"train.precision": request.precision, "seed": request.seed}
     )
@@ -446,11 +452,14 @@ def _recipe(
 def _prepare_text(
     output: Path, request: Request, draft: _Draft | None, workers: int | None, verify: bool
 ) -> Generator[Event, None, Shards]:
-    """Makes the folders `tokenizer` and `shards` of raw text. Returns the shards. draft: None: they
-    were begun."""
+    """Makes the folders `tokenizer` and `shards` of raw text.
+
+    Returns the shards. draft: None: they were begun.
+    """
     # standard input cannot be read twice
     if not (request.is_shards or (draft is None and "-" in request.inputs)):
-        reader, folder = (draft and draft.reader) or request.reader(), output / "tokenizer"
+        reader = (draft and draft.reader) or request.reader()
+        folder = output / "tokenizer"
         if draft and request.parallel:
             yield from (Event("note", text) for text in request.translations.notes())
         if draft and draft.tokenizer and request.extend_vocabulary:
@@ -468,10 +477,13 @@ def _prepare_text(
         if draft:
             yield Event("stage", "writing shards", {"stage": "shards"})
         for names, part in (request.parts() if request.languages else {(): reader}).items():
-            made = request.shards_folder(output, names)
-            yield from _notes(make_shards(part, made, Tokenizer.load(folder), workers=workers))
-            pairs = Manifest.load(made / "manifest.json").documents
-            what = f"{made}: {pairs:,} sides of translations have tokens: expected two for each"
+            part_folder = request.shards_folder(output, names)
+            yield from _notes(
+                make_shards(part, part_folder, Tokenizer.load(folder), workers=workers)
+            )
+            pairs = Manifest.load(part_folder / "manifest.json").documents
+            sides = f"{pairs:,} sides of translations have tokens"
+            what = f"{part_folder}: {sides}: expected two for each"
             require(
                 len(names) < 2 or pairs == 2 * len(request.translations.pairs),
                 what,
@@ -492,11 +504,14 @@ def _fill_budget(
     begin: float,
     processes: int,
 ) -> Generator[Event, None, Recipe]:
-    """The recipe with the steps that fit into the rest of the budget, if there is one, which began
-    at `begin`. The plan is recorded in the folder."""
+    """Return the recipe with the steps that fit into the rest of the budget, if there is one.
+
+    The budget began at `begin`. The plan is recorded in the folder.
+    """
     if not request.budget:
         return recipe
-    budget, measuring = seconds_of(request.budget), time.perf_counter()
+    budget = seconds_of(request.budget)
+    measuring = time.perf_counter()
     # Measure longer for longer plans: a shared machine is fast and slow in turns.
     seconds = min(30.0, max(3.0, budget / 60))
 
@@ -504,12 +519,11 @@ def _fill_budget(
         return request.job(timed, shards, output).batches(output / "plans", 0, 1, no_notes)
 
     measured = measure_steps(recipe, device, seconds, make_batches)
-    now, available = time.perf_counter(), budget * (1 - RESERVE)
+    now = time.perf_counter()
+    available = budget * (1 - RESERVE)
     needed = math.ceil((now - begin + max(5, *measured.step_seconds)) / (1 - RESERVE))
-    what, hint = (
-        "measuring the speed of this machine",
-        f"--budget {needed}s is the shortest; and --overwrite",
-    )
+    what = "measuring the speed of this machine"
+    hint = f"--budget {needed}s is the shortest; and --overwrite"
     if available - (now - measuring) >= 5:
         what = "making the vocabulary and the shards"
         hint = "run the same command again: they are kept, and the whole budget is for training"
@@ -533,17 +547,17 @@ def _fill_budget(
 
 
 def _advice(recipe: Recipe, request: Request, step_seconds: Sequence[float]) -> str | None:
-    """What to do where the budget is too short for a new model to learn anything; None: it is
-    not."""
+    """Return what to do where the budget is too short for a new model, or None.
+
+    Such a model could not learn anything.
+    """
     # Shared layers and discriminators gain less from their initialization.
     is_late = (
         recipe.encoder.num_groups < recipe.encoder.num_hidden_layers
         or "replaced_token" in recipe.weights
     )
-    steps, needed = (
-        recipe.train.num_steps,
-        USEFUL_STEPS["published" if is_late else recipe.initialization],
-    )
+    steps = recipe.train.num_steps
+    needed = USEFUL_STEPS["published" if is_late else recipe.initialization]
     if request.init or not request.budget or steps >= needed:
         return None
     seconds = sum(
@@ -562,8 +576,10 @@ def _advice(recipe: Recipe, request: Request, step_seconds: Sequence[float]) -> 
 
 
 def _with_vocabulary(recipe: Recipe, size: int) -> Recipe:
-    """The recipe with the vocabulary size of the tokenizer, unless its own is larger (a multiple of
-    64 is faster)."""
+    """Return the recipe with the vocabulary size of the tokenizer.
+
+    Its own size stays if it is larger (a multiple of 64 is faster).
+    """
     vocab_size = recipe.encoder.vocab_size
     what = f"encoder.vocab_size is {vocab_size:,}, but the vocabulary has {size:,} tokens"
     expect(not vocab_size or vocab_size >= size, what, hint="leave it out, and set vocabulary.size")
@@ -582,7 +598,8 @@ def _notes(events: Iterator[Event]) -> Iterator[Event]:
 
 
 def _plan_event(recipe: Recipe) -> Event:
-    c, weights = recipe.encoder, recipe.weights
+    c = recipe.encoder
+    weights = recipe.weights
     phases = [
         f"{p.num_steps:,} steps of {p.batch_size} x {p.sequence_length} tokens"
         for p in recipe.train.phases

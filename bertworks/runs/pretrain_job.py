@@ -59,7 +59,8 @@ from bertworks.training.recipe import Recipe, TokenObjective
 # No document is longer than this fraction of the text: wrong sentences come from other documents,
 # and the held-out part should be small.
 MIN_SECTIONS = 40
-HELD_OUT_FRACTION, HELD_OUT_TOKENS = 0.05, 100_000
+HELD_OUT_FRACTION = 0.05
+HELD_OUT_TOKENS = 100_000
 CHUNK = 1 << 24  # tokens counted at once
 AT_ONCE = 32  # held-out sequences in a batch
 EVALUATED_MASKING = MaskingConfig(dynamic=False)
@@ -68,8 +69,11 @@ MASKS_SEED = 20181011
 
 
 class Text(NamedTuple):
-    """A part of the text, with its own shards. languages: one; two, for translations: its documents
-    are the two sides in turn; none, of a model without a table of languages."""
+    """A part of the text, with its own shards.
+
+    languages: one; two, for translations: its documents are the two sides in turn; none, of a model
+    without a table of languages.
+    """
 
     languages: tuple[str, ...]
     shards: Shards
@@ -84,10 +88,13 @@ class Text(NamedTuple):
 
 
 def in_languages(batch: Batch, numbers: Sequence[int]) -> Batch:
-    """The batch with languages as token types, by the types that it has. With two of them, the
-    positions of the second part of each sequence begin at 0 (Conneau and Lample 2019, section 3.3).
+    """Return the batch with languages as token types, by the types that it has.
+
+    With two of them, the positions of the second part of each sequence begin at 0 (Conneau and
+    Lample 2019, section 3.3).
     """
-    layout, types = batch.layout, batch.token_type_ids
+    layout = batch.layout
+    types = batch.token_type_ids
     assert types is not None
     if len(numbers) > 1:
         first = torch.zeros_like(layout.first, dtype=torch.int64).index_add(
@@ -98,7 +105,7 @@ def in_languages(batch: Batch, numbers: Sequence[int]) -> Batch:
 
 
 def split_long_documents(store: TokenStore) -> TokenStore:
-    """The store itself, or one whose long documents are cut into sections."""
+    """Return the store itself, or one whose long documents are cut into sections."""
     longest = max(2, (len(store.sentences) - 1) // MIN_SECTIONS)
     if len(store.documents) > 1 and np.diff(store.documents).max() <= longest:
         return store
@@ -146,10 +153,12 @@ def phase_batches(
     note: Callable[[str], object] = lambda text: None,
     locate: Callable[[int], tuple[int, int]] | None = None,
 ) -> Callable[[int], list[Batch]]:
-    """The micro-batches of step n of the whole run, phase after phase. Plans are functions of the
-    arguments, kept in the folder `plans`, so that a resumed run need not wait for them. A plan that
-    has changed, or is of other arguments, is made again and noted. locate: the phase of a step, and
-    the step in it; None: `recipe.train.locate`."""
+    """Return the micro-batches of step n of the whole run, phase after phase.
+
+    Plans are functions of the arguments, kept in the folder `plans`, so that a resumed run need not
+    wait for them. A plan that has changed, or is of other arguments, is made again and noted.
+    locate: the phase of a step, and the step in it; None: `recipe.train.locate`.
+    """
     corpus = (
         len(store.tokens),
         *(crc32(row.data) for row in (store.sentences, store.documents, documents)),
@@ -161,11 +170,9 @@ def phase_batches(
         else None
     )
     for number, phase in enumerate(recipe.train.phases):
-        path, seed, length = (
-            plans / f"phase-{number}.npy",
-            (recipe.seed << 8) + number,
-            phase.sequence_length,
-        )
+        path = plans / f"phase-{number}.npy"
+        seed = (recipe.seed << 8) + number
+        length = phase.sequence_length
         template = template_of(tokenizer, recipe.sampling.format)
         sampler = make_sampler(store, recipe.sampling, length, template, seed)
         key = repr((recipe.sampling, length, seed, template, corpus))
@@ -190,8 +197,10 @@ def phase_batches(
 
 
 def template_of(tokenizer: Tokenizer, format: Format) -> Template:
-    """The special tokens of a format: in a stream only the one that ends a text, which GPT-2's
-    template lacks."""
+    """Return the special tokens of a format.
+
+    In a stream it is only the one that ends a text, which GPT-2's template lacks.
+    """
     if format != "stream":
         return tokenizer.template
     end = tuple(number for number, token in enumerate(tokenizer.tokens) if token == END_OF_TEXT)
@@ -211,9 +220,12 @@ def held_out_batches(
     masking: MaskingConfig = EVALUATED_MASKING,
     at_once: int = AT_ONCE,
 ) -> list[Batch]:
-    """Batches of `at_once` sequences with fixed masks, 15 % of the tokens, 80/10/10, whatever the
-    masking of the training, so that figures of different runs on the same text and vocabulary
-    compare. replaces: with fixed numbers for a generator."""
+    """Return batches of `at_once` sequences with fixed masks.
+
+    15 % of the tokens are masked, 80/10/10, whatever the masking of the training, so that figures
+    of different runs on the same text and vocabulary compare. replaces: with fixed numbers for a
+    generator.
+    """
     config = SamplingConfig(format=format)
     sampler = make_sampler(
         store, config, sequence_length, template_of(tokenizer, format), MASKS_SEED
@@ -226,7 +238,8 @@ def held_out_batches(
 
 def masked_examples(batch: Batch, tokenizer: Tokenizer) -> Iterator[str]:
     """The first two sequences of a batch, and the tokens that their masks stand for, in words."""
-    target, starts = batch.targets["masked_lm"], batch.layout.cu_seqlens.tolist()
+    target = batch.targets["masked_lm"]
+    starts = batch.layout.cu_seqlens.tolist()
     for number, (start, end) in enumerate(pairwise(starts[:3]), 1):
         labels = target.labels[(target.positions >= start) & (target.positions < end)]
         parts = batch.input_ids[start:end].tolist(), labels.tolist()
@@ -254,15 +267,18 @@ def most_frequent_token(
     batches: list[Batch],
     kind: str = "masked_lm",
 ) -> tuple[str, float]:
-    """The most frequent token of the training text (`documents`, ascending), and the fraction of
-    the held-out predicted tokens that it is: the baseline of a model."""
+    """Return the most frequent token of the training text, the baseline of a model.
+
+    `documents` are ascending. With it comes the fraction of the held-out predicted tokens that it
+    is.
+    """
     best = int(token_counts(store, documents, tokenizer.vocab_size).argmax())
     labels = torch.cat([batch.targets[kind].labels for batch in batches])
     return tokenizer.tokens[best], int((labels == best).sum()) / max(1, len(labels))
 
 
 def half_of(family: Recipe, teacher: EncoderConfig) -> EncoderConfig:
-    """A student with half of the layers of its teacher.
+    """Return a student with half of the layers of its teacher.
 
     Raises:
         ValueError: see `student_config`.
@@ -271,7 +287,7 @@ def half_of(family: Recipe, teacher: EncoderConfig) -> EncoderConfig:
     return student_config(replace(family.encoder, num_hidden_layers=layers), teacher)
 
 
-def with_teacher(recipe: Recipe, teacher: EncoderConfig, given: Collection[str]) -> Recipe:
+def with_teacher(recipe: Recipe, teacher: EncoderConfig, fields_set: Collection[str]) -> Recipe:
     """The recipe with the network of a student. given: names of the fields that the user has set.
 
     Raises:
@@ -285,10 +301,11 @@ def with_teacher(recipe: Recipe, teacher: EncoderConfig, given: Collection[str])
     )
     encoder = student_config(recipe.encoder, teacher)
     for name, value in vars(encoder).items():
-        if f"encoder.{name}" in given and (own := getattr(recipe.encoder, name)) != value:
+        requested = getattr(recipe.encoder, name)
+        if f"encoder.{name}" in fields_set and requested != value:
             raise ValueError(
-                f"encoder.{name} is {own!r}, but {value!r} in the teacher, and the student has "
-                "its layers"
+                f"encoder.{name} is {requested!r}, but {value!r} in the teacher, and the student "
+                "has its layers"
             )
     return replace(recipe, encoder=encoder, teacher_layers=teacher.num_hidden_layers)
 
@@ -309,10 +326,15 @@ class PretrainJob:
         texts: Sequence[Text] = (),
         teacher: str | None = None,
     ):
-        """init: the model to continue from. new_words: by which its vocabulary is extended. texts:
-        the parts of a text in several languages; (): the shards are all of it. teacher: the model
-        from which this one learns."""
-        self.recipe, self.shards, self.init = recipe, shards, init
+        """Create the job.
+
+        init: the model to continue from. new_words: by which its vocabulary is extended. texts: the
+        parts of a text in several languages; (): the shards are all of it. teacher: the model from
+        which this one learns.
+        """
+        self.recipe = recipe
+        self.shards = shards
+        self.init = init
         self.tokenizer = shards.tokenizer()
         self._old = without_last(self.tokenizer, new_words) if new_words else self.tokenizer
         self._has_start = False  # whether the initial model can be evaluated, and was not yet
@@ -352,6 +374,7 @@ class PretrainJob:
         self.recipe = replace(self.recipe, train=replace(train, phases=phases))
 
     def network(self) -> PretrainingModel:
+        """Return a network with random weights."""
         model = PretrainingModel.of(self.recipe)
         model.teacher = self.teacher
         # positions that were not trained keep their sines
@@ -360,8 +383,10 @@ class PretrainJob:
         return model
 
     def initial_network(self) -> tuple[PretrainingModel, list[str]]:
+        """Return the network with which the training starts, and notes."""
         torch.manual_seed(self.recipe.seed)
-        model, notes = self.network(), []
+        model = self.network()
+        notes = []
         if self.teaching:
             chosen = student_layers(
                 self.teaching.config.num_hidden_layers, self.recipe.encoder.num_hidden_layers
@@ -377,7 +402,8 @@ class PretrainJob:
             self._has_start = all(
                 "lm_head" not in name or name in state for name, _ in model.named_parameters()
             )
-            if missing := [name for name, _ in model.named_parameters() if name not in state]:
+            missing = [name for name, _ in model.named_parameters() if name not in state]
+            if missing:
                 heads = ", ".join(sorted({name.split(".")[0] for name in missing}))
                 notes.append(f"{self.init} has no {heads}: initialized at random")
         elif self.recipe.initialization == "neighbours":
@@ -389,9 +415,11 @@ class PretrainJob:
     def batches(
         self, plans: Path, rank: int, size: int, note: Callable[[str], None]
     ) -> Callable[[int], list[Batch]]:
+        """Return the batches of each step."""
         of_text = []
         for text, (store, documents, _) in zip(self.texts, self.parts, strict=True):
-            recipe, folder = self.recipe, plans / "-".join(text.languages)
+            recipe = self.recipe
+            folder = plans / "-".join(text.languages)
             if len(text.languages) > 1:
                 recipe = replace(recipe, sampling=replace(recipe.sampling, format="parallel"))
             corpus = store, documents, recipe, self.tokenizer
@@ -408,8 +436,10 @@ class PretrainJob:
         return batches
 
     def text_of(self, step: int) -> int:
-        """The number of the text of a step: translations are evenly spread, of the others it is
-        random."""
+        """Return the number of the text of a step.
+
+        Translations are evenly spread, of the others it is random.
+        """
         rate = self.recipe.sampling.parallel_rate
         if int((step + 1) * rate) > int(step * rate):
             return len(self.texts) - 1
@@ -427,6 +457,7 @@ class PretrainJob:
         )
 
     def evaluate(self, network: TrainableModel) -> dict[str, float]:
+        """Return the figures of the network on held-out text."""
         result = dict[str, float]()
         for ending, batches in self._held_out_batches.items():
             means = evaluate(network, batches, self.precision)
@@ -443,13 +474,16 @@ class PretrainJob:
         )
 
     def _bits(self, network: TrainableModel) -> dict[str, float]:
-        """Bits per character; the first time also those of the initial model with its own
-        tokenizer."""
+        """Return bits per character.
+
+        The first time it includes those of the initial model with its own tokenizer.
+        """
         assert isinstance(network, PretrainingModel)
-        own, initial = self._bits_batches
-        result = {BITS: bits_per_character(network, own, self.precision)}
+        own_batches, initial = self._bits_batches
+        result = {BITS: bits_per_character(network, own_batches, self.precision)}
         if self._has_start:
-            path, device = resolve_model(str(self.init)), next(network.parameters()).device
+            path = resolve_model(str(self.init))
+            device = next(network.parameters()).device
             encoder = replace(self.recipe.encoder, vocab_size=ModelFolder(path).config.vocab_size)
             before = PretrainingModel.of(replace(self.recipe, encoder=encoder))
             before.load_state_dict(state_with_generator(path, before), strict=False)
@@ -458,13 +492,16 @@ class PretrainJob:
         return result
 
     def is_better(self, figures: Mapping[str, float], best: Mapping[str, float]) -> bool:
+        """Return whether figures are better than the best ones so far."""
         main = f"{self._main_objective}_{OBJECTIVES[self._main_objective].measures[0].name}"
         return figures[main] < best[main]
 
     def baseline(self) -> tuple[str, dict[str, Any]]:
+        """Return the baseline in words, and its figures."""
         language = "".join(self.texts[0].languages)  # of the first one
         batches = self._held_out_batches[f"_in_{language}" if language else ""]
-        kind, where = self.recipe.token_objective, f" in {language}" if language else ""
+        kind = self.recipe.token_objective
+        where = f" in {language}" if language else ""
         token, accuracy = most_frequent_token(
             self.store, self.documents, self.tokenizer, batches, kind
         )
@@ -475,15 +512,16 @@ class PretrainJob:
         return text, {"token": token, f"{kind}_accuracy": accuracy}
 
     def flops_per_token(self, step: int) -> float:
-        length, rate = (
-            self.recipe.train.phases[self._phase(step)].sequence_length,
-            self.recipe.predictions,
-        )
+        """Return the matrix-product operations of a step per token."""
+        length = self.recipe.train.phases[self._phase(step)].sequence_length
+        rate = self.recipe.predictions
         return self.recipe.flops_per_token(length, min(1, rate + 1 / length))
 
     def cost(self, steps: int) -> float:
-        """The cost of the first steps: the seconds that were measured for a budget, else their
-        arithmetic."""
+        """Return the cost of the first steps.
+
+        It is the seconds that were measured for a budget, else their arithmetic.
+        """
         phases = self.recipe.train.phases
         ends = [*accumulate(p.num_steps for p in phases)]
         costs = [
@@ -498,17 +536,20 @@ class PretrainJob:
         )
 
     def progress(self, step: int) -> Progress:
+        """Return how far the training is at a step."""
         fields = {"phase": self._phase(step) + 1, "phases": len(self.recipe.train.phases)}
         return Progress(self.cost(step), self.flops_per_token(step), fields)
 
     def save(self, folder: Path, network: nn.Module | None, facts: Mapping[str, Any]) -> None:
+        """Write the model folder."""
         if network is not None:
             self._save_model(folder, network, facts)
         write_report(folder)
 
     def _save_model(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None:
         manifests = [text.shards.manifest for text in self.texts]
-        config, heads = self.recipe.encoder, heads_of(self.recipe.weights)
+        config = self.recipe.encoder
+        heads = heads_of(self.recipe.weights)
         counts = ("documents", "sentences", "tokens")
         corpus: dict[str, object] = {
             name: sum(getattr(m, name) for m in manifests) for name in counts
@@ -526,14 +567,12 @@ class PretrainJob:
             mask_token=None if is_causal else self.tokenizer.special_tokens["mask_token"],
             num_end_tokens=len(self.tokenizer.template.suffix),
         )
-        state, name = (
-            {name: p.detach() for name, p in network.named_parameters()},
-            folder.resolve().name,
-        )
+        state = {name: p.detach() for name, p in network.named_parameters()}
+        name = folder.resolve().name
         if any(name.startswith(GENERATOR) for name in state):
             smaller = config.generator(self.recipe.generator_size)
             tables = {f"encoder.embeddings.{table}.weight" for table in SHARED}
-            own = {
+            generator_state = {
                 n.removeprefix(GENERATOR): p
                 for n, p in state.items()
                 if n.startswith(GENERATOR) or n in tables
@@ -541,7 +580,7 @@ class PretrainJob:
             text = card(
                 smaller, name=f"{name}, generator", parameters=num_parameters(smaller, ["lm_head"])
             )
-            save_model(folder / GENERATOR[:-1], own, smaller, self.tokenizer, card=text)
+            save_model(folder / GENERATOR[:-1], generator_state, smaller, self.tokenizer, card=text)
             state = {n: p for n, p in state.items() if not n.startswith(GENERATOR)}
         text = card(
             config,
@@ -552,16 +591,14 @@ class PretrainJob:
         save_model(folder, state, config, self.tokenizer, card=text)
 
     def _phase(self, step: int) -> int:
-        """The phase of a step, counted from 1."""
+        """Return the phase of a step, counted from 1."""
         return self.recipe.train.locate(max(0, step - 1))[0]
 
     @cached_property
     def _bits_batches(self) -> tuple[BitsBatches, BitsBatches]:
         """Held-out windows for the trained network, and for the initial one."""
-        train, template = (
-            self.recipe.train,
-            template_of(self.tokenizer, self.recipe.sampling.format),
-        )
+        train = self.recipe.train
+        template = template_of(self.tokenizer, self.recipe.sampling.format)
         return bits_batches(
             self.store,
             self.held_out,
@@ -575,9 +612,13 @@ class PretrainJob:
 
     @cached_property
     def _held_out_batches(self) -> dict[str, list[Batch]]:
-        """By the ending of their figures: sequences of the usual length, about as many tokens in
-        the longest ones, and sequences of each language; translations have both."""
-        usual, longest = self.recipe.train.held_out_length, self.recipe.train.sequence_length
+        """Return held-out batches by the ending of their figures.
+
+        They are sequences of the usual length, about as many tokens in the longest ones, and
+        sequences of each language; translations have both.
+        """
+        usual = self.recipe.train.held_out_length
+        longest = self.recipe.train.sequence_length
         parts = {"": (usual, self._monolingual)}
         if longest > usual:
             parts[f"_at_{longest}"] = longest, self._monolingual
@@ -593,11 +634,9 @@ class PretrainJob:
 
     def _held_out_of(self, number: int, length: int) -> list[Batch]:
         """Sequences of a text; all texts together have those of a run with one."""
-        train, (store, _, documents), names = (
-            self.recipe.train,
-            self.parts[number],
-            self.texts[number].languages,
-        )
+        train = self.recipe.train
+        (store, _, documents) = self.parts[number]
+        names = self.texts[number].languages
         length = train.sequence_length if len(names) > 1 else length  # longer pairs are left out
         tokens = train.held_out_sequences * train.held_out_length // len(self._monolingual)
         format: Format = "parallel" if len(names) > 1 else self.recipe.sampling.format

@@ -43,8 +43,10 @@ def terminable() -> AbstractContextManager[None]:
 
 @contextmanager
 def signal_handler(handler: "signal._HANDLER", *signals: int) -> Iterator[None]:
-    """A handler for signals in the block. Signals are the main thread's: a program that trains in
-    another thread handles them itself."""
+    """A handler for signals in the block.
+
+    Signals are the main thread's: a program that trains in another thread handles them itself.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -57,9 +59,10 @@ def signal_handler(handler: "signal._HANDLER", *signals: int) -> Iterator[None]:
 
 
 class GracefulShutdown:
-    """Notes SIGINT and SIGTERM. A computation ends at once, between two operations, because it
-    changes nothing that a run saves; anything else, such as writing a checkpoint, is completed
-    first.
+    """Notes SIGINT and SIGTERM.
+
+    A computation ends at once, between two operations, because it changes nothing that a run saves;
+    anything else, such as writing a checkpoint, is completed first.
 
     requested: what ends the process: KeyboardInterrupt, or an exit status of 128 + the signal, as
         in shells; or None.
@@ -83,8 +86,10 @@ class GracefulShutdown:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """In the block a signal raises `requested`, until `protect` is called. So does one that
-        came before."""
+        """In the block a signal raises `requested`, until `protect` is called.
+
+        So does one that came before.
+        """
         if self.requested:
             raise self.requested
         self._computes = True
@@ -99,9 +104,11 @@ class GracefulShutdown:
 
 
 class LostProcessError(BertworksError):
-    """Another process of the training ended or hangs: to start all again helps. The exit status is
-    sysexits' for that, which `runs.launch` starts again; it does not start errors of data or of the
-    command again."""
+    """Another process of the training ended or hangs: to start all again helps.
+
+    The exit status is sysexits' for that, which `runs.launch` starts again; it does not start
+    errors of data or of the command again.
+    """
 
     exit_code = 75
 
@@ -136,8 +143,10 @@ def meet_in(store: Store, rank: int, size: int) -> Store:
 
 
 def _end_with_parent() -> None:
-    """Wait, in a thread, until torchrun was killed, and end this process: torchrun could start
-    others in its place."""
+    """Wait, in a thread, until torchrun was killed, and end this process.
+
+    torchrun could start others in its place.
+    """
     parent = os.getppid()
     while os.getppid() == parent:
         time.sleep(1)
@@ -145,8 +154,10 @@ def _end_with_parent() -> None:
 
 
 class Processes:
-    """The processes that torchrun started, or one process. The first one prepares alone; then all
-    join a group."""
+    """The processes that torchrun started, or one process.
+
+    The first one prepares alone; then all join a group.
+    """
 
     def __init__(self, device: torch.device):
         self.count = int(os.environ.get("WORLD_SIZE", "1"))
@@ -228,8 +239,10 @@ class Processes:
         return values[0]
 
     def wait(self) -> None:
-        """Wait for all processes, as long as it takes. Here SIGTERM is handled at once, within
-        torch it is not."""
+        """Wait for all processes, as long as it takes.
+
+        Here SIGTERM is handled at once, within torch it is not.
+        """
         if self.count == 1:
             return
         self._num_meetings += 1

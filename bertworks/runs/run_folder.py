@@ -49,13 +49,15 @@ FILES = (  # of a run folder, besides run.json
     "table.json",
     "table.md",
 )
-BITS, BITS_BEFORE = "bits_per_character", "bits_per_character_before"  # names of figures
+BITS = "bits_per_character"
+BITS_BEFORE = "bits_per_character_before"  # names of figures
 FOLDERS = ("checkpoints", "plans", "shards", "tokenizer", "arms", TASKS)
 
 
 def check_same_request(output: Path, now: Mapping[str, Any], overwrite: bool = False) -> bool:
-    """True if the folder holds this request already; False if it is empty, or its run is to be
-    overwritten.
+    """Return whether the folder holds this request already.
+
+    It does not if it is empty, or its run is to be overwritten.
 
     Raises:
         UsageError: it holds another run, or other files.
@@ -121,9 +123,11 @@ def open_run(
 
 
 def create_run_folder(output: Path, request: Mapping[str, Any]) -> None:
-    """Writes the request into a folder, and deletes the run that is there, and no other files. Its
-    run.json stays until this request replaces it, so that the remains of a killed process can be
-    deleted again."""
+    """Writes the request into a folder, and deletes the run that is there, and no other files.
+
+    Its run.json stays until this request replaces it, so that the remains of a killed process can
+    be deleted again.
+    """
     if (output / "run.json").exists():
         for name in FOLDERS:
             shutil.rmtree(output / name, ignore_errors=True)
@@ -134,8 +138,8 @@ def create_run_folder(output: Path, request: Mapping[str, Any]) -> None:
 
 def absolute(path: str | os.PathLike[str]) -> str:
     """A path or a glob that means the same from every folder, or a URL; "-" is standard input."""
-    kept = url_of(path) or ("-" if str(path) == "-" else None)
-    return kept or os.path.abspath(as_path(path).expanduser())  # noqa: PTH100 - it keeps links
+    unchanged = url_of(path) or ("-" if str(path) == "-" else None)
+    return unchanged or os.path.abspath(as_path(path).expanduser())  # noqa: PTH100 - it keeps links
 
 
 def _read_request(path: Path) -> dict[str, Any]:
@@ -160,7 +164,7 @@ def _show_value(name: str, value: Any) -> str:
 
 
 def versions() -> dict[str, str]:
-    """The versions of the software that computes."""
+    """Return the versions of the software that computes."""
     return {
         "bertworks": bertworks.__version__,
         "torch": torch.__version__,
@@ -188,8 +192,11 @@ class Metrics(NamedTuple):
             file.write(json.dumps(line, allow_nan=False) + "\n")
 
     def forget(self, after: int, evaluated: int) -> None:
-        """Drops steps after `after` and evaluations after `evaluated`, which a resumed run repeats,
-        and what follows a damaged line. Creates the file."""
+        """Drop steps after `after` and evaluations after `evaluated`.
+
+        A resumed run repeats them. What follows a damaged line is dropped, too. The file is
+        created.
+        """
         last = {False: after, True: evaluated}
         lines = [
             line
@@ -200,13 +207,17 @@ class Metrics(NamedTuple):
 
 
 def read_metrics(path: Path) -> Iterator[tuple[str, int, dict[str, float], bool]]:
-    """The lines of metrics.jsonl: each with its step, its numbers, and whether it is an evaluation.
-    They end before the first damaged line, such as the incomplete last one of a killed process."""
+    """Return the lines of metrics.jsonl.
+
+    Each has its step, its numbers, and whether it is an evaluation. They end before the first
+    damaged line, such as the incomplete last one of a killed process.
+    """
     lines = path.read_bytes().decode("utf-8", errors="replace").split("\n") if path.exists() else []
     for line in lines[:-1]:
         try:
             content = json.loads(line)
-            step, figures = int(content["step"]), content.get("evaluation", content)
+            step = int(content["step"])
+            figures = content.get("evaluation", content)
             numbers = {
                 name: float(value)
                 for name, value in figures.items()
@@ -225,7 +236,7 @@ def write_plans(folder: Path, plans: Iterable[Plan]) -> None:
 
 
 def read_plans(folder: Path) -> list[Plan]:
-    """The plans of schedule.jsonl, in the order of their steps.
+    """Return the plans of schedule.jsonl, in the order of their steps.
 
     Raises:
         UsageError: the file is missing or damaged.
@@ -243,31 +254,36 @@ def read_plans(folder: Path) -> list[Plan]:
 
 
 def finite(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures with None for numbers that are not finite: JSON has none."""
+    """Return the figures with None for numbers that are not finite: JSON has none."""
     return {
         k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()
     }
 
 
 def named_measures(figures: Mapping[str, float]) -> Iterator[tuple[str, Measure, str]]:
-    """The figures of a pre-training's evaluation: what is predicted, the measure and the name of
-    the figure. Those of longer sequences and of each language, if there are any, follow those of
-    their objective."""
+    """Yield the figures of a pre-training's evaluation.
+
+    They are what is predicted, the measure and the name of the figure. Those of longer sequences
+    and of each language, if there are any, follow those of their objective.
+    """
     longer = sorted(int(name.rpartition("_")[2]) for name in figures if "_loss_at_" in name)
     parts = dict.fromkeys(name.partition("_loss_in_")[2] for name in figures if "_loss_in_" in name)
     for kind, objective in OBJECTIVES.items():
         suffixes = {"": "", **{f"_at_{length}": f" at {length} tokens" for length in longer}}
         for suffix, where in (suffixes | {f"_in_{part}": f" in {part}" for part in parts}).items():
             for m in objective.measures:
-                if (name := f"{kind}_{m.name}{suffix}") in figures:
+                name = f"{kind}_{m.name}{suffix}"
+                if name in figures:
                     yield objective.title + where, m, name
     if BITS in figures:
         yield "characters", Measure("bits per character", lambda stats: stats.loss, "{:.3f}"), BITS
 
 
 def compare_bits(folder: Path) -> tuple[dict[str, float], str]:
-    """Bits per character (`runs.adaptation`) before and after a training with an initial model, and
-    the same in words; of a training without one nothing."""
+    """Return bits per character (`runs.adaptation`) before and after a training, and in words.
+
+    A training without an initial model has none.
+    """
     rows = [figures for *_, figures, _ in read_metrics(folder / "metrics.jsonl")]
     names = {"before": BITS_BEFORE, "after": BITS}
     figures = {when: row[name] for when, name in names.items() for row in rows if name in row}
@@ -283,7 +299,7 @@ def compare_bits(folder: Path) -> tuple[dict[str, float], str]:
 
 
 def describe(figures: Mapping[str, float]) -> str:
-    """The figures of a pre-training's evaluation as a sentence."""
+    """Return the figures of a pre-training's evaluation as a sentence."""
     parts: dict[str, list[str]] = {}
     for title, m, name in named_measures(figures):
         parts.setdefault(title, []).append(f"{m.name} {m.format.format(figures[name])}")

@@ -33,30 +33,39 @@ class TaskTeacher:
     def __init__(self, name: str, d: TaskConfig, tokenizer: Tokenizer, device: torch.device):
         what = f"--teacher is not available for {d.task}: expected {', '.join(TASKS)}"
         expect(d.task in TASKS, what, hint="leave out --teacher")
-        self.source, self.description = LazyModel(name, str(device)), d
-        own = self.task = self.source.task_config
-        names, others = (
-            f" ({first_names(task.labels, 20)})" if task.labels else "" for task in (own, d)
+        self.source = LazyModel(name, str(device))
+        self.description = d
+        self.task = self.source.task_config
+        task = self.task
+        teacher_labels, data_labels = (
+            f" ({first_names(config.labels, 20)})" if config.labels else "" for config in (task, d)
         )
-        same = own.task == d.task and {*own.labels} == {*d.labels} and own.vectors == d.vectors
+        is_same_task = (
+            task.task == d.task and {*task.labels} == {*d.labels} and task.vectors == d.vectors
+        )
         length = self.source.config.max_position_embeddings
-        where, hint = (
-            name,
+        hint = (
             "fine-tune a teacher from the same model: bertworks finetune DATA --method full -o "
-            "TEACHER",
+            "TEACHER"
         )
-        what = f"the teacher was fine-tuned for {own.task}{names}, the data is for {d.task}{others}"
-        require(same, what, where, hint)
-        same = self.source.tokenizer.sha256 == tokenizer.sha256
-        require(same, "the teacher has another tokenizer than the model", where, hint)
+        what = (
+            f"the teacher was fine-tuned for {task.task}{teacher_labels}, the data is for "
+            f"{d.task}{data_labels}"
+        )
+        require(is_same_task, what, name, hint)
+        has_same_tokenizer = self.source.tokenizer.sha256 == tokenizer.sha256
+        what = "the teacher has another tokenizer than the model"
+        require(has_same_tokenizer, what, name, hint)
         what = f"the teacher reads at most {length} tokens, the model {d.max_length}"
-        require(length >= d.max_length, what, where, f"set max_length to {length}")
+        require(length >= d.max_length, what, name, f"set max_length to {length}")
 
     def label(
         self, groups: Sequence[ExampleGroup], note: Callable[[str], None]
     ) -> list[ExampleGroup]:
-        """The examples with the logits of the teacher as further targets, in the order of the
-        labels of the data. It reads each once, without dropout."""
+        """Return the examples with the logits of the teacher as further targets.
+
+        They are in the order of the labels of the data. It reads each once, without dropout.
+        """
         network = task_network(self.source, self.task)
         order = torch.tensor(
             [self.task.labels.index(label) for label in self.description.labels] or [0]

@@ -1,5 +1,6 @@
-"""A training in its run folder: from its newest checkpoint to its last step, with checkpoints on
-the way.
+"""Run a training in its run folder.
+
+It goes from its newest checkpoint to its last step, with checkpoints on the way.
 
 The folder is a model folder at all times (config.json, model.safetensors, tokenizer, README.md),
 with recipe.toml, metrics.jsonl, report.html, `checkpoints/` and `plans/`, and with a budget
@@ -33,14 +34,17 @@ from bertworks.training.loop import Step, train
 from bertworks.training.objectives import ACCURACY, OBJECTIVES, LossStats, TrainableModel, figures
 from bertworks.training.optimization import make_optimizer
 
-EVALUATIONS, SAVE_SECONDS, MOST_LINES = 20, 120.0, 10_000
+EVALUATIONS = 20
+SAVE_SECONDS = 120.0
+MOST_LINES = 10_000
 RECENT_SECONDS = 60.0  # over which the speed is averaged for the time left, without a budget
 STOP_AFTER = 3  # steps in a row whose loss or gradient is not finite
 
 
 class TrainingRun:
-    """`for event in TrainingRun(...).events()` trains; stopping the iteration stops the run after
-    its step.
+    """A training: `for event in TrainingRun(...).events()` trains.
+
+    Stopping the iteration stops the run after its step.
 
     The tensors of `_state` and the values of `facts` decide everything that follows, and a
     checkpoint holds both: a resumed run equals one that was never interrupted.
@@ -53,13 +57,12 @@ class TrainingRun:
         device: torch.device,
         processes: Processes | None = None,
     ):
-        self.folder, self.job, self.device, self.processes = (
-            folder,
-            job,
-            device,
-            processes or Processes(device),
-        )
-        self.memory, self.shutdown = HeapTrimmer(device), GracefulShutdown()
+        self.folder = folder
+        self.job = job
+        self.device = device
+        self.processes = processes or Processes(device)
+        self.memory = HeapTrimmer(device)
+        self.shutdown = GracefulShutdown()
         self.metrics = Metrics(folder / "metrics.jsonl")
         checkpoint, damaged = latest_checkpoint(folder / "checkpoints")
         instead = (
@@ -81,7 +84,9 @@ class TrainingRun:
             self.model = network.to(device)
             self.notes += [Event("note", text) for text in notes]
         self.optimizer = make_optimizer(self.model, job.settings.optimizer)
-        self.step, self._evaluation_seconds, self._save_seconds = 0, 0.0, 0.0  # of the last ones
+        self.step = 0
+        self._evaluation_seconds = 0.0
+        self._save_seconds = 0.0  # of the last ones
         self.schedule = job.schedule
         memory = MEMORY * self.schedule.seconds if self.schedule else RECENT_SECONDS
         # A plan expects the speed that was measured.
@@ -113,8 +118,10 @@ class TrainingRun:
             self._restore(checkpoint)
 
     def events(self) -> Iterator[Event]:
-        """Trains to the end. Ctrl-C and SIGTERM save, then raise KeyboardInterrupt and
-        SystemExit."""
+        """Trains to the end.
+
+        Ctrl-C and SIGTERM save, then raise KeyboardInterrupt and SystemExit.
+        """
         batches = self._batches()
         yield from self.notes
         if self.processes.first:
@@ -175,7 +182,8 @@ class TrainingRun:
             position=self.schedule.position if self.schedule else float,
         )
         self._matmul_speed = measure_matmul(DTYPES[settings.precision], self.device)
-        saved, self._logged = time.perf_counter(), (self.facts["tokens"], self.facts["seconds"])
+        saved = time.perf_counter()
+        self._logged = (self.facts["tokens"], self.facts["seconds"])
         last = saved
         while not self._is_over():
             begin = time.perf_counter()
@@ -209,18 +217,18 @@ class TrainingRun:
                 saved = last = time.perf_counter()
 
     def _plan_again(self) -> Iterator[Event]:
-        """Plans the rest of a run with a budget again, where the speed has changed. The first
-        process decides; the plan is recorded before it is followed. A resumed run follows recorded
-        plans that are ahead, and makes none before them."""
+        """Plans the rest of a run with a budget again, where the speed has changed.
+
+        The first process decides; the plan is recorded before it is followed. A resumed run follows
+        recorded plans that are ahead, and makes none before them.
+        """
         schedule = self.schedule
         if schedule is None or not schedule.is_due(self.step):
             return
         before = self.job.settings.num_steps
         if self.processes.first and schedule.plans[-1].step < self.step:
-            spent, evaluation = (
-                time.perf_counter() - schedule.begin,
-                self._evaluation_seconds + self._save_seconds,
-            )
+            spent = time.perf_counter() - schedule.begin
+            evaluation = self._evaluation_seconds + self._save_seconds
             if plan := schedule.plan_again(
                 self.step, spent, self._pace.value, evaluation, self.evaluate_every
             ):
@@ -246,14 +254,15 @@ class TrainingRun:
         return self.step % self.evaluate_every == 0 or self.step == settings.num_steps
 
     def _is_over(self) -> bool:
-        best, settings = self.facts["best"], self.job.settings
+        best = self.facts["best"]
+        settings = self.job.settings
         if self.step == settings.num_steps:
             return True
         is_evaluated = best is not None and self.facts["evaluated"] == self.step
         return is_evaluated and settings.should_stop(self.step, best["step"])
 
     def _is_due(self, saved: float) -> bool:
-        """Whether a checkpoint is due; the last one was written at `saved`."""
+        """Return whether a checkpoint is due; the last one was written at `saved`."""
         if self.facts["best"] and self.facts["best"]["step"] == self.step:
             return True
         save_every = self.job.settings.save_every
@@ -287,7 +296,9 @@ class TrainingRun:
                     hint="use another output folder, or --overwrite",
                 )
             tensor.copy_(checkpoint.tensors[name])
-        self.step, self.facts, self.saved = checkpoint.step, dict(checkpoint.facts), checkpoint.step
+        self.step = checkpoint.step
+        self.facts = dict(checkpoint.facts)
+        self.saved = checkpoint.step
         if self.schedule:
             self.schedule.follow(self.schedule.at(self.step).steps)
             self.schedule.begin -= self.facts["spent"]
@@ -296,8 +307,12 @@ class TrainingRun:
         self.notes.append(Event("note", text, {"resumed_step": self.step}))
 
     def _batches(self) -> Callable[[int], list[Batch]]:
-        """The micro-batches of a step. The first process writes the plans; the others read them."""
-        processes, texts = self.processes, list[str]()
+        """Return the micro-batches of a step.
+
+        The first process writes the plans; the others read them.
+        """
+        processes = self.processes
+        texts = list[str]()
         if not processes.first:
             processes.wait()
         batches = self.job.batches(
@@ -311,7 +326,7 @@ class TrainingRun:
         return batches
 
     def _state(self) -> dict[str, Tensor]:
-        """All tensors that a training changes, by name."""
+        """Return all tensors that a training changes, by name."""
         state = {f"parameter/{name}": p.data for name, p in self.model.named_parameters()}
         for name, p in self.model.named_parameters():
             state |= {f"{part}/{name}": value for part, value in self.optimizer.state[p].items()}
@@ -319,7 +334,8 @@ class TrainingRun:
 
     def _save(self) -> Iterator[Event]:
         """The model, the report, and last the checkpoint: if it exists, the others do."""
-        self.saved, begin = self.step, time.perf_counter()
+        self.saved = self.step
+        begin = time.perf_counter()
         if not self.processes.first:
             return
         best = self.facts["best"]["step"] if self.facts["best"] else None
@@ -332,13 +348,12 @@ class TrainingRun:
                 "spent": time.perf_counter() - self.schedule.begin,
                 "pace": self._pace.state,
             }
-        state, checkpoints = self._state(), self.folder / "checkpoints"
+        state = self._state()
+        checkpoints = self.folder / "checkpoints"
         if self._writer:
             yield from self._written(waits=True)
-            state, facts = (
-                {name: x.to("cpu", copy=True) for name, x in state.items()},
-                deepcopy(self.facts),
-            )
+            state = {name: x.to("cpu", copy=True) for name, x in state.items()}
+            facts = deepcopy(self.facts)
             writing = self._writer.submit(
                 save_checkpoint, checkpoints, self.step, state, facts, best=best
             )
@@ -350,16 +365,21 @@ class TrainingRun:
         yield Event("saved", f"saved {path}", {"step": self.step, "path": str(path)})
 
     def _written(self, waits: bool = False) -> Iterator[Event]:
-        """The event of a checkpoint that the thread has written since the last look; it raises what
-        stopped it."""
+        """Yield the event of a checkpoint that the thread has written since the last look.
+
+        It raises what stopped the thread.
+        """
         if self._writing and (waits or self._writing[1].done()):
             step, future = self._writing
-            self._writing, path = None, future.result()
+            self._writing = None
+            path = future.result()
             yield Event("saved", f"saved {path}", {"step": step, "path": str(path)})
 
     def _evaluate(self) -> Iterator[Event]:
-        """The first process evaluates; its figures decide in all processes whether the training
-        continues."""
+        """Evaluate in the first process.
+
+        Its figures decide in all processes whether the training continues.
+        """
         if self.processes.first:
             yield from self._evaluate_here()
         decided = {name: self.facts[name] for name in ("evaluated", "evaluation", "best")}
@@ -385,8 +405,10 @@ class TrainingRun:
         yield Event("evaluation", text, {"step": self.step, **figures})
 
     def _step_event(self, step: Step, means: dict[str, LossStats]) -> Event:
-        """Writes a line of metrics.jsonl. The speed is that of the steps since the line before
-        it."""
+        """Writes a line of metrics.jsonl.
+
+        The speed is that of the steps since the line before it.
+        """
         tokens, seconds = self._logged
         self._logged = self.facts["tokens"], self.facts["seconds"]
         tokens_per_second = (self.facts["tokens"] - tokens) / (self.facts["seconds"] - seconds)
@@ -457,7 +479,8 @@ class TrainingRun:
         }
         described = self.job.describe(self.facts["evaluation"])
         text = f"{self.folder}: {self.step:,} steps, {self.facts['tokens']:,} tokens; {described}"
-        best, settings = self.facts["best"], self.job.settings
+        best = self.facts["best"]
+        settings = self.job.settings
         compares = settings.keeps == "best" or settings.evaluates_start
         if compares and best and best["step"] < self.step:
             where = (

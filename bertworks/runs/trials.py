@@ -45,7 +45,7 @@ class Trial(NamedTuple):
 def plan_trials(
     request: FinetuneRequest, *, seeds: int = 1, folds: int = 0, sweep: Sequence[str] = ()
 ) -> list[Trial]:
-    """All combinations.
+    """Return all combinations.
 
     Args:
         seeds: number of seeds, from that of the request; the split into train and dev stays the
@@ -74,7 +74,8 @@ def plan_trials(
     refuse_unused(request.method, [*swept, *["seeds"] * (seeds > 1)])
     for field in parse_overrides(request.overrides).keys() & swept:
         raise UsageError(
-            f"{field} is in the sweep, and is set by another option", hint="leave out one of them"
+            f"{field} is in the sweep, and is set by another option",
+            hint="leave out trial_request of them",
         )
     parts = range(folds) if folds else [None]
     count = math.prod(map(len, grid)) * max(1, folds) * seeds
@@ -91,10 +92,10 @@ def plan_trials(
         name = [word.replace("optimizer.", "") for word in words]
         name += [f"fold-{fold}"] if folds else []
         name += [f"seed-{seed}"] if seeds > 1 or not name else []
-        one = replace(
+        trial_request = replace(
             request, overrides=(*request.overrides, *words), seed=seed, fold=fold, folds=folds
         )
-        trials.append(Trial("-".join(name).replace("/", "_"), " ".join(words), one))
+        trials.append(Trial("-".join(name).replace("/", "_"), " ".join(words), trial_request))
     return trials
 
 
@@ -106,8 +107,10 @@ def run_trials(
     overwrite: bool = False,
     data: LabelledData | None = None,
 ) -> Iterator[Event]:
-    """Runs all trials, each in its own folder inside `output`. Afterwards `output` holds the model
-    that is best on dev, and trials.json with all results. If interrupted, the same call resumes.
+    """Runs all trials, each in its own folder inside `output`.
+
+    Afterwards `output` holds the model that is best on dev, and trials.json with all results. If
+    interrupted, the same call resumes.
 
     All of them are compared with simple methods: the report of the trials shows the comparisons.
 
@@ -116,7 +119,8 @@ def run_trials(
     Raises:
         UsageError: torchrun started several processes. Otherwise as `finetune_events`.
     """
-    if (count := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count > 1:
         what = (
             "several fine-tunings run one after the other, in one process, and there are "
             f"{count} processes"
@@ -143,8 +147,10 @@ def run_trials(
 
         @cache
         def begin() -> None:
-            """Writes the request of all trainings, before the first of them writes a file; and
-            locks the folder."""
+            """Write the request of all trainings, and lock the folder.
+
+            This comes before the first of them writes a file.
+            """
             inner = {trial.folder: trial.request.content() for trial in trials}
             stack.enter_context(open_run(output, request, overwrite, inner))
 
@@ -162,7 +168,9 @@ def _run_trials(
 
     before_writing: is called when a request has been checked, before its first file is written.
     """
-    done, samples, baselines = list[dict[str, Any]](), list[Array](), Baselines()
+    done = list[dict[str, Any]]()
+    samples = list[Array]()
+    baselines = Baselines()
     for number, trial in enumerate(trials, 1):
         yield Event(
             "stage",
@@ -196,14 +204,15 @@ def _run_trials(
         if name not in NOT_COPIED and (output / best["folder"] / name).exists():
             with replacing(output / name) as temporary:
                 shutil.copyfile(output / best["folder"] / name, temporary)
-    shown = format_score(best["metric"], best["score"])
+    score = format_score(best["metric"], best["score"])
     choice = (
-        f"the best of {len(done)} trainings, chosen by its {shown} {place_of(best)}: expect "
+        f"the best of {len(done)} trainings, chosen by its {score} {place_of(best)}: expect "
         "the mean on new texts"
     )
     text = f"{table(best['metric'], settings, positive)}\n{output}: {choice} ({best['folder']})"
     text += f"\nsee {write_trials_report(output, done, text)}"
-    card, note = output / "README.md", f"This model is {choice}. The mean: {text.partition(';')[0]}"
+    card = output / "README.md"
+    note = f"This model is {choice}. The mean: {text.partition(';')[0]}"
     write_text(
         card, card.read_text(encoding="utf-8").replace("## Quality\n", f"## Quality\n\n{note}\n", 1)
     )
@@ -213,8 +222,9 @@ def _run_trials(
 
 
 def summary(done: Sequence[dict[str, Any]], samples: Sequence[Array]) -> list[dict[str, Any]]:
-    """The scores of each setting over seeds and folds: mean, deviation and 95 % interval
-    (`interval_of_trials`).
+    """Return the scores of each setting over seeds and folds.
+
+    They are mean, deviation and 95 % interval (`interval_of_trials`).
 
     samples: the scores of each trial on resamples of its dev rows.
     """
@@ -224,15 +234,26 @@ def summary(done: Sequence[dict[str, Any]], samples: Sequence[Array]) -> list[di
             *(pair for pair in zip(done, samples, strict=True) if pair[0]["setting"] == name)
         )
         scores = [trial["score"] for trial in trials]
-        found = {"setting": name, "scores": scores, "count": len(scores), "mean": fmean(scores)}
+        result_of_setting = {
+            "setting": name,
+            "scores": scores,
+            "count": len(scores),
+            "mean": fmean(scores),
+        }
         deviation = stdev(scores) if len(scores) > 1 else None
-        rows.append(found | {"deviation": deviation, "interval": interval_of_trials(trials, parts)})
+        rows.append(
+            result_of_setting
+            | {"deviation": deviation, "interval": interval_of_trials(trials, parts)}
+        )
     return rows
 
 
 def interval_of_trials(trials: Sequence[Mapping[str, Any]], samples: Sequence[Array]) -> Interval:
-    """The interval of the mean score of trials of one setting: over the sampling of the dev rows
-    and of the seeds. A seed counts with its mean over the folds."""
+    """Return the interval of the mean score of trials of one setting.
+
+    It is over the sampling of the dev rows and of the seeds. A seed counts with its mean over the
+    folds.
+    """
     seeds = {trial["seed"] for trial in trials}
     means = [
         fmean(trial["score"] for trial in trials if trial["seed"] == seed) for seed in sorted(seeds)
@@ -242,7 +263,7 @@ def interval_of_trials(trials: Sequence[Mapping[str, Any]], samples: Sequence[Ar
 
 
 def table(metric: str, settings: Sequence[dict[str, Any]], positive: str | None = None) -> str:
-    """The summary in words. positive: of two classes the one whose F1 is reported."""
+    """Return the summary in words. positive: of two classes the one whose F1 is reported."""
     lines = []
     for row in sorted(settings, key=lambda row: -row["mean"]):
         score = format_score(metric, row["mean"], row["interval"])
