@@ -1,5 +1,7 @@
-"""Tables of settings: TOML text <-> frozen dataclasses, with errors that say where and what to
-type."""
+"""Read and write tables of settings: TOML text <-> frozen dataclasses.
+
+Errors say where and what to type.
+"""
 
 import json
 import math
@@ -116,8 +118,9 @@ def read_recipe_text(name: str, what: str, known: Mapping[str, str]) -> str:
 
 
 def parse_as(kind: type[T], text: str, where: str, overrides: Sequence[str] = ()) -> T:
-    """Return the recipe, a dataclass of values and of other dataclasses, that a TOML text and
-    overrides describe.
+    """Return the recipe that a TOML text and overrides describe.
+
+    It is a dataclass of values and of other dataclasses.
 
     overrides: words `table.field=value`.
     where: the name of the text in errors.
@@ -159,7 +162,7 @@ def dump_recipe(recipe: Any) -> str:
 
 
 def _table_lines(table: Mapping[str, Any], name: str) -> Iterator[str]:
-    """The lines of a table, then those of the tables in it."""
+    """Yield the lines of a table, then those of the tables in it."""
     tables: list[tuple[str, Mapping[str, Any]]] = []
     for key, value in table.items():
         if isinstance(value, dict):
@@ -178,7 +181,9 @@ def _table_lines(table: Mapping[str, Any], name: str) -> Iterator[str]:
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the values of `table.field=value` words by field. The last word for a field counts.
+    """Return the values of `table.field=value` words by field.
+
+    The last word for a field counts.
 
     Raises:
         UsageError: a word of another form.
@@ -214,14 +219,18 @@ def add_overrides(overrides: Sequence[str], settings: Mapping[str, object]) -> t
 
 
 def option_of(path: str) -> str:
-    """Return the option of the command line for a field: that of optimizer.learning_rate is
-    --learning-rate."""
+    """Return the option of the command line for a field.
+
+    That of optimizer.learning_rate is --learning-rate.
+    """
     return f"--{path.rpartition('.')[2].replace('_', '-')}"
 
 
 def field_paths(kind: Any, prefix: str = "") -> Iterator[str]:
-    """The paths of all fields of a recipe, as in optimizer.learning_rate. Of a list: those of its
-    first item."""
+    """Yield the paths of all fields of a recipe, as in optimizer.learning_rate.
+
+    Of a list: those of its first item.
+    """
     hints = get_type_hints(kind)
     for field in fields(kind):
         path = f"{prefix}{field.name}"
@@ -232,9 +241,11 @@ def field_paths(kind: Any, prefix: str = "") -> Iterator[str]:
 
 
 def near_field(kind: Any, path: str) -> str | None:
-    """Return the field of a recipe that an unknown path means: of the same name in another table;
-    else of a similar name, of a name that is a part of it (num_train_epochs), or with these
-    initials (lr). None: there is none."""
+    """Return the field of a recipe that an unknown path means, or None.
+
+    It is the field of the same name in another table; else of a similar name, of a name that is a
+    part of it (num_train_epochs), or with these initials (lr).
+    """
     table, _, name = path.replace("-", "_").rpartition(".")
     by_name = {
         p.rpartition(".")[2]: p
@@ -248,7 +259,10 @@ def near_field(kind: Any, path: str) -> str | None:
 
 
 def _set_overrides(kind: Any, table: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Sets fields by their path, as in train.phases.1.num_steps. A missing table is added."""
+    """Sets fields by their path, as in train.phases.1.num_steps.
+
+    A missing table is added.
+    """
     for name, value in values.items():
         place: Any = table
         *path, last = name.split(".")
@@ -280,8 +294,11 @@ def _field_hint(kind: Any, path: str) -> str:
 
 
 def _line_of_field(text: str, name: str, at: str) -> str:
-    """`name:line` of the field `at` (as in train.phases[1].num_steps), or `name` alone if it is not
-    in the text: the first line with which the text above it has that field."""
+    """Return `name:line` of the field `at`, or `name` alone if the text does not have it.
+
+    at: as in train.phases[1].num_steps. The line is the first one with which the text above it has
+    that field.
+    """
     keys = [int(key) if key.isdigit() else key for key in re.findall(r"[^.\[\]]+", at)]
     lines = text.split("\n")[:_SEARCHED_LINES]
     begin = 1
@@ -298,8 +315,10 @@ def _line_of_field(text: str, name: str, at: str) -> str:
 def build(
     kind: type[T], value: Any, where: Callable[[str], str], at: str = "", whole: Any = None
 ) -> T:
-    """`value` as a `kind`, or a UsageError that names its path `at`; `where` gives the file and
-    line of a path. whole: the kind that it is a part of."""
+    """Return `value` as a `kind`, or raise a UsageError that names its path `at`.
+
+    `where` gives the file and line of a path. whole: the kind that it is a part of.
+    """
     origin = get_origin(kind)
     choices = get_args(kind)
     if is_dataclass(kind):

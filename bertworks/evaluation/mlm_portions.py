@@ -1,5 +1,4 @@
-"""The figures of a masked LM on batches, from what any number of processes found about some of
-them.
+"""Compute the figures of a masked LM on batches, of which any number of processes measured parts.
 
 The sums of each batch are added in their order, so the figures have the same bits wherever the
 batches were computed.
@@ -41,7 +40,7 @@ _BATCHES = 16  # of a portion
 def network_of(
     config: EncoderConfig, kinds: Iterable[ObjectiveKind], state: Mapping[str, Any]
 ) -> PretrainingModel:
-    """The network with the heads of these objectives and the weights of a model folder."""
+    """Return the network with the heads of these objectives and the weights of a model folder."""
     network = PretrainingModel(config, dict.fromkeys(kinds, 1.0))
     network.load_state_dict({name: state[name] for name, _ in network.named_parameters()})
     return network
@@ -70,7 +69,7 @@ def mlm_maker(
     device: str,
     threads: int,
 ) -> tuple[dict[str, Any], Callable[[Task], tuple[int, bytes]]]:
-    """The `maker` of sums, see `FileJob`."""
+    """Return the `maker` of sums, see `FileJob`."""
     machine = fixed_machine(device, threads)
     source = ModelFolder(resolve_model(model))
     config, state, _ = source.load(needs={"encoder"})
@@ -111,7 +110,7 @@ def mlm_figures(
     job: FileJob,
     on_note: Callable[[str], object],
 ) -> dict[str, float] | None:
-    """The figures of a masked LM; None after a part. job: has the batches computed."""
+    """Return the figures of a masked LM; None after a part. job: has the batches computed."""
     by_kind: dict[Kind, Sequence[Batch]] = {"masks": batches, "bits": bits.batches}
     tasks = [
         (kind, kind_batches[start : start + _BATCHES])

@@ -1,5 +1,8 @@
-"""Pages of reports: sections are data, which the template page.html draws; SVG charts; formatted
-numbers. A page needs no network and no library."""
+"""Write pages of reports.
+
+Sections are data, which the template page.html draws; SVG charts; formatted numbers. A page needs
+no network and no library.
+"""
 
 import hashlib
 import math
@@ -115,8 +118,10 @@ def html(text: str) -> Section:
 def figures(
     title: str, columns: Sequence[tuple[str, str, Show]], rows: Sequence[Mapping[str, Any]]
 ) -> Section:
-    """Return a table of numbers. columns: key in a row, title, format; a column that no row has is
-    left out."""
+    """Return a table of numbers.
+
+    columns: key in a row, title, format; a column that no row has is left out.
+    """
     present = [column for column in columns if any(column[0] in row for row in rows)]
     cells = [[show(row[key]) if key in row else "" for key, _, show in present] for row in rows]
     heads = [name for _, name, _ in present]
@@ -124,27 +129,34 @@ def figures(
 
 
 def words(columns: Sequence[str], rows: Sequence[Sequence[str]], wraps: bool = True) -> Section:
-    """Return a table of texts; the second column is the widest. wraps: whether a cell may have
-    several lines."""
+    """Return a table of texts; the second column is the widest.
+
+    wraps: whether a cell may have several lines.
+    """
     style = "words" if wraps else "words whole"
     return {"kind": "table", "style": style, "head": columns, "rows": rows}
 
 
 def heat(names: Sequence[str], counts: Sequence[Sequence[int]]) -> Section:
-    """Return a confusion matrix. A cell is darker the larger its fraction of its row is; the
-    diagonal is right."""
+    """Return a confusion matrix.
+
+    A cell is darker the larger its fraction of its row is; the diagonal is right.
+    """
     return {"kind": "heat", "names": names, "counts": counts}
 
 
 def points(rows: list[dict[str, Any]], name: str) -> list[Point]:
+    """Return the points of a figure: (step, value) of each row that has it."""
     return [(row["step"], row[name]) for row in rows if math.isfinite(row.get(name, math.nan))]
 
 
 def chart(
     title: str, series: list[Series], show: Show, from_zero: bool, across: str = "step"
 ) -> Section:
-    """Return lines over steps, or over what `across` names. The averaged lines set the limits of
-    the axis: single outliers may leave the chart."""
+    """Return lines over steps, or over what `across` names.
+
+    The averaged lines set the limits of the axis: single outliers may leave the chart.
+    """
     means = [(x, y) for line in series for x, y, _, _ in grouped(line.points)]
     right = max(x for x, _ in means)
     ys = ticks(0 if from_zero else min(y for _, y in means), max(y for _, y in means), 4)
@@ -179,7 +191,9 @@ def intervals(
     title: str, bars: Sequence[tuple[str, float, Point]], show: Show, marked: str = ""
 ) -> Section:
     """Return a dot and a horizontal interval for each (name, value, interval), under its name.
-    marked: the name of one."""
+
+    marked: the name of one.
+    """
     marks = ticks(min(low for _, _, (low, _) in bars), max(high for _, _, (_, high) in bars), 5)
     axes = _Axes(marks[0], marks[-1], 0, 1)
     height = TOP + BOTTOM + 38 * len(bars)
@@ -224,8 +238,7 @@ class _Axes(NamedTuple):
     def draw(
         self, xs: Sequence[float], ys: Sequence[float], show_x: Show, show_y: Show, name: str
     ) -> Iterator[str]:
-        """Horizontal lines at `ys`, numbers at `xs` and `ys`, and the name of the horizontal
-        axis."""
+        """Return horizontal lines at `ys`, numbers at `xs` and `ys`, and the name of the axis."""
         for y in ys:
             _, down = self.place(self.left, y)
             yield (
@@ -338,10 +351,12 @@ def ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def plain(value: float) -> str:
+    """Return a number as a short text."""
     return f"{value:.4g}"
 
 
 def percent(value: float) -> str:
+    """Return a fraction in percent."""
     return f"{value * 100:.3g}%"
 
 

@@ -1,5 +1,7 @@
-"""Who sends a request, and whether it may: the size of its head, doubled headers, tokens, names of
-the server, pages of other servers."""
+"""Check who sends a request, and whether it may.
+
+The size of its head, doubled headers, tokens, names of the server, pages of other servers.
+"""
 
 import hmac
 import ipaddress

@@ -41,7 +41,10 @@ class AnswerParts:
 
 
 def to_json(value: Any) -> bytes:
-    """Return a value as JSON. NaN and infinite numbers are null."""
+    """Return a value as JSON.
+
+    NaN and infinite numbers are null.
+    """
     return msgspec.json.encode(value, enc_hook=_encode_vector)
 
 

@@ -1,5 +1,6 @@
-"""The HTTP side of the server: paths, errors, the files of the page, metrics and log. It needs the
-extra `serve`.
+"""The HTTP side of the server: paths, errors, the files of the page, metrics and log.
+
+It needs the extra `serve`.
 
 A request comes from the `Connection` (protocol) to the `Application`, which asks who sends it
 (access). What is computed goes through the `Pipeline`, to an endpoint of `Abilities` (endpoints).
@@ -111,7 +112,10 @@ class Application:
         self._post = {path: name for name in ENDPOINTS for path in paths_of(name)}
 
     def close(self) -> None:
-        """Accept no more jobs. Accepted jobs are still computed."""
+        """Accept no more jobs.
+
+        Accepted jobs are still computed.
+        """
         self.pipeline.close()
         self._log_overloaded()
 

@@ -90,17 +90,21 @@ def grant(holds: object, status: int, what: str, **options: Any) -> None:
 
 
 def forget_origin(error: BertworksError) -> None:
-    """Forget where an expected error was raised, once its message is all that matters. The
-    traceback refers to the variables of the functions that the error has left: the body of a
+    """Forget where an expected error was raised, once its message is all that matters.
+
+    The traceback refers to the variables of the functions that the error has left: the body of a
     refused request, and the job whose future holds the error. They would stay in memory until a
-    collection of garbage."""
+    collection of garbage.
+    """
     error.__traceback__ = None
     error.__context__ = None
 
 
 class OverloadedError(RequestError):
-    """More is waiting than can be computed soon. seconds: after which a client may try again, as
-    estimated."""
+    """More is waiting than can be computed soon.
+
+    seconds: after which a client may try again, as estimated.
+    """
 
     def __init__(self, seconds: float = 1):
         what = "the server has more requests than it can answer soon"
@@ -112,9 +116,12 @@ class OverloadedError(RequestError):
 
 @dataclass(eq=False)
 class InferenceJob:
-    """What a request computes. `compute(units)` gives a result for each unit; units of other jobs
-    may be in the same call. `costs`: of each unit, in tokens for a network. `client`: clients are
-    served in turn. `queue`: the name of the server's queue that computes it."""
+    """What a request computes.
+
+    `compute(units)` gives a result for each unit; units of other jobs may be in the same call.
+    `costs`: of each unit, in tokens for a network. `client`: clients are served in turn. `queue`:
+    the name of the server's queue that computes it.
+    """
 
     units: Sequence[Any] = ()
     costs: Sequence[int] = ()
@@ -131,11 +138,13 @@ _Batch = dict[InferenceJob, list[int]]  # job -> numbers of its units
 
 
 class Batcher:
-    """Computes jobs in threads. A batch takes units from all waiting clients, and from the jobs of
-    a client, in turn (see `turn_cost`), until it is full: a small job need not wait for a large
-    one, nor a client for another one's many jobs. All units of a batch have equal `compute`, which
-    several threads may call at the same time. If a batch fails, its jobs are computed one by one:
-    only the job that causes the error gets it.
+    """Computes jobs in threads.
+
+    A batch takes units from all waiting clients, and from the jobs of a client, in turn (see
+    `turn_cost`), until it is full: a small job need not wait for a large one, nor a client for
+    another one's many jobs. All units of a batch have equal `compute`, which several threads may
+    call at the same time. If a batch fails, its jobs are computed one by one: only the job that
+    causes the error gets it.
 
     Args:
         batch_cost: maximum cost of a batch; a single unit may cost more. Batches are smaller while
@@ -192,8 +201,10 @@ class Batcher:
         return min(sum(job.costs), max(self.batch_cost, *job.costs, 0))
 
     def overloaded(self, job: InferenceJob, patience: float = 1.0) -> OverloadedError | None:
-        """Return the error of a job that arrives now, if it would have to wait too long: for all
-        work of its client, and as much of each other one. patience: a factor."""
+        """Return the error of a job that arrives now, if it would have to wait too long.
+
+        It waits for all work of its client, and as much of each other one. patience: a factor.
+        """
         client = job.client
         cost = sum(job.costs)
         if self.costs[client] + cost <= self._always_waits:
@@ -208,8 +219,9 @@ class Batcher:
         return OverloadedError(seconds - limit) if seconds > limit else None
 
     def reserve(self, job: InferenceJob, patience: float = 1.0) -> "Future[list[Any]]":
-        """Accept a job that `start` will compute: from now on it counts. Cancel its future to make
-        room for others.
+        """Accept a job that `start` will compute: from now on it counts.
+
+        Cancel its future to make room for others.
 
         Raises:
             OverloadedError: too much is waiting.
@@ -246,8 +258,10 @@ class Batcher:
         return self.start(job)
 
     def _release(self, job: InferenceJob) -> None:
-        """Called when a job has its results or an error, or is cancelled: what waits of it is not
-        computed."""
+        """Leave out what waits of a job that has ended.
+
+        It has its results or an error, or is cancelled: the rest is not computed.
+        """
         with self._lock:
             _add(self.loads, job.client, -self._load(job))
             _add(self.costs, job.client, -sum(job.costs[job.num_started :]))
@@ -294,9 +308,11 @@ class Batcher:
             del self.busy[thread]
 
     def _next_batch(self) -> _Batch:
-        """One more unit of each waiting client, in turn, until the batch is full. It is as large as
-        if all clients had as little work as the one with the least, which need not wait for the
-        others' large batches."""
+        """One more unit of each waiting client, in turn, until the batch is full.
+
+        It is as large as if all clients had as little work as the one with the least, which need
+        not wait for the others' large batches.
+        """
         batch: _Batch = {}
         with self._lock:
             compute = next((compute for compute, queues in self._waiting.items() if queues), None)
@@ -324,8 +340,11 @@ class Batcher:
 
 
 class _ClientQueue:
-    """The jobs of a client that wait. The first of them, up to `turn_cost` together and at least
-    one, are computed in turn; each other one follows when one of these is finished."""
+    """The jobs of a client that wait.
+
+    The first of them, up to `turn_cost` together and at least one, are computed in turn; each other
+    one follows when one of these is finished.
+    """
 
     def __init__(self, turn_cost: float):
         self._turn_cost = turn_cost
@@ -374,9 +393,11 @@ class _ClientQueue:
 
 
 class _Release:
-    """Calls a function with a job when the future of the job is done, and then forgets the job: a
-    future keeps its callbacks, so that a job would hold itself, and the texts of abandoned requests
-    would stay until a collection of garbage."""
+    """Calls a function with a job when the future of the job is done, and forgets the job.
+
+    A future keeps its callbacks, so that a job would hold itself, and the texts of abandoned
+    requests would stay until a collection of garbage.
+    """
 
     def __init__(self, release: Callable[[InferenceJob], None], job: InferenceJob):
         self._release = release
@@ -396,13 +417,18 @@ def _add(totals: Counter[Hashable], client: Hashable, amount: int) -> None:
 
 
 def _fair_sum(totals: Mapping[Hashable, int], most: float) -> float:
-    """Return the sum of what all clients have, at most `most` of each: computed in turns, before a
-    client has that much."""
+    """Return the sum of what all clients have, at most `most` of each.
+
+    It is computed in turns, before a client has that much.
+    """
     return sum(min(total, most) for total in list(totals.values()))  # other threads change it
 
 
 def _compute(batch: _Batch) -> dict[InferenceJob, Exception]:
-    """Add the results of a batch to its jobs. Returns the errors of those that have none."""
+    """Add the results of a batch to its jobs.
+
+    Returns the errors of those that have none.
+    """
     units = [job.units[number] for job, numbers in batch.items() for number in numbers]
     try:
         results = next(iter(batch)).compute(units)
@@ -422,8 +448,10 @@ def _compute(batch: _Batch) -> dict[InferenceJob, Exception]:
 
 @dataclass(eq=False)
 class Place:
-    """A request in the server. size: bytes of its body (or what else is counted). task: None before
-    it reads the body; cancelled if there is an error. job: in a queue, for which the request waits.
+    """A request in the server.
+
+    size: bytes of its body (or what else is counted). task: None before it reads the body;
+    cancelled if there is an error. job: in a queue, for which the request waits.
     """
 
     client: Hashable
@@ -434,10 +462,12 @@ class Place:
 
 
 class Admission:
-    """The requests in the server, `places`. Each counts with the bytes of its body, and at least
-    with an equal part of all bytes, which limits their number. If there is no room left, a client
-    that has less gets the room of the last request of the client that has most; that request is
-    refused. It also counts what else is limited: the bytes of answers, and tokens.
+    """The requests in the server, `places`.
+
+    Each counts with the bytes of its body, and at least with an equal part of all bytes, which
+    limits their number. If there is no room left, a client that has less gets the room of the last
+    request of the client that has most; that request is refused. It also counts what else is
+    limited: the bytes of answers, and tokens.
 
     Args:
         speed: how much becomes free in a second, as estimated.

@@ -1,5 +1,6 @@
-"""The OpenAPI document as a page for people, `GET /docs`: every path, what it reads and what it
-answers.
+"""Show the OpenAPI document as a page for people, `GET /docs`.
+
+It has every path, what it reads and what it answers.
 
 It loads nothing else than the style sheet of the server's page, and needs no script.
 """

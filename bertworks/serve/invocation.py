@@ -18,7 +18,9 @@ _VECTOR_SETTINGS = ("normalize", "prompt_name", "truncate", "truncation_directio
 
 
 def invoked_ability(request: Any, info: Mapping[str, Any]) -> str:
-    """Return the name of the ability that a request to the main path is for. The model may lack it.
+    """Return the name of the ability that a request to the main path is for.
+
+    The model may lack it.
 
     The fields of the request decide first, then what the model can do. A masked language model
     gives vectors, or fills masks if `parameters` has `targets` or if every text has the mask token.

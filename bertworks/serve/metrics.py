@@ -49,6 +49,8 @@ class ServerMetrics:
         Gauge(name, what, registry=self.registry).set_function(value)
 
     def text(self) -> bytes:
-        """Return all metrics in the format of Prometheus. Its library appends `_total` to the names
-        of counters, TEI does not."""
+        """Return all metrics in the format of Prometheus.
+
+        Its library appends `_total` to the names of counters, TEI does not.
+        """
         return re.sub(rb"\b(te_request_\w+?)_total\b", rb"\1", generate_latest(self.registry))

@@ -1,5 +1,7 @@
-"""The endpoints as types of msgspec: requests are checked by them, and the OpenAPI document
-describes them."""
+"""Describe the endpoints as types of msgspec.
+
+Requests are checked by them, and the OpenAPI document describes them.
+"""
 
 import json
 import re
@@ -42,9 +44,11 @@ _DECODER = msgspec.json.Decoder(float_hook=_number)
 
 
 class TruncationDirection(Enum):
-    """The end of a text from which it is truncated. Clients of TEI write a capital letter, and
-    those of Hugging Face a small one; the OpenAPI document has only the first spelling, because
-    generated code cannot have both."""
+    """The end of a text from which it is truncated.
+
+    Clients of TEI write a capital letter, and those of Hugging Face a small one; the OpenAPI
+    document has only the first spelling, because generated code cannot have both.
+    """
 
     LEFT = "Left"
     RIGHT = "Right"
@@ -119,8 +123,11 @@ def read(value: Any, types: Sequence[Type]) -> dict[str, Any]:
 
 
 def _best_fitting(errors: Sequence[str], types: Sequence[Type]) -> str:
-    """Return the error of the alternative that a request was meant to be: one in a field that all
-    alternatives share, else of a value of the right type, else the one deepest inside."""
+    """Return the error of the alternative that a request was meant to be.
+
+    It is one in a field that all alternatives share, else of a value of the right type, else the
+    one deepest inside.
+    """
     first, *alternatives = [type_.__annotations__ for type_ in types]
     differing = [
         name for name in first if any(fields.get(name) != first[name] for fields in alternatives)
@@ -135,8 +142,10 @@ def _best_fitting(errors: Sequence[str], types: Sequence[Type]) -> str:
 
 
 def _fields(request: msgspec.Struct) -> dict[str, Any]:
-    """Return the fields of a request. The settings in `parameters` count as fields, and take
-    precedence."""
+    """Return the fields of a request.
+
+    The settings in `parameters` count as fields, and take precedence.
+    """
     fields = _plain_values(request)
     if isinstance(parameters := fields.get("parameters"), msgspec.Struct):
         settings = _plain_values(parameters)
@@ -165,8 +174,10 @@ def _parameters_of(request: Type) -> Type:
 
 
 def _choices(type_: Type) -> list[Any]:
-    """Return the values of a type that has only some; `null` is left out where it stands for a
-    default."""
+    """Return the values of a type that has only some.
+
+    `null` is left out where it stands for a default.
+    """
     if isinstance(type_, type) and issubclass(type_, Enum):
         return [member.value for member in type_]
     origin: Any = get_origin(type_)
@@ -188,8 +199,9 @@ def _request(name: str, fields: Mapping[str, Type]) -> Type:
 
 
 def _parameters(name: str, fields: Mapping[str, Type], pipeline: Mapping[str, Type]) -> Type:
-    """Return the type of `parameters`: settings as the pipelines of transformers read them. A
-    setting that is not known is refused, because the answer would be to another question.
+    """Return the type of `parameters`: settings as the pipelines of transformers read them.
+
+    A setting that is not known is refused, because the answer would be to another question.
 
     Args:
         fields: of the request, of which those with a default can also be in `parameters`.
@@ -320,8 +332,10 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, list[Type]
 
 
 def _pipeline_settings(info: Mapping[str, Any], limits: Limits) -> dict[str, dict[str, Type]]:
-    """Return the settings of the pipelines of transformers that a model can honour, besides the
-    fields of the requests."""
+    """Return the settings of the pipelines of transformers that a model can honour.
+
+    The fields of the requests are not among them.
+    """
     functions = {"regression": ("none",), "choice": ("softmax", "none")}.get(
         info["task"], ("softmax", "sigmoid", "none")
     )

@@ -96,16 +96,20 @@ class Answer(Response):
     client: Hashable = ""
 
     def render(self, content: Any) -> bytes:
+        """Return the content as JSON."""
         return content if isinstance(content, bytes) else to_json(content)
 
     def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
+        """Set the headers of the response."""
         super().init_headers(headers)
         self.raw_headers += HEADERS
 
 
 class Pipeline:
-    """What requests pass through, in this order: `admission`, the parsing threads of their size
-    (`lanes`), the queue of a computation (`batchers`), and the threads that make answers.
+    """The stations that requests pass through.
+
+    They are, in this order, `admission`, the parsing threads of their size (`lanes`), the queue of
+    a computation (`batchers`), and the threads that make answers.
 
     Attributes:
         admission: the requests in the server, by the bytes of their bodies.
@@ -181,9 +185,11 @@ class Pipeline:
             )
 
     def measure_speed(self) -> None:
-        """Compute a few batches, so that the first requests are accepted or refused by the real
-        speed of the network. The first batch prepares its memory and threads, and counts only if it
-        takes long."""
+        """Compute a few batches to measure the speed of the network.
+
+        The first requests are then accepted or refused by its real speed. The first batch prepares
+        its memory and threads, and counts only if it takes long.
+        """
         network = self.batchers["network"]
         for tokens in TRIAL_TOKENS:
             job = self._abilities.trial_job(tokens)
@@ -195,12 +201,17 @@ class Pipeline:
                 break
 
     def end_waiting(self) -> None:
-        """Answer what is waiting with 503, as the server is stopping. What has begun to be computed
-        goes on."""
+        """Answer what is waiting with 503, as the server is stopping.
+
+        What has begun to be computed goes on.
+        """
         self.admission.end_waiting(RequestError(503, "the server is stopping"))
 
     def close(self) -> None:
-        """Accept no more jobs. Accepted jobs are still computed."""
+        """Accept no more jobs.
+
+        Accepted jobs are still computed.
+        """
         for batcher in (
             *self.lanes.values(),
             *self.batchers.values(),
@@ -218,8 +229,10 @@ class Pipeline:
         return now - min(begins, default=now)
 
     async def answer(self, name: str, request: Request, client: str) -> Answer:
-        """Return the answer of an endpoint. What is too much is refused before the body is read: a
-        cheap refusal leaves more time for answers.
+        """Return the answer of an endpoint.
+
+        What is too much is refused before the body is read: a cheap refusal leaves more time for
+        answers.
 
         Args:
             name: of the endpoint.
@@ -300,9 +313,11 @@ class Pipeline:
             raise RequestError(424, what)
 
     def _expected_job(self, name: str, size: int, lane: int) -> InferenceJob | None:
-        """Return what a request will probably compute: its tokens are not known before it is
-        parsed. None: nothing that others would have to wait for, or something whose queue depends
-        on its tokens. size: of its body."""
+        """Return what a request will probably compute, or None.
+
+        Its tokens are not known before it is parsed. It is None for nothing that others would have
+        to wait for, or something whose queue depends on its tokens. size: of its body.
+        """
         if name == "search":
             return InferenceJob(costs=[QUERY_COST], queue="search")
         if name in ("tokenize", "decode", "explain"):
@@ -365,8 +380,10 @@ class Pipeline:
         return steps, job
 
     def _steps_of(self, name: str, body: memoryview) -> Steps:
-        """Return the steps of an endpoint, before the first one. They alone refer to the fields of
-        the request, so that they can free them."""
+        """Return the steps of an endpoint, before the first one.
+
+        They alone refer to the fields of the request, so that they can free them.
+        """
         value = parse(body)
         ability = invoked_ability(value, self._abilities.info) if name == INVOCATIONS else name
         self._check_offered(ability)
@@ -388,7 +405,9 @@ class Pipeline:
 
     def _next_step(self, steps: Steps, results: list[Any]) -> InferenceJob | AnswerParts | Answer:
         """Return what an endpoint computes next, or the parts of its answer, or a small answer.
-        Called in a thread that makes answers."""
+
+        Called in a thread that makes answers.
+        """
         if not all(np.isfinite(row).all() for row in results if isinstance(row, np.ndarray)):
             raise BertworksError(
                 "the network's output has values that are not finite, which is not JSON"
@@ -407,9 +426,11 @@ class Pipeline:
         return job
 
     async def _large_answer(self, parts: AnswerParts, place: Place, sender: Hashable) -> Answer:
-        """Make an answer part by part, in turns with those of other clients. It is not made to its
-        end if the client goes, nor if another client that has less needs its room. `send_large`
-        takes the room again."""
+        """Make an answer part by part, in turns with those of other clients.
+
+        It is not made to its end if the client goes, nor if another client that has less needs its
+        room. `send_large` takes the room again.
+        """
         making = InferenceJob(
             [partial(_made, make) for make in parts.make], parts.sizes, call_each, sender
         )
@@ -438,9 +459,11 @@ class Pipeline:
         return Answer(body, headers=headers)
 
     async def send_large(self, response: Answer, scope: Any, send: Any) -> None:
-        """Send an answer piece by piece, as fast as its client reads it. It keeps its room until
-        then: another client that needs the room may end it, and so does the time of a client that
-        does not read."""
+        """Send an answer piece by piece, as fast as its client reads it.
+
+        It keeps its room until then: another client that needs the room may end it, and so does the
+        time of a client that does not read.
+        """
         body = response.body
         try:
             with self.room.place(response.client, len(body)) as place:
@@ -483,9 +506,12 @@ class Pipeline:
 
 
 async def result_of(future: "Future[Result]") -> Result:
-    """Return the result of a future of another thread, which is cancelled with the task that waits
-    for it. The callbacks of `asyncio.wrap_future` refer to the future that has them: each result
-    would stay in memory until a collection of garbage."""
+    """Return the result of a future of another thread.
+
+    The future is cancelled with the task that waits for it. The callbacks of `asyncio.wrap_future`
+    refer to the future that has them: each result would stay in memory until a collection of
+    garbage.
+    """
     loop = asyncio.get_running_loop()
     finished = loop.create_future()
 
@@ -508,9 +534,12 @@ async def result_of(future: "Future[Result]") -> Result:
 
 
 def new_buffer(size: int) -> memoryview:
-    """Memory for a body. That of a large one goes back to the system as soon as the body is not
-    used any more: in the heap, freed bodies would lie between the objects of other requests. It
-    takes no memory before it is written."""
+    """Memory for a body.
+
+    That of a large one goes back to the system as soon as the body is not used any more: in the
+    heap, freed bodies would lie between the objects of other requests. It takes no memory before it
+    is written.
+    """
     return memoryview(bytearray(size) if size < LARGE_BODY else mmap.mmap(-1, size))
 
 

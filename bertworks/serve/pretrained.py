@@ -1,5 +1,7 @@
-"""The endpoints of a model that is not fine-tuned: vectors, cosines and tokens for masks, in the
-formats of Text Embeddings Inference (TEI) and OpenAI."""
+"""The endpoints of a model that is not fine-tuned: vectors, cosines and tokens for masks.
+
+They have the formats of Text Embeddings Inference (TEI) and OpenAI.
+"""
 
 import base64
 from collections.abc import Callable, Generator, Sequence
@@ -54,8 +56,9 @@ FILLING_BYTES = 140
 
 
 class PretrainedEndpoints:
-    """The endpoints of a model that is not fine-tuned. An exported model has vectors or tokens for
-    masks, not both.
+    """The endpoints of a model that is not fine-tuned.
+
+    An exported model has vectors or tokens for masks, not both.
 
     token_ids: what the ids of tokens mean that are sent to `/v1/embeddings`; None: they are
         refused.
@@ -108,8 +111,9 @@ class PretrainedEndpoints:
     def _vectors(
         self, texts: list[Any], request: Request, value_bytes: int
     ) -> Generator[InferenceJob, Sequence[Any], tuple[Rows, list[int], int]]:
-        """Vectors [texts, dimension] before normalization, the number of truncated tokens of each
-        text, and the number of tokens that were read.
+        """Return vectors [texts, dimension] before normalization, and numbers of tokens.
+
+        These are the number of truncated tokens of each text, and of tokens that were read.
 
         Args:
             texts: strings, or for each text the ids of its tokens.
@@ -124,8 +128,9 @@ class PretrainedEndpoints:
     def _units(
         self, texts: list[str], request: Request
     ) -> tuple[list[ExampleGroup], list[int], list[int]]:
-        """Return the input of the network for each text, the number of its tokens, and the number
-        of its truncated tokens.
+        """Return the input of the network for each text.
+
+        With it come the number of its tokens, and the number of its truncated tokens.
 
         Raises:
             RequestError: the texts have too many tokens, or one may not be truncated.
@@ -148,7 +153,7 @@ class PretrainedEndpoints:
         return units, costs, truncated
 
     def embed_all(self, request: Request) -> Steps:
-        """The vectors of all tokens of each text, as they leave the network."""
+        """Yield the vectors of all tokens of each text, as they leave the network."""
         units, costs, truncated = self._units(list_of(request["inputs"]), request)
         row_bytes = FLOAT32_BYTES * self._embedder.width + 2
         check_answer(sum(costs) * row_bytes, self._limits.answer_bytes)
@@ -179,6 +184,7 @@ class PretrainedEndpoints:
         return InferenceJob(queries, [sum(query.costs) for query in queries], self._fillings)
 
     def embed(self, request: Request) -> Steps:
+        """Compute the vectors of texts, as Text Embeddings Inference does."""
         texts = _texts_or_ids(request["inputs"])
         self._check_length_of_ids(texts)
         raw, truncated, _ = yield from self._vectors(texts, request, FLOAT32_BYTES)
@@ -193,6 +199,7 @@ class PretrainedEndpoints:
         )
 
     def similarity(self, request: Request) -> Steps:
+        """Compute the similarities of one text with others."""
         texts = [request["inputs"]["source_sentence"], *request["inputs"]["sentences"]]
         raw, truncated, _ = yield from self._vectors(texts, request, 0)
         vectors = normalized(raw)
@@ -202,6 +209,7 @@ class PretrainedEndpoints:
         )
 
     def embeddings(self, request: Request) -> Steps:
+        """Compute the vectors of texts, as OpenAI's API does."""
         is_base64 = request["encoding_format"] == "base64"
         texts = self._texts_of_input(request["input"])
         raw, truncated, tokens = yield from self._vectors(
@@ -247,6 +255,7 @@ class PretrainedEndpoints:
             check_tokens(sum(map(len, texts)), self._limits.tokens)
 
     def fill(self, request: Request) -> Steps:
+        """Compute the most probable tokens of masks."""
         try:
             queries = [self._filler.read(text) for text in list_of(request["inputs"])]
         except BertworksError as error:  # a text without a mask

@@ -51,8 +51,10 @@ _SETTINGS: dict[str, Any] = {
 
 
 class LogHandler(logging.Handler):
-    """One JSON object for each record. What a slow reader leaves no room for is lost: no request
-    waits for the log. The next line reports the number of lost lines. descriptor: standard error.
+    """One JSON object for each record.
+
+    What a slow reader leaves no room for is lost: no request waits for the log. The next line
+    reports the number of lost lines. descriptor: standard error.
     """
 
     def __init__(self, descriptor: int = 2):
@@ -93,7 +95,10 @@ class LogHandler(logging.Handler):
 
 
 def json_log() -> logging.Logger:
-    """Return the log of the server and of uvicorn. It holds no text of a request."""
+    """Return the log of the server and of uvicorn.
+
+    It holds no text of a request.
+    """
     handler = LogHandler()
     for name in ("uvicorn", "bertworks.serve"):
         logger = logging.getLogger(name)
@@ -106,9 +111,10 @@ def json_log() -> logging.Logger:
 def serve(
     model: str | Path, *, host: str = "127.0.0.1", port: int = 8080, token: str = "", **options: Any
 ) -> Iterator[Event]:
-    """Serve a model until SIGTERM or Ctrl-C. Then requests that are being computed are answered,
-    and those that wait and new ones are refused. The first event holds the address, the last
-    reports the end.
+    """Serve a model until SIGTERM or Ctrl-C.
+
+    Then requests that are being computed are answered, and those that wait and new ones are
+    refused. The first event holds the address, the last reports the end.
 
     Args:
         model: a folder, pre-trained, fine-tuned, exported or of sentence-transformers; `minilm`; a

@@ -28,12 +28,15 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}  # the names of
 
 
 def like_inputs(inputs: Any) -> Callable[[Sequence[bytes]], bytes]:
-    """Return the `join` of answers with a part for each input: a list for a list of inputs, else
-    the single part."""
+    """Return the `join` of answers with a part for each input.
+
+    It is a list for a list of inputs, else the single part.
+    """
     return joined_list if isinstance(inputs, list) else only_part
 
 
 def list_of(inputs: Any) -> list[Any]:
+    """Return the inputs as a list, also a single one."""
     return inputs if isinstance(inputs, list) else [inputs]
 
 

@@ -1,5 +1,6 @@
-"""Ids of tokens that clients send instead of texts: what they mean, and the texts that they stand
-for.
+"""Read ids of tokens that clients send instead of texts.
+
+What they mean, and the texts that they stand for.
 
 Clients of OpenAI, LangChain among them, may send ids of OpenAI's vocabularies. A number does not
 say which vocabulary it is from, so the option `--token-ids` does. The tables of these vocabularies
@@ -43,9 +44,11 @@ class TokenTable:
         self.tokens = tokens
 
     def text(self, ids: Sequence[int]) -> str:
-        """Return the text of the ids of its tokens, each of which is one. A character may be cut
-        into several tokens: their bytes are joined. What is left of a character that the first or
-        the last token cuts is U+FFFD."""
+        """Return the text of the ids of its tokens, each of which is one.
+
+        A character may be cut into several tokens: their bytes are joined. What is left of a
+        character that the first or the last token cuts is U+FFFD.
+        """
         return b"".join(self.tokens[number] for number in ids).decode("utf-8", "replace")
 
 

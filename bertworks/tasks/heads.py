@@ -36,8 +36,9 @@ FEATURE_BATCH_TOKENS = 4096  # of a batch whose features are cached, with paddin
 
 
 def feature_numbers(c: EncoderConfig, layers: FeatureLayers) -> Sequence[int]:
-    """The numbers of the layers that are read; 0: the embeddings. An encoder with fewer than four
-    gives all of them.
+    """Return the numbers of the layers that are read; 0: the embeddings.
+
+    An encoder with fewer than four gives all of them.
 
     Raises:
         UsageError: the encoder does not have this layer.
@@ -54,13 +55,13 @@ def feature_numbers(c: EncoderConfig, layers: FeatureLayers) -> Sequence[int]:
 
 
 def features_size(c: EncoderConfig, layers: FeatureLayers) -> int:
-    """The size of what is read of a token."""
+    """Return the size of what is read of a token."""
     joins = layers in ("concat-last-four", "mix")
     return c.hidden_size * (len(feature_numbers(c, layers)) if joins else 1)
 
 
 def lstm_input_size(c: EncoderConfig, layers: FeatureLayers) -> int:
-    """The same after a mix."""
+    """Return the same after a mix."""
     return c.hidden_size if layers == "mix" else features_size(c, layers)
 
 
@@ -71,12 +72,15 @@ def select_features(states: Sequence[Tensor], c: EncoderConfig, layers: FeatureL
 
 
 class ScalarMix(nn.Module):
-    """A weighted sum of layers, gamma * sum_j softmax(s)_j h_j, with s zero and gamma one at the
-    start (Peters et al. 2018, equation 1)."""
+    """A weighted sum of layers (Peters et al. 2018, equation 1).
+
+    gamma * sum_j softmax(s)_j h_j, with s zero and gamma one at the start.
+    """
 
     def __init__(self, count: int):
         super().__init__()
-        self.weights, self.scale = nn.Parameter(torch.zeros(count)), nn.Parameter(torch.ones(1))
+        self.weights = nn.Parameter(torch.zeros(count))
+        self.scale = nn.Parameter(torch.ones(1))
 
     def forward(self, x: Tensor) -> Tensor:
         """Layers side by side, [T, count * hidden] -> float32 [T, hidden]."""
@@ -87,19 +91,24 @@ class ScalarMix(nn.Module):
 
 
 class FrozenFeatures:
-    """`features(batch)` is float32 [T, width]: hidden states as in `select_features`, without
-    dropout and gradients, in any precision of the training. The encoder must not change after the
-    first call."""
+    """Hidden states as in `select_features`: `features(batch)` is float32 [T, width].
+
+    They have no dropout and no gradients, in any precision of the training. The encoder must not
+    change after the first call.
+    """
 
     def __init__(self, encoder: Encoder, layers: FeatureLayers = "concat-last-four"):
-        self.encoder, self.layers = encoder, layers
+        self.encoder = encoder
+        self.layers = layers
         self._to_cache: list[ExampleGroup] = []
         self._cache: dict[bytes, Tensor] = {}
 
     def remember(self, groups: Sequence[ExampleGroup]) -> bool:
-        """Caches the features of these examples at the next call, all in one pass, so that they do
-        not depend on the order of the calls. False: they need more than MAX_FEATURE_BYTES, and are
-        computed each time."""
+        """Cache the features of these examples at the next call, all in one pass.
+
+        So they do not depend on the order of the calls. False: they need more than
+        MAX_FEATURE_BYTES, and are computed each time.
+        """
         tokens = sum(len(example.input_ids) for group in groups for example in group)
         if 4 * tokens * features_size(self.encoder.config, self.layers) > MAX_FEATURE_BYTES:
             return False
@@ -107,6 +116,7 @@ class FrozenFeatures:
         return True
 
     def __call__(self, batch: Batch) -> Tensor:
+        """Return the features of the tokens of a batch: float32 [T, width]."""
         for inputs in token_budget_batches(self._to_cache, FEATURE_BATCH_TOKENS):
             features = self._compute(inputs.to(batch.input_ids.device)).cpu()
             pieces = features.split(inputs.layout.cu_seqlens.diff().tolist())
@@ -132,7 +142,7 @@ class FrozenFeatures:
 
 
 def _sequence_keys(batch: Batch) -> list[bytes]:
-    """The inputs of the encoder for each sequence, as bytes."""
+    """Return the inputs of the encoder for each sequence, as bytes."""
     assert batch.token_type_ids is not None
     inputs = torch.stack([batch.input_ids, batch.token_type_ids]).cpu()
     return [
@@ -141,7 +151,7 @@ def _sequence_keys(batch: Batch) -> list[bytes]:
 
 
 def combine_vectors(x: Tensor, kind: SentenceVectors) -> Tensor:
-    """The features of an item: float32 [B, width].
+    """Return the features of an item: float32 [B, width].
 
     x: the mean vectors of its sequences, [B, hidden] or, of pairs, [2 B, hidden].
     kind: "mean": the vector. "pair": |u - v|, u * v (Conneau et al. 2017, section 3.1) and the
@@ -156,8 +166,9 @@ def combine_vectors(x: Tensor, kind: SentenceVectors) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskHead(ABC):
-    """The loss of a task over the M predictions of a batch of B sequences: one each, or one for
-    many tokens of each.
+    """The loss of a task over the M predictions of a batch of B sequences.
+
+    There is one for each sequence, or one for many tokens of each.
 
     head: name of the output layer in a model folder.
     outputs: logits of a prediction.
@@ -171,22 +182,24 @@ class TaskHead(ABC):
     vectors: SentenceVectors = "pooler"
 
     def width(self, hidden_size: int) -> int:
-        """The number of features that the output layer reads."""
+        """Return the number of features that the output layer reads."""
         return {"pair": 2 * hidden_size + 1, "cosine": 1}.get(self.vectors, hidden_size)
 
     def count(self, batch: Batch) -> int:
-        """The number of terms of the loss."""
+        """Return the number of terms of the loss."""
         return batch.target.labels.numel()
 
     @abstractmethod
     def tally(self, logits: Tensor, batch: Batch) -> LossSum:
-        """The loss. logits: float32 [M, outputs]."""
+        """Return the loss. logits: float32 [M, outputs]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Classification(TaskHead):
-    """One of several labels, the outputs: of a sequence (Devlin et al. 2019, section 4.1) or, if
-    not `pooled`, of each predicted token (section 5.3).
+    """One of several labels, the outputs.
+
+    It is the label of a sequence (Devlin et al. 2019, section 4.1) or, if not `pooled`, of each
+    predicted token (section 5.3).
 
     weights: of the labels in the loss, with a mean of 1 over the training data; (): all 1.
     smoothing: fraction of the target probability that is spread over all labels.
@@ -196,47 +209,59 @@ class Classification(TaskHead):
     smoothing: float = 0.0
 
     def tally(self, logits: Tensor, batch: Batch) -> LossSum:
+        """Return the sums of the loss and of the right predictions."""
         weights = logits.new_tensor(self.weights) if self.weights else None
         return cross_entropy(logits, batch.target.labels, weights, self.smoothing)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MultiLabel(TaskHead):
-    """Each label, yes or no. Labels of a batch: float32 [B, outputs] of zeros and ones."""
+    """Each label, yes or no.
+
+    Labels of a batch: float32 [B, outputs] of zeros and ones.
+    """
 
     def tally(self, logits: Tensor, batch: Batch) -> LossSum:
+        """Return the sums of the loss and of the right predictions."""
         loss = F.binary_cross_entropy_with_logits(logits, batch.target.labels, reduction="sum")
         return LossSum(loss, ((logits.detach() > 0) == (batch.target.labels > 0.5)).sum().float())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Regression(TaskHead):
-    """A number. Labels of a batch: float32 [B]. The squared error is in units of the standard
-    deviation of the targets, and the bias starts at their mean, so that the scale of the targets
-    does not matter."""
+    """A number.
+
+    Labels of a batch: float32 [B]. The squared error is in units of the standard deviation of the
+    targets, and the bias starts at their mean, so that the scale of the targets does not matter.
+    """
 
     mean: float = 0.0
     deviation: float = 1.0
 
     def tally(self, logits: Tensor, batch: Batch) -> LossSum:
+        """Return the sums of the loss and of the right predictions."""
         off = (logits[:, 0] - batch.target.labels) / self.deviation
         return LossSum(off.square().sum(), (off.detach().abs() < 0.5).sum().float())
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpanExtraction(TaskHead):
-    """Start and end of an answer (section 4.2), predicted from all tokens. Labels of a batch: int64
-    [2 B], positions of the first and last token of the answer, both 0 ([CLS]) if there is none
-    (section 4.3)."""
+    """Start and end of an answer (section 4.2), predicted from all tokens.
+
+    Labels of a batch: int64 [2 B], positions of the first and last token of the answer, both 0
+    ([CLS]) if there is none (section 4.3).
+    """
 
     head: ClassVar[Literal["classifier", "span"]] = "span"
     outputs: int = 2
     pooled: bool = False
 
     def count(self, batch: Batch) -> int:
+        """Return the number of predictions in a batch."""
         return batch.layout.num_sequences
 
     def tally(self, logits: Tensor, batch: Batch) -> LossSum:
+        """Return the sums of the loss and of the right predictions."""
         absent = ~batch.layout.present[:, :, None]
         # [B, S, 2]
         scores = batch.layout.pad(logits).masked_fill(absent, torch.finfo(torch.float32).min)
@@ -253,39 +278,50 @@ class SpanExtraction(TaskHead):
 
 @dataclass(frozen=True, kw_only=True)
 class MultipleChoice(TaskHead):
-    """The best of several continuations (section 4.4): `num_choices` sequences in a row, each with
-    one score. Labels of a batch: float32 [B], 1 for the right choice, else 0."""
+    """The best of several continuations (section 4.4).
+
+    `num_choices` sequences in a row have one score each. Labels of a batch: float32 [B], 1 for the
+    right choice, else 0.
+    """
 
     num_choices: int
 
     def count(self, batch: Batch) -> int:
+        """Return the number of predictions in a batch."""
         return len(batch.target.labels) // self.num_choices
 
     def tally(self, logits: Tensor, batch: Batch) -> LossSum:
-        scores, labels = (
-            logits.view(-1, self.num_choices),
-            batch.target.labels.view(-1, self.num_choices),
-        )
+        """Return the sums of the loss and of the right predictions."""
+        scores = logits.view(-1, self.num_choices)
+        labels = batch.target.labels.view(-1, self.num_choices)
         return cross_entropy(scores, labels.argmax(1))
 
 
-def teacher_loss(task: TaskHead, logits: Tensor, theirs: Tensor, temperature: float) -> Tensor:
-    """The sum of the losses of logits, float32 [M, outputs], that should be those of a teacher: for
-    numbers the squared error as in `Regression`, for several labels the divergence of each
-    probability, else that of all."""
+def teacher_loss(
+    task: TaskHead, logits: Tensor, teacher_logits: Tensor, temperature: float
+) -> Tensor:
+    """Return the sum of the losses of logits that should be those of a teacher.
+
+    They are float32 [M, outputs]. For numbers it is the squared error as in `Regression`, for
+    several labels the divergence of each probability, else that of all.
+    """
     if isinstance(task, Regression):
-        return ((logits - theirs) / task.deviation).square().sum()
+        return ((logits - teacher_logits) / task.deviation).square().sum()
     if isinstance(task, MultiLabel):  # a sigmoid is a softmax over x and 0
-        logits, theirs = (torch.stack([x, torch.zeros_like(x)], -1) for x in (logits, theirs))
-    return divergence(logits, theirs, temperature)[0]
+        logits, teacher_logits = (
+            torch.stack([x, torch.zeros_like(x)], -1) for x in (logits, teacher_logits)
+        )
+    return divergence(logits, teacher_logits, temperature)[0]
 
 
 TEACHER = "teacher"  # the target with its logits
 
 
 def output_dropout(c: EncoderConfig, task: TaskHead) -> float:
-    """The dropout before the output layer: none for spans, as in google-research/bert
-    `run_squad.py`, unless the model has its own."""
+    """Return the dropout before the output layer.
+
+    It is none for spans, as in google-research/bert `run_squad.py`, unless the model has its own.
+    """
     if task.head == "span":
         return c.span_dropout or 0.0
     if isinstance(task, MultipleChoice):
@@ -318,11 +354,13 @@ class TaskModel(TrainableModel):
         teacher: tuple[float, float] = (0.0, 1.0),
     ):
         super().__init__()
-        self.task, self.dropout, (weight, self.temperature) = task, output_dropout(c, task), teacher
-        others = {"distillation": weight, "causal_lm": lm_weight}
+        self.task = task
+        self.dropout = output_dropout(c, task)
+        (weight, self.temperature) = teacher
+        further_weights = {"distillation": weight, "causal_lm": lm_weight}
         self.weights = {
             "task": 1 - weight,
-            **{name: value for name, value in others.items() if value},
+            **{name: value for name, value in further_weights.items() if value},
         }
         self.encoder = Encoder(c)
         self.pooler = (
@@ -331,7 +369,8 @@ class TaskModel(TrainableModel):
         self.pooler_dropout = (
             c.sequence_rate if c.pooler_dropout and not isinstance(task, MultipleChoice) else 0.0
         )
-        frozen, self.feature_layers = bool(lstm_units) and lstm_encoder == "frozen", feature_layers
+        frozen = bool(lstm_units) and lstm_encoder == "frozen"
+        self.feature_layers = feature_layers
         self.encoder.requires_grad_(not frozen)
         self.features = FrozenFeatures(self.encoder, feature_layers) if frozen else None
         self.mix = (
@@ -361,20 +400,21 @@ class TaskModel(TrainableModel):
             nn.init.constant_(layer.bias, task.mean)
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        terms, next_tokens = (
-            self.task.count(batch),
-            len(batch.input_ids) - batch.layout.num_sequences,
-        )
+        """Return the number of predictions of each loss for a batch."""
+        terms = self.task.count(batch)
+        next_tokens = len(batch.input_ids) - batch.layout.num_sequences
         return {
             name: next_tokens if name == "causal_lm" else terms for name in self._present(batch)
         }
 
     def _present(self, batch: Batch) -> list[str]:
-        """The losses of a batch."""
+        """Return the losses of a batch."""
         return [name for name in self.weights if name != "distillation" or TEACHER in batch.targets]
 
     def forward(self, batch: Batch) -> dict[str, LossSum]:
-        kinds, states = self._present(batch), None
+        """Return the losses for a batch."""
+        kinds = self._present(batch)
+        states = None
         if "causal_lm" in kinds:
             states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids)[-1]
         logits = self.logits(batch, states).float()
@@ -394,12 +434,12 @@ class TaskModel(TrainableModel):
         return losses
 
     def logits(self, batch: Batch, states: Tensor | None = None) -> Tensor:
-        """[M, outputs]: the logits of all predictions. states: the last of all tokens, if they are
-        known."""
-        output, dropout = (
-            self.get_submodule(self.task.head),
-            0.0 if self.task.vectors == "cosine" else self.dropout,
-        )
+        """Return the logits of all predictions: [M, outputs].
+
+        states: the last of all tokens, if they are known.
+        """
+        output = self.get_submodule(self.task.head)
+        dropout = 0.0 if self.task.vectors == "cosine" else self.dropout
         return output(F.dropout(self.head_inputs(batch, states), dropout, self.training))  # type: ignore[no-any-return]
 
     def head_inputs(self, batch: Batch, states: Tensor | None = None) -> Tensor:
@@ -416,8 +456,11 @@ class TaskModel(TrainableModel):
         )
 
     def _positions(self, batch: Batch) -> Tensor:
-        """int64 [M]: the tokens that are predicted. Of a whole text: that of the pooler, or behind
-        an LSTM the first, which has read the text in one direction."""
+        """int64 [M]: the tokens that are predicted.
+
+        Of a whole text: that of the pooler, or behind an LSTM the first, which has read the text in
+        one direction.
+        """
         if not self.task.pooled:
             return batch.target.positions
         return (
@@ -426,12 +469,11 @@ class TaskModel(TrainableModel):
 
     def _states(self, batch: Batch) -> Tensor:
         """[M, width]: hidden states of the predicted tokens."""
-        inputs, positions = (
-            (batch.input_ids, batch.layout, batch.token_type_ids),
-            self._positions(batch),
-        )
+        inputs = (batch.input_ids, batch.layout, batch.token_type_ids)
+        positions = self._positions(batch)
         if self.recurrent is not None:
-            c, layers = self.encoder.config, self.feature_layers
+            c = self.encoder.config
+            layers = self.feature_layers
             x = (
                 select_features(self.encoder(*inputs), c, layers)
                 if self.features is None
@@ -444,8 +486,9 @@ class TaskModel(TrainableModel):
 
 
 class JointModel(TrainableModel):
-    """An encoder, and one pooler, with the heads of several tasks (MT-DNN, Liu et al. 2019). The
-    name of the target of a batch is its task.
+    """An encoder, and one pooler, with the heads of several tasks (MT-DNN, Liu et al. 2019).
+
+    The name of the target of a batch is its task.
 
     tasks: the model of each; from now on they have the encoder of the first one, and the first
         pooler.
@@ -455,37 +498,41 @@ class JointModel(TrainableModel):
         super().__init__()
         models = [*tasks.values()]
         self.weights = {"task": 1.0}
-        self.encoder, self.pooler = (
-            models[0].encoder,
-            next((m.pooler for m in models if m.pooler is not None), None),
-        )
+        self.encoder = models[0].encoder
+        self.pooler = next((m.pooler for m in models if m.pooler is not None), None)
         for model in models:
-            model.encoder, model.pooler = (
-                self.encoder,
-                None if model.pooler is None else self.pooler,
-            )
+            model.encoder = self.encoder
+            model.pooler = None if model.pooler is None else self.pooler
         self.heads = nn.ModuleList(model.get_submodule(model.task.head) for model in models)
         # no submodules: each parameter is registered once, as `functional_call` needs it
         self._models = {**tasks}
 
     def task(self, name: str) -> TaskModel:
+        """Return the model of a task."""
         return self._models[name]
 
     def train(self, mode: bool = True) -> Self:
+        """Set the mode of all models."""
         for model in self._models.values():
             model.train(mode)
         return super().train(mode)
 
     def counts(self, batch: Batch) -> dict[str, int]:
+        """Return the number of predictions of each loss for a batch."""
         return self.task(*batch.targets).counts(batch)
 
     def forward(self, batch: Batch) -> dict[str, LossSum]:
-        """The loss of the task of the batch. Parameters of other heads have the gradient 0, and not
-        none: in several processes each parameter needs one, and a process alone takes the same
-        steps."""
+        """Return the loss of the task of the batch.
+
+        Parameters of other heads have the gradient 0, and not none: in several processes each
+        parameter needs one, and a process alone takes the same steps.
+        """
         model = self.task(*batch.targets)
-        (loss, correct), used = model(batch)["task"], set(map(id, model.parameters()))
-        others = [
+        (loss, correct) = model(batch)["task"]
+        used = set(map(id, model.parameters()))
+        unused = [
             p.float().sum() for p in self.parameters() if id(p) not in used and p.requires_grad
         ]
-        return {"task": LossSum(loss + 0 * torch.stack(others).sum() if others else loss, correct)}
+        if unused:
+            loss = loss + 0 * torch.stack(unused).sum()
+        return {"task": LossSum(loss, correct)}

@@ -1,5 +1,6 @@
-"""A linear head on the features of a frozen encoder, by convex optimization: seconds instead of
-minutes.
+"""Fit a linear head on the features of a frozen encoder, by convex optimization.
+
+It takes seconds instead of minutes.
 
 Its weights have a normal prior that fits any number of rows: with standardized features, logits
 have this standard deviation before any label is seen. About the best of a grid on SST-2, CoLA,
@@ -13,7 +14,8 @@ from numpy.typing import NDArray
 
 from bertworks.tasks.heads import Classification, MultiLabel, Regression, TaskHead
 
-SEQUENCE_DEVIATION, TOKEN_DEVIATION = 1.5, 4.5  # of a prediction for a sequence, for a token
+SEQUENCE_DEVIATION = 1.5
+TOKEN_DEVIATION = 4.5  # of a prediction for a sequence, for a token
 _RARE = 0.5  # added to the counts of a label that is always, or never, right
 Array = NDArray[np.float64]
 
@@ -32,8 +34,9 @@ class LinearHead(NamedTuple):
 def fit_linear_head(
     task: TaskHead, x: NDArray[np.floating], labels: NDArray[np.generic]
 ) -> LinearHead:
-    """The head with the smallest regularized loss: logistic regression, or ridge regression for
-    numbers.
+    """Return the head with the smallest regularized loss.
+
+    It is logistic regression, or ridge regression for numbers.
 
     Args:
         x: features [M, width]. labels: as in a batch of the task, see `tasks.heads`.
@@ -71,12 +74,15 @@ def fit_linear_head(
 def _logistic(
     x: Array, labels: NDArray[np.int64], outputs: int, prior: float, *, balanced: bool = False
 ) -> LinearHead:
-    """prior: variance of the weights. A label without rows gets the weights 0 and the bias of half
-    a row."""
+    """prior: variance of the weights.
+
+    A label without rows gets the weights 0 and the bias of half a row.
+    """
     from sklearn.linear_model import LogisticRegression
 
     counts = np.bincount(labels, minlength=outputs)
-    weight, bias = np.zeros((outputs, x.shape[1])), np.log(np.maximum(counts, _RARE) / len(labels))
+    weight = np.zeros((outputs, x.shape[1]))
+    bias = np.log(np.maximum(counts, _RARE) / len(labels))
     present = np.flatnonzero(counts)
     if len(present) > 1:
         model = LogisticRegression(
@@ -87,13 +93,17 @@ def _logistic(
             weight[present] = np.outer([-0.5, 0.5], model.coef_[0])
             bias[present] = np.array([-0.5, 0.5]) * model.intercept_[0]
         else:
-            weight[present], bias[present] = model.coef_, model.intercept_ - model.intercept_.mean()
+            weight[present] = model.coef_
+            bias[present] = model.intercept_ - model.intercept_.mean()
     return LinearHead(weight, bias)
 
 
 def _ridge(x: Array, targets: Array) -> LinearHead:
-    """The strength of the penalty is that with the smallest error on rows left out (generalized
-    cross-validation)."""
+    """Return the weights of a ridge regression.
+
+    The strength of the penalty is that with the smallest error on rows left out (generalized
+    cross-validation).
+    """
     from sklearn.linear_model import RidgeCV
 
     if len(targets) < 3 or not np.ptp(targets):

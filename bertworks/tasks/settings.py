@@ -1,5 +1,7 @@
-"""The task of a fine-tuned model as settings: plain data, which `checkpoints.task_config` reads and
-writes."""
+"""Describe the task of a fine-tuned model as settings: plain data.
+
+`checkpoints.task_config` reads and writes them.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -72,8 +74,9 @@ class TaskConfig(Settings):
 
     @property
     def divides_logits(self) -> bool:
-        """Whether the temperature is not in the weights, as in folders of earlier versions: logits
-        are divided by it.
+        """Whether the temperature is not in the weights, as in folders of earlier versions.
+
+        Logits are then divided by it.
 
         Numbers have no temperature.
         """
@@ -81,8 +84,10 @@ class TaskConfig(Settings):
 
     @property
     def reads_means(self) -> bool:
-        """Whether the output layer reads means of hidden states. transformers then opens the
-        encoder alone."""
+        """Whether the output layer reads means of hidden states.
+
+        transformers then opens the encoder alone.
+        """
         return self.vectors != "pooler"
 
     @property
