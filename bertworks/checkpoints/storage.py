@@ -85,8 +85,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file. They stand in a private map of the file: what is
-    never touched is never read.
+    """Return the tensors of a safetensors file.
+
+    They stand in a private map of the file: what is never touched is never read.
 
     Raises:
         BertworksError: no such file; a header that lies or is absurdly long; a file that was cut.
@@ -145,8 +146,9 @@ def read_json(path: Path, kind: type = dict) -> Any:
 
 
 def read_index(index: Path, ending: str) -> dict[str, str]:
-    """Return the name of the file of each tensor, from the index of weights in several files, which
-    stand next to it.
+    """Return the name of the file of each tensor, from the index of weights in several files.
+
+    The files stand next to it.
 
     Args:
         ending: of the names of the files.
@@ -165,8 +167,9 @@ def read_index(index: Path, ending: str) -> dict[str, str]:
 
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor], outdated: Iterable[Path] = ()) -> str:
-    """Write a safetensors file as transformers does, atomically, and return the sha256 of its
-    bytes.
+    """Write a safetensors file as transformers does, and return the sha256 of its bytes.
+
+    It is complete or absent.
 
     Args:
         outdated: files that describe the previous weights; they are deleted just before the new
@@ -182,8 +185,9 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], outdated: Iterable[
 def write_sharded(
     index: Path, tensors: Mapping[str, Tensor], prefixes: tuple[str, ...], shared: Path
 ) -> list[Path]:
-    """Write weights as two files, and return their paths: the body, tensors with one of the
-    prefixes, and the head.
+    """Write weights as two files, and return their paths.
+
+    They are the body, tensors with one of the prefixes, and the head.
 
     The body is written next to the index `shared`; elsewhere it is a hard link to that file, or a
     copy where the disk has no links. The old index is deleted first and the new one is written

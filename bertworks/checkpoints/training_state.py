@@ -1,5 +1,6 @@
-"""The state of a training run on disk: saved whole or not at all, verified when read, the newest
-valid one wins.
+"""The state of a training run on disk: complete or absent, and verified when read.
+
+The newest valid one wins.
 
 One dict of tensors, one dict of facts that JSON can hold; no pickle, and no state of random
 generators, since whatever is drawn is a function of the step. It does not know what the tensors
@@ -37,8 +38,10 @@ _NAME = re.compile(r"step-(\d{8,})")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint. The tensors stand in a private map of the file: copy them into the
-    network."""
+    """A verified checkpoint.
+
+    The tensors stand in a private map of the file: copy them into the network.
+    """
 
     path: Path
     step: int
@@ -164,8 +167,10 @@ def _quarantine(path: Path) -> Path:
 
 
 def _prune(folder: Path, saved: int, keep: int, best: int | None) -> None:
-    """Delete all but the newest `keep`, the best and the one just saved. A rename first makes each
-    vanish at once."""
+    """Delete all but the newest `keep`, the best and the one just saved.
+
+    A rename first makes each vanish at once.
+    """
     with explain_os_errors(
         f"checkpoint {saved} is saved, but an older one cannot be deleted", folder
     ):

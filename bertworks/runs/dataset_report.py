@@ -1,5 +1,6 @@
-"""Reports on labelled data before a training: labels, lengths, copies, conflicting labels, fit of
-the vocabulary.
+"""Reports on labelled data before a training.
+
+They show labels, lengths, copies, conflicting labels and the fit of the vocabulary.
 
 - `make_dataset_report`: items and what the network reads of them -> `DatasetReport`
 - `check_file`: the report on a file, without a training
@@ -161,8 +162,10 @@ class DatasetReport:
 
     @property
     def held_out_name(self) -> str:
-        """The name of the rows that are not learned, in sentences: of a cross-validation there is
-        no dev file."""
+        """The name of the rows that are not learned, in sentences.
+
+        Of a cross-validation there is no dev file.
+        """
         return "the evaluated rows" if self.is_validated else "dev"
 
     def as_dict(self) -> dict[str, Any]:
@@ -406,8 +409,10 @@ def _same_texts(data: LabelledData, lowercase: bool) -> dict[str, Any]:
 
 
 def _near_copies(data: LabelledData, lowercase: bool) -> tuple[IssueCounter, IssueCounter]:
-    """Return the near-copies within train, and the rows of dev that have a near-copy in train. Rows
-    with the same text as a row of train, which `_same_texts` counts, are not among them."""
+    """Return the near-copies within train, and the rows of dev that have a near-copy in train.
+
+    Rows with the same text as a row of train, which `_same_texts` counts, are not among them.
+    """
     dev = [] if data.is_validated else data.dev
     keys = near_copies_of_rows(compared_texts([*data.train, *dev], data.schema.task))
     first_rows: dict[Hashable, Item] = {}

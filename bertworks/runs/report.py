@@ -1,5 +1,4 @@
-"""What a run leaves for people: report.html; of a fine-tuning also errors.csv and the model
-card."""
+"""What a run leaves for people: report.html, errors.csv, the model card."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,8 +58,7 @@ def _title(metric: str, place: str, positive: str | None = None) -> str:
 
 
 def place_of(result: Mapping[str, Any] | None) -> str:
-    """Where the figures of a result come from: "on dev", also in folders of earlier versions, or
-    "in cross-validation"."""
+    """Return where the figures of a result come from: "on dev" or "in cross-validation"."""
     return str(((result or {}).get("baselines") or {}).get("place", "on dev"))
 
 
@@ -73,8 +71,10 @@ VALIDATED = (
 
 
 def errors_note(result: Mapping[str, Any]) -> str:
-    """Return the end of a sentence about errors.csv, which says what its first rows are, or "" if
-    it lists no errors of this kind."""
+    """Return the end of a sentence about errors.csv: what its first rows are.
+
+    It is "" if there are no errors of this kind.
+    """
     if result["task"] in ("regression", "qa") or not result["mistakes"]:
         return ""
     return (
@@ -110,8 +110,9 @@ SHOWN_CHARACTERS = 500  # of a text
 
 
 def write_report(folder: Path) -> Path:
-    """Draw the page of a run folder and return its path. What has not been measured yet is left
-    out.
+    """Draw the page of a run folder and return its path.
+
+    What has not been measured yet is left out.
 
     Raises:
         BertworksError: the page cannot be written.
@@ -387,8 +388,9 @@ def _shorten(text: str) -> str:
 
 
 def write_errors(path: Path, d: TaskConfig, wrong: Sequence[Mistake]) -> None:
-    """Write errors.csv: for each mistake its row, the texts in their columns, the gold label, the
-    prediction and its probability.
+    """Write errors.csv: for each mistake its row, texts, gold label and prediction.
+
+    The texts are in their columns, and the prediction has its probability.
 
     They are in the order of `task_metrics.mistakes`: those first that contradict the model most
     clearly, among which are the labels that are probably wrong. In csv and tsv, which people open

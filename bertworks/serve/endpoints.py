@@ -315,8 +315,11 @@ class Abilities:
         return np.array(list(map(len, self.tokenizer.tokens)), np.int64)
 
     def _spelled_size(self, ids: Sequence[int] | Ids) -> int:
-        """Return the bytes of tokens as JSON, at most, with a space before each. A token in a text
-        is no longer than in the vocabulary, even if each of its characters stands for a byte."""
+        """Return the bytes of tokens as JSON, at most, with a space before each.
+
+        A token in a text is no longer than in the vocabulary, even if each of its characters stands
+        for a byte.
+        """
         return CHARACTER_BYTES * (
             int(self._token_lengths[np.asarray(ids, np.int32)].sum()) + len(ids)
         )

@@ -1,5 +1,7 @@
-"""The endpoints of a fine-tuned model: labels, ranks, entities, answers, in the formats of Text
-Embeddings Inference (TEI) and of Hugging Face's pipelines."""
+"""The endpoints of a fine-tuned model: labels, ranks, entities, answers.
+
+Their formats are those of Text Embeddings Inference (TEI) and of Hugging Face's pipelines.
+"""
 
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import replace
@@ -130,8 +132,10 @@ class FinetunedEndpoints:
         return list(zip(features, logits, strict=True))
 
     def trial_job(self, text: str, count: int) -> InferenceJob:
-        """Return what the network computes for about `count` texts: fewer items, if each has
-        several parts (with a choice its prompt is read again)."""
+        """Return what the network computes for about `count` texts.
+
+        These are fewer items if each has several parts (with a choice its prompt is read again).
+        """
         num_parts = {"choice": 1 + (self._config.num_choices or 2), "qa": 2}.get(self._config.task)
         num_parts = num_parts or len(self._config.text) or 1
         item = text if num_parts == 1 else [text] * num_parts
@@ -177,8 +181,11 @@ class FinetunedEndpoints:
         )
 
     def predict(self, request: Request) -> Steps:
-        """Labels with their scores. Pipelines of transformers send `parameters`, and expect a list
-        of labels for each text, even for a single one; TEI only for a list of items."""
+        """Labels with their scores.
+
+        Pipelines of transformers send `parameters`, and expect a list of labels for each text, even
+        for a single one; TEI only for a list of items.
+        """
         is_choice = self._config.task == "choice"
         labels_size = self._labels_size
 
@@ -192,9 +199,12 @@ class FinetunedEndpoints:
         return self._answers(self._predicted(request), request, decode, size, nested=nested)
 
     def _predicted(self, request: Request) -> Any:
-        """Return a list of items, or one item, which is no list. In TEI a string is a text, a list
-        is a pair (here also a prompt with its choices), a list of lists is a list of items. In
-        pipelines a list is a list of texts, and an item may be an object."""
+        """Return a list of items, or one item, which is no list.
+
+        In TEI a string is a text, a list is a pair (here also a prompt with its choices), a list of
+        lists is a list of items. In pipelines a list is a list of texts, and an item may be an
+        object.
+        """
         inputs = request["inputs"]
         if not isinstance(inputs, list):
             return _item(inputs)
@@ -245,8 +255,10 @@ class FinetunedEndpoints:
     def relevance(
         self, query: str, texts: Sequence[str], request: Request, at_once: int | None = None
     ) -> Generator[InferenceJob, Sequence[Any], tuple[list[float], list[int]]]:
-        """The score of each text for a query, and the number of truncated tokens of each. at_once:
-        see `_logits`."""
+        """Return the score of each text for a query, and the number of its truncated tokens.
+
+        at_once: see `_logits`.
+        """
         pairs = yield from self._logits(
             [(query, text) for text in texts], request, lambda features: 0, at_once
         )
