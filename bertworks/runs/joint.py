@@ -256,7 +256,7 @@ def make_joint_request(
         if options.pop(name, None) not in (*neutral, None):
             word = option_of(name)
             raise UsageError(
-                f"{word} is for part data set, not for a joint fine-tuning",
+                f"{word} is for one data set, not for a joint fine-tuning",
                 hint=f"leave out {word}",
             )
     expect(0 <= mix < 1e6, f"mix is {mix}: expected 0 or more", hint="--mix 1")
@@ -271,10 +271,10 @@ def make_joint_request(
     tasks = {}
     for name, part in pairs:
         what = f"two data sets have the name {name!r}, which is that of their file or folder"
-        expect(name not in tasks, what, hint="rename part of them")
+        expect(name not in tasks, what, hint="rename one of them")
         if not name or Path(name).name != name or name.startswith("."):
             raise UsageError(
-                f"{name!r} is not a name of a task: expected part that a folder can have"
+                f"{name!r} is not a name of a task: expected one that a folder can have"
             )
         tasks[name] = make_finetune_request(
             part, **{"recipe": "mt-dnn", **options}, method="full", validation="split"

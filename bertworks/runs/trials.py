@@ -75,7 +75,7 @@ def plan_trials(
     for field in parse_overrides(request.overrides).keys() & swept:
         raise UsageError(
             f"{field} is in the sweep, and is set by another option",
-            hint="leave out trial_request of them",
+            hint="leave out one of them",
         )
     parts = range(folds) if folds else [None]
     count = math.prod(map(len, grid)) * max(1, folds) * seeds
