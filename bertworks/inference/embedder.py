@@ -148,8 +148,7 @@ class Embedder(ModelUser):
     def embed_and_count(
         self, texts: Iterable[str], *, prompt: str | None = None, counts: Truncation | None = None
     ) -> tuple[Vectors, Truncation]:
-        """Return the vectors, as `embed`, and how many texts were truncated and how much of them
-        was left out.
+        """Return the vectors, as `embed`, and how much of the texts was truncated.
 
         Args:
             counts: the counts of earlier calls, to which those of this call are added.
@@ -189,9 +188,10 @@ class Embedder(ModelUser):
         hf_subset: str | None = None,
         prompt_type: str | None = None,
     ) -> Any:
-        """Return vectors as `SentenceTransformer.encode` does, for programs that call this method:
-        of one string float32 [dimension], else float32 [texts, dimension]. In Python, `embed` is
-        shorter.
+        """Return vectors as `SentenceTransformer.encode` does, for programs that call this method.
+
+        The vectors are float32 [dimension] for one string, else float32 [texts, dimension]. In
+        Python, `embed` is shorter.
 
         Args:
             inputs: one string; a list, a column or a table of texts; or the batches of a
@@ -274,14 +274,18 @@ class Embedder(ModelUser):
         yield Event("done", f"encode: {len(texts):,} texts")
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
-        """Return how similar each of M vectors is to each of N, a tensor [M, N], by the measure in
-        the model's files: cosine, dot, or negative euclidean or manhattan distance. For programs
-        that know sentence-transformers."""
+        """Return how similar each of M vectors is to each of N, as a tensor [M, N].
+
+        The measure is that of the model's files: cosine, dot, or negative euclidean or manhattan
+        distance. It is for programs that know sentence-transformers.
+        """
         return similarity_matrix(self.settings.similarity, embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
-        """Return how similar each of N vectors is to the vector with the same number, a tensor [N]:
-        see `similarity`."""
+        """Return how similar each of N vectors is to the vector with the same number, a tensor [N].
+
+        See `similarity`.
+        """
         return pairwise_similarity(self.settings.similarity, embeddings1, embeddings2)
 
     @property
@@ -374,7 +378,7 @@ class Embedder(ModelUser):
         return units, truncated
 
     def _inner_ids(self, ids: Sequence[int]) -> Sequence[int]:
-        """The ids without the special tokens of the template, if these stand around them."""
+        """Return the ids without the special tokens of the template, if these stand around them."""
         template = self.tokenizer.template
         begins = tuple(ids[: len(template.prefix)]) == template.prefix
         ends = tuple(ids[len(ids) - len(template.suffix) :]) == template.suffix
@@ -396,8 +400,10 @@ class Embedder(ModelUser):
         return units, truncated
 
     def examples(self, rows: Iterable[tuple[str, ...]], *prompts: str) -> list[Event]:
-        """Notes on the first two rows as the network reads them. rows: where each row stands, and
-        its texts. prompts: names of the prompt before them (`SentenceTransformerSettings.prompt`).
+        """Return notes on the first two rows as the network reads them.
+
+        rows: where each row stands, and its texts. prompts: names of the prompt before them
+        (`SentenceTransformerSettings.prompt`).
         """
         prompt = self.settings.prompt(*prompts)
         units_of_rows = islice(
@@ -419,8 +425,10 @@ class Embedder(ModelUser):
         return np.asarray(self._modules(torch.from_numpy(vectors)).numpy())
 
     def token_vectors(self, units: Sequence[ExampleGroup]) -> list[Vectors]:
-        """For each unit float32 [tokens, hidden_size]: the last hidden states of its tokens,
-        special tokens included."""
+        """Return for each unit the last hidden states of its tokens, float32 [tokens, hidden_size].
+
+        Special tokens are included.
+        """
         return compute_token_vectors(self._network, units, self.width, self.precision)
 
     @property
@@ -429,9 +437,11 @@ class Embedder(ModelUser):
         return self._source.config.hidden_size
 
     def finish(self, vectors: Vectors) -> Vectors:
-        """float32 [units, dimension]: vectors of length 1, if the model normalizes; truncated after
-        that, as in sentence-transformers; and of length 1 again, if the caller of this class
-        normalizes."""
+        """Return the vectors of the model, float32 [units, dimension].
+
+        They have length 1 if the model normalizes; they are truncated after that, as in
+        sentence-transformers; and they have length 1 again if the caller of this class normalizes.
+        """
         if self.settings.normalize:
             vectors = normalized(vectors)
         if vectors.shape[1] > self.dimension:
@@ -476,7 +486,7 @@ class Embedder(ModelUser):
 def _network(
     source: LazyModel, option: PrecisionOption
 ) -> tuple[Encoder | InferenceEncoder | OnnxModel, InferencePrecision]:
-    """The network, and the precision that "auto" selected."""
+    """Return the network, and the precision that "auto" selected."""
     if source.exported:
         output = "last_hidden_state", source.config.hidden_size
         return source.session(option, gives=output), "fp32"
@@ -497,7 +507,7 @@ def embed(
     device: str = "auto",
     precision: PrecisionOption = "auto",
 ) -> Vectors:
-    """The vectors of texts, float32 [texts, dimension].
+    """Return the vectors of texts, float32 [texts, dimension].
 
     For more than one call, `Embedder` loads the model only once.
 

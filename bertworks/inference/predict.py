@@ -72,7 +72,7 @@ class PredictionFormat:
 
     @classmethod
     def of_settings(cls, settings: Mapping[str, Any]) -> Self:
-        """The format whose `asdict` went through JSON."""
+        """Return the format whose `asdict` went through JSON."""
         layout = settings["layout"]
         return cls(
             rows=RowFormat(**settings["rows"]),
@@ -94,7 +94,7 @@ class PredictionFormat:
     def _tagged_lines(
         self, units: Sequence[Unit], columns: Iterable[dict[str, Any]]
     ) -> Iterator[str]:
-        """The lines of a CoNLL file with predicted tags."""
+        """Yield the lines of a CoNLL file with predicted tags."""
         for unit, new in zip(units, columns, strict=True):
             tags = new["predicted_tags"] or ()
             if self.layout is not None:
@@ -118,7 +118,7 @@ def _format(
     fields: OutputFields,
     guard_formulas: bool,
 ) -> PredictionFormat:
-    """The format of the predictions of a file."""
+    """Return the format of the predictions of a file."""
     if kind == "conll":
         rows = RowFormat(name=str(output), kind=kind, columns=())
         return PredictionFormat(rows=rows, layout=reader.conll_layout)
@@ -244,7 +244,7 @@ def _predictions(
     output_format: PredictionFormat,
     units: Sequence[Unit],
 ) -> tuple[int, Iterable[bytes]]:
-    """The number of truncated texts, and a portion of finished rows."""
+    """Return the number of truncated texts, and a portion of finished rows."""
     answers = predictor.answers(unit.item for unit in units if unit.item is not None)
     columns = [
         fields.empty_columns if unit.item is None else fields.columns(*next(answers))
@@ -263,7 +263,7 @@ def prediction_maker(
     output_format: dict[str, Any],
     threads: int,
 ) -> tuple[dict[str, Any], Callable[[Sequence[Unit]], tuple[int, Iterable[bytes]]]]:
-    """The `maker` of predictions, see `FileJob`."""
+    """Return the identity of this process and its work: the `maker` of a `FileJob`."""
     machine = fixed_machine(device, threads)
     predictor = Predictor(model, device=device, precision=precision, threshold=threshold)
     compute = partial(
@@ -297,7 +297,7 @@ def answer_questions(
     counts: Truncation | None = None,
     on_note: Callable[[str], object] = no_notes,
 ) -> Iterator[tuple[str, Answer]]:
-    """The id of each question in a SQuAD file and its answer (`Decoder`), in order.
+    """Yield the id of each question in a SQuAD file and its answer (`Decoder`), in order.
 
     Args:
         counts: counts the questions that are longer than the model reads, and how much of them was
@@ -327,8 +327,10 @@ def answer_questions(
 def rows_with_items(
     reader: RowReader, schema: Schema, empty: IssueCounter
 ) -> Iterator[tuple[Row, Item | None]]:
-    """Each row with its item, without a label; None for a row without text, which is counted in
-    `empty`."""
+    """Yield each row with its item, without a label.
+
+    The item of a row without text is None, and the row is counted in `empty`.
+    """
     schema = fitted(schema, reader)
     for row in reader:
         try:
@@ -367,8 +369,10 @@ def _units(
 def schema_for(
     reader: RowReader, description: TaskConfig, text: str | Sequence[str]
 ) -> tuple[Schema, list[str]]:
-    """What to read of a file: the columns `text`, else those of the training, else inferred ones;
-    and notes on what was inferred."""
+    """Return what to read of a file, and notes on what was inferred.
+
+    The texts are the columns `text`, else those of the training, else inferred ones.
+    """
     names = names_of(text) or (
         description.text if all(name in reader.columns for name in description.text) else ()
     )
@@ -394,8 +398,11 @@ def schema_for(
 
 
 def _holds_texts(reader: RowReader, column: str, description: TaskConfig) -> bool:
-    """Whether a column holds texts instead of words: strings, not lists, in the only column of a
-    file, or in a column that is not one of the training."""
+    """Return whether a column holds texts instead of words.
+
+    These are strings, not lists, in the only column of a file, or in a column that is not one of
+    the training.
+    """
     rows = chain(reader.sample(1), reader)  # in most files the first row has a value
     first = next((row.values[column] for row in rows if row.values.get(column)), None)
     return (

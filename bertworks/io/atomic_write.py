@@ -74,8 +74,11 @@ def url_of(path: object) -> str | None:
 
 
 def _refuse_password(scheme: str, address: str) -> None:
-    """Raise UsageError for USER:PASSWORD@HOST in a URL, without the password: messages are logged,
-    and a request with these words would send it to another host. A secret key may have slashes."""
+    """Raise UsageError for USER:PASSWORD@HOST in a URL, without the password.
+
+    Messages are logged, and a request with these words would send it to another host. A secret key
+    may have slashes.
+    """
     before, at_sign, host = address.rpartition("@")
     is_name = ":" in before.partition("/")[0] or "/" not in before
     if at_sign and is_name:
@@ -103,7 +106,7 @@ def local_path(path: str | PathLike[str], what: str = "output") -> Path:
 
 
 def read_small(path: Path, limit: int) -> bytes:
-    """The content of a regular file of at most `limit` bytes.
+    """Return the content of a regular file of at most `limit` bytes.
 
     The file may come from an untrusted source.
 
@@ -131,8 +134,9 @@ def read_small(path: Path, limit: int) -> bytes:
 
 
 def refuse_lfs_pointer(start: bytes, where: object) -> None:
-    """Raise BertworksError for a pointer of Git LFS: the three lines that stand for a large file in
-    a repository.
+    """Raise BertworksError for a pointer of Git LFS.
+
+    It is the three lines that stand for a large file in a repository.
 
     Args:
         start: the first bytes of the file, at least `LFS_POINTER`.
@@ -183,8 +187,10 @@ def parse_json(
 
 @contextmanager
 def utf8_path(path: Path) -> Iterator[Path]:
-    """Yield a path for libraries that know only names in UTF-8: the same, or a link to it, which
-    need not exist."""
+    """Yield a path for libraries that know only names in UTF-8.
+
+    It is the same path, or a link to it, which need not exist.
+    """
     name = str(path).encode("utf-8", "replace").decode()
     if name == str(path):
         yield path
@@ -438,13 +444,13 @@ def remove_leftovers(folder: str | Path, *, name: str | None = None) -> None:
 
 
 def sha256(path: str | Path) -> str:
-    """The sha256 of a file in hexadecimal. The file is read as a stream."""
+    """Return the sha256 of a file in hexadecimal. The file is read as a stream."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _shorten(name: str) -> str:
-    """The name; of a long one the beginning, and a hash by which two of them differ."""
+    """Return the name; of a long one the beginning, and a hash by which two of them differ."""
     whole = os.fsencode(name)
     if len(whole) <= _MAX_NAME_BYTES:
         return name
@@ -452,14 +458,15 @@ def _shorten(name: str) -> str:
 
 
 def hidden_sibling(target: Path, ending: str) -> Path:
-    """The path of a hidden file or folder of a target, such as `.NAME.lock`, in the folder of the
-    target."""
+    """Return the path of a hidden file or folder next to a target, such as `.NAME.lock`."""
     return target.with_name(f".{_shorten(target.name)}{ending}")
 
 
 def _concerns(error: OSError, target: Path) -> bool:
-    """Whether an error is about the folder of the target, not about a file that the caller
-    reads."""
+    """Return whether an error is about the folder of the target.
+
+    Else it is about a file that the caller reads.
+    """
     names = [
         Path(os.fsdecode(name))
         for name in (error.filename, error.filename2)
@@ -503,15 +510,17 @@ def _exchange_by_renames(temporary: Path, target: Path) -> None:
 
 
 def _start_time(process: int) -> str:
-    """When a process started, in clock ticks of the machine (Linux, proc(5): field 22 of
-    /proc/pid/stat, of which the second is a name in parentheses). Empty if the system does not
-    tell."""
+    """Return when a process started, in clock ticks of the machine.
+
+    Linux tells it in field 22 of /proc/pid/stat (proc(5)), of which the second field is a name in
+    parentheses. Other systems do not: then it is empty.
+    """
     fields = read_system_file(f"/proc/{process}/stat").rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 else ""
 
 
 def _is_running(process: int, start: str) -> bool:
-    """Whether a process runs.
+    """Return whether a process runs.
 
     Another may have the same number: a later one, or one of another container.
 

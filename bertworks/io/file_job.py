@@ -153,8 +153,11 @@ class FileJob:
                 _remove_whole(self.folder)
 
     def discard(self) -> None:
-        """Delete the portions, where the caller knows that their output is complete: the process
-        that wrote it may have been killed before it deleted them. Those of another job stay."""
+        """Delete the portions of an output that the caller knows to be complete.
+
+        The process that wrote it may have been killed before it deleted them. Portions of another
+        job stay.
+        """
         if (
             not self.bulk.part
             and (self.folder / _JOB).is_file()
@@ -227,8 +230,10 @@ class FileJob:
         compute: Callable[[Any], Portion] | None,
         count: Callable[[], int],
     ) -> Iterable[str]:
-        """The names of the portions that were missing, as they are made. count: of all portions,
-        once the inputs are read."""
+        """Return the names of the portions that were missing, as they are made.
+
+        count: of all portions, once the inputs are read.
+        """
         if self.bulk.join:
             absent = [number for number, _ in missing()]
             what = (
@@ -381,8 +386,7 @@ def refuse_finished(output: Path, overwrite: bool, file: str = "") -> None:
 
 
 def _state(path: Path) -> list[int] | None:
-    """Return a value that changes when a file or a folder is replaced by another one, or None if
-    there is none."""
+    """Return a value that changes when another file or folder takes this path; None: it is free."""
     if not path.exists():
         return None
     state = path.stat()
@@ -390,8 +394,10 @@ def _state(path: Path) -> list[int] | None:
 
 
 def _remove_whole(folder: Path) -> None:
-    """Delete the folder of a job, also if the process is killed meanwhile: it has the name of a
-    leftover by then."""
+    """Delete the folder of a job, also if the process is killed meanwhile.
+
+    By then it has the name of a leftover.
+    """
     aside = temporary_sibling(folder)
     with suppress(OSError):  # another process was faster
         folder.rename(aside)
@@ -401,8 +407,9 @@ def _remove_whole(folder: Path) -> None:
 def portion_maker(
     folder: str, working: str, fingerprint: str, maker: str, settings: Sequence[Any]
 ) -> Callable[[tuple[int, Any]], str]:
-    """The work of a process, on any machine: the function from the number of a portion and its
-    input to its name.
+    """Return the work of a process, on any machine.
+
+    It is the function from the number of a portion and its input to its name.
 
     Raises:
         BertworksError: the folder is not visible here, or this machine or its model would give
@@ -450,14 +457,14 @@ def _link(draft: Path, path: Path) -> None:
 
 
 def pack(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """The content of a portion of several values."""
+    """Yield the content of a portion of several values."""
     for block in blocks:
         yield len(block).to_bytes(8, "little")
         yield block
 
 
 def unpack(content: bytes) -> list[bytes]:
-    """The values that `pack` packed."""
+    """Return the values that `pack` packed."""
     values = []
     at = 0
     while at < len(content):
@@ -468,7 +475,7 @@ def unpack(content: bytes) -> list[bytes]:
 
 
 def unpacked_values(portion: Path) -> Iterator[bytes]:
-    """The values of the file of a portion that `pack` packed, one in memory at a time."""
+    """Yield the values of the file of a portion that `pack` packed, one in memory at a time."""
     with portion.open("rb") as file:
         end = portion.stat().st_size - SEAL
         while file.tell() < end:

@@ -28,8 +28,9 @@ SEAL = 32  # bytes that `sealing` appends
 
 
 def json_sha256(content: Mapping[str, Any]) -> str:
-    """The sha256 of a JSON object without its value `sha256`, whatever its white space and the
-    order of its names.
+    """Return the sha256 of a JSON object without its value `sha256`.
+
+    White space and the order of the names make no difference.
 
     Raises:
         ValueError, TypeError: it holds something that is not JSON, such as NaN.
@@ -40,8 +41,10 @@ def json_sha256(content: Mapping[str, Any]) -> str:
 
 
 def file_sums(path: str | Path) -> tuple[str, str]:
-    """The sha256 of a file, and the CRC-32 of each block of 1 MiB, 8 digits each; both in
-    hexadecimal."""
+    """Return the sha256 of a file, and the CRC-32 of each block of 1 MiB.
+
+    Both are hexadecimal; a CRC-32 has 8 digits.
+    """
     digest = hashlib.sha256()
     sums: list[str] = []
     with Path(path).open("rb") as file:
@@ -172,7 +175,7 @@ def sealing(path: Path, key: str) -> Iterator[Path]:
 
 
 def is_sealed(path: Path, key: str) -> bool:
-    """Whether a file has the content and the key with which it was sealed."""
+    """Return whether a file has the content and the key with which it was sealed."""
     size = path.stat().st_size - SEAL if path.is_file() else -1
     if size < 0:
         return False
@@ -181,7 +184,7 @@ def is_sealed(path: Path, key: str) -> bool:
 
 
 def _seal_of(file: IO[bytes], key: str, size: int) -> bytes:
-    """The sha256 of a key and of the first `size` bytes of a file, which are read."""
+    """Return the sha256 of a key and of the first `size` bytes of a file, which are read."""
     digest = hashlib.sha256(f"{key}\n".encode())
     while block := file.read(min(_BLOCK, size - file.tell())):
         digest.update(block)

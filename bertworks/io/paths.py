@@ -24,7 +24,7 @@ from bertworks.io.text_files import BLOCK_SIZE, COMPRESSIONS, FORMATS, format_su
 
 
 def as_path(path: str | PathLike[str], what: str = "path") -> Path:
-    """The path of an input; that of a local copy of a URL. what: its name in the message.
+    """Return the path of an input; that of a local copy of a URL. what: its name in the message.
 
     Raises:
         UsageError: it is something else, such as a list of paths.
@@ -39,8 +39,9 @@ def as_path(path: str | PathLike[str], what: str = "path") -> Path:
 
 
 def rereadable(path: str | PathLike[str], owner: object) -> tuple[Path, str | None]:
-    """A path that can be read repeatedly, and the name of a pipe or standard input ("-") in
-    messages; None for a file.
+    """Return a path that can be read repeatedly, and a name for messages.
+
+    The name is that of a pipe or of standard input ("-"), and None for a file.
 
     A pipe is copied to a temporary file, which is deleted with `owner`.
 
@@ -70,8 +71,10 @@ def rereadable(path: str | PathLike[str], owner: object) -> tuple[Path, str | No
 
 
 def names_file(word: str) -> bool:
-    """Whether a text is the name of a file: there is one, or it ends as one of rows or texts
-    does."""
+    """Return whether a text is the name of a file.
+
+    There is such a file, or the text ends as files of rows or texts do.
+    """
     with suppress(OSError):  # a text may be too long for a name
         if Path(word).expanduser().is_file():
             return True
@@ -114,7 +117,7 @@ def file_or_texts(words: Sequence[str], texts: Sequence[str]) -> str | list[str]
 
 
 def nothing_there(path: Path) -> UsageError:
-    """The error for a path that does not exist, with the closest name in its folder."""
+    """Return the error for a path that does not exist, with the closest name in its folder."""
     if str(path) == STDIN:
         return UsageError(
             "standard input is not read here", hint="write it to a file, and name that"

@@ -41,8 +41,10 @@ def allowed_cpus() -> set[int]:
 
 
 def cpu_quota() -> float | None:
-    """CPUs that the control groups of this process may use per second of time; None: no limit is
-    set."""
+    """Return the CPUs that the control groups of this process may use per second of time.
+
+    None: no limit is set.
+    """
     limits = []
     for folder in group_folders("cpu"):
         text = read_system_file(folder / "cpu.max") or " ".join(
@@ -54,16 +56,18 @@ def cpu_quota() -> float | None:
 
 
 def available_cpus() -> int:
-    """CPUs that this process may keep busy, at least 1: the number of the affinity, or a smaller
-    quota, rounded up. Two threads use a quota of 1.5 CPUs fully, one does not."""
+    """Return the number of CPUs that this process may keep busy, at least 1.
+
+    It is the number of the affinity, or a smaller quota, rounded up: two threads use a quota of 1.5
+    CPUs fully, one does not.
+    """
     allowed = len(allowed_cpus())
     quota = cpu_quota()
     return max(1, min(allowed, math.ceil(quota)) if quota else allowed)
 
 
 class CpuMonitor:
-    """Measures the CPUs that are free for this process: those that it uses itself, and those that
-    are idle."""
+    """Measures the CPUs that are free for this process: its own, and those that are idle."""
 
     def __init__(self) -> None:
         self._last = self._sample()
@@ -101,8 +105,10 @@ class CpuMonitor:
 
 
 def group_folders(controller: str) -> list[Path]:
-    """Folders of the control groups that this process is in, for version 1 or 2, from its own to
-    the root."""
+    """Return the folders of the control groups of this process, from its own to the root.
+
+    They are those of version 1 or 2.
+    """
     root = Path("/sys/fs/cgroup")
     folders = []
     for line in read_system_file(Path("/proc/self/cgroup")).splitlines():
@@ -116,7 +122,7 @@ def group_folders(controller: str) -> list[Path]:
 
 
 def read_system_file(path: str | Path) -> str:
-    """The text of a small system file; empty if it does not exist."""
+    """Return the text of a small system file; empty if it does not exist."""
     with suppress(OSError):
         return Path(path).read_text(encoding="utf-8", errors="replace")
     return ""
@@ -182,8 +188,10 @@ def in_processes(
     queues = tasks, results, ends, (ended, hint, tries)
 
     def finished(unfinished: int) -> Iterator[Any]:
-        """The next results: those that exist, and more until at most `unfinished` inputs have
-        none."""
+        """Yield the next results.
+
+        These are those that exist, and more until at most `unfinished` inputs have none.
+        """
         nonlocal received
         while received in done or sent - received > unfinished or not results.empty():
             if received not in done:
@@ -227,8 +235,10 @@ def _feed(
     ends: list[bool],
     lost: tuple[str, str, int],
 ) -> None:
-    """Give inputs to a process, one at a time, and take its results, until there is a None. lost:
-    what `in_processes` does when a process ends; then another one takes its place."""
+    """Give inputs to a process, one at a time, and collect its results, until an input is None.
+
+    lost: what `in_processes` does when a process ends; then another one takes its place.
+    """
     ended, hint, tries = lost
     with suppress(OSError), ExitStack() as stack:
         stack.enter_context(processes[place])
@@ -275,9 +285,12 @@ def _start(work: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
 
 
 def serve() -> None:
-    """The loop of a worker process: reads inputs from standard input and writes results until the
-    input ends. An exception is a result too. If the parent was killed, the process ends without a
-    word, since no process reads the results."""
+    """Run the loop of a worker process.
+
+    It reads inputs from standard input and writes results until the input ends. An exception is a
+    result too. If the parent was killed, the process ends without a word, since no process reads
+    the results.
+    """
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # prints of libraries must not mix with the results
     maker, settings = json.loads(sys.argv[1])

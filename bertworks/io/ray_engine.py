@@ -30,13 +30,13 @@ _AFTER_LOSS = (
 
 @cache
 def _work(maker: str, settings: str) -> Callable[[Any], Any]:
-    """The function of a job. A process makes it once: it may hold a model."""
+    """Return the function of a job. A process makes it once: it may hold a model."""
     work: Callable[[Any], Any] = resolve_name(maker)(*json.loads(settings))
     return work
 
 
 def call(maker: str, settings: str, value: Any) -> Any:
-    """The task: the result for a value, or the exception, as a value."""
+    """Return the task: the result for a value, or the exception, as a value."""
     try:
         return _work(maker, settings)(value)
     except Exception as error:
@@ -169,8 +169,10 @@ def in_ray(
 
 
 def _check_head(head: str | None) -> None:
-    """Raise ConnectionError if the head of a cluster, as "host:port", does not accept connections
-    any more."""
+    """Raise ConnectionError if the head of a cluster accepts no connections any more.
+
+    The head is given as "host:port".
+    """
     if head is None:
         return
     host, _, port = head.rpartition(":")
@@ -181,5 +183,5 @@ def _check_head(head: str | None) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    """The first line of the text of an error, of at most 200 characters."""
+    """Return the first line of the text of an error, of at most 200 characters."""
     return (str(error).strip() or "no message").split("\n")[0][:200]

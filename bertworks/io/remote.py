@@ -135,8 +135,10 @@ class Storage:
         return f"{self.key}/{name}" if name else self.key
 
     def files(self) -> dict[str, Mapping[str, Any]]:
-        """What the storage tells about the files: by their names within this folder, "" for a file
-        itself."""
+        """Return what the storage says about the files, by their names within this folder.
+
+        The name of a file itself is "".
+        """
         facts_by_key = self.tried(lambda: self.fs.find(self.key, detail=True), gone=True) or {}
         return {
             key[len(self.key) :].lstrip("/"): facts for key, facts in sorted(facts_by_key.items())
@@ -212,9 +214,10 @@ class Storage:
 
 
 def fetched(url: str) -> Path:
-    """The local copy of a file, of a folder, or of the files of a glob: then the path is a glob,
-    too. A version is copied once per machine; processes that need it at the same time wait for the
-    first.
+    """Return the local copy of a file, of a folder, or of the files of a glob.
+
+    Of a glob, the path is a glob too. A version is copied once per machine; processes that need it
+    at the same time wait for the first.
 
     Raises:
         BertworksError: there is nothing; a folder is not finished or damaged; see `Storage`.
@@ -257,8 +260,7 @@ def fetched(url: str) -> Path:
 
 
 def _progress(names: Iterable[str]) -> tuple[int, int]:
-    """How far a run is: how many of the runs in it are finished, and the steps of their newest
-    complete checkpoints."""
+    """Return how many runs are finished, and the steps of their newest complete checkpoints."""
     matches = [match for match in map(_COMPLETE.fullmatch, names) if match]
     steps = {
         match["run"]: int(match["step"]) + 1
@@ -358,7 +360,7 @@ class _Upload:
             self.note(f"not uploaded yet: {error}")
 
     def files(self) -> dict[str, Path]:
-        """The files of the working copy, by name. Plans are made again."""
+        """Return the files of the working copy, by name. Plans are made again."""
         paths = {
             path.relative_to(self.local).as_posix(): path
             for path in self.local.rglob("*")
@@ -401,8 +403,10 @@ class _Upload:
             self.saved = now
 
     def restore(self, overwrite: bool) -> None:
-        """Makes the working copy what the URL holds, unless an interrupted command left a newer
-        one."""
+        """Make the working copy what the URL holds.
+
+        A newer one that an interrupted command left stays.
+        """
         files = self.store.files()
         if "" in files:
             atomic_write.refuse_replacing(self.store.url, overwrite)

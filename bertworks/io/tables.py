@@ -70,8 +70,11 @@ def parse_size(text: str, option: str) -> int:
 
 
 def delimiter_of(sample: Sequence[str], format: str | None) -> str:
-    """The delimiter of a table: a tab if the format of its name says so, else the most frequent of
-    , ; tab | in the first line."""
+    """Return the delimiter of a table.
+
+    It is a tab if the format of the file name says so, else the most frequent of , ; tab | in the
+    first line.
+    """
     return (
         "\t"
         if format == "tsv"
@@ -80,8 +83,9 @@ def delimiter_of(sample: Sequence[str], format: str | None) -> str:
 
 
 def quotes_matter(lines: Sequence[str]) -> bool:
-    r"""Whether quote marks enclose cells of a tab-separated table, or belong to the text, as in
-    most TSV files.
+    r"""Return whether quote marks enclose cells of a tab-separated table.
+
+    Else they belong to the text, as in most TSV files.
 
     They enclose cells if each quote mark belongs to a well-formed quoted cell, and if rows would
     have different widths without them, or a cell needs its quotes, or all cells of the first row
@@ -176,8 +180,10 @@ def split_rows(
 
 
 def column_names(first: Sequence[str], *, named: bool) -> list[str]:
-    """The names of the columns of a table: the cells of its first row if it is a header, else
-    "column 1", ..."""
+    """Return the names of the columns of a table.
+
+    They are the cells of its first row if it is a header, else "column 1", "column 2", ...
+    """
     return [
         cell if named and cell.strip() else f"column {index}" for index, cell in enumerate(first, 1)
     ]
@@ -186,7 +192,7 @@ def column_names(first: Sequence[str], *, named: bool) -> list[str]:
 def distinct_names(
     names: list[str], where: str | None = None, hint: str = "rename one of them"
 ) -> list[str]:
-    """The names of columns; UsageError if one comes twice."""
+    """Return the names of columns; UsageError if one comes twice."""
     if twice := [name for index, name in enumerate(names) if name in names[:index]]:
         raise UsageError(f"two columns are named {twice[0]!r}", where=where, hint=hint)
     return names
@@ -195,8 +201,10 @@ def distinct_names(
 def rejoin_broken_rows(
     rows: Iterable[tuple[int, list[str]]], width: int, counts: Mapping[str, IssueCounter], name: str
 ) -> Iterator[tuple[int, list[str]]]:
-    r"""Join rows that a newline inside a cell has divided: two lines with too few cells that have
-    `width` cells when joined by "\n". Other rows are unchanged.
+    r"""Join rows that a newline inside a cell has divided.
+
+    These are two lines with too few cells that have `width` cells when joined by "\n". Other rows
+    are unchanged.
 
     Args:
         counts: counts such rows.
@@ -244,9 +252,11 @@ def open_parquet(path: Path, name: str) -> Iterator[Any]:
 def batches_of(
     file: Any, columns: Sequence[str] | None = None, name: str = "", limit: int = 1 << 40
 ) -> Iterator[Any]:
-    """The rows of a Parquet file in parts that are small as Python values, too: a kilobyte can hold
-    gigabytes of one text. BertworksError for a row with more bytes of text than `limit`; it is not
-    read if it is alone."""
+    """Yield the rows of a Parquet file in parts that are small as Python values, too.
+
+    A kilobyte can hold gigabytes of one text. A row with more bytes of text than `limit` is a
+    BertworksError; it is not read if it is alone.
+    """
     from pyarrow import compute
 
     groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
@@ -313,7 +323,7 @@ def choose_column(
 
 
 def usual_column(columns: Iterable[str], names: Iterable[str]) -> str | None:
-    """The column with a usual name, in any case; the first of the names counts most.
+    """Return the column with a usual name, in any case; the first of the names counts most.
 
     None: there is none.
     """
@@ -345,14 +355,16 @@ def find_column(columns: Sequence[str], name: str, column: str, option: str) -> 
 
 
 def first_rows(rows: Iterable[_T]) -> list[_T]:
-    """The sample of rows from which the header and the columns are inferred."""
+    """Return the sample of rows from which the header and the columns are inferred."""
     sample = itertools.islice(rows, SAMPLE_ROWS)
     return next(chunk_by_size(sample, _SAMPLE_CHARACTERS, lambda row: len(str(row))), [])
 
 
 def is_header(row: list[str]) -> bool:
-    """Whether the first row of a table names the columns: short and distinct, no sentences, no
-    numbers."""
+    """Return whether the first row of a table names the columns.
+
+    Its cells are short and distinct, and no sentences or numbers.
+    """
     return len(set(row)) == len(row) and all(
         cell.strip()
         and len(cell) <= 64
@@ -427,16 +439,17 @@ def stored(data: Data, name: str = "rows") -> str | PathLike[str]:
 
 
 def are_rows(data: Any) -> bool:
-    """Whether these are rows in memory, and not a list or a column of texts."""
+    """Return whether these are rows in memory, and not a list or a column of texts."""
     if column_names_of(data) is not None:
         return True
     return isinstance(data, list | tuple) and isinstance(next(iter(data), None), Mapping)
 
 
 def texts_of(data: Any, hint: str, what: str = "text") -> Iterable[str]:
-    """Return the texts in the argument of a public function: a list, an array, a generator, a
-    column of a table, or a table with a text column (see `text_column_of`). A generator is read as
-    the texts are needed.
+    """Return the texts in the argument of a public function.
+
+    The argument is a list, an array, a generator, a column of a table, or a table with a text
+    column (see `text_column_of`). A generator is read as the texts are needed.
 
     Args:
         hint: what to type for one text.
@@ -461,8 +474,10 @@ def _checked_text(value: Any, number: int, what: str) -> str:
 
 
 def plain_value(value: Any) -> Any:
-    """The value of Python that a value of a column of pyarrow stands for; other values as they
-    are."""
+    """Return the value of Python for a value of a column of pyarrow.
+
+    Other values are returned as they are.
+    """
     return value.as_py() if hasattr(value, "as_py") else value
 
 
@@ -478,8 +493,9 @@ def missing_hint(what: str) -> str:
 
 
 def text_column_of(table: Any) -> Any:
-    """The text column of a table in memory: the only column, or the only one with a usual name of a
-    text.
+    """Return the text column of a table in memory.
+
+    It is the only column, or the only one with a usual name of a text.
 
     Raises:
         UsageError: no column or several have such a name; a row lacks it; there are several tables.
@@ -541,12 +557,12 @@ def sources_of(inputs: Any) -> list[Any]:
 
 
 def computed(data: Any) -> Any:
-    """The rows of a LazyFrame of polars, which are computed here; other data as they are."""
+    """Return the rows of a LazyFrame of polars, which are computed here; other data as they are."""
     return data.collect() if hasattr(data, "collect_schema") and hasattr(data, "collect") else data
 
 
 def rows_of(data: Any) -> list[Mapping[str, Any]]:
-    """The rows of `Data` in memory, as dicts.
+    """Return the rows of `Data` in memory, as dicts.
 
     Raises:
         UsageError: several tables; columns of the same name or of different lengths; a row that is
@@ -600,8 +616,10 @@ def rows_of_texts(data: Data, columns: Sequence[str]) -> Data:
 
 
 def as_json(value: Any, default: Callable[[Any], Any] = str) -> str:
-    """A value as standard JSON: NaN (a missing value in tables) is null. default: what stands for a
-    value that JSON does not know."""
+    """Return a value as standard JSON, with null for NaN (a missing value in tables).
+
+    default: returns what stands for a value that JSON does not have.
+    """
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, default=default)
     except ValueError:

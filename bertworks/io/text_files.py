@@ -44,7 +44,7 @@ codecs.register_error(_MARKED, lambda error: (_MARK, error.end))  # type: ignore
 
 
 def _zstd(name: str, stream: Any) -> Any:
-    """The stream of pyarrow of that name, which is imported when it is needed."""
+    """Return the stream of pyarrow of that name, which is imported when it is needed."""
     return resolve_name(f"pyarrow:{name}")(stream, "zstd")
 
 
@@ -202,8 +202,10 @@ class LineReader:
 
     @property
     def has_only_carriage_returns(self) -> bool:
-        """Whether the file has carriage returns and no line feed, as files of the first Macintosh
-        computers."""
+        """Whether the file has carriage returns and no line feed.
+
+        Files of the first Macintosh computers are like that.
+        """
         return b"\r" in self.head and b"\n" not in self.head
 
     def require_line_feeds(self) -> None:
@@ -212,8 +214,10 @@ class LineReader:
             raise BertworksError(NO_LINE_FEED, where=f"{self.name}:1", hint=CONVERT_LINE_ENDS)
 
     def sample(self, *, universal: bool = False) -> list[str]:
-        """The complete lines of `head`, as `lines` yields them: the format is inferred from
-        these."""
+        """Return the complete lines of `head`, as `lines` yields them.
+
+        The format is inferred from these.
+        """
         head = self.head
         if len(head) >= BLOCK_SIZE // 2 and b"\n" in head:
             head = head[: head.rindex(b"\n")]
@@ -228,8 +232,9 @@ class LineReader:
         exact: bool = False,
         universal: bool = False,
     ) -> Iterator[tuple[int, str]]:
-        r"""Yield (line number from 1, line without its end). Only "\n", or "\r\n", ends a line. NUL
-        is dropped.
+        r"""Yield (line number from 1, line without its end).
+
+        Only "\n", or "\r\n", ends a line. NUL is dropped.
 
         Args:
             longest: characters; a line that is more than 1 MB longer is divided at a space into
@@ -334,8 +339,9 @@ def open_lines(
 
 
 def infer_encoding(data: bytes) -> str | None:
-    """The encoding of text that is not UTF-8, by its frequent characters; None if it is UTF-8, or
-    if none is likely.
+    """Return the encoding of text that is not UTF-8, by its frequent characters.
+
+    It is None if the text is UTF-8, or if no encoding is likely.
 
     Args:
         data: bad lines or the first bytes of a file. A character may be cut off at the end.
@@ -396,16 +402,17 @@ def too_large(where: str, largest: int, why: str = "") -> BertworksError:
 
 
 def is_hollow(json_text: str) -> bool:
-    """Whether a JSON value is little else than lists and objects: millions of empty ones have 3
-    bytes each in the file, and take seconds and hundreds of megabytes once parsed. Rows of data
-    have at least 6 characters for each of them."""
+    """Return whether a JSON value is little else than lists and objects.
+
+    Millions of empty ones have 3 bytes each in the file, and take seconds and hundreds of megabytes
+    once parsed. Rows of data have at least 6 characters for each of them.
+    """
     parts = json_text.count("[") + json_text.count("{")
     return parts > _MOST_PARTS and len(json_text) < 6 * parts
 
 
 def format_suffix(name: str) -> str:
-    """The suffix of the format, in lower case: ".jsonl" for "a.JSONL.gz"; empty if there is
-    none."""
+    """Return the suffix of the format in lower case: ".jsonl" for "a.JSONL.gz", or ""."""
     path = Path(name.lower())
     return Path(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
 

@@ -252,7 +252,7 @@ class Index(Documents, Reopened):
         rerank: "Reranker | str | Path | None" = None,
         approximate: bool = False,
     ) -> list[Hit]:
-        """The k best documents for a query, the best first.
+        """Return the k best documents for a query, the best first.
 
         Args:
             ranking: "dense" by the cosine of vectors, "bm25" by words, "hybrid" by the ranks in
@@ -336,8 +336,10 @@ class Index(Documents, Reopened):
         )
 
     def scores(self, queries: Sequence[str], ranking: Ranking = "hybrid") -> Iterator[Scores]:
-        """For each query float32 [documents, including deleted ones]: -inf if a document is no
-        hit."""
+        """Yield for each query the scores of all documents, float32 [documents].
+
+        Deleted documents are included. The score of a document that is no hit is -inf.
+        """
         queries = list(texts_of(queries, "scores([query])", "query"))
         size = max(1, _MAX_SCORES // max(1, len(self.alive)))
         for start in range(0, len(queries), size):
@@ -432,14 +434,18 @@ class Index(Documents, Reopened):
         )
 
     def query_tokens(self, query: str) -> tuple[int, int]:
-        """The number of tokens of a query that its vector is made of, and the number of those that
-        it leaves out, because the model reads no more."""
+        """Return how many tokens of a query its vector is made of, and how many are left out.
+
+        The model reads no more than the former.
+        """
         (unit,), (truncated,) = self.embedder.units([query], self.embedder.settings.prompt("query"))
         return len(unit[0].input_ids), truncated
 
     def _cosines(self, vectors: Vectors, candidates: int | None = None) -> Scores:
-        """Cosines [queries, documents]. candidates: number of documents that the graph scores;
-        None: all documents are scored."""
+        """Return the cosines [queries, documents].
+
+        candidates: number of documents that the graph scores; None: all documents are scored.
+        """
         scores = np.full((len(vectors), len(self.alive)), -np.inf, np.float32)
         covered = 0
         if candidates is not None:
@@ -589,9 +595,11 @@ def _add_rows(
     left_out: Container[str | None],
     job: FileJob,
 ) -> Iterator[Event]:
-    """Add the rows of a file, one portion at a time, after those that are there. left_out: columns
-    that are not stored next to the text. job: has the vectors of all portions, or none: they are
-    computed."""
+    """Add the rows of a file, one portion at a time, after those that are there.
+
+    left_out: columns that are not stored next to the text. job: has the vectors of all portions, or
+    none: they are computed.
+    """
     replaced = 0
     with index.changing():
         done, complete = index.manifest.sources.get(source, (0, False))
@@ -638,8 +646,10 @@ def _add_rows(
 def _open_or_create(
     folder: Path, model: str | Path | None, device: str, part: str | None, **settings: Any
 ) -> Index:
-    """The index in a folder, which must have the same settings; or a new one, which another `part`
-    may be making."""
+    """Return the index in a folder, which must have the same settings, or a new one.
+
+    Another `part` may be making it at the same time.
+    """
     index = Index(folder, model=model, device=device) if (folder / MANIFEST).exists() else None
     if index is None or (not index.segments and (model or any(settings.values()))):
         # an empty index is false
@@ -686,9 +696,11 @@ def _done_event(index: Index, what: str, num_replaced: int, num_truncated: int =
 
 
 def _document_columns(reader: RowReader, text: Sequence[str]) -> tuple[tuple[str, ...], str]:
-    """The columns of the text; and that of titles, which is stored as well, "" if there is none or
-    it is all the text. Titles are text unless `text` names other columns, or each text begins with
-    its title."""
+    """Return the columns of the text, and that of titles, which is stored as well.
+
+    The latter is "" if there is none or it is all the text. Titles are text unless `text` names
+    other columns, or each text begins with its title.
+    """
     columns = text_columns(reader, text)
     title = usual_column(reader.columns, TITLE_NAMES) or ""
     sample = (

@@ -75,8 +75,10 @@ class Manifest:
         return json_sha256(asdict(self))
 
     def with_sums(self, folder: Path, names: Sequence[str]) -> Self:
-        """With the checksums of new files, and without those of files that are no longer in the
-        index."""
+        """Return the manifest with the checksums of new files.
+
+        Files that are no longer in the index are left out.
+        """
         segments = self.segments | ({Path(GRAPH).stem: ""} if self.neighbours else {})
         files = {name: sums for name, sums in self.files.items() if Path(name).stem in segments}
         files |= {name: file_sums(folder / name) for name in names}
@@ -88,7 +90,7 @@ def _files_of(segments: Iterable[str]) -> list[str]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of an index.
+    """Return the manifest of an index.
 
     Raises:
         BertworksError: it is missing or damaged.
@@ -161,8 +163,9 @@ def create_index(folder: Path, manifest: Manifest) -> None:
 
 
 def refuse_documents(folder: Path) -> dict[str, Any]:
-    """The numbers that a new index begins with: an index without documents may be made again, and
-    its numbers are never used again.
+    """Return the numbers that a new index begins with.
+
+    An index without documents may be made again, and its numbers are never used again.
 
     Raises:
         UsageError: the folder holds documents, or other files.
@@ -198,7 +201,7 @@ class Segment(NamedTuple):
     lines: CheckedArray  # JSON lines with `id`, `text` and `fields`
 
     def row(self, number: int) -> dict[str, Any]:
-        """The row with this number."""
+        """Return the row with this number."""
         line = self.lines[self.offsets[number] : self.offsets[number + 1]].tobytes()
         try:
             row = json.loads(line)
@@ -249,7 +252,7 @@ def _read_segment(folder: Path, name: str, manifest: Manifest) -> Segment:
 
 
 def _alive_rows(deleted: str, count: int) -> NDArray[np.bool_]:
-    """Whether each row of a segment is not deleted, from the manifest."""
+    """Return whether each row of a segment is not deleted, from the manifest."""
     bits = base64.b64decode(deleted).ljust(-(-count // 8), b"\0")
     return ~np.unpackbits(np.frombuffer(bits, np.uint8), count=count).astype(bool)
 
@@ -310,7 +313,7 @@ class Documents:
         return words.get("language")
 
     def segment_of(self, number: int) -> tuple[Segment, int]:
-        """The segment of a document, and the number of its row there."""
+        """Return the segment of a document, and the number of its row there."""
         position = int(self.edges.searchsorted(number, "right")) - 1
         return self.segments[position], int(number - self.edges[position])
 
@@ -337,8 +340,10 @@ class Documents:
         )
 
     def remove_strays(self) -> None:
-        """Delete segments and a graph that the manifest does not name, and temporary files of
-        killed processes."""
+        """Delete segments and a graph that the manifest does not name.
+
+        Temporary files of killed processes are deleted, too.
+        """
         remove_leftovers(self.folder)
         for path in self.folder.glob("segment-*"):
             if path.stem not in self.manifest.segments:
@@ -368,7 +373,7 @@ class Documents:
         return manifest.with_sums(self.folder, _files_of([name]))
 
     def without(self, ids: Sequence[str]) -> Manifest:
-        """The manifest without the documents with these ids."""
+        """Return the manifest without the documents with these ids."""
         keys = np.concatenate([np.zeros(0, np.int64), *(segment.keys for segment in self.segments)])
         alive = self.alive & ~np.isin(keys, [hash_of(name) for name in ids])
         if (alive == self.alive).all():
@@ -435,8 +440,9 @@ class Documents:
     def nearest(
         self, queries: NDArray[np.float32], k: int
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Inner products and numbers [queries, k] of the nearest documents by the graph; -1 pads
-        missing numbers.
+        """Return inner products and numbers [queries, k] of the nearest documents by the graph.
+
+        Missing numbers are -1.
 
         Raises:
             UsageError: there is no graph.
