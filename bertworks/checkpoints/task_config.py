@@ -200,7 +200,7 @@ def read_task_json(path: Path) -> TaskConfig:
             len({*names}) == len(names) <= MAX_LABELS,
             "two labels have the same name, or there are too many",
         )
-        is_one_each = TASKS[task.task].has_label_columns and columns == names
+        is_one_each = TASKS[task.task].has_many_labels and columns == names
         require(len(columns) < 2 or is_one_each, "the columns of several labels are not the labels")
     except BertworksError as error:
         reason = error.what[:200]

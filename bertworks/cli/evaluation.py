@@ -101,6 +101,7 @@ def task(
         bertworks evaluate task MODEL test.csv --errors errors.csv
     """
     from bertworks.io.atomic_write import refuse_existing
+    from bertworks.tasks.registry import TASKS
     from bertworks.tasks.scores import format_metrics, format_never_found
     from bertworks.tasks.sequences import format_truncation
 
@@ -129,7 +130,7 @@ def task(
     if fp32_figures:
         lines.append(f"in fp32: {format_metrics(fp32_figures, positive=positive)}")
     if result["truncated"]:
-        rows = "questions" if result["task"] == "qa" else "rows"
+        rows = TASKS[result["task"]].rows_are
         lines.append(
             f"WARNING: {format_truncation(result, rows)}; these are figures of their beginnings"
         )

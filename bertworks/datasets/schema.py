@@ -436,13 +436,3 @@ def label_of(value: Any, column: str, texts: tuple[str, ...], schema: Schema, wh
         ) is not None:
             return choice
     raise BertworksError(f"the label in {column!r} holds {value!r:.80}", where=where, hint=expected)
-
-
-def compared_texts(rows: Sequence[Item], task: str) -> list[tuple[str, ...]]:
-    """Return the texts by which rows are compared, to find copies.
-
-    Of a sentence in words it is the sentence.
-    """
-    if task == "tagging":
-        return [(" ".join(item.texts),) for item in rows]
-    return [item.texts for item in rows]

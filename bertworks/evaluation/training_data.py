@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bertworks.checkpoints.resolve import TASKS
+from bertworks.checkpoints.resolve import TASKS as TASKS_FOLDER
 from bertworks.checkpoints.storage import read_json
-from bertworks.datasets.schema import Item, compared_texts
+from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError
 from bertworks.io.atomic_write import url_of
 from bertworks.io.options import ReadOptions
@@ -24,6 +24,7 @@ from bertworks.io.text_files import IssueCounter
 from bertworks.runs.data_splits import read_data
 from bertworks.runs.preparation import FinetuneRequest
 from bertworks.runs.run_folder import stored_request
+from bertworks.tasks.registry import TASKS
 from bertworks.tasks.settings import TaskConfig
 from bertworks.text.near_copies import near_copies_of_rows
 
@@ -80,7 +81,7 @@ def _request_of(folder: Path) -> dict[str, Any] | None:
     """Return the stored request of the fine-tuning that made a model folder, or None."""
     stored = stored_request(folder)
     # the folder of a task of a joint fine-tuning
-    if stored is None and folder.parent.name == TASKS:
+    if stored is None and folder.parent.name == TASKS_FOLDER:
         joint_request = stored_request(folder.parent.parent) or {}
         stored = joint_request.get("joint", {}).get(folder.name)
     if not stored or not isinstance(stored.get("data"), str) or "data_sha256" not in stored:
@@ -120,7 +121,7 @@ def _training_rows(folder: Path, request: FinetuneRequest, d: TaskConfig) -> lis
 
 def _copies_among(train: Sequence[Item], rows: Sequence[Item], d: TaskConfig) -> IssueCounter:
     """Count the rows that are copies or near-copies of training rows; the places name both rows."""
-    keys = near_copies_of_rows(compared_texts([*train, *rows], d.task))
+    keys = near_copies_of_rows(TASKS[d.task].compared_texts([*train, *rows]))
     first_rows: dict[Hashable, Item] = {}
     for key, item in zip(keys, train):
         first_rows.setdefault(key, item)

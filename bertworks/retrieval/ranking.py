@@ -295,7 +295,7 @@ def fits_pairs(d: TaskConfig) -> bool:
 
     Folders of transformers do not say how many texts a model reads.
     """
-    return TASKS[d.task].has_one_score(d) and len(d.text) in (0, 2)
+    return TASKS[d.task].has_one_score(d.labels) and len(d.text) in (0, 2)
 
 
 class Reranker:

@@ -56,6 +56,7 @@ from bertworks.tasks.scores import (
 )
 from bertworks.tasks.sequences import Features
 from bertworks.tasks.settings import TaskConfig
+from bertworks.tasks.task import ABSENT_LOGIT, targets_of
 from bertworks.text.segmentation import split_sentences
 from bertworks.training.device import InferencePrecision
 
@@ -77,7 +78,6 @@ _UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]")
 _LETTER = re.compile(r"[^\W\d_]")
 _TERMS = {"token_pattern": r"\w+|[^\w\s]+", "ngram_range": (1, 2)}
 # The logit of a label that does not occur in the training rows.
-_ABSENT_LOGIT = -30.0
 # Tokens times labels from which a bag of words learns.
 _MAX_TERMS = 3_000_000
 # A tagger learns from all words: with more words times labels than this it takes fewer iterations,
@@ -196,13 +196,14 @@ def baseline_answers(
             after part. Each part is answered by what was learned from the other rows; the trivial
             method has the same constant in all of them.
     """
+    task = TASKS[d.task]
     folds = [(train, held_out)]
     if parts:
         folds = []
         for part in parts:
             rest = sorted(set(range(len(train))).difference(part))
             folds.append(([train[n] for n in rest], [train[n] for n in part]))
-    if d.task == "qa":
+    if task.has_context:
         no_answer: Answer = {
             "answer": "",
             "start": -1,
@@ -212,7 +213,7 @@ def baseline_answers(
             "n_best": [],
         }
         nearest = [answer for fold in folds for answer in _nearest_sentences(*fold)]
-        return {TASKS["qa"].trivial: [no_answer] * len(held_out), "nearest sentence": [*nearest]}
+        return {task.trivial: [no_answer] * len(held_out), "nearest sentence": [*nearest]}
     answers_of: Answers = {}
     sample_sizes = dict[str, list[str]]()
     before = 0
@@ -226,8 +227,8 @@ def baseline_answers(
             if len(prediction.train) < len(fold_train):
                 sizes.append(f" of {len(prediction.train):,} rows")
         before += len(rows)
-    constant = _trivial(train, sum(map(len, map(_targets, held_out))), d)
-    named: Answers = {TASKS[d.task].trivial: [*_decoded(d, held_out, constant)]}
+    constant = task.constant_logits(d, train, sum(map(len, map(targets_of, held_out))))
+    named: Answers = {task.trivial: [*_decoded(d, held_out, constant)]}
     for method, answers in answers_of.items():
         num_answers = len(answers) - answers.count(None)
         on_rows = f" on {num_answers:,} rows" if None in answers else ""
@@ -248,14 +249,15 @@ def _predictions(
     numbers = sorted(_sampled(rows, HELD_OUT_WORK * encoder.max_tokens // folds, seed))
     all_numbers = range(len(rows))
     new = [rows[n] for n in numbers]
-    if d.task == "choice":
+    task = TASKS[d.task]
+    if task.counts_choices:
         vectors = [encoder.texts(row.item.texts) for row in new]
         cosines_of_choices = np.concatenate([v[1:] @ v[0] for v in vectors])[:, None]
         yield _Prediction("most similar choice", train, numbers, cosines_of_choices)
         return
     encoded = sample(train, encoder.max_tokens, seed)
-    if d.task in ("tagging", "spans"):
-        num_targets = sum(len(_targets(row)) for row in train)
+    if task.labels_tokens:
+        num_targets = sum(len(targets_of(row)) for row in train)
         iterations = _MAX_ITERATIONS * _MAX_TAGGED // (num_targets * len(d.labels))
         iterations = min(_MAX_ITERATIONS, max(_MIN_ITERATIONS, iterations))
         logits = _linear(d, train, _word_counts(train, rows), 3.0, iterations)
@@ -270,9 +272,9 @@ def _predictions(
     sides = [[encoder.texts(side) for side in _sides(part)] for part in (encoded, new)]
     logits = _linear(d, encoded, list(map(_frozen_features, sides)))
     yield _Prediction(FROZEN, encoded, numbers, logits)
-    if len(sides[0]) == 2 and d.task != "multilabel":
+    if len(sides[0]) == 2 and not task.has_many_labels:
         cosines = [(u * v).sum(1, keepdims=True) for u, v in sides]
-        if d.task == "regression":
+        if task.predicts_numbers:
             yield _Prediction(COSINE, train, numbers, cosines[1])
         else:
             yield _Prediction(COSINE, encoded, numbers, _linear(d, encoded, cosines))
@@ -316,14 +318,9 @@ def _sampled(rows: Sequence[Features], most: int, seed: int) -> list[int]:
     return ordered[: max(1, int((totals <= most).sum()))]
 
 
-def _targets(row: Features) -> NDArray[Any]:
-    """Return the labels of all targets of a row."""
-    return np.concatenate([example.target.labels for example in row.unit])
-
-
 def _all_targets(rows: Sequence[Features]) -> NDArray[Any]:
     """Return the labels of all targets of rows."""
-    return np.concatenate(list(map(_targets, rows)))
+    return np.concatenate(list(map(targets_of, rows)))
 
 
 def _sides(rows: Sequence[Features]) -> list[tuple[str, ...]]:
@@ -341,26 +338,8 @@ def _decoded(d: TaskConfig, rows: Sequence[Features], logits: Logits) -> list[An
     Args:
         logits: of all rows, [M, outputs].
     """
-    ends = np.cumsum([len(_targets(row)) for row in rows])
+    ends = np.cumsum([len(targets_of(row)) for row in rows])
     return list(map(Decoder(d), rows, np.split(logits, ends[:-1])))
-
-
-def _trivial(train: Sequence[Features], count: int, d: TaskConfig) -> Logits:
-    """Return logits that are the same for every row: [count, outputs]."""
-    if d.task == "choice":
-        votes = np.bincount([row.item.label for row in train], minlength=d.num_choices)
-        return np.tile(votes.astype(np.float32), count // d.num_choices)[:, None]
-    y = _all_targets(train)
-    if d.task == "regression":
-        return np.full((count, 1), y.mean(), np.float32)
-    if d.task == "multilabel":
-        frequencies = y.mean(0)
-        is_given = frequencies >= min(0.5, frequencies.max())
-        logits = np.where(is_given, -_ABSENT_LOGIT, _ABSENT_LOGIT)
-    else:
-        logits = np.full(len(d.labels), _ABSENT_LOGIT)
-        logits[d.labels.index("O") if "O" in d.labels else np.bincount(y).argmax()] = 0
-    return np.tile(logits.astype(np.float32), (count, 1))
 
 
 def _linear(
@@ -389,7 +368,7 @@ def _linear(
         with warnings.catch_warnings(action="ignore"):
             return _sparse(d, rows, labels, new_rows, strength, iterations)
 
-    if d.task != "multilabel" or len(targets) < 3 * _FOLDS:
+    if not TASKS[d.task].has_many_labels or len(targets) < 3 * _FOLDS:
         return logits_of(train_features, targets, new_features)
     # Labels with logits above 0 are predicted: they are moved so that this is the best micro F1 on
     # training rows that the model did not see.
@@ -415,18 +394,18 @@ def _sparse(
     from sklearn.linear_model import LogisticRegression, Ridge
     from sklearn.multiclass import OneVsRestClassifier
 
-    if d.task == "regression":
+    if TASKS[d.task].predicts_numbers:
         return np.asarray(Ridge(1 / strength).fit(x, y).predict(new), np.float32)[:, None]
     model = LogisticRegression(C=strength, max_iter=iterations)
-    if d.task == "multilabel":  # of a single label there are two columns: false and true
+    if TASKS[d.task].has_many_labels:  # of a single label there are two columns: false and true
         models = OneVsRestClassifier(model).fit(x, y.astype(np.int64))
         p = models.predict_proba(new)[:, -y.shape[1] :]
-        return np.asarray(logit(p).clip(_ABSENT_LOGIT, -_ABSENT_LOGIT), np.float32)
+        return np.asarray(logit(p).clip(ABSENT_LOGIT, -ABSENT_LOGIT), np.float32)
     fitted = (model if len(np.unique(y)) > 1 else DummyClassifier()).fit(x, y)
     blocks = [np.empty((0, len(d.labels)), np.float32)]
     for block in new if isinstance(new, Iterator) else [new]:
-        logits = np.full((block.shape[0], len(d.labels)), _ABSENT_LOGIT, np.float32)
-        logits[:, fitted.classes_] = fitted.predict_log_proba(block).clip(_ABSENT_LOGIT)
+        logits = np.full((block.shape[0], len(d.labels)), ABSENT_LOGIT, np.float32)
+        logits[:, fitted.classes_] = fitted.predict_log_proba(block).clip(ABSENT_LOGIT)
         blocks.append(logits)
     return np.concatenate(blocks)
 
@@ -584,7 +563,7 @@ def compare_baselines(
         )
     best = min(range(1, len(methods)), key=lambda number: methods[number]["difference"])
     evidence = _evidence(d, metric, rows, model_answers, trivial_answers)
-    if not too_few and d.task in ("classification", "multilabel"):
+    if not too_few and TASKS[d.task].has_text_labels:
         field = TASKS[d.task].shown[0]
         right_answers = [{field: row.item.label} for row in rows]
         _, interval = _evidence(d, metric, rows, right_answers, trivial_answers)
@@ -661,7 +640,7 @@ def _evidence(
     if "matthews_correlation" in sums:
         correlation = sums["matthews_correlation"]
         return correlation.value, middle(resampled(correlation, groups))
-    if d.task == "multilabel":
+    if TASKS[d.task].has_many_labels:
         _, counts = count_spans(span_pairs(d, common_rows.items, common_rows.answers), d.labels)
         correlation = label_correlation(counts)
         return correlation.value, middle(resampled(correlation, groups))

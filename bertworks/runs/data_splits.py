@@ -18,17 +18,13 @@ from typing import Any, Literal
 from numpy.random import Generator
 
 from bertworks.batching.sampling import keyed_rng
-from bertworks.datasets.annotations import OUTSIDE, tag_scheme
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader, SplitsError
 from bertworks.datasets.schema import (
     Item,
     Schema,
-    compared_texts,
     items,
     label_names,
-    misplaced,
-    overlapping,
     refuse_rows,
 )
 from bertworks.datasets.values import first_names
@@ -37,6 +33,7 @@ from bertworks.io.options import ReadOptions
 from bertworks.io.paths import as_path
 from bertworks.io.tables import Data, stored
 from bertworks.io.text_files import IssueCounter
+from bertworks.tasks.registry import TASKS
 from bertworks.tasks.settings import SentenceVectors, TaskConfig, TaskType
 from bertworks.text.near_copies import near_copies_of_rows
 from bertworks.training.recipe import FinetuneRecipe
@@ -70,12 +67,8 @@ READING = (  # settings of texts, and of what reads them
     "lstm_encoder",
     "feature_layers",
 )
-_SETTING_TASKS: dict[str, tuple[TaskType, ...]] = {  # settings that apply to some tasks only
-    "lstm_units": ("tagging", "spans"),
-    "document_context": ("tagging",),
-    "class_weights": ("classification", "tagging", "spans"),
-    "label_smoothing": ("classification", "tagging", "spans"),
-}
+# settings that apply to some tasks only
+_TASK_SETTINGS = ("lstm_units", "document_context", "class_weights", "label_smoothing")
 
 
 @dataclass(frozen=True)
@@ -172,7 +165,8 @@ def read_data(request: DataRequest) -> LabelledData:
     )
     all_items = _read_items(reader, schema, empty)
     notes += reader.notes
-    schema = _with_scheme(schema, all_items, notes)
+    schema, scheme_notes = TASKS[schema.task].with_scheme(schema, all_items)
+    notes += scheme_notes
     positive = choose_positive(all_items, schema, request.positive, notes)
     by_document = request.group is not None or request.whole_documents
     by_parts = False
@@ -240,12 +234,9 @@ def choose_positive(
         UsageError: the user names a class, and there are not two, or it is not one of them.
     """
     labels = schema.labels
-    if schema.task != "classification" or len(labels) != 2:
-        classes = (
-            f"{len(labels):,} labels"
-            if schema.task == "classification"
-            else f"the task is {schema.task}"
-        )
+    has_classes = TASKS[schema.task].has_classes
+    if not has_classes or len(labels) != 2:
+        classes = f"{len(labels):,} labels" if has_classes else f"the task is {schema.task}"
         what = f"F1 of one class, {positive!r}, is for data with two labels, and here: {classes}"
         expect(positive is None, what, hint="leave out --positive")
         return None
@@ -289,15 +280,13 @@ def _validated_rows(
 
 def _usable(train: list[Item], schema: Schema, notes: list[str]) -> list[Item]:
     """The rows that can be learned. Notes name the others."""
-    if schema.task == "spans":
-        notes += _count_note(
-            list(filter(overlapping, train)), "texts have overlapping spans: the later one wins"
-        )
-    if schema.task != "qa":
+    task = TASKS[schema.task]
+    if task.doubtful_note:
+        notes += _count_note(list(filter(task.is_doubtful, train)), task.doubtful_note)
+    if not task.left_out_note:
         return train
-    what = "answers are not at their position in the context, and are left out of train"
-    notes += _count_note(list(filter(misplaced, train)), what)
-    return [item for item in train if not misplaced(item)]
+    notes += _count_note(list(filter(task.is_unusable, train)), task.left_out_note)
+    return [item for item in train if not task.is_unusable(item)]
 
 
 def _of_fold(rows: Sequence[Item], part: Sequence[int]) -> tuple[list[Item], list[Item]]:
@@ -340,32 +329,6 @@ def _read_items(reader: RowReader, schema: Schema, empty: IssueCounter) -> list[
     return rows
 
 
-def _with_scheme(schema: Schema, all_items: Sequence[Item], notes: list[str]) -> Schema:
-    """The schema, which tells whether the tags are bare types of entities. They need an O that is
-    more frequent than each type: else they are parts of speech. A note says what the tags mark."""
-    if schema.task != "tagging":
-        return schema
-    most_common = Counter(chain.from_iterable(item.label for item in all_items)).most_common(1)[0][
-        0
-    ]
-    # One character before or after a type: the tags mark entities in a way that is not known.
-    marked = sum(re.fullmatch(r"\w[-_].+|.+[-_]\w", tag) is not None for tag in schema.labels)
-    bare = (
-        tag_scheme(schema.labels) is None
-        and most_common in OUTSIDE
-        and 2 * marked < len(schema.labels)
-    )
-    if scheme := tag_scheme(schema.labels, bare):
-        types = len({kind for _, kind in scheme.marks.values()} - {""})
-        notes.append(f"tags: {scheme.name}, {types} type{'s' * (types != 1)}")
-    else:
-        notes.append(
-            "the tags mark no entities: word accuracy (known schemes: IOB, IOBES, BILOU, BMES, "
-            "BMEWO)"
-        )
-    return replace(schema, bare_types=bare)
-
-
 def find_files(source: File, dev: File | None) -> tuple[File, File | None]:
     """The train file and, if there is one, the dev file."""
     data = as_path(source)
@@ -389,14 +352,11 @@ def find_files(source: File, dev: File | None) -> tuple[File, File | None]:
 def methods_of(schema: Schema) -> tuple[Method, ...]:
     """The methods that are possible for a task, the one first that is used unless another is
     clearly better."""
-    if schema.task in ("qa", "choice"):
+    task = TASKS[schema.task]
+    if not task.has_linear_head:
         return ("full",)
-    compares = len(schema.text) == 2 and (schema.task == "regression" or len(schema.labels) == 2)
-    return (
-        ("cosine", "full", "frozen")
-        if compares and schema.task != "multilabel"
-        else ("full", "frozen")
-    )
+    compares = len(schema.text) == 2 and task.has_one_score(schema.labels)
+    return ("cosine", "full", "frozen") if compares else ("full", "frozen")
 
 
 def _vectors(schema: Schema, recipe: FinetuneRecipe, method: Method) -> SentenceVectors:
@@ -415,7 +375,7 @@ def _vectors(schema: Schema, recipe: FinetuneRecipe, method: Method) -> Sentence
             f"the method {method!r} has no LSTM, and the recipe has lstm_units",
             hint="leave --recipe out",
         )
-    if method in ("auto", "full") or schema.task in ("tagging", "spans"):
+    if method in ("auto", "full") or TASKS[schema.task].labels_tokens:
         return "pooler"
     return "cosine" if method == "cosine" else "pair" if len(schema.text) == 2 else "mean"
 
@@ -429,10 +389,11 @@ def describe_task(
         UsageError: a setting of the recipe, or the method, does not apply to the task.
         BertworksError: rows with different numbers of choices.
     """
-    schema, labels = data.schema, data.schema.labels
+    schema = data.schema
+    task = TASKS[schema.task]
     copied: dict[str, Any] = {"vectors": _vectors(schema, recipe, method)}
-    for name, tasks in _SETTING_TASKS.items():
-        applies = schema.task in tasks or (
+    for name in _TASK_SETTINGS:
+        applies = name in task.recipe_fields or (
             name == "lstm_units" and recipe.lstm_encoder == "trained"
         )
         if getattr(recipe, name) != getattr(FinetuneRecipe, name) and not applies:
@@ -441,6 +402,7 @@ def describe_task(
                 if name == "lstm_units"
                 else "leave it out"
             )
+            tasks = [other.name for other in TASKS.values() if name in other.recipe_fields]
             raise UsageError(
                 f"{name} is for {', '.join(tasks)}, and the data is for {schema.task}", hint=hint
             )
@@ -452,23 +414,18 @@ def describe_task(
         raise UsageError(
             "document_context: the data does not say which sentences are of one document", hint=hint
         )
-    if schema.task == "spans":
-        labels = ("O", *(f"{part}-{kind}" for kind in labels for part in "BI"))
     copied |= {
         name: getattr(schema, name) for name in ("task", "text", "label", "separator", "bare_types")
     }
     copied |= {name: getattr(recipe, name) for name in READING}
-    if schema.task == "choice":
+    if task.counts_choices:
         copied |= {"num_choices": _num_choices(data), "first_choice": schema.first_choice}
-    without_answer = schema.task == "qa" and not all(
-        item.label for item in (*data.train, *data.dev)
-    )
-    document, threshold = (
-        schema.document if recipe.document_context else None,
-        0.0 if without_answer else None,
-    )
     return TaskConfig(
-        labels=labels, document=document, threshold=threshold, positive=data.positive, **copied
+        labels=task.network_labels(schema.labels),
+        document=schema.document if recipe.document_context else None,
+        threshold=task.initial_threshold([*data.train, *data.dev]),
+        positive=data.positive,
+        **copied,
     )
 
 
@@ -550,7 +507,7 @@ def _groups(
         notes.append(f"kept together: sentences of a document, {len(set(documents)):,} documents")
     groups = documents if by_document else rows
     copies = _Copies(all_items, schema, near_copies)
-    if schema.task == "qa":
+    if not TASKS[schema.task].divides_copies:
         joined_groups = _joined(groups, copies.keys(num_parts, notes))
         notes += copies.division_notes(joined_groups)
         return joined_groups
@@ -583,12 +540,7 @@ def _groups(
     else:
         notes += warnings
         return groups
-    is_pair = len(schema.text) == 2 and schema.task != "choice"
-    options: list[tuple[int, ...]] = []  # which of the texts are compared
-    if is_pair:
-        options = [(0, 1), (0,), (1,)]
-    elif schema.task == "choice":
-        options = [(0,)]
+    options = TASKS[schema.task].shared_texts(len(schema.text))
     for sides in options:
         for side_keys in copies.keys_of_sides():
             keys = [side_keys[n][side] for side in sides for n in range(len(rows))]
@@ -616,14 +568,13 @@ class _Copies:
 
     def __init__(self, rows: Sequence[Item], schema: Schema, near_copies: bool):
         self._rows = rows
-        self._task = schema.task
+        self._task = task = TASKS[schema.task]
         self._divided_copies: set[Hashable] = set()  # keys of `near`
         self._divided_rows: set[int] = set()  # that stay together with no other row
-        if schema.task == "qa":
-            rows = [item._replace(texts=item.texts[1:]) for item in rows]
+        rows = [item._replace(texts=task.divided_texts(item)) for item in rows]
         self._texts = [item.texts for item in rows]
         self.exact: list[Hashable] = [text_key(texts) for texts in self._texts]
-        self.near = near_copies_of_rows(compared_texts(rows, schema.task)) if near_copies else []
+        self.near = near_copies_of_rows(task.compared_texts(rows)) if near_copies else []
 
     def keys(self, num_parts: int | None, notes: list[str]) -> list[Hashable]:
         """Return a key for each row, the same for rows that stay together, and add notes about
@@ -647,7 +598,7 @@ class _Copies:
             exact if key in self._divided_copies else key
             for key, exact in zip(near, self.exact, strict=True)
         ]
-        if self._task != "qa":
+        if self._task.divides_copies:
             divided = self._groups_to_divide(keys, largest)
             self._divided_rows = {row for row, key in enumerate(keys) if key in divided}
             keys = [row if row in self._divided_rows else key for row, key in enumerate(keys)]
@@ -728,7 +679,7 @@ class _Copies:
     def _whole_labels(self, keys: Sequence[Hashable]) -> dict[Hashable, str]:
         """Return the keys of groups that have all rows of a label, of which there are several, and
         that label."""
-        if self._task not in ("classification", "multilabel"):
+        if not self._task.has_text_labels:
             return {}
         totals: Counter[str] = Counter()
         in_groups: Counter[tuple[Hashable, str]] = Counter()
@@ -827,10 +778,8 @@ def _strata(
     for number, key in enumerate(groups):
         members[key].append(number)
     strata: dict[str, list[list[int]]] = defaultdict(list)
-    by_label, largest = (
-        schema.task in ("classification", "choice"),
-        max(1, round(DEV_FRACTION * len(all_items))),
-    )
+    by_label = TASKS[schema.task].is_stratified
+    largest = max(1, round(DEV_FRACTION * len(all_items)))
     for numbers in members.values():
         label = (
             Counter(all_items[n].label for n in numbers).most_common(1)[0][0] if by_label else ""

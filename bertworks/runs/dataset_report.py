@@ -22,8 +22,7 @@ from bertworks.batching.batch import longest_sequence
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.config import packaged_table
-from bertworks.datasets.annotations import tag_scheme
-from bertworks.datasets.schema import Item, compared_texts
+from bertworks.datasets.schema import Item
 from bertworks.datasets.values import similar_labels
 from bertworks.errors import names_of, some_names
 from bertworks.io.options import ReadOptions
@@ -156,7 +155,7 @@ class DatasetReport:
     def is_unbalanced(self) -> bool:
         """Whether the report warns of a label that is far more frequent than another one."""
         counts = [count for count, _ in self.labels.values() if count]
-        if self.task != "classification" or len(counts) < 2:
+        if not TASKS[self.task].has_classes or len(counts) < 2:
             return False
         return counts[0] > counts[-1] and counts[0] >= UNBALANCED * counts[-1]
 
@@ -256,10 +255,8 @@ def make_dataset_report(
         dev=len(data.dev),
         is_validated=data.is_validated,
         labels={name: (in_train[name], in_dev[name]) for name in names},
-        unit=TASKS[task].counted
-        if task != "tagging" or tag_scheme(labels, bare)
-        else "words in train",
-        targets=_targets(data.train) if task == "regression" else {},
+        unit=TASKS[task].count_unit(labels, bare),
+        targets=_targets(data.train) if TASKS[task].predicts_numbers else {},
         lengths=_lengths(both, task, tokenizer, max_length),
         near_copies=near_copies,
         near_leaked=near_leaked,
@@ -355,7 +352,7 @@ def _targets(items: Sequence[Item]) -> dict[str, float]:
 def _lengths(
     features: Sequence[Features], task: str, tokenizer: Tokenizer, max_length: int
 ) -> Lengths:
-    windows = task in ("tagging", "spans", "qa")
+    windows = TASKS[task].reads_windows
     lengths = np.array([_length(item, task, tokenizer) for item in features])
     limit = int(np.quantile(lengths, 0.99)) + 1
     width = max(1, math.ceil(limit / BARS))
@@ -370,11 +367,11 @@ def _lengths(
 
 def _length(features: Features, task: str, tokenizer: Tokenizer) -> int:
     """Return the tokens of an item in one sequence, with special tokens, before truncation."""
-    if task == "choice":  # num_truncated is the sum over all choices
+    if TASKS[task].counts_choices:  # num_truncated is the sum over all choices
         prompt, *choices = map(len, tokenizer.ids(features.item.texts))
         return prompt + max(choices) + 3
     # both texts of a pair may be one each
-    if len(features.unit) == 1 or task not in ("tagging", "spans", "qa"):
+    if len(features.unit) == 1 or not TASKS[task].reads_windows:
         return longest_sequence(features.unit) + features.num_truncated
     return features.windows[-1].end + len(features.unit[0].input_ids) - len(features.windows[0].own)
 
@@ -382,7 +379,7 @@ def _length(features: Features, task: str, tokenizer: Tokenizer) -> int:
 def _same_texts(data: LabelledData, lowercase: bool) -> dict[str, Any]:
     """Return the copies within train; rows of dev that are in train; rows with the text of an
     earlier one and another label."""
-    task = data.schema.task
+    task = TASKS[data.schema.task]
     earlier: dict[bytes, Item] = {}
     issues = {kind: IssueCounter() for kind in ("copies", "leaked", "conflicts")}
     dev = [] if data.is_validated else data.dev
@@ -393,16 +390,9 @@ def _same_texts(data: LabelledData, lowercase: bool) -> dict[str, Any]:
             if same is item:
                 continue
             issues[kind].add(f"{_row_name(item)} = {_row_name(same)}")
-            # A question may have several right answers. The order of several labels means nothing.
-            labels = [
-                frozenset(x.label) if task in ("multilabel", "spans") else x.label
-                for x in (item, same)
-            ]
-            if task != "qa" and labels[0] != labels[1]:
+            if task.comparable_label(item.label) != task.comparable_label(same.label):
                 both_labels = (
-                    f": {item.label!r} and {same.label!r}"
-                    if task in ("classification", "regression")
-                    else ""
+                    f": {item.label!r} and {same.label!r}" if task.has_short_labels else ""
                 )
                 issues["conflicts"].add(f"{_row_name(item)} and {_row_name(same)}{both_labels}")
     return issues
@@ -414,7 +404,7 @@ def _near_copies(data: LabelledData, lowercase: bool) -> tuple[IssueCounter, Iss
     Rows with the same text as a row of train, which `_same_texts` counts, are not among them.
     """
     dev = [] if data.is_validated else data.dev
-    keys = near_copies_of_rows(compared_texts([*data.train, *dev], data.schema.task))
+    keys = near_copies_of_rows(TASKS[data.schema.task].compared_texts([*data.train, *dev]))
     first_rows: dict[Hashable, Item] = {}
     texts_of_train: set[bytes] = set()
     in_train = IssueCounter()
@@ -509,7 +499,7 @@ def _warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer)
         "few_dev": report.dev < FEW_DEV,
         "vocabulary": report.unknown > MANY_UNKNOWN or report.pieces > MANY_PIECES,
         "uncased": tokenizer.lowercase
-        and report.task in ("tagging", "spans")
+        and TASKS[report.task].labels_tokens
         and with_capitals > len(texts) / 2,
         "lost_marks": marked_letter,
     }
@@ -526,7 +516,7 @@ def _warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer)
         "too_long": report.share_too_long,
         "marked": marked_letter,
         "plain": plain_letter,
-        "about": f"{2 * margin:.2f}" if report.task == "regression" else f"{margin:.0%}",
+        "about": f"{2 * margin:.2f}" if TASKS[report.task].predicts_numbers else f"{margin:.0%}",
     }
     for name, finding in findings.items():
         if isinstance(finding, list):

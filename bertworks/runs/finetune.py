@@ -22,7 +22,7 @@ import torch
 from bertworks.batching.batch import num_tokens
 from bertworks.checkpoints.model_card import with_tokenizer_note
 from bertworks.checkpoints.model_folder import weights_sha256
-from bertworks.checkpoints.resolve import TASKS
+from bertworks.checkpoints.resolve import TASKS as TASKS_FOLDER
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import add_overrides, dump_recipe, option_of, parse_overrides
 from bertworks.errors import UsageError, expect, names_of, quoted
@@ -68,6 +68,7 @@ from bertworks.runs.validation import FOLDER, choose_method, compared_methods, t
 from bertworks.tasks import scores as task_metrics
 from bertworks.tasks.calibration import FEWEST_CALIBRATED, fit_outputs
 from bertworks.tasks.probabilities import Answer
+from bertworks.tasks.registry import TASKS
 from bertworks.tasks.settings import TaskType
 from bertworks.training.device import choose_device, disable_heap_trim, trim_heap
 from bertworks.training.recipe import FinetuneRecipe, load_finetune_recipe
@@ -222,7 +223,7 @@ def _tidy(output: Path) -> None:
     recipe = read_json(output / FINISHED).get("recipe")  # runs of earlier versions have none
     if recipe is not None and (output / "recipe.toml").read_text(encoding="utf-8") != recipe:
         write_text(output / "recipe.toml", recipe)
-    for folder in (output, *output.glob(f"{TASKS}/*")):  # a finished run is not resumed
+    for folder in (output, *output.glob(f"{TASKS_FOLDER}/*")):  # a finished run is not resumed
         for name in ("checkpoints", FOLDER):
             shutil.rmtree(folder / name, ignore_errors=True)
 
@@ -301,7 +302,7 @@ def _train(
 def forecast_comparison(job: FinetuneJob, device: torch.device, times: Forecast) -> float:
     """Return the seconds of the comparison with simple methods: those of the encoder, which takes
     nearly all of the time where it is large. The linear models of words take a few more."""
-    if job.description.task == "qa":  # no method encodes
+    if TASKS[job.description.task].has_context:  # no method encodes
         return 0.0
     encoder = FrozenEncoder(job.model, device, job.description.max_length)
     folds = EVALUATED if job.data.is_validated else 1
@@ -400,7 +401,7 @@ def evaluate_on_dev(
             intervals.resampled(sums, task_metrics.groups_of(d, items)), 6
         ).tolist(),
         "confusion": task_metrics.confusion(d, items, answers),
-        "points": task_metrics.points(items, answers) if d.task == "regression" else [],
+        "points": task_metrics.points(items, answers) if TASKS[d.task].predicts_numbers else [],
         "worst": [asdict(mistake) for mistake in mistakes[:WORST]],
     }
     write_errors(folder / "errors.csv", d, mistakes)
@@ -418,7 +419,7 @@ def _too_few(job: FinetuneJob) -> str:
 
     Return "" if it can.
     """
-    if not job.data.is_validated or job.description.task in ("choice", "regression", "qa"):
+    if not job.data.is_validated or not TASKS[job.description.task].has_labels:
         return ""
     counts = [count for count, _ in job.data_report.labels.values()]
     num_rare_labels = sum(count < PARTS for count in counts)
@@ -459,13 +460,14 @@ def _summary(folder: Path, result: Mapping[str, Any], where: str) -> str:
     if result["never_found"]:
         lines.append(f"WARNING: {task_metrics.format_never_found(result['never_found'])}")
     num_first = len(lines)
-    if result["task"] == "regression":
+    task = TASKS[result["task"]]
+    if task.predicts_numbers:
         errors = [abs(gold - predicted) for gold, predicted in result["points"]]
         lines.append(f"half of the numbers are off by less than {np.median(errors):.3g}")
     elif result["mistakes"]:
         frequent_kinds = f": {result['frequent']}" if result["frequent"] else ""
         lines.append(task_metrics.counted(result["mistakes"], result["rows"]) + frequent_kinds)
-    if result["task"] not in ("regression", "qa"):
+    if task.has_temperature:
         place = "evaluated rows" if result["is_validated"] else "rows in dev"
         not_calibrated = f"not calibrated: that needs {FEWEST_CALIBRATED} {place}"
         lines.append(f"probabilities: {result['calibration'].get('text', not_calibrated)}")

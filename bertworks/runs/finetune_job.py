@@ -48,6 +48,7 @@ from bertworks.tasks.features import training_groups
 from bertworks.tasks.heads import TaskModel, feature_numbers, lstm_input_size
 from bertworks.tasks.linear_head import LinearHead, fit_linear_head
 from bertworks.tasks.probabilities import Logits
+from bertworks.tasks.registry import TASKS
 from bertworks.tasks.scores import compute_metrics, format_metrics, metric_of
 from bertworks.tasks.settings import TaskConfig, TaskType
 from bertworks.text.tokenizer_pipeline import END_OF_TEXT
@@ -113,7 +114,7 @@ def _check_network(model: str, c: EncoderConfig, task: TaskType, recipe: Finetun
 def _check_numbers(d: TaskConfig, c: EncoderConfig, groups: Sequence[ExampleGroup]) -> None:
     """Raises UsageError for numbers that an output layer without a bias cannot reach in a
     training."""
-    if d.task != "regression" or d.vectors != "pooler" or c.pooler != "last":
+    if not TASKS[d.task].predicts_numbers or d.vectors != "pooler" or c.pooler != "last":
         return
     labels = np.concatenate([group[0].target.labels for group in groups])
     # deviations, in which losses are
@@ -186,9 +187,9 @@ class FinetuneJob:
         ]
         _check_numbers(d, c, self.groups)
         self.head = _initial_head(prepared, d)
-        if d.task != "qa" or self.head is not None:
+        if not TASKS[d.task].has_context or self.head is not None:
             recipe = replace(recipe, cloze_steps=0)
-        num_labels = len(d.labels) if d.task in ("classification", "multilabel") else 0
+        num_labels = len(d.labels) if TASKS[d.task].has_text_labels else 0
         recipe = recipes.resolve_recipe(recipe, len(self.groups), c, num_labels)
         if d.vectors == "cosine":
             recipe = recipes.resolve_fitted(recipe, requested)
@@ -386,7 +387,7 @@ class FinetuneJob:
         length = num_tokens(some) // sum(map(len, some))
         lm = r.lm_weight > 0
         # of the last layer is needed
-        everything = lm or self.description.task == "qa" or r.lstm_units
+        everything = lm or TASKS[self.description.task].has_context or r.lstm_units
         finished = 1.0 if everything else 1 / max(1, length)
         return (
             replace(c, vocab_size=lm * c.vocab_size).flops_per_token(

@@ -75,7 +75,7 @@ def errors_note(result: Mapping[str, Any]) -> str:
 
     It is "" if there are no errors of this kind.
     """
-    if result["task"] in ("regression", "qa") or not result["mistakes"]:
+    if not TASKS[result["task"]].has_temperature or not result["mistakes"]:
         return ""
     return (
         ": the first rows are those that contradict the model most clearly; wrong labels of "
@@ -340,7 +340,7 @@ def _evaluation_sections(result: Mapping[str, Any]) -> Iterable[Section]:
     """Sections of the final evaluation: confusion matrix, figures by label, the worst mistakes."""
     if confusion := result["confusion"]:
         parts = [svg.heat(confusion["labels"], confusion["counts"])]
-        if result["task"] in ("tagging", "spans"):
+        if TASKS[result["task"]].labels_tokens:
             note = (
                 f"{NOTHING} means no entity. An entity with wrong borders counts as correct "
                 "here, but not below."
@@ -367,7 +367,7 @@ def _evaluation_sections(result: Mapping[str, Any]) -> Iterable[Section]:
         note = task_metrics.counted(result["mistakes"], result["rows"])
         last = "score"
         show = svg.percent
-        if result["task"] == "regression":
+        if TASKS[result["task"]].predicts_numbers:
             note = f"{result['rows']:,} rows"
             last = "difference"
             show = svg.plain
@@ -396,9 +396,10 @@ def write_errors(path: Path, d: TaskConfig, wrong: Sequence[Mistake]) -> None:
     clearly, among which are the labels that are probably wrong. In csv and tsv, which people open
     in spreadsheet programs, formulas have a ' before them.
     """
-    texts = d.text[:1] if d.task in ("tagging", "qa", "choice") else d.text
+    task = TASKS[d.task]
+    texts = task.mistake_columns(d)
     other_columns = list(wrong[0].figures) if wrong else []
-    score = "difference" if d.task == "regression" else "score"
+    score = "difference" if task.predicts_numbers else "score"
     columns = ["where", *texts, "gold", "predicted", score, *other_columns]
     for number in range(1, 1 + len(texts)):
         if columns.count(columns[number]) > 1:
@@ -464,7 +465,7 @@ def task_card(
         task=task,
         columns=" and ".join(f"`{render_cell(column)}`" for column in d.text) or "its text",
         max_length=d.max_length,
-        longer="read in windows" if d.task in ("tagging", "spans", "qa") else "truncated",
+        longer="read in windows" if TASKS[d.task].reads_windows else "truncated",
         quality=_quality(data_report, figures, result)
         + (_SELECTED if recipe.select == "best" else ""),
         data=_data(data_report).strip(),
@@ -489,7 +490,7 @@ def _hub_fields(d: TaskConfig, model_name: str, figures: Mapping[str, float]) ->
 
 def _probabilities(d: TaskConfig, result: Mapping[str, Any]) -> str:
     """Return whether the probabilities are calibrated."""
-    if d.task == "regression":
+    if TASKS[d.task].predicts_numbers:
         return ""
     calibration = result.get("calibration")
     if not calibration:

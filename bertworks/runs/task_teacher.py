@@ -12,10 +12,9 @@ from bertworks.errors import expect, require
 from bertworks.inference.engine import LazyModel, compute_each
 from bertworks.inference.predictor import task_network
 from bertworks.tasks.heads import TEACHER
+from bertworks.tasks.registry import TASKS
 from bertworks.tasks.settings import TaskConfig
 from bertworks.text.tokenizer import Tokenizer
-
-TASKS = ("classification", "multilabel", "regression", "tagging", "spans")
 
 
 class TaskTeacher:
@@ -31,17 +30,21 @@ class TaskTeacher:
     """
 
     def __init__(self, name: str, d: TaskConfig, tokenizer: Tokenizer, device: torch.device):
-        what = f"--teacher is not available for {d.task}: expected {', '.join(TASKS)}"
-        expect(d.task in TASKS, what, hint="leave out --teacher")
+        known = [task.name for task in TASKS.values() if task.has_linear_head]
+        what = f"--teacher is not available for {d.task}: expected {', '.join(known)}"
+        expect(d.task in known, what, hint="leave out --teacher")
         self.source = LazyModel(name, str(device))
         self.description = d
         self.task = self.source.task_config
-        task = self.task
+        teacher = self.task
         teacher_labels, data_labels = (
-            f" ({first_names(config.labels, 20)})" if config.labels else "" for config in (task, d)
+            f" ({first_names(config.labels, 20)})" if config.labels else ""
+            for config in (teacher, d)
         )
         is_same_task = (
-            task.task == d.task and {*task.labels} == {*d.labels} and task.vectors == d.vectors
+            teacher.task == d.task
+            and {*teacher.labels} == {*d.labels}
+            and teacher.vectors == d.vectors
         )
         length = self.source.config.max_position_embeddings
         hint = (
@@ -49,7 +52,7 @@ class TaskTeacher:
             "TEACHER"
         )
         what = (
-            f"the teacher was fine-tuned for {task.task}{teacher_labels}, the data is for "
+            f"the teacher was fine-tuned for {teacher.task}{teacher_labels}, the data is for "
             f"{d.task}{data_labels}"
         )
         require(is_same_task, what, name, hint)

@@ -42,6 +42,7 @@ from bertworks.tasks.decoding import Decoder
 from bertworks.tasks.features import Featurizer
 from bertworks.tasks.probabilities import sigmoid, softmax
 from bertworks.tasks.questions import NUM_BEST_SPANS
+from bertworks.tasks.registry import TASKS
 from bertworks.tasks.sequences import Features, TooManyTokensError
 from bertworks.tasks.settings import TaskConfig
 from bertworks.training.device import PrecisionOption
@@ -51,13 +52,6 @@ LABEL_BYTES = 100
 RANK_BYTES = 100
 ENTITY_BYTES = 150
 ANSWER_BYTES = 150
-# task -> endpoint, and what it reads; other tasks predict, and read what their columns are
-TASKS = {
-    "tagging": ("ner", "text"),
-    "spans": ("ner", "text"),
-    "qa": ("qa", "question"),
-    "choice": ("predict", "choices"),
-}
 
 
 class FinetunedEndpoints:
@@ -70,14 +64,15 @@ class FinetunedEndpoints:
         self.has_values = not c.labels  # its score for a pair is a value, not a probability
         self._decode = Decoder(c)
         self.reranker = Reranker(self._predictor) if fits_pairs(c) else None
-        endpoint, reads = TASKS.get(c.task, ("predict", None))
+        self._task = TASKS[c.task]
+        endpoint, reads = self._task.endpoint, self._task.reads
         self.endpoints: dict[str, Endpoint] = {endpoint: getattr(self, endpoint)}
         if self.reranker is not None:
             self.endpoints["rerank"] = self.rerank
         reads = reads or (
             "text" if c.separator else {1: "text", 2: "pair"}.get(len(c.text), "text or pair")
         )
-        names = c.labels or (("LABEL_0",) if c.task == "regression" else ())
+        names = c.labels or (("LABEL_0",) if self._task.predicts_numbers else ())
         label_names = {
             "id2label": {str(n): name for n, name in enumerate(names)},
             "label2id": {name: n for n, name in enumerate(names)},
@@ -123,7 +118,7 @@ class FinetunedEndpoints:
         # Windows of a long text are separate units: they may be in several batches. But a
         # prediction about choices, or about the vectors of two texts, needs all sequences of its
         # item.
-        are_together = self._config.task == "choice" or self._predictor.reading.apart
+        are_together = self._task.predicts_texts
         parts = [[f.unit] if are_together else [[window] for window in f.unit] for f in features]
         units = [unit for part in parts for unit in part]
         costs = [sum(len(example.input_ids) for example in unit) for unit in units]
@@ -186,7 +181,7 @@ class FinetunedEndpoints:
         Pipelines of transformers send `parameters`, and expect a list of labels for each text, even
         for a single one; TEI only for a list of items.
         """
-        is_choice = self._config.task == "choice"
+        is_choice = self._task.counts_choices
         labels_size = self._labels_size
 
         def size(features: Features) -> int:
@@ -231,12 +226,11 @@ class FinetunedEndpoints:
             function: of the logits that gives the scores; None: that of the task.
             top_k: the number of labels; None: all.
         """
-        task = self._config.task
         answer = self._decode(features, logits)
-        if task == "regression":
+        if self._task.predicts_numbers:
             return [{"score": answer["value"], "label": "LABEL_0"}]
-        is_choice = task == "choice"
-        names = features.item.texts[1:] if is_choice else self._config.labels
+        is_choice = self._task.counts_choices
+        names = self._task.score_names(self._config, features.item)
         scores = answer["scores"] if is_choice else list(answer["scores"].values())
         raw = logits[:, 0] if is_choice else logits[0]
         if function == "none":
@@ -248,7 +242,7 @@ class FinetunedEndpoints:
         for number, item in enumerate(items):
             if is_choice:
                 item["index"] = number
-            if task == "multilabel":
+            if self._task.has_many_labels:
                 item["given"] = item["label"] in answer["labels"]
         return sorted(items, key=itemgetter("score"), reverse=True)[:top_k]
 

@@ -15,6 +15,8 @@ from msgspec import Meta
 import bertworks
 from bertworks.serve.batching import Limits, RequestError, grant
 from bertworks.serve.invocation import INVOCATIONS, INVOKED
+from bertworks.tasks.registry import TASKS
+from bertworks.tasks.task import Task
 
 # Some types depend on the model and are made when the server starts. mypy does not know such types.
 _Annotated: Any = Annotated
@@ -336,12 +338,11 @@ def _pipeline_settings(info: Mapping[str, Any], limits: Limits) -> dict[str, dic
 
     The fields of the requests are not among them.
     """
-    functions = {"regression": ("none",), "choice": ("softmax", "none")}.get(
-        info["task"], ("softmax", "sigmoid", "none")
-    )
+    task = TASKS.get(info["task"])
+    functions = Task.pipeline_functions if task is None else task.pipeline_functions
     entities: dict[str, Type] = {"ignore_labels": list[str]}
     if info["entities"]:  # entities of words have the tag of the first token of each word
-        strategy = "simple" if info["task"] == "spans" else "first"
+        strategy = "first" if task is not None and task.reads_words else "simple"
         has_outside = Meta(extra_json_schema={"contains": {"const": "O"}})
         entities = {
             "aggregation_strategy": _Literal[strategy],

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from bertworks.batching.sampling import keyed_rng
-from bertworks.datasets.schema import compared_texts
 from bertworks.metrics import intervals
 from bertworks.tasks.decoding import Decoder
 from bertworks.tasks.probabilities import Answer, Logits
@@ -36,7 +35,7 @@ def fit_outputs(
     items = [features.item for features in rows]
     groups = groups_of(d, items)
     if len(set(groups)) == len(items):
-        groups = intervals.groups_or_rows(near_copies_of_rows(compared_texts(items, d.task)))
+        groups = intervals.groups_or_rows(near_copies_of_rows(task.compared_texts(items)))
     halves = _halves(groups)
     if not all(halves) or not (enough or d.threshold is not None):
         return d, list(map(Decoder(d), rows, logits)), {}

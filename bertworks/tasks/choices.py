@@ -34,6 +34,10 @@ class ChoiceTask(TextTask):
     has_labels = False
     reads_pairs = False
     counts_choices = True
+    has_linear_head = False
+    is_stratified = True
+    reads = "choices"
+    pipeline_functions = ("softmax", "none")
     num_outputs = 1
 
     def sequences(self, texts: list[tuple[Ids, int]]) -> list[list[tuple[Ids, int]]]:
@@ -58,6 +62,19 @@ class ChoiceTask(TextTask):
     def decode(self, d: TaskConfig, features: Features, logits: Logits) -> Answer:
         p = softmax((logits / np.float32(d.temperature))[:, 0])
         return {"choice": int(p.argmax()), "score": float(p.max()), "scores": p.tolist()}
+
+    def shared_texts(self, num_texts: int) -> list[tuple[int, ...]]:
+        return [(0,)]
+
+    def mistake_columns(self, d: TaskConfig) -> tuple[str, ...]:
+        return d.text[:1]
+
+    def constant_logits(self, d: TaskConfig, train: Sequence[Features], count: int) -> Logits:
+        votes = np.bincount([row.item.label for row in train], minlength=d.num_choices)
+        return np.tile(votes.astype(np.float32), count // d.num_choices)[:, None]
+
+    def score_names(self, d: TaskConfig, item: Item) -> Sequence[str]:
+        return item.texts[1:]
 
     def expected_texts(self, d: TaskConfig, count: int) -> tuple[bool, str]:
         fits = count == d.num_choices + 1 if d.num_choices else count > 2

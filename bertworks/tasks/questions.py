@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids
-from bertworks.datasets.schema import Item
+from bertworks.datasets.schema import Item, misplaced
 from bertworks.datasets.values import answers_of
 from bertworks.metrics import intervals, squad
 from bertworks.tasks.attributed import Attributed
@@ -51,6 +51,13 @@ class QuestionsTask(Task):
     alternatives = "n_best"
     has_labels = False
     reads_windows = True
+    has_context = True
+    has_linear_head = False
+    divides_copies = False
+    rows_are = "questions"
+    endpoint = "qa"
+    reads = "question"
+    left_out_note = "answers are not at their position in the context, and are left out of train"
     has_confusion = False
     has_temperature = False
 
@@ -130,6 +137,23 @@ class QuestionsTask(Task):
             for text, (score, _, _, a, b) in best.items()
         ]
         return answers, no_answer
+
+    def is_unusable(self, item: Item) -> bool:
+        return misplaced(item)
+
+    def divided_texts(self, item: Item) -> tuple[str, ...]:
+        """Questions on one context are on one side."""
+        return item.texts[1:]
+
+    def comparable_label(self, label: Any) -> Any:
+        """A question may have several right answers."""
+        return None
+
+    def initial_threshold(self, rows: Sequence[Item]) -> float | None:
+        return None if all(item.label for item in rows) else 0.0
+
+    def mistake_columns(self, d: TaskConfig) -> tuple[str, ...]:
+        return d.text[:1]
 
     def expected_texts(self, d: TaskConfig, count: int) -> tuple[bool, str]:
         return count == 2, "(question, context)"

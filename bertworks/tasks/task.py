@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.masking import Example
 from bertworks.config import packaged_table
-from bertworks.datasets.schema import Item
+from bertworks.datasets.schema import Item, Schema
 from bertworks.errors import expect
 from bertworks.metrics import intervals
 from bertworks.metrics.classification import Span, count_spans, figures_by_type
@@ -26,6 +26,7 @@ from bertworks.tasks.sequences import Features, SequenceReader
 from bertworks.tasks.settings import TaskConfig, TaskType
 from bertworks.training.recipe import FinetuneRecipe
 
+ABSENT_LOGIT = -30.0  # of what never occurs in the training rows
 NOTHING = "-"  # instead of a label, if there is none
 _USAGE = packaged_table(__file__, "usage.toml")
 
@@ -71,7 +72,20 @@ class Task(ABC):
     reads_documents: an item may be read with the other items of its document around it.
     alternatives: the field of a prediction with all labels or answers; "" if there is one only.
     has_labels: its labels are names. has_text_labels: they are true of a whole text.
-    has_label_columns: each label may have a column of the data.
+    has_many_labels: a text may have several labels, each of which may have a column of the data.
+    predicts_numbers: its labels are numbers. labels_tokens: words or tokens have labels.
+    has_context: it reads a context, in which its predictions are.
+    has_linear_head: a prediction is computed from one vector: a linear model of a frozen encoder
+        can compute it, and a teacher can give its logits.
+    has_short_labels: labels are short enough to be named in a warning.
+    is_stratified: each row has one label, of which both sides of a split have the same fraction.
+    divides_copies: copies that are too many to stay together may be divided by rows.
+    recipe_fields: fields of a recipe that not all tasks have.
+    rows_are: what rows are, in sentences.
+    endpoint: the path of a server. reads: what its items are; "": what the columns are.
+    pipeline_functions: functions of the logits, in pipelines of transformers.
+    doubtful_note: on rows that are learned although `is_doubtful`; "": there are none.
+    left_out_note: on rows that cannot be learned, of which `is_unusable`; "": there are none.
     predicts_texts: there is one prediction for all sequences of an item.
     reads_pairs: it reads one text or two. reads_words: it reads the words of a text.
     reads_windows: long texts are read in windows, not truncated.
@@ -97,7 +111,21 @@ class Task(ABC):
     alternatives: ClassVar[str] = ""
     has_labels: ClassVar[bool] = True
     has_text_labels: ClassVar[bool] = False
-    has_label_columns: ClassVar[bool] = False
+    has_many_labels: ClassVar[bool] = False
+    predicts_numbers: ClassVar[bool] = False
+    labels_tokens: ClassVar[bool] = False
+    has_context: ClassVar[bool] = False
+    has_linear_head: ClassVar[bool] = True
+    has_short_labels: ClassVar[bool] = False
+    is_stratified: ClassVar[bool] = False
+    divides_copies: ClassVar[bool] = True
+    recipe_fields: ClassVar[tuple[str, ...]] = ()
+    rows_are: ClassVar[str] = "rows"
+    endpoint: ClassVar[str] = "predict"
+    reads: ClassVar[str] = ""
+    pipeline_functions: ClassVar[tuple[str, ...]] = ("softmax", "sigmoid", "none")
+    doubtful_note: ClassVar[str] = ""
+    left_out_note: ClassVar[str] = ""
     predicts_texts: ClassVar[bool] = False
     reads_pairs: ClassVar[bool] = False
     reads_words: ClassVar[bool] = False
@@ -106,6 +134,62 @@ class Task(ABC):
     problem_type: ClassVar[str] = ""
     num_outputs: ClassVar[int] = 2
     head_settings: ClassVar[Mapping[str, Any]] = {}
+
+    # --- rows of labelled data
+
+    def with_scheme(self, schema: Schema, rows: Sequence[Item]) -> tuple[Schema, list[str]]:
+        """Return the schema with what all labels together tell, and notes."""
+        return schema, []
+
+    def is_doubtful(self, item: Item) -> bool:
+        """Return whether a row has a label that is not learned as it is written."""
+        return False
+
+    def is_unusable(self, item: Item) -> bool:
+        """Return whether a row has a label that cannot be learned."""
+        return False
+
+    def compared_texts(self, rows: Sequence[Item]) -> list[tuple[str, ...]]:
+        """Return the texts by which rows are compared, to find near-copies."""
+        return [item.texts for item in rows]
+
+    def divided_texts(self, item: Item) -> tuple[str, ...]:
+        """Return the texts of a row whose copies stay on one side of a split."""
+        return item.texts
+
+    def shared_texts(self, num_texts: int) -> list[tuple[int, ...]]:
+        """Return the numbers of the texts by which rows with a text in common stay together: the
+        first choice that leaves enough groups."""
+        return [(0, 1), (0,), (1,)] if num_texts == 2 else []
+
+    def comparable_label(self, label: Any) -> Any:
+        """Return a label that differs from that of a copy if one of both is wrong."""
+        return label
+
+    def network_labels(self, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the names of the network's outputs. labels: those of the rows."""
+        return labels
+
+    def initial_threshold(self, rows: Sequence[Item]) -> float | None:
+        """Return the threshold of a model before it is fitted; None: it has none."""
+        return None
+
+    def count_unit(self, labels: Sequence[str], bare: bool) -> str:
+        """Return what the numbers of labels count; "": rows."""
+        return self.counted
+
+    def mistake_columns(self, d: TaskConfig) -> tuple[str, ...]:
+        """Return the names of the columns of `Mistake.texts`."""
+        return d.text
+
+    def constant_logits(self, d: TaskConfig, train: Sequence[Features], count: int) -> Logits:
+        """Return the logits of the trivial method for `count` predictions, [count, outputs]: the
+        same for all."""
+        targets = np.concatenate([targets_of(features) for features in train])
+        logits = np.full(len(d.labels), ABSENT_LOGIT)
+        constant = d.labels.index("O") if "O" in d.labels else np.bincount(targets).argmax()
+        logits[constant] = 0
+        return np.tile(logits.astype(np.float32), (count, 1))
 
     # --- rows become sequences
 
@@ -188,9 +272,13 @@ class Task(ABC):
         text = f"{num_different} of the first {len(first)} predictions differ"
         return text, {"others": num_different}
 
-    def has_one_score(self, d: TaskConfig) -> bool:
+    def has_one_score(self, labels: Sequence[str]) -> bool:
         """Return whether a prediction is one score, by which texts can be ranked."""
         return False
+
+    def score_names(self, d: TaskConfig, item: Item) -> Sequence[str]:
+        """Return what the scores of a prediction are of."""
+        return d.labels
 
     @abstractmethod
     def explained(
@@ -307,7 +395,7 @@ class Task(ABC):
     ) -> tuple[Logits, NDArray[np.float64], NDArray[np.int64]]:
         """Return logits [n, labels] and gold labels as in `metrics.intervals`, of all predicted
         words, tokens or texts; and the number of the row of each."""
-        gold = [_targets(features) for features in rows]
+        gold = [targets_of(features) for features in rows]
         row_of = np.repeat(np.arange(len(rows)), list(map(len, gold)))
         return np.concatenate(logits), np.concatenate(gold), row_of
 
@@ -332,7 +420,8 @@ class Task(ABC):
         return str(_USAGE[self.name]["usage_in_a_language"])
 
 
-def _targets(features: Features) -> NDArray[Any]:
+def targets_of(features: Features) -> NDArray[Any]:
+    """Return the targets of all sequences of an item."""
     return np.concatenate([example.target.labels for example in features.unit])
 
 

@@ -22,7 +22,7 @@ from bertworks.tasks.heads import MultiLabel, Regression, TaskHead
 from bertworks.tasks.probabilities import Answer, Logits, sigmoid, softmax
 from bertworks.tasks.sequences import Features, SequenceReader, target_example
 from bertworks.tasks.settings import TaskConfig
-from bertworks.tasks.task import Mistake, Task, classification_head
+from bertworks.tasks.task import ABSENT_LOGIT, Mistake, Task, classification_head, targets_of
 from bertworks.text.tokenizer import truncated_lengths
 from bertworks.training.recipe import FinetuneRecipe
 
@@ -106,6 +106,9 @@ class ClassificationTask(TextTask):
     alternatives = "scores"
     has_classes = True
     has_text_labels = True
+    has_short_labels = True
+    is_stratified = True
+    recipe_fields = ("class_weights", "label_smoothing")
     problem_type = "single_label_classification"
 
     def targets(self, labels: Sequence[str], item: Item, number: int) -> NDArray[np.generic]:
@@ -128,8 +131,8 @@ class ClassificationTask(TextTask):
             "scores": dict(zip(d.labels, p.tolist(), strict=True)),
         }
 
-    def has_one_score(self, d: TaskConfig) -> bool:
-        return len(d.labels) == 2
+    def has_one_score(self, labels: Sequence[str]) -> bool:
+        return len(labels) == 2
 
     def explained(
         self, d: TaskConfig, features: Features, answer: Answer, target: str | None
@@ -183,7 +186,7 @@ class MultiLabelTask(TextTask):
     alternatives = "scores"
     has_confusion = False
     has_text_labels = True
-    has_label_columns = True
+    has_many_labels = True
     problem_type = "multi_label_classification"
 
     def targets(self, labels: Sequence[str], item: Item, number: int) -> NDArray[np.generic]:
@@ -205,6 +208,17 @@ class MultiLabelTask(TextTask):
             "labels": [d.labels[number] for number in best],
             "scores": dict(zip(d.labels, p.tolist(), strict=True)),
         }
+
+    def comparable_label(self, label: Any) -> Any:
+        """The order of several labels means nothing."""
+        return frozenset(label)
+
+    def constant_logits(self, d: TaskConfig, train: Sequence[Features], count: int) -> Logits:
+        targets = np.concatenate([targets_of(features) for features in train])
+        frequencies = targets.mean(0)
+        is_given = frequencies >= min(0.5, frequencies.max())
+        logits = np.where(is_given, -ABSENT_LOGIT, ABSENT_LOGIT)
+        return np.tile(logits.astype(np.float32), (count, 1))
 
     def check_threshold(self, threshold: float | None) -> None:
         what = f"the threshold is {threshold}: expected a probability, from 0 to 1"
@@ -263,6 +277,9 @@ class RegressionTask(TextTask):
     has_confusion = False
     has_temperature = False
     has_labels = False
+    predicts_numbers = True
+    has_short_labels = True
+    pipeline_functions = ("none",)
     problem_type = "regression"
     num_outputs = 1
     # sentence-transformers' CrossEncoder would apply a sigmoid to the number. The second name is
@@ -290,8 +307,12 @@ class RegressionTask(TextTask):
     def decode(self, d: TaskConfig, features: Features, logits: Logits) -> Answer:
         return {"value": float(logits[0, 0])}
 
-    def has_one_score(self, d: TaskConfig) -> bool:
+    def has_one_score(self, labels: Sequence[str]) -> bool:
         return True
+
+    def constant_logits(self, d: TaskConfig, train: Sequence[Features], count: int) -> Logits:
+        targets = np.concatenate([targets_of(features) for features in train])
+        return np.full((count, 1), targets.mean(), np.float32)
 
     def difference(self, first: Sequence[Any], second: Sequence[Any]) -> tuple[str, Answer]:
         pairs = zip(first, second, strict=True)

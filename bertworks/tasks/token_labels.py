@@ -1,8 +1,11 @@
 """Tasks with a label for each word or token: tags of words, labelled spans of a text."""
 
+import re
 from abc import abstractmethod
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from operator import eq
 from typing import Any, ClassVar
@@ -14,7 +17,7 @@ from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, add_special_tokens
 from bertworks.datasets.annotations import OUTSIDE, tag_scheme
-from bertworks.datasets.schema import Item
+from bertworks.datasets.schema import Item, Schema, overlapping
 from bertworks.errors import expect, require
 from bertworks.metrics import intervals
 from bertworks.metrics.classification import Span, paired, tag_runs
@@ -53,6 +56,10 @@ class TokenTask(Task):
     counted = "entities in train"
     pipeline = "token-classification"
     reads_windows = True
+    labels_tokens = True
+    recipe_fields: ClassVar[tuple[str, ...]] = ("lstm_units", "class_weights", "label_smoothing")
+    endpoint = "ner"
+    reads = "text"
     near: ClassVar[int]
 
     def training_groups(self, features: Features) -> list[ExampleGroup]:
@@ -71,6 +78,9 @@ class TokenTask(Task):
         for end, tag in zip(ends, example.target.labels.tolist(), strict=True):
             tagged[end - 1] += f"/{reader.labels[tag]}"
         return tagged
+
+    def mistake_columns(self, d: TaskConfig) -> tuple[str, ...]:
+        return d.text[:1]
 
     def head(
         self, d: TaskConfig, units: Sequence[ExampleGroup], recipe: FinetuneRecipe | None
@@ -222,6 +232,7 @@ class TaggingTask(TokenTask):
     row_fractions = ()
     reads_documents = True
     reads_words = True
+    recipe_fields = ("lstm_units", "document_context", "class_weights", "label_smoothing")
     near = 20
 
     def read(self, reader: SequenceReader, items: list[Item]) -> Iterator[Features]:
@@ -262,6 +273,37 @@ class TaggingTask(TokenTask):
             if d.tag_scheme is not None:
                 answer["entities"] = self.entities(d, features, tags, logits)
         return answer
+
+    def with_scheme(self, schema: Schema, rows: Sequence[Item]) -> tuple[Schema, list[str]]:
+        """Return the schema, which tells whether the tags are bare types of entities. They need an
+        O that is more frequent than each type: else they are parts of speech. A note says what the
+        tags mark."""
+        counts = Counter(chain.from_iterable(item.label for item in rows))
+        most_common, _ = counts.most_common(1)[0]
+        # One character before or after a type: the tags mark entities in a way that is not known.
+        marked = sum(re.fullmatch(r"\w[-_].+|.+[-_]\w", tag) is not None for tag in schema.labels)
+        bare = (
+            tag_scheme(schema.labels) is None
+            and most_common in OUTSIDE
+            and 2 * marked < len(schema.labels)
+        )
+        scheme = tag_scheme(schema.labels, bare)
+        note = (
+            "the tags mark no entities: word accuracy (known schemes: IOB, IOBES, BILOU, BMES, "
+            "BMEWO)"
+        )
+        if scheme is not None:
+            num_types = len({kind for _, kind in scheme.marks.values()} - {""})
+            types = "1 type" if num_types == 1 else f"{num_types} types"
+            note = f"tags: {scheme.name}, {types}"
+        return replace(schema, bare_types=bare), [note]
+
+    def compared_texts(self, rows: Sequence[Item]) -> list[tuple[str, ...]]:
+        """Return the sentence of the words."""
+        return [(" ".join(item.texts),) for item in rows]
+
+    def count_unit(self, labels: Sequence[str], bare: bool) -> str:
+        return self.counted if tag_scheme(tuple(labels), bare) else "words in train"
 
     def expected_texts(self, d: TaskConfig, count: int) -> tuple[bool, str]:
         return count > 0, "a string, or a list of words"
@@ -332,6 +374,7 @@ class SpansTask(TokenTask):
     shown = ("entities",)
     trivial = "no entity"
     near = 100
+    doubtful_note = "texts have overlapping spans: the later one wins"
 
     def read(self, reader: SequenceReader, items: list[Item]) -> Iterator[Features]:
         encodings = reader.arrays([item.texts[0] for item in items])
@@ -356,8 +399,18 @@ class SpansTask(TokenTask):
     def expected_texts(self, d: TaskConfig, count: int) -> tuple[bool, str]:
         return count == 1, "a string"
 
-    def row_labels(self, labels: tuple[str, ...]) -> tuple[str, ...]:
+    def is_doubtful(self, item: Item) -> bool:
+        return overlapping(item)
+
+    def comparable_label(self, label: Any) -> Any:
+        """The order of spans means nothing."""
+        return frozenset(label)
+
+    def network_labels(self, labels: tuple[str, ...]) -> tuple[str, ...]:
         """The network has a label for the first token of each type, and one for the others."""
+        return ("O", *(f"{part}-{kind}" for kind in labels for part in "BI"))
+
+    def row_labels(self, labels: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(label[2:] for label in labels if label.startswith("B-"))
 
     def with_labels(self, d: TaskConfig, labels: Sequence[str]) -> TaskConfig:
