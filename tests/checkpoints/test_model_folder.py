@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save, save_file
 
 from bertworks.checkpoints.model_card import pretraining_card
 from bertworks.checkpoints.model_folder import load_model, save_model
-from bertworks.checkpoints.storage import read_json, read_tensors, write_tensors
 from bertworks.errors import BertworksError
 from bertworks.models.config import PRETRAINING_HEADS, EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
@@ -212,29 +211,6 @@ def test_weights_in_several_files_are_read(folder, state):
 
 
 @pytest.mark.parametrize(
-    "file",
-    [
-        "../secret.safetensors",
-        "/etc/passwd",
-        "sub/x.safetensors",
-        "x.bin",
-        "",
-        "..",
-        "absent.safetensors",
-    ],
-)
-def test_an_index_cannot_lead_out_of_its_folder(folder, file):
-    places = shard(folder)
-    write_tensors(folder.parent / "secret.safetensors", {"x": torch.ones(1)}, {})
-    places["bert.pooler.dense.bias"] = file
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    with pytest.raises(
-        BertworksError, match=r"is not the name of a safetensors file in this folder|cannot be read"
-    ):
-        load_model(folder)
-
-
-@pytest.mark.parametrize(
     "content", [{}, {"weight_map": []}, {"weight_map": {"a": 1}}, {"weight_map": {}}]
 )
 def test_an_index_that_is_none_is_refused(folder, content):
@@ -389,22 +365,6 @@ def test_a_hostile_configuration_is_a_clear_error(folder, content):
     (folder / "config.json").write_bytes(content)
     with pytest.raises(BertworksError, match=r"config\.json"):
         load_model(folder)
-
-
-def test_json_errors_name_the_line(tmp_path):
-    (tmp_path / "a.json").write_text('{\n "a": 1,\n}')
-    with pytest.raises(BertworksError, match=r"a\.json:3"):
-        read_json(tmp_path / "a.json")
-
-
-def test_reading_a_large_file_does_not_load_it(tmp_path):
-    write_tensors(tmp_path / "large", {"zeros": torch.zeros(64 << 20, dtype=torch.uint8)}, {})
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    tensors = read_tensors(tmp_path / "large")
-    assert tensors["zeros"][5] == 0
-    tensors["zeros"][5] = 1  # a private map: the file is as it was
-    assert read_tensors(tmp_path / "large")["zeros"][5] == 0
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024
 
 
 # --- the card

@@ -5,20 +5,16 @@ import io
 import json
 import os
 import pty
-import re
 import subprocess
 import sys
-import unicodedata
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from bertworks.cli import console
-from bertworks.cli.console import show_events
 from bertworks.cli.main import main
 from bertworks.cli.parser import make_app
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import UsageError
 from bertworks.events import Event, duration
 from bertworks.io.options import ReadOptions
 from bertworks.io.tables import parse_size
@@ -45,18 +41,6 @@ VERBS = [
     "doctor",
     "demo",
 ]
-STEP = {
-    "step": 20,
-    "steps": 1000,
-    "loss": 5.4321,
-    "masked_lm_accuracy": 0.125,
-    "next_sentence_accuracy": None,
-    "learning_rate": 1e-4,
-    "tokens_per_second": 9512.3,
-    "matmul_share": 0.31,
-    "memory": 1.25e9,
-    "eta_seconds": 187,
-}
 
 
 @pytest.fixture
@@ -169,41 +153,6 @@ def test_typing_errors_are_2_and_say_what_to_type(words, message, capsys, tmp_pa
     assert "Traceback" not in answer.err
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "message"),
-    [
-        (
-            BertworksError("it is cut", where="a.txt:3", hint="get it again"),
-            1,
-            "error: a.txt:3: it is cut\n  hint: get it",
-        ),
-        (UsageError("no such thing", hint="another"), 2, "error: no such thing\n  hint: another"),
-        (
-            FileNotFoundError(2, "No such file or directory", "b.txt"),
-            1,
-            "error: b.txt: No such file or directory",
-        ),
-        (KeyboardInterrupt(), 130, "interrupted"),
-        (
-            ZeroDivisionError("division by zero"),
-            1,
-            "ZeroDivisionError: division by zero\n  this is a bug in bertworks",
-        ),
-    ],
-)
-def test_errors_become_messages_and_exit_codes(error, code, message, capsys, monkeypatch):
-    def fails(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr("bertworks.cli.console.show_events", fails)
-    assert main(["demo"]) == code
-    err = capsys.readouterr().err
-    assert message in err
-    assert "Traceback" not in err
-    assert main(["--debug", "demo"]) == code
-    assert "Traceback" in capsys.readouterr().err
-
-
 def test_a_reader_that_has_enough_is_no_error():
     code = """
 import sys
@@ -280,46 +229,6 @@ def test_what_cannot_be_written_is_an_error():
     assert (ran.returncode, ran.stdout) == (2, b"")
 
 
-def test_control_characters_reach_no_terminal(capsys, monkeypatch):
-    text = "a\x1b]0;title\x07 b\x9b2J c\rd\x08\x7f\te\nf é 日 \u200b\u202egnp.\u2066x\u2069\u200f"
-    console.say(text)
-    console.out(text)
-    assert capsys.readouterr() == (f"{text}\n", f"{text}\n")  # of a pipe or a file, as it is
-    for stream in (sys.stdout, sys.stderr):
-        monkeypatch.setattr(stream, "isatty", lambda: True)
-    console.say(text)
-    console.out(text)
-    console.emit({"text": text})
-    shown = "a\\u001b]0;title\\u0007 b\\u009b2J c\\u000dd\\u0008\\u007f\te\nf é 日"
-    shown += " \u200b\\u202egnp.\\u2066x\\u2069\\u200f\n"
-    out, err = capsys.readouterr()
-    assert err == shown
-    assert out.startswith(shown)
-    assert json.loads(out.removeprefix(shown)) == {"text": text}
-    assert not any(
-        unicodedata.category(character) == "Cc"
-        for character in out + err
-        if character not in "\t\n"
-    )
-    kinds = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
-    codes = {
-        code for code in range(sys.maxunicode) if unicodedata.bidirectional(chr(code)) in kinds
-    }
-    # all of Bidi_Control in Unicode
-    assert codes | set(map(ord, "\u061c\u200e\u200f")) <= console.CONTROLS.keys()
-
-
-def test_commands_print_through_the_console():
-    """What neutralises control characters is there."""
-    folder = Path(console.__file__).parent
-    printing = [
-        path.name
-        for path in folder.glob("*.py")
-        if re.search(r"(?<![\w.])print\(", path.read_text())
-    ]
-    assert printing == ["console.py"]
-
-
 @pytest.mark.parametrize(
     ("text", "size"), [("1g", 1 << 30), ("512m", 512 << 20), ("1.5 GiB", 3 << 29), ("2000", 2000)]
 )
@@ -344,49 +253,12 @@ def test_durations():
     ]
 
 
-def events() -> list[Event]:
-    progress = [
-        Event("stage", f"vocabulary: counting {n}", {"stage": "vocabulary", "amount": n})
-        for n in range(50)
-    ]
-    steps = [
-        Event("step", f"step {n:,}/1,000  loss 5.432", STEP | {"step": n}) for n in range(1, 1001)
-    ]
-    return [Event("note", "a word"), *progress, *steps, Event("done", "all done", {"folder": "x"})]
-
-
-def test_in_a_pipe_progress_is_a_line_now_and_then(capsys):
-    assert show_events(events()) == Event("done", "all done", {"folder": "x"})
-    answer = capsys.readouterr()
-    assert answer.out == "all done\n"
-    assert answer.err.splitlines()[0] == "a word"
-    steps = [line for line in answer.err.splitlines() if line.startswith("step")]
-    assert steps[-1].startswith("step 1,000/1,000")
-    assert len(steps) < 5
-    assert "\r" not in answer.err
-
-
-def test_as_json_standard_output_is_json_only(capsys):
-    show_events(events(), as_json=True)
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert len(lines) == 1 + 1000 + 1
-    assert lines[0] == {"kind": "note", "text": "a word"}
-    assert lines[-1] == {"kind": "done", "folder": "x"}
-
-
-def test_of_many_processes_the_first_speaks(monkeypatch, capsys):
-    monkeypatch.setenv("RANK", "1")
-    assert show_events(events(), as_json=True) == Event("done", "all done", {"folder": "x"})
-    answer = capsys.readouterr()
-    assert answer.out + answer.err == ""
-
-
 def test_on_a_terminal_figures_stay_in_place():
     """On a pseudo-terminal: notes are printed once, the bar is drawn over, results go to standard
     output."""
     code = """
 import sys, time; sys.path.insert(0, sys.argv[1])
-from tests.cli.test_main import events
+from tests.cli.test_console import events
 from bertworks.cli.console import show_events
 def slow():
     for event in events():
@@ -497,11 +369,3 @@ def test_install_completion(tmp_path):
     assert answer.returncode == 0, answer.stderr
     written = [path for path in tmp_path.rglob("*") if path.is_file() and "bertworks" in path.name]
     assert any("pretrain" in path.read_text() for path in written)
-
-
-def test_terminals_are_recognised(monkeypatch):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("TERM", "dumb")
-    assert not console.is_terminal()
-    monkeypatch.setenv("TERM", "xterm")
-    assert console.is_terminal()

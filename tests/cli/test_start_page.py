@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bertworks.cli import evaluation, inference, models, parser, start_page, training
+from bertworks.cli import start_page
 from bertworks.cli.main import main
 from bertworks.cli.parser import make_app
 
@@ -120,41 +120,10 @@ def test_the_help_of_a_command_needs_its_own_module_only(words: list[str], modul
     }
 
 
-def test_the_table_of_modules_has_every_command():
-    for module in (training, inference, models):
-        assert list(parser._functions(module)) == parser.MODULES[module.__name__.rpartition(".")[2]]
-    assert parser.MODULES["evaluation"] == ["evaluate"]
-    assert "task" in parser._functions(evaluation)
-
-
-@pytest.mark.parametrize(
-    "words", [["finetune"], ["import"], ["evaluate"], ["evaluate", "mlm"]], ids=" ".join
-)
-@pytest.mark.parametrize("option", ["--help", "-h"])
-def test_help_is_printed_without_parsing(
-    words: list[str], option: str, capsys: pytest.CaptureFixture[str]
-):
-    make_app()([*words, option])
-    page = capsys.readouterr().out
-    assert main([*words, option]) == 0
-    assert capsys.readouterr().out == page
-    assert main([words[0], "--no-such-option", option]) == 0  # these words are parsed
-    assert capsys.readouterr().out.startswith(f"Usage: bertworks {words[0]} ")
-
-
 def test_help_of_an_unknown_command_is_an_error(capsys: pytest.CaptureFixture[str]):
     assert main(["evaluate", "no-such-metric", "--help"]) == 2
     assert main(["no-such-command", "--help"]) == 2
     assert capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize(
-    "words", [["finetune"], ["import"], ["evaluate"], ["evaluate", "mlm"]], ids=" ".join
-)
-def test_a_parser_of_one_command_writes_the_same_help(words: list[str]):
-    page = parsers_page(words, words[0], width=100)
-    assert page == parsers_page(words, width=100)
-    assert words[-1] in page
 
 
 @pytest.mark.parametrize(

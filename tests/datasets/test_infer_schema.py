@@ -5,7 +5,6 @@ import csv
 import io
 import json
 import random
-import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -605,11 +604,6 @@ def test_sizes_that_no_model_folder_can_hold_are_refused_at_once(name: str) -> N
     with pytest.raises(UsageError, match="1,048,576"):
         load_finetune_recipe("stable", [f"{name}=2000000"])
     assert getattr(load_finetune_recipe("stable", [f"{name}=1048576"]), name) == 1 << 20
-
-
-def test_options_as_they_are_typed() -> None:
-    options = ReadOptions(decimal=",", label_separator=";", label_names="a,b")
-    assert shlex.join(options.words) == "--decimal , --label-separator ';' --label-names a,b"
 
 
 # --- from a table to an answer

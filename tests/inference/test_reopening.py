@@ -262,18 +262,6 @@ def test_a_language_is_kept(tmp_path: Path) -> None:
     assert copied(loaded).config.language == "fr"
 
 
-def test_processes_do_not_measure_another_precision(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "best_precision", lambda _: "bf16")
-    embedder = vectors(model)
-    content = pickle.dumps(embedder)
-    monkeypatch.setattr(engine, "best_precision", lambda _: "fp32")
-    other = pickle.loads(content)
-    assert (embedder.precision, other.precision) == ("bf16", "bf16")
-    np.testing.assert_array_equal(other.embed(TEXTS), embedder.embed(TEXTS))
-
-
 def test_a_task_opens_the_model_once_per_process(model: Path) -> None:
     content = pickle.dumps(vectors(model))
     first, second = pickle.loads(content), pickle.loads(content)

@@ -395,11 +395,6 @@ def test_what_was_not_exported_is_not_computed(exported: Path, tmp_path: Path):
         Embedder(tmp_path / "states")
 
 
-def test_as_many_threads_as_torch(exported: Path):
-    found = OnnxModel(exported / "model.onnx").session.get_session_options().intra_op_num_threads
-    assert found == torch.get_num_threads()
-
-
 def weight_bytes(path: Path) -> int:
     """The size of the weights alone: in a small network the names take more."""
     return sum(len(tensor.raw_data) for tensor in onnx.load(str(path)).graph.initializer)

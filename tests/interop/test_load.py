@@ -2,7 +2,6 @@
 
 import math
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -10,14 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import bertworks as bw
 from bertworks.checkpoints.model_folder import ModelFolder, load_model
 from bertworks.checkpoints.resolve import packaged_minilm
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.embedder import Embedder
-from bertworks.inference.engine import LazyModel
 from bertworks.interop.load import LoadedModel
 from tests.interop.test_export import write_encoder, write_head
 from tests.support.fine import storages, tokenizer
@@ -128,15 +125,6 @@ def test_weights_are_read_and_kept_once_and_not_before_they_are_needed(
     assert sum(nbytes for place, nbytes in storages().items() if place not in before) == size
 
 
-def test_matrices_lie_in_columns_and_are_the_files(folders: dict[str, Path]):
-    state = LazyModel(folders["classifier"], "cpu").state
-    for name, tensor in load_model(folders["classifier"]).state.items():
-        assert torch.equal(state[name], tensor)
-        rows = ".embeddings." in name or tensor.ndim == 1
-        assert state[name].is_contiguous() is rows, name
-        assert (state[name] if rows else state[name].t()).is_contiguous(), name
-
-
 def test_wrong_calls(folders: dict[str, Path], tmp_path: Path):
     for kind, name in (
         ("pretrained", "embed"),
@@ -228,16 +216,6 @@ def test_minilm_by_its_name():
     found = bw.load("minilm", device="cpu")
     assert found.can == ("embed", "explain")
     assert math.isclose(float(np.linalg.norm(found.embed(["a cat"]))), 1, abs_tol=1e-5)
-
-
-def test_an_open_model_does_not_change_with_its_file(model: Path, tmp_path: Path):
-    shutil.copytree(model, tmp_path / "m")
-    state, path = LazyModel(tmp_path / "m", "cpu").state, tmp_path / "m/model.safetensors"
-    before = {name: value.clone() for name, value in state.items()}
-    with path.open("r+b") as file:
-        file.write(bytes(path.stat().st_size))
-    for name, value in state.items():
-        assert torch.equal(value, before[name]), name
 
 
 def test_torchs_compiler_is_not_imported_for_an_answer(model: Path):

@@ -24,7 +24,6 @@ from bertworks.inference.embed_file import embed_file
 from bertworks.inference.predict import predict_file
 from bertworks.io.file_job import create, pack, refuse_finished, unpacked_values
 from bertworks.io.options import Bulk
-from bertworks.io.ray_engine import _check_head
 from bertworks.runs.prepare import make_shards, make_vocabulary, read_text
 from bertworks.text import file_groups
 from bertworks.text.tokenizer import Tokenizer
@@ -408,15 +407,6 @@ def test_a_killed_process_of_ray_gives_a_message(name: str, tmp_path: Path) -> N
     events, content = run(tmp_path, Bulk(on="local", workers=2))
     assert content == EXPECTED
     assert events[0].fields["resumed_portions"] >= 3
-
-
-def test_a_head_that_is_lost() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        head = f"127.0.0.1:{server.getsockname()[1]}"
-        _check_head(head)
-    with pytest.raises(ConnectionError, match="does not answer"):
-        _check_head(head)
-    _check_head(None)
 
 
 @pytest.mark.slow

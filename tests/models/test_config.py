@@ -180,43 +180,6 @@ def test_positions_that_restart_and_start_late():
         encoder(ids, replace(layout, num_positions=65))
 
 
-@pytest.mark.parametrize("gradients", [False, True])
-def test_states_in_memory_are_read_as_if_they_were_there(gradients: bool):
-    """A causal text in two parts, ragged, with the states of the first in memory, is the text in
-    one part."""
-    c = AXES["gpt-2"]
-    encoder, lengths, cuts = network(c), [9, 5, 14], [4, 2, 13]
-    ids = torch.randint(60, (sum(lengths),))
-    whole = Layout.of(lengths)
-    is_first = torch.cat([torch.arange(n) < cut for n, cut in zip(lengths, cuts, strict=True)])
-    memory = Layout.of(cuts)
-    rest = Layout.of([n - cut for n, cut in zip(lengths, cuts, strict=True)])
-    rest = replace(
-        rest, position_ids=whole.position_ids[~is_first], num_positions=14, memory=memory
-    )
-    with torch.set_grad_enabled(gradients):
-        expected = encoder(ids, whole)
-        memories = encoder(ids[is_first], memory)
-        states = encoder(ids[~is_first], rest, memories=memories)
-    for state, exact in zip(states, expected, strict=True):
-        torch.testing.assert_close(state, exact[~is_first], atol=1e-12, rtol=0)
-
-
-def test_sinusoids_are_those_of_the_paper():
-    c = AXES["sinusoidal"]
-    encoder = network(c)
-    for part in encoder.embeddings.token, encoder.embeddings.token_type:
-        part.weight.data.zero_()
-    vectors = encoder.embeddings(torch.zeros(5, dtype=torch.long), Layout.of([5]))
-    for position in range(5):
-        for i in range(12):
-            angle = torch.tensor(position / 10_000 ** (2 * i / 24))
-            assert vectors[position, 2 * i].item() == pytest.approx(angle.sin().item(), abs=1e-6)
-            assert vectors[position, 2 * i + 1].item() == pytest.approx(
-                angle.cos().item(), abs=1e-6
-            )
-
-
 @pytest.mark.parametrize("name", AXES)
 def test_parameters_are_counted_exactly(name: str):
     c = AXES[name]
@@ -313,57 +276,6 @@ def test_sizes_of_generators(name: str, fraction: float, heads: int, count: int 
 def test_values_that_exclude_each_other_are_refused(fields: dict, message: str):
     with pytest.raises(ValueError, match=message):
         replace(SMALL, **fields)
-
-
-def test_poolers_and_lm_heads():
-    torch.manual_seed(0)
-    x, table, layout = torch.randn(4, 24), torch.randn(60, 24), Layout.of([3, 1])
-    for kind, function in (
-        ("tanh", torch.tanh),
-        ("gelu", torch.nn.functional.gelu),
-        ("relu", torch.relu),
-    ):
-        pooler = Pooler(replace(SMALL, pooler=f"first_{kind}"))
-        assert pooler.dense is not None
-        pooler.dense.bias.data.normal_()
-        torch.testing.assert_close(
-            pooler(x), function(x @ pooler.dense.weight.T + pooler.dense.bias)
-        )
-        assert pooler.tokens(layout).tolist() == [0, 3]
-    last = Pooler(replace(SMALL, pooler="last"))
-    assert torch.equal(last(x), x)
-    assert last.tokens(layout).tolist() == [2, 3]
-    assert torch.equal(LMHead(replace(SMALL, lm_head="plain"))(x, table), x @ table.T)
-    head = LMHead(replace(SMALL, lm_head="bias"))
-    head.bias.data.normal_()
-    torch.testing.assert_close(head(x, table), x @ table.T + head.bias)
-
-
-def test_attention_maps_are_those_of_transformers():
-    theirs = transformers.GPT2Model(
-        transformers.GPT2Config(
-            vocab_size=60,
-            n_embd=24,
-            n_layer=2,
-            n_head=4,
-            n_positions=16,
-            attn_implementation="eager",
-        )
-    ).eval()
-    encoder = network(
-        replace(AXES["gpt-2"], num_hidden_layers=2, layer_norm_eps=1e-5), torch.float32
-    )
-    for block, other in zip(encoder.blocks, theirs.h, strict=True):
-        block.attention.qkv.weight.data = other.attn.c_attn.weight.data.T.contiguous()
-        block.attention.qkv.bias.data = other.attn.c_attn.bias.data
-        block.attention_norm.load_state_dict(other.ln_1.state_dict())
-    ids = torch.randint(60, (9,))
-    with torch.no_grad():
-        expected = theirs(ids[None], output_attentions=True, output_hidden_states=True)
-    states = [state[0] for state in expected.hidden_states]
-    maps = encoder.attention_maps(states, Layout.of([9]))
-    for ours, attention in zip(maps, expected.attentions, strict=True):
-        torch.testing.assert_close(ours, attention, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(

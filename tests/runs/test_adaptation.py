@@ -3,7 +3,6 @@ per character."""
 
 import math
 import shutil
-from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +24,7 @@ from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import write_shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
-from bertworks.text.wordpiece import extend_vocabulary, without_last
+from bertworks.text.wordpiece import extend_vocabulary
 from bertworks.training.objectives import PretrainingModel
 from tests.support.gpt import write_gpt, write_gpt2
 from tests.support.tiny import assert_same_run, documents, metrics, write_corpus, write_recipe
@@ -58,28 +57,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def adapted(home: Path) -> tuple[Path, list[Event]]:
     options = {"recipe": str(home / "r.toml"), "init": str(home / "m"), "extend_vocabulary": 20}
     return home / "adapted", run(home / "domain.txt", home / "adapted", **options)
-
-
-def test_words_are_chosen_by_the_tokens_that_they_save(home: Path):
-    """Against counts in plain Python."""
-    t = Tokenizer.load(home / "m")
-    texts = ["Subimoka subimoka, subimoka! lomape 17x 17x once", "lomape subimoka subimoka"]
-    extended, words = extend_vocabulary(texts, t, 2)
-    counts = Counter("subimoka subimoka subimoka lomape once lomape subimoka subimoka".split())
-    saved = {
-        word: count * (len(t.ids([word])[0]) - 1) for word, count in counts.items() if count > 1
-    }
-    assert all(saved.values())
-    assert [w.word for w in words] == sorted(saved, key=lambda word: -saved[word])
-    assert [(w.frequency, w.pieces) for w in words] == [
-        (counts[w.word], t.ids([w.word])[0]) for w in words
-    ]
-    assert extended.tokens == [*t.tokens, *(w.word for w in words)]
-    assert without_last(extended, 2).sha256 == t.sha256
-    with pytest.raises(
-        UsageError, match="the text has 2 words that a vocabulary can be extended by, not 3"
-    ):
-        extend_vocabulary(texts, t, 3)
 
 
 def test_other_tokenizers_are_refused_by_name():

@@ -417,109 +417,6 @@ def test_a_row_of_each_rare_label_is_set_aside_until_they_are_as_many_as_a_share
     assert max(Counter(item.label for item in dev if item.label != "often").values()) == 1
 
 
-def test_whole_groups_are_set_aside_and_no_more_than_a_tenth(model: Path, tmp_path: Path) -> None:
-    lines = [f"a film {n},{'abcdefgh'[n % 8]},{n // 20 if n < 380 else ''}" for n in range(400)]
-    (tmp_path / "d.csv").write_text("\n".join(["text,label,author", *lines]) + "\n")
-    found = read_data(tmp_path / "d.csv", label="label", group="author")
-    assert 30 <= len(found.dev) <= 50
-    of = lambda items: {item.document for item in items if item.document}  # noqa: E731
-    assert not of(found.train) & of(found.dev)
-    assert "kept together: rows with the same 'author'" in found.notes
-
-
-def test_rows_without_a_group_are_divided_one_by_one(tmp_path: Path) -> None:
-    lines = [f"a film {n},{'ab'[n % 2]},{'Anna' if n < 10 else ''}" for n in range(200)]
-    (tmp_path / "d.csv").write_text("\n".join(["text,label,author", *lines]) + "\n")
-    found = read_data(tmp_path / "d.csv", label="label", group="author")
-    assert all(any(not item.document for item in part) for part in (found.train, found.dev))
-
-
-def test_every_label_has_the_same_share_of_dev(tmp_path: Path) -> None:
-    labels = ["a"] * 80 + ["b"] * 60 + ["c"] * 40 + ["d"] * 20
-    rows = [f"a film {n},{label}" for n, label in enumerate(labels)]
-    (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows]) + "\n")
-    dev = Counter(item.label for item in read_data(tmp_path / "d.csv").dev)
-    assert dev == {"a": 8, "b": 6, "c": 4, "d": 2}
-
-
-def test_a_label_of_one_row_is_learned_and_not_evaluated(tmp_path: Path) -> None:
-    rows = [f"a film {n},{'ab'[n % 2]}" for n in range(40)]
-    (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows, "a book,rare"]) + "\n")
-    assert "rare" in {item.label for item in read_data(tmp_path / "d.csv").train}
-
-
-@pytest.mark.parametrize(("whole", "documents"), [(True, 8), (False, 8), (False, 20)])
-def test_documents_stay_whole_where_they_are_context_or_many(
-    whole: bool, documents: int, tmp_path: Path
-) -> None:
-    sentences = "".join(f"Anna{n} B-x\nlives O\n\n" for n in range(5))
-    (tmp_path / "d.conll").write_text(f"-DOCSTART- O\n\n{sentences}" * documents)
-    found = read_data(tmp_path / "d.conll", whole_documents=whole)
-    train, dev = ({item.document for item in part} for part in (found.train, found.dev))
-    if documents >= 10:
-        whole = True
-        assert "kept together: sentences of a document, 20 documents" in found.notes
-    assert train.isdisjoint(dev) == whole
-    note = f"sentences of {len(train & dev)} documents are in train and in dev"
-    assert (
-        any(line.startswith(note) and "--group document" in line for line in found.notes) != whole
-    )
-    (tmp_path / "dev.conll").write_text(f"-DOCSTART- O\n\n{sentences}")
-    # a document 1 is in both, and is not the same
-    apart = read_data(tmp_path / "d.conll", dev=tmp_path / "dev.conll")
-    assert not any("in train and in dev" in line for line in apart.notes)
-
-
-@pytest.mark.parametrize("fold", [None, (0, 5), (3, 5)])
-def test_copies_are_on_one_side(fold: tuple[int, int] | None, tmp_path: Path) -> None:
-    forms = ["Ein Café {}", "ein  cafe\u0301 {}", " EIN CAFÉ {}"]
-    rows = [
-        f"{form.format(n)},{'ab'[n % 3 == 0]}" for n in range(100) for form in forms[: 1 + n % 3]
-    ]
-    (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows]) + "\n")
-    found = read_data(tmp_path / "d.csv", fold=fold)
-    train, dev = ({item.texts[0].split()[-1] for item in part} for part in (found.train, found.dev))
-    assert train.isdisjoint(dev)
-    assert len(found.dev) == pytest.approx(len(rows) / (5 if fold else 10), abs=4)
-    share = Counter(item.label for item in found.dev)["b"] / len(found.dev)
-    assert share == pytest.approx(34 / 199, abs=0.08)  # still the same fraction of every label
-    assert "kept together: 165 rows with the text of another row" in found.notes
-
-
-def test_a_text_that_fills_the_file_is_divided_with_a_warning(tmp_path: Path) -> None:
-    rows = [*(f"a film {n},{'ab'[n % 2]}" for n in range(100)), *["buy now,a"] * 100]
-    (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows]) + "\n")
-    data = read_data(tmp_path / "d.csv")
-    copies_in_dev = Counter(item.texts for item in data.dev)["buy now",]
-    assert len(data.dev) == 20
-    assert 5 <= copies_in_dev <= 15  # half of the rows are copies
-    (warning,) = [note for note in data.notes if "copies or near-copies of one another" in note]
-    assert warning.startswith("WARNING: 100 rows are copies")
-    assert "the score is too high for them" in warning
-
-
-def test_sentences_of_many_documents_do_not_join_these(tmp_path: Path) -> None:
-    parts = [
-        f"-DOCSTART- O\n\nResults O\n\nAnna{n} B-x\nlives O\n\nin O\nOslo{n} O\n\n"
-        for n in range(40)
-    ]
-    (tmp_path / "d.conll").write_text("".join(parts))
-    found = read_data(tmp_path / "d.conll")
-    train, dev = ({item.document for item in part} for part in (found.train, found.dev))
-    assert train.isdisjoint(dev)
-    assert len(dev) == 4
-
-
-def test_rows_that_are_all_the_same_context_cannot_be_divided(tmp_path: Path) -> None:
-    answer = [{"text": "Anna", "answer_start": 0}]
-    rows = [
-        {"question": f"who {n} ?", "context": "Anna lives", "answers": answer} for n in range(20)
-    ]
-    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(BertworksError, match="all 20 rows are of one context or group"):
-        read_data(tmp_path / "d.jsonl")
-
-
 def test_labels_of_rows_without_text_are_none(tmp_path: Path) -> None:
     rows = [f"a film {n},{'ab'[n % 2]}" for n in range(40)]
     (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows, ",rare"]) + "\n")
@@ -705,22 +602,6 @@ def test_python_gives_a_model_that_predicts_and_is_saved(model: Path, tmp_path: 
         found.save(tmp_path / "kept")
 
 
-def test_answers_have_what_was_requested(classifier: Path, trained: Trained) -> None:
-    predictor = Predictor(classifier, device="cpu")
-    (one,) = predictor.predict(["a good film"])
-    assert list(one) == ["label", "score"]
-    (best,) = predictor.predict(["a good film"], top_k=2)
-    assert next(iter(best["scores"].items())) == (one["label"], one["score"])
-    assert sum(best["scores"].values()) == pytest.approx(1.0)
-    assert [list(best), len(best["scores"])] == [["label", "score", "scores"], 2]
-    with pytest.raises(UsageError, match="expected a list of texts"):
-        predictor.predict("a good film")
-    tagger = Predictor(trained("tagging")[0], device="cpu")
-    assert list(tagger.predict([["a", "film"]])[0]) == ["tags"]
-    with pytest.raises(UsageError, match="a single prediction"):
-        tagger.predict([["a", "film"]], top_k=2)
-
-
 def test_a_file_keeps_its_columns_order_and_rows(classifier: Path, tmp_path: Path) -> None:
     data = write_reviews(tmp_path / "reviews.csv", 300)
     *_, done = predict_file(
@@ -761,36 +642,6 @@ def test_what_is_there_is_not_written_over(classifier: Path, tmp_path: Path) -> 
     data = write_reviews(tmp_path / "own.csv", 10)
     with pytest.raises(UsageError, match="this is the input file"):
         list(predict_file(classifier, data, data, device="cpu"))
-
-
-def test_pairs_and_single_texts_are_not_taken_for_one_another(
-    classifier: Path, trained: Trained, tmp_path: Path
-) -> None:
-    pairs, _ = trained("regression")
-    with pytest.raises(UsageError, match="expected a pair of strings"):
-        Predictor(pairs, device="cpu").predict(["one text"])
-    with pytest.raises(UsageError, match="expected a string"):
-        Predictor(classifier, device="cpu").predict([("one", "two")])
-    with pytest.raises(UsageError, match="the model reads two texts"):
-        list(
-            predict_file(
-                pairs, write_reviews(tmp_path / "r.csv", 10), tmp_path / "out.csv", device="cpu"
-            )
-        )
-    choices = write_choices(tmp_path / "c.csv", 5)
-    more = (
-        choices.read_text()
-        .replace("ending2,label", "ending2,ending3,label")
-        .replace(",0\n", ",x,0\n")
-    )
-    (tmp_path / "four.csv").write_text(more.replace(",1\n", ",x,1\n").replace(",2\n", ",x,2\n"))
-    options = {"text": ("startphrase", "ending0", "ending1", "ending2", "ending3"), "device": "cpu"}
-    with pytest.raises(BertworksError, match="choices, but the model was trained with 3"):
-        list(
-            predict_file(
-                trained("choice")[0], tmp_path / "four.csv", tmp_path / "out.csv", **options
-            )
-        )
 
 
 @pytest.mark.parametrize("setting", ["dropout=1.0", "dropout=-0.5", "optimizer.beta2=1.0"])
@@ -926,19 +777,6 @@ def test_answers_and_entities_stand_where_they_say(
     assert found["entities"][0]["start"] == 12
 
 
-def test_what_is_no_fine_tuned_model_is_refused(
-    classifier: Path, model: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(BertworksError, match="not fine-tuned"):
-        Predictor(model)
-    (tmp_path / "other.csv").write_text("words,label\ngood film,pos\nbad film,neg\n")
-    with pytest.raises(UsageError, match=r"other.csv.*'text'.*words, label"):
-        list(
-            predict_file(classifier, tmp_path / "other.csv", tmp_path / "scored.csv", text=["text"])
-        )
-    assert not (tmp_path / "scored.csv").exists()
-
-
 def test_rows_without_text_have_no_answer_and_are_named(model: Path, tmp_path: Path) -> None:
     data = write_reviews(tmp_path / "reviews.csv")
     data.write_text(data.read_text() + ",pos,3\n")
@@ -961,13 +799,6 @@ def test_rows_without_text_have_no_answer_and_are_named(model: Path, tmp_path: P
         given = [row["predicted_label"] for row in csv.DictReader(file)]
     assert len(given) == 3
     assert [label == "" for label in given] == [False, True, False]
-
-
-def test_bf16_is_near(classifier: Path) -> None:
-    exact = Predictor(classifier, device="cpu").predict(["a good film"])[0]
-    near = Predictor(classifier, device="cpu", precision="bf16").predict(["a good film"])[0]
-    assert near["score"] == pytest.approx(exact["score"], abs=0.05)
-    assert torch.is_grad_enabled()
 
 
 def test_tags_that_are_no_entities_are_evaluated_by_the_word(model: Path, tmp_path: Path) -> None:

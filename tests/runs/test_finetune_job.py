@@ -3,7 +3,6 @@ between methods."""
 
 import inspect
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
 from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.preprocessing import StandardScaler
 
@@ -27,9 +25,7 @@ from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob, Forecast
 from bertworks.runs.preparation import prepare_finetuning
 from bertworks.runs.trials import plan_trials, run_trials
-from bertworks.runs.validation import choose_method
-from bertworks.tasks.heads import Classification, MultiLabel, Regression
-from bertworks.tasks.linear_head import SEQUENCE_DEVIATION, fit_linear_head
+from bertworks.tasks.linear_head import SEQUENCE_DEVIATION
 from bertworks.tasks.probabilities import softmax
 from bertworks.training.recipe import load_finetune_recipe
 from tests.support.fine import (
@@ -66,27 +62,6 @@ def vectors_of(model: Path, texts: list[str]) -> np.ndarray:
         .embed(texts)
         .astype(float)
     )
-
-
-def test_a_frozen_classifier_is_logistic_regression_on_mean_vectors(
-    model: Path, tmp_path: Path
-) -> None:
-    data = write_reviews(tmp_path / "reviews.csv")
-    done, _ = run(data, tmp_path / "out", model, method="frozen")
-    assert done.fields["method"] == "frozen"
-    rows = read_data(data, validation="folds").train
-    texts, labels = [item.texts[0] for item in rows], [item.label for item in rows]
-    new = [*texts[:7], "the film was good", "a bad plot"]
-    expected = logistic(vectors_of(model, texts), labels)(vectors_of(model, new))
-    answers = Predictor(tmp_path / "out", device="cpu", precision="fp32").predict(
-        new, probabilities=True
-    )
-    found = np.array(
-        [[answer["scores"][name] for name in sorted(set(labels))] for answer in answers]
-    )
-    temperature = ModelFolder(tmp_path / "out").task_config.weights_temperature
-    assert temperature != 1
-    assert found == pytest.approx(softmax(np.log(expected) / temperature), abs=2e-4)
 
 
 def test_pairs_have_the_difference_product_and_cosine_of_their_vectors(
@@ -143,21 +118,6 @@ def test_frozen_heads_of_other_tasks_learn(
     assert ModelFolder(tmp_path / "out").task_config.task in ("multilabel", "tagging")
 
 
-def test_linear_heads_of_labels_without_rows() -> None:
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(50, 8)) * 3 + 5
-    labels = (x[:, 0] > 5).astype(np.int64) * 2  # the label 1 never occurs
-    head = fit_linear_head(Classification(outputs=3), x, labels)
-    assert (head(x).argmax(1) == labels).mean() > 0.95
-    several = fit_linear_head(MultiLabel(outputs=2), x, np.stack([labels / 2, np.ones(50)], 1))
-    assert ((several(x) > 0) == np.stack([labels > 0, np.ones(50, bool)], 1)).mean() > 0.95
-    numbers = fit_linear_head(Regression(), x, x[:, 1] * 2 - 1)
-    assert numbers(x)[:, 0] == pytest.approx(x[:, 1] * 2 - 1, abs=0.05)
-    assert fit_linear_head(Regression(), x, np.full(50, 2.5))(x)[:, 0] == pytest.approx(
-        np.full(50, 2.5)
-    )
-
-
 def test_cosine_starts_from_the_cosine_and_is_trained(model: Path, tmp_path: Path) -> None:
     data = write_pairs(tmp_path / "pairs.tsv")
     request = make_finetune_request(data, model=model, overrides=FAST, method="cosine")
@@ -199,46 +159,6 @@ def test_auto_takes_the_method_that_is_best_on_unseen_rows_and_resumes(
     assert done.fields["figures"] == whole.fields["figures"]
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "again")]
     assert weights[0] == weights[1]
-
-
-def test_a_reported_score_did_not_choose_its_method(model: Path, tmp_path: Path) -> None:
-    """The rows of a part have the predictions of the method that is best on the other parts."""
-    data = write_reviews(tmp_path / "reviews.csv")
-    job = FinetuneJob(
-        prepare_finetuning(
-            make_finetune_request(data, model=model, overrides=FAST), torch.device("cpu")
-        )
-    )
-    gold = [
-        job.description.labels.index(job.train[n].item.label)
-        for part in job.data.parts[:EVALUATED]
-        for n in part
-    ]
-    first = len(job.data.parts[0])
-
-    def logits(right: Callable[[int], bool]) -> list[list[np.ndarray]]:
-        rows = [
-            np.eye(2, dtype=np.float32)[[label if right(n) else 1 - label]]
-            for n, label in enumerate(gold)
-        ]
-        return [rows[:first], rows[first:]]
-
-    # each is right on one part
-    made = {"full": logits(lambda n: n < first), "frozen": logits(lambda n: n >= first)}
-    with pytest.MonkeyPatch.context() as patch:
-
-        def validate(one: FinetuneJob, folder: Path) -> Any:
-            yield from ()
-            return made[one.method]
-
-        patch.setattr("bertworks.runs.validation._validate", validate)
-        stream = choose_method(job, tmp_path)
-        try:
-            while True:
-                next(stream)
-        except StopIteration as end:
-            chosen = end.value
-    assert [int(one.argmax()) for one in chosen.validated[1]] == [1 - label for label in gold]
 
 
 def test_methods_that_do_not_apply(model: Path, tmp_path: Path) -> None:
@@ -284,44 +204,6 @@ def test_rows_of_one_group_are_trained_beside_a_dev_file(model: Path, tmp_path: 
     assert not any(event.text.startswith("method: ") for event in events)
     with pytest.raises(BertworksError, match="too few to train and to evaluate"):
         run(tmp_path / "one.csv", tmp_path / "alone", model, **request)
-
-
-@pytest.mark.parametrize(("gain", "method"), [(0.1, "full"), (0.6, "frozen")])
-def test_another_method_must_be_clearly_better(
-    gain: float, method: str, model: Path, tmp_path: Path
-) -> None:
-    """Few rows must not choose by chance; the note gives the scores and the reason."""
-    job = FinetuneJob(
-        prepare_finetuning(
-            make_finetune_request(write_reviews(tmp_path / "reviews.csv"), model=model),
-            torch.device("cpu"),
-        )
-    )
-    gold = [
-        job.description.labels.index(one.item.label)
-        for part in job.data.parts[:EVALUATED]
-        for one in (job.train[n] for n in part)
-    ]
-    right = {"full": 0.4, "frozen": 0.4 + gain}
-
-    def validate(one: FinetuneJob, folder: Path) -> Any:
-        yield from ()
-        chance = np.random.default_rng(len(one.method)).random(len(gold))
-        rows = [
-            np.eye(2, dtype=np.float32)[[label if x < right[one.method] else 1 - label]]
-            for label, x in zip(gold, chance)
-        ]
-        first = len(job.data.parts[0])
-        return [rows[:first], rows[first:]]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bertworks.runs.validation._validate", validate)
-        (note,) = [
-            event for event in choose_method(job, tmp_path) if event.text.startswith("method: ")
-        ]
-    assert note.fields["method"] == method
-    assert note.fields["methods"]["frozen"] > note.fields["methods"]["full"]
-    assert ("must be clearly better than full" in note.text) == (method == "full")
 
 
 def test_trainings_from_a_fitted_head_are_shorter_and_gentler(model: Path, tmp_path: Path) -> None:
@@ -495,64 +377,6 @@ def test_trials_compute_their_baselines_once(model: Path, tmp_path: Path) -> Non
 
 
 # Rows that share a text
-
-
-def pairs_of(left: list[str], right: list[str]) -> list[dict[str, Any]]:
-    return [
-        {"sentence1": a, "sentence2": b, "score": (n % 9) / 3}
-        for n, (a, b) in enumerate(zip(left, right))
-    ]
-
-
-def texts_on_both_sides(data: Any) -> set[str]:
-    sides = [{text for item in part for text in item.texts} for part in (data.train, data.dev)]
-    return sides[0] & sides[1]
-
-
-@given(st.integers(0, 10**6), st.integers(12, 40), st.integers(2, 4))
-@settings(max_examples=25)
-def test_pairs_that_share_a_text_stay_together(seed: int, premises: int, each: int) -> None:
-    """As in SNLI, with the premise on either side."""
-    draw = random.Random(seed)
-    rows = []
-    for n in range(premises):
-        for k in range(each):
-            pair = [f"premise number {n}", f"hypothesis {n} {k}"]
-            rows += pairs_of(*([text] for text in draw.sample(pair, 2)))
-    draw.shuffle(rows)
-    rows = [row | {"score": n % 7 / 2} for n, row in enumerate(rows)]
-    for validation in ("split", "folds"):
-        data = read_data(rows, validation=validation)
-        assert f"kept together: rows with a text in common, {premises:,} groups" in data.notes
-        if validation == "split":
-            assert not texts_on_both_sides(data)
-        for part in range(len(data.parts)):
-            assert not texts_on_both_sides(data.fold(part))
-
-
-def test_pairs_with_the_same_few_hypotheses_are_kept_by_the_other_text() -> None:
-    rows = pairs_of(
-        [f"premise {n // 3}" for n in range(90)], [f"it is about {n % 3}" for n in range(90)]
-    )
-    data = read_data(rows, validation="split")
-    assert "kept together: rows with a text in common, 30 groups" in data.notes
-    assert texts_on_both_sides(data) == {"it is about 0", "it is about 1", "it is about 2"}
-
-
-def test_pairs_in_groups_too_large_are_divided_and_said() -> None:
-    rows = pairs_of(
-        [f"premise {n % 3}" for n in range(90)], [f"hypothesis {n % 5}" for n in range(90)]
-    )
-    data = read_data(rows, validation="split")
-    assert (
-        "rows in train and in dev have texts in common: scores on new texts may be lower"
-        in data.notes
-    )
-    assert data.dev
-    alone = read_data(
-        pairs_of([f"a {n}" for n in range(60)], [f"b {n}" for n in range(60)]), validation="split"
-    )
-    assert not [note for note in alone.notes if "in common" in note]
 
 
 def test_the_report_of_a_linear_head_has_its_figures_and_no_steps(

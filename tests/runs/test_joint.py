@@ -21,7 +21,7 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.runs.joint import finetune_joint, joint_events, make_joint_request
 from bertworks.tasks.heads import JointModel, TaskModel
 from bertworks.training.loop import train
-from bertworks.training.optimization import Adamax, OptimizerConfig, make_optimizer, update
+from bertworks.training.optimization import OptimizerConfig, make_optimizer
 from tests.scenarios.test_finetune_processes import torchrun
 from tests.support.fine import (
     write_conll,
@@ -47,54 +47,6 @@ def models(*tasks: str) -> dict[str, TaskModel]:
 def named(task: str, seed: int = 0) -> Batch:
     batch = batch_of(task, seed)
     return Batch(batch.input_ids, batch.layout, batch.token_type_ids, {task: batch.target})
-
-
-@pytest.mark.parametrize(("decay", "corrects"), [(0.0, True), (0.1, True), (0.1, False)])
-def test_adamax_is_that_of_torch(decay: float, corrects: bool) -> None:
-    model = models("classification")["classification"]
-    other = copy.deepcopy(model)
-    c = OptimizerConfig(
-        optimizer="adamax",
-        weight_decay=decay,
-        eps=1e-3,
-        bias_correction=corrects,
-        max_grad_norm=0.5,
-    )
-    ours = make_optimizer(model, c)
-    assert isinstance(ours, Adamax)
-    groups: list[dict[str, Any]] = [
-        {
-            "params": [p for p in other.parameters() if (p.ndim > 1) == matrix],
-            "weight_decay": decay * matrix,
-        }
-        for matrix in (True, False)
-    ]
-    theirs = torch.optim.Adamax(groups, lr=1e-2, betas=(c.beta1, c.beta2), eps=c.eps)
-    if not corrects:
-        for p in other.parameters():
-            step = torch.tensor(1e7)
-            theirs.state[p] = {
-                "step": step,
-                "exp_avg": torch.zeros_like(p),
-                "exp_inf": torch.zeros_like(p),
-            }
-    for seed in range(5):
-        for one in (model, other):
-            one.zero_grad()
-            one(batch_of("classification", seed))["task"][0].backward()
-        if seed == 3:  # a gradient that is not finite changes nothing
-            before = [p.clone() for p in model.parameters()]
-            assert update(ours, 1e-2, torch.tensor(torch.inf), 0.5) == 1
-            assert all(map(torch.equal, before, model.parameters()))
-        norm = torch.nn.utils.get_total_norm(
-            [p.grad for p in model.parameters() if p.grad is not None]
-        )
-        update(ours, 1e-2, norm, 0.5)
-        torch.nn.utils.clip_grad_norm_(other.parameters(), 0.5)
-        theirs.step()
-    for (name, p), q in zip(model.named_parameters(), other.parameters(), strict=True):
-        assert (p - q).abs().max() <= 1e-6, name
-        assert (ours.state[p]["exp_inf"] - theirs.state[q]["exp_inf"]).abs().max() <= 1e-6, name
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -42,28 +42,6 @@ def with_stray(lines: list[str], index: int, stray: str) -> list[str]:
     return [*lines[:index], f"{words[0]} {words[1]} {stray}{words[2]}", *lines[index + 1 :]]
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-@pytest.mark.parametrize("stray", INSIDE)
-def test_translations_stay_in_step(stray: str, end: str, tmp_path: Path) -> None:
-    """OpenNMT-py#2262 and #399: all translations between two stray carriage returns were shifted by
-    a line."""
-    first = write_lines(tmp_path / "a", with_stray(SENTENCES, 1, stray), end)
-    second = write_lines(tmp_path / "b", with_stray(SENTENCES, 6, stray), end)
-    translations = read_translations([first, second])
-    assert len(translations.pairs) == 8
-    for place in (0, 2, 3, 4, 5, 7):
-        assert translations.pairs[place] == (SENTENCES[place], SENTENCES[place])
-    assert translations.pairs[1][0] == with_stray(SENTENCES, 1, stray)[1]
-    counter = next(
-        counter for name, counter in translations.issues.items() if "inside lines" in name
-    )
-    assert (counter.count, counter.places) == (2, [f"{first}:2", f"{second}:7"])
-    table = write_lines(
-        tmp_path / "c", [f"{line}\t{line}" for line in with_stray(SENTENCES, 1, stray)], end
-    )
-    assert read_translations([table]).pairs[2:] == [(line, line) for line in SENTENCES[2:]]
-
-
 def test_the_nearest_translations_of_files_with_stray_carriage_returns(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,59 +63,6 @@ def test_the_nearest_translations_of_files_with_stray_carriage_returns(
         f"carriage returns inside lines (they end no line): 2 ({files[0]}:2, {files[1]}:7)"
         in printed.err
     )
-
-
-def test_what_is_printed_about_translations(tmp_path: Path) -> None:
-    first = write_lines(
-        tmp_path / "a", [*SENTENCES, "Nine words are in this one and one is left.", "same", "ok"]
-    )
-    second = write_lines(tmp_path / "b", [*(line * 2 for line in SENTENCES), "x", "same", "o"])
-    translations = read_translations([first, second])
-    assert (translations.num_identical, translations.num_far, translations.usual_ratio) == (
-        1,
-        1,
-        2.0,
-    )
-    first_note, *examples, length_note, identical_note = translations.notes()
-    assert first_note == (
-        f"translations: 11 pairs, lines 1 to 11 of {first} and {second}; 9.1% are the same on "
-        "both sides; "
-        "the second side has 2.00 times the characters of the first (median)"
-    )
-    assert examples[0] == f"example  {SENTENCES[0]!r} -> {SENTENCES[0] * 2!r:.61}'"
-    assert f"1 ({first}:9)" in length_note
-    assert "lengths" in length_note
-    assert f"1 ({first}:10)" in identical_note
-
-
-def test_translations_with_lengths_that_do_not_fit(tmp_path: Path) -> None:
-    short_line = "A word, or some of them."
-    long_line = "A sentence with many more words than all of the others. " * 3
-    files = [
-        write_lines(tmp_path / "a", [short_line, long_line] * 20),
-        write_lines(tmp_path / "b", [short_line, long_line] * 19),
-    ]
-    with pytest.raises(BertworksError, match=r"has 40 lines, .* has 38: expected as many"):
-        read_translations(files)
-    files[1] = write_lines(tmp_path / "b", [long_line, short_line] * 20)
-    assert any(note.startswith("warning: the lengths") for note in read_translations(files).notes())
-    files[1] = write_lines(tmp_path / "b", [f"{line}!" for line in [short_line, long_line] * 20])
-    assert not any(note.startswith("warning") for note in read_translations(files).notes())
-    assert any(
-        note.startswith("warning: many") for note in read_translations([files[0], files[0]]).notes()
-    )
-
-
-def test_empty_sides_are_counted_and_named(tmp_path: Path) -> None:
-    files = [
-        write_lines(tmp_path / "a", ["x", "", "x", "x"]),
-        write_lines(tmp_path / "b", ["y", "y", "y", " \r"]),
-    ]
-    message = (
-        rf"a:2: no text on one side of a translation, in 2 places: 2 \({files[0]}:2, {files[1]}:4\)"
-    )
-    with pytest.raises(BertworksError, match=message):
-        read_translations(files)
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.tsv", "a.csv", "a.conll"])

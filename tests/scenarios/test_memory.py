@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 from bertworks.cli.main import main
 from bertworks.datasets.reader import RowReader
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError
 from bertworks.io import tables, text_files
 from bertworks.io.options import ReadOptions
 from bertworks.text.corpus import CorpusReader
@@ -125,12 +125,6 @@ def test_one_json_value_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(list(RowReader(path, ReadOptions(max_row_bytes="1m")))) == 100
     one_line = write(tmp_path / "b.json", json.dumps([{"text": "a", "label": "b"}] * 100))
     assert "b.json:1: a row has more than 1,000 bytes" in error(one_line)
-
-
-@pytest.mark.parametrize("size", ["0", "much", "-1m"])
-def test_a_size_that_is_none(tmp_path: Path, size: str) -> None:
-    with pytest.raises(UsageError, match="--max-row-bytes"):
-        RowReader(write(tmp_path / "a.csv", "text,label\na,b\n"), ReadOptions(max_row_bytes=size))
 
 
 def test_the_option_of_the_hint_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,9 +25,8 @@ from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.joint import joint_events, make_joint_request
 from bertworks.runs.preparation import prepare_finetuning
-from bertworks.runs.task_teacher import TaskTeacher
 from bertworks.tasks.decoding import make_task_head
-from bertworks.tasks.heads import TEACHER, TaskModel
+from bertworks.tasks.heads import TaskModel
 from bertworks.tasks.settings import TaskConfig, TaskType
 from tests.support.fine import tokenizer, write_multilabel, write_reviews
 
@@ -402,23 +401,6 @@ def test_further_training_begins_with_the_logits_of_the_training(
     for name in ("classifier.weight", "classifier.bias"):
         assert torch.equal(started[name], (in_folder[name] * temperature)[order])
     assert (job.description.temperature, job.description.weights_temperature) == (1, 1)
-
-
-def test_a_student_gets_the_logits_of_the_training(
-    calibrated: tuple[Path, Path], model: Path
-) -> None:
-    data, folder = calibrated
-    description = ModelFolder(folder).task_config
-    job = job_of(data, model)
-    teacher = TaskTeacher(str(folder), job.description, job.model.tokenizer, CPU)
-    labelled = teacher.label(job.groups, lambda text: None)
-    found = torch.stack(
-        [torch.as_tensor(group[0].targets[TEACHER].labels)[0] for group in labelled]
-    )
-    predictor = Predictor(folder, device="cpu", precision="fp32")
-    outputs = np.concatenate(predictor.logits(list(job.groups))) * description.weights_temperature
-    order = [description.labels.index(label) for label in job.description.labels]
-    np.testing.assert_allclose(found.numpy(), outputs[:, order], atol=1e-5)
 
 
 # --- numbers

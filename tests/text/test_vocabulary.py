@@ -5,10 +5,8 @@ import json
 import random
 import sys
 from collections import Counter
-from contextlib import closing
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -21,8 +19,7 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.text import word_counts
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig, splitter_of, train_vocabulary
-from bertworks.text.word_counts import Splitter, WordCounts, count_words
-from bertworks.text.wordpiece import MergeLearner, characters_of, train_word_pieces
+from bertworks.text.word_counts import Splitter
 
 BERT = normalizers.BertNormalizer(strip_accents=False)
 
@@ -150,98 +147,7 @@ def test_counts_survive_a_lone_surrogate_and_long_words():
     assert SPLITTER.count(["a\ud800b " + "x" * 101]) == {"ab": 1}
 
 
-@given(
-    st.lists(
-        st.dictionaries(st.text(st.sampled_from("abé中\U0001f600"), min_size=1), st.integers(1, 9))
-    )
-)
-@settings(deadline=None)
-def test_counts_through_a_file_are_exact_and_sorted(batches):
-    expected: Counter[str] = Counter()
-    with closing(WordCounts(max_memory=1)) as spilled:  # every batch goes to the file
-        for batch in batches:
-            spilled.add(batch)
-            expected.update(batch)
-        assert list(spilled) == sorted(expected.items(), key=lambda item: (-item[1], item[0]))
-        assert dict(spilled) == expected, "as often as one likes"
-        assert len(spilled) == len(expected)
-
-
-def test_no_room_for_temporary_files_is_an_error_of_ours():
-    with closing(WordCounts(max_memory=1)) as counts:
-        counts._database.execute("PRAGMA max_page_count = 2")
-        with pytest.raises(BertworksError, match="cannot be written"):
-            counts.add({f"word {number}": 1 for number in range(1000)})
-
-
-def test_a_killed_counting_process_is_an_error(monkeypatch):
-    monkeypatch.setattr(word_counts, "BATCH", 10)
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    with (
-        closing(WordCounts(1 << 20)) as counts,
-        pytest.raises(BertworksError, match="process that counted words ended"),
-    ):
-        count_words(invented(9), SPLITTER, counts.add, workers=2)
-
-
 # Merging
-
-
-def naive_merges(words):
-    """The definition, all counts made anew at every step; ties to the pair of older symbols."""
-    words = [(characters_of(word), count) for word, count in words]
-    order = {
-        form: number
-        for number, form in enumerate(sorted({form for word, _ in words for form in word}))
-    }
-    merges = []
-    while True:
-        pairs = Counter()
-        for word, count in words:
-            for pair in pairwise(word):
-                pairs[pair] += count
-        scored = [
-            (-count, order[a], order[b], a, b) for (a, b), count in pairs.items() if count > 1
-        ]
-        if not scored:
-            break
-        *_, left, right = min(scored)
-        merges.append((left, right))
-        form = left + right.removeprefix("##")
-        order.setdefault(form, len(order))
-        for word, _ in words:
-            place = 0
-            while place < len(word) - 1:
-                if (word[place], word[place + 1]) == (left, right):
-                    word[place : place + 2] = [form]
-                place += 1
-    return merges
-
-
-@pytest.mark.no_cover
-@given(
-    st.dictionaries(
-        st.text(st.sampled_from("abc"), min_size=1, max_size=9), st.integers(1, 20), max_size=12
-    )
-)
-@settings(deadline=None, max_examples=150)
-def test_merges_are_those_of_the_definition(words):
-    items = sorted(words.items())
-    alphabet = sorted({form for word, _ in items for form in characters_of(word)})
-    learner = MergeLearner(items, alphabet, "##")
-    learner.merge_until(1000)
-    assert learner.merges == naive_merges(items)
-
-
-def test_stepping_stones_are_dropped():
-    words = [("abcdef", 100), ("xy", 3), ("zw", 2)]
-    alphabet = sorted({form for word, _ in words for form in characters_of(word)})
-    pieces = train_word_pieces(words, alphabet, len(alphabet) + 6, min_frequency=2)
-    assert set(pieces[len(alphabet) :]) >= {"abcdef", "xy"}
-    few = train_word_pieces(words, alphabet, len(alphabet) + 5, min_frequency=2)
-    assert few[len(alphabet) :][-1] == "xy", (
-        "a fifth more than 5 is 6; a stepping stone of abcdef went"
-    )
 
 
 # Training

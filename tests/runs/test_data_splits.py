@@ -1,0 +1,176 @@
+"""Labelled files become training and dev rows: groups, copies and labels stay together."""
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from bertworks.errors import BertworksError
+from tests.support.fine import (
+    read_data,
+)
+
+
+def test_whole_groups_are_set_aside_and_no_more_than_a_tenth(model: Path, tmp_path: Path) -> None:
+    lines = [f"a film {n},{'abcdefgh'[n % 8]},{n // 20 if n < 380 else ''}" for n in range(400)]
+    (tmp_path / "d.csv").write_text("\n".join(["text,label,author", *lines]) + "\n")
+    found = read_data(tmp_path / "d.csv", label="label", group="author")
+    assert 30 <= len(found.dev) <= 50
+    of = lambda items: {item.document for item in items if item.document}  # noqa: E731
+    assert not of(found.train) & of(found.dev)
+    assert "kept together: rows with the same 'author'" in found.notes
+
+
+def test_rows_without_a_group_are_divided_one_by_one(tmp_path: Path) -> None:
+    lines = [f"a film {n},{'ab'[n % 2]},{'Anna' if n < 10 else ''}" for n in range(200)]
+    (tmp_path / "d.csv").write_text("\n".join(["text,label,author", *lines]) + "\n")
+    found = read_data(tmp_path / "d.csv", label="label", group="author")
+    assert all(any(not item.document for item in part) for part in (found.train, found.dev))
+
+
+def test_every_label_has_the_same_share_of_dev(tmp_path: Path) -> None:
+    labels = ["a"] * 80 + ["b"] * 60 + ["c"] * 40 + ["d"] * 20
+    rows = [f"a film {n},{label}" for n, label in enumerate(labels)]
+    (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    dev = Counter(item.label for item in read_data(tmp_path / "d.csv").dev)
+    assert dev == {"a": 8, "b": 6, "c": 4, "d": 2}
+
+
+def test_a_label_of_one_row_is_learned_and_not_evaluated(tmp_path: Path) -> None:
+    rows = [f"a film {n},{'ab'[n % 2]}" for n in range(40)]
+    (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows, "a book,rare"]) + "\n")
+    assert "rare" in {item.label for item in read_data(tmp_path / "d.csv").train}
+
+
+@pytest.mark.parametrize(("whole", "documents"), [(True, 8), (False, 8), (False, 20)])
+def test_documents_stay_whole_where_they_are_context_or_many(
+    whole: bool, documents: int, tmp_path: Path
+) -> None:
+    sentences = "".join(f"Anna{n} B-x\nlives O\n\n" for n in range(5))
+    (tmp_path / "d.conll").write_text(f"-DOCSTART- O\n\n{sentences}" * documents)
+    found = read_data(tmp_path / "d.conll", whole_documents=whole)
+    train, dev = ({item.document for item in part} for part in (found.train, found.dev))
+    if documents >= 10:
+        whole = True
+        assert "kept together: sentences of a document, 20 documents" in found.notes
+    assert train.isdisjoint(dev) == whole
+    note = f"sentences of {len(train & dev)} documents are in train and in dev"
+    assert (
+        any(line.startswith(note) and "--group document" in line for line in found.notes) != whole
+    )
+    (tmp_path / "dev.conll").write_text(f"-DOCSTART- O\n\n{sentences}")
+    # a document 1 is in both, and is not the same
+    apart = read_data(tmp_path / "d.conll", dev=tmp_path / "dev.conll")
+    assert not any("in train and in dev" in line for line in apart.notes)
+
+
+@pytest.mark.parametrize("fold", [None, (0, 5), (3, 5)])
+def test_copies_are_on_one_side(fold: tuple[int, int] | None, tmp_path: Path) -> None:
+    forms = ["Ein Café {}", "ein  cafe\u0301 {}", " EIN CAFÉ {}"]
+    rows = [
+        f"{form.format(n)},{'ab'[n % 3 == 0]}" for n in range(100) for form in forms[: 1 + n % 3]
+    ]
+    (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    found = read_data(tmp_path / "d.csv", fold=fold)
+    train, dev = ({item.texts[0].split()[-1] for item in part} for part in (found.train, found.dev))
+    assert train.isdisjoint(dev)
+    assert len(found.dev) == pytest.approx(len(rows) / (5 if fold else 10), abs=4)
+    share = Counter(item.label for item in found.dev)["b"] / len(found.dev)
+    assert share == pytest.approx(34 / 199, abs=0.08)  # still the same fraction of every label
+    assert "kept together: 165 rows with the text of another row" in found.notes
+
+
+def test_a_text_that_fills_the_file_is_divided_with_a_warning(tmp_path: Path) -> None:
+    rows = [*(f"a film {n},{'ab'[n % 2]}" for n in range(100)), *["buy now,a"] * 100]
+    (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    data = read_data(tmp_path / "d.csv")
+    copies_in_dev = Counter(item.texts for item in data.dev)["buy now",]
+    assert len(data.dev) == 20
+    assert 5 <= copies_in_dev <= 15  # half of the rows are copies
+    (warning,) = [note for note in data.notes if "copies or near-copies of one another" in note]
+    assert warning.startswith("WARNING: 100 rows are copies")
+    assert "the score is too high for them" in warning
+
+
+def test_sentences_of_many_documents_do_not_join_these(tmp_path: Path) -> None:
+    parts = [
+        f"-DOCSTART- O\n\nResults O\n\nAnna{n} B-x\nlives O\n\nin O\nOslo{n} O\n\n"
+        for n in range(40)
+    ]
+    (tmp_path / "d.conll").write_text("".join(parts))
+    found = read_data(tmp_path / "d.conll")
+    train, dev = ({item.document for item in part} for part in (found.train, found.dev))
+    assert train.isdisjoint(dev)
+    assert len(dev) == 4
+
+
+def test_rows_that_are_all_the_same_context_cannot_be_divided(tmp_path: Path) -> None:
+    answer = [{"text": "Anna", "answer_start": 0}]
+    rows = [
+        {"question": f"who {n} ?", "context": "Anna lives", "answers": answer} for n in range(20)
+    ]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(BertworksError, match="all 20 rows are of one context or group"):
+        read_data(tmp_path / "d.jsonl")
+
+
+def pairs_of(left: list[str], right: list[str]) -> list[dict[str, Any]]:
+    return [
+        {"sentence1": a, "sentence2": b, "score": (n % 9) / 3}
+        for n, (a, b) in enumerate(zip(left, right))
+    ]
+
+
+def texts_on_both_sides(data: Any) -> set[str]:
+    sides = [{text for item in part for text in item.texts} for part in (data.train, data.dev)]
+    return sides[0] & sides[1]
+
+
+@given(st.integers(0, 10**6), st.integers(12, 40), st.integers(2, 4))
+@settings(max_examples=25)
+def test_pairs_that_share_a_text_stay_together(seed: int, premises: int, each: int) -> None:
+    """As in SNLI, with the premise on either side."""
+    draw = random.Random(seed)
+    rows = []
+    for n in range(premises):
+        for k in range(each):
+            pair = [f"premise number {n}", f"hypothesis {n} {k}"]
+            rows += pairs_of(*([text] for text in draw.sample(pair, 2)))
+    draw.shuffle(rows)
+    rows = [row | {"score": n % 7 / 2} for n, row in enumerate(rows)]
+    for validation in ("split", "folds"):
+        data = read_data(rows, validation=validation)
+        assert f"kept together: rows with a text in common, {premises:,} groups" in data.notes
+        if validation == "split":
+            assert not texts_on_both_sides(data)
+        for part in range(len(data.parts)):
+            assert not texts_on_both_sides(data.fold(part))
+
+
+def test_pairs_with_the_same_few_hypotheses_are_kept_by_the_other_text() -> None:
+    rows = pairs_of(
+        [f"premise {n // 3}" for n in range(90)], [f"it is about {n % 3}" for n in range(90)]
+    )
+    data = read_data(rows, validation="split")
+    assert "kept together: rows with a text in common, 30 groups" in data.notes
+    assert texts_on_both_sides(data) == {"it is about 0", "it is about 1", "it is about 2"}
+
+
+def test_pairs_in_groups_too_large_are_divided_and_said() -> None:
+    rows = pairs_of(
+        [f"premise {n % 3}" for n in range(90)], [f"hypothesis {n % 5}" for n in range(90)]
+    )
+    data = read_data(rows, validation="split")
+    assert (
+        "rows in train and in dev have texts in common: scores on new texts may be lower"
+        in data.notes
+    )
+    assert data.dev
+    alone = read_data(
+        pairs_of([f"a {n}" for n in range(60)], [f"b {n}" for n in range(60)]), validation="split"
+    )
+    assert not [note for note in alone.notes if "in common" in note]

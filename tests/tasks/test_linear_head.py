@@ -1,0 +1,53 @@
+"""Linear heads on the features of a frozen encoder, against scikit-learn."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertworks.checkpoints.model_folder import ModelFolder
+from bertworks.inference.predictor import Predictor
+from bertworks.tasks.heads import Classification, MultiLabel, Regression
+from bertworks.tasks.linear_head import fit_linear_head
+from bertworks.tasks.probabilities import softmax
+from tests.runs.test_finetune_job import logistic, run, vectors_of
+from tests.support.fine import (
+    read_data,
+    write_reviews,
+)
+
+
+def test_a_frozen_classifier_is_logistic_regression_on_mean_vectors(
+    model: Path, tmp_path: Path
+) -> None:
+    data = write_reviews(tmp_path / "reviews.csv")
+    done, _ = run(data, tmp_path / "out", model, method="frozen")
+    assert done.fields["method"] == "frozen"
+    rows = read_data(data, validation="folds").train
+    texts, labels = [item.texts[0] for item in rows], [item.label for item in rows]
+    new = [*texts[:7], "the film was good", "a bad plot"]
+    expected = logistic(vectors_of(model, texts), labels)(vectors_of(model, new))
+    answers = Predictor(tmp_path / "out", device="cpu", precision="fp32").predict(
+        new, probabilities=True
+    )
+    found = np.array(
+        [[answer["scores"][name] for name in sorted(set(labels))] for answer in answers]
+    )
+    temperature = ModelFolder(tmp_path / "out").task_config.weights_temperature
+    assert temperature != 1
+    assert found == pytest.approx(softmax(np.log(expected) / temperature), abs=2e-4)
+
+
+def test_linear_heads_of_labels_without_rows() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(50, 8)) * 3 + 5
+    labels = (x[:, 0] > 5).astype(np.int64) * 2  # the label 1 never occurs
+    head = fit_linear_head(Classification(outputs=3), x, labels)
+    assert (head(x).argmax(1) == labels).mean() > 0.95
+    several = fit_linear_head(MultiLabel(outputs=2), x, np.stack([labels / 2, np.ones(50)], 1))
+    assert ((several(x) > 0) == np.stack([labels > 0, np.ones(50, bool)], 1)).mean() > 0.95
+    numbers = fit_linear_head(Regression(), x, x[:, 1] * 2 - 1)
+    assert numbers(x)[:, 0] == pytest.approx(x[:, 1] * 2 - 1, abs=0.05)
+    assert fit_linear_head(Regression(), x, np.full(50, 2.5))(x)[:, 0] == pytest.approx(
+        np.full(50, 2.5)
+    )
