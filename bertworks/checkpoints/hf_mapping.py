@@ -10,12 +10,13 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 
-from bertworks.checkpoints.families.family import FAMILIES, REQUIRED, Family
+from bertworks.checkpoints.families.family import FAMILIES, Family
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, require, some_names
 from bertworks.models.config import BERT, LIMITS, EncoderConfig, Head
@@ -31,6 +32,8 @@ VECTOR_CLASS = "BertworksVectorClassifier"
 # rows in front of a position table, kept as they were
 UNUSED_POSITIONS = "encoder.embeddings.unused_positions.weight"
 _NAMES = packaged_table(__file__, "other_names.toml")
+# settings of every family that change what is computed, and the only value that is supported
+REQUIRED: Mapping[str, Any] = packaged_table(__file__, "other_fields.toml")["required"]
 _NOT_KEPT = {*_NAMES["not_kept"]}
 _OF_LABELS = {*_NAMES["of_labels"]}
 _CORRECT = "correct the file, or get it again"
@@ -49,7 +52,7 @@ class _Parameter(NamedTuple):
     """
 
     name: str
-    file_names: list[str]
+    file_names: tuple[str, ...]
     shape: tuple[int, ...]
     is_transposed: bool
     unused_rows: int
@@ -303,8 +306,12 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
         raise BertworksError(
             f"{what} have a projection between them, which the network then lacks", hint=hint
         )
-    if config.family == "xlm" and config.direction == "right_to_left":
-        raise BertworksError("files of xlm cannot hold a network that reads from right to left")
+    directions = family.flag_values("direction")
+    if directions and config.direction not in directions:
+        reading = config.direction.replace("_", " ")
+        raise BertworksError(
+            f"files of {config.family} cannot hold a network that reads from {reading}"
+        )
     expected = family.required.get("pad_token_id", pad_token_id)
     if pad_token_id != expected:
         what = (
@@ -515,7 +522,7 @@ def config_from_huggingface(
         )
         require(not classes, what, where)
         values["pooler"] = "last"
-    if "lang2id" in family.settings and values["type_vocab_size"] and not values["languages"]:
+    if family.has_languages and values["type_vocab_size"] and not values["languages"]:
         values["languages"] = tuple(map(str, range(values["type_vocab_size"])))
     width = values["hidden_size"]
     what = (
@@ -682,13 +689,33 @@ def _language_names(value: Any, key: str, where: str | None) -> tuple[str, ...]:
 
 def _parameters(
     config: EncoderConfig, names: Collection[str], architecture: str | None = None
-) -> list[_Parameter]:
-    """Return the table of a family with its signs replaced: one entry for each parameter of ours.
+) -> tuple[_Parameter, ...]:
+    """Return the table of a family for a file: one entry for each parameter of ours.
 
     Args:
         names: those of the file.
         architecture: their class; None: the one, among those with rows of their own, that has these
             names.
+    """
+    for kind, rows_of_class in FAMILIES[config.family].by_class.items():
+        names_of_class = {name for row in rows_of_class.values() for name in row[1:]}
+        if all(
+            name.replace("*", end) in names for name in names_of_class for end in ("weight", "bias")
+        ):
+            architecture = architecture or kind
+    components = component_names(names) & {"pooler", "recurrent"}
+    return _table(config, architecture, components)
+
+
+@cache
+def _table(
+    config: EncoderConfig, architecture: str | None, components: frozenset[str]
+) -> tuple[_Parameter, ...]:
+    """Return the rows of a family with their signs replaced by the sizes of a network.
+
+    Args:
+        architecture: their class, or None if no class has rows of its own.
+        components: which of pooler and recurrent the file has.
     """
     family = FAMILIES[config.family]
     hidden = config.hidden_size
@@ -704,14 +731,8 @@ def _parameters(
         "2": 2,
         "L": _ANY,
         "A": _ANY,
-        "C": hidden if {"pooler"} == component_names(names) & {"pooler", "recurrent"} else _ANY,
+        "C": hidden if components == {"pooler"} else _ANY,
     }
-    for kind, of_class in family.by_class.items():
-        names_of_class = {name for row in of_class.values() for name in row[1:]}
-        if all(
-            name.replace("*", end) in names for name in names_of_class for end in ("weight", "bias")
-        ):
-            architecture = architecture or kind
     heads = {head for names in family.pretraining_of(config) for head in names.split()}
     of_heads = {
         name: row for name, row in family.pretraining_rows.items() if name.split(".")[0] in heads
@@ -732,20 +753,21 @@ def _parameters(
             continue
         axes, *file_patterns = row
         shape = tuple(sizes[axis] for axis in axes.split())
-        if pattern == "span.*" and "recurrent" in component_names(names):
+        if pattern == "span.*" and "recurrent" in components:
             shape = (shape[0], _ANY)
         unused_rows = family.unused_positions if pattern.endswith("position.weight") else 0
         for number in map(str, range(config.num_groups)) if "#" in pattern else [""]:
             for end in ("weight", "bias") if "*" in pattern else [""]:
-                name, *parts = [
+                name, *file_names = [
                     name.replace("#", number).replace("*", end)
                     for name in (pattern, *file_patterns)
                 ]
                 of_end = shape[:1] if end == "bias" else shape
+                is_transposed = name.endswith(family.transposed)
                 entries.append(
-                    _Parameter(name, parts, of_end, name.endswith(family.transposed), unused_rows)
+                    _Parameter(name, tuple(file_names), of_end, is_transposed, unused_rows)
                 )
-    return entries
+    return tuple(entries)
 
 
 def _renamed(state: Mapping[str, Tensor], family: Family, where: str | None) -> dict[str, Tensor]:

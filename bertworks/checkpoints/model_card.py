@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bertworks.checkpoints.families.family import FAMILIES
 from bertworks.checkpoints.hf_mapping import layer_of_means
 from bertworks.config import packaged_table
 from bertworks.errors import quoted
@@ -223,11 +224,8 @@ def _filling_use(config: EncoderConfig, name: str, prompt: str) -> str:
 def _generation_use(config: EncoderConfig, name: str, prompt: str, num_end_tokens: int) -> str:
     """Return the section "Use" of a model that continues texts."""
     commands = _commands(config, name, f'bertworks generate {{}} "{prompt}"')
-    if config.family == "xlm":
-        remark = (
-            "The method `generate` of transformers puts a mask behind texts of XLM: it gives "
-            "other texts."
-        )
+    remark = FAMILIES[config.family].generation_remark
+    if remark:
         return f"{commands}\n{remark}\n"
     ending = f"[:, :-{num_end_tokens}]  # without what ends a text" if num_end_tokens else ""
     end = "tokenizer.sep_token_id" if num_end_tokens else "tokenizer.eos_token_id"

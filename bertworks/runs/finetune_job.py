@@ -91,9 +91,7 @@ def _check_network(model: str, c: EncoderConfig, task: TaskType, recipe: Finetun
     """Raises UsageError for a model without a place for the head of a task, or without a layer or
     loss of a recipe."""
     feature_numbers(c, recipe.feature_layers)
-    if task not in FAMILIES[c.family].tasks or (
-        c.family == "xlm" and c.direction != "bidirectional"
-    ):
+    if not FAMILIES[c.family].can_finetune(task, c):
         reads = (
             ""
             if c.direction == "bidirectional"

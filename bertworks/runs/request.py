@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from bertworks.checkpoints.families.family import FAMILIES
 from bertworks.checkpoints.model_folder import named_weights_sha256
 from bertworks.checkpoints.resolve import is_model_name
 from bertworks.errors import UsageError, expect, names_of
@@ -236,7 +237,7 @@ def with_languages(recipe: Recipe, request: Request) -> Recipe:
             "--recipe xlm-tlm and --parallel belong together, and xlm-mlm without",
         ),
         (
-            not names or c.family == "xlm",
+            not names or FAMILIES[c.family].has_languages,
             f"models of the family {c.family} have no table of languages",
             "--recipe xlm-mlm",
         ),

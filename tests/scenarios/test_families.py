@@ -591,7 +591,7 @@ def test_the_unused_rows_of_roberta_are_kept_or_zero():
             {"is_decoder": True},
             "is_decoder is True: only False is supported for roberta",
         ),
-        ("xlnet", {}, "the family .xlnet. is not supported yet: expected one of bert"),
+        ("xlnet", {}, "the family .xlnet. is not supported yet: expected one of albert, bert"),
     ],
 )
 def test_what_is_not_supported_is_refused(family: str, settings: dict, message: str):
@@ -658,7 +658,7 @@ def test_names_of_another_family_are_refused(family: str):
             {},
             "encoder.pooler is 'first_tanh': files of electra can only hold 'first_gelu'",
         ),
-        ("gpt3", {}, "family is 'gpt3': expected one of bert, roberta"),
+        ("gpt3", {}, "family is 'gpt3': expected one of albert, bert"),
     ],
 )
 def test_a_network_that_files_cannot_describe_is_not_written(

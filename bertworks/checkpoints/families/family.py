@@ -8,8 +8,9 @@ weight, or bias, which has only the first axis. Sizes: V vocabulary, P positions
 embedding, H hidden, I feed-forward, Q 3 * H, L labels, C the input of the classifier, 1 one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from bertworks.config import packaged_table
@@ -61,6 +62,8 @@ class Family:
         name (model_type).
     choices_have_hidden_dropout: the dropout before the output layer for choices is that of the
         layers, whatever is set for whole texts.
+    finetuned_directions: the directions of reading of networks that can be fine-tuned; (): all.
+    generation_remark: what users of `generate` of transformers should know about this family.
     decoder: fields of EncoderConfig with other values in files with `is_decoder: true`; {}: such
         files are refused, or the family has no such setting.
     required: settings that change what is computed, and the only value that is supported.
@@ -94,6 +97,8 @@ class Family:
     untyped: int = 0
     default: EncoderConfig
     choices_have_hidden_dropout: bool = False
+    finetuned_directions: tuple[str, ...] = ()
+    generation_remark: str = ""
     decoder: Mapping[str, Any] = field(default_factory=dict)
     required: Mapping[str, Any] = field(default_factory=dict)
     required_null: tuple[str, ...] = ()
@@ -104,6 +109,24 @@ class Family:
     decoder_pretraining: Mapping[str, str] = field(default_factory=dict)
     tasks: Mapping[str, str] = field(default_factory=dict)
     google: Sequence[tuple[str, str]] = ()
+
+    @property
+    def has_languages(self) -> bool:
+        """Whether networks of the family may have a table of languages."""
+        return "languages" in self.settings.values()
+
+    def can_finetune(self, task: str, config: EncoderConfig) -> bool:
+        """Return whether the family has a place for the head of a task on this network."""
+        directions = self.finetuned_directions or (config.direction,)
+        return task in self.tasks and config.direction in directions
+
+    def flag_values(self, name: str) -> Collection[str]:
+        """Return the values of a field of EncoderConfig that a flag of config.json can name.
+
+        They are () if no flag describes the field.
+        """
+        flags = [values for key, values in self.flags.items() if self.settings[key] == name]
+        return [value for values in flags for value in values.values()]
 
     def is_decoder(self, config: EncoderConfig) -> bool:
         """Return whether its file has `is_decoder: true`."""
@@ -133,18 +156,7 @@ def _read_family(name: str) -> Family:
     return Family(**values)
 
 
-# settings of every family
-REQUIRED: Mapping[str, Any] = packaged_table(__file__, "other_fields.toml")["required"]
-_NAMES = (
-    "bert",
-    "roberta",
-    "distilbert",
-    "albert",
-    "electra",
-    "openai-gpt",
-    "gpt2",
-    "xlm",
-    "xlm-roberta",
-    "camembert",
-)
-FAMILIES = {name: _read_family(name) for name in _NAMES}
+# Each TOML file of this folder is a family.
+FAMILIES = {
+    path.stem: _read_family(path.stem) for path in sorted(Path(__file__).parent.glob("*.toml"))
+}

@@ -15,15 +15,15 @@ import torch
 import transformers
 
 import bertworks as bw
-from bertworks.checkpoints.families import family as family_module
-from bertworks.checkpoints.families.family import FAMILIES, REQUIRED
-from bertworks.checkpoints.hf_mapping import config_from_huggingface
+from bertworks.checkpoints import hf_mapping
+from bertworks.checkpoints.families.family import FAMILIES
+from bertworks.checkpoints.hf_mapping import REQUIRED, config_from_huggingface
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError
 from tests.support.gpt import write_gpt2
 
-TABLE = packaged_table(family_module.__file__, "other_fields.toml")
+TABLE = packaged_table(hf_mapping.__file__, "other_fields.toml")
 CLASSES = {name: type(transformers.AutoConfig.for_model(name)) for name in FAMILIES}
 HEADS = {
     "bert": "BertForPreTraining",
