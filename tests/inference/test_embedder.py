@@ -186,7 +186,7 @@ def test_the_newer_layout(tmp_path: Path):
 @pytest.mark.parametrize(
     ("pooling", "kinds", "path", "words"),
     [
-        ({"pooling_mode": "mean"}, ("Pooling", "Dense"), "1_Pooling", "Dense"),
+        ({"pooling_mode": "mean"}, ("Pooling", "WordWeights"), "1_Pooling", "WordWeights"),
         ({"pooling_mode": "mean"}, (), "1_Pooling", "Transformer"),
         ({"pooling_mode": "mean"}, ("Pooling",), "../1_Pooling", "not the name of a subfolder"),
         ({"pooling_mode": "mean"}, ("Pooling",), "..", "not the name of a subfolder"),
@@ -209,9 +209,9 @@ def test_what_is_not_computed_is_refused(
 
 
 def test_a_folder_with_its_model_within_says_what_is_not_computed(tmp_path: Path):
-    folder = write_modules(tmp_path, {"pooling_mode": "mean"}, "Pooling", "Dense")
+    folder = write_modules(tmp_path, {"pooling_mode": "mean"}, "Pooling", "CNN")
     (folder / "config.json").unlink(missing_ok=True)
-    with pytest.raises(BertworksError, match="Dense"):
+    with pytest.raises(BertworksError, match="CNN"):
         Embedder(folder, device="cpu")
 
 
