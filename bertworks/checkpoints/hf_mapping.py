@@ -752,7 +752,7 @@ def _table(
         if not row or pattern.startswith(absent_rows):
             continue
         axes, *file_patterns = row
-        shape = tuple(sizes[axis] for axis in axes.split())
+        shape = tuple(sizes[axis] if axis in sizes else vars(config)[axis] for axis in axes.split())
         if pattern == "span.*" and "recurrent" in components:
             shape = (shape[0], _ANY)
         unused_rows = family.unused_positions if pattern.endswith("position.weight") else 0

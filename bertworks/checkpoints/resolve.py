@@ -346,6 +346,8 @@ def _nothing_there(name: str, folder: Path) -> BertworksError:
     similar = difflib.get_close_matches(folder.name, neighbours, 2)
     near = [str(folder.parent / neighbour) for neighbour in similar]
     unsupported = _UNSUPPORTED.match(name.lower().replace("_", "-"))
+    if unsupported and unsupported[0] in FAMILIES:
+        unsupported = None
     if unsupported and not near:
         hint = f"choose a model of one of the families {', '.join(FAMILIES)}; or type {_MINILM}"
         what = f"the family {unsupported[0]} is not supported yet"

@@ -84,8 +84,13 @@ def read_folder(folder: Path) -> tuple[Path, dict[str, Any]]:
     if path.name == "tokenizer.json":
         serialized = _as_configured(_read_text(path), path, config, notes)
     else:
+        style = _style_of(folder, config)
+        if path.name == "vocab.txt" and style in pipeline.WORD_PIECE_FAMILIES:
+            special_tokens = pipeline.WORD_PIECE_FAMILIES[style]["special_tokens"] | special_tokens
         library = guarded(
-            lambda: _read_model(path, config, special_tokens, notes), "not a tokenizer", str(path)
+            lambda: _read_model(path, config, special_tokens, style, notes),
+            "not a tokenizer",
+            str(path),
         )
         _add_tokens(library, folder, settings, special_tokens)
         serialized = library.to_str()
@@ -108,11 +113,10 @@ def read_folder(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def _read_model(
-    path: Path, config: dict[str, Any], names: dict[str, str], notes: list[str]
+    path: Path, config: dict[str, Any], names: dict[str, str], style: str, notes: list[str]
 ) -> tokenizers.Tokenizer:
     if path.name == "vocab.txt":
-        return _from_vocabulary(path, config, names, notes)
-    style = _style_of(path.parent, config)
+        return _from_vocabulary(path, config, names, style, notes)
     if path.name == "vocab.json":
         return _from_merges(path, config, names, style)
     return pipeline.sentencepiece_pipeline(path, config, names, style)
@@ -127,7 +131,7 @@ def read_vocabulary(path: Path, lowercase: bool | None) -> tuple[Path, dict[str,
         BertworksError: as `read_folder`.
     """
     notes: list[str] = []
-    library = _from_vocabulary(path, {"do_lower_case": lowercase}, {}, notes)
+    library = _from_vocabulary(path, {"do_lower_case": lowercase}, {}, "", notes)
     return path, {"serialized": library.to_str(), "notes": notes}
 
 
@@ -317,7 +321,7 @@ def _content(token: Any) -> str | None:
 
 
 def _from_vocabulary(
-    path: Path, config: dict[str, Any], names: dict[str, str], notes: list[str]
+    path: Path, config: dict[str, Any], names: dict[str, str], style: str, notes: list[str]
 ) -> tokenizers.Tokenizer:
     """Return WordPiece with the vocabulary of a vocab.txt.
 
@@ -358,7 +362,7 @@ def _from_vocabulary(
         capitals = f"{cased} of {len(tokens)} tokens have capitals"
         notes.append(f"casing inferred from the vocabulary: {capitals}, so text is {change}")
     model = pipeline.word_piece_model(tokens, special_tokens["unk_token"])
-    return pipeline.bert_pipeline(model, special_tokens, **normalizer)
+    return pipeline.bert_pipeline(model, special_tokens, style, **normalizer)
 
 
 def _normalizer_settings(config: dict[str, Any]) -> dict[str, bool | None]:
@@ -381,7 +385,6 @@ _BERT_DEFAULTS: dict[str, bool | None] = {
     "strip_accents": None,
     "tokenize_chinese_chars": True,
 }
-_BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
 
 
 def _as_configured(serialized: str, path: Path, config: dict[str, Any], notes: list[str]) -> str:
@@ -395,7 +398,7 @@ def _as_configured(serialized: str, path: Path, config: dict[str, Any], notes: l
     old = content.get("normalizer")
     name = str(config.get("tokenizer_class", "BertTokenizer")).removesuffix("Fast")
     if (
-        name not in _BERT_CLASSES
+        name not in pipeline.WORD_PIECE_CLASSES
         or not isinstance(old, dict)
         or old.get("type") != "BertNormalizer"
     ):

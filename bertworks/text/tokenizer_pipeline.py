@@ -50,6 +50,10 @@ _STYLES: dict[str, tuple[str, str]] = {
     name: tuple(templates) for name, templates in _TABLES["styles"].items()
 }
 _FIRST_TOKENS: dict[str, _FirstTokens] = _TABLES["first_tokens"]
+# families of WordPiece vocabularies with other special tokens and templates than BERT's
+WORD_PIECE_FAMILIES: dict[str, dict[str, Any]] = _TABLES["word_piece_families"]
+# with BERT's normalizer, of which tokenizer_config.json has the settings
+WORD_PIECE_CLASSES: list[str] = _TABLES["word_piece_classes"]
 _LOCAL_STEPS = frozenset(_TABLES["local_steps"].split())
 END_OF_TEXT = "<|endoftext|>"
 # [PAD], [UNK], [CLS], [SEP], [MASK]
@@ -129,12 +133,14 @@ def word_piece_model(tokens: Sequence[str], unk_token: str = "[UNK]") -> models.
 
 
 def bert_pipeline(
-    model: models.Model, special_tokens: dict[str, str], **normalizer: Any
+    model: models.Model, special_tokens: dict[str, str], style: str = "", /, **normalizer: Any
 ) -> tokenizers.Tokenizer:
     """Return a tokenizer with BERT's normalizer, pre-tokenizer and template.
 
     Args:
         special_tokens: as for Tokenizer.
+        style: the family, which may have a template of its own. Its mask is then not added yet: it
+            replaces the space before it as well.
         normalizer: settings of `tokenizers.normalizers.BertNormalizer`: `lowercase`;
             `strip_accents`, where None follows `lowercase`; `handle_chinese_chars`: put every
             Chinese character on its own.
@@ -142,9 +148,12 @@ def bert_pipeline(
     library = tokenizers.Tokenizer(model)
     library.normalizer = normalizers.BertNormalizer(**normalizer)
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    library.post_processor = template(library, _STYLES["albert"], special_tokens)
     library.decoder = decoders.WordPiece()
-    library.add_special_tokens(list(special_tokens.values()))
+    is_family = style in WORD_PIECE_FAMILIES
+    templates = WORD_PIECE_FAMILIES[style]["templates"] if is_family else _STYLES["albert"]
+    library.post_processor = template(library, templates, special_tokens)
+    names = [name for name in special_tokens if name != "mask_token" or not is_family]
+    library.add_special_tokens([special_tokens[name] for name in names])
     return library
 
 

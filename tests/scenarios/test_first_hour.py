@@ -261,7 +261,7 @@ def test_the_model_of_an_evaluation(monkeypatch: pytest.MonkeyPatch):
         ("gpt_neo", "gpt-neo"),
         ("xlnet-base-cased", "xlnet"),
         ("Llama-2-7b", "llama"),
-        ("electra-small", "electra"),
+        ("funnel-small", "funnel"),
         ("opt-125m", "opt"),
     ],
 )

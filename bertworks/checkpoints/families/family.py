@@ -5,7 +5,8 @@ Each has a TOML file here.
 Rows have a parameter of ours; the sizes of each of theirs; their names, joined in order along the
 first axis. "#" is the number of a layer, or of a group of layers that share their weights. "*" is
 weight, or bias, which has only the first axis. Sizes: V vocabulary, P positions, T token types, E
-embedding, H hidden, I feed-forward, Q 3 * H, L labels, C the input of the classifier, 1 one.
+embedding, H hidden, I feed-forward, Q 3 * H, L labels, C the input of the classifier, 1 one; or
+the name of a field of EncoderConfig.
 """
 
 from collections.abc import Collection, Mapping, Sequence
