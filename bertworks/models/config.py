@@ -45,6 +45,8 @@ class EncoderConfig:
         0: num_hidden_layers (ALBERT: 1).
     position_embedding_type: "learned", or "sinusoidal" (Vaswani et al. 2017, section 3.5).
     type_vocab_size: 0: no token type embeddings (DistilBERT, GPT-2).
+    relative_position_buckets: of a bias on the attention scores for the distance of two tokens,
+        which all layers share (Raffel et al. 2020, section 2.1; MPNet); 0: no such bias.
     direction: which tokens a token reads. "left_to_right": itself and those before it (GPT-2).
     norm_first: layer norm before attention and feed-forward, and one after the last block (GPT-2).
     embedding_norm: layer norm over the sum of the embeddings.
@@ -89,6 +91,7 @@ class EncoderConfig:
     max_position_embeddings: int = 512
     position_embedding_type: Literal["learned", "sinusoidal"] = "learned"
     type_vocab_size: int = 2
+    relative_position_buckets: int = 0
     direction: Literal["bidirectional", "left_to_right", "right_to_left"] = "bidirectional"
     norm_first: bool = False
     embedding_norm: bool = True
@@ -140,6 +143,12 @@ class EncoderConfig:
                 or len({*self.languages}) == len(self.languages) == self.type_vocab_size,
                 "languages {languages} with type_vocab_size {type_vocab_size}: expected a name "
                 "for each type",
+            ),
+            (
+                self.relative_position_buckets in (0, *range(4, 1025, 4))
+                and (not self.relative_position_buckets or self.direction == "bidirectional"),
+                "relative_position_buckets is {relative_position_buckets} with direction "
+                "{direction!r}: expected 0, or a multiple of 4 up to 1,024 with 'bidirectional'",
             ),
             (
                 self.language in ("", *self.languages),
@@ -242,6 +251,7 @@ class EncoderConfig:
         width = self.embedding_width
         inner = self.ffn_size
         count = self.num_table_parameters + 2 * self.embedding_norm * width
+        count += self.relative_position_buckets * self.num_attention_heads
         count += (width + 1) * hidden if width != hidden else 0
         count += self.num_groups * (4 * hidden * hidden + 2 * hidden * inner + 9 * hidden + inner)
         count += 2 * hidden if self.norm_first else 0

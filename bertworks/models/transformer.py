@@ -1,15 +1,18 @@
 """A Transformer: token ids -> hidden states of every layer.
 
 - `Block`: attention and feed-forward, written only here
+- `RelativeBias`: a bias for the distance of two tokens
 - `Encoder`: embeddings and blocks
 - `scale_residual`, `init_local_attention`: other initial weights
 """
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
@@ -91,6 +94,41 @@ class Block(nn.Module):
         return self.attention_norm(x) if self.norm_first else x
 
 
+MAX_DISTANCE = 128  # tokens; longer distances have the last bucket
+
+
+class RelativeBias(nn.Embedding):
+    """A bias on attention scores for each head and each bucket of distances (Raffel et al. 2020,
+    section 2.1). Half of the buckets are for keys behind the query; half of each direction for one
+    distance each, the others grow with the logarithm of the distance."""
+
+    def buckets(self, distances: Tensor) -> Tensor:
+        """Return the bucket of each distance, int64: the place of the key minus that of the
+        query."""
+        half = self.num_embeddings // 2
+        exact = half // 2
+        lengths = distances.abs()
+        logarithms = torch.log(lengths.clamp(min=1).float() / exact) / math.log(
+            MAX_DISTANCE / exact
+        )
+        far = (exact + (logarithms * (half - exact)).long()).clamp(max=half - 1)
+        return (distances > 0) * half + torch.where(lengths < exact, lengths, far)
+
+    def of_places(self, num_places: int) -> Bias:
+        """Return the bias of sequences of up to `num_places` tokens, as `attention` reads it."""
+        distances = torch.arange(1 - num_places, num_places, device=self.weight.device)
+        table = self(self.buckets(distances))  # [distances, heads]
+
+        def bias(layout: Layout) -> Tensor:
+            places = torch.arange(layout.max_seqlen, device=table.device)
+            rows = places - places[:, None] + (num_places - 1)
+            # a rectangle may be longer than its sequences: what is added there has no effect
+            rows = rows.clamp(0, len(distances) - 1)
+            return F.embedding(rows, table).permute(2, 0, 1)[None]
+
+        return bias
+
+
 class Encoder(nn.Module):
     """The body of a network: embeddings and blocks.
 
@@ -108,6 +146,9 @@ class Encoder(nn.Module):
         self.embeddings = Embeddings(c)
         self.blocks = nn.ModuleList(Block(c) for _ in range(c.num_groups))
         self.norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps) if c.norm_first else None
+        self.relative_bias = None
+        if c.relative_position_buckets:
+            self.relative_bias = RelativeBias(c.relative_position_buckets, c.num_attention_heads)
         initialize(self, c)
 
     @property
@@ -155,13 +196,14 @@ class Encoder(nn.Module):
             embeddings = pad(embeddings)
             if rows is not None:
                 rows = pad(rows)
+        bias = self._bias(layout)
         states = [embeddings]
         layers = self.layers
         for number, block in enumerate(layers):
             rows_of_layer = rows if number == len(layers) - 1 else None
             memory = memories and memories[number]
             layer_cache = cache and cache.layers[number]
-            inputs = (states[-1], layout, rows_of_layer, memory, layer_cache)
+            inputs = (states[-1], layout, rows_of_layer, memory, layer_cache, bias)
             if self.gradient_checkpointing and self.training:
                 # With the parameters of now: in bf16 they are copies, which are gone when the block
                 # is computed again.
@@ -177,14 +219,20 @@ class Encoder(nn.Module):
             return states
         return [*(state[:num_tokens] for state in states[:-1]), states[-1][:num_last]]
 
+    def _bias(self, layout: Layout) -> Bias | None:
+        if self.relative_bias is None:
+            return None
+        return self.relative_bias.of_places(layout.num_positions or layout.max_seqlen)
+
     def attention_maps(self, states: Sequence[Tensor], layout: Layout) -> list[Tensor]:
         """For each layer the attention probabilities [B, heads, max_seqlen, max_seqlen].
 
         states: as `forward` returns them without `rows`.
         """
         layout = layout.directed(self.config.direction)
+        bias = self._bias(layout)
         return [
-            block.attention.probabilities(block.attention_input(x), layout)
+            block.attention.probabilities(block.attention_input(x), layout, bias)
             for block, x in zip(self.layers, states[:-1], strict=True)
         ]
 

@@ -94,6 +94,16 @@ SIZES = {
         eos_token_id=6,
         classifier_dropout=0.35,
     ),
+    "mpnet": transformers.MPNetConfig(
+        vocab_size=90,
+        hidden_size=24,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=40,
+        max_position_embeddings=34,
+        layer_norm_eps=1e-5,
+        hidden_dropout_prob=0.2,
+    ),
     "distilbert": transformers.DistilBertConfig(
         vocab_size=90,
         dim=24,
@@ -165,6 +175,7 @@ NAMES = {
     "roberta": "Roberta",
     "xlm-roberta": "XLMRoberta",
     "camembert": "Camembert",
+    "mpnet": "MPNet",
     "distilbert": "DistilBert",
     "albert": "Albert",
     "electra": "Electra",
@@ -179,6 +190,7 @@ HEADS = [
         "roberta",
         "xlm-roberta",
         "camembert",
+        "mpnet",
         "distilbert",
         "albert",
         "electra",
@@ -732,3 +744,46 @@ def test_positions_of_roberta_need_its_padding_token():
         BertworksError, match="the padding token has id 0: in roberta positions are counted from it"
     ):
         config_to_huggingface(config, architectures=["RobertaModel"], pad_token_id=0)
+
+
+@pytest.mark.parametrize("lengths", [[200, 131, 9, 1], [70, 70, 70]])
+def test_far_distances_of_mpnet(lengths: list[int]):
+    """Distances of a bucket of their own, of a wide one, and of the last one; in rectangles and in
+    runs of equal lengths, with gradients and without."""
+    theirs = perturbed(
+        transformers.MPNetModel(
+            transformers.MPNetConfig(**SIZES["mpnet"].to_dict() | {"max_position_embeddings": 260})
+        )
+    )
+    theirs.encoder.relative_attention_bias.weight.data.normal_()
+    config, state = ours_of(theirs)
+    encoder = Encoder(config).eval()
+    encoder.load_state_dict(part(state, "encoder."))
+    ids = torch.randint(5, 90, (sum(lengths),))
+    rows = torch.nn.utils.rnn.pad_sequence(ids.split(lengths), batch_first=True, padding_value=1)
+    expected = theirs(rows, attention_mask=(rows != 1).long()).last_hidden_state[rows != 1]
+    layout = Layout.of(lengths)
+    states = encoder(ids, layout)[-1]
+    assert (states - expected).abs().max() <= 2e-5
+    with torch.no_grad():
+        assert (encoder(ids, layout)[-1] - expected).abs().max() <= 2e-5
+        first = encoder(ids, layout, rows=layout.first.long())[-1]
+        assert (first - expected[layout.first]).abs().max() <= 2e-5
+        maps = encoder.attention_maps(encoder(ids, layout), layout)
+    attentions = theirs.eval()
+    attentions.set_attn_implementation("eager")
+    with torch.no_grad():
+        output = attentions(rows, attention_mask=(rows != 1).long(), output_attentions=True)
+    for ours, other in zip(maps, output.attentions, strict=True):
+        count = lengths[0]
+        assert (ours[0, :, :count, :count] - other[0, :, :count, :count]).abs().max() <= 1e-5
+    states.square().sum().backward()
+    expected.square().sum().backward()
+    assert encoder.relative_bias is not None
+    gradient = theirs.encoder.relative_attention_bias.weight.grad
+    assert (encoder.relative_bias.weight.grad - gradient).norm() <= 1e-4 * gradient.norm()
+    for checkpointing in (False, True):
+        again = Encoder(replace(config, hidden_dropout=0.0, attention_dropout=0.0), checkpointing)
+        again.load_state_dict(encoder.state_dict())
+        again(ids, layout)[-1].square().sum().backward()
+        assert (again.relative_bias.weight.grad - gradient).norm() <= 1e-4 * gradient.norm()

@@ -1,5 +1,5 @@
-"""RoBERTa, DistilBERT and ALBERT folders of transformers through the commands: fill, embed,
-finetune, predict, export; GPT-2's body."""
+"""Folders of transformers of several families through the commands: fill, embed, finetune,
+predict, explain, export; GPT-2's body."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,16 @@ import torch
 import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from bertworks import embed, evaluate_mlm, evaluate_probe, evaluate_task, export, finetune, load
+from bertworks import (
+    embed,
+    evaluate_mlm,
+    evaluate_probe,
+    evaluate_task,
+    explain,
+    export,
+    finetune,
+    load,
+)
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.errors import BertworksError
 from bertworks.inference.engine import open_model
@@ -19,7 +28,9 @@ from bertworks.inference.word_states import read_words, states_file, write_word_
 from bertworks.models.transformer import Encoder
 from bertworks.serve.endpoints import Abilities
 from bertworks.text.tokenizer import Template, Tokenizer
+from tests.scenarios.test_families import NAMES
 from tests.support.treebanks import write_treebank
+from tests.text.test_tokenizer_folder import LINES, make_folder
 
 TEXTS = [
     f"a {good} film with {who}"
@@ -149,21 +160,48 @@ def write_albert(folder: Path) -> None:
     transformers.AlbertForPreTraining(config).save_pretrained(folder)
 
 
-@pytest.fixture(scope="module", params=["roberta", "distilbert", "albert"])
+def write_like_roberta(folder: Path) -> None:
+    """A model with the positions and the special tokens of RoBERTa, and another tokenizer, which
+    is trained on more texts."""
+    name = NAMES[folder.name]
+    make_folder(folder.name, folder, LINES + TEXTS)
+    t = getattr(transformers, f"{name}Tokenizer").from_pretrained(folder, model_max_length=64)
+    t.save_pretrained(folder)
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=len(t),
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=40,
+        max_position_embeddings=66,
+        bos_token_id=t.bos_token_id,
+        eos_token_id=t.eos_token_id,
+        **({} if name == "MPNet" else {"type_vocab_size": 1}),
+    )
+    torch.manual_seed(0)
+    getattr(transformers, f"{name}ForMaskedLM")(config).save_pretrained(folder)
+
+
+LIKE_ROBERTA = ["xlm-roberta", "camembert", "mpnet"]
+FAMILIES = ["roberta", "distilbert", "albert"]
+FAMILIES += [pytest.param(name, marks=pytest.mark.slow) for name in LIKE_ROBERTA]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param) / request.param
-    {"roberta": write_roberta, "distilbert": write_distilbert, "albert": write_albert}[
-        request.param
-    ](path)
+    writers = {"roberta": write_roberta, "distilbert": write_distilbert, "albert": write_albert}
+    writers.get(request.param, write_like_roberta)(path)
     return path
 
 
 def test_the_template_is_the_tokenizers_own(folder: Path):
     t, theirs = Tokenizer.load(folder), transformers.AutoTokenizer.from_pretrained(folder)
     assert len(theirs) == t.vocab_size > 280
-    expected = (
-        Template((0,), (2, 2), (2,)) if folder.name == "roberta" else Template((2,), (3,), (3,))
-    )
+    expected = Template((2,), (3,), (3,))
+    if folder.name in ("roberta", *LIKE_ROBERTA):
+        start, end = (5, 6) if folder.name == "camembert" else (0, 2)
+        expected = Template((start,), (end, end), (end,))
     assert t.template == expected
     assert t.template.num_special() == 2
     assert t.template.num_special(2) == theirs.num_special_tokens_to_add(pair=True)
@@ -262,8 +300,16 @@ def test_a_fine_tuned_model_is_that_of_transformers(folder: Path, pairs: bool, t
         logits = theirs(**t(*(text if pairs else (text,)), return_tensors="pt")).logits[0]
     expected = dict(zip(theirs.config.id2label.values(), logits.softmax(-1).tolist(), strict=True))
     assert answer["score"] == pytest.approx(expected[answer["label"]], abs=1e-3)
-    names = {"roberta": "Roberta", "distilbert": "DistilBert", "albert": "Albert"}
-    assert type(theirs).__name__ == f"{names[folder.name]}ForSequenceClassification"
+    assert type(theirs).__name__ == f"{NAMES[folder.name]}ForSequenceClassification"
+    theirs.set_attn_implementation("eager")
+    with torch.no_grad():
+        inputs = t(*(text if pairs else (text,)), return_tensors="pt")
+        attentions = theirs(**inputs, output_attentions=True).attentions
+    explanation = explain(output, *(text if pairs else (text,)), device="cpu")
+    assert len(explanation.attention) == len(attentions) == 2
+    for layer, other in zip(explanation.attention, attentions, strict=True):
+        np.testing.assert_allclose(layer, other[0], atol=1e-4)
+    assert np.abs(explanation.occlusion).max() > 0
     figures = evaluate_task(output, data, device="cpu", precision="fp32")["figures"]
     predicted = model.predict(
         [tuple(row.split(",")[:2]) if pairs else row.split(",")[0] for row in rows]

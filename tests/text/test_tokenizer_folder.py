@@ -181,6 +181,10 @@ def make_folder(kind, folder, lines, num_pieces=900):
                 "sentencepiece.bpe.model",
                 vocab_size=num_pieces,
             )
+        case "mpnet":
+            # [CLS] and the others are words of no text here, as in the published vocabulary
+            special_tokens = ["<s>", "<pad>", "</s>", "<unk>", "[UNK]", "[CLS]", "[MASK]", "<mask>"]
+            return write_bert(folder, lines, "MPNetTokenizer", special_tokens)
 
 
 KINDS = [
@@ -193,6 +197,7 @@ KINDS = [
     "xlnet",
     "xlm-roberta",
     "camembert",
+    "mpnet",
 ]
 
 
@@ -485,28 +490,30 @@ def real_lines(data_folder, count):
     return lines[:count]
 
 
-def write_bert(folder, lines):
+BERT_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def write_bert(folder, lines, class_name="BertTokenizer", special_tokens=BERT_TOKENS):
     """vocab.txt, trained on these lines."""
     library = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     library.normalizer, library.pre_tokenizer = (
         normalizers.BertNormalizer(),
         pre_tokenizers.BertPreTokenizer(),
     )
-    special_tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     trainer = trainers.WordPieceTrainer(
         vocab_size=8000, special_tokens=special_tokens, show_progress=False
     )
     library.train_from_iterator(lines, trainer)
     folder.mkdir()
     library.model.save(str(folder))
-    write_config(folder, "BertTokenizer", do_lower_case=True)
+    write_config(folder, class_name, do_lower_case=True)
     return folder
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Token indices sequence length")
 @pytest.mark.parametrize(
-    "kind", ["bert", "roberta", "gpt2", "albert", "xlnet", "xlm-roberta", "camembert"]
+    "kind", ["bert", "roberta", "gpt2", "albert", "xlnet", "xlm-roberta", "camembert", "mpnet"]
 )
 def test_a_hundred_thousand_lines_are_as_in_transformers(data_folder, tmp_path, kind):
     lines = real_lines(data_folder, 100_000)

@@ -36,6 +36,7 @@ HEADS = {
     "xlm": "XLMWithLMHeadModel",
     "xlm-roberta": "XLMRobertaForMaskedLM",
     "camembert": "CamembertForMaskedLM",
+    "mpnet": "MPNetForMaskedLM",
 }
 
 
