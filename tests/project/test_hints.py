@@ -2443,6 +2443,24 @@ def test_a_pickle(shell: Shell, model: Path, text: Path, tmp_path: Path) -> None
     shell.shows(answer, "leave --trust-pickle out")
 
 
+@says("if you trust it: bertworks convert {} -o ANOTHER-FOLDER --trust-pickle")
+def test_a_pickle_of_a_module(shell: Shell, model: Path, text: Path) -> None:
+    Embedder(model, device="cpu").save("it's theirs")
+    folder = Path("it's theirs/2_Dense")
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"in_features": 32, "out_features": 8}))
+    weights = {"linear.weight": torch.ones(8, 32), "linear.bias": torch.ones(8)}
+    torch.save(weights, folder / "pytorch_model.bin")
+    path = folder.with_name("modules.json")
+    dense = {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}
+    path.write_text(json.dumps([*json.loads(path.read_text()), dense]))
+    template = "if you trust it: bertworks convert {} -o ANOTHER-FOLDER --trust-pickle"
+    answer = shell.fails("embed", folder.parent, text, "-o", "v.npy")
+    shell.types(shell.shows(answer, template), ANOTHER_FOLDER="safe")
+    shell.works("embed", "safe", text, "-o", "v.npy")
+    assert np.load("v.npy").shape[1] == 8
+
+
 @says(
     "bertworks convert {} -o ANOTHER-FOLDER",
     "unset HF_HUB_OFFLINE; or --dry-run",
