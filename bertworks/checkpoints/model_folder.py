@@ -492,8 +492,9 @@ def check_components(components: Collection[str], needs: Collection[str], folder
 
 
 def initial_folder(model: str, task: str) -> tuple[ModelFolder, dict[str, Path]]:
-    """Return the folder of the model from which a fine-tuning starts, and the folders of all tasks
-    if the model is a joint fine-tuning.
+    """Return the folder of the model from which a fine-tuning starts, and those of all tasks.
+
+    There are tasks only if the model is a joint fine-tuning.
 
     Args:
         model: a name or a folder, see `resolve_model`.

@@ -20,7 +20,8 @@ from bertworks.io.atomic_write import write_json
 from bertworks.models.heads import Pooling
 
 MODEL_FILE = "config_sentence_transformers.json"  # of the whole model: prompts and similarity
-_MODULES, _TRANSFORMER = "modules.json", "sentence_bert_config.json"
+_MODULES = "modules.json"
+_TRANSFORMER = "sentence_bert_config.json"
 # Names of the file of the network, which older versions called by its family. The first that exists
 # is read.
 _TRANSFORMER_FILES = [
@@ -73,14 +74,17 @@ class SentenceTransformerSettings:
     similarity: str = "cosine"
 
     def prompt(self, *names: str) -> str:
-        """The first of these prompts that the model has; without names, the default prompt; "" if
-        there is none."""
+        """Return the first of these prompts that the model has.
+
+        Without names it is the default prompt; "" if there is none.
+        """
         candidates = names or ((self.default_prompt,) if self.default_prompt else ())
         return next((self.prompts[name] for name in candidates if name in self.prompts), "")
 
     def save(self, folder: Path, hidden_size: int) -> None:
-        """Add the files with which sentence-transformers computes the same vectors, in the older
-        layout.
+        """Add the files with which sentence-transformers computes the same vectors.
+
+        Their layout is the older one.
 
         Raises:
             BertworksError: sentence-transformers lacks the pooling.
@@ -134,7 +138,9 @@ class SentenceTransformer(NamedTuple):
 
 
 def read_sentence_transformer(folder: str | Path) -> SentenceTransformer:
-    """Read the settings of a folder, each file once. A folder without such files has the defaults.
+    """Read the settings of a folder, each file once.
+
+    A folder without such files has the defaults.
 
     Raises:
         BertworksError: a module that bertworks does not compute, or damaged files.
@@ -192,8 +198,9 @@ def read_sentence_transformer(folder: str | Path) -> SentenceTransformer:
 
 
 def module_pickles(folder: str | Path) -> list[Path]:
-    """Return the weights of modules in a sentence-transformers folder that are only there as
-    pickles.
+    """Return the weights of modules in a sentence-transformers folder that are pickles.
+
+    Modules that have other weights, too, are left out.
 
     Raises:
         BertworksError: damaged files.
@@ -207,8 +214,9 @@ def module_pickles(folder: str | Path) -> list[Path]:
 
 
 def module_files(folder: str | Path, *, trusts_pickles: bool = False) -> list[str]:
-    """Return the names of the settings and weights of the modules in a sentence-transformers
-    folder; none in other folders.
+    """Return the names of the settings and weights of modules in a sentence-transformers folder.
+
+    Other folders have none.
 
     Raises:
         BertworksError: damaged files; a module with weights in a pickle, unless pickles are
@@ -226,7 +234,7 @@ def module_files(folder: str | Path, *, trusts_pickles: bool = False) -> list[st
 
 
 def _modules(folder: Path) -> list[tuple[str, Path]]:
-    """The kind and the folder of each module."""
+    """Return the kind and the folder of each module."""
     path = folder / _MODULES
     if not path.exists():
         return []
@@ -242,8 +250,9 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
 
 
 def _require_computed(content: Mapping[str, Any], fields: str, path: Path) -> None:
-    """Raises BertworksError for a value that changes the vectors in a way that bertworks does not
-    compute.
+    """Raise BertworksError for a value that bertworks does not compute.
+
+    Such a value would change the vectors.
 
     Args:
         fields: the table of the file in sentence_transformers.toml.
@@ -277,8 +286,10 @@ def _pooling(content: Mapping[str, Any], path: Path, *, prompted: bool) -> Pooli
 
 
 def _whole_model(path: Path) -> dict[str, Any]:
-    """Prompts, the default prompt, the size of the vectors and the similarity, as fields of
-    SentenceTransformerSettings."""
+    """Return the settings of the whole model as fields of SentenceTransformerSettings.
+
+    They are prompts, the default prompt, the size of the vectors and the similarity.
+    """
     content = read_json(path) if path.exists() else {}
     _require_computed(content, MODEL_FILE, path)
     size = content.get("truncate_dim")

@@ -120,7 +120,10 @@ def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
 
 
 def _read(path: Path, step: int) -> Checkpoint:
-    """Everything in it, verified. ValueError if a byte is not as it was written."""
+    """Everything in it, verified.
+
+    ValueError if a byte is not as it was written.
+    """
     try:
         manifest = json.loads((path / _MANIFEST).read_bytes())
         # the same rule in every format
@@ -155,8 +158,10 @@ def _read(path: Path, step: int) -> Checkpoint:
 
 
 def _quarantine(path: Path) -> Path:
-    """Rename to a name that is no checkpoint's; where even that is impossible it stays, and is
-    skipped again."""
+    """Rename a checkpoint to a name that is no checkpoint's.
+
+    Where even that is impossible it stays, and is skipped again.
+    """
     names = (
         path.with_name(f"{path.name}.corrupt{number if number > 1 else ''}") for number in count(1)
     )

@@ -465,22 +465,24 @@ def _find_label(columns: Columns, texts: Names) -> Names:
         candidates = known
     if known and (known[0].known_name in values.SURE_LABELS or len(candidates) == 1):
         return (known[0].name,)
-    first, *others = candidates or [Column("")]
-    if _are_nameless(columns):  # 0 and 1 beside ids, as in CoLA
+    first, *rest = candidates or [Column("")]
+    if _are_nameless(columns):  # 0 and 1 next to ids, as in CoLA
         is_sure = first.holds(values.FLAG_KINDS[0]) and all(
-            len(c.values) > 9 and _holds_ids(c) for c in others
+            len(c.values) > 9 and _holds_ids(c) for c in rest
         )
         candidates = [first] if is_sure else candidates
-    elif run := not known and others and _flags(columns, candidates):
-        return run
+    elif not known and rest:
+        flags = _flags(columns, candidates)
+        if flags:
+            return flags
     if len(candidates) < 2:
         return tuple(column.name for column in candidates)
-    shown = ", ".join(
+    examples = ", ".join(
         f"{column.name!r} ({_some_values(column)})" for column in candidates[:_SHOWN_LABELS]
     )
     name = quoted(candidates[0].name)
     hint = f"--label {name}, or another; several columns of 0 and 1: --label {name} --label ..."
-    raise UsageError(f"several columns could be the label: {shown}", hint=hint)
+    raise UsageError(f"several columns could be the label: {examples}", hint=hint)
 
 
 def _flags(columns: Columns, candidates: Sequence[Column]) -> Names:

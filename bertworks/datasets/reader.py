@@ -1,5 +1,6 @@
-"""One file of labelled or unlabelled data -> rows: tables, JSON, Parquet, CoNLL, SQuAD, character
-spans.
+"""Read one file of labelled or unlabelled data as rows.
+
+Tables, JSON, Parquet, CoNLL, SQuAD and character spans.
 
 Nothing is converted, repaired or left out: what cannot be read is an error that names its line.
 Memory use does not grow with the file, except for one JSON value that fills a whole file.
@@ -201,7 +202,7 @@ class RowReader:
         self._check_unchanged()
 
     def sample(self, count: int) -> Iterator[Row]:
-        """The first rows, at most `count`.
+        """Return the first rows, at most `count`.
 
         The first 1,000 are in memory, unless they have more than 4 million characters.
         """
@@ -221,14 +222,16 @@ class RowReader:
         self._holds_all = True
 
     def fingerprint(self, *settings: object) -> str:
-        """A hash of the path, size and time of change of the file, of how it is read, and of
-        settings."""
+        """Return a hash of the file, of how it is read, and of settings.
+
+        Of the file the path, the size and the time of change count.
+        """
         size, changed = self._state
         state = [str(self.path.resolve()), size, changed, asdict(self.options)]
         return hashlib.sha256(json.dumps([state, *settings], sort_keys=True).encode()).hexdigest()
 
     def content_identity(self) -> list[Any]:
-        """The size and the sha256 of the file, and how it is read: the same for a copy."""
+        """Return the size and the sha256 of the file, and how it is read: the same for a copy."""
         return [self._state[0], sha256(self.path), asdict(self.options)]
 
     def refuse_output(self, output: Path) -> None:
@@ -311,8 +314,10 @@ class RowReader:
 
     @property
     def notes(self) -> list[str]:
-        """How the file is read where it could be read in other ways, and what the last pass
-        repaired or left out, in words."""
+        """Return how the file is read where it could be read in other ways.
+
+        Also what the last pass repaired or left out, in words.
+        """
         counts = [f"{what}: {counter}" for what, counter in self._counts.items()]
         if self._answers is not None:
             context, answer, start = self._answers
@@ -346,7 +351,7 @@ class RowReader:
                 yield number, values
 
     def _recognize(self, stream: LineReader) -> _Recognized:
-        """The kind of file, the names of its columns, and its rows."""
+        """Return the kind of file, the names of its columns, and its rows."""
         if stream.is_parquet:
             with tables.open_parquet(self.path, self.name) as file:
                 self._class_names = class_names_of_schema(file.schema_arrow, self.name)
@@ -406,11 +411,14 @@ class RowReader:
         self._head = _Head(stream, lines)
 
     def _limit(self, long: bool) -> int:
-        """The bytes of the largest line. long: it may be one JSON value."""
+        """Return the bytes of the largest line. long: it may be one JSON value."""
         return max(text_files.LARGEST_LINE, self._largest) if long else self._largest
 
     def _lines(self) -> Iterator[tuple[int, str]]:
-        """The lines of the file. They come from memory while the file is recognized."""
+        """Return the lines of the file.
+
+        They come from memory while the file is recognized.
+        """
         lines = self._lines_of_head() if self._head else self._lines_of_file()
         return itertools.islice(lines, self._skipped, None)
 
@@ -430,7 +438,7 @@ class RowReader:
     def _within(
         self, parts: Iterable[tuple[int | str, Any]], why: str
     ) -> Iterator[tuple[Any, Any]]:
-        """The parts of a row, which has a limit. why: where it would end."""
+        """Yield the parts of a row, which has a limit. why: where it would end."""
         first = ""
         size = 0
         for place, part in parts:
@@ -482,7 +490,7 @@ class RowReader:
         return "table", columns, lambda: self._table_rows(columns, delimiter, quoted, named)
 
     def _first_quoted_lines(self) -> list[str]:
-        """A sample of lines that begins with the first line with a quote mark."""
+        """Return a sample of lines that begins with the first line with a quote mark."""
         head = next(chunk_by_size(self._lines(), _HEAD_CHARACTERS, _num_characters), [])
         is_in_head = any('"' in line for _, line in head)
         is_whole = sum(map(_num_characters, head)) < _HEAD_CHARACTERS
@@ -556,7 +564,7 @@ class RowReader:
         return "json" if self._spans is None else "spans", names, rows
 
     def _all_values(self, whole: bool) -> Iterator[dict[str, Any]]:
-        """The values of all rows, without those of lines that stay in memory."""
+        """Yield the values of all rows, without those of lines that stay in memory."""
         rows = self._whole_rows() if whole else self._rows_of_lines(self._lines_of_file())
         for _, values in rows:
             yield values
@@ -582,7 +590,7 @@ class RowReader:
             yield place, self._checked(values, place, repr(row))
 
     def _checked(self, value: Any, number: int | str, source: str) -> dict[str, Any]:
-        """A JSON object. source: its text."""
+        """Return a JSON object. source: its text."""
         where = f"{self.name}:{number}"
         kind = type(value)
         self._check_size(number, source)
@@ -609,7 +617,7 @@ class RowReader:
         return value
 
     def _whole_json(self) -> Any:
-        """The rows, or a SQuAD document, of a file that is one JSON value.
+        """Return the rows, or a SQuAD document, of a file that is one JSON value.
 
         It is parsed once while the file is recognized.
         """
@@ -643,7 +651,9 @@ class RowReader:
 
 class SplitsError(UsageError):
     """A file has several parts, as {"train": [...], "validation": [...]}, and none is named.
-    splits: their names."""
+
+    splits: their names.
+    """
 
     def __init__(self, splits: list[str], name: str):
         super().__init__(
@@ -664,8 +674,11 @@ def utf8_lines(
     *,
     whole: bool = False,
 ) -> Iterator[tuple[int, str]]:
-    """The numbered lines of a file; BertworksError for a line that is not in its encoding (None:
-    UTF-8), or has more than `largest` bytes. whole: also for all lines together."""
+    """Yield the numbered lines of a file.
+
+    BertworksError for a line that is not in its encoding (None: UTF-8), or has more than `largest`
+    bytes. whole: also for all lines together.
+    """
     with open_lines(path, name, encoding=encoding) as stream:
         lines = _checked_lines(stream, path, encoding, largest)
         yield from _lines_of_value(lines, stream, largest) if whole else lines
@@ -692,8 +705,10 @@ def _lines_of_value(
 
 
 def _bad_bytes(path: Path, name: str, where: str, encoding: str | None) -> BertworksError:
-    """The error for the first bad line, with the encoding that the bytes of all such lines
-    suggest."""
+    """Return the error for the first bad line.
+
+    It names the encoding that the bytes of all such lines suggest.
+    """
     bad: list[bytes] = []
     num_utf8 = 0  # lines of UTF-8 with other characters than ASCII
     with open_lines(path, name, encoding="latin-1") as reader:
@@ -717,8 +732,10 @@ def _bad_bytes(path: Path, name: str, where: str, encoding: str | None) -> Bertw
 
 
 def _require_content(text: str, name: str, line: int) -> None:
-    """Raise BertworksError for a JSON value that is little else than empty lists, before it is
-    parsed."""
+    """Raise BertworksError for a JSON value that is little else than empty lists.
+
+    This comes before it is parsed.
+    """
     require(
         not text_files.is_hollow(text),
         text_files.HOLLOW,
@@ -728,8 +745,10 @@ def _require_content(text: str, name: str, line: int) -> None:
 
 
 def parse_json(text: str, name: str, line: int = 1) -> Any:
-    """A JSON value; BertworksError if it is not JSON, or if an object names a field twice. line:
-    where it begins."""
+    """Return a JSON value.
+
+    BertworksError if it is not JSON, or if an object names a field twice. line: where it begins.
+    """
     _require_content(text, name, line)
     try:
         return json.loads(text, object_pairs_hook=_object)

@@ -45,8 +45,10 @@ class TreeSentence(NamedTuple):
 
 
 class Treebank(NamedTuple):
-    """The parts of a treebank. test is empty if there is no such file; notes: what was read, in
-    words."""
+    """The parts of a treebank.
+
+    test is empty if there is no such file; notes: what was read, in words.
+    """
 
     train: list[TreeSentence]
     dev: list[TreeSentence]
@@ -55,7 +57,7 @@ class Treebank(NamedTuple):
 
 
 def read_treebank(path: str | Path) -> Treebank:
-    """All sentences of a treebank.
+    """Return all sentences of a treebank.
 
     Args:
         path: a folder with CoNLL-U files that have train, dev and test in their names, test is
@@ -102,7 +104,7 @@ def read_treebank(path: str | Path) -> Treebank:
 
 
 def _divided(path: Path) -> Treebank:
-    """The sentences of one file in three random parts."""
+    """Return the sentences of one file in three random parts."""
     sentences = list(read_trees(path))
     what = (
         f"{len(sentences)} sentences are too few to be divided into train, dev and test: "
@@ -122,7 +124,7 @@ def _divided(path: Path) -> Treebank:
 
 
 def read_trees(path: str | Path) -> Iterator[TreeSentence]:
-    """The sentences of a CoNLL-U file, in any compression.
+    """Yield the sentences of a CoNLL-U file, in any compression.
 
     Ranges of words (1-2) and empty nodes (1.1) are no words.
 
@@ -172,7 +174,7 @@ def _tree(row: Row) -> TreeSentence:
 
 
 def _cycle(heads: tuple[int, ...]) -> list[int]:
-    """The words, counted from 1, of a cycle; [] if all heads lead to the root."""
+    """Return the words, counted from 1, of a cycle; [] if all heads lead to the root."""
     try:
         TopologicalSorter({word: [head] for word, head in enumerate(heads)}).prepare()
     except CycleError as error:

@@ -77,11 +77,12 @@ def evaluate_squad(
     unit: Literal["auto", "word", "character"] = "auto",
     on_note: Callable[[str], object] = no_notes,
 ) -> dict[str, Any]:
-    """The figures of the official script (`metrics.squad.evaluate_answers`), in percent, and how
-    they were computed: `version` (2.0 if a question has no answer, or with `na_probs`), `unit`,
-    `missing_ids` (questions without a prediction, which count as wrong), `unknown_ids` (predictions
-    for no question, which do not count), `intervals` of `exact` and `f1`: 95 %, by the bootstrap
-    over contexts.
+    """Return the figures of the official script in percent, and how they were computed.
+
+    See `metrics.squad.evaluate_answers`. They are followed by `version` (2.0 if a question has no
+    answer, or with `na_probs`), `unit`, `missing_ids` (questions without a prediction, which count
+    as wrong), `unknown_ids` (predictions for no question, which do not count), `intervals` of
+    `exact` and `f1`: 95 %, by the bootstrap over contexts.
 
     Args:
         data: a file in the format of SQuAD, with gold answers.
@@ -119,11 +120,11 @@ def evaluate_squad(
     )
     for row, question in zip(rows[:2], questions):
         predicted = answers.get(question.id, "no prediction")
-        shown = (
+        example = (
             f"{shortened(row['question'])!r} -> gold {[*question.answers]}, predicted "
             f"{predicted!r:.{SHOWN}}"
         )
-        on_note(printable(f"example  question {question.id}  {shown}"))
+        on_note(printable(f"example  question {question.id}  {example}"))
     probabilities = None
     if na_probs is not None:
         probabilities = _by_question(
@@ -148,7 +149,7 @@ def evaluate_squad(
 
 
 def _squad_rows(data: str | Path) -> list[dict[str, Any]]:
-    """The questions of a file, with gold answers."""
+    """Return the questions of a file, with gold answers."""
     reader = RowReader(data)
     hint = "name a file like dev-v1.1.json or dev-v2.0.json"
     require(reader.kind == "squad", "this is not in the format of SQuAD", reader.name, hint)
@@ -166,8 +167,10 @@ def _squad_rows(data: str | Path) -> list[dict[str, Any]]:
 def _by_question(
     source: str | Path | Mapping[str, Any], kind: Any, what: str, example: str
 ) -> Mapping[str, Any]:
-    """Question id -> value, from a mapping or a JSON file; BertworksError for a value of another
-    kind."""
+    """Return question id -> value, from a mapping or a JSON file.
+
+    BertworksError for a value of another kind.
+    """
     values: Any = source
     where = None if isinstance(source, Mapping) else str(source)
     hint = f"write one object, {example}"
@@ -210,11 +213,12 @@ def evaluate_mlm(
     bulk: Bulk = Bulk(),
     on_note: Callable[[str], object] = no_notes,
 ) -> dict[str, float] | None:
-    """Loss, accuracy and perplexity on masked words of raw text, and accuracy of next sentence or
-    sentence order prediction if the model has such a head and the text two documents, one of them
-    of two sentences. 15 % of the tokens are masked, 80/10/10, always the same ones.
-    `bits_per_character` compares models with any vocabulary (`runs.adaptation`); `characters`: of
-    its words.
+    """Return loss, accuracy and perplexity on masked words of raw text.
+
+    Also the accuracy of next sentence or sentence order prediction if the model has such a head and
+    the text two documents, one of them of two sentences. 15 % of the tokens are masked, 80/10/10,
+    always the same ones. `bits_per_character` compares models with any vocabulary
+    (`runs.adaptation`); `characters`: of its words.
 
     Of an ELECTRA discriminator: these figures of the generator in its folder; and loss, accuracy,
     area under the ROC curve (`replaced_token_auc`) of the discriminator, and the fraction of the
@@ -251,20 +255,20 @@ def evaluate_mlm(
     reader = read_text(inputs, text_column, documents, encoding)
     with tempfile.TemporaryDirectory() as folder:
         store = split_long_documents(write_shards(reader, tokenizer, Path(folder) / "shards"))
-        every = np.arange(len(store.documents) - 1)
+        documents_of_store = np.arange(len(store.documents) - 1)
         # else all pairs are of sentences drawn at random
         follows = bool((np.diff(store.documents) > 1).any())
         formats = [
             name for name, sampler in FORMATS.items() if {*heads_of(sampler.targets)} <= parts
         ]
-        format = formats[0] if len(every) >= 2 and follows else "full_sentences"
+        format = formats[0] if len(documents_of_store) >= 2 and follows else "full_sentences"
         kinds = cast(list[ObjectiveKind], ["masked_lm", *FORMATS[format].targets])
         network = load_with_generator(path, config) if detects else network_of(config, kinds, state)
         network.to(choose_device(device))
         most = sequences or 1 << 40
         batches = held_out_batches(
             store,
-            every,
+            documents_of_store,
             tokenizer,
             format=format,
             sequence_length=length,
@@ -274,7 +278,7 @@ def evaluate_mlm(
         for note in (str(reader.report), *masked_examples(batches[0], tokenizer)):
             on_note(note)
         bits, _ = bits_batches(
-            store, every, tokenizer, tokenizer.template, length=length, windows=most
+            store, documents_of_store, tokenizer, tokenizer.template, length=length, windows=most
         )
     settings = (reader.content_sha256(), text_column, documents, encoding, length, most, precision)
     job = mlm_job(bulk, output, settings, str(model), kinds, detects, precision, device)
@@ -293,11 +297,12 @@ def evaluate_sts(
     device: str = "auto",
     on_note: Callable[[str], object] = no_notes,
 ) -> dict[str, Any]:
-    """The correlation of the cosine of two texts with human scores of their similarity: `rows`,
-    `notes` (what was read, and two examples), `truncated`, `truncated_tokens` and `truncated_share`
-    (how many texts were longer than the model reads, and how much of them was left out), and
-    `pearson` and `spearman` for vectors as they are (`none`), centered (`center`) and, with more
-    texts than dimensions, whitened (`whiten`).
+    """Return the correlation of the cosine of two texts with human scores of their similarity.
+
+    The result has `rows`, `notes` (what was read, and two examples), `truncated`,
+    `truncated_tokens` and `truncated_share` (how many texts were longer than the model reads, and
+    how much of them was left out), and `pearson` and `spearman` for vectors as they are (`none`),
+    centered (`center`) and, with more texts than dimensions, whitened (`whiten`).
 
     Args:
         data: labelled pairs, in any form that `finetune` takes.
@@ -318,10 +323,10 @@ def evaluate_sts(
     )
     pairs = list(items(reader, schema))
     embedder = Embedder(model, pooling=pooling, device=device)
-    shown = embedder.examples((pair.where, *pair.texts) for pair in pairs)
+    examples = embedder.examples((pair.where, *pair.texts) for pair in pairs)
     notes += [
         *reader.notes,
-        *(f"{note.text} -> {pair.label:g}" for note, pair in zip(shown, pairs)),
+        *(f"{note.text} -> {pair.label:g}" for note, pair in zip(examples, pairs)),
     ]
     for note in notes:
         on_note(note)
@@ -364,17 +369,18 @@ def evaluate_task(
     precision: PrecisionOption = "auto",
     on_note: Callable[[str], object] = no_notes,
 ) -> dict[str, Any]:
-    """Evaluate a fine-tuned model on labelled rows that it was not trained on: `task`, `rows`,
-    `rows_without_text` (which are left out), `figures` (in int8 also `figures_fp32`, of single
-    precision), `table` (figures of each label, type of entity or kind of question), `mistakes`
-    (their number) and `frequent` (their most frequent kinds, in words), `intervals` of the figures,
-    `positive` (of two classes the one whose F1 is among the figures), `never_found` (the labels of
-    which no row is found, with the number of their rows), `unknown_labels` (how many rows have each
-    label that was never trained; these rows are mistakes), `truncated`, `truncated_tokens` and
-    `truncated_share` (how many rows were longer than the model reads, and how much of them was left
-    out), `training_copies` (how many rows are copies or near-copies of rows of the training data;
-    None where that is not known), and `notes` (what was read, and two examples as the network reads
-    them).
+    """Evaluate a fine-tuned model on labelled rows that it was not trained on.
+
+    The result has `task`, `rows`, `rows_without_text` (which are left out), `figures` (in int8 also
+    `figures_fp32`, of single precision), `table` (figures of each label, type of entity or kind of
+    question), `mistakes` (their number) and `frequent` (their most frequent kinds, in words),
+    `intervals` of the figures, `positive` (of two classes the one whose F1 is among the figures),
+    `never_found` (the labels of which no row is found, with the number of their rows),
+    `unknown_labels` (how many rows have each label that was never trained; these rows are
+    mistakes), `truncated`, `truncated_tokens` and `truncated_share` (how many rows were longer than
+    the model reads, and how much of them was left out), `training_copies` (how many rows are copies
+    or near-copies of rows of the training data; None where that is not known), and `notes` (what
+    was read, and two examples as the network reads them).
 
     Args:
         data: a file, or rows in memory as in `finetune`.
@@ -445,8 +451,10 @@ def evaluate_task(
 def _with_labels_of(
     d: TaskConfig, rows: Sequence[Item], known: Sequence[str], name: str
 ) -> tuple[TaskConfig, dict[str, int]]:
-    """The task with the labels that only the rows have, too; and how many rows have each of
-    these."""
+    """Return the task with the labels that only the rows have, too.
+
+    Also how many rows have each of these labels.
+    """
     task = TASKS[d.task]
     unknown: Counter[str] = Counter()
     for item in rows if task.has_labels else ():
@@ -471,8 +479,9 @@ def _with_labels_of(
 
 
 def _unknown_notes(unknown: Mapping[str, int], known: Sequence[str]) -> list[str]:
-    """Return a note on the labels that the model was not trained on: at most 5, with the known one
-    that may be meant.
+    """Return a note on the labels that the model was not trained on.
+
+    It names at most 5, with the known one that may be meant.
 
     Args:
         unknown: the number of rows of each of these labels.
@@ -493,8 +502,10 @@ def _unknown_notes(unknown: Mapping[str, int], known: Sequence[str]) -> list[str
 def _labelled(
     reader: RowReader, d: TaskConfig, text: str | Sequence[str], label: str | Sequence[str] | None
 ) -> tuple[Schema, list[str]]:
-    """The schema of a prediction, with labels by the names that the model has; and notes on what
-    was inferred."""
+    """Return the schema of a prediction, with labels by the names that the model has.
+
+    Also notes on what was inferred.
+    """
     schema, notes = schema_for(reader, d, text)
     columns = names_of(label) or d.label
     first_choice = d.first_choice
@@ -527,9 +538,11 @@ def evaluate_blimp(
     device: str = "auto",
     precision: Precision = "fp32",
 ) -> Iterator[Event]:
-    """BLiMP (Warstadt et al. 2020): the fraction of minimal pairs in which the good sentence scores
-    strictly higher than the bad one: by paradigm (UID), by phenomenon, and the mean over paradigms.
-    Equal scores are errors. The fields of the last event are the result.
+    """Evaluate a model on BLiMP (Warstadt et al. 2020).
+
+    It is the fraction of minimal pairs in which the good sentence scores strictly higher than the
+    bad one: by paradigm (UID), by phenomenon, and the mean over paradigms. Equal scores are errors.
+    The fields of the last event are the result.
 
     Args:
         data: a file with the fields sentence_good, sentence_bad and UID, in any format, or a folder
@@ -551,11 +564,11 @@ def evaluate_blimp(
         "note", f"sentences: {' and '.join(map(repr, _PAIR_COLUMNS[:2]))}; {len(pairs):,} pairs"
     )
     reading = Featurizer(source.tokenizer, "classification", apart=True)
-    shown = [
+    first_pairs = [
         Item(tuple(map(pair.__getitem__, _PAIR_COLUMNS[:2])), None, pair["UID"])
         for pair in pairs[:2]
     ]
-    yield from reading.preview(shown)
+    yield from reading.preview(first_pairs)
     sentences = (pair[column] for pair in pairs for column in _PAIR_COLUMNS[:2])
     scores = score(source, sentences, within_word=within_word, device=device, precision=precision)
     outcomes = []
@@ -583,7 +596,7 @@ def evaluate_blimp(
 
 
 def _read_pairs(data: str | Path, sample: int) -> Iterator[Pair]:
-    """The pairs, or a sample of them, by paradigm."""
+    """Yield the pairs, or a sample of them, by paradigm."""
     path = as_path(data)
     paradigms: dict[str, list[Pair]] = defaultdict(list)
     for file in sorted(path.glob("*.jsonl*")) if path.is_dir() else [path]:
@@ -618,7 +631,7 @@ def _pair_figures(pairs: Sequence[Pair], outcomes: Sequence[bool]) -> dict[str, 
 
 
 def _pair_table(result: Mapping[str, Any]) -> str:
-    """The result for readers: paradigms below their phenomena."""
+    """Return the result for readers: paradigms below their phenomena."""
     width = max(len(name) for name in (*result["paradigms"], *result["phenomena"])) + 2
     lines: list[str] = []
     for name, accuracy in result["phenomena"].items():

@@ -19,7 +19,8 @@ from bertworks.batching.sampling import Ids
 from bertworks.models.transformer import Encoder
 
 ATTRIBUTION_TOKENS = 4096  # of a batch of copies
-FEWEST_STEPS, MOST_STEPS = 32, 512
+FEWEST_STEPS = 32
+MOST_STEPS = 512
 MOST_TOKENS = 1 << 15  # of all copies: long texts get fewer steps
 TOLERANCE = 0.01  # of the sum of absolute attributions
 # of a network, for copies of one sequence: [copies], with gradients
@@ -28,8 +29,11 @@ Output = Callable[[Sequence[Example]], Tensor]
 
 @dataclass(frozen=True)
 class IntegratedGradients:
-    """attributions: float64 [n]. They should sum to `end - start`, the output for the sequence
-    minus the output for the baseline (completeness). `error` is the difference."""
+    """attributions: float64 [n].
+
+    They should sum to `end - start`, the output for the sequence minus the output for the baseline
+    (completeness). `error` is the difference.
+    """
 
     attributions: NDArray[np.float64]
     start: float
@@ -38,16 +42,18 @@ class IntegratedGradients:
 
     @property
     def error(self) -> float:
+        """The difference of the sum of the attributions from that of the outputs."""
         return float(self.attributions.sum() - (self.end - self.start))
 
 
 def integrated_gradients(
     output: Output, embedding: nn.Embedding, example: Example, baseline: Ids
 ) -> IntegratedGradients:
-    """Integrated gradients over the token embeddings (Sundararajan et al. 2017): the mean gradient
-    on the straight line from the embeddings of `baseline` to those of the sequence
-    (Gauss-Legendre), times the difference. The number of steps doubles until the completeness error
-    is below TOLERANCE, or up to a limit.
+    """Return integrated gradients over the token embeddings (Sundararajan et al. 2017).
+
+    They are the mean gradient on the straight line from the embeddings of `baseline` to those of
+    the sequence (Gauss-Legendre), times the difference. The number of steps doubles until the
+    completeness error is below TOLERANCE, or up to a limit.
 
     embedding: the token embeddings of the network.
     baseline: int64 [n], the tokens that stand for "no information". Tokens that are the same in the
@@ -62,11 +68,12 @@ def integrated_gradients(
         difference = embedding(ids) - base
 
     def mean_gradient(steps: int) -> Tensor:
-        """[n, hidden]"""
+        """Return the mean gradient: [n, hidden]."""
         nodes, weights = (
             torch.from_numpy(x).to(base) / 2 for x in np.polynomial.legendre.leggauss(steps)
         )
-        at_once, mean = max(1, ATTRIBUTION_TOKENS // len(base)), torch.zeros_like(base)
+        at_once = max(1, ATTRIBUTION_TOKENS // len(base))
+        mean = torch.zeros_like(base)
         for positions, weight in zip(nodes.split(at_once), weights.split(at_once), strict=True):
             mixed = (
                 (base + (positions[:, None, None] + 0.5) * difference)
@@ -79,7 +86,8 @@ def integrated_gradients(
             mean += (weight[:, None, None] * gradient.view(len(positions), *base.shape)).sum(0)
         return mean
 
-    steps, most = FEWEST_STEPS, min(MOST_STEPS, MOST_TOKENS // len(base))
+    steps = FEWEST_STEPS
+    most = min(MOST_STEPS, MOST_TOKENS // len(base))
     while True:
         attributions = (mean_gradient(steps) * difference).sum(-1).double().cpu().numpy()
         result = IntegratedGradients(attributions, start, end, steps)
@@ -92,12 +100,14 @@ def integrated_gradients(
 def occlusion(
     output: Output, example: Example, words: Sequence[tuple[int, int]], baseline: Ids
 ) -> NDArray[np.float64]:
-    """float64 [words]: by how much the output falls when the tokens of a word are replaced by those
-    of `baseline`.
+    """Return by how much the output falls when the tokens of a word are replaced: float64 [words].
+
+    They are replaced by those of `baseline`.
 
     words: the first token and the end of each.
     """
-    numbers, copies = [], []
+    numbers = []
+    copies = []
     for number, (first, end) in enumerate(words):
         ids = example.input_ids.copy()
         ids[first:end] = baseline[first:end]
@@ -105,15 +115,18 @@ def occlusion(
             numbers.append(number)
             copies.append(example._replace(input_ids=ids))
     falls = np.zeros(len(words))
-    whole, at_once = output([example]), max(1, ATTRIBUTION_TOKENS // len(example.input_ids))
+    whole = output([example])
+    at_once = max(1, ATTRIBUTION_TOKENS // len(example.input_ids))
     parts = [output(copies[n : n + at_once]) for n in range(0, len(copies), at_once)]
     falls[numbers] = (whole - torch.cat([whole[:0], *parts])).double().cpu().numpy()
     return falls
 
 
 def read_tokens(encoder: Encoder, example: Example, layer: int = -1) -> NDArray[np.bool_]:
-    """bool [n, n]: whether the hidden state of a token (row) after a layer depends on a token of
-    the text (column): who reads whom, as in Figure 3 of Devlin et al. 2019.
+    """Return whether the hidden state of a token after a layer depends on a token of the text.
+
+    bool [n, n]: the state is the row, the token of the text the column. It shows who reads whom, as
+    in Figure 3 of Devlin et al. 2019.
 
     From the network, not from its settings: whether the derivative by the embedding of the token is
     zero. One product of a random vector with the Jacobian of each state, in one pass over n copies
@@ -122,14 +135,15 @@ def read_tokens(encoder: Encoder, example: Example, layer: int = -1) -> NDArray[
 
     layer: the number of the hidden states, 0: the embeddings.
     """
-    table, n = encoder.embeddings.token, len(example.input_ids)
+    table = encoder.embeddings.token
+    n = len(example.input_ids)
     batch = collate([example] * n).to(table.weight.device)
     tokens = table(batch.input_ids).detach().requires_grad_()
     # replaces the embeddings
     with table.register_forward_hook(lambda *_: tokens), torch.enable_grad():
         states = encoder(batch.input_ids, batch.layout, batch.token_type_ids)[layer]
-        own = states.view(n, n, -1).diagonal().T  # of each copy another state
-        weights = torch.randn(own.shape, generator=torch.Generator().manual_seed(0)).to(own)
-        (gradient,) = torch.autograd.grad((own * weights).sum(), tokens)
-    found: NDArray[np.bool_] = (gradient.view(n, n, -1) != 0).any(-1).cpu().numpy()
-    return found
+        read = states.view(n, n, -1).diagonal().T  # of each copy another state
+        weights = torch.randn(read.shape, generator=torch.Generator().manual_seed(0)).to(read)
+        (gradient,) = torch.autograd.grad((read * weights).sum(), tokens)
+    depends: NDArray[np.bool_] = (gradient.view(n, n, -1) != 0).any(-1).cpu().numpy()
+    return depends

@@ -80,9 +80,10 @@ OUTPUTS = (["last_hidden_state"], ["logits"], ["start_logits", "end_logits"])
 
 
 class OnnxModel(nn.Module):
-    """The network of an ONNX file. `logits` is that of `TaskModel`; a call is that of an `Encoder`
-    that returns only its last hidden states. It uses as many threads as torch: one per core, or
-    OMP_NUM_THREADS.
+    """The network of an ONNX file.
+
+    `logits` is that of `TaskModel`; a call is that of an `Encoder` that returns only its last
+    hidden states. It uses as many threads as torch: one per core, or OMP_NUM_THREADS.
 
     Args:
         task: of the head; None: no head of a task.
@@ -100,7 +101,8 @@ class OnnxModel(nn.Module):
         with optional_import("an exported model", '"bertworks[export]"'):
             import onnxruntime
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = THREADS.adapt(), 1
+        options.intra_op_num_threads = THREADS.adapt()
+        options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # see `cli.main`
         options.enable_mem_pattern = False  # it would store a plan for every shape
         options.log_severity_level = 4
@@ -116,11 +118,10 @@ class OnnxModel(nn.Module):
         except Exception as error:
             what = f"onnxruntime cannot open it: {one_line(error)}"
             raise BertworksError(what, where=str(path), hint="export the model again") from error
-        inputs, outputs = self.session.get_inputs(), self.session.get_outputs()
-        self.inputs, self.outputs = (
-            [value.name for value in inputs],
-            [value.name for value in outputs],
-        )
+        inputs = self.session.get_inputs()
+        outputs = self.session.get_outputs()
+        self.inputs = [value.name for value in inputs]
+        self.outputs = [value.name for value in outputs]
         if not {"input_ids"} <= set(self.inputs) <= set(INPUTS) or self.outputs not in OUTPUTS:
             what = (
                 f"not a BERT: from {', '.join(self.inputs)} it computes {', '.join(self.outputs)}"
@@ -133,8 +134,10 @@ class OnnxModel(nn.Module):
         )
         hint = "export it again with dynamic axes for the batch and the length"
         require(not fixed, what, path, hint)
-        self.where, self.shape = str(path), outputs[0].shape
-        has_choices, is_span = len(inputs[0].shape) == 3, len(outputs) == 2
+        self.where = str(path)
+        self.shape = outputs[0].shape
+        has_choices = len(inputs[0].shape) == 3
+        is_span = len(outputs) == 2
         self.each = (
             "choice" if has_choices else "token" if is_span or len(self.shape) == 3 else "text"
         )
@@ -168,7 +171,7 @@ class OnnxModel(nn.Module):
         token_type_ids: Tensor | None = None,
         rows: Tensor | None = None,
     ) -> list[Tensor]:
-        """The last hidden states: of all tokens, [T, hidden], or only of `rows`."""
+        """Return the last hidden states: of all tokens, [T, hidden], or only of `rows`."""
         x = layout.unpad(self._run(input_ids, layout, token_type_ids))
         return [x if rows is None else x.index_select(0, rows)]
 
@@ -177,7 +180,8 @@ class OnnxModel(nn.Module):
         inputs = dict(
             zip(INPUTS, (layout.pad(input_ids), layout.present.long(), layout.pad(types)))
         )
-        n, length = layout.num_sequences, layout.max_seqlen
+        n = layout.num_sequences
+        length = layout.max_seqlen
         size = {"text": (n,), "token": (n, length), "choice": (1, n)}[self.each]
         feed = {
             name: (inputs[name][None] if self.each == "choice" else inputs[name]).numpy()
@@ -202,8 +206,8 @@ class OnnxModel(nn.Module):
         """Refuse a file that declares other outputs."""
         if (self.outputs, self.each, self.width) != (names, each, width):
             expected = f"{names[0]} of {width:,}" if len(names) == 1 else " and ".join(names)
-            given = f"{' and '.join(self.outputs)} {self.shape}"
-            what = f"this exported model gives {given}, which is not {expected} for each {each}"
+            outputs = f"{' and '.join(self.outputs)} {self.shape}"
+            what = f"this exported model gives {outputs}, which is not {expected} for each {each}"
             hint = (
                 "export the model with that output; for vectors: bertworks export MODEL "
                 "--encoder -o FOLDER"
@@ -212,8 +216,10 @@ class OnnxModel(nn.Module):
 
 
 def _refuse_subgraphs(path: Path) -> None:
-    """Raises BertworksError for a graph within the graph: it may be the body of a loop that never
-    ends."""
+    """Raise BertworksError for a graph within the graph.
+
+    It may be the body of a loop that never ends.
+    """
     try:
         model = read_protobuf(np.memmap(path, np.uint8, "r").data)
         nodes = [
@@ -230,15 +236,17 @@ def _refuse_subgraphs(path: Path) -> None:
     require(not has_subgraphs, "a graph with loops, branches or functions is not a BERT", path)
 
 
-BATCH_TOKENS, GPU_BATCH_TOKENS = 4096, 1 << 16  # of a batch, with padding
+BATCH_TOKENS = 4096
+GPU_BATCH_TOKENS = 1 << 16  # of a batch, with padding
 TOKEN_MEMORY = 1 << 20  # bytes of a GPU for each token of a batch
 MAX_SCORES = 1 << 24  # logits over the vocabulary that are computed together
 Network = TypeVar("Network", bound=nn.Module)
 
 
 class LazyModel(model_folder.ModelFolder):
-    """A model folder with one copy of the weights for all its networks, read when it is first
-    needed.
+    """A model folder with one copy of the weights for all its networks.
+
+    They are read when they are first needed.
 
     Args:
         model: a folder of ours, of transformers, of sentence-transformers, or an exported one;
@@ -255,7 +263,8 @@ class LazyModel(model_folder.ModelFolder):
 
     def __init__(self, model: str | Path, device: str = "auto", language: str = ""):
         name = as_path(model, "model").name or str(model)  # which may be no UTF-8
-        self.name, self.device = name.encode("utf-8", "backslashreplace").decode(), device
+        self.name = name.encode("utf-8", "backslashreplace").decode()
+        self.device = device
         self._requested_name = str(model) if is_model_name(model) or url_of(model) else ""
         super().__init__(resolve_model(model), language)
         self._versions_at_opening = self._file_versions()
@@ -276,13 +285,17 @@ class LazyModel(model_folder.ModelFolder):
 
     @cached_property
     def auto_precision(self) -> InferencePrecision:
-        """The precision that "auto" selects. It is measured, and part of a pickle: processes may
-        measure others."""
+        """The precision that "auto" selects.
+
+        It is measured, and part of a pickle: processes may measure others.
+        """
         return best_precision(choose_device(self.device))
 
     def _file_versions(self) -> dict[str, tuple[int, ...]]:
-        """Return the files that answers depend on, by their names within the folder, and what
-        changes with them."""
+        """Return the files that answers depend on, and what changes with them.
+
+        They are under their names within the folder.
+        """
         folder = self.folder.absolute()
         names = set(split_files(folder, MODEL_FILES)[0]) - {RECORD_FILE, *MODEL_DOCUMENTS}
         # those of a joint fine-tuning lie outside
@@ -322,7 +335,10 @@ class LazyModel(model_folder.ModelFolder):
 
     @property
     def reference(self) -> "ModelReference":
-        """The values that open the same model in another process. Raises as `files_sha256`."""
+        """The values that open the same model in another process.
+
+        Raises as `files_sha256`.
+        """
         return ModelReference(
             folder=str(self.folder.absolute()),
             name=self._requested_name,
@@ -343,9 +359,11 @@ class LazyModel(model_folder.ModelFolder):
 
     @cached_property
     def state(self) -> dict[str, Tensor]:
-        """The parameters under our names, float32, on the device. They are copies: the file may
-        change. Matrices are stored by columns: a CPU then multiplies few rows in two thirds of the
-        time."""
+        """The parameters under our names, float32, on the device.
+
+        They are copies: the file may change. Matrices are stored by columns: a CPU then multiplies
+        few rows in two thirds of the time.
+        """
         device = choose_device(self.device)
         state = self.load_state()
 
@@ -357,9 +375,10 @@ class LazyModel(model_folder.ModelFolder):
         return {name: copied(name, state.pop(name)) for name in list(state)}
 
     def network(self, make: Callable[[EncoderConfig], Network], prefix: str = "") -> Network:
-        """A network over the weights, in evaluation mode and without gradients. Its modules are its
-        own, so that hooks in them do not affect other networks; its parameters are the tensors of
-        `state`.
+        """Return a network over the weights, in evaluation mode and without gradients.
+
+        Its modules are its own, so that hooks in them do not affect other networks; its parameters
+        are the tensors of `state`.
 
         Args:
             prefix: of the names of its parameters.
@@ -374,10 +393,10 @@ class LazyModel(model_folder.ModelFolder):
             component_names(self.state), component_names(shapes), self.within
         )
         for name, shape in shapes.items():
-            found = list(self.state[name].shape) if name in self.state else "missing"
-            what = f"{name} is {found}, but the task needs {list(shape)}"
+            size = list(self.state[name].shape) if name in self.state else "missing"
+            what = f"{name} is {size}, but the task needs {list(shape)}"
             require(
-                found == list(shape),
+                size == list(shape),
                 what,
                 self.within,
                 "its task.json or config.json belongs to another model",
@@ -388,7 +407,7 @@ class LazyModel(model_folder.ModelFolder):
         return network.requires_grad_(False).eval()
 
     def session(self, precision: PrecisionOption, **options: Any) -> OnnxModel:
-        """The network of an exported model. options: see `OnnxModel`.
+        """Return the network of an exported model. options: see `OnnxModel`.
 
         Raises:
             UsageError: another device than the CPU, or another precision than fp32.
@@ -406,7 +425,10 @@ class LazyModel(model_folder.ModelFolder):
 
 
 def open_model(model: str | Path | LazyModel, device: str, language: str = "") -> LazyModel:
-    """An open model. One that is open already stays on its device."""
+    """Return an open model.
+
+    One that is open already stays on its device.
+    """
     return model if isinstance(model, LazyModel) else LazyModel(model, device, language)
 
 
@@ -430,7 +452,9 @@ class ModelReference(NamedTuple):
 
 @lru_cache(maxsize=NUM_KEPT_OPEN)
 def reopened_model(reference: ModelReference) -> LazyModel:
-    """Return the model of a pickle. The last ones stay open in this process.
+    """Return the model of a pickle.
+
+    The last ones stay open in this process.
 
     Raises:
         BertworksError: its folder is missing, or has changed since the object was pickled.
@@ -457,8 +481,9 @@ def reopened_model(reference: ModelReference) -> LazyModel:
 
 
 class ModelUser(Reopened):
-    """An object over an open model. Its pickle holds the path of the model, the settings of the
-    object, and a hash.
+    """An object over an open model.
+
+    Its pickle holds the path of the model, the settings of the object, and a hash.
 
     A subclass calls `_set_opening` in its constructor.
     """
@@ -490,8 +515,9 @@ def _open_user(
 def prepared_encoder(
     encoder: Encoder, option: PrecisionOption, source: LazyModel | None = None
 ) -> tuple[Encoder | InferenceEncoder, InferencePrecision]:
-    """The encoder, converted to its fastest form in a precision; and the precision that "auto"
-    selects: bf16 where the hardware is faster with it, else fp32.
+    """Return the encoder in its fastest form for a precision, and the precision.
+
+    "auto" selects bf16 where the hardware is faster with it, else fp32.
 
     Raises:
         UsageError: no such precision, or int8 on hardware without instructions for it.
@@ -512,7 +538,9 @@ def prepared_encoder(
 def precision_for(
     network: nn.Module, option: PrecisionOption, source: LazyModel | None = None
 ) -> InferencePrecision:
-    """The precision that an option selects for a network. Raises as `prepared_encoder`.
+    """Return the precision that an option selects for a network.
+
+    Raises as `prepared_encoder`.
 
     Args:
         source: the model of the network, with its selection; None: of a network in training.
@@ -544,8 +572,11 @@ def compute_logits(
     units: Sequence[ExampleGroup],
     precision: InferencePrecision = "fp32",
 ) -> list[Logits]:
-    """For each unit float32 [M, outputs]: the logits of all its predictions, over all its sequences
-    in order. The network computes without dropout; its mode is restored afterwards."""
+    """Return for each unit the logits of all its predictions: float32 [M, outputs].
+
+    They are over all its sequences in order. The network computes without dropout; its mode is
+    restored afterwards.
+    """
     return compute_each(model, model.logits, units, (model.task.outputs,), precision)
 
 
@@ -569,17 +600,17 @@ def compute_logits_and_loss(
 def log_probabilities(
     model: PretrainingModel, examples: Sequence[Example], precision: InferencePrecision = "fp32"
 ) -> NDArray[np.float64]:
-    """[examples]: the log-probability of the label of the one masked token of each example. The
-    model is in evaluation mode."""
+    """[examples]: the log-probability of the label of the one masked token of each example.
+
+    The model is in evaluation mode.
+    """
 
     def compute(batch: Batch) -> Tensor:
         logits = model.scores(batch).float()
         return logits.gather(1, batch.target.labels[:, None])[:, 0] - logits.logsumexp(-1)
 
-    units, at_once = (
-        [[example] for example in examples],
-        max(1, MAX_SCORES // model.encoder.config.vocab_size),
-    )
+    units = [[example] for example in examples]
+    at_once = max(1, MAX_SCORES // model.encoder.config.vocab_size)
     return np.concatenate(
         [np.zeros(0), *compute_each(model, compute, units, (), precision, at_once)]
     )
@@ -592,8 +623,10 @@ def compute_vectors(
     width: int,
     precision: InferencePrecision = "fp32",
 ) -> NDArray[np.float32]:
-    """float32 [units, width]: the vector of each unit, which is one sequence. width: the hidden
-    size."""
+    """Return the vector of each unit, which is one sequence: float32 [units, width].
+
+    width: the hidden size.
+    """
 
     def compute(batch: Batch) -> Tensor:
         # the last layer is computed for these tokens only
@@ -611,8 +644,10 @@ def compute_token_vectors(
     width: int,
     precision: InferencePrecision = "fp32",
 ) -> list[NDArray[np.float32]]:
-    """For each unit, which is one sequence, float32 [tokens, width]: the last hidden state of each
-    token, special tokens included. width: the hidden size."""
+    """Return for each unit the last hidden state of each token: float32 [tokens, width].
+
+    A unit is one sequence; special tokens are included. width: the hidden size.
+    """
 
     def compute(batch: Batch) -> Tensor:
         states: list[Tensor] = encoder(batch.input_ids, batch.layout, batch.token_type_ids)
@@ -628,8 +663,10 @@ def compute_token_vectors(
 
 
 def batch_tokens(device: torch.device) -> int:
-    """The largest number of tokens of a batch, with padding. Many keep a GPU busy; a CPU has a
-    small cache."""
+    """Return the largest number of tokens of a batch, with padding.
+
+    Many keep a GPU busy; a CPU has a small cache.
+    """
     if device.type != "cuda":
         return BATCH_TOKENS
     return max(BATCH_TOKENS, min(GPU_BATCH_TOKENS, total_memory(device) // TOKEN_MEMORY))
@@ -643,16 +680,18 @@ def compute_each(
     precision: InferencePrecision = "fp32",
     most: int = 1 << 30,
 ) -> list[NDArray[np.float32]]:
-    """For each unit the rows of the result of its batch: one for each prediction, or for each
-    sequence that has no targets. shape: of a row. most: units of a batch."""
-    training, device = (
-        model.training,
-        next((p.device for p in model.parameters()), torch.device("cpu")),
-    )
+    """Return for each unit the rows of the result of its batch.
+
+    There is one for each prediction, or for each sequence that has no targets. shape: of a row.
+    most: units of a batch.
+    """
+    training = model.training
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
     if training:  # setting the mode of all modules would take a tenth of the time of one short text
         model.eval()
     tokens = batch_tokens(device)
-    results, parts = list[NDArray[np.float32]](), list[tuple[ExampleGroup, NDArray[np.float32]]]()
+    results = list[NDArray[np.float32]]()
+    parts = list[tuple[ExampleGroup, NDArray[np.float32]]]()
     for unit in units:
         counts = [len(e.target.positions) if e.targets else 1 for e in unit]
         results.append(np.empty((sum(counts), *shape), np.float32))
@@ -664,10 +703,8 @@ def compute_each(
         )
     # A unit without predictions, such as a text without words to tag, is left out.
     parts = [(group, rows) for group, rows in parts if len(rows)]
-    lengths, sizes = (
-        [longest_sequence(group) for group, _ in parts],
-        [len(group) for group, _ in parts],
-    )
+    lengths = [longest_sequence(group) for group, _ in parts]
+    sizes = [len(group) for group, _ in parts]
     batches = token_budget_indices(lengths, sizes, tokens)
     # on a GPU one batch is computed while the host makes the next
     computed: list[tuple[list[int], Tensor]] = []

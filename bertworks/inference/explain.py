@@ -57,8 +57,9 @@ class UnwantedError(Exception):
 
 @dataclass(frozen=True)
 class Explanation:
-    """A prediction of a model for a text, or a pair: n tokens in w words, including `[CLS]` and
-    `[SEP]`.
+    """A prediction of a model for a text, or a pair, with its reasons.
+
+    It has n tokens in w words, including `[CLS]` and `[SEP]`.
 
     answer: the prediction: names and values, the best first, and all labels of a classification.
     explained: the output that is attributed, in words; "": none, without attributions.
@@ -101,7 +102,8 @@ class Explanation:
     @property
     def completeness(self) -> str:
         """The completeness error of the integrated gradients, in words."""
-        if (g := self.gradients) is None:
+        g = self.gradients
+        if g is None:
             return ""
         fraction = abs(g.error) / max(float(np.abs(g.attributions).sum()), 1e-12)
         ends = f"the output goes from {g.start:+.3f} (all words {self.baseline}) to {g.end:+.3f}"
@@ -112,10 +114,12 @@ class Explanation:
         return f"integrated gradients sum to {g.attributions.sum():+.3f}; {ends}: {error}"
 
     def as_dict(self) -> dict[str, Any]:
-        """All but attention and similarity, which are large."""
+        """Return all but attention and similarity, which are large."""
         names = ("model", "texts", "answer", "explained", "words")
         values: dict[str, Any] = {name: getattr(self, name) for name in names}
-        if (g := self.gradients) and (words := self.word_gradients) is not None:
+        g = self.gradients
+        words = self.word_gradients if g else None
+        if g and words is not None:
             values |= {"gradients": words.tolist(), "completeness_error": g.error, "steps": g.steps}
         if self.occlusion is not None:
             values["occlusion"] = self.occlusion.tolist()
@@ -128,10 +132,9 @@ class Explanation:
         if self.explained:
             lines += ["", f"for {self.explained}:", f"{'gradients':>9}  {'occlusion':>9}"]
             blank = [" " * 9] * len(self.words)
-            shown = (self.word_gradients, self.occlusion)
             columns = (
                 blank if values is None else [f"{value:+9.3f}" for value in values]
-                for values in shown
+                for values in (self.word_gradients, self.occlusion)
             )
             lines += ["  ".join(cells) for cells in zip(*columns, self.words, strict=True)]
         return "\n".join([*lines, *([self.completeness] if self.gradients else []), *self.notes])
@@ -148,7 +151,10 @@ class Explanation:
         return f'<iframe srcdoc="{escape(self.html())}" width="100%" height="600"></iframe>'
 
     def html(self) -> str:
-        """The page. Texts, labels and tokens are escaped."""
+        """Return the page.
+
+        Texts, labels and tokens are escaped.
+        """
         sections = render(TEMPLATE.read_text("utf-8"), e=self, maps=self.maps(), zip=zip)
         summary = (
             f"explained: {self.explained}"
@@ -164,7 +170,7 @@ class Explanation:
         )
 
     def _reading(self, reads: NDArray[np.bool_]) -> tuple[Section, Section]:
-        """The picture of Figure 3, and a sentence."""
+        """Return the picture of Figure 3, and a sentence."""
         m = len(reads)
         which = (
             f"The first {m} of {len(self.tokens)} tokens, read as a text"
@@ -180,15 +186,19 @@ class Explanation:
         return picture, note(f"{text}: if the derivative by its embedding is not zero.")
 
     def maps(self) -> dict[str, Any]:
-        """Input of maps/maps.js: the first tokens, up to a limit, and maps of them as bytes in
-        base64: attention of each layer [heads, n, n], 255 for 1; similarity after each layer,
-        embeddings first, [n, n], 127 for 0."""
-        layers, heads, n = len(self.attention), len(self.attention[0]), len(self.tokens)
-        shown = min(n, int((MOST_CELLS / (layers * heads)) ** 0.5))
+        """Return the input of maps/maps.js: the first tokens, up to a limit, and maps of them.
+
+        Maps are bytes in base64: attention of each layer [heads, n, n], 255 for 1; similarity after
+        each layer, embeddings first, [n, n], 127 for 0.
+        """
+        layers = len(self.attention)
+        heads = len(self.attention[0])
+        n = len(self.tokens)
+        size = min(n, int((MOST_CELLS / (layers * heads)) ** 0.5))
         return {
-            "tokens": self.tokens[:shown],
-            "attention": [_packed(layer[:, :shown, :shown] * 255) for layer in self.attention],
-            "similarity": [_packed(layer[:shown, :shown] * 127 + 127) for layer in self.similarity],
+            "tokens": self.tokens[:size],
+            "attention": [_packed(layer[:, :size, :size] * 255) for layer in self.attention],
+            "similarity": [_packed(layer[:size, :size] * 127 + 127) for layer in self.similarity],
         }
 
 
@@ -212,12 +222,15 @@ class _Prediction(NamedTuple):
     ] = ()  # the sequences of the attributed one, if the network reads both texts of a pair apart
 
     def sequences(self, example: Example) -> list[Example]:
-        """Return what the network reads of a copy of the attributed sequence: this copy, or each of
-        its parts."""
+        """Return what the network reads of a copy of the attributed sequence.
+
+        It is this copy, or each of its parts.
+        """
         if not self.parts:
             return [example]
         borders = np.cumsum([len(part.input_ids) for part in self.parts])[:-1]
-        ids, types = np.split(example.input_ids, borders), np.split(example.token_type_ids, borders)
+        ids = np.split(example.input_ids, borders)
+        types = np.split(example.token_type_ids, borders)
         return [
             part._replace(input_ids=own_ids, token_type_ids=own_types)
             for part, own_ids, own_types in zip(self.parts, ids, types, strict=True)
@@ -232,8 +245,10 @@ def explain(
     device: str = "auto",
     is_wanted: Callable[[], bool] | None = None,
 ) -> Explanation:
-    """Explain a prediction: integrated gradients and occlusion of the words, attention of every
-    head, similarity of the tokens after every layer, and who reads whom.
+    """Explain a prediction.
+
+    There are integrated gradients and occlusion of the words, attention of every head, similarity
+    of the tokens after every layer, and who reads whom.
 
     The attributed output is the log-odds of the label; the value of a regression; the tag of a
     word; the score of the answer or choice; for a pre-trained model, the log-odds of the token at
@@ -257,7 +272,9 @@ def explain(
     """
     t = (source := open_model(model, device)).tokenizer
     p = (_finetuned if source.has_task else _pretrained)(source, texts, target)
-    (example, name, value), logits, embedding = p.attributed, p.logits, p.encoder.embeddings.token
+    (example, name, value) = p.attributed
+    logits = p.logits
+    embedding = p.encoder.embeddings.token
     blank_id = {"mask": t.mask_id, "pad": t.pad_id}.get(baseline, -1)
     what = f"the baseline {baseline!r} is not known to this tokenizer"
     expect(value is None or blank_id >= 0, what, hint="use mask or pad")
@@ -321,8 +338,10 @@ def _attention(layer: Tensor, lengths: Sequence[int]) -> NDArray[np.float32]:
 
 
 def _readers(encoder: Encoder, sequences: Sequence[Example]) -> NDArray[np.bool_]:
-    """Return which of the first tokens read which, see `read_tokens`: none reads a token of another
-    sequence."""
+    """Return which of the first tokens read which, see `read_tokens`.
+
+    None reads a token of another sequence.
+    """
     beginnings = [
         Example(sequence.input_ids[:MOST_READERS], sequence.token_type_ids[:MOST_READERS], {})
         for sequence in sequences
@@ -343,8 +362,10 @@ def _block_diagonal(blocks: Sequence[NDArray[Number]]) -> NDArray[Number]:
 
 
 def _words(ids: Ids, t: Tokenizer, blank_id: int) -> tuple[tuple[tuple[int, int], ...], Ids]:
-    """The first token and the end of each word; and the ids with all tokens blank except special
-    tokens and masks."""
+    """Return the first token and the end of each word, and the ids of the baseline.
+
+    In it all tokens are blank except special tokens and masks.
+    """
     is_special = np.isin(
         ids, [*t.template.prefix, *t.template.between, *t.template.suffix, t.mask_id]
     )
@@ -357,12 +378,10 @@ def _words(ids: Ids, t: Tokenizer, blank_id: int) -> tuple[tuple[tuple[int, int]
 
 def _pretrained(source: LazyModel, texts: Sequence[str], target: str | None) -> _Prediction:
     expect(1 <= len(texts) <= 2, f"{len(texts)} texts: a pre-trained model reads one, or a pair")
-    t, parts, answer, network = (
-        source.tokenizer,
-        component_names(source.state),
-        tuple[tuple[str, str], ...](),
-        None,
-    )
+    t = source.tokenizer
+    parts = component_names(source.state)
+    answer = tuple[tuple[str, str], ...]()
+    network = None
     encoding = t.encode(*texts, max_length=source.config.max_position_embeddings)
     notes = (
         [f"{encoding.num_truncated} tokens at the end were truncated"]
@@ -397,8 +416,10 @@ def _pretrained(source: LazyModel, texts: Sequence[str], target: str | None) -> 
 def _discriminated(
     network: Discriminator, t: Tokenizer, example: Example, target: str | None, notes: Sequence[str]
 ) -> _Prediction:
-    """Of an ELECTRA discriminator: the words that were most probably replaced. The log-odds of one
-    of them is attributed."""
+    """Of an ELECTRA discriminator: the words that were most probably replaced.
+
+    The log-odds of one of them is attributed.
+    """
     ids = example.input_ids
     with torch.no_grad():
         batch = collate([example]).to(network.encoder.embeddings.token.weight.device)
@@ -437,12 +458,12 @@ def _masked(
         )
         (token,) = ids
         expect(token != t.unk_id, f"{target!r} is not in the vocabulary", hint="use another word")
-    shown, *best_shown = (
+    token_text, *best_texts = (
         t.decode([n], skip_special_tokens=False) for n in [token, *best.indices.tolist()]
     )
-    name = f"“{shown}” in place of {t.tokens[t.mask_id]} (log-odds)"
+    name = f"“{token_text}” in place of {t.tokens[t.mask_id]} (log-odds)"
     answer = tuple(
-        (text, f"{p:.1%}") for text, p in zip(best_shown, best.values.tolist(), strict=True)
+        (text, f"{p:.1%}") for text, p in zip(best_texts, best.values.tolist(), strict=True)
     )
     return (example, name, lambda x: log_odds(x[:, 0], token)), answer
 
@@ -452,7 +473,8 @@ def _masked(
 
 def _finetuned(source: LazyModel, texts: Sequence[str], target: str | None) -> _Prediction:
     predictor = Predictor(source, precision="fp32")
-    d, network = predictor.description, predictor.network
+    d = predictor.description
+    network = predictor.network
     task = TASKS[d.task]
     item = item_of(texts[0] if len(texts) == 1 else texts, 1, d)
     ((encoded, answer),) = predictor.answers([item])

@@ -36,9 +36,11 @@ from bertworks.training.objectives import PretrainingModel
 
 
 class Filling(TypedDict, total=False):
-    """One predicted token, with the fields of Hugging Face's fill-mask pipeline, and `text`. The
-    answers of a server leave `sequence` or `text` out where they would repeat a long text for every
-    token."""
+    """One predicted token, with the fields of Hugging Face's fill-mask pipeline, and `text`.
+
+    The answers of a server leave `sequence` or `text` out where they would repeat a long text for
+    every token.
+    """
 
     score: float  # probability
     token: int
@@ -48,7 +50,7 @@ class Filling(TypedDict, total=False):
 
 
 def load_masked_lm(source: LazyModel) -> PretrainingModel:
-    """A masked language model in evaluation mode.
+    """Return a masked language model in evaluation mode.
 
     Raises:
         BertworksError: it reads from left to right, or has no masked LM head or no mask token.
@@ -81,18 +83,25 @@ class MaskedText(NamedTuple):
 
     @property
     def costs(self) -> list[int]:
-        """Cost of each window in tokens. The logits of a mask cost about as much as 8 tokens."""
+        """Cost of each window in tokens.
+
+        The logits of a mask cost about as much as 8 tokens.
+        """
         return [len(tokens) + 2 + 8 * len(masks) for tokens, masks in self.windows]
 
 
 class Filler(ModelUser):
-    """A loaded model that predicts masked tokens. The model is a folder, also an exported one, or a
-    name; or an open model, which stays on its device."""
+    """A loaded model that predicts masked tokens.
+
+    The model is a folder, also an exported one, or a name; or an open model, which stays on its
+    device.
+    """
 
     def __init__(self, model: str | Path | LazyModel, device: str = "cpu"):
         source = open_model(model, device)
         self._set_opening(Filler, source, {})
-        self.tokenizer, self.longest = source.tokenizer, source.config.max_position_embeddings
+        self.tokenizer = source.tokenizer
+        self.longest = source.config.max_position_embeddings
         output = "logits", source.config.vocab_size
         self.model = (
             source.session("fp32", gives=output) if source.exported else load_masked_lm(source)
@@ -100,8 +109,9 @@ class Filler(ModelUser):
         self._is_open()
 
     def __call__(self, text: str, k: int = 5) -> list[list[Filling]]:
-        """For each mask of the text, in order, the k most probable tokens. Masks are predicted
-        independently.
+        """For each mask of the text, in order, the k most probable tokens.
+
+        Masks are predicted independently.
 
         Raises:
             UsageError: k is not positive.
@@ -136,8 +146,9 @@ class Filler(ModelUser):
         return MaskedText(text, ids, masks, offsets, windows)
 
     def target(self, text: str) -> int:
-        """The token that a text is: of the vocabulary as it is spelled there, else after
-        tokenization.
+        """Return the token that a text is.
+
+        It is that of the vocabulary as it is spelled there, else after tokenization.
 
         Raises:
             UsageError: it is several tokens, none, or unknown.
@@ -164,9 +175,10 @@ class Filler(ModelUser):
     def top_tokens(
         self, texts: Sequence[MaskedText], k: int, targets: Sequence[int] = ()
     ) -> list[NDArray[np.float32]]:
-        """For each text float32 [masks, 2, k]: the k highest probabilities and their tokens. Texts
-        are computed in batches sorted by length. Tokens of the model that the tokenizer lacks are
-        left out.
+        """For each text float32 [masks, 2, k]: the k highest probabilities and their tokens.
+
+        Texts are computed in batches sorted by length. Tokens of the model that the tokenizer lacks
+        are left out.
 
         Args:
             targets: different tokens, the only ones that are returned; none: all. Their
@@ -178,24 +190,24 @@ class Filler(ModelUser):
             for text in texts
             for ids, masks in text.windows
         ]
-        shown = min(k, len(targets) or t.vocab_size)
+        count = min(k, len(targets) or t.vocab_size)
 
         def best(batch: Batch) -> Tensor:
             probabilities = self.model.scores(batch).float().softmax(-1)[:, : t.vocab_size]
             if not targets:
-                top = probabilities.topk(shown)
+                top = probabilities.topk(count)
                 return torch.stack([top.values, top.indices.float()], 1)
             tokens = torch.tensor(targets, device=probabilities.device)
-            top = probabilities[:, tokens].topk(shown)
+            top = probabilities[:, tokens].topk(count)
             return torch.stack([top.values, tokens[top.indices].float()], 1)
 
-        results = iter(compute_each(self.model, best, windows, (2, shown)))
+        results = iter(compute_each(self.model, best, windows, (2, count)))
         return [np.concatenate(list(islice(results, len(text.windows)))) for text in texts]
 
     def fillings(
         self, masked: MaskedText, top_tokens: NDArray[np.float32], k: int
     ) -> list[list[Filling]]:
-        """The k most probable tokens of each mask, as text. top_tokens: see the method."""
+        """Return the k most probable tokens of each mask, as text. top_tokens: see the method."""
         return [
             self.fillings_of_mask(masked, number, mask_tokens[:, :k], sequence=True, text=True)
             for number, mask_tokens in enumerate(top_tokens)
@@ -210,7 +222,7 @@ class Filler(ModelUser):
         sequence: bool,
         text: bool,
     ) -> list[Filling]:
-        """The most probable tokens of one mask, as text.
+        """Return the most probable tokens of one mask, as text.
 
         Args:
             number: of the mask, from 0.
@@ -264,8 +276,9 @@ def score(
     device: str = "auto",
     precision: Precision = "fp32",
 ) -> Iterator[Score]:
-    """The log-likelihood of each sentence; of a masked language model the pseudo-log-likelihood:
-    `measure` says which.
+    """Yield the log-likelihood of each sentence.
+
+    Of a masked language model it is the pseudo-log-likelihood: `measure` says which.
 
     A model that reads from left to right predicts each token from those before it, and the first
     from the end token (`causal_lm.log_likelihoods`). Else each token is masked in turn, and the
@@ -293,7 +306,8 @@ def score(
         expect(not within_word, what, where=source, hint="leave --within-word out")
         yield from log_likelihoods(CausalModel(source, precision), sentences)
         return
-    network, tokenizer = load_masked_lm(source), source.tokenizer
+    network = load_masked_lm(source)
+    tokenizer = source.tokenizer
     longest = network.encoder.config.max_position_embeddings
     encoded = _encoded(sentences, tokenizer, longest, within_word)
     for group in chunk_by_size(encoded, COPIES, lambda sentence: len(sentence[1])):
@@ -308,8 +322,11 @@ def score(
 
 
 def is_better(good: Score, bad: Score) -> bool:
-    """Strictly. Sentences with the same tokens are a tie even if the last bits of their scores
-    differ, which depend on the other sentences of a batch."""
+    """Strictly.
+
+    Sentences with the same tokens are a tie even if the last bits of their scores differ, which
+    depend on the other sentences of a batch.
+    """
     return good["tokens"] != bad["tokens"] and good["score"] > bad["score"]
 
 
@@ -336,8 +353,10 @@ def _ends_of_words(ids: Ids, starts_word: NDArray[np.bool_]) -> Ids:
 
 
 def _masked_example(ids: Ids, place: int, end: int, tokenizer: Tokenizer, longest: int) -> Example:
-    """The sentence, or the window around `place`, with the tokens from `place` to `end` masked and
-    the first of them predicted."""
+    """Return the sentence, or the window around `place`, with masks.
+
+    The tokens from `place` to `end` are masked and the first of them is predicted.
+    """
     begin, stop = centered_window(
         place, place + 1, len(ids), longest - tokenizer.template.num_special()
     )

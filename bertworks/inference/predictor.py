@@ -86,7 +86,7 @@ class OutputFields:
         return cls(d.task, parts, top_k, probabilities, d.first_choice or 0)
 
     def select(self, answer: Answer) -> Answer:
-        """The shown parts."""
+        """Return the shown parts."""
         parts = {part: answer[part] for part in self.parts}
         if not self.probabilities and "n_best" in parts:
             parts["n_best"] = parts["n_best"][: self.top_k]
@@ -102,7 +102,10 @@ class OutputFields:
         return {**{f"predicted_{part}": None for part in self.parts}, "truncated_tokens": 0}
 
     def columns(self, features: Features, answer: Answer) -> dict[str, Any]:
-        """The columns of a row. Choices are counted as in the training data."""
+        """Return the columns of a row.
+
+        Choices are counted as in the training data.
+        """
         parts = TASKS[self.task].numbered(self.select(answer), self.first_choice)
         return {
             **{f"predicted_{part}": parts[part] for part in parts},
@@ -111,8 +114,10 @@ class OutputFields:
 
 
 class Predictor(ModelUser):
-    """A loaded fine-tuned model. A pickle of it holds the path of the model folder, these settings
-    and a hash of the files; another process opens the folder again when it uses the object.
+    """A loaded fine-tuned model.
+
+    A pickle of it holds the path of the model folder, these settings and a hash of the files;
+    another process opens the folder again when it uses the object.
 
     Args:
         model: a folder of ours, also an exported one, or of transformers, or a hub id; or an open
@@ -140,7 +145,8 @@ class Predictor(ModelUser):
         max_length: int | None = None,
     ):
         source = open_model(model, device)
-        self.folder, self.tokenizer = source.within, source.tokenizer
+        self.folder = source.within
+        self.tokenizer = source.tokenizer
         d = source.task_config
         TASKS[d.task].check_threshold(threshold)
         self.description = d
@@ -151,7 +157,8 @@ class Predictor(ModelUser):
         options = {"precision": precision, "threshold": threshold, "max_length": max_length}
         self._set_opening(Predictor, source, options)
         self._network, self.precision = _prepare(source, self.description, precision)
-        length, longest = self.description.max_length, source.config.max_position_embeddings
+        length = self.description.max_length
+        longest = source.config.max_position_embeddings
         what = f"max_length is {length}: the model reads from {MIN_LENGTH} to {longest} tokens"
         expect(MIN_LENGTH <= length <= longest, what)
         disable_heap_trim()
@@ -163,7 +170,7 @@ class Predictor(ModelUser):
         return make_featurizer(self.description, self.tokenizer)
 
     def in_fp32(self) -> "Predictor":
-        """The same model in exact precision."""
+        """Return the same model in exact precision."""
         d = self.description
         return Predictor(
             self._source, precision="fp32", threshold=d.threshold, max_length=d.max_length
@@ -183,9 +190,12 @@ class Predictor(ModelUser):
         return compute_logits(self._network, units, self.precision)
 
     def answers(self, items: Iterable[Item]) -> Iterator[tuple[Features, Answer]]:
-        """The features and the prediction of each item, in order. ROWS_AT_ONCE items or
-        CHARACTERS_AT_ONCE are in memory."""
-        decoder, features = Decoder(self.description), self.reading(items)
+        """Yield the features and the prediction of each item, in order.
+
+        ROWS_AT_ONCE items or CHARACTERS_AT_ONCE are in memory.
+        """
+        decoder = Decoder(self.description)
+        features = self.reading(items)
         for group in chunk_by_size(
             features,
             CHARACTERS_AT_ONCE,
@@ -200,8 +210,9 @@ class Predictor(ModelUser):
         return np.array(self.description.labels, np.str_)
 
     def predict_proba(self, texts: Data) -> NDArray[np.float64]:
-        """float64 [texts, labels]: the probability of each label, in the order of `classes_`. Of
-        several labels each has its own.
+        """float64 [texts, labels]: the probability of each label, in the order of `classes_`.
+
+        Of several labels each has its own.
 
         Args:
             texts: see `predict`.
@@ -209,7 +220,8 @@ class Predictor(ModelUser):
         Raises:
             UsageError: as `predict`; the task has no labels of a whole text.
         """
-        names, task = self.description.labels, TASKS[self.description.task]
+        names = self.description.labels
+        task = TASKS[self.description.task]
         what = f"a model for {task.name} has no labels of a whole text"
         expect(task.has_text_labels, what, hint="use predict")
         rows = [answer["scores"] for _, answer in self.answers(self._items(texts))]
@@ -218,9 +230,10 @@ class Predictor(ModelUser):
         )
 
     def score(self, texts: Data, labels: Iterable[Any]) -> float:
-        """The metric of the predictions that comes first for the task: accuracy of one label, of
-        choices and of tags that mark no entities; micro F1 of several labels; Spearman's
-        correlation of numbers; F1 of entities and of answers.
+        """Return the metric of the predictions that comes first for the task.
+
+        It is accuracy of one label, of choices and of tags that mark no entities; micro F1 of
+        several labels; Spearman's correlation of numbers; F1 of entities and of answers.
 
         Args:
             texts: see `predict`.
@@ -231,7 +244,8 @@ class Predictor(ModelUser):
             UsageError: more or fewer labels than texts.
             BertworksError: a label that is missing or unknown.
         """
-        d, rows = self.description, self._items(texts)
+        d = self.description
+        rows = self._items(texts)
         values = listed(named_column(labels, "label"), "score([text], [label])", "label")
         values = [TASKS[d.task].label_value(value) for value in values]
         what = f"{len(rows):,} texts and {len(values):,} labels"
@@ -251,7 +265,7 @@ class Predictor(ModelUser):
         return figures[metric_of(d.task, None, d.labels, d.bare_types)]
 
     def _items(self, texts: Any) -> list[Item]:
-        """The argument of `predict` as items, checked."""
+        """Return the argument of `predict` as items, checked."""
         d = self.description
         if are_rows(texts):
             reader = RowReader(texts)
@@ -262,9 +276,11 @@ class Predictor(ModelUser):
         ]
 
     def predict_frame(self, texts: Data, **options: Any) -> Any:
-        """`predict` as a pandas DataFrame with the columns `predicted_label`, `predicted_score`,
-        ... and `truncated_tokens`: how many tokens of the text were left out, because the model
-        does not read as many. It has the index of `texts`, if that is a DataFrame or a Series:
+        """Return `predict` as a pandas DataFrame.
+
+        It has the columns `predicted_label`, `predicted_score`, ... and `truncated_tokens`: how
+        many tokens of the text were left out, because the model does not read as many. It has the
+        index of `texts`, if that is a DataFrame or a Series:
         `frame.join(model.predict_frame(frame))`. For a DataFrame, a LazyFrame or a Series of polars
         it is a DataFrame of polars.
 
@@ -300,7 +316,7 @@ class Predictor(ModelUser):
         return f"<pre>{escape(repr(self))}</pre>"
 
     def predict(self, texts: Data, *, top_k: int = 1, probabilities: bool = False) -> list[Answer]:
-        """The prediction for each text.
+        """Return the prediction for each text.
 
         One label: `label` and `score`, its probability. Several: `labels`. A number: `value`.
         Tagging: `tags`, one for each word; for a string also its `words`, and `entities` if the
@@ -342,8 +358,9 @@ class Predictor(ModelUser):
         return {**self._source.fingerprint, "precision": self.precision, **asdict(self.description)}
 
     def save(self, folder: str | Path) -> None:
-        """Copy the model folder, which transformers can open too. The temperature of a folder of an
-        earlier version is put into the weights of the copy.
+        """Copy the model folder, which transformers can open too.
+
+        The temperature of a folder of an earlier version is put into the weights of the copy.
 
         Raises:
             UsageError: the folder is not empty.
@@ -354,14 +371,19 @@ class Predictor(ModelUser):
         put_temperature_into_folder(target)
 
     def keep_alive(self, owner: object) -> None:
-        """Keep an object, such as a temporary folder, as long as this model or a copy of it. No
-        pickle holds it."""
+        """Keep an object, such as a temporary folder, as long as this model or a copy of it.
+
+        No pickle holds it.
+        """
         vars(self._source)["owner"] = owner
 
 
 def copy_files(source: Path, target: Path, names: Iterable[str] | None = None) -> None:
-    """Copy files of a model folder. names: within it; None: all that are not in a subfolder, and
-    that the target lacks; and the ONNX file, wherever it is."""
+    """Copy files of a model folder.
+
+    names: within it; None: all that are not in a subfolder, and that the target lacks; and the ONNX
+    file, wherever it is.
+    """
     if names is None:
         present = (
             path.name
@@ -378,6 +400,7 @@ def copy_files(source: Path, target: Path, names: Iterable[str] | None = None) -
 
 
 def task_network(source: LazyModel, d: TaskConfig) -> TaskModel:
+    """Return the network of a task with the weights of a model."""
     lstm = {
         "lstm_units": d.lstm_units,
         "lstm_encoder": d.lstm_encoder,
@@ -389,7 +412,7 @@ def task_network(source: LazyModel, d: TaskConfig) -> TaskModel:
 def _prepare(
     source: LazyModel, d: TaskConfig, option: PrecisionOption
 ) -> tuple[TaskModel | OnnxModel, InferencePrecision]:
-    """The network in its fastest form, and the precision that "auto" selects."""
+    """Return the network in its fastest form, and the precision that "auto" selects."""
     if source.exported:
         return source.session(option, task=make_task_head(d)), "fp32"
     network = task_network(source, d)

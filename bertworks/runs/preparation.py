@@ -1,5 +1,7 @@
-"""The request of a fine-tuning, and what it names: the recipe, the initial model and the rows, read
-once."""
+"""Read what the request of a fine-tuning names, once.
+
+It is the recipe, the initial model and the rows.
+"""
 
 import hashlib
 from collections.abc import Mapping
@@ -99,7 +101,10 @@ class FinetuneRequest:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The inputs: the output must not be inside them. Names of models are among them."""
+        """The inputs: the output must not be inside them.
+
+        Names of models are among them.
+        """
         return tuple(
             path
             for path in (self.data, self.dev, self.model, self.teacher)
@@ -152,8 +157,10 @@ class FinetuneRequest:
 
 
 def task_name(data: str | StoredRows) -> str:
-    """Return the name of a data set in a joint fine-tuning: its folder, or its file without
-    suffixes; "" for rows in memory."""
+    """Return the name of a data set in a joint fine-tuning.
+
+    It is its folder, or its file without suffixes; "" for rows in memory.
+    """
     if isinstance(data, StoredRows):
         return ""
     name = Path(data).name
@@ -162,8 +169,9 @@ def task_name(data: str | StoredRows) -> str:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What a fine-tuning needs of the files that its request names. A job of another method, or of
-    a fold, is one of a `replace` of it.
+    """What a fine-tuning needs of the files that its request names.
+
+    A job of another method, or of a fold, is one of a `replace` of it.
 
     recipe: that of the request with a precision; or the resolved recipe of a run that is resumed.
     folder, model: the initial model.

@@ -13,9 +13,11 @@ Attributed = tuple[Example, str, Value | None]
 
 
 def log_odds(logits: Tensor, output: int) -> Tensor:
-    """Return log p / (1 - p) of one output of a softmax, [copies, outputs] -> [copies]. Unlike a
-    logit it does not change when a constant is added to all logits. A single output is returned as
-    it is."""
+    """Return log p / (1 - p) of one output of a softmax, [copies, outputs] -> [copies].
+
+    Unlike a logit it does not change when a constant is added to all logits. A single output is
+    returned as it is.
+    """
     if logits.shape[-1] == 1:
         return logits[:, 0]
     is_output = torch.arange(logits.shape[-1], device=logits.device) == output

@@ -16,21 +16,26 @@ from bertworks.training.recipe import FinetuneRecipe
 
 @dataclass(frozen=True)
 class Decoder:
-    """`decoder(features, logits)` is the prediction for an item; logits: float32 [M, outputs], all
-    of the item. They are divided by the temperature of the task, which changes the probabilities;
-    thresholds apply to these."""
+    """Turns the logits of an item into a prediction: `decoder(features, logits)`.
+
+    logits: float32 [M, outputs], all of the item. They are divided by the temperature of the task,
+    which changes the probabilities; thresholds apply to these.
+    """
 
     config: TaskConfig
 
     def __call__(self, features: Features, logits: Logits) -> Answer:
+        """Return the prediction for an item."""
         return TASKS[self.config.task].decode(self.config, features, logits)
 
 
 def make_task_head(
     d: TaskConfig, units: Sequence[ExampleGroup] = (), recipe: FinetuneRecipe | None = None
 ) -> TaskHead:
-    """Return the head and the loss of a task. In training, `units` give the weights of classes and
-    the scale of values."""
+    """Return the head and the loss of a task.
+
+    In training, `units` give the weights of classes and the scale of values.
+    """
     return TASKS[d.task].head(d, units, recipe)
 
 

@@ -25,7 +25,9 @@ SHOWN = 200  # characters of an example in words
 # (from short texts a network learns in a few steps); the most tokens on each side of the answer
 # that may be in the question; the fraction of all tokens that are in no answer, the most frequent
 # ones.
-CLOZE_TEXT, CLOZE_NEAR, FREQUENT = 64, 12, 0.4
+CLOZE_TEXT = 64
+CLOZE_NEAR = 12
+FREQUENT = 0.4
 
 
 def shortened(text: str) -> str:
@@ -34,9 +36,13 @@ def shortened(text: str) -> str:
 
 
 class Featurizer(SequenceReader):
-    """How items of a task are read. `featurizer(items)` yields what they become, in order."""
+    """How items of a task are read.
+
+    `featurizer(items)` yields what they become, in order.
+    """
 
     def __call__(self, items: Iterable[Item]) -> Iterator[Features]:
+        """Yield the features of items, in order."""
         task = TASKS[self.task]
         for group in self._groups(iter(items)):
             yield from task.read(self, group)
@@ -51,8 +57,10 @@ class Featurizer(SequenceReader):
     # --- examples in words
 
     def examples(self, features: Sequence[Features]) -> list[Event]:
-        """Return notes on two items as the network reads them, with different labels if
-        possible."""
+        """Yield notes on two items as the network reads them.
+
+        They have different labels if possible.
+        """
         first = features[:1]
         with_other_label = [
             row for row in features[1:1000] if row.item.label != first[0].item.label
@@ -60,8 +68,10 @@ class Featurizer(SequenceReader):
         return list(map(self._note, (*first, *(with_other_label or features[1:2])[:1])))
 
     def preview(self, items: Sequence[Item]) -> list[Event]:
-        """Return `examples` of items that are not yet read, in their documents where these are
-        context."""
+        """Yield `examples` of items that are not yet read.
+
+        They are in their documents where these are context.
+        """
         with_other_label = [item for item in items[1:1000] if item.label != items[0].label]
         rows = [*items[:1], *(with_other_label or items[1:2])[:1]]
         documents = {item.document for item in rows if self.document_context} - {""}
@@ -70,9 +80,12 @@ class Featurizer(SequenceReader):
         return self.examples(list(self(rows)))
 
     def _note(self, features: Features) -> Event:
-        """Return the tokens of a sequence, and what the network learns from them if the item has a
-        label."""
-        item, task = features.item, TASKS[self.task]
+        """Return the tokens of a sequence in words.
+
+        Also what the network learns from them if the item has a label.
+        """
+        item = features.item
+        task = TASKS[self.task]
         is_labelled = item.label is not None
         sequences = task.example_sequences(features, apart=self.apart)
         text = " | ".join(self._in_words(sequence, is_labelled) for sequence in sequences)
@@ -97,15 +110,19 @@ class Featurizer(SequenceReader):
     # --- questions that are made from texts
 
     def clozes(self, items: Sequence[Item], count: int, seed: int) -> Iterator[ExampleGroup]:
-        """`count` questions about the contexts of as many items: the answer is a phrase, a stretch
-        of rare tokens; the question has some of the tokens around it, without order, 70 % of the
-        rare and 30 % of the frequent ones. A text may go on in the next context. Lewis et al. 2019
-        and Ram et al. 2021 make such questions from far more texts."""
-        rng, template = keyed_rng("clozes", seed), self.tokenizer.template
+        """Return `count` questions about the contexts of as many items.
+
+        The answer is a phrase, a stretch of rare tokens; the question has some of the tokens around
+        it, without order, 70 % of the rare and 30 % of the frequent ones. A text may go on in the
+        next context. Lewis et al. 2019 and Ram et al. 2021 make such questions from far more texts.
+        """
+        rng = keyed_rng("clozes", seed)
+        template = self.tokenizer.template
         contexts = self.tokenizer.arrays([*dict.fromkeys(item.texts[1] for item in items[:count])])
         # contexts may have no tokens
         ids = np.concatenate([*(row for row, _ in contexts), [self.tokenizer.unk_id]])
-        counts, room = np.bincount(ids)[ids], self.max_length - template.num_special(2)
+        counts = np.bincount(ids)[ids]
+        room = self.max_length - template.num_special(2)
         is_rare = (counts <= np.quantile(counts, 1 - FREQUENT)) | ~self.tokenizer.starts_word[ids]
         phrases = np.flatnonzero(np.diff(is_rare, prepend=False, append=False)).reshape(-1, 2) - (
             0,
@@ -118,7 +135,8 @@ class Featurizer(SequenceReader):
             near = np.r_[max(0, first - before) : first, last + 1 : min(len(ids), last + 1 + after)]
             near = near[rng.random(len(near)) < np.where(is_rare[near], 0.7, 0.3)]
             start = rng.integers(max(0, last + 1 - length), first, endpoint=True)
-            question, text = ids[rng.permutation(near)[: room // 3]], ids[start : start + length]
+            question = ids[rng.permutation(near)[: room // 3]]
+            text = ids[start : start + length]
             sequence = add_special_tokens([question, text], template)
             begin = len(sequence.input_ids) - len(template.suffix) - len(text) - start
             yield [
@@ -129,6 +147,9 @@ class Featurizer(SequenceReader):
 
 
 def training_groups(encoded: Features, task: str) -> list[ExampleGroup]:
-    """Return what is learned from an item: choices and the texts of a pair belong together, windows
-    do not; a window that predicts nothing is left out."""
+    """Return what is learned from an item.
+
+    Choices and the texts of a pair belong together, windows do not; a window that predicts nothing
+    is left out.
+    """
     return TASKS[task].training_groups(encoded)

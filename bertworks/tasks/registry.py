@@ -1,4 +1,7 @@
-"""All tasks, by name. A new task is a class and a line here."""
+"""All tasks, by name.
+
+A new task is a class and a line here.
+"""
 
 from collections.abc import Mapping
 

@@ -67,16 +67,20 @@ def predicted_label(task: str, answer: Answer) -> Any:
 def span_pairs(
     d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]
 ) -> Iterator[tuple[list[Span], list[Span]]]:
-    """Yield the named spans of the label and of the prediction of each item; those of each part of
-    many tags."""
+    """Yield the `named_spans` of the label and of the prediction of each item.
+
+    Of many tags they are those of each part.
+    """
     return TASKS[d.task].span_pairs(d, items, answers)
 
 
 def compute_metrics(
     d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]
 ) -> dict[str, float]:
-    """Return the metrics of a task, and other figures; all items have labels. Raises as
-    `row_sums`."""
+    """Return the metrics of a task, and other figures; all items have labels.
+
+    Raises as `row_sums`.
+    """
     figures = {name: sums.value for name, sums in row_sums(d, items, answers).items()}
     return figures | TASKS[d.task].further_figures(items, answers)
 
@@ -84,8 +88,9 @@ def compute_metrics(
 def row_sums(
     d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]
 ) -> dict[str, intervals.RowSums]:
-    """Return the metrics and other figures of a task as sums over rows, for their values and
-    intervals.
+    """Return the metrics and other figures of a task as sums over rows.
+
+    They give values and intervals.
 
     Raises:
         BertworksError: no rows; more or fewer tags than words; a number that is not finite.
@@ -97,8 +102,11 @@ def row_sums(
 def interval_of(
     d: TaskConfig, items: Sequence[Item], sums: intervals.RowSums, metric: str
 ) -> intervals.Interval:
-    """Return the 95 % interval of one of `row_sums`: Wilson's for fractions of independent rows,
-    else the bootstrap over rows or over groups: questions on one context, rows of one document."""
+    """Return the 95 % interval of one of `row_sums`.
+
+    It is Wilson's for fractions of independent rows, else the bootstrap over rows or over groups:
+    questions on one context, rows of one document.
+    """
     groups = groups_of(d, items)
     num_groups = len(set(groups))
     if metric in TASKS[d.task].row_fractions and num_groups == len(items):
@@ -110,8 +118,10 @@ def interval_of(
 def bounded(
     interval: intervals.Interval, value: float, count: int, metric: str
 ) -> intervals.Interval:
-    """Return an interval within the bounds of its metric. If all resamples are equal, it is
-    Wilson's of as many rows as groups."""
+    """Return an interval within the bounds of its metric.
+
+    If all resamples are equal, it is Wilson's of as many rows as groups.
+    """
     least = 0.0 if metric in SHARES else -1.0
     if interval.low == interval.high:
         low, high = intervals.wilson_interval((value - least) / (1 - least) * count, count)
@@ -120,8 +130,10 @@ def bounded(
 
 
 def groups_of(d: TaskConfig, items: Sequence[Item]) -> Sequence[Hashable]:
-    """Return the group of each row for resampling: its context, its document, or itself. With fewer
-    than FEWEST_GROUPS groups each row is its own."""
+    """Return the group of each row for resampling: its context, its document, or itself.
+
+    With fewer than FEWEST_GROUPS groups each row is its own.
+    """
     task = TASKS[d.task]
     return intervals.groups_or_rows([task.group(item) or row for row, item in enumerate(items)])
 
@@ -251,7 +263,10 @@ def format_never_found(labels: Mapping[str, int]) -> str:
 
 
 def mistakes(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) -> list[Mistake]:
-    """Return all mistakes, the worst first. Regression: all rows. Entities: one for each."""
+    """Return all mistakes, the worst first.
+
+    Regression: all rows. Entities: one for each.
+    """
     all_mistakes = TASKS[d.task].mistakes(d, items, answers)
     return sorted(all_mistakes, key=lambda mistake: -mistake.badness)
 
@@ -271,9 +286,11 @@ def frequent(all_mistakes: Sequence[Mistake], count: int = 3) -> str:
 def confusion(
     d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]
 ) -> dict[str, list[Any]]:
-    """Return the confusion matrix: `labels`, and `counts` with gold labels in rows, predictions in
-    columns. NOTHING is an entity without a counterpart. Choices are named by their positions. {}: a
-    task without classes, or too many of them."""
+    """Return the confusion matrix: `labels`, and `counts`.
+
+    Gold labels are in rows, predictions in columns. NOTHING: an entity without a counterpart.
+    Choices are named by their positions. {}: a task without classes, or too many of them.
+    """
     task = TASKS[d.task]
     if not task.has_confusion:
         return {}

@@ -36,11 +36,15 @@ class Window(NamedTuple):
 
 
 class Lazy(Sequence[_T]):
-    """A sequence in which each value is made when it is read: all windows over a long text would
-    need twenty times its memory. A slice is such a sequence, too. make: number -> value."""
+    """A sequence in which each value is made when it is read.
+
+    All windows over a long text would need twenty times its memory. A slice is such a sequence,
+    too. make: number -> value.
+    """
 
     def __init__(self, numbers: range, make: Callable[[int], _T]):
-        self._numbers, self._make = numbers, make
+        self._numbers = numbers
+        self._make = make
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -51,10 +55,12 @@ class Lazy(Sequence[_T]):
 
 
 def sliding_windows(count: int, room: int, step: int) -> Lazy[Window]:
-    """Windows of at most `room` tokens that begin `step` apart, over `count` tokens. A token that
-    stands in several belongs to the one in which the smaller of its two contexts is largest, the
-    longer window where that is equal, then the earlier one (google-research/bert `run_squad.py`,
-    `_check_is_max_context`)."""
+    """Windows of at most `room` tokens that begin `step` apart, over `count` tokens.
+
+    A token that stands in several belongs to the one in which the smaller of its two contexts is
+    largest, the longer window where that is equal, then the earlier one (google-research/bert
+    `run_squad.py`, `_check_is_max_context`).
+    """
     step = min(step, room)
     starts = range(0, max(0, count - room) + step, step)
 
@@ -73,15 +79,19 @@ def sliding_windows(count: int, room: int, step: int) -> Lazy[Window]:
 
 
 def centered_window(first: int, last: int, count: int, room: int) -> tuple[int, int]:
-    """The `room` tokens, or all if they are fewer, of a row of `count` in whose middle `first` to
-    `last` stand."""
+    """Return the `room` tokens, or all if they are fewer, around `first` to `last`.
+
+    They stand in the middle of a row of `count`.
+    """
     start = max(0, min(first - max(0, room - (last - first)) // 2, count - room))
     return start, min(count, max(start + room, last))
 
 
 def tokens_in_span(offsets: Offsets, start: int, end: int) -> Ids:
-    """Which tokens, given by the characters [n, 2] that they cover, share a character with `start`
-    to `end`."""
+    """Return which tokens share a character with `start` to `end`.
+
+    They are given by the characters [n, 2] that they cover.
+    """
     return np.flatnonzero(
         (offsets[:, 0] < end) & (offsets[:, 1] > start) & (offsets[:, 0] < offsets[:, 1])
     )
@@ -114,7 +124,8 @@ class Features(NamedTuple):
     @property
     def words(self) -> Sequence[str]:
         """Tagging, spans: the words or tokens that are predicted."""
-        has_offsets, text = self.item.raw or len(self.offsets), self.item.texts[0]
+        has_offsets = self.item.raw or len(self.offsets)
+        text = self.item.texts[0]
         return (
             [text[start:end] for start, end in self.offsets.tolist()]
             if has_offsets
@@ -162,13 +173,14 @@ class Truncation:
 
     @property
     def share(self) -> float:
-        """The fraction of the tokens of the truncated rows that was left out; 0 if there are
-        none."""
+        """The fraction of the tokens of the truncated rows that was left out, or 0."""
         return self.tokens_left_out / max(1, self.tokens_read + self.tokens_left_out)
 
     def as_dict(self) -> dict[str, float]:
-        """As in results: `truncated` (rows), `truncated_tokens` and `truncated_share` (of the
-        tokens of these rows)."""
+        """Return the counts as in results.
+
+        `truncated` (rows), `truncated_tokens` and `truncated_share` (of the tokens of these rows).
+        """
         return {
             "truncated": self.truncated,
             "truncated_tokens": self.tokens_left_out,
@@ -226,8 +238,10 @@ class SequenceReader:
     most_tokens: int | None = None
 
     def tokens(self, texts: Iterable[str]) -> Iterator[tuple[Ids, int]]:
-        """Of each text the ids without [CLS] and [SEP], at most `max_length`, and the number of
-        all."""
+        """Return the ids of each text without [CLS] and [SEP], and the number of all.
+
+        There are at most `max_length` ids.
+        """
         if self.keep_end:
             for short_ids, _ in self.tokenizer.arrays(list(texts)):
                 yield short_ids[-self.max_length :].astype(np.int64), len(short_ids)
@@ -240,8 +254,10 @@ class SequenceReader:
             yield ids, len(ids) + encoding.num_truncated
 
     def pieces(self, words: Iterable[str]) -> tuple[ShortIds, ShortIds]:
-        """The tokens of all words, and where each word begins; last their number. A word of which
-        the tokenizer leaves nothing is one unknown token."""
+        """Return the tokens of all words, and where each word begins; last their number.
+
+        A word of which the tokenizer leaves nothing is one unknown token.
+        """
         groups = map(self.tokenizer.ids, chunk_by_size(words, _WORDS, lambda _: 1))
         arrays = [
             flat_arrays([piece or [self.tokenizer.unk_id] for piece in pieces]) for pieces in groups
@@ -273,7 +289,7 @@ class SequenceReader:
         step: int = 0,
         before: Sequence[Ids] = (),
     ) -> Features:
-        """An item with windows over its text.
+        """Return an item with windows over its text.
 
         Args:
             part: a window, its position in its sequence, the length of that -> what is predicted
@@ -281,9 +297,11 @@ class SequenceReader:
             step: by which windows advance; 0: by half of them.
             before: segments in front of each window.
         """
-        template, used = self.tokenizer.template, sum(map(len, before))
+        template = self.tokenizer.template
+        used = sum(map(len, before))
         special = template.num_special(len(before) + 1)
-        room, begin = self.max_length - used - special, used + special - len(template.suffix)
+        room = self.max_length - used - special
+        begin = used + special - len(template.suffix)
         windows = sliding_windows(len(row), room, step or max(1, room // 2))
 
         def example(number: int) -> Example:

@@ -1,5 +1,6 @@
-"""Files -> documents: finds the files of the inputs, reads every format, joins wrapped lines,
-counts all issues.
+"""Read files as documents.
+
+It finds the files of the inputs, reads every format, joins wrapped lines, and counts all issues.
 
 Formats: plain text, JSON lines, CSV, TSV, Parquet, output of WikiExtractor; by the file name if it
 is known, else by the content. Documents are streamed in an order that depends on the file names
@@ -69,7 +70,10 @@ _Record = tuple[int, Any, str]
 
 @dataclass(kw_only=True)
 class CorpusReport(text_files.Repairs):
-    """Counts and issues of a pass over a corpus. `str()` gives several lines of text."""
+    """Counts and issues of a pass over a corpus.
+
+    `str()` gives several lines of text.
+    """
 
     columns: dict[str, int] = field(default_factory=dict)  # text column -> number of files
     # separation of documents -> number of files
@@ -80,7 +84,7 @@ class CorpusReport(text_files.Repairs):
     wrapped_documents: int = 0  # with hard-wrapped lines, which were joined
 
     def issues(self) -> list[str]:
-        """A line for each kind of issue, with its number and first places."""
+        """Return a line for each kind of issue, with its number and first places."""
         return [f"{name}: {counter}" for name, counter in self.counts.items() if counter.count]
 
     def __str__(self) -> str:
@@ -103,7 +107,9 @@ class CorpusReport(text_files.Repairs):
 
 @dataclass
 class FileReader:
-    """The documents of a file, as a stream. It is iterated once.
+    """The documents of a file, as a stream.
+
+    It is iterated once.
 
     Args:
         name: of the file in messages. Its suffix is that of the format.
@@ -198,8 +204,10 @@ class FileReader:
             yield document()
 
     def _wiki(self, reader: LineReader) -> Iterator[RawDocument]:
-        """WikiExtractor: `<doc id=... title=...>`, the article with its title as first line,
-        `</doc>`."""
+        """Yield the articles of WikiExtractor.
+
+        `<doc id=... title=...>`, the article with its title as first line, `</doc>`.
+        """
         start = 1
         lines = list[str]()
         inside = False
@@ -263,7 +271,7 @@ class FileReader:
     def _from_records(
         self, records: Iterator[_Record], names: Sequence[str] = ()
     ) -> Iterator[RawDocument]:
-        """The documents of records.
+        """Yield the documents of records.
 
         Args:
             names: of all columns; empty: those of the first records.
@@ -313,9 +321,11 @@ class FileReader:
                     yield _document(next(row), _titled(values) or "")
 
     def _text_columns(self, columns: Mapping[str, Sequence[object]]) -> list[str]:
-        """The column of the text, after that of the title if there is one and `text_column` is
-        unset. Also reported. Dates, paths, addresses and ids are no text while there is another
-        column."""
+        """Return the column of the text, after that of the title.
+
+        The latter is there if there is one and `text_column` is unset. It is reported, too. Dates,
+        paths, addresses and ids are no text while there is another column.
+        """
         codes = {
             name
             for name, values in columns.items()
@@ -342,7 +352,9 @@ class FileReader:
 
 
 def _titled(values: Sequence[object]) -> str | None:
-    """The text of a document from its title, if there is one, and its text; None: that is not text.
+    """Return the text of a document from its title, if there is one, and its text.
+
+    It is None for what is not text.
 
     A title alone is no document, and some texts begin with their titles.
     """
@@ -446,22 +458,26 @@ class CorpusReader:
         self.finish(report)
 
     def new_report(self) -> CorpusReport:
-        """The report of a pass that has read no file yet."""
+        """Return the report of a pass that has read no file yet."""
         return CorpusReport(
             files=len(self.files), counts=Issues({SKIPPED: deepcopy(self._skipped)})
         )
 
     def finish(self, report: CorpusReport) -> None:
-        """Keep the report of a complete pass. Raises BertworksError if there was no document."""
+        """Keep the report of a complete pass.
+
+        Raises BertworksError if there was no document.
+        """
         where = self._names[self.files[0]][1] + (" ..." if len(self.files) > 1 else "")
         what = "\n  ".join(["no text was found", *report.issues()])
         require(report.documents, what, where, "name files that hold text")
         self.report = report
 
     def identity(self) -> dict[str, Any]:
-        """What identifies the corpus without reading it: the number of `files` and of their
-        `bytes`, and `files_sha256` of their paths, sizes and times of change, which differs for a
-        copy.
+        """Return what identifies the corpus without reading it.
+
+        It is the number of `files` and of their `bytes`, and `files_sha256` of their paths, sizes
+        and times of change, which differs for a copy.
 
         Raises:
             BertworksError: a file is gone.
@@ -478,7 +494,7 @@ class CorpusReader:
         return {"files": len(self.files), "bytes": size, "files_sha256": digest.hexdigest()}
 
     def content_sha256(self) -> str:
-        """The sha256 of all files and of their paths relative to the inputs.
+        """Return the sha256 of all files and of their paths relative to the inputs.
 
         A copy of the files has the same.
         """
@@ -490,6 +506,7 @@ class CorpusReader:
         return digest.hexdigest()
 
     def read(self, path: Path, report: CorpusReport) -> Iterator[Document]:
+        """Yield the documents of a file."""
         _, name = self._names[path]
         for raw in FileReader(path, name, report, **self.options):
             source = f"{name}:{raw.line}"
@@ -508,7 +525,7 @@ class CorpusReader:
                 yield Document(piece, source)
 
     def _find(self, path: Path) -> Iterator[tuple[Path, str]]:
-        """The files of an input, with their paths relative to it."""
+        """Yield the files of an input, with their paths relative to it."""
         matches = [path]
         if not path.exists():  # a pattern, which may be absolute
             names = glob.glob(str(path), recursive=True)  # noqa: PTH207
@@ -527,7 +544,7 @@ class CorpusReader:
                 yield match, match.name
 
     def _walk(self, folder: Path) -> Iterator[Path]:
-        """The files of a folder and of the folders in it.
+        """Yield the files of a folder and of the folders in it.
 
         Other entries, except hidden ones, are counted with the reason.
         """
@@ -556,13 +573,15 @@ def _skip_reason(path: Path) -> str:
 
 
 def _is_special(path: Path) -> bool:
-    """Whether the path is a pipe or a device, which could block a reader forever."""
+    """Return whether the path is a pipe or a device, which could block a reader forever."""
     return not path.is_file() and path.exists()
 
 
 def _clean(text: str, source: str, report: CorpusReport) -> str:
-    """Remove NUL, lone surrogates and line ends other than "\\n", which JSON and Parquet may
-    hold."""
+    """Return a text without NUL, lone surrogates and line ends other than line feeds.
+
+    JSON and Parquet may hold them.
+    """
     if "\0" in text:
         report.counts[text_files.NULL].add(source)
         text = text.replace("\0", "")

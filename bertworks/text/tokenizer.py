@@ -373,7 +373,7 @@ class Tokenizer:
         )
 
     def _has_bert_template(self) -> bool:
-        """Whether the template of special tokens is that of BERT.
+        """Return whether the template of special tokens is that of BERT.
 
         It is [CLS] A [SEP] for a text, and [CLS] A [SEP] B [SEP] for a pair, with type 1 from B on.
         """
