@@ -45,10 +45,12 @@ Method = Literal["auto", "full", "frozen", "cosine"]
 # fewer are too few to set some aside: scores come from cross-validation, the model from all rows
 FEW_ROWS = 2000
 # of the rows in a cross-validation, and those that are predicted by a model of the others
-PARTS, EVALUATED = 3, 2
+PARTS = 3
+EVALUATED = 2
 # of the class of two that a user looks for
 POSITIVE_NAMES = ("1", "yes", "true", "pos", "positive")
-DEV_FRACTION, MAX_DEV_ROWS = 0.1, 2000  # of the rows, if there is no dev file
+DEV_FRACTION = 0.1  # of the rows, if there is no dev file
+MAX_DEV_ROWS = 2000
 FEWEST_GROUPS = 10  # documents, or different texts, that are divided as a whole
 MAX_RARE_ROWS = 20  # rows of rare labels that are held out in addition
 _SHORTENED = 60  # characters of a text in a warning
@@ -171,7 +173,8 @@ def read_data(request: DataRequest) -> LabelledData:
     by_document = request.group is not None or request.whole_documents
     by_parts = False
     if dev_reader is not None:
-        train, held_out = all_items, _read_items(dev_reader, schema, empty)
+        train = all_items
+        held_out = _read_items(dev_reader, schema, empty)
         part = f", {dev_reader.options.split}" if dev_reader.options.split else ""
         notes += [
             f"evaluated on {dev_reader.name}{part}: {len(held_out):,} rows",
@@ -179,7 +182,8 @@ def read_data(request: DataRequest) -> LabelledData:
         ]
     elif request.wants_parts(all_items):
         by_parts = True
-        train, held_out = all_items, list[Item]()
+        train = all_items
+        held_out = list[Item]()
     else:
         num_parts = fold[1] if fold else None
         groups = _groups(
@@ -341,7 +345,7 @@ def find_files(source: File, dev: File | None) -> tuple[File, File | None]:
     content = ", ".join(p.name for p in sorted(data.iterdir())[:20]) or "nothing"
     for name, paths in files.items():
         what = (
-            f"the folder has {len(paths) or 'no'} {name} file{'s' * (len(paths) > 1)}: it "
+            f"the folder has {len(paths) or 'no'} {name} file{'s' if len(paths) > 1 else ''}: it "
             f"holds {content}"
         )
         hint = "name the files: bertworks finetune TRAIN-FILE --dev DEV-FILE ..."
@@ -366,9 +370,9 @@ def _vectors(schema: Schema, recipe: FinetuneRecipe, method: Method) -> Sentence
         UsageError: the method does not apply to the task, or to the recipe.
     """
     known = methods_of(schema)
-    what = f"the method {method!r} is not for {schema.task}" + " of single texts" * (
-        len(schema.text) == 1
-    )
+    what = f"the method {method!r} is not for {schema.task}"
+    if len(schema.text) == 1:
+        what += " of single texts"
     expect(method in ("auto", *known), what, hint=f"use --method {' or '.join(known)}")
     if method in ("frozen", "cosine") and recipe.lstm_units:
         raise UsageError(
@@ -701,9 +705,11 @@ def _joined(groups: Sequence[Hashable], keys: Sequence[Hashable]) -> list[Hashab
     parent: dict[Hashable, Hashable] = {}
 
     def root(key: Hashable) -> Hashable:
-        while (above := parent.setdefault(key, key)) != key:
+        above = parent.setdefault(key, key)
+        while above != key:
             parent[key] = parent[above]
             key = above
+            above = parent.setdefault(key, key)
         return key
 
     for group, key in zip(groups, keys, strict=True):
@@ -727,7 +733,8 @@ def divide(
     Raises:
         UsageError: fewer groups than folds. BertworksError: a single group.
     """
-    if (num_groups := len(set(groups))) == 1 < len(all_items):
+    num_groups = len(set(groups))
+    if num_groups == 1 < len(all_items):
         what = f"all {len(all_items):,} rows are of one context or group: they cannot be divided"
         raise BertworksError(what, where=name, hint="--dev FILE")
     if fold and num_groups < fold[1]:
@@ -744,17 +751,19 @@ def divide(
 def _tenth(strata: list[list[list[int]]], num_rows: int) -> set[int]:
     """The rows of dev. A label too rare for its fraction gives one group, the most frequent label
     first, up to MAX_RARE_ROWS rows or as many as the others give."""
-    num_dev, num_rare = min(DEV_FRACTION * num_rows, MAX_DEV_ROWS), 0
+    num_dev = min(DEV_FRACTION * num_rows, MAX_DEV_ROWS)
+    num_rare = 0
     held_out: set[int] = set()
     for count, label_groups in sorted(
         ((sum(map(len, rows)), rows) for rows in strata), key=lambda pair: -pair[0]
     ):
-        candidates, taken = label_groups[:-1], 0  # at least one group stays in train
+        candidates = label_groups[:-1]  # at least one group stays in train
+        num_of_label = 0
         for rows in candidates:
-            if taken + len(rows) / 2 <= num_dev * count / num_rows:
+            if num_of_label + len(rows) / 2 <= num_dev * count / num_rows:
                 held_out.update(rows)
-                taken += len(rows)
-        rare = [] if taken else min(candidates, key=len, default=[])
+                num_of_label += len(rows)
+        rare = [] if num_of_label else min(candidates, key=len, default=[])
         if not held_out or num_rare + len(rare) <= max(num_dev, MAX_RARE_ROWS):
             held_out.update(rare)
             num_rare += len(rare)

@@ -131,15 +131,15 @@ def finetune_events(
     def make_job(
         device: torch.device, recipe: FinetuneRecipe | None, processes: int
     ) -> FinetuneJob:
-        one = request
+        final = request
         if processes > 1:  # a cross-validation is for few rows, which one process learns in minutes
-            method: Method = "full" if one.method == "auto" else one.method
-            validation: Validation = "split" if one.validation == "auto" else one.validation
-            one = replace(one, method=method, validation=validation)
-        job = FinetuneJob(prepare_finetuning(one, device, recipe, data=data))
+            method: Method = "full" if final.method == "auto" else final.method
+            validation: Validation = "split" if final.validation == "auto" else final.validation
+            final = replace(final, method=method, validation=validation)
+        job = FinetuneJob(prepare_finetuning(final, device, recipe, data=data))
         return (
-            _fit_budget(job, seconds_of(one.budget), begin, processes)
-            if one.budget and recipe is None
+            _fit_budget(job, seconds_of(final.budget), begin, processes)
+            if final.budget and recipe is None
             else job
         )
 
@@ -184,7 +184,8 @@ def finetuning(
         train: trains; the first process gets the end.
         before_writing: see `finetune_events`.
     """
-    output, device_ = local_path(output, "output folder"), choose_device(device)
+    output = local_path(output, "output folder")
+    device_ = choose_device(device)
     with training_processes(device_) as processes:
         refuse_nested(output, paths)
         if not processes.first:
@@ -240,7 +241,7 @@ def _fit_budget(job: FinetuneJob, budget: float, begin: float, processes: int) -
     seconds = forecast(job, job.device, processes).training * trainings(job) / recipe.epochs
     left = (1 - BUDGET_RESERVE) * budget - (time.perf_counter() - begin)
     needed = math.ceil((budget - left + seconds) / (1 - BUDGET_RESERVE) / 60)
-    frozen = " or --method frozen" * ("frozen" in methods_of(job.data.schema))
+    frozen = " or --method frozen" if "frozen" in methods_of(job.data.schema) else ""
     what = (
         f"a budget of {duration(budget)} is too short: an epoch takes about "
         f"{duration(seconds)} on this machine"
@@ -491,12 +492,14 @@ def _summary(folder: Path, result: Mapping[str, Any], where: str) -> str:
 def _plan(job: FinetuneJob, seconds: float) -> str:
     methods = compared_methods(job)
     job = job.variant(methods[0])
-    recipe, settings = job.recipe, job.settings
-    clearly = (
-        f", or {' or '.join(methods[1:])} if clearly better in {EVALUATED} of {PARTS} folds"
-        * (len(methods) > 1)
-    )
-    frozen = "frozen " * (recipe.lstm_encoder == "frozen")
+    recipe = job.recipe
+    settings = job.settings
+    clearly = ""
+    if len(methods) > 1:
+        clearly = (
+            f", or {' or '.join(methods[1:])} if clearly better in {EVALUATED} of {PARTS} folds"
+        )
+    frozen = "frozen " if recipe.lstm_encoder == "frozen" else ""
     lstm = (
         f" in the {frozen}encoder, {recipe.lstm_units} units in the LSTM"
         if recipe.lstm_units
@@ -507,11 +510,9 @@ def _plan(job: FinetuneJob, seconds: float) -> str:
     early = (
         f"; ends early after {recipe.patience} evaluations without gain" if can_end_early else ""
     )
-    rate, epochs = (
-        recipe.optimizer.learning_rate,
-        f"{recipe.epochs} epochs of {job.train_batches.steps_per_epoch:,}",
-    )
-    clozes = f"{recipe.cloze_steps:,} steps on clozes, then " * (recipe.cloze_steps > 0)
+    rate = recipe.optimizer.learning_rate
+    epochs = f"{recipe.epochs} epochs of {job.train_batches.steps_per_epoch:,}"
+    clozes = f"{recipe.cloze_steps:,} steps on clozes, then " if recipe.cloze_steps > 0 else ""
     steps = f"{clozes}{epochs} steps, {recipe.batch_size} at a time, rate {rate:g}{early}"
     layers = f", {job.request.layers} of its layers" if job.request.layers else ""
     teacher = (
@@ -544,14 +545,14 @@ def make_finetune_request(data: Data, **options: Any) -> FinetuneRequest:
     """
     settings = {field: options.pop(name, None) for name, field in _SETTINGS.items()}
     options["overrides"] = words = add_overrides(names_of(options.get("overrides")), settings)
-    given = parse_overrides(
+    changed = parse_overrides(
         add_overrides(words, {name: options.get(name) for name in ("seed", "precision")})
     )
     if budget := options.get("budget"):
         seconds_of(budget)
         hint = "give --budget or --epochs, not both"
-        expect(not given.get("epochs"), "a budget decides the number of epochs", hint=hint)
-    refuse_unused(method := options.get("method", "auto"), given)
+        expect(not changed.get("epochs"), "a budget decides the number of epochs", hint=hint)
+    refuse_unused(method := options.get("method", "auto"), changed)
     if options.get("teacher"):
         what = f"the method {method!r} does not use --teacher"
         expect(method in ("auto", "full"), what, hint="leave out --teacher; or --method full")
@@ -573,10 +574,8 @@ def make_finetune_request(data: Data, **options: Any) -> FinetuneRequest:
 def refuse_unused(method: Method, names: Iterable[str]) -> None:
     """Raises UsageError if a setting is named, by its path in a recipe, that the method does not
     use."""
-    used, plain = (
-        ("title", "class_weights", "precision", *READING),
-        (*_SETTINGS.values(), "seed", "seeds"),
-    )
+    used = ("title", "class_weights", "precision", *READING)
+    plain = (*_SETTINGS.values(), "seed", "seeds")
     if unused := [name for name in names if method == "frozen" and name not in used]:
         words = ", ".join(option_of(name) if name in plain else f"--set {name}" for name in unused)
         raise UsageError(

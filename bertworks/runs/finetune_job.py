@@ -116,7 +116,9 @@ def _check_numbers(d: TaskConfig, c: EncoderConfig, groups: Sequence[ExampleGrou
         return
     labels = np.concatenate([group[0].target.labels for group in groups])
     # deviations, in which losses are
-    if abs(mean := labels.mean()) > 10 * max(deviation := labels.std(), 1e-9):
+    mean = labels.mean()
+    deviation = labels.std()
+    if abs(mean) > 10 * max(deviation, 1e-9):
         what = (
             f"the numbers are {mean:g} on average, and differ from that by {deviation:.3g}: a "
             "GPT has no bias for it"
@@ -163,10 +165,14 @@ class FinetuneJob:
 
     def __init__(self, prepared: Preparation):
         """Raises UsageError for a request whose parts do not fit together."""
-        self.prepared, self.request = prepared, prepared.request
-        self.device, self.method = prepared.device, self.request.method
-        self.model, self.data = prepared.model, prepared.data
-        schema, c = self.data.schema, self.model.config
+        self.prepared = prepared
+        self.request = prepared.request
+        self.device = prepared.device
+        self.method = self.request.method
+        self.model = prepared.model
+        self.data = prepared.data
+        schema = self.data.schema
+        c = self.model.config
         self.metric = metric_of(schema.task, self.request.metric, schema.labels, schema.bare_types)
         requested = prepared.recipe
         max_length = recipes.default_max_length(requested, c.max_position_embeddings)
@@ -228,7 +234,8 @@ class FinetuneJob:
     def make_network(self) -> TaskModel:
         """Return a network with random weights, which does not cache the features of its
         encoder."""
-        r, task = self.recipe, make_task_head(self.description, self.groups, self.recipe)
+        r = self.recipe
+        task = make_task_head(self.description, self.groups, self.recipe)
         network = TaskModel(
             self.config,
             task,
@@ -251,7 +258,9 @@ class FinetuneJob:
 
     def initial_network(self) -> tuple[TaskModel, list[str]]:
         torch.manual_seed(self.recipe.seed)
-        network, notes, head = self.network(), [], self.head
+        network = self.network()
+        notes = []
+        head = self.head
         state = dict(self.model.state)
         state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.rows(state[TOKEN_EMBEDDING_KEY])
         if head is None:
@@ -337,16 +346,17 @@ class FinetuneJob:
         """What the output layer reads of each training item, and the labels."""
         width = cast(nn.Linear, network.get_submodule(network.task.head)).in_features
         x = compute_each(
-            network, network.head_inputs, [one.unit for one in self.train], (width,), "fp32"
+            network, network.head_inputs, [item.unit for item in self.train], (width,), "fp32"
         )
         return x, [
-            np.concatenate([example.target.labels for example in one.unit]) for one in self.train
+            np.concatenate([example.target.labels for example in item.unit]) for item in self.train
         ]
 
     def batches(
         self, plans: Path, rank: int, size: int, note: Callable[[str], None]
     ) -> Callable[[int], list[Batch]]:
-        groups, first = self.groups, self.recipe.cloze_steps
+        groups = self.groups
+        first = self.recipe.cloze_steps
         if self.teacher:
             groups = self.teacher.label(groups, note)
         tokens = micro_tokens(
@@ -377,12 +387,14 @@ class FinetuneJob:
 
     @cached_property
     def flops_per_token(self) -> float:
-        c, r, some = self.config, self.recipe, self.groups[:1000]
+        c = self.config
+        r = self.recipe
+        sample = self.groups[:1000]
         lstm = 6.0 * num_lstm_parameters(lstm_input_size(c, r.feature_layers), r.lstm_units)
         # of the LSTM alone: the features are computed once
         if r.lstm_units and r.lstm_encoder == "frozen":
             return lstm
-        length = num_tokens(some) // sum(map(len, some))
+        length = num_tokens(sample) // sum(map(len, sample))
         lm = r.lm_weight > 0
         # of the last layer is needed
         everything = lm or TASKS[self.description.task].has_context or r.lstm_units
@@ -403,7 +415,8 @@ class FinetuneJob:
         self, folder: Path, figures: Mapping[str, float], result: Mapping[str, Any] | None = None
     ) -> str:
         """The model card. figures: on dev; result: of the final evaluation, as in result.json."""
-        d, c = self.description, self.model.config
+        d = self.description
+        c = self.model.config
         return task_card(
             folder, d, self.recipe, self.request.model, self.data_report, figures, result, c
         )
@@ -428,10 +441,8 @@ class FinetuneJob:
         state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.merge(
             m.state[TOKEN_EMBEDDING_KEY], state[TOKEN_EMBEDDING_KEY]
         )
-        head, card = (
-            task_settings(self.description, m.config),
-            self.card(folder, facts["evaluation"]),
-        )
+        head = task_settings(self.description, m.config)
+        card = self.card(folder, facts["evaluation"])
         # Its dropout is not that of the recipe.
         save_model(
             folder,
@@ -473,7 +484,8 @@ class FinetuneJob:
     def dev_logits(self, folder: Path, device: torch.device) -> list[Logits]:
         """The logits of all dev items, by the model in the folder."""
         if self._saved is None:
-            network, state = self.make_network(), self._trained_state(folder)
+            network = self.make_network()
+            state = self._trained_state(folder)
             state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.rows(state[TOKEN_EMBEDDING_KEY])
             network.load_state_dict({name: state[name] for name in network.state_dict()})
             del state  # before the batches: it is as large as they are

@@ -72,11 +72,10 @@ class Request:
 
     def content(self) -> dict[str, Any]:
         """The request as JSON, with the hashes of its files."""
-        # later fields
-        given = {k: v for k, v in asdict(self).items() if v or k not in ("languages", "parallel")}
         content = {
             name: list(value) if isinstance(value, tuple) else value
-            for name, value in given.items()
+            for name, value in asdict(self).items()
+            if value or name not in ("languages", "parallel")
         }
         content["inputs"] = [
             f"rows {sha256(Path(x))}" if isinstance(x, StoredRows) else x for x in self.inputs
@@ -104,11 +103,11 @@ class Request:
     def parts(self) -> dict[tuple[str, ...], CorpusReader]:
         """The readers of the text of each language and of the translations."""
         of_language: dict[tuple[str, ...], list[str | StoredRows]] = {}
-        for name, one in zip(self.languages, self.inputs):
-            of_language.setdefault((name,), []).append(one)
+        for name, source in zip(self.languages, self.inputs):
+            of_language.setdefault((name,), []).append(source)
         if self.parallel:
             of_language[self.sides] = [self._pairs]
-        return {names: self._read(some) for names, some in of_language.items()}
+        return {names: self._read(inputs) for names, inputs in of_language.items()}
 
     @property
     def sides(self) -> tuple[str, ...]:
@@ -161,10 +160,8 @@ def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request
             hint="name files, folders, a glob in quotes, or - for standard input",
         )
     recipe, budget, *models = (options.get(name) for name in ("recipe", "budget", *_WITH_TOKENIZER))
-    if (
-        len(both := [name for name, value in zip(_WITH_TOKENIZER, models, strict=True) if value])
-        > 1
-    ):
+    both = [name for name, value in zip(_WITH_TOKENIZER, models, strict=True) if value]
+    if len(both) > 1:
         what = f"--{both[-1]} takes the tokenizer of the model"
         raise UsageError(what, hint=f"give --{both[0]} or --{both[1]}, not both")
     number = options.get("extend_vocabulary")
@@ -173,7 +170,8 @@ def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request
     expect(number is None or (number > 0 and options.get("init")), what, hint=hint)
     if budget:
         seconds_of(budget)
-    names, files = names_of(options.get("languages")), names_of(options.get("parallel"))
+    names = names_of(options.get("languages"))
+    files = names_of(options.get("parallel"))
     options |= {"languages": names, "parallel": tuple(map(absolute, files))}
     if names or files:
         what = (
@@ -185,7 +183,8 @@ def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request
         )
         expect(is_good, what, hint="give --language once per input, such as en, in their order")
         is_text = not any(
-            isinstance(one, StoredRows) or str(one) == "-" or holds_shards(one) for one in sources
+            isinstance(source, StoredRows) or str(source) == "-" or holds_shards(source)
+            for source in sources
         )
         expect(
             is_text,
@@ -201,7 +200,8 @@ def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request
     has_size = recipe and (recipe in packaged_recipes() or family_recipe(recipe) is None)
     options["budget"] = budget or (None if has_size else "1h")
     request = Request(
-        tuple(one if isinstance(one, StoredRows) else absolute(one) for one in sources), **options
+        tuple(source if isinstance(source, StoredRows) else absolute(source) for source in sources),
+        **options,
     )
     _ = files and request.sides  # refuses languages that are not known
     return request
@@ -227,7 +227,9 @@ def with_languages(recipe: Recipe, request: Request) -> Recipe:
         UsageError: the family has no such table, the model to continue from lacks a language, or
             the format is of another kind of text.
     """
-    c, names, sampling = recipe.encoder, tuple(dict.fromkeys(request.languages)), recipe.sampling
+    c = recipe.encoder
+    names = tuple(dict.fromkeys(request.languages))
+    sampling = recipe.sampling
     rules = [
         (
             bool(sampling.parallel_rate) == bool(request.parallel),

@@ -29,7 +29,8 @@ from bertworks.tasks.probabilities import Logits
 from bertworks.tasks.scores import groups_of, row_sums
 
 # a folder of a run, until it is finished; what its sealed files hold
-FOLDER, _KEY = "folds", "logits"
+FOLDER = "folds"
+_KEY = "logits"
 # standard errors of a difference: few rows must not choose by chance (docs/experiments, 2026-11-26)
 CLEARLY = 2.0
 
@@ -69,28 +70,26 @@ def choose_method(job: FinetuneJob, folder: Path) -> Generator[Event, None, Fine
         return job.variant(methods[0])
     logits: dict[Method, list[list[Logits]]] = {}
     jobs = {method: job.variant(method) for method in methods}
-    for method, one in jobs.items():
-        logits[method] = yield from _validate(one, folder / FOLDER)
-    scores, every = (
-        {method: score_parts(one, logits[method]) for method, one in jobs.items()},
-        range(EVALUATED),
-    )
-    best = best_method(scores, every)
+    for method, variant in jobs.items():
+        logits[method] = yield from _validate(variant, folder / FOLDER)
+    scores = {method: score_parts(variant, logits[method]) for method, variant in jobs.items()}
+    numbers = range(EVALUATED)
+    best = best_method(scores, numbers)
     if len(methods) > 1:
         means = {method: float(score.parts.mean()) for method, score in scores.items()}
-        shown = ", ".join(
+        described = ", ".join(
             f"{method} {job.describe({job.metric: mean})}" for method, mean in means.items()
         )
-        text = f"method: {best}; on rows that the models did not see: {shown}"
+        text = f"method: {best}; on rows that the models did not see: {described}"
         if means[best] < max(means.values()):
             text += f"; another method must be clearly better than {methods[0]}"
         yield Event("note", text, {"methods": means, "method": best})
     chosen = jobs[best]
     if job.data.is_validated:
-        others = (
-            logits[best_method(scores, [n for n in every if n != part])][part] for part in every
+        logits_of_others = (
+            logits[best_method(scores, [n for n in numbers if n != part])][part] for part in numbers
         )
-        chosen.validated = [*chain(*logits[best])], [*chain(*others)]
+        chosen.validated = [*chain(*logits[best])], [*chain(*logits_of_others)]
     return chosen
 
 
@@ -104,7 +103,8 @@ class Scores(NamedTuple):
 
 def best_method(scores: Mapping[Method, Scores], parts: Sequence[int]) -> Method:
     """The method with the best mean of some parts; the first one if that is not clearly better."""
-    first, rows = next(iter(scores)), list(parts)
+    first = next(iter(scores))
+    rows = list(parts)
     best = max(scores, key=lambda method: scores[method].parts[rows].mean())
     gain = (scores[best].parts - scores[first].parts)[rows].mean()
     error = (scores[best].samples - scores[first].samples)[rows].mean(0).std()
@@ -116,9 +116,10 @@ def _validate(job: FinetuneJob, folder: Path) -> Generator[Event, None, list[lis
     folder."""
     if job.method == "frozen":
         return job.fit()[1]
-    found: list[list[Logits]] = []
+    logits: list[list[Logits]] = []
     for number in range(EVALUATED):
-        path, run = folder / f"{job.method}-{number}.npz", folder / f"{job.method}-{number}"
+        path = folder / f"{job.method}-{number}.npz"
+        run = folder / f"{job.method}-{number}"
         if not is_sealed(path, _KEY):
             fold = job.fold(number)
             run.mkdir(parents=True, exist_ok=True)
@@ -130,19 +131,18 @@ def _validate(job: FinetuneJob, folder: Path) -> Generator[Event, None, list[lis
                 np.savez(file, *fold.dev_logits(run, job.device))
             shutil.rmtree(run)
         with np.load(path) as arrays:
-            found.append([*arrays.values()])
-    return found
+            logits.append([*arrays.values()])
+    return logits
 
 
 def score_parts(job: FinetuneJob, logits: Sequence[Sequence[Logits]]) -> Scores:
     """logits: of the rows of each of the first parts."""
-    parts, samples = [], []
+    parts = []
+    samples = []
     for number, outputs in enumerate(logits):
         rows = [job.train[n] for n in job.data.parts[number]]
-        items, answers = (
-            [row.item for row in rows],
-            list(map(Decoder(job.description), rows, outputs)),
-        )
+        items = [row.item for row in rows]
+        answers = list(map(Decoder(job.description), rows, outputs))
         sums = row_sums(job.description, items, answers)[job.metric]
         parts.append(sums.value)
         samples.append(resampled(sums, groups_of(job.description, items), seed=number))
