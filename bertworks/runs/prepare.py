@@ -222,7 +222,6 @@ def make_shards(
         shards, report = yield from in_background("shards", work)
         if job and is_finished and not overwrite:
             job.discard()
-    yield from (Event("note", text) for text in shards.notes)
     m = shards.manifest
     counts = {"documents": m.documents, "sentences": m.sentences, "tokens": m.tokens}
     text = f"{output}: {m.documents:,} documents, {m.sentences:,} sentences, {m.tokens:,} tokens"

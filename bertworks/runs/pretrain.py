@@ -491,7 +491,6 @@ def _prepare_text(
             )
     usual = request.shards_folder(output, request.languages[:1])
     shards = (not verify and draft and draft.shards) or Shards.open(usual, verify=verify)
-    yield from (Event("note", text) for text in shards.notes)
     return shards
 
 

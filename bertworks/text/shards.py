@@ -12,13 +12,11 @@ The ids are without special tokens. Every byte is the same for any number of wor
 command resumes after the parts that it wrote.
 """
 
-import hashlib
 import json
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
 from os import PathLike
 from pathlib import Path
@@ -86,8 +84,7 @@ class Manifest(Settings):
     files: dict[str, str]  # sha256 by path inside the folder
     corpus: dict[str, Any]  # the report of the reader
     settings: dict[str, Any]  # of the command; another command is refused
-    # Of the blocks of each file (`file_sums`); empty in folders of older versions.
-    crc32: dict[str, str] = field(default_factory=dict)
+    crc32: dict[str, str]  # of the blocks of each file (`file_sums`)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -106,17 +103,12 @@ class Manifest(Settings):
             content = json.loads(read_small(path, _MAX_MANIFEST))
             what = f"format {content['format']} of shards; this version reads {FORMAT}"
             require(content["format"] == FORMAT, what, path, _HINT)
-            is_old = not content.keys() & {"crc32", "sha256"}
-            check(is_old or content["sha256"] == json_sha256(content), "its sha256 differs")
-            m = build(
-                cls,
-                {f.name: content[f.name] for f in fields(cls) if f.name in content},
-                lambda _: "",
-            )
+            check(content["sha256"] == json_sha256(content), "its sha256 differs")
+            m = build(cls, {f.name: content[f.name] for f in fields(cls)}, lambda _: "")
             names = m.files.keys()
             sums = (*m.files.values(), *m.crc32.values())
             check(m.dtype in ("<u2", "<u4"), f"dtype {m.dtype:.40}")
-            check(names >= {*DATA_FILES} and m.crc32.keys() in (names, set()), "a file is missing")
+            check(names >= {*DATA_FILES} and m.crc32.keys() == names, "a file is missing")
             check(all(isinstance(text, str) for text in sums), "a checksum is no text")
             return m
         except (
@@ -133,10 +125,8 @@ class Manifest(Settings):
 
     @property
     def identity(self) -> str:
-        """The sha256 of what older versions wrote into manifest.json, which may lack the CRC-32."""
-        content = {name: value for name, value in asdict(self).items() if name != "crc32"}
-        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-        return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
+        """The sha256 of the content of manifest.json."""
+        return json_sha256(asdict(self))
 
     def save(self, path: Path) -> None:
         content = asdict(self)
@@ -159,15 +149,13 @@ class Shards(TokenStore):
     folder: Path
     manifest: Manifest
     written_now: bool = False  # False: `write_shards` found a finished folder
-    notes: tuple[str, ...] = ()  # for the user
 
     @classmethod
     def open(
         cls, folder: str | PathLike[str], *, verify: bool = False, written_now: bool = False
     ) -> Self:
         """Map the files of a finished folder and check their sizes, and the CRC-32 of all sentences
-        and documents. That of a block of tokens is checked when it is first read. A folder of an
-        older version gets them here, which reads all files once.
+        and documents. That of a block of tokens is checked when it is first read.
 
         Args:
             verify: also check the sha256 of every file, which reads all of them.
@@ -177,20 +165,9 @@ class Shards(TokenStore):
                 it for a damaged block.
         """
         folder = as_path(folder)
-        begin = time.perf_counter()
-        notes = list[str]()
         manifest = Manifest.load(folder / "manifest.json")
-        if verify or not manifest.crc32:
-            checked = replace(manifest, crc32=verify_files(folder, manifest.files, _HINT))
-            if checked != manifest:  # the folder may be read-only, or in use
-                with suppress(BertworksError), folder_lock(folder, "", ""):
-                    checked.save(folder / "manifest.json")
-                seconds = time.perf_counter() - begin
-                notes.append(
-                    f"{folder}: shards of an older version: checked and given checksums in "
-                    f"{seconds:.1f} s"
-                )
-            manifest = checked
+        if verify:
+            verify_files(folder, manifest.files, _HINT)
         counts = manifest.tokens, manifest.sentences + 1, manifest.documents + 1
         arrays = [
             _mapped(folder / name, manifest, n) for name, n in zip(DATA_FILES, counts, strict=True)
@@ -200,9 +177,7 @@ class Shards(TokenStore):
         ):
             fits = borders[0] == 0 and borders[-1] == end
             require(fits, "damaged: its numbers do not match the manifest", folder / name, _HINT)
-        return cls(
-            arrays[0], arrays[1][:], arrays[2][:], folder, manifest, written_now, tuple(notes)
-        )
+        return cls(arrays[0], arrays[1][:], arrays[2][:], folder, manifest, written_now)
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the ids.

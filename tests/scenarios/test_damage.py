@@ -20,14 +20,13 @@ from bertworks.errors import BertworksError
 from bertworks.inference.embed_file import embed_file
 from bertworks.inference.engine import open_model
 from bertworks.io import integrity
-from bertworks.io.atomic_write import sha256
 from bertworks.io.file_job import FileJob, compute_file, content_of
+from bertworks.io.integrity import json_sha256
 from bertworks.io.options import Bulk
 from bertworks.retrieval.index import Index
 from bertworks.runs.pretrain import pretrain
 from bertworks.runs.pretrain_job import phase_batches
-from bertworks.text import shards as shards_module
-from bertworks.text.shards import Manifest, Shards, write_shards
+from bertworks.text.shards import Shards, write_shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.recipe import load_recipe
 from tests.batching.test_sampling import every, make_store
@@ -142,25 +141,12 @@ def shards(tokenizer: Tokenizer, tmp_path: Path) -> Path:
     return write_shards(reader, tokenizer, tmp_path / "shards", workers=1).folder
 
 
-def make_old(folder: Path) -> None:
-    """The manifest as versions without checksums of blocks wrote it."""
-    content = json.loads((folder / "manifest.json").read_text())
-    del content["crc32"], content["sha256"]
-    (folder / "manifest.json").write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-
-
-def read_shards(folder: Path) -> Outcome:
-    opened = Shards.open(folder)
+def read_shards(folder: Path, verify: bool = False) -> Outcome:
+    opened = Shards.open(folder, verify=verify)
     arrays = [
         np.asarray(row).tolist() for row in (opened.tokens, opened.sentences, opened.documents)
     ]
-    return [*arrays, opened.tokenizer().sha256, asdict(opened.manifest)], list(opened.notes)
-
-
-def read_old_shards(folder: Path) -> Outcome:
-    """Without the figures of the manifest, of which older versions have no hash."""
-    result, _ = read_shards(folder)
-    return result[:-1], []
+    return [*arrays, opened.tokenizer().sha256, asdict(opened.manifest)], []
 
 
 @pytest.mark.parametrize("count", [200, *MORE])
@@ -169,9 +155,8 @@ def test_shards(count: int, shards: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [100, *MORE])
-def test_shards_of_older_versions(count: int, shards: Path, tmp_path: Path) -> None:
-    make_old(shards)
-    check_all(shards, tmp_path / "work", read_old_shards, count, seed=2)
+def test_shards_that_are_verified(count: int, shards: Path, tmp_path: Path) -> None:
+    check_all(shards, tmp_path / "work", partial(read_shards, verify=True), count, seed=2)
 
 
 @pytest.mark.parametrize("count", [150, *MORE])
@@ -315,41 +300,25 @@ def test_vectors_of_a_damaged_portion(
     )
 
 
-# --- folders of older versions
+# --- manifests that are no such
 
 
-def test_older_shards_get_checksums(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    new, identity = (
-        (shards / "manifest.json").read_bytes(),
-        Manifest.load(shards / "manifest.json").identity,
+def test_shards_without_checksums_of_blocks_are_refused(shards: Path) -> None:
+    content = json.loads((shards / "manifest.json").read_text())
+    del content["crc32"]
+    (shards / "manifest.json").write_text(
+        json.dumps(content | {"sha256": json_sha256(content)}, ensure_ascii=False)
     )
-    make_old(shards)
-    assert sha256(shards / "manifest.json") == identity, (
-        "a run that began with the older folder goes on"
-    )
-
-    def refuse(*arguments: object) -> None:
-        raise BertworksError("read-only")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(shards_module, "folder_lock", refuse)
-        opened = Shards.open(shards)
-    assert opened.manifest.crc32
-    assert sha256(shards / "manifest.json") == identity, "the folder was read-only"
-    (note,) = Shards.open(shards).notes
-    assert " s" in note
-    assert (shards / "manifest.json").read_bytes() == new
-    assert Shards.open(shards).notes == ()
-    assert Manifest.load(shards / "manifest.json").identity == identity
+    with pytest.raises(BertworksError, match="the manifest is damaged"):
+        Shards.open(shards)
 
 
 @pytest.mark.parametrize(
     "values", [{"vocab_size": -1}, {"tokens": True}, {"dtype": "O"}, {"files": {}}, {"corpus": 3}]
 )
-def test_an_older_manifest_with_wrong_values(values: dict[str, Any], shards: Path) -> None:
-    make_old(shards)
-    content = json.loads((shards / "manifest.json").read_text())
-    (shards / "manifest.json").write_text(json.dumps(content | values))
+def test_a_manifest_with_wrong_values(values: dict[str, Any], shards: Path) -> None:
+    content = json.loads((shards / "manifest.json").read_text()) | values
+    (shards / "manifest.json").write_text(json.dumps(content | {"sha256": json_sha256(content)}))
     with pytest.raises(BertworksError, match="the manifest is damaged"):
         Shards.open(shards)
 
