@@ -167,6 +167,19 @@ def test_packages_export_nothing(name: str):
     assert not code, f"{name}: import from the module itself"
 
 
+def test_modules_have_a_test_file_of_their_path():
+    """Of the modules of more than 60 lines at least 90 % have one: tests/io/test_remote.py is that
+    of io/remote.py."""
+    long = [path for path in FILES.values() if len(path.read_text().splitlines()) > 60]
+    tests = ROOT.parent / "tests"
+    missing = [
+        str(path.relative_to(ROOT))
+        for path in long
+        if not (tests / path.relative_to(ROOT)).with_name(f"test_{path.name}").exists()
+    ]
+    assert len(missing) <= 0.1 * len(long), missing
+
+
 def test_data_files_are_installed():
     """Whatever is not Python is named in pyproject.toml: without it an installed package would lack
     it."""

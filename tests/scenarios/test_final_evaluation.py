@@ -25,7 +25,6 @@ from bertworks.runs.report import task_card, write_errors
 from bertworks.runs.run_folder import create_run_folder
 from bertworks.tasks import scores as task_metrics
 from bertworks.tasks.features import Featurizer
-from bertworks.tasks.questions import best_threshold
 from bertworks.tasks.scores import compute_metrics
 from bertworks.tasks.settings import TaskConfig
 from tests.support.fine import (
@@ -237,19 +236,6 @@ def test_japanese_answers_are_evaluated_by_their_characters() -> None:
         "exact": 0,
         "f1": pytest.approx(0.8),
     }
-
-
-def test_the_answer_at_the_edge_does_not_hang_on_the_last_digit() -> None:
-    answers = [{"no_answer_margin": margin} for margin in (-3.0, 2.0, 2.5)]
-    assert best_threshold(answers, {"threshold": 2.0}) == 2.25
-    assert best_threshold(answers, {"threshold": -3.0}) == -2.5
-    assert best_threshold(answers, {"threshold": 2.5}) == 3.0
-
-
-def test_a_model_that_had_better_not_answer_does_not() -> None:
-    answers = [{"no_answer_margin": margin} for margin in (-3.0, 2.0)]
-    assert best_threshold(answers, {"threshold": 0.0}) < -3.0
-    assert best_threshold([{"no_answer_margin": 5.0}], {"threshold": 0.0}) < 0
 
 
 def test_questions_that_all_have_answers_need_no_threshold(model: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,8 @@ from pyarrow import parquet
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.inference.embedder import Embedder
 from bertworks.inference.explain import explain
-from bertworks.inference.masked_lm import Filler
 from bertworks.inference.predictor import Predictor
 from bertworks.retrieval.index import Index, index_file
-from bertworks.retrieval.ranking import Reranker
 from bertworks.serve.application import Application
 from bertworks.serve.batching import Batcher, InferenceJob, Limits
 from bertworks.training.device import THREADS, Precision
@@ -91,32 +89,6 @@ def waiting(batcher: Batcher) -> int:
 # -------------------------------------------------------------------------------------------------
 
 
-def test_vectors_are_those_of_the_embedder(words: Local, models: dict[str, Path]):
-    ours = Embedder(models["words"], device="cpu").embed(TEXTS)
-    unit = ours / np.linalg.norm(ours, axis=1, keepdims=True)
-    assert near(words.post("/embed", {"inputs": TEXTS, "normalize": False}).json(), ours)
-    assert near(words.post("/embed", {"inputs": TEXTS}).json(), unit)
-    assert near(words.post("/embed", {"inputs": TEXTS[0]}).json(), unit[:1])
-    cut = ours[:, :7] / np.linalg.norm(ours[:, :7], axis=1, keepdims=True)
-    assert near(words.post("/embed", {"inputs": TEXTS, "dimensions": 7}).json(), cut)
-    requested = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}}
-    assert near(words.post("/similarity", requested).json(), unit[1:] @ unit[0])
-
-
-def test_vectors_in_the_shape_of_openai(words: Local):
-    plain = words.post("/v1/embeddings", {"input": TEXTS[:2], "model": "any"}).json()
-    coded = words.post(
-        "/embeddings", {"input": TEXTS[:2], "model": "any", "encoding_format": "base64"}
-    ).json()
-    assert (plain["object"], [one["index"] for one in plain["data"]]) == ("list", [0, 1])
-    assert plain["usage"]["prompt_tokens"] == sum(
-        map(len, words.post("/tokenize", {"inputs": TEXTS[:2]}).json())
-    )
-    for one, other in zip(plain["data"], coded["data"], strict=True):
-        assert near(np.frombuffer(base64.b64decode(other["embedding"]), "<f4"), one["embedding"])
-    assert words.send("GET", "/v1/models").json()["data"][0]["id"] == "words"
-
-
 def test_a_model_with_a_name_that_is_not_utf8_is_served(models: dict[str, Path], tmp_path: Path):
     folder = tmp_path / os.fsdecode(b"caf\xe9 m\xff")
     shutil.copytree(models["classification"], folder)
@@ -125,27 +97,6 @@ def test_a_model_with_a_name_that_is_not_utf8_is_served(models: dict[str, Path],
         assert local.send("GET", "/info").json()["model_id"] == "caf\\udce9 m\\udcff"
         for path in ("/predict", "/explain"):
             assert local.post(path, {"inputs": "good film"}).status_code == 200
-
-
-def test_masks_are_filled_as_by_fill(words: Local, models: dict[str, Path]):
-    texts = ["the [MASK] was [MASK]", "[MASK]"]
-    theirs = [Filler(models["words"])(text, 3) for text in texts]
-    ours = words.post("/fill", {"inputs": texts, "top_k": 3}).json()
-    tokens = [
-        [[one["token_str"] for one in mask] for mask in text] for text in (ours[0], [ours[1]])
-    ]
-    assert tokens == [[[one["token_str"] for one in mask] for mask in text] for text in theirs]
-    # A sentence with several masks would be repeated for each mask and token.
-    assert ours[0][0][0].keys() == {"score", "token", "token_str"}
-    assert ours[1][0].keys() == {"score", "token", "token_str", "sequence"}
-    assert [one["sequence"] for one in ours[1]] == [one["sequence"] for one in theirs[1][0]]
-    with_text = words.post(
-        "/fill", {"inputs": ["a [MASK] film", texts[0]], "top_k": 3, "return_text": True}
-    ).json()
-    in_python = Filler(models["words"])("a [MASK] film", 3)
-    assert [one["text"] for one in with_text[0]] == [one["text"] for one in in_python[0]]
-    assert with_text[1] == ours[0]
-    assert near(words.post("/fill", {"inputs": texts[1], "top_k": 3}).json(), ours[1])
 
 
 @pytest.mark.parametrize("kind", ["words", "pairs"])
@@ -174,171 +125,6 @@ def test_a_server_holds_each_weight_once(kind: str, models: dict[str, Path], tmp
             )
         held = sum(nbytes for place, nbytes in storages().items() if place not in before)
         assert size <= held < 1.01 * size  # the last batch may still be there
-
-
-def test_documents_are_found(words: Local):
-    found = words.post("/search", {"query": "sad dogs", "k": 2}).json()
-    assert (found[0]["id"], found[0]["fields"], len(found)) == ("b", {"n": 1}, 2)
-    assert words.post("/search", {"query": "Oslo", "ranking": "bm25"}).json()[0]["id"] == "c"
-    dense = words.post("/search", {"query": "sad dogs", "ranking": "dense"}).json()
-    cosines = {one["id"]: one["score"] for one in dense}
-    assert [one["cosine"] for one in found] == pytest.approx(
-        [cosines[one["id"]] for one in found], abs=1e-5
-    )
-    assert "matches" not in found[0]
-    (found,) = words.post("/search", {"query": "Oslo", "ranking": "bm25", "matches": True}).json()
-    assert [found["text"][start:end] for start, end in found["matches"]] == ["Oslo"]
-    assert (found["cosine"], found["title"]) == (None, "")
-    assert words.send("GET", "/info").json()["index"]["documents"] == 4
-    assert words.post("/search", {"query": "Oslo", "rerank": True}).status_code == 422
-
-
-def test_tokens_and_back(words: Local):
-    (tokens,) = words.post("/tokenize", {"inputs": "😀 good"}).json()
-    assert [(t["special"], t["start"], t["stop"]) for t in tokens][-2:] == [
-        (False, 2, 6),
-        (True, None, None),
-    ]
-    ids = [
-        t["id"]
-        for t in words.post(
-            "/tokenize", {"inputs": "good film", "add_special_tokens": False}
-        ).json()[0]
-    ]
-    assert words.post("/decode", {"ids": ids}).json() == ["good film"]
-    assert words.post("/decode", {"ids": [ids, ids]}).json() == ["good film"] * 2
-    assert words.post("/decode", {"ids": [10**9]}).status_code == 422
-
-
-@pytest.mark.parametrize("kind", ["classification", "multilabel"])
-def test_labels_are_those_of_predict(kind: str, models: dict[str, Path]):
-    with Local(models[kind]) as local:
-        theirs = Predictor(models[kind], device="cpu").predict(TEXTS, probabilities=True)
-        ours = local.post("/predict", {"inputs": [[text] for text in TEXTS]}).json()
-        for one, other in zip(ours, theirs, strict=True):
-            assert {item["label"]: pytest.approx(item["score"], abs=1e-6) for item in one} == other[
-                "scores"
-            ]
-            assert one == sorted(one, key=lambda item: -item["score"])
-        assert near(local.post("/predict", {"inputs": TEXTS[0]}).json(), ours[0])
-        raw = local.post("/predict", {"inputs": TEXTS[0], "raw_scores": True}).json()
-        chance = (
-            1 / (1 + np.exp(raw[1]["score"] - raw[0]["score"]))
-            if kind == "classification"
-            else None
-        )
-        assert chance is None or near(chance, ours[0][0]["score"])
-
-
-def test_a_list_of_two_is_a_pair_and_a_list_of_lists_is_many(models: dict[str, Path]):
-    with Local(models["regression"]) as local:
-        theirs = Predictor(models["regression"], device="cpu").predict(
-            [("a film", "music"), ("good", "men")]
-        )
-        ours = local.post("/predict", {"inputs": [["a film", "music"], ["good", "men"]]}).json()
-        assert near([item[0]["score"] for item in ours], [answer["value"] for answer in theirs])
-        assert near(local.post("/predict", {"inputs": ["a film", "music"]}).json(), ours[0])
-        # A model of pairs has nothing to say of one text.
-        alone = local.post("/predict", {"inputs": [["a film"], ["a film", "music"]]})
-        assert alone.status_code == 422
-        assert "a pair of strings" in alone.json()["error"]
-        assert local.post("/predict", {"inputs": ["a", "b", "c"]}).status_code == 422
-
-
-@pytest.mark.parametrize("kind", ["pairs", "regression"])
-def test_texts_are_ranked_as_by_the_reranker(kind: str, models: dict[str, Path]):
-    with Local(models[kind]) as local:
-        scores = Reranker(models[kind], device="cpu")("good film", TEXTS)
-        requested = {"query": "good film", "texts": TEXTS, "return_text": True}
-        ours = local.post("/rerank", requested).json()
-        if kind == "regression":  # as TEI and cross-encoders give them
-            raw = local.post("/rerank", {**requested, "raw_scores": True}).json()
-            assert near([one["score"] for one in raw], sorted(scores.tolist(), reverse=True))
-            scores = 1 / (1 + np.exp(-scores))
-        assert [one["index"] for one in ours] == np.argsort(-scores, kind="stable").tolist()
-        assert near([one["score"] for one in ours], sorted(scores.tolist(), reverse=True))
-        assert [one["text"] for one in ours] == [TEXTS[one["index"]] for one in ours]
-        assert "reranker" in local.send("GET", "/info").json()["model_type"]
-
-
-@pytest.mark.parametrize("vectors", ["pair", "cosine"])
-def test_both_texts_of_a_pair_whose_vectors_are_compared_are_in_one_batch(
-    vectors: Any, tmp_path: Path
-):
-    """Each text is a sequence of its own, and the prediction needs both: also for the speed at the
-    start."""
-    description = {
-        "task": "classification",
-        "labels": ("no", "yes"),
-        "text": ("a", "b"),
-        "vectors": vectors,
-    }
-    model = write_head(tmp_path / "model", **description)
-    items = [("a film", "music"), ("good", "men and dogs"), ("sad dogs", "a story")]
-    with Local(model, precision="fp32") as local:
-        local.application.pipeline.measure_speed()
-        ours = local.post("/predict", {"inputs": [list(item) for item in items]}).json()
-        ranked = local.post("/rerank", {"query": "a film", "texts": ["music", "men"]}).json()
-    expected = Predictor(model, device="cpu", precision="fp32").predict_proba(items)
-    by_label = [{score["label"]: score["score"] for score in scores} for scores in ours]
-    assert near([[scores["no"], scores["yes"]] for scores in by_label], expected.tolist())
-    assert near(next(one["score"] for one in ranked if one["index"] == 0), float(expected[0, 1]))
-
-
-@pytest.mark.parametrize("kind", ["tagging", "spans"])
-def test_entities_are_those_of_predict(kind: str, models: dict[str, Path]):
-    texts = [*TEXTS, " ".join(["Anna lives in Oslo ."] * 30)]  # in windows
-    with Local(models[kind]) as local:
-        theirs = Predictor(models[kind], device="cpu").predict(texts)
-        ours = local.post("/ner", {"inputs": texts}).json()
-        assert sum(map(len, ours)) > 10
-        for text, one, other in zip(texts, ours, theirs, strict=True):
-            assert [(e["entity_group"], e["start"], e["end"]) for e in one] == [
-                (e["type"], e["start"], e["end"]) for e in other["entities"]
-            ]
-            assert all(e["word"] == text[e["start"] : e["end"]] for e in one)
-        assert near(local.post("/ner", {"inputs": texts[0]}).json(), ours[0])
-        assert local.post("/ner", {"inputs": "   "}).json() == []
-
-
-def test_words_have_tags(models: dict[str, Path]):
-    with Local(models["speech"]) as local:
-        (theirs,) = Predictor(models["speech"], device="cpu").predict([TEXTS[2]])
-        ours = local.post("/ner", {"inputs": TEXTS[2]}).json()
-        assert ([e["word"] for e in ours], [e["entity_group"] for e in ours]) == (
-            theirs["words"],
-            theirs["tags"],
-        )
-
-
-def test_questions_are_answered_as_by_predict(models: dict[str, Path]):
-    requested = [("where ?", "Anna lives in Oslo . " * n) for n in (1, 20)]
-    with Local(models["qa"]) as local:
-        theirs = Predictor(models["qa"], device="cpu").predict(requested, top_k=3)
-        inputs = [{"question": question, "context": context} for question, context in requested]
-        ours = local.post("/qa", {"inputs": inputs, "top_k": 3}).json()
-        for one, other in zip(ours, theirs, strict=True):
-            assert [one[name] for name in ("answer", "start", "end")] == [
-                other[name] for name in ("answer", "start", "end")
-            ]
-            assert [(n["answer"], n["start"]) for n in one["n_best"]] == [
-                (n["text"], n["start"]) for n in other["n_best"]
-            ]
-        one = local.post("/qa", {"inputs": inputs[0]}).json()
-        assert one.keys() == {"answer", "score", "start", "end"}
-
-
-def test_choices_are_weighed(models: dict[str, Path]):
-    with Local(models["choice"]) as local:
-        (theirs,) = Predictor(models["choice"], device="cpu").predict(
-            [("a", "b", "c", "d")], probabilities=True
-        )
-        ours = local.post("/predict", {"inputs": ["a", "b", "c", "d"]}).json()
-        assert near(
-            [one["score"] for one in sorted(ours, key=lambda one: one["index"])], theirs["scores"]
-        )
-        assert {one["index"]: one["label"] for one in ours} == {0: "b", 1: "c", 2: "d"}
-        assert local.post("/predict", {"inputs": "a"}).status_code == 422
 
 
 def test_answers_are_explained(models: dict[str, Path]):
@@ -586,27 +372,6 @@ def test_hostile_requests_are_refused(name: str, words: Local):
     assert words.post("/embed", {"inputs": "a"}).status_code == 200
 
 
-def test_errors_say_where(words: Local):
-    assert "inputs[1]" in words.post("/embed", {"inputs": ["a", 1]}).json()["error"]
-    assert "top_k" in words.post("/fill", {"inputs": "[MASK]", "top_k": 101}).json()["error"]
-    error = words.post("/search", {"query": "a", "ranking": "best"}).json()["error"]
-    assert (
-        """ranking: Invalid enum value 'best': expected one of "hybrid", "dense", "bm25\""""
-        in error
-    )
-    body = {
-        "inputs": {"source_sentence": "a", "sentences": ["b"]},
-        "parameters": {"truncation_direction": "Both"},
-    }
-    assert 'expected one of "Left", "Right"' in words.post("/similarity", body).json()["error"]
-    assert "[MASK]" in words.post("/fill", {"inputs": "a"}).json()["error"]
-    assert "message" in words.post("/v1/embeddings", {"input": [], "model": "a"}).json()["error"]
-    for ids in ([1, 2], [[1, 2], [3]]):
-        answer = words.post("/v1/embeddings", {"input": ids, "model": "a"})
-        assert "no ids of tokens" in answer.json()["error"]["message"]
-        assert answer.status_code == 400
-
-
 # a request, and the field and the code of its error
 OPENAI_ERRORS: list[tuple[Any, str, str | None]] = [
     ({"input": []}, "input", None),
@@ -674,24 +439,6 @@ def test_the_model_by_its_name(words: Local):
     assert words.post("/v1/models/words", {}).status_code == 405
     unknown = words.post("/v1/chat/completions", {})
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, None)
-
-
-def test_other_paths_methods_and_types(words: Local):
-    assert words.send("GET", "/embed").status_code == 405
-    assert words.send("GET", "/etc/passwd").status_code == 404
-    assert words.send("GET", "/..%2f..%2fetc/passwd").status_code == 404
-    plain = {"content-type": "text/plain"}
-    assert (
-        words.send("POST", "/embed", content=b'{"inputs": "a"}', headers=plain).status_code == 415
-    )
-
-
-def test_a_body_that_does_not_say_how_long_it_is(words: Local):
-    async def parts() -> AsyncIterator[bytes]:
-        for _ in range(3):
-            yield b" " * 10_000
-
-    assert words.send("POST", "/embed", content=parts(), headers=JSON).status_code == 413
 
 
 def test_an_error_of_the_network_is_of_one_request(
@@ -815,26 +562,6 @@ def test_a_full_queue_reads_no_bodies(models: dict[str, Path]):
         assert local.post("/tokenize", {"inputs": "a"}).status_code == 200
 
 
-def test_a_server_with_a_token_asks_for_it(models: dict[str, Path]):
-    with Local(models["words"], token="sesame-öffne") as local:
-        for path in ("/", "/page.js", "/page.css", "/health"):
-            assert local.send("GET", path).status_code == 200
-        for given in (
-            {},
-            {"authorization": "Bearer x"},
-            {"authorization": "sesame"},
-            {"authorization": b"Bearer \xff"},
-        ):
-            answer = local.send("GET", "/info", headers=given)
-            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
-            assert local.send("GET", "/metrics", headers=given).status_code == 401
-        right = {"authorization": "Bearer sesame-öffne".encode(), "host": "anything.example"}
-        assert local.send("GET", "/info", headers=right).status_code == 200
-        assert local.send("GET", "/openapi.json", headers=right).json()["components"][
-            "securitySchemes"
-        ]
-
-
 def test_what_is_large_is_read_one_by_one_and_refused_in_time(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ):
@@ -941,73 +668,8 @@ def test_what_json_does_not_know_is_found_all_the_same(models: dict[str, Path], 
     ]
 
 
-def test_pages_of_others_may_not_ask(words: Local):
-    for headers in (
-        {"host": "evil.example"},
-        {"host": "127.0.0.1.evil.example:8080"},
-        {"host": "["},
-        {"host": ""},
-        {"origin": "http://evil.example"},
-        {"origin": "null"},
-        {"origin": "http://127.0.0.1:9999"},
-        {"origin": "http://["},
-        {"origin": "127.0.0.1:8080"},
-    ):
-        assert words.send("GET", "/info", headers=headers).status_code == 403, headers
-    for headers in (
-        {"host": "localhost:8080"},
-        {"host": "[::1]:8080"},
-        {"origin": "http://127.0.0.1:8080"},
-    ):
-        assert words.send("GET", "/info", headers=headers).status_code == 200, headers
-
-
-def test_every_answer_keeps_browsers_strict(words: Local):
-    for path in ("/", "/info", "/nowhere"):
-        headers = words.send("GET", path).headers
-        assert headers["content-security-policy"].startswith(
-            "default-src 'none'; script-src 'self';"
-        )
-        assert (headers["x-content-type-options"], headers["referrer-policy"]) == (
-            "nosniff",
-            "no-referrer",
-        )
-    assert "text/html" in words.send("GET", "/").headers["content-type"]
-    assert "text/javascript" in words.send("GET", "/page.js").headers["content-type"]
-
-
-def test_figures_for_prometheus(words: Local):
-    words.post("/embed", {"inputs": TEXTS})
-    words.send("GET", "/nowhere/with/ever/other/names")
-    text = words.send("GET", "/metrics").text
-    for name in (
-        "te_request_count",
-        "te_request_duration_bucket",
-        "te_batch_next_tokens_sum",
-        "te_queue_network",
-    ):
-        assert name in text
-    assert 'method="other"' in text
-    assert "nowhere" not in text
-
-
 def test_requests_that_were_answered_take_no_room(model: Path):
     with Local(model, limits=Limits(body_bytes=1000, total_bytes=1000)) as local:
         assert [local.post("/embed", {"inputs": "dogs " * 80}).status_code for _ in range(5)] == [
             200
         ] * 5
-
-
-def test_who_is_let_in(model: Path, monkeypatch: pytest.MonkeyPatch):
-    def status(**headers: str) -> int:
-        return local.send("GET", "/info", headers=headers).status_code
-
-    with Local(model) as local:
-        assert status(x="x" * 16_000) == 200
-        assert status(x="x" * 17_000) == 431
-        monkeypatch.setattr(local.application._access, "_stopping", lambda: True)
-        assert status() == 503
-    with Local(model, token="sesame") as local:
-        assert status() == 401
-        assert status(authorization="Basic sesame") == 401
-        assert status(authorization="bearer sesame") == 200

@@ -1,9 +1,9 @@
 """A plugin of pytest that records the hints of all errors which tests raise.
 
 At the end of a run it parses the commands and options in the hints with the parser of the command
-line, and fails the run if one does not exist. At the end of a run of all fast tests it also fails
-if a place in the package that passes a hint was not reached, unless `unseen_hints.txt` names the
-function and the reason.
+line, and fails the run if one does not exist. With the option --every-hint, for a run of all fast
+tests, it also fails if a place in the package that passes a hint was not reached, unless
+`unseen_hints.txt` names the function and the reason.
 """
 
 import ast
@@ -131,12 +131,8 @@ class HintRecorder:
             return
         hints = list(self.hints)
         self.problems += wrong_hints(hints)
-        if _is_whole_suite(self.config) and hasattr(self.config, "cache"):
-            records = [
-                [hint.text, [(line.module, line.number) for line in hint.stack], hint.test]
-                for hint in hints
-            ]
-            self.config.cache.set("bertworks/hints", records)
+        if self.config.option.every_hint and exitstatus == pytest.ExitCode.OK:
+            self.problems += unreached_places(hints, places(), exemptions())
         if self.problems and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -153,19 +149,6 @@ def _package_lines(frame: Any) -> Iterator[Line]:
         if path.startswith(f"{PACKAGE}/"):
             yield Line(path[len(str(PACKAGE)) + 1 :], frame.f_lineno)
         frame = frame.f_back
-
-
-def _is_whole_suite(config: pytest.Config) -> bool:
-    """Whether all fast tests were chosen: by no path, name or other selection."""
-    option = config.option
-    narrowed = option.keyword or option.deselect or option.maxfail or option.collectonly
-    last_failed = getattr(option, "lf", False) or getattr(option, "last_failed", False)
-    return (
-        config.args_source is not pytest.Config.ArgsSource.ARGS
-        and option.markexpr in ("", "not slow")
-        and not narrowed
-        and not last_failed
-    )
 
 
 # Commands and options in hints

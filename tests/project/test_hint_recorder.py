@@ -1,0 +1,66 @@
+"""The plugin that checks hints: it finds commands and options that do not exist, and the places
+that pass hints."""
+
+import pytest
+
+from bertworks.errors import UsageError
+from bertworks.io.tables import parse_size
+from tests.support.hint_recorder import (
+    Hint,
+    HintRecorder,
+    Line,
+    Place,
+    places,
+    problems_of,
+    unreached_places,
+)
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        "make one with `bertworks vocab TEXT -o FOLDER`",
+        "bertworks index -o NAME --compact stems them again",
+        "repeat the `bertworks prepare` command with --overwrite",
+        "bertworks slurm pretrain SHARDS -o MODEL",
+        "start it there: ray start --head; or --on local",
+        "pip install --no-deps something",
+    ],
+)
+def test_commands_and_options_that_exist(hint: str):
+    assert problems_of(hint) == ()
+
+
+@pytest.mark.parametrize(
+    ("hint", "problem"),
+    [
+        ("bertworks convrt MODEL", "there is no command 'convrt'"),
+        ("bertworks fill MODEL --tpo-k 3", "fill has no option --tpo-k"),
+        ("name it with --modle", "no command has the option --modle"),
+    ],
+)
+def test_commands_and_options_that_do_not_exist(hint: str, problem: str):
+    assert problems_of(hint) == (problem,)
+
+
+def test_a_hint_reaches_the_place_that_passes_it(request: pytest.FixtureRequest):
+    recorder = request.config.pluginmanager.get_plugin("hints")
+    assert isinstance(recorder, HintRecorder)
+    with pytest.raises(UsageError) as error:
+        parse_size("much", "--max-memory")
+    (hint, *_) = [
+        hint
+        for hint in recorder.hints
+        if hint.text == error.value.hint and hint.test.endswith("test_hint_recorder.py")
+    ]
+    reached = [place for place in places() if place.is_reached_by(hint)]
+    assert [(place.module, place.function) for place in reached] == [("io/tables.py", "parse_size")]
+
+
+def test_a_place_without_a_hint_is_named():
+    place = Place("a.py", "f", 3, 5, None, is_direct=True)
+    hint = Hint("", (Line("a.py", 6),), "")
+    assert len(unreached_places([hint], [place], {})) == 1
+    assert unreached_places([Hint("", (Line("a.py", 4),), "")], [place], {}) == []
+    assert unreached_places([hint], [place], {("a.py", "f"): "why"}) == []
+    assert len(unreached_places([], [], {("a.py", "f"): "why"})) == 1
