@@ -65,7 +65,8 @@ class FinetunedEndpoints:
         self._decode = Decoder(c)
         self.reranker = Reranker(self._predictor) if fits_pairs(c) else None
         self._task = TASKS[c.task]
-        endpoint, reads = self._task.endpoint, self._task.reads
+        endpoint = self._task.endpoint
+        reads = self._task.reads
         self.endpoints: dict[str, Endpoint] = {endpoint: getattr(self, endpoint)}
         if self.reranker is not None:
             self.endpoints["rerank"] = self.rerank
