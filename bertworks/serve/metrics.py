@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import (
     CollectorRegistry,
@@ -21,28 +22,19 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.registry = r = CollectorRegistry()
-        self.count = Counter("te_request_count", "Requests", ["method"], registry=r)
-        self.success = Counter("te_request_success", "Requests answered", ["method"], registry=r)
-        self.failure = Counter(
-            "te_request_failure", "Requests refused, by status", ["err"], registry=r
-        )
-        self.duration = Histogram("te_request_duration", "Seconds", buckets=_SECONDS, registry=r)
-        self.tokens = Histogram(
-            "te_request_input_length", "Tokens of a request", buckets=_SIZES, registry=r
-        )
-        self.tokenization = Histogram(
-            "te_request_tokenization_duration", "Seconds", buckets=_SECONDS, registry=r
-        )
-        self.inference = Histogram(
-            "te_request_inference_duration", "Seconds", buckets=_SECONDS, registry=r
-        )
-        self.batch_size = Histogram(
-            "te_batch_next_size", "Texts of a batch", buckets=_SIZES, registry=r
-        )
-        self.batch_tokens = Histogram(
-            "te_batch_next_tokens", "Tokens of a batch", buckets=_SIZES, registry=r
-        )
+        self.registry = CollectorRegistry()
+        count = partial(Counter, registry=self.registry)
+        seconds = partial(Histogram, buckets=_SECONDS, registry=self.registry)
+        sizes = partial(Histogram, buckets=_SIZES, registry=self.registry)
+        self.count = count("te_request_count", "Requests", ["method"])
+        self.success = count("te_request_success", "Requests answered", ["method"])
+        self.failure = count("te_request_failure", "Requests refused, by status", ["err"])
+        self.duration = seconds("te_request_duration", "Seconds")
+        self.tokens = sizes("te_request_input_length", "Tokens of a request")
+        self.tokenization = seconds("te_request_tokenization_duration", "Seconds")
+        self.inference = seconds("te_request_inference_duration", "Seconds")
+        self.batch_size = sizes("te_batch_next_size", "Texts of a batch")
+        self.batch_tokens = sizes("te_batch_next_tokens", "Tokens of a batch")
 
     def watch(self, name: str, what: str, value: Callable[[], float]) -> None:
         """Report the present value of something."""

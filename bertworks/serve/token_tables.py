@@ -13,7 +13,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from bertworks.errors import BertworksError, explain_os_errors, require
 
@@ -31,17 +31,10 @@ PUBLISHED_TABLES = {
 }
 
 
-class TokenTable:
-    """The tokens of a vocabulary as bytes.
+class TokenTable(NamedTuple):
+    """The tokens of a vocabulary as bytes, by their ids."""
 
-    Args:
-        name: of the vocabulary.
-        tokens: the bytes of each token, by its id.
-    """
-
-    def __init__(self, name: str, tokens: Sequence[bytes]):
-        self.name = name
-        self.tokens = tokens
+    tokens: Sequence[bytes]
 
     def text(self, ids: Sequence[int]) -> str:
         """Return the text of the ids of its tokens, each of which is one.
@@ -76,7 +69,7 @@ def read_table(name: str) -> TokenTable:
     require(
         is_published, f"this is not the published table of {name}: its sha256 differs", path, hint
     )
-    return TokenTable(name, _parsed(content, path))
+    return TokenTable(_parsed(content, path))
 
 
 def _cache_folder() -> Path:

@@ -123,7 +123,7 @@ def test_ids_of_another_vocabulary_are_the_texts_they_stand_for(
 
 
 def test_pieces_of_a_character_are_joined_within_a_text_only() -> None:
-    table = TokenTable("bytes", [bytes([number]) for number in range(256)])
+    table = TokenTable([bytes([number]) for number in range(256)])
     euro = list("€".encode())
     assert table.text([*b"a ", *euro]) == "a €"
     assert [table.text(euro[:1]), table.text(euro[1:])] == ["\ufffd", "\ufffd\ufffd"]
