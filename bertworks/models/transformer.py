@@ -3,11 +3,12 @@
 - `Block`: attention and feed-forward, written only here
 - `RelativeBias`: a bias for the distance of two tokens
 - `Encoder`: embeddings and blocks
+- `select_blocks`: the state of a network with some of the blocks of another one
 - `scale_residual`, `init_local_attention`: other initial weights
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import cast
 
@@ -129,6 +130,9 @@ class RelativeBias(nn.Embedding):
         return bias
 
 
+_BLOCKS = "encoder.blocks."  # how the names of their parameters begin, in a whole network
+
+
 class Encoder(nn.Module):
     """The body of a network: embeddings and blocks.
 
@@ -235,6 +239,23 @@ class Encoder(nn.Module):
             block.attention.probabilities(block.attention_input(x), layout, bias)
             for block, x in zip(self.layers, states[:-1], strict=True)
         ]
+
+
+def select_blocks(state: Mapping[str, Tensor], numbers: Sequence[int]) -> dict[str, Tensor]:
+    """Return the state of a network with some of the blocks of another one, in this order.
+
+    state: of the other network, with its encoder under the name "encoder". Its other parameters
+        stay.
+    """
+    result = {name: value for name, value in state.items() if not name.startswith(_BLOCKS)}
+    for new, old in enumerate(numbers):
+        prefix = f"{_BLOCKS}{old}."
+        result |= {
+            f"{_BLOCKS}{new}.{name.removeprefix(prefix)}": value
+            for name, value in state.items()
+            if name.startswith(prefix)
+        }
+    return result
 
 
 @torch.no_grad()

@@ -15,11 +15,10 @@ from bertworks.batching.batch import Batch
 from bertworks.errors import check
 from bertworks.models.config import EncoderConfig
 from bertworks.models.heads import LMHead
-from bertworks.models.transformer import Encoder
+from bertworks.models.transformer import Encoder, select_blocks
 from bertworks.training.objectives import TeacherStates
 
 PUBLISHED_LAYERS = {(12, 6): (0, 2, 4, 7, 9, 11)}  # Sanh et al. 2019, in the authors' code
-BLOCKS = "encoder.blocks."
 POSITIONS, TYPES = (f"encoder.embeddings.{name}.weight" for name in ("position", "token_type"))
 
 
@@ -46,15 +45,7 @@ def select_layers(
         i * c.num_groups // c.num_hidden_layers for i in student_layers(c.num_hidden_layers, count)
     ]
     groups = (1 if shared else count) if c.num_hidden_groups else 0
-    result = {name: value for name, value in state.items() if not name.startswith(BLOCKS)}
-    for number, block in enumerate(chosen[:1] if shared else chosen):
-        old = f"{BLOCKS}{block}."
-        new = f"{BLOCKS}{number}."
-        result |= {
-            name.replace(old, new, 1): value
-            for name, value in state.items()
-            if name.startswith(old)
-        }
+    result = select_blocks(state, chosen[:1] if shared else chosen)
     return replace(c, num_hidden_layers=count, num_hidden_groups=groups), result
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from bertworks.config import Range, Settings
+from bertworks.models.transformer import Encoder
 
-BLOCKS = "encoder.blocks."
 STACKED = ".attention.qkv.weight"  # three matrices in one
 State = dict[str, Tensor]  # of a parameter
 MANY_STEPS = 1e7  # after which Adam's bias corrections are 1 to the last bit
@@ -166,15 +166,11 @@ def make_optimizer(model: nn.Module, c: OptimizerConfig) -> torch.optim.Optimize
 
     AdamW is fused: one pass over memory.
     """
-    blocks = [
-        int(name.split(".")[2]) + 1
-        for name, _ in model.named_parameters()
-        if name.startswith(BLOCKS)
-    ]
+    layers_above = _layers_above(model)
     groups: dict[tuple[float, float, int], dict[str, Any]] = {}
     for name, p in model.named_parameters():
         if p.requires_grad:
-            above = _layers_above(name, max(blocks, default=0))
+            above = layers_above.get(p, 0)
             factor = c.layer_decay ** (above + c.layer_decay_offset * (above > 0))
             decay = c.weight_decay * (p.ndim > 1)
             stacked = 3 if c.optimizer == "lamb" and name.endswith(STACKED) else 1
@@ -198,11 +194,19 @@ def make_optimizer(model: nn.Module, c: OptimizerConfig) -> torch.optim.Optimize
     return optimizer
 
 
-def _layers_above(name: str, blocks: int) -> int:
-    """The number of layers between a parameter and the loss: 0 for heads, 1 for the last block."""
-    if name.startswith(BLOCKS):
-        return blocks - int(name.split(".")[2])
-    return blocks + 1 if name.startswith("encoder.") else 0
+def _layers_above(model: nn.Module) -> dict[nn.Parameter, int]:
+    """Return the number of layers between each parameter of the encoder and the loss.
+
+    It is 1 for the last block, and the largest for the embeddings. Heads are not in it: it is 0.
+    """
+    encoder = getattr(model, "encoder", None)
+    if not isinstance(encoder, Encoder):
+        return {}
+    num_blocks = len(encoder.blocks)
+    layers = dict.fromkeys(encoder.parameters(), num_blocks + 1)
+    for number, block in enumerate(encoder.blocks):
+        layers |= dict.fromkeys(block.parameters(), num_blocks - number)
+    return layers
 
 
 def update(
