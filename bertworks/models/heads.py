@@ -3,17 +3,19 @@
 - `Pooler`: a vector per sequence; `pool`: the same without parameters
 - `LMHead`: logits of the vocabulary
 - `TokenHead`: a logit per token
+- `PairHead`: two logits per pair of segments
+- `add_heads`: the heads of pre-training that a network has
 - `OutputLayer`: logits of a task
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertworks.models.config import EncoderConfig
+from bertworks.models.config import EncoderConfig, Head
 from bertworks.models.layers import ACTIVATIONS, Linear, initialize
 from bertworks.models.layout import Layout
 
@@ -103,6 +105,30 @@ class TokenHead(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[T, hidden] -> logits [T]."""
         return self.output(self.activation(self.dense(x))).squeeze(-1)  # type: ignore[no-any-return]
+
+
+class PairHead(nn.Linear):
+    """The vector of a pair of segments -> two logits, [B, hidden] -> [B, 2]."""
+
+    def __init__(self, c: EncoderConfig):
+        super().__init__(c.hidden_size, 2)
+        initialize(self, c)
+
+
+# The heads of pre-training, in the order in which they are built: initial weights depend on it.
+_HEADS: Mapping[Head, Callable[[EncoderConfig], nn.Module]] = {
+    "pooler": Pooler,
+    "lm_head": LMHead,
+    "next_sentence": PairHead,
+    "sentence_order": PairHead,
+    "replaced_token": TokenHead,
+}
+
+
+def add_heads(network: nn.Module, c: EncoderConfig, names: Collection[Head]) -> None:
+    """Build heads of pre-training as modules of a network; an absent head is None."""
+    for name, kind in _HEADS.items():
+        network.register_module(name, kind(c) if name in names else None)
 
 
 Pooling = Literal["mean", "cls", "max", "last-four"]

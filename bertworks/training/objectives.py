@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch
 from bertworks.models.config import EncoderConfig, Head
-from bertworks.models.heads import LMHead, Pooler, TokenHead
-from bertworks.models.layers import compiles_sizes, initialize, meta_device_init, pad_rows_to_bucket
+from bertworks.models.heads import LMHead, Pooler, TokenHead, add_heads
+from bertworks.models.layers import compiles_sizes, meta_device_init, pad_rows_to_bucket
 from bertworks.models.transformer import Encoder
 from bertworks.training.recipe import TEACHER_OBJECTIVES, ObjectiveKind, Recipe
 
@@ -403,6 +403,9 @@ class PretrainingModel(TrainableModel):
             saved.
     """
 
+    pooler: Pooler | None
+    lm_head: LMHead | None
+    replaced_token: TokenHead | None
     teacher: Callable[[Batch], TeacherStates] | None = None
 
     def __init__(
@@ -417,16 +420,8 @@ class PretrainingModel(TrainableModel):
         super().__init__()
         self.temperature = temperature
         self.weights = {str(kind): weight for kind, weight in objectives.items()}
-        heads = heads_of(objectives)
         self.encoder = Encoder(c, gradient_checkpointing)
-        self.pooler = Pooler(c) if "pooler" in heads else None
-        self.lm_head = LMHead(c) if "lm_head" in heads else None
-        self.next_sentence = nn.Linear(c.hidden_size, 2) if "next_sentence" in heads else None
-        self.sentence_order = nn.Linear(c.hidden_size, 2) if "sentence_order" in heads else None
-        for head in (self.next_sentence, self.sentence_order):
-            if head is not None:
-                initialize(head, c)
-        self.replaced_token = TokenHead(c) if "replaced_token" in heads else None
+        add_heads(self, c, heads_of(objectives))
         self.generator: PretrainingModel | None = None
         if self.replaced_token is not None:
             smaller = c.generator(generator_size)
