@@ -86,7 +86,7 @@ def read_folder(folder: Path) -> tuple[Path, dict[str, Any]]:
     else:
         style = _style_of(folder, config)
         if path.name == "vocab.txt" and style in pipeline.WORD_PIECE_FAMILIES:
-            special_tokens = pipeline.WORD_PIECE_FAMILIES[style]["special_tokens"] | special_tokens
+            special_tokens = pipeline.WORD_PIECE_FAMILIES[style] | special_tokens
         library = guarded(
             lambda: _read_model(path, config, special_tokens, style, notes),
             "not a tokenizer",

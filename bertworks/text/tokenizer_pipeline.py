@@ -50,8 +50,8 @@ _STYLES: dict[str, tuple[str, str]] = {
     name: tuple(templates) for name, templates in _TABLES["styles"].items()
 }
 _FIRST_TOKENS: dict[str, _FirstTokens] = _TABLES["first_tokens"]
-# families of WordPiece vocabularies with other special tokens and templates than BERT's
-WORD_PIECE_FAMILIES: dict[str, dict[str, Any]] = _TABLES["word_piece_families"]
+# families of WordPiece vocabularies with RoBERTa's template, and their special tokens
+WORD_PIECE_FAMILIES: dict[str, dict[str, str]] = _TABLES["word_piece_families"]
 # with BERT's normalizer, of which tokenizer_config.json has the settings
 WORD_PIECE_CLASSES: list[str] = _TABLES["word_piece_classes"]
 _LOCAL_STEPS = frozenset(_TABLES["local_steps"].split())
@@ -139,8 +139,8 @@ def bert_pipeline(
 
     Args:
         special_tokens: as for Tokenizer.
-        style: the family, which may have a template of its own. Its mask is then not added yet: it
-            replaces the space before it as well.
+        style: the family; those in WORD_PIECE_FAMILIES have RoBERTa's template. Their mask is not
+            added yet: it replaces the space before it as well.
         normalizer: settings of `tokenizers.normalizers.BertNormalizer`: `lowercase`;
             `strip_accents`, where None follows `lowercase`; `handle_chinese_chars`: put every
             Chinese character on its own.
@@ -149,12 +149,24 @@ def bert_pipeline(
     library.normalizer = normalizers.BertNormalizer(**normalizer)
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.decoder = decoders.WordPiece()
-    is_family = style in WORD_PIECE_FAMILIES
-    templates = WORD_PIECE_FAMILIES[style]["templates"] if is_family else _STYLES["albert"]
-    library.post_processor = template(library, templates, special_tokens)
-    names = [name for name in special_tokens if name != "mask_token" or not is_family]
-    library.add_special_tokens([special_tokens[name] for name in names])
+    if style not in WORD_PIECE_FAMILIES:
+        library.post_processor = template(library, _STYLES["albert"], special_tokens)
+        library.add_special_tokens(list(special_tokens.values()))
+        return library
+    library.post_processor = _roberta_template(library, special_tokens)
+    added = {name: token for name, token in special_tokens.items() if name != "mask_token"}
+    library.add_special_tokens(list(added.values()))
     return library
+
+
+def _roberta_template(
+    library: tokenizers.Tokenizer, special_tokens: Mapping[str, str], **options: bool
+) -> processors.RobertaProcessing:
+    """Return RoBERTa's special tokens around one text and two. They trim spaces off the offsets."""
+    id_of: Callable[[str], Any] = library.token_to_id
+    tokens = [special_tokens[name] for name in ("cls_token", "sep_token")]
+    cls, sep = ((token, id_of(token)) for token in tokens)
+    return processors.RobertaProcessing(sep, cls, **options)
 
 
 def byte_level_pipeline(
@@ -169,13 +181,8 @@ def byte_level_pipeline(
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     library.decoder = decoders.ByteLevel()
     if has_template:
-        id_of: Callable[[str], Any] = library.token_to_id
-        cls, sep = (
-            (token, id_of(token))
-            for token in (special_tokens["cls_token"], special_tokens["sep_token"])
-        )
-        library.post_processor = processors.RobertaProcessing(
-            sep, cls, add_prefix_space=add_prefix_space
+        library.post_processor = _roberta_template(
+            library, special_tokens, add_prefix_space=add_prefix_space
         )
     else:
         library.post_processor = template(library, NO_TEMPLATE, special_tokens)
