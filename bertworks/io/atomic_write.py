@@ -91,7 +91,7 @@ def _refuse_password(scheme: str, address: str) -> None:
 
 
 def local_path(path: str | PathLike[str], what: str = "output") -> Path:
-    """A path on this machine. what: its name in the message.
+    """Return a path on this machine. what: its name in the message.
 
     Raises:
         UsageError: it is a URL, or something else, such as a list of paths.
@@ -160,7 +160,7 @@ def parse_json(
     hint: str | None = None,
     hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
 ) -> Any:
-    """A JSON value from an untrusted source.
+    """Return a JSON value from an untrusted source.
 
     Args:
         path: of the file, for errors.
@@ -318,7 +318,10 @@ def folder_lock(folder: Path, busy: str, hint: str) -> Iterator[None]:
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
-    """Write a file atomically. Missing parent folders are created."""
+    """Write a file atomically.
+
+    Missing parent folders are created.
+    """
     with replacing(path) as temporary:
         temporary.write_bytes(data)
 
@@ -422,7 +425,10 @@ def temporary_folder() -> Iterator[tuple[Path, object]]:
 
 
 def temporary_sibling(target: Path) -> Path:
-    """A new hidden name in the folder of a target. What has it is deleted by `remove_leftovers`."""
+    """Return a new hidden name in the folder of a target.
+
+    What has it is deleted by `remove_leftovers`.
+    """
     writer = f"{os.getpid()}-{_start_time(os.getpid())}"
     return hidden_sibling(target, f"@{socket.gethostname()}.{writer}.{next(_COUNTER)}.tmp")
 
@@ -444,7 +450,10 @@ def remove_leftovers(folder: str | Path, *, name: str | None = None) -> None:
 
 
 def sha256(path: str | Path) -> str:
-    """Return the sha256 of a file in hexadecimal. The file is read as a stream."""
+    """Return the sha256 of a file in hexadecimal.
+
+    The file is read as a stream.
+    """
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -1,5 +1,6 @@
-"""Long jobs in numbered portions, each a file, made by this process or by any number of processes
-and machines.
+"""Run long jobs in numbered portions, each a file.
+
+They are made by this process or by any number of processes and machines.
 
 - `FileJob`: the portions of a job, until the output is written from them; an interrupted job
   resumes
@@ -434,7 +435,10 @@ def portion_maker(
 def create(
     folder: Path, fingerprint: str, number: int, count: int, content: bytes | Iterable[bytes]
 ) -> str:
-    """Write a portion unless it exists. Returns its name."""
+    """Write a portion unless it exists.
+
+    Returns its name.
+    """
     _read_job(folder)  # it is gone after a join
     path = folder / f"{number:06}-{fingerprint}-{count}"
     with sealing(draft := temporary_sibling(path), path.name) as file, file.open("wb") as stream:

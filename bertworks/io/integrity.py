@@ -77,7 +77,9 @@ def verify_files(folder: Path, files: Mapping[str, str], hint: str) -> dict[str,
 
 
 class CheckedFile:
-    """A memory-mapped file. `check` compares each block with its CRC-32, once.
+    """A memory-mapped file.
+
+    `check` compares each block with its CRC-32, once.
 
     Args:
         sums: from `file_sums`.

@@ -1,5 +1,6 @@
-"""Work in the processes of a Ray cluster, with the signature of `processes.in_processes`. Only Ray
-Core is used: tasks.
+"""Work in the processes of a Ray cluster, with the signature of `processes.in_processes`.
+
+Only Ray Core is used: tasks.
 
 Ray schedules, and tries a task again when its process or its node is lost. What a task makes is a
 file that is created once (`file_job`), so a task that runs twice does no harm.
@@ -30,7 +31,10 @@ _AFTER_LOSS = (
 
 @cache
 def _work(maker: str, settings: str) -> Callable[[Any], Any]:
-    """Return the function of a job. A process makes it once: it may hold a model."""
+    """Return the function of a job.
+
+    A process makes it once: it may hold a model.
+    """
     work: Callable[[Any], Any] = resolve_name(maker)(*json.loads(settings))
     return work
 

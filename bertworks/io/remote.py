@@ -1,5 +1,6 @@
-"""Files and folders under s3://, gs://, hf:// and memory://, as local copies. The rest of the
-package knows only paths (`io.paths`).
+"""Files and folders under s3://, gs://, hf:// and memory://, as local copies.
+
+The rest of the package knows only paths (`io.paths`).
 
 - `fetched`: what a URL names, a file, a folder or a glob, is copied to a cache, once per version
   and machine
@@ -62,7 +63,7 @@ def cache_folder() -> Path:
 
 
 def shown(text: str) -> str:
-    """A text with URLs in place of their local copies."""
+    """Return a text with URLs in place of their local copies."""
     return re.sub(
         rf"{re.escape(str(cache_folder()))}/(?:[0-9a-f]{{32}}|work)/({'|'.join(SCHEMES)})/",
         r"\1://",
@@ -132,6 +133,7 @@ class Storage:
             raise BertworksError(what, where=f"{self.url}/{name}".rstrip("/"), hint=hint) from error
 
     def at(self, name: str) -> str:
+        """Return the key of a file in this folder."""
         return f"{self.key}/{name}" if name else self.key
 
     def files(self) -> dict[str, Mapping[str, Any]]:
@@ -147,6 +149,7 @@ class Storage:
     def copy(
         self, how: Callable[[str, Path], None], files: Mapping[str, Path], gone: bool = False
     ) -> None:
+        """Copy files in several threads, and try each again if the storage fails."""
         with ThreadPoolExecutor(8) as pool:
             list(
                 pool.map(
@@ -193,6 +196,7 @@ class Storage:
             )
 
     def delete(self, names: Iterable[str]) -> None:
+        """Delete files of this folder."""
         self.copy(lambda key, _: self.fs.rm_file(key), dict.fromkeys(names, Path()), gone=True)
 
     def manifest(self) -> dict[str, Any] | None:
@@ -360,7 +364,10 @@ class _Upload:
             self.note(f"not uploaded yet: {error}")
 
     def files(self) -> dict[str, Path]:
-        """Return the files of the working copy, by name. Plans are made again."""
+        """Return the files of the working copy, by name.
+
+        Plans are made again.
+        """
         paths = {
             path.relative_to(self.local).as_posix(): path
             for path in self.local.rglob("*")

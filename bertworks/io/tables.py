@@ -1,5 +1,7 @@
-"""Tables in files: delimiters, quotes and headers; Parquet files; the column of the text; rows in
-memory."""
+"""Read tables in files.
+
+Delimiters, quotes and headers; Parquet files; the column of the text; rows in memory.
+"""
 
 import csv
 import difflib
@@ -193,7 +195,8 @@ def distinct_names(
     names: list[str], where: str | None = None, hint: str = "rename one of them"
 ) -> list[str]:
     """Return the names of columns; UsageError if one comes twice."""
-    if twice := [name for index, name in enumerate(names) if name in names[:index]]:
+    twice = [name for index, name in enumerate(names) if name in names[:index]]
+    if twice:
         raise UsageError(f"two columns are named {twice[0]!r}", where=where, hint=hint)
     return names
 
@@ -434,7 +437,7 @@ class StoredInput(StoredRows):
 
 
 def stored(data: Data, name: str = "rows") -> str | PathLike[str]:
-    """A file as it is; rows in memory as `StoredRows`."""
+    """Return a file as it is; rows in memory as `StoredRows`."""
     return data if isinstance(data, str | PathLike) else StoredRows(data, name)
 
 
@@ -631,7 +634,10 @@ def as_json(value: Any, default: Callable[[Any], Any] = str) -> str:
 
 
 def _json_value(value: Any) -> Any:
-    """What JSON has for a value of numpy, pandas or Python. Bytes become no text."""
+    """What JSON has for a value of numpy, pandas or Python.
+
+    Bytes become no text.
+    """
     if type(value).__name__ in ("NAType", "NaTType"):  # a missing value of pandas
         return None
     if isinstance(value, bytes | set | frozenset):

@@ -1,5 +1,6 @@
-"""Reads a file as lines of clean text: compressed or not, UTF-8 or UTF-16. Repairs are counted and
-reported.
+"""Reads a file as lines of clean text: compressed or not, UTF-8 or UTF-16.
+
+Repairs are counted and reported.
 
 Memory does not grow with the file.
 """
@@ -96,6 +97,7 @@ class IssueCounter:
     places: list[str] = field(default_factory=list)
 
     def add(self, place: str) -> None:
+        """Count an issue, and keep the first places."""
         self.count += 1
         if len(self.places) < _NAMED_PLACES:
             self.places.append(place)
@@ -111,7 +113,10 @@ class IssueCounter:
 
 
 class Issues(dict[str, IssueCounter]):
-    """The counters of issues, by what they are. `issues[what].add(place)` counts one."""
+    """The counters of issues, by what they are.
+
+    `issues[what].add(place)` counts one.
+    """
 
     def __missing__(self, what: str) -> IssueCounter:
         self[what] = IssueCounter()
@@ -127,7 +132,10 @@ class Repairs:
 
 
 class _Bytes(io.RawIOBase):
-    """The decompressed bytes of a file. They are counted, and damage is explained."""
+    """The decompressed bytes of a file.
+
+    They are counted, and damage is explained.
+    """
 
     def __init__(self, stream: IO[bytes], name: str, repairs: Repairs):
         self._stream = stream
@@ -151,7 +159,9 @@ class _Bytes(io.RawIOBase):
 
 
 class LineReader:
-    """The lines of an open file, from `open_lines`. They can be iterated once.
+    """The lines of an open file, from `open_lines`.
+
+    They can be iterated once.
 
     Attributes:
         name: of the file in messages.

@@ -99,13 +99,18 @@ MAX_DISTANCE = 128  # tokens; longer distances have the last bucket
 
 
 class RelativeBias(nn.Embedding):
-    """A bias on attention scores for each head and each bucket of distances (Raffel et al. 2020,
-    section 2.1). Half of the buckets are for keys behind the query; half of each direction for one
-    distance each, the others grow with the logarithm of the distance."""
+    """A bias on attention scores for each head and each bucket of distances.
+
+    It is that of Raffel et al. 2020, section 2.1. Half of the buckets are for keys behind the
+    query; half of each direction for one distance each, the others grow with the logarithm of the
+    distance.
+    """
 
     def buckets(self, distances: Tensor) -> Tensor:
-        """Return the bucket of each distance, int64: the place of the key minus that of the
-        query."""
+        """Return the bucket of each distance, int64.
+
+        A distance is the place of the key minus that of the query.
+        """
         half = self.num_embeddings // 2
         exact = half // 2
         lengths = distances.abs()

@@ -151,7 +151,7 @@ class Index(Documents, Reopened):
         language: str | None = None,
         device: str = "auto",
     ) -> Self:
-        """An index without documents.
+        """Return an index without documents.
 
         Args:
             model, pooling, max_length: see `Embedder`.
@@ -178,7 +178,9 @@ class Index(Documents, Reopened):
         ids: Sequence[str] | None = None,
         fields: Sequence[Mapping[str, Any]] | None = None,
     ) -> int:
-        """Add documents, all or none. The number of documents with the same ids that they replace.
+        """Add documents, all or none.
+
+        The number of documents with the same ids that they replace.
 
         Args:
             ids: None: new numbers.
@@ -360,7 +362,8 @@ class Index(Documents, Reopened):
         embedder, fingerprint = self._embedder
         name = self.manifest.model
         expected = self.manifest.fingerprint
-        if differing := [key for key, value in fingerprint.items() if expected.get(key) != value]:
+        differing = [key for key, value in fingerprint.items() if expected.get(key) != value]
+        if differing:
             what = (
                 f"this index was made by another model than {self._model or name}: its "
                 f"{differing[0]} differs"

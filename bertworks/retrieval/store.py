@@ -264,7 +264,9 @@ def _faiss() -> Any:
 
 
 class Documents:
-    """The documents of an index. Changes by other processes are visible after it is opened again.
+    """The documents of an index.
+
+    Changes by other processes are visible after it is opened again.
 
     Attributes:
         manifest: the state of the index.
@@ -319,7 +321,10 @@ class Documents:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Lock the index, and read its current state. Every change happens inside."""
+        """Lock the index, and read its current state.
+
+        Every change happens inside.
+        """
         with writing(self.folder):
             self._open(read_manifest(self.folder))
             self.remove_strays()
@@ -354,7 +359,10 @@ class Documents:
     def with_segment(
         self, manifest: Manifest, rows: Rows, vectors: NDArray[np.float32]
     ) -> Manifest:
-        """Write a segment. The manifest with it. rows: with `id`, `text` and `fields`."""
+        """Write a segment.
+
+        The manifest with it. rows: with `id`, `text` and `fields`.
+        """
         name = f"segment-{manifest.next_segment:06d}"
         lines = [f"{as_json(row)}\n".encode(errors="surrogatepass") for row in rows]
         write_bytes(self.folder / f"{name}.jsonl", b"".join(lines))
@@ -393,6 +401,7 @@ class Documents:
         return replace(self.manifest, segments=segments, sources=sources)
 
     def commit(self, manifest: Manifest) -> None:
+        """Write a manifest, and open what it names."""
         manifest = manifest.with_sums(self.folder, [])
         write_manifest(self.folder, manifest)
         self._open(manifest)

@@ -135,7 +135,9 @@ def write_report(folder: Path) -> Path:
 def write_task_report(
     folder: Path, metric: str, data: str, result: Mapping[str, Any] | None
 ) -> Path:
-    """Draw the page of a run folder and return its path. What is not there yet is left out.
+    """Draw the page of a run folder and return its path.
+
+    What is not there yet is left out.
 
     Args:
         metric: by which the best state was chosen.
@@ -220,8 +222,10 @@ def _card(
 
 
 def _comparison(comparison: Mapping[str, Any], place: str, never_found: str) -> Iterable[Section]:
-    """Return a headline with the scores of the model and of the best simple method, the verdict,
-    and a picture of all scores.
+    """Return the comparison with simple methods as sections.
+
+    They are a headline with the scores of the model and of the best simple method, the verdict, and
+    a picture of all scores.
 
     Args:
         never_found: a sentence about the labels that the model never finds, or "" if there are
@@ -297,8 +301,11 @@ def _write(folder: Path, kind: str, summary: list[str], sections: list[Section])
 
 
 def _read_rows(folder: Path) -> tuple[Rows, Rows]:
-    """Return the steps, and the evaluations (their figures with the step among them), in the order
-    of steps. A run that was resumed may repeat steps: the last line counts."""
+    """Return the steps, and the evaluations, in the order of steps.
+
+    Evaluations are their figures with the step among them. A run that was resumed may repeat steps:
+    the last line counts.
+    """
     steps: dict[int, dict[str, Any]] = {}
     evaluations: dict[int, dict[str, Any]] = {}
     for _, step, figures, is_evaluation in read_metrics(folder / "metrics.jsonl"):

@@ -139,6 +139,7 @@ class Abilities:
         return self._network.trial_job("a " * TRIAL_WORDS, max(1, tokens // TRIAL_WORDS))
 
     def search(self, request: Request) -> Steps:
+        """Search an index."""
         query = request["query"]
         k = request["k"]
         language = self._index.language
@@ -198,6 +199,7 @@ class Abilities:
         )
 
     def explain(self, request: Request) -> Steps:
+        """Explain a prediction."""
         limit = self.limits.explained_tokens
         tokens = sum(map(len, self.tokenizer.ids(list_of(request["inputs"]), limit=limit)))
         check_tokens(tokens, limit)
@@ -211,8 +213,10 @@ class Abilities:
         return AnswerParts([partial(ready_json, document)], [len(document)], only_part)
 
     def _explanation(self, request: Request, is_wanted: Callable[[], bool]) -> bytes:
-        """Return the explanation as JSON: it is small beside its maps, and what it was computed
-        from need not be kept."""
+        """Return the explanation as JSON.
+
+        It is small next to its maps, and what it was computed from need not be kept.
+        """
         settings = {name: request[name] for name in ("target", "baseline")}
         e = explain(self._model, *list_of(request["inputs"]), **settings, is_wanted=is_wanted)
         absent = dict.fromkeys(
@@ -232,6 +236,7 @@ class Abilities:
         return to_json(values)
 
     def tokenize(self, request: Request) -> Steps:
+        """Return the tokens of texts."""
         t = self.tokenizer
         prompt = self.info["prompts"].get(request["prompt_name"], "")
         texts = [prompt + text for text in list_of(request["inputs"])]
@@ -291,6 +296,7 @@ class Abilities:
         return AnswerParts(makes, sizes, join)
 
     def decode(self, request: Request) -> Steps:
+        """Return the texts of ids."""
         has_lists = bool(request["ids"]) and isinstance(request["ids"][0], list)
         lists: list[list[int]] = request["ids"] if has_lists else [request["ids"]]
         check_tokens(sum(map(len, lists)), self.limits.tokens)

@@ -95,7 +95,7 @@ class FinetunedEndpoints:
         size: Callable[[Features], int],
         at_once: int | None = None,
     ) -> Generator[InferenceJob, Sequence[Any], list[tuple[Features, Rows]]]:
-        """Each item as the network reads it, and its logits.
+        """Return each item as the network reads it, and its logits.
 
         Args:
             inputs: a list of items.
@@ -270,6 +270,7 @@ class FinetunedEndpoints:
         return scores, [features.num_truncated for features, _ in pairs]
 
     def rerank(self, request: Request) -> Steps:
+        """Score texts for a query."""
         query = request["query"]
         texts = request["texts"]
         limit = self._limits.body_bytes
@@ -290,6 +291,7 @@ class FinetunedEndpoints:
         return AnswerParts([lambda: items], [sum(sizes) + 2], only_part, truncated)
 
     def ner(self, request: Request) -> Steps:
+        """Find the entities of texts, or the tags of words."""
         longest = max(map(json_size, self._config.labels), default=0)
         ignored = frozenset(request.get("ignore_labels", ("O",) if self.info["entities"] else ()))
         if self.info["entities"] and "O" not in ignored:
@@ -312,8 +314,10 @@ class FinetunedEndpoints:
     def _entities(
         self, features: Features, logits: Rows, *, ignored: Collection[str]
     ) -> list[dict[str, Any]]:
-        """Return the entities of a text, or its words with their tags. ignored: groups that are
-        left out."""
+        """Return the entities of a text, or its words with their tags.
+
+        ignored: groups that are left out.
+        """
         answer = self._decode(features, logits)
         text = features.item.texts[0]
         if self._config.tag_scheme:
@@ -334,6 +338,7 @@ class FinetunedEndpoints:
         ]
 
     def qa(self, request: Request) -> Steps:
+        """Answer questions."""
         k = request["top_k"]
         config = self._config_of_answers(request)
         decoder = Decoder(config)
@@ -365,8 +370,11 @@ class FinetunedEndpoints:
         )
 
     def _config_of_answers(self, request: Request) -> TaskConfig:
-        """Return the task with the settings of a request: `max_answer_len`, and
-        `handle_impossible_answer`, whether a question may have no answer."""
+        """Return the task with the settings of a request.
+
+        They are `max_answer_len`, and `handle_impossible_answer`, whether a question may have no
+        answer.
+        """
         config = self._config
         if "max_answer_len" in request:
             config = replace(config, max_answer=request["max_answer_len"])

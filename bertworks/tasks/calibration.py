@@ -1,5 +1,7 @@
-"""Labelled rows and logits -> the temperature of the probabilities, the threshold of a task, and
-how good they are."""
+"""Fit the temperature of the probabilities and the threshold of a task to labelled rows.
+
+Also how good the probabilities are.
+"""
 
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -22,10 +24,11 @@ FEWEST_CALIBRATED = 50  # rows from which a temperature is fitted
 def fit_outputs(
     d: TaskConfig, rows: Sequence[Features], logits: Sequence[Logits]
 ) -> tuple[TaskConfig, list[Answer], dict[str, Any]]:
-    """The task with the threshold and the temperature that fit labelled rows; predictions for these
-    rows, with a threshold that fits the other half of the rows, so that their scores are those of
-    new rows; and the calibration error before and after, estimated in the same way; {}: there are
-    too few rows, or no probabilities of labels.
+    """Return the task with the threshold and the temperature that fit labelled rows.
+
+    With it come predictions for these rows, with a threshold that fits the other half of the rows,
+    so that their scores are those of new rows; and the calibration error before and after,
+    estimated in the same way; {}: there are too few rows, or no probabilities of labels.
 
     Contexts, documents and near-copies of a text are in one half. Few rows: only the threshold of
     "no answer" is fitted.

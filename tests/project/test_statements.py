@@ -21,11 +21,11 @@ SEARCHES: list[Search] = [
     statements.multiplied_texts,
     statements.assigning_comparisons,
 ]
-# Packages that are not held to these rules yet.
+# Modules that are not held to these rules yet.
 UNFINISHED = frozenset(
     """
-    batching checkpoints datasets evaluation inference models
-    tasks text
+    checkpoints.task_config tasks.calibration tasks.choices tasks.questions tasks.sequences
+    tasks.task tasks.text_labels tasks.token_labels
     """.split()
 )
 
@@ -33,7 +33,7 @@ UNFINISHED = frozenset(
 @pytest.mark.parametrize("search", SEARCHES)
 def test_the_package_has_none(search: Search) -> None:
     places = search(names.ROOT)
-    wrong = [place for place in places if place.module.partition(".")[0] not in UNFINISHED]
+    wrong = [place for place in places if place.module not in UNFINISHED]
     assert not wrong
 
 
@@ -62,4 +62,5 @@ def test_the_package_has_none(search: Search) -> None:
 )
 def test_statements(search: Search, statement: str, is_found: bool, tmp_path: Path) -> None:
     package = write_package(tmp_path, {"module.py": f"{statement}\n"})
-    assert [(place.module, place.line) for place in search(package)] == [("module", 1)] * is_found
+    places = [(place.module, place.line) for place in search(package)]
+    assert places == ([("module", 1)] if is_found else [])
