@@ -1,5 +1,6 @@
-"""Labelled data -> a fine-tuned model, in one call that can be repeated: finished work is not
-repeated.
+"""Fine-tune a model on labelled data, in one call that can be repeated.
+
+Finished work is not repeated.
 
 - `finetune_events`: the run, as events; `finetune`: the same, returning a `Predictor`
 """
@@ -92,7 +93,8 @@ class RecipeJob(Protocol):
     recipe: FinetuneRecipe
 
     @property
-    def min_batch_size(self) -> int: ...
+    def min_batch_size(self) -> int:
+        """The smallest batch size."""
 
 
 AnyJob = TypeVar("AnyJob", bound=RecipeJob)
@@ -152,8 +154,9 @@ def finetune_events(
 def request_of_run(
     output: str | Path, request: FinetuneRequest, overwrite: bool
 ) -> FinetuneRequest:
-    """Return the request with the rule for near-copies by which the run in the folder divided its
-    rows, if it holds a run that is to be resumed.
+    """Return the request with the rule for near-copies of the run in the folder.
+
+    By this rule the run divided its rows, if it is to be resumed.
 
     Raises:
         UsageError: the request in the folder is damaged.
@@ -174,8 +177,9 @@ def finetuning(
     train: Callable[[AnyJob, Path, torch.device, Processes], Generator[Event, None, End | None]],
     before_writing: Callable[[], None] | None = None,
 ) -> Iterator[Event]:
-    """The events of a request in its folder, by one or several processes; those of a finished one
-    are the last alone.
+    """Yield the events of a request in its folder, by one or several processes.
+
+    Of a finished one it is the last alone.
 
     Args:
         content, paths: of the request.
@@ -219,8 +223,11 @@ def finetuning(
 
 
 def _tidy(output: Path) -> None:
-    """Leaves in a finished run what a reader needs: the recipe of the method that is used, and no
-    checkpoints. A process that was killed meanwhile has left some of them."""
+    """Leave in a finished run what a reader needs.
+
+    It is the recipe of the method that is used, and no checkpoints. A process that was killed
+    meanwhile has left some of them.
+    """
     recipe = read_json(output / FINISHED).get("recipe")  # runs of earlier versions have none
     if recipe is not None and (output / "recipe.toml").read_text(encoding="utf-8") != recipe:
         write_text(output / "recipe.toml", recipe)
@@ -230,8 +237,9 @@ def _tidy(output: Path) -> None:
 
 
 def _fit_budget(job: FinetuneJob, budget: float, begin: float, processes: int) -> FinetuneJob:
-    """The job with as many epochs of its recipe as fit into a budget in seconds, which began at
-    `begin`.
+    """Return the job with as many epochs of its recipe as fit into a budget in seconds.
+
+    The budget began at `begin`.
 
     Raises:
         UsageError: it is too short for a single epoch.
@@ -264,8 +272,10 @@ def _train(
     baselines: Baselines | None,
     compares: bool,
 ) -> Generator[Event, None, End | None]:
-    """The training and the final evaluation. The folder exists and is locked; only the first
-    process writes to it."""
+    """Return the training and the final evaluation.
+
+    The folder exists and is locked; only the first process writes to it.
+    """
     survey = job.data_report.as_dict()
     methods = compared_methods(job)
     seconds = 0.0
@@ -301,8 +311,11 @@ def _train(
 
 
 def forecast_comparison(job: FinetuneJob, device: torch.device, times: Forecast) -> float:
-    """Return the seconds of the comparison with simple methods: those of the encoder, which takes
-    nearly all of the time where it is large. The linear models of words take a few more."""
+    """Return the seconds of the comparison with simple methods.
+
+    They are those of the encoder, which takes nearly all of the time where it is large. The linear
+    models of words take a few more.
+    """
     if TASKS[job.description.task].has_context:  # no method encodes
         return 0.0
     encoder = FrozenEncoder(job.model, device, job.description.max_length)
@@ -337,9 +350,10 @@ def evaluate_on_dev(
     baselines: Baselines | None = None,
     compares: bool = True,
 ) -> tuple[dict[str, Any], str]:
-    """The result for the model in the folder on dev, as in result.json, and the last message to the
-    user. The threshold is stored in the model, and its output layer is divided by the temperature.
-    Writes errors.csv, README.md, report.html and last result.json.
+    """Evaluate the model in the folder on dev, and return the result and the last message.
+
+    The result is that of result.json. The threshold is stored in the model, and its output layer is
+    divided by the temperature. It writes errors.csv, README.md, report.html and last result.json.
 
     Args:
         methods: those that were compared.
@@ -415,8 +429,9 @@ def evaluate_on_dev(
 
 
 def _too_few(job: FinetuneJob) -> str:
-    """Return why a cross-validation of so few rows cannot show whether a model has learned
-    anything.
+    """Return why a cross-validation cannot show whether a model has learned anything.
+
+    It has too few rows.
 
     Return "" if it can.
     """
@@ -437,7 +452,10 @@ def _too_few(job: FinetuneJob) -> str:
 
 
 def _advice(job: FinetuneJob) -> list[str]:
-    """Return what can help with these data. The warnings of the report name the same faults."""
+    """Return what can help with these data.
+
+    The warnings of the report name the same faults.
+    """
     report = job.data_report
     advice: list[str] = []
     if report.many_lose_their_end:
@@ -533,7 +551,7 @@ def _plan(job: FinetuneJob, seconds: float) -> str:
 
 
 def make_finetune_request(data: Data, **options: Any) -> FinetuneRequest:
-    """The request for `finetune_events`, with absolute paths.
+    """Return the request for `finetune_events`, with absolute paths.
 
     Args:
         data: see `finetune`.
@@ -572,11 +590,14 @@ def make_finetune_request(data: Data, **options: Any) -> FinetuneRequest:
 
 
 def refuse_unused(method: Method, names: Iterable[str]) -> None:
-    """Raises UsageError if a setting is named, by its path in a recipe, that the method does not
-    use."""
+    """Raise UsageError if a setting is named that the method does not use.
+
+    It is named by its path in a recipe.
+    """
     used = ("title", "class_weights", "precision", *READING)
     plain = (*_SETTINGS.values(), "seed", "seeds")
-    if unused := [name for name in names if method == "frozen" and name not in used]:
+    unused = [name for name in names if method == "frozen" and name not in used]
+    if unused:
         words = ", ".join(option_of(name) if name in plain else f"--set {name}" for name in unused)
         raise UsageError(
             f"the method 'frozen' does not use {words}", hint=f"leave out {words}; or --method full"
@@ -631,8 +652,9 @@ def finetune(
     overwrite: bool = False,
     progress: bool | None = None,
 ) -> Predictor:
-    """Fine-tunes and returns the model: `.predict(texts)`, `.save(folder)`. It takes minutes.
-    `finetune_events` gives all events.
+    """Fine-tunes and returns the model: `.predict(texts)`, `.save(folder)`.
+
+    It takes minutes. `finetune_events` gives all events.
 
     Args:
         data: a file; a folder with a train and a dev file; a list of dicts; a dict of columns; a
@@ -683,8 +705,10 @@ def open_trained(
     device: str,
     progress: bool | None,
 ) -> list[Predictor]:
-    """The models that a run has written into these folders of its output; None: a temporary one,
-    deleted with them."""
+    """Return the models that a run has written into these folders of its output.
+
+    None: a temporary one, deleted with them.
+    """
     with ExitStack() as stack:
         owner: object = None
         if output is None:

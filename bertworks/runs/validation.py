@@ -1,5 +1,6 @@
-"""Cross-validation of few rows: predictions by models that did not see them, and the choice of a
-method.
+"""Cross-validate few rows.
+
+Predictions are by models that did not see them; a method is chosen by them.
 
 Each of the first EVALUATED parts of the rows is predicted by a model of the other parts. The final
 model is trained on all rows, with the method that is chosen by these predictions: the first one of
@@ -36,7 +37,7 @@ CLEARLY = 2.0
 
 
 def compared_methods(job: FinetuneJob) -> tuple[Method, ...]:
-    """The methods that are compared for a job; one: there is no choice."""
+    """Return the methods that are compared for a job; one: there is no choice."""
     if job.method != "auto":
         return (job.method,)
     return (
@@ -45,8 +46,10 @@ def compared_methods(job: FinetuneJob) -> tuple[Method, ...]:
 
 
 def trainings(job: FinetuneJob) -> float:
-    """The time of the whole job, if it ends with the method that takes longest, in trainings of
-    this job."""
+    """Return the time of the whole job, in trainings of this job.
+
+    It ends with the method that takes longest.
+    """
     methods = compared_methods(job)
     parts = [
         job.variant(method).settings.num_steps / job.settings.num_steps
@@ -58,8 +61,9 @@ def trainings(job: FinetuneJob) -> float:
 
 
 def choose_method(job: FinetuneJob, folder: Path) -> Generator[Event, None, FinetuneJob]:
-    """The job of the method that is used, with the logits of its dev rows if they come from a
-    cross-validation.
+    """Return the job of the method that is used.
+
+    With it come the logits of its dev rows if they are from a cross-validation.
 
     Args:
         job: of the method "auto", or of another one, which is then used.
@@ -94,8 +98,10 @@ def choose_method(job: FinetuneJob, folder: Path) -> Generator[Event, None, Fine
 
 
 class Scores(NamedTuple):
-    """The metric of each part [parts], and of resamples of its rows [parts, samples], the same for
-    all methods."""
+    """The metric of each part [parts], and of resamples of its rows [parts, samples].
+
+    The resamples are the same for all methods.
+    """
 
     parts: NDArray[np.float64]
     samples: NDArray[np.float64]
@@ -112,8 +118,10 @@ def best_method(scores: Mapping[Method, Scores], parts: Sequence[int]) -> Method
 
 
 def _validate(job: FinetuneJob, folder: Path) -> Generator[Event, None, list[list[Logits]]]:
-    """The logits of the rows of each of the first EVALUATED parts. Finished folds are files in the
-    folder."""
+    """Return the logits of the rows of each of the first EVALUATED parts.
+
+    Finished folds are files in the folder.
+    """
     if job.method == "frozen":
         return job.fit()[1]
     logits: list[list[Logits]] = []

@@ -129,6 +129,7 @@ class Manifest(Settings):
         return json_sha256(asdict(self))
 
     def save(self, path: Path) -> None:
+        """Write the manifest."""
         content = asdict(self)
         write_json(path, content | {"sha256": json_sha256(content)})
 
@@ -144,7 +145,10 @@ class TokenStore:
 
 @dataclass(frozen=True)
 class Shards(TokenStore):
-    """An open shards folder, see the top of this module. Its arrays are mapped."""
+    """An open shards folder, see the top of this module.
+
+    Its arrays are mapped.
+    """
 
     folder: Path
     manifest: Manifest
@@ -154,8 +158,10 @@ class Shards(TokenStore):
     def open(
         cls, folder: str | PathLike[str], *, verify: bool = False, written_now: bool = False
     ) -> Self:
-        """Map the files of a finished folder and check their sizes, and the CRC-32 of all sentences
-        and documents. That of a block of tokens is checked when it is first read.
+        """Map the files of a finished folder and check their sizes.
+
+        The CRC-32 of all sentences and documents is checked, too; that of a block of tokens when it
+        is first read. A folder of an older version gets them here, which reads all files once.
 
         Args:
             verify: also check the sha256 of every file, which reads all of them.
@@ -180,7 +186,7 @@ class Shards(TokenStore):
         return cls(arrays[0], arrays[1][:], arrays[2][:], folder, manifest, written_now)
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the ids.
+        """Return the tokenizer that made the ids.
 
         Raises:
             BertworksError: the tokenizer in the folder is another one, or damaged.
@@ -201,7 +207,7 @@ class Shards(TokenStore):
 
 
 def holds_shards(folder: str | PathLike[str]) -> bool:
-    """Whether `write_shards` finished or began this folder, by the content of its files."""
+    """Return whether `write_shards` finished or began this folder, by the content of its files."""
     folder = as_path(folder)
     return all((folder / name).is_file() for name in DATA_FILES) or any(
         keys <= _read_object(folder / name).keys() for name, keys in _KEYS.items()
@@ -209,7 +215,7 @@ def holds_shards(folder: str | PathLike[str]) -> bool:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON object; empty if there is no such file or if it holds something else."""
+    """Return a JSON object; empty if there is no such file or if it holds something else."""
     with suppress(BertworksError, ValueError, TypeError, RecursionError):
         return dict(json.loads(read_small(path, _MAX_MANIFEST)))
     return {}
@@ -288,7 +294,9 @@ def _join(
     settings: dict[str, Any],
     reader: CorpusReader,
 ) -> Manifest:
-    """Join the parts into the data files. Returns their manifest.
+    """Join the parts into the data files.
+
+    Returns their manifest.
 
     Raises:
         BertworksError: input files have changed since the beginning, or there is no text.
@@ -372,8 +380,10 @@ def _visible(folder: Path) -> list[str]:
 
 
 def refuse_other_files(folder: Path, overwrite: bool) -> None:
-    """Raises BertworksError for a folder without shards that is not empty, and before shards next
-    to other files would be deleted. Nothing is changed before."""
+    """Raise BertworksError for a folder without shards that is not empty.
+
+    Also before shards next to other files would be deleted. Nothing is changed before.
+    """
     names = _visible(folder)
     foreign_names = [name for name in names if name not in _OUR_FILES]
     is_foreign = bool(names) and not holds_shards(folder)
