@@ -177,10 +177,9 @@ def _inference_by_equal_length(
     first = 0  # sequence of a run
     for start, count, length in layout.equal_lengths:
         end = start + count * length
+        parts = (q, k, v) if end - start == len(q) else (q[start:end], k[start:end], v[start:end])
         # [count, heads, length, d] each
-        queries, keys, values = (
-            x[start:end].view(count, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v)
-        )
+        queries, keys, values = (x.view(count, length, *x.shape[1:]).transpose(1, 2) for x in parts)
         mask = None
         if bias is not None:
             mask = bias(layout.part(first, first + count, length)).to(q.dtype)
