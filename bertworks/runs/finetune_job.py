@@ -1,5 +1,7 @@
-"""The request of a fine-tuning: what it trains, how it is evaluated during the training, and how
-long it takes."""
+"""Describe a fine-tuning.
+
+What it trains, how it is evaluated during the training, and how long it takes.
+"""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
@@ -88,8 +90,10 @@ def _initial_head(prepared: Preparation, d: TaskConfig) -> TaskConfig | None:
 
 
 def _check_network(model: str, c: EncoderConfig, task: TaskType, recipe: FinetuneRecipe) -> None:
-    """Raises UsageError for a model without a place for the head of a task, or without a layer or
-    loss of a recipe."""
+    """Raise UsageError for a model without a place for the head of a task.
+
+    Also without a layer or a loss of a recipe.
+    """
     feature_numbers(c, recipe.feature_layers)
     if not FAMILIES[c.family].can_finetune(task, c):
         reads = (
@@ -110,8 +114,7 @@ def _check_network(model: str, c: EncoderConfig, task: TaskType, recipe: Finetun
 
 
 def _check_numbers(d: TaskConfig, c: EncoderConfig, groups: Sequence[ExampleGroup]) -> None:
-    """Raises UsageError for numbers that an output layer without a bias cannot reach in a
-    training."""
+    """Raise UsageError for numbers that an output layer without a bias cannot reach."""
     if not TASKS[d.task].predicts_numbers or d.vectors != "pooler" or c.pooler != "last":
         return
     labels = np.concatenate([group[0].target.labels for group in groups])
@@ -227,13 +230,16 @@ class FinetuneJob:
 
     @cached_property
     def data_report(self) -> DatasetReport:
+        """The report on the data."""
         return make_dataset_report(
             self.data, self.train, self.dev, self.model.tokenizer, self.description.max_length
         )
 
     def make_network(self) -> TaskModel:
-        """Return a network with random weights, which does not cache the features of its
-        encoder."""
+        """Return a network with random weights.
+
+        It does not cache the features of its encoder.
+        """
         r = self.recipe
         task = make_task_head(self.description, self.groups, self.recipe)
         network = TaskModel(
@@ -250,6 +256,7 @@ class FinetuneJob:
         return network
 
     def network(self) -> TaskModel:
+        """Return a network with random weights."""
         network = self.make_network()
         if features := network.features:
             everything = [*self.groups, *self.dev_units]
@@ -257,6 +264,7 @@ class FinetuneJob:
         return network
 
     def initial_network(self) -> tuple[TaskModel, list[str]]:
+        """Return the network with which the training starts, and notes."""
         torch.manual_seed(self.recipe.seed)
         network = self.network()
         notes = []
@@ -326,8 +334,10 @@ class FinetuneJob:
         return job
 
     def fit(self) -> tuple[TaskModel, list[list[Logits]]]:
-        """The network with a linear head on the features of the frozen encoder; and the logits of
-        the rows of each of the first EVALUATED parts, by a head that is fitted to the other parts.
+        """Return the network with a linear head on the features of the frozen encoder.
+
+        Also the logits of the rows of each of the first EVALUATED parts, by a head that is fitted
+        to the other parts.
         """
         network = self.initial_network()[0].to(self.device).eval()
         x, y = self._features(network)
@@ -355,6 +365,7 @@ class FinetuneJob:
     def batches(
         self, plans: Path, rank: int, size: int, note: Callable[[str], None]
     ) -> Callable[[int], list[Batch]]:
+        """Return the batches of each step."""
         groups = self.groups
         first = self.recipe.cloze_steps
         if self.teacher:
@@ -369,9 +380,11 @@ class FinetuneJob:
         return lambda step: clozes(step) if step < first else labelled(step - first)
 
     def describe(self, figures: Mapping[str, float]) -> str:
+        """Return the figures of an evaluation in words."""
         return format_metrics(figures, positive=self.description.positive_label)
 
     def evaluate(self, network: TrainableModel) -> dict[str, float]:
+        """Return the figures of the network on dev."""
         assert isinstance(network, TaskModel)
         self._last, mean = compute_logits_and_loss(network, self.dev_units, self.precision)
         answers = list(map(Decoder(self.description), self.dev, self._last))
@@ -379,14 +392,17 @@ class FinetuneJob:
         return {"loss": mean.loss, **compute_metrics(self.description, items, answers)}
 
     def is_better(self, figures: Mapping[str, float], best: Mapping[str, float]) -> bool:
+        """Return whether figures are better than the best ones so far."""
         metric = self.metric
         return (figures[metric], -figures["loss"]) > (best[metric], -best["loss"])
 
     def baseline(self) -> None:
+        """Return no baseline: it is computed after the training."""
         return None
 
     @cached_property
     def flops_per_token(self) -> float:
+        """The matrix-product operations of a step per token."""
         c = self.config
         r = self.recipe
         sample = self.groups[:1000]
@@ -407,6 +423,7 @@ class FinetuneJob:
         )
 
     def progress(self, step: int) -> Progress:
+        """Return how far the training is at a step."""
         labelled_steps = max(0, step - self.recipe.cloze_steps)
         fields = {"epoch": labelled_steps / self.steps_per_epoch, "epochs": self.recipe.epochs}
         return Progress(float(step), self.flops_per_token, fields)
@@ -422,6 +439,7 @@ class FinetuneJob:
         )
 
     def save(self, folder: Path, network: nn.Module | None, facts: Mapping[str, Any]) -> None:
+        """Write the model folder."""
         if network is not None:
             self.save_model(folder, network, facts)
         write_task_report(folder, self.metric, str(self.data_report), None)
@@ -474,15 +492,17 @@ class FinetuneJob:
         save_output_layer(folder, layer, calibrated)
 
     def _trained_state(self, folder: Path) -> dict[str, Tensor]:
-        """Return the weights of the model in the folder as the training left them, without a
-        temperature."""
+        """Return the weights of the model in the folder as the training left them.
+
+        They have no temperature.
+        """
         state = ModelFolder(folder).load(needs={"encoder"}).state
         if (folder / TRAINED_LAYER).exists():
             state |= read_tensors(folder / TRAINED_LAYER)
         return state
 
     def dev_logits(self, folder: Path, device: torch.device) -> list[Logits]:
-        """The logits of all dev items, by the model in the folder."""
+        """Return the logits of all dev items, by the model in the folder."""
         if self._saved is None:
             network = self.make_network()
             state = self._trained_state(folder)
@@ -509,16 +529,22 @@ TIMING_SECONDS = 0.5  # of measurement, or three steps
 
 
 class Forecast(NamedTuple):
-    """Seconds of the whole training with all evaluations, if it does not end early; and of encoding
-    a token once."""
+    """The forecast of a training.
+
+    Seconds of the whole training with all evaluations, if it does not end early; and of encoding a
+    token once.
+    """
 
     training: float
     token: float
 
 
 def forecast(job: FinetuneJob, device: torch.device, processes: int = 1) -> Forecast:
-    """How long a training takes, timed on a random network of the same size, on examples of all
-    lengths. A backward pass costs as much as two forward passes."""
+    """Return how long a training takes.
+
+    It is timed on a random network of the same size, on examples of all lengths. A backward pass
+    costs as much as two forward passes.
+    """
     recipe = job.recipe
     with meta_device_init():
         network = job.make_network().to_empty(device=device)
@@ -552,8 +578,10 @@ def forecast(job: FinetuneJob, device: torch.device, processes: int = 1) -> Fore
 def _sample_lengths(
     groups: Sequence[ExampleGroup], count: int, max_tokens: int
 ) -> list[ExampleGroup]:
-    """At most `count` groups of all lengths with at most `max_tokens` tokens together, but at least
-    one group."""
+    """Return at most `count` groups of all lengths with at most `max_tokens` tokens together.
+
+    It is at least one group.
+    """
     ordered = sorted(groups, key=lambda group: num_tokens([group]))
     count = min(count, len(ordered), max(1, max_tokens * len(ordered) // num_tokens(ordered)))
     return [ordered[(2 * i + 1) * len(ordered) // (2 * count)] for i in range(count)]

@@ -1,5 +1,7 @@
-"""The arguments of a pre-training, as a value: `Request`. `make_request` checks them,
-`with_languages` the recipe with them."""
+"""The arguments of a pre-training, as a value: `Request`.
+
+`make_request` checks them, `with_languages` the recipe with them.
+"""
 
 import re
 from collections.abc import Sequence
@@ -30,8 +32,10 @@ _WITH_TOKENIZER = "tokenizer", "init", "teacher"  # fields of a request
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `pretrain`. The same request in the same folder resumes a run, another one
-    is refused."""
+    """The arguments of `pretrain`.
+
+    The same request in the same folder resumes a run, another one is refused.
+    """
 
     inputs: tuple[str | StoredRows, ...]
     recipe: str | None = None
@@ -71,7 +75,7 @@ class Request:
         )
 
     def content(self) -> dict[str, Any]:
-        """The request as JSON, with the hashes of its files."""
+        """Return the request as JSON, with the hashes of its files."""
         content = {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in asdict(self).items()
@@ -93,7 +97,9 @@ class Request:
         return content
 
     def reader(self) -> CorpusReader:
-        """The reader of the raw text. Standard input is copied to a temporary file, once.
+        """Return the reader of the raw text.
+
+        Standard input is copied to a temporary file, once.
 
         Raises:
             BertworksError: an input cannot be read.
@@ -101,7 +107,7 @@ class Request:
         return self._read([*self.inputs, *([self._pairs] if self.parallel else [])])
 
     def parts(self) -> dict[tuple[str, ...], CorpusReader]:
-        """The readers of the text of each language and of the translations."""
+        """Return the readers of the text of each language and of the translations."""
         of_language: dict[tuple[str, ...], list[str | StoredRows]] = {}
         for name, source in zip(self.languages, self.inputs):
             of_language.setdefault((name,), []).append(source)
@@ -111,8 +117,9 @@ class Request:
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """The languages of the translations: those in the names of two files, else the only two, in
-        their order.
+        """Return the languages of the translations.
+
+        They are those in the names of two files, else the only two, in their order.
 
         Raises:
             UsageError: they are not known.
@@ -146,7 +153,7 @@ class Request:
 
 
 def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request:
-    """The request with absolute paths.
+    """Return the request with absolute paths.
 
     Args:
         options: the other fields of `Request`.
@@ -221,7 +228,7 @@ SHORTEST = 20  # seconds of a budget: to measure the speed, and to train
 
 
 def with_languages(recipe: Recipe, request: Request) -> Recipe:
-    """The recipe with the table of languages of the request.
+    """Return the recipe with the table of languages of the request.
 
     Raises:
         UsageError: the family has no such table, the model to continue from lacks a language, or
