@@ -398,7 +398,7 @@ class FinetuneJob:
 
     def baseline(self) -> None:
         """Return no baseline: it is computed after the training."""
-        return None
+        return
 
     @cached_property
     def flops_per_token(self) -> float:
