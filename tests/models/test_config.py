@@ -1,14 +1,18 @@
 """The axes of a network: exact counts, refused combinations, and the same states packed, padded,
 one by one."""
 
+import json
 import random
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import torch
 import transformers
 
-from bertworks.models.config import PRESETS, EncoderConfig
+from bertworks.checkpoints.hf_mapping import config_from_huggingface
+from bertworks.models.config import PRESETS, EncoderConfig, Head
 from bertworks.models.heads import LMHead, Pooler, TokenHead
 from bertworks.models.layers import meta_device_init
 from bertworks.models.layout import Layout
@@ -16,7 +20,7 @@ from bertworks.models.packed_linear import to_bf16_inference, to_fp32_inference
 from bertworks.models.transformer import Encoder
 from bertworks.training.loop import MixedPrecision
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
-from bertworks.training.recipe import Phase, Recipe, TrainConfig
+from bertworks.training.recipe import Phase, Recipe, TrainConfig, load_recipe
 
 SMALL = EncoderConfig(
     vocab_size=60,
@@ -313,3 +317,41 @@ class Model(torch.nn.Module):
     def __init__(self, c: EncoderConfig):
         super().__init__()
         self.encoder = Encoder(c)
+
+
+# Of version 0.1.0, before its networks had parts: the fields and their defaults; of each preset, of
+# each recipe and of a config.json of each family, the fields with other values; parameters of the
+# encoder and of all heads, and operations per token.
+BEFORE = json.loads(Path(__file__).with_name("configurations.json").read_text(encoding="utf-8"))
+
+
+def fields_of(config: EncoderConfig) -> dict[str, Any]:
+    values = {name: getattr(config, name) for name in BEFORE["fields"]}
+    return {name: [*x] if isinstance(x, tuple) else x for name, x in values.items()}
+
+
+def test_all_names_of_fields_and_their_defaults_are_those_of_version_0_1_0():
+    assert fields_of(EncoderConfig()) == BEFORE["fields"]
+    assert fields_of(EncoderConfig(**BEFORE["fields"])) == BEFORE["fields"]
+
+
+@pytest.mark.parametrize("name", BEFORE["presets"])
+def test_presets_are_those_of_version_0_1_0(name: str):
+    config = PRESETS[name]
+    assert fields_of(config) == BEFORE["fields"] | BEFORE["presets"][name]
+    encoder, with_heads, operations = BEFORE["sizes"][name]
+    assert config.num_parameters() == encoder
+    assert config.num_parameters(*get_args(Head)) == with_heads
+    assert config.flops_per_token(128, 0.15, 0.2) == operations
+
+
+@pytest.mark.parametrize("name", BEFORE["recipes"])
+def test_networks_of_recipes_are_those_of_version_0_1_0(name: str):
+    assert fields_of(load_recipe(name).encoder) == BEFORE["fields"] | BEFORE["recipes"][name]
+
+
+@pytest.mark.parametrize("family", BEFORE["folders"])
+def test_networks_of_model_folders_are_those_of_version_0_1_0(family: str):
+    folder = BEFORE["folders"][family]
+    config = config_from_huggingface(folder["settings"])
+    assert fields_of(config) == BEFORE["fields"] | folder["config"]
