@@ -34,3 +34,12 @@ def test_attention_maps_are_those_of_transformers():
     maps = encoder.attention_maps(states, Layout.of([9]))
     for ours, attention in zip(maps, expected.attentions, strict=True):
         torch.testing.assert_close(ours, attention, atol=1e-6, rtol=0)
+
+
+def test_states_are_the_values_weighed_by_the_maps():
+    encoder = network(AXES["gpt-2"], torch.float64)
+    attention, layout = encoder.blocks[0].attention, Layout.of([5])
+    states = torch.randn(5, 24, dtype=torch.float64)
+    values = attention.qkv(states)[:, 48:].view(5, 4, 6).transpose(0, 1)
+    weighed = (attention.probabilities(states, layout)[0] @ values).transpose(0, 1).flatten(1)
+    torch.testing.assert_close(attention(states, layout), attention.output(weighed))
