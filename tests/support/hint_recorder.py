@@ -181,7 +181,7 @@ def problems_of(text: str) -> tuple[str, ...]:
 def commands_in(text: str) -> list[str]:
     """Return the commands of this program in a text, each with the words after it that may be its
     arguments."""
-    starts = re.finditer(r"(?<![\w./\"-])bertworks (?=[a-z-])", text)
+    starts = re.finditer(r"(?<![\w./\"-])(?<!of )bertworks (?=[a-z-])", text)
     commands = []
     for start in starts:
         end = END_OF_COMMAND.search(text, start.end())
