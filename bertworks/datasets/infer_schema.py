@@ -5,22 +5,27 @@ with the candidates and the options that settle it. `schema` checks single rows 
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from statistics import mode
 
 from bertworks.datasets import values
 from bertworks.datasets.annotations import ENTITY_TAG
 from bertworks.datasets.reader import RowReader
-from bertworks.datasets.schema import TASKS, Schema, find_labels, schema_notes
-from bertworks.datasets.values import MAX_CLASSES, MAX_LABEL_LENGTH, MOST, Column
+from bertworks.datasets.schema import (
+    Columns,
+    Names,
+    RowTask,
+    Schema,
+    Tasks,
+    find_labels,
+    schema_notes,
+)
+from bertworks.datasets.values import MAX_LABEL_LENGTH, MOST, Column
 from bertworks.errors import BertworksError, UsageError, expect, quoted, require
 from bertworks.io.options import ReadOptions
 from bertworks.io.tables import find_column
 from bertworks.text.codes import is_code
 
-Columns = Mapping[str, Column]  # by name
-Names = tuple[str, ...]  # of columns
 Options = ReadOptions | None  # None: labels are not looked for
 _TAG = re.compile(rf"O|{ENTITY_TAG.pattern}")
 _TAG_NAMES = ("tag", "tags", "ner", "ner_tag", "ner_tags", "pos", "pos_tag", "upos", "entity")
@@ -30,11 +35,7 @@ _MIN_TEXT = 15  # characters on average of a text that is named by no known name
 _DATE = 8  # characters of codes that are dates or addresses, not the names of classes
 _MIN_FILLED = 0.5  # of the rows have a text, if its column is inferred
 _SAMPLE_ROWS = 1000  # read where labels do not matter
-_CHOICE = re.compile(
-    r"(choice|ending|option|answer|alternative|candidate|sol|solution|選択肢|보기)s?"
-    r"[ _-]?(\d+|[a-e])"
-)
-_CHOICE_LISTS = ("choices", "endings", "options", "candidates", "answers")
+CHOICE_LISTS = ("choices", "endings", "options", "candidates", "answers")
 _OFFSETS = re.compile(
     r"((answer|span|char|token|entity)s?)?[ _-]?(start|begin|end|offset)s?[ _-]?(index|char|pos)?"
 )
@@ -42,6 +43,7 @@ _OFFSETS = re.compile(
 
 def infer_schema(
     reader: RowReader,
+    tasks: Tasks,
     *,
     task: str | None = None,
     text: Sequence[str] = (),
@@ -54,6 +56,7 @@ def infer_schema(
     Reads the file twice; only its beginning unless `labelled`.
 
     Args:
+        tasks: all tasks, by name.
         task, text, label: what is known already. Several labels: columns of 0 and 1.
         group: the column that tells which rows belong together.
         labelled: whether labels are looked for.
@@ -85,9 +88,10 @@ def infer_schema(
         "name a file that holds rows",
     )
     try:
-        schema = _by_layout(reader, columns, text, label)
+        schema = _by_layout(reader, tasks, columns, text, label)
         if schema is None or (task and schema.task != task) or (label and schema.label != label):
-            schema = _by_columns(columns, text, label, task, reader.options if labelled else None)
+            options = reader.options if labelled else None
+            schema = _by_columns(tasks, columns, text, label, task, options)
     except UsageError as error:
         error.where = reader.name
         raise
@@ -109,16 +113,22 @@ def infer_schema(
                 f"no column looks like a {what}; the columns are: {', '.join(reader.columns)}{but}"
             )
             raise BertworksError(problem, where=reader.name, hint=hint)
-    _check_texts(schema, columns, reader.name, is_explicit=bool(text) or not labelled)
+    schema_task = tasks[schema.task]
+    _check_texts(schema, schema_task, columns, reader.name, is_explicit=bool(text) or not labelled)
     row_id = "id" if reader.kind == "squad" else _find_id(columns)
     schema = replace(schema, id=row_id, document=group or schema.document)
     if not labelled:
         schema = replace(schema, label=(), separator="")
     elif schema.label:
-        labels, spelling_notes = find_labels(reader, schema)
+        labels, spelling_notes = find_labels(reader, schema, schema_task)
         schema = replace(schema, labels=labels)
-        _check_labels(schema, columns[schema.label[0]], reader.name, is_explicit=task is not None)
-    notes = [*schema_notes(schema, columns), *spelling_notes]
+        what, hint = schema_task.label_problem(
+            schema, columns[schema.label[0]], is_explicit=task is not None
+        )
+        what = f"{what} (in {', '.join(map(repr, schema.label))})" if what else ""
+        hint = hint or "name another column with --label, or another task with --task"
+        require(not what, what, reader.name, hint)
+    notes = [*schema_notes(schema, columns, schema_task), *spelling_notes]
     return schema, [*notes, *_certainty(schema, columns, reader, {*text, *label})]
 
 
@@ -138,51 +148,54 @@ def study(reader: RowReader, count: int | None) -> dict[str, Column]:
 # --------------------------------------------------------------------------------------------------
 
 
-def _by_layout(reader: RowReader, columns: Columns, text: Names, label: Names) -> Schema | None:
+def _by_layout(
+    reader: RowReader, tasks: Tasks, columns: Columns, text: Names, label: Names
+) -> Schema | None:
     """Return the schema, if the layout of the file is enough to tell it."""
-    if reader.kind == "squad":
-        return Schema(task="qa", text=("question", "context"), label=("answers",))
-    if reader.kind == "spans":
-        return Schema(
-            task="spans",
-            text=text or _find_texts(columns, ("entities",), is_one=True),
-            label=("entities",),
-        )
-    if reader.kind == "conll":
-        document = "document" if columns["document"].high > 0 else None
-        return Schema(
-            task="tagging",
-            text=("tokens",),
-            label=("tags",) if "tags" in columns else (),
-            document=document,
-        )
-    return _tagging(columns, text, label) or _questions(columns, label)
+    for task in tasks.values():
+        if task.file_kind and task.file_kind == reader.kind:
+            return task.schema_of_kind(columns, text)
+    schemas = (task.schema_of_columns(columns, text, label) for task in tasks.values())
+    return next((schema for schema in schemas if schema is not None), None)
 
 
 def _by_columns(
-    columns: Columns, text: Names, label: Names, task: str | None, options: Options
+    tasks: Tasks,
+    columns: Columns,
+    text: Names,
+    label: Names,
+    task: str | None,
+    options: Options,
 ) -> Schema:
     """Return the schema by names and values."""
     if options:
-        _refuse_parts(columns, text, label, task)
-    if task in (None, "choice"):
-        schema = _choice(columns, text, label, options, is_explicit=task is not None)
+        has_words = task is None or tasks[task].reads_words
+        _refuse_parts(columns, text, label, has_words=has_words)
+    for name in [*tasks] if task is None else [task]:
+        schema = tasks[name].schema_of_choices(
+            columns, text, label, has_labels=options is not None, is_explicit=task is not None
+        )
         if schema:
             return schema
-    text = text or _find_texts(columns, label, is_one=task in ("tagging", "spans"))
-    label = label or (_find_label(columns, text) if options and text else ())
+    named_task = None if task is None else tasks[task]
+    is_one = named_task is not None and named_task.num_texts == (1, 1)
+    text = text or find_texts(columns, label, is_one=is_one)
+    label = label or (find_label(columns, text) if options and text else ())
     if not label or options is None:
-        return Schema(task=task or "classification", text=text)
+        return Schema(task=task or next(iter(tasks)), text=text)
     several = len(label) > 1 or options.label_names or options.label_separator
-    if several and task not in (None, "multilabel"):
+    is_one_label = named_task is not None and not named_task.has_many_labels
+    if several and is_one_label:
         hint = (
             "--label NAME names one; --label-separator and --label-names are for --task multilabel"
         )
         raise UsageError(f"{task} reads one label, not several: {', '.join(label)}", hint=hint)
     if len(label) > 1:
-        return Schema(task="multilabel", text=text, label=label)
+        with_columns = next(each.name for each in tasks.values() if each.has_many_labels)
+        return Schema(task=with_columns, text=text, label=label)
     column = columns[label[0]]
-    has_commas = _has_decimal_commas(column) and not several and task in (None, "regression")
+    may_be_number = named_task is None or named_task.predicts_numbers
+    has_commas = _has_decimal_commas(column) and not several and may_be_number
     if has_commas and options.decimal != ",":
         what = (
             f"{column.name!r} holds numbers with a decimal comma or lists of numbers: "
@@ -194,21 +207,24 @@ def _by_columns(
     separator = (
         ""
         if has_commas
-        else options.label_separator or _separator_of(column, is_explicit=task == "multilabel")
+        else options.label_separator
+        or _separator_of(column, is_explicit=named_task is not None and not is_one_label)
     )
-    if task is None:
-        amounts = "regression" if column.has_amounts else "classification"
+    if named_task is None:
         # annotation tools write one label as a list, `label`
         plural = re.fullmatch(r".*[^s]s", column.known_name)
         is_list = column.is_listed and (plural is not None or column.single < column.filled)
-        task = "multilabel" if is_list or several or separator else amounts
-    in_cells = task == "multilabel" and not column.is_listed
-    return Schema(
-        task=task, text=text, label=label, separator=(separator or "|") if in_cells else ""
-    )
+        has_several = bool(is_list or several or separator)
+        fitting = (
+            each for each in tasks.values() if each.fits_label(column, has_several=has_several)
+        )
+        named_task = next(fitting)
+    in_cells = named_task.has_many_labels and not column.is_listed
+    separator = (separator or "|") if in_cells else ""
+    return Schema(task=named_task.name, text=text, label=label, separator=separator)
 
 
-def _refuse_parts(columns: Columns, text: Names, label: Names, task: str | None) -> None:
+def _refuse_parts(columns: Columns, text: Names, label: Names, *, has_words: bool) -> None:
     """Raise UsageError if a row is one word or one stretch of a text.
 
     Also if not all rows are for training.
@@ -225,7 +241,7 @@ def _refuse_parts(columns: Columns, text: Names, label: Names, task: str | None)
         if column.holds(values.WORD) and (not text or column.name in text)
     ]
     is_whole = not text and any(column.holds(values.SENTENCE, 0.5) for column in columns.values())
-    if task in (None, "tagging") and tags and words and not is_whole:
+    if has_words and tags and words and not is_whole:
         sentence = next((name for name in columns if name.lower().startswith("sent")), "COLUMN")
         options = (
             f"--sentence-column {quoted(sentence)} --text {quoted(words[0])} --label {tags[-1]}"
@@ -286,30 +302,6 @@ def _some_values(column: Column) -> str:
     return values.first_names(list(column.values), _SHOWN_VALUES)
 
 
-def _choice(
-    columns: Columns, text: Names, label: Names, options: Options, *, is_explicit: bool
-) -> Schema | None:
-    """Return a multiple choice, if the columns hold one, or if the task was named."""
-    texts = text or _find_choices(columns)
-    if not texts or (text and not is_explicit) or len(label) > 1:
-        return None
-    at_the_end = tuple(columns)[-1:] if _are_nameless(columns) and not text else ()
-    label = label or at_the_end or (_find_label(columns, texts) if options else ())
-    last = columns[texts[-1]]
-    number = last.entries // last.lists if last.is_listed else len(texts) - 1
-    right = columns[label[0]] if label else Column("")
-    counts = [right.values[str(place)] for place in range(number + 1)]
-    are_choices = right.numbers < MOST * right.filled or sum(counts) >= MOST * right.filled
-    if not is_explicit and (not label or not are_choices):
-        return None
-    return Schema(
-        task="choice",
-        text=texts,
-        label=label,
-        first_choice=int(not counts[0] and counts[number] > 0),
-    )
-
-
 def _separator_of(column: Column, *, is_explicit: bool) -> str:
     """Return the mark between several labels in one cell; "" if there is none.
 
@@ -330,43 +322,15 @@ def _separator_of(column: Column, *, is_explicit: bool) -> str:
 # --------------------------------------------------------------------------------------------
 
 
-def _named(columns: Iterable[Column]) -> dict[str, Column]:
+def named_columns(columns: Iterable[Column]) -> dict[str, Column]:
     return {column.known_name: column for column in columns if column.filled}
 
 
-def _first(named: Columns, names: Iterable[str]) -> Column | None:
+def first_column(named: Columns, names: Iterable[str]) -> Column | None:
     return next((named[name] for name in names if name in named), None)
 
 
-def _find_choices(columns: Columns) -> tuple[str, ...]:
-    """The prompt and the choices (or the one column with a list of them); () if there are none."""
-    named = _named(columns.values())
-    stems = {known: match[1] for known in named if (match := _CHOICE.fullmatch(known))}
-    choices = [named[known].name for known, stem in stems.items() if stem == mode(stems.values())]
-    if len(choices) < 2:
-        choices = [
-            named[known].name
-            for known in _CHOICE_LISTS
-            if known in named and named[known].is_listed
-        ][:1]
-    prompt = _first(named, values.PROMPTS)
-    if choices and prompt is not None:
-        return prompt.name, *choices
-    # A prompt, at least three choices and the number of the right one, at the end of a table
-    # without header.
-    *before, label = columns.values()
-    number = (
-        int(label.high) + 1 if label.is_numeric and not label.fractions and label.low == 0 else 0
-    )
-    texts = before[-1 - number :]
-    if not _are_nameless(columns) or number < 3 or len(texts) <= number:
-        return ()
-    if not all(text.is_text and not text.is_constant and not text.holds_codes() for text in texts):
-        return ()
-    return tuple(text.name for text in texts)
-
-
-def _find_texts(columns: Columns, excluded: Names, *, is_one: bool = False) -> Names:
+def find_texts(columns: Columns, excluded: Names, *, is_one: bool = False) -> Names:
     """Return the text or the pair of texts; () if no column looks like one.
 
     Raises:
@@ -374,7 +338,7 @@ def _find_texts(columns: Columns, excluded: Names, *, is_one: bool = False) -> N
             reads one (`is_one`).
     """
     possible_columns = [column for name, column in columns.items() if name not in excluded]
-    columns_by_name = _named(
+    columns_by_name = named_columns(
         column for column in possible_columns if not column.holds_codes() and not _is_unused(column)
     )
     for pair in values.PAIRS:
@@ -390,7 +354,9 @@ def _find_texts(columns: Columns, excluded: Names, *, is_one: bool = False) -> N
         is_language = column.is_text and not column.is_constant and not column.holds_single_words()
         if is_language and name not in values.KNOWN_NO_TEXTS:
             texts.append(column)
-    longest = _first(columns_by_name, text_names) or max(texts, key=_mean_length, default=None)
+    longest = first_column(columns_by_name, text_names) or max(
+        texts, key=_mean_length, default=None
+    )
     if longest is None:
         return _only_words_or_codes(possible_columns)
     min_length = max(_MIN_TEXT, longest.mean_length / 2)
@@ -399,7 +365,7 @@ def _find_texts(columns: Columns, excluded: Names, *, is_one: bool = False) -> N
     for column in texts:
         if column is longest or (column.mean_length > min_length and column.filled > min_filled):
             long_names.append(column.name)
-    if len(long_names) == 2 and longest.name in long_names and _are_nameless(columns):
+    if len(long_names) == 2 and longest.name in long_names and are_nameless(columns):
         return tuple(long_names)
     other_names = [] if is_one else [name for name in long_names if name != longest.name]
     if other_names:
@@ -448,13 +414,13 @@ def _only_words_or_codes(possible_columns: Sequence[Column]) -> Names:
     return tuple(column.name for column in candidates)
 
 
-def _find_label(columns: Columns, texts: Names) -> Names:
+def find_label(columns: Columns, texts: Names) -> Names:
     """The column with the label, or several columns of 0 and 1; () if no column looks like one.
 
     Raises:
         UsageError: several columns look like one, and no name tells which.
     """
-    named = _named(column for name, column in columns.items() if name not in texts)
+    named = named_columns(column for name, column in columns.items() if name not in texts)
     known = [
         named[name] for name in values.LABEL_NAMES if name in named and not _is_split(named[name])
     ]
@@ -466,7 +432,7 @@ def _find_label(columns: Columns, texts: Names) -> Names:
     if known and (known[0].known_name in values.SURE_LABELS or len(candidates) == 1):
         return (known[0].name,)
     first, *rest = candidates or [Column("")]
-    if _are_nameless(columns):  # 0 and 1 next to ids, as in CoLA
+    if are_nameless(columns):  # 0 and 1 next to ids, as in CoLA
         is_sure = first.holds(values.FLAG_KINDS[0]) and all(
             len(c.values) > 9 and _holds_ids(c) for c in rest
         )
@@ -517,56 +483,11 @@ def _candidates(columns: Columns, texts: Names) -> list[Column]:
 
 def _find_id(columns: Columns) -> str | None:
     """The column with a name for each row; None if there is none, or if many of its names recur."""
-    named = _named(reversed([*columns.values()]))
+    named = named_columns(reversed([*columns.values()]))
     for column in [named[name] for name in values.ID_NAMES if name in named]:
         if column.values.total() - len(column.values) <= max(1, (1 - MOST) * len(column.values)):
             return column.name
     return None
-
-
-def _tagging(columns: Columns, text: Names, label: Names) -> Schema | None:
-    """Return the columns with lists of words and of their tags; None if there are none.
-
-    `text` and `label` are known.
-    """
-    lists = _named(column for column in columns.values() if column.is_listed)
-    words = _first(
-        lists, [columns[name].known_name for name in text] or ["tokens", "words", "token", "word"]
-    )
-    known = [columns[name].known_name for name in label] or [
-        "tags",
-        "ner_tags",
-        "pos_tags",
-        "labels",
-        "label",
-        "tag",
-    ]
-    for tags in [lists[name] for name in known if name in lists]:
-        # Of the rows with a value: some may have no tags.
-        if (
-            words
-            and MOST <= tags.entries * words.lists / max(1, words.entries * tags.lists) <= 1 / MOST
-        ):
-            return Schema(task="tagging", text=(words.name,), label=(tags.name,))
-    return None
-
-
-def _questions(columns: Columns, label: Names) -> Schema | None:
-    """Return the columns with questions, contexts and answers; None if there are none.
-
-    `label` is known.
-    """
-    named = _named(columns.values())
-    answers = _first(named, [columns[name].known_name for name in label] or ["answers", "answer"])
-    if (
-        not {"question", "context"} <= named.keys()
-        or not answers
-        or answers.answers < MOST * answers.filled
-    ):
-        return None
-    return Schema(
-        task="qa", text=(named["question"].name, named["context"].name), label=(answers.name,)
-    )
 
 
 def _doubt_about_text(column: Column) -> list[str]:
@@ -586,7 +507,7 @@ def _doubt_about_text(column: Column) -> list[str]:
     return [f"{column.name!r} holds {kind} ({_some_values(column)}), and is read as the text"]
 
 
-def _are_nameless(columns: Columns) -> bool:
+def are_nameless(columns: Columns) -> bool:
     return all(re.fullmatch(r"column \d+", name) for name in columns)
 
 
@@ -594,17 +515,14 @@ def _are_nameless(columns: Columns) -> bool:
 # -------------------------------------------------------------------------------------------
 
 
-def _check_texts(schema: Schema, columns: Columns, name: str, *, is_explicit: bool) -> None:
+def _check_texts(
+    schema: Schema, task: RowTask, columns: Columns, name: str, *, is_explicit: bool
+) -> None:
     """Raises UsageError if the task reads more or fewer texts, or if most rows have none."""
-    least, most = TASKS[schema.task]["columns"]
-    hint = (
-        "name them: --text QUESTION --text CONTEXT"
-        if schema.task == "qa"
-        else "name others: --text, --task"
-    )
-    reads = f"{schema.task} reads {TASKS[schema.task]['texts']}"
+    least, most = task.num_texts
+    reads = f"{task.name} reads {task.texts}"
     what = f"{reads}, not {len(schema.text)} columns: {', '.join(map(repr, schema.text))}"
-    expect(least <= len(schema.text) <= most, what, where=name, hint=hint)
+    expect(least <= len(schema.text) <= most, what, where=name, hint=task.texts_hint)
     rows = max(column.filled for column in columns.values())
     column = columns[schema.text[0]] if not is_explicit else None
     if column is not None and column.filled < _MIN_FILLED * rows:
@@ -614,57 +532,6 @@ def _check_texts(schema: Schema, columns: Columns, name: str, *, is_explicit: bo
             f"{quoted(column.name)}"
         )
         raise UsageError(what, where=name, hint=hint)
-
-
-def _check_labels(schema: Schema, column: Column, name: str, *, is_explicit: bool) -> None:
-    """Raise BertworksError if the labels cannot train a model.
-
-    There is no label, one label only, or as many as rows.
-    """
-    what = ""
-    hint = "name another column with --label, or another task with --task"
-    count = f"{column.filled:,} rows"
-    task = schema.task
-    labels = schema.labels
-    few = column.has_few_values if column.values else 5 * len(labels) <= column.filled
-    if task == "classification" and len(labels) < 2:
-        what = (
-            f"all rows with a text have the same label, {labels[0]!r}"
-            if labels
-            else "there is no label"
-        )
-        hint = "add rows with another label"
-    elif task == "classification" and not (is_explicit or few) and len(labels) > MAX_CLASSES:
-        what = f"{len(labels):,} different values in {count} are not classes"
-        if column.leading_zeros:
-            what += ", and those with leading zeros are codes and no numbers"
-            hint = "if they are numbers: --task regression; else name another column with --label"
-    elif task == "regression" and column.low == column.high and column.is_numeric:
-        what = f"all {count} have the same number, {column.low}"
-        hint = "add rows with other numbers"
-    elif task == "tagging" and not set(labels) - {"O"}:
-        what = "no word has a tag other than O"
-        hint = "tag some words"
-    elif task == "tagging" and len(labels) < 2:
-        what = f"all words have the same tag, {labels[0]!r}"
-        hint = "tag the words differently, or name another column"
-    elif (
-        task == "multilabel"
-        and labels
-        and {label.lower() for label in labels} <= values.FLAGS.keys()
-    ):
-        what = "the labels are named only 0 and 1"
-        hint = (
-            "lists: --label-names A,B,C; columns: --label A --label B; one label: --task "
-            "classification"
-        )
-    elif task in ("multilabel", "spans") and not labels:
-        what = "no row has a label"
-        hint = "label some rows"
-    elif task == "choice" and len(schema.text) < 2:
-        what = "there are no choices"
-        hint = "name them: --text PROMPT --text CHOICE1 --text CHOICE2"
-    require(not what, f"{what} (in {', '.join(map(repr, schema.label))})", name, hint)
 
 
 def _certainty(
@@ -680,7 +547,7 @@ def _certainty(
     for what, names in (("text", schema.text), ("label", schema.label)):
         if {*names} - named_columns:
             by_name = {columns[name].known_name for name in names} <= values.KNOWN_NAMES | {
-                *_CHOICE_LISTS
+                *CHOICE_LISTS
             }
             inferred.append(
                 f"{what} by its {'layout' if layout else 'name' if by_name else 'values'}"

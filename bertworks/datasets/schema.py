@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from sys import intern
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from bertworks.config import packaged_table
 from bertworks.datasets import values
@@ -24,6 +24,8 @@ from bertworks.io.text_files import IssueCounter
 
 _LISTED_ERRORS = 20
 _SHOWN_LABELS = 10
+Columns = Mapping[str, values.Column]  # of a file, by name
+Names = tuple[str, ...]  # of columns
 _CHECKED_ROWS = 1000  # of which the words are checked
 TASKS = packaged_table(__file__, "tasks.toml")
 
@@ -87,6 +89,59 @@ class Schema:
     bare_types: bool = False
     any_label: bool = False
     join_labels: bool = False
+
+
+class RowTask(Protocol):
+    """What the rows of a task hold: the part of a task that is known without a network.
+
+    name: as in `Schema.task`. meaning: in words.
+    num_texts: of columns that hold texts, at least and at most; texts: what they are.
+    texts_hint: what to type if they are more or fewer.
+    label_note: what the column of the label holds. `{column}`, `{count}`, `{labels}` and the like
+        stand for its values.
+    file_kind: the kind of files that hold such rows only; "": there is none.
+    has_labels: its labels have names. has_classes: each text has one of them. has_many_labels: it
+        may have several, each in a column. predicts_numbers: its labels are numbers.
+    reads_words: texts are divided into words, each with a tag.
+    """
+
+    name: ClassVar[Any]
+    meaning: ClassVar[str]
+    num_texts: ClassVar[tuple[int, int]]
+    texts: ClassVar[str]
+    texts_hint: ClassVar[str]
+    label_note: ClassVar[str]
+    file_kind: ClassVar[str]
+    has_labels: ClassVar[bool]
+    has_classes: ClassVar[bool]
+    has_many_labels: ClassVar[bool]
+    predicts_numbers: ClassVar[bool]
+    reads_words: ClassVar[bool]
+
+    def schema_of_kind(self, columns: Columns, text: Names) -> Schema | None:
+        """Return what the columns of a file of `file_kind` mean."""
+
+    def schema_of_columns(self, columns: Columns, text: Names, label: Names) -> Schema | None:
+        """Return what columns mean that can be of this task only; None if they are none. text,
+        label: those that are known."""
+
+    def schema_of_choices(
+        self, columns: Columns, text: Names, label: Names, *, has_labels: bool, is_explicit: bool
+    ) -> Schema | None:
+        """Return what columns with choices mean, or those of this task if it is named
+        (`is_explicit`); None if they are none."""
+
+    def fits_label(self, column: values.Column, *, has_several: bool) -> bool:
+        """Return whether a column holds labels of the task. has_several: its cells hold several."""
+
+    def label_problem(
+        self, schema: Schema, column: values.Column, *, is_explicit: bool
+    ) -> tuple[str, str]:
+        """Return why labels cannot train a model, and a hint; "" if they can. A hint of "" is that
+        of all tasks. is_explicit: the task was named."""
+
+
+Tasks = Mapping[str, RowTask]  # by name; the first one is assumed where nothing tells
 
 
 def items(
@@ -237,7 +292,9 @@ def overlapping(item: Item) -> bool:
     return any(second[0] < first[1] for first, second in pairwise(sorted(item.label or ())))
 
 
-def find_labels(reader: RowReader, schema: Schema) -> tuple[tuple[str, ...], list[str]]:
+def find_labels(
+    reader: RowReader, schema: Schema, task: RowTask
+) -> tuple[tuple[str, ...], list[str]]:
     """Return all classes of the file, and notes on those that are written in several ways.
 
     The most frequent spelling names the class. Rows with errors are left out: they are refused when
@@ -246,7 +303,7 @@ def find_labels(reader: RowReader, schema: Schema) -> tuple[tuple[str, ...], lis
     Raises:
         UsageError: a label is true of every row; the words count or repeat something.
     """
-    if schema.task in ("regression", "qa", "choice"):
+    if not task.has_labels:
         return (), []
     counts = Counter[str]()
     num_rows = 0
@@ -258,16 +315,16 @@ def find_labels(reader: RowReader, schema: Schema) -> tuple[tuple[str, ...], lis
         if len(sample) < _CHECKED_ROWS:
             sample.append(item)
     classes = values.spellings_of_classes(counts, join=reader.options.join_labels)
-    if len(classes.keys() - {"O"}) < 1 + (schema.task == "classification"):
+    if len(classes.keys() - {"O"}) < 1 + task.has_classes:
         refuse_rows(errors, reader.name)
-    problem = _no_words([item.texts for item in sample]) if schema.task == "tagging" else ""
+    problem = _no_words([item.texts for item in sample]) if task.reads_words else ""
     if problem:
         hint = "--columns word=2,tag=4 names those of a CoNLL file, and --text that of a table"
         raise UsageError(
             f"the words of a row {problem}: {sample[0].texts[:5]}", where=reader.name, hint=hint
         )
     totals = {name: sum(spellings.values()) for name, spellings in classes.items()}
-    if schema.task == "multilabel" and num_rows > 1:
+    if task.has_many_labels and num_rows > 1:
         for name, count in totals.items():
             if count == num_rows and name.lower() not in values.FLAGS:
                 column = "its column" if len(schema.label) > 1 else "it"
@@ -276,7 +333,7 @@ def find_labels(reader: RowReader, schema: Schema) -> tuple[tuple[str, ...], lis
                     f"the label {name!r} is true of every row", where=reader.name, hint=hint
                 )
     names = fitted(schema, reader).label_names or (schema.label[1:] and schema.label)
-    labels = values.sorted_labels(_true_tags(totals) if schema.task == "tagging" else totals)
+    labels = values.sorted_labels(_true_tags(totals) if task.reads_words else totals)
     if names and labels:
         return tuple(names), []
     return labels, [_spelling_note(classes[name]) for name in labels if len(classes[name]) > 1]
@@ -331,10 +388,10 @@ def _true_tags(counts: Mapping[str, int]) -> Iterable[str]:
     )
 
 
-def schema_notes(schema: Schema, columns: Mapping[str, values.Column]) -> list[str]:
+def schema_notes(schema: Schema, columns: Columns, task: RowTask) -> list[str]:
     """Return the schema in words."""
     lines = [
-        f"task: {schema.task} ({TASKS[schema.task]['meaning']})",
+        f"task: {schema.task} ({task.meaning})",
         f"text: {' and '.join(map(repr, schema.text))}",
     ]
     labels = values.first_names(schema.labels, _SHOWN_LABELS)
@@ -346,15 +403,13 @@ def schema_notes(schema: Schema, columns: Mapping[str, values.Column]) -> list[s
             "schema": schema,
             "column": column,
             "count": len(schema.labels),
-            "shown": labels,
+            "labels": labels,
         }
-        meaning = str(TASKS[schema.task]["label"]).format_map(
-            values_of | {"mark": schema.separator or "commas"}
-        )
+        meaning = task.label_note.format_map(values_of | {"mark": schema.separator or "commas"})
         lines.append(f"label: {column.name!r}, {meaning}")
     if schema.id:
         lines.append(f"name of a row: {schema.id!r}")
-    if schema.document in columns and schema.task != "tagging":
+    if schema.document in columns and not task.reads_words:
         lines.append(f"kept together: rows with the same {schema.document!r}")
     unused = [
         name

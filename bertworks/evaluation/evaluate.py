@@ -314,7 +314,7 @@ def evaluate_sts(
         BertworksError, UsageError: no such model; rows that are not pairs with numbers.
     """
     reader = RowReader(data)
-    schema, notes = infer_schema(reader, task="regression")
+    schema, notes = infer_schema(reader, TASKS, task="regression")
     require(
         len(schema.text) == 2,
         "these rows have no two texts to compare",
@@ -510,7 +510,7 @@ def _labelled(
     columns = names_of(label) or d.label
     first_choice = d.first_choice
     if not columns or (TASKS[d.task].counts_choices and first_choice is None):
-        inferred, _ = infer_schema(reader, task=d.task, text=schema.text, label=columns)
+        inferred, _ = infer_schema(reader, TASKS, task=d.task, text=schema.text, label=columns)
         columns = inferred.label
         first_choice = inferred.first_choice if first_choice is None else first_choice
     names = TASKS[d.task].row_labels(d.labels)

@@ -376,7 +376,7 @@ def schema_for(
     names = names_of(text) or (
         description.text if all(name in reader.columns for name in description.text) else ()
     )
-    schema, notes = infer_schema(reader, task=description.task, text=names, labelled=False)
+    schema, notes = infer_schema(reader, TASKS, task=description.task, text=names, labelled=False)
     if (
         description.text
         and TASKS[description.task].reads_pairs

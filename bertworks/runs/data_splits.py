@@ -163,7 +163,12 @@ def read_data(request: DataRequest) -> LabelledData:
     empty = IssueCounter()
     reader.load()
     schema, notes = infer_schema(
-        reader, task=request.task, text=request.text, label=request.label, group=request.group
+        reader,
+        TASKS,
+        task=request.task,
+        text=request.text,
+        label=request.label,
+        group=request.group,
     )
     all_items = _read_items(reader, schema, empty)
     notes += reader.notes

@@ -1,6 +1,8 @@
 """The task of choosing one of several continuations or answers."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from statistics import mode
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,15 @@ from numpy.typing import NDArray
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids
-from bertworks.datasets.schema import Item
+from bertworks.datasets.infer_schema import (
+    CHOICE_LISTS,
+    are_nameless,
+    find_label,
+    first_column,
+    named_columns,
+)
+from bertworks.datasets.schema import Columns, Item, Names, Schema
+from bertworks.datasets.values import MOST, PROMPTS, Column
 from bertworks.errors import BertworksError
 from bertworks.tasks.attributed import Attributed
 from bertworks.tasks.heads import MultipleChoice, TaskHead
@@ -20,11 +30,20 @@ from bertworks.tasks.task import Mistake
 from bertworks.tasks.text_labels import TextTask
 from bertworks.training.recipe import FinetuneRecipe
 
+_CHOICE = re.compile(
+    r"(choice|ending|option|answer|alternative|candidate|sol|solution|選択肢|보기)s?"
+    r"[ _-]?(\d+|[a-e])"
+)
+
 
 class ChoiceTask(TextTask):
     """One of several continuations or answers. The prompt and each choice are a sequence."""
 
     name = "choice"
+    meaning = "one of several continuations or answers"
+    num_texts = (1, 1024)
+    texts = "the prompt and the choices"
+    label_note = "the right choice; {schema.first_choice} is the first"
     metrics = ("accuracy",)
     shown = ("choice", "score")
     trivial = "most frequent choice"
@@ -39,6 +58,32 @@ class ChoiceTask(TextTask):
     reads = "choices"
     pipeline_functions = ("softmax", "none")
     num_outputs = 1
+
+    def schema_of_choices(
+        self, columns: Columns, text: Names, label: Names, *, has_labels: bool, is_explicit: bool
+    ) -> Schema | None:
+        texts = text or _find_choices(columns)
+        if not texts or (text and not is_explicit) or len(label) > 1:
+            return None
+        at_the_end = tuple(columns)[-1:] if are_nameless(columns) and not text else ()
+        label = label or at_the_end or (find_label(columns, texts) if has_labels else ())
+        last = columns[texts[-1]]
+        number = last.entries // last.lists if last.is_listed else len(texts) - 1
+        right = columns[label[0]] if label else Column("")
+        counts = [right.values[str(place)] for place in range(number + 1)]
+        are_choices = right.numbers < MOST * right.filled or sum(counts) >= MOST * right.filled
+        if not is_explicit and (not label or not are_choices):
+            return None
+        first_choice = int(not counts[0] and counts[number] > 0)
+        return Schema(task=self.name, text=texts, label=label, first_choice=first_choice)
+
+    def label_problem(
+        self, schema: Schema, column: Column, *, is_explicit: bool
+    ) -> tuple[str, str]:
+        if len(schema.text) >= 2:
+            return "", ""
+        hint = "name them: --text PROMPT --text CHOICE1 --text CHOICE2"
+        return "there are no choices", hint
 
     def sequences(self, texts: list[tuple[Ids, int]]) -> list[list[tuple[Ids, int]]]:
         prompt, *choices = texts
@@ -130,3 +175,30 @@ class ChoiceTask(TextTask):
         gold = [[example.target.labels[0] for example in features.unit] for features in rows]
         row_logits = np.stack([x[:, 0] for x in logits])
         return row_logits, np.array(gold).argmax(1), np.arange(len(rows))
+
+
+def _find_choices(columns: Columns) -> tuple[str, ...]:
+    """Return the prompt and the choices, or the one column with a list of them; () if there are
+    none."""
+    named = named_columns(columns.values())
+    stems = {known: match[1] for known in named if (match := _CHOICE.fullmatch(known))}
+    choices = [named[known].name for known, stem in stems.items() if stem == mode(stems.values())]
+    if len(choices) < 2:
+        choices = [
+            named[known].name for known in CHOICE_LISTS if known in named and named[known].is_listed
+        ][:1]
+    prompt = first_column(named, PROMPTS)
+    if choices and prompt is not None:
+        return prompt.name, *choices
+    # A prompt, at least three choices and the number of the right one, at the end of a table
+    # without header.
+    *before, label = columns.values()
+    number = 0
+    if label.is_numeric and not label.fractions and label.low == 0:
+        number = int(label.high) + 1
+    texts = before[-1 - number :]
+    if not are_nameless(columns) or number < 3 or len(texts) <= number:
+        return ()
+    if not all(text.is_text and not text.is_constant and not text.holds_codes() for text in texts):
+        return ()
+    return tuple(text.name for text in texts)

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids
-from bertworks.datasets.schema import Item, misplaced
-from bertworks.datasets.values import answers_of
+from bertworks.datasets.infer_schema import first_column, named_columns
+from bertworks.datasets.schema import Columns, Item, Names, Schema, misplaced
+from bertworks.datasets.values import MOST, answers_of
 from bertworks.metrics import intervals, squad
 from bertworks.tasks.attributed import Attributed
 from bertworks.tasks.heads import SpanExtraction, TaskHead
@@ -41,6 +42,12 @@ class QuestionsTask(Task):
     """The answer to a question, a span of its context, or no answer."""
 
     name = "qa"
+    meaning = "the answer to a question, found in its context"
+    num_texts = (2, 2)
+    texts = "the question and the context"
+    texts_hint = "name them: --text QUESTION --text CONTEXT"
+    label_note = "answers, and their places in the context"
+    file_kind = "squad"
     metrics = ("f1", "exact")
     shown = ("answer", "start", "end", "score")
     trivial = "no answer"
@@ -60,6 +67,23 @@ class QuestionsTask(Task):
     left_out_note = "answers are not at their position in the context, and are left out of train"
     has_confusion = False
     has_temperature = False
+
+    def schema_of_kind(self, columns: Columns, text: Names) -> Schema | None:
+        return Schema(task=self.name, text=("question", "context"), label=("answers",))
+
+    def schema_of_columns(self, columns: Columns, text: Names, label: Names) -> Schema | None:
+        """The columns with questions, contexts and answers."""
+        named = named_columns(columns.values())
+        label_names = [columns[name].known_name for name in label] or ["answers", "answer"]
+        answers = first_column(named, label_names)
+        if (
+            not {"question", "context"} <= named.keys()
+            or not answers
+            or answers.answers < MOST * answers.filled
+        ):
+            return None
+        texts = (named["question"].name, named["context"].name)
+        return Schema(task=self.name, text=texts, label=(answers.name,))
 
     def read(self, reader: SequenceReader, items: list[Item]) -> Iterator[Features]:
         questions = reader.tokens(item.texts[0] for item in items)

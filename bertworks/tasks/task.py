@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.masking import Example
 from bertworks.config import packaged_table
-from bertworks.datasets.schema import Item, Schema
+from bertworks.datasets.schema import Columns, Item, Names, Schema
+from bertworks.datasets.values import Column
 from bertworks.errors import expect
 from bertworks.metrics import intervals
 from bertworks.metrics.classification import Span, count_spans, figures_by_type
@@ -57,6 +58,7 @@ class Task(ABC):
     figures.
 
     name: in commands, recipes and task.json.
+    meaning, num_texts, texts, texts_hint, label_note, file_kind: see `RowTask`.
     metrics: names of its metrics; the first one selects the best checkpoint.
     figures: names of other figures, without intervals.
     shown: fields of a prediction that are always shown; the first one is compared with the label.
@@ -95,6 +97,12 @@ class Task(ABC):
     """
 
     name: ClassVar[TaskType]
+    meaning: ClassVar[str]
+    num_texts: ClassVar[tuple[int, int]]
+    texts: ClassVar[str]
+    texts_hint: ClassVar[str] = "name others: --text, --task"
+    label_note: ClassVar[str]
+    file_kind: ClassVar[str] = ""
     metrics: ClassVar[tuple[str, ...]]
     figures: ClassVar[tuple[str, ...]] = ()
     shown: ClassVar[tuple[str, ...]]
@@ -134,6 +142,34 @@ class Task(ABC):
     problem_type: ClassVar[str] = ""
     num_outputs: ClassVar[int] = 2
     head_settings: ClassVar[Mapping[str, Any]] = {}
+
+    # --- columns of labelled data
+
+    def schema_of_kind(self, columns: Columns, text: Names) -> Schema | None:
+        """Return what the columns of a file of `file_kind` mean."""
+        return None
+
+    def schema_of_columns(self, columns: Columns, text: Names, label: Names) -> Schema | None:
+        """Return what columns mean that can be of this task only. text, label: those that are
+        known."""
+        return None
+
+    def schema_of_choices(
+        self, columns: Columns, text: Names, label: Names, *, has_labels: bool, is_explicit: bool
+    ) -> Schema | None:
+        """Return what columns with choices mean; None if they are none."""
+        return None
+
+    def fits_label(self, column: Column, *, has_several: bool) -> bool:
+        """Return whether a column holds labels of the task. has_several: its cells hold several."""
+        return False
+
+    def label_problem(
+        self, schema: Schema, column: Column, *, is_explicit: bool
+    ) -> tuple[str, str]:
+        """Return why labels cannot train a model, and a hint; "" if they can. is_explicit: the task
+        was named."""
+        return "", ""
 
     # --- rows of labelled data
 

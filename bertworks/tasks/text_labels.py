@@ -14,7 +14,8 @@ from torch import Tensor
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, add_special_tokens
-from bertworks.datasets.schema import Item
+from bertworks.datasets.schema import Item, Schema
+from bertworks.datasets.values import FLAGS, MAX_CLASSES, Column
 from bertworks.errors import expect
 from bertworks.metrics import intervals
 from bertworks.tasks.attributed import Attributed, log_odds
@@ -34,6 +35,8 @@ class TextTask(Task):
     """A task with one prediction for a text or a pair of texts, which are one sequence or, if they
     are read apart, two."""
 
+    num_texts = (1, 2)
+    texts = "the text, or a pair of texts"
     pipeline = "text-classification"
     predicts_texts = True
     reads_pairs = True
@@ -98,6 +101,8 @@ class ClassificationTask(TextTask):
     """One of several labels for a text."""
 
     name = "classification"
+    meaning = "one label for a text"
+    label_note = "{count} different values: {labels}"
     metrics = ("accuracy", "macro_f1", "matthews_correlation", "f1")
     shown = ("label", "score")
     trivial = "most frequent label"
@@ -110,6 +115,27 @@ class ClassificationTask(TextTask):
     is_stratified = True
     recipe_fields = ("class_weights", "label_smoothing")
     problem_type = "single_label_classification"
+
+    def fits_label(self, column: Column, *, has_several: bool) -> bool:
+        return not has_several and not column.has_amounts
+
+    def label_problem(
+        self, schema: Schema, column: Column, *, is_explicit: bool
+    ) -> tuple[str, str]:
+        labels = schema.labels
+        if not labels:
+            return "there is no label", "add rows with another label"
+        if len(labels) < 2:
+            what = f"all rows with a text have the same label, {labels[0]!r}"
+            return what, "add rows with another label"
+        few = column.has_few_values if column.values else 5 * len(labels) <= column.filled
+        if is_explicit or few or len(labels) <= MAX_CLASSES:
+            return "", ""
+        what = f"{len(labels):,} different values in {column.filled:,} rows are not classes"
+        if not column.leading_zeros:
+            return what, ""
+        what += ", and those with leading zeros are codes and no numbers"
+        return what, "if they are numbers: --task regression; else name another column with --label"
 
     def targets(self, labels: Sequence[str], item: Item, number: int) -> NDArray[np.generic]:
         return np.array([0 if item.label is None else labels.index(item.label)], np.int64)
@@ -177,6 +203,8 @@ class MultiLabelTask(TextTask):
     """Any number of labels for a text."""
 
     name = "multilabel"
+    meaning = "any number of labels for a text"
+    label_note = "any of {count}, separated by {mark}: {labels}"
     metrics = ("micro_f1", "macro_f1", "accuracy")
     figures = ("precision", "recall")
     shown = ("labels",)
@@ -188,6 +216,22 @@ class MultiLabelTask(TextTask):
     has_text_labels = True
     has_many_labels = True
     problem_type = "multi_label_classification"
+
+    def fits_label(self, column: Column, *, has_several: bool) -> bool:
+        return has_several
+
+    def label_problem(
+        self, schema: Schema, column: Column, *, is_explicit: bool
+    ) -> tuple[str, str]:
+        if not schema.labels:
+            return "no row has a label", "label some rows"
+        if {label.lower() for label in schema.labels} <= FLAGS.keys():
+            hint = (
+                "lists: --label-names A,B,C; columns: --label A --label B; one label: --task "
+                "classification"
+            )
+            return "the labels are named only 0 and 1", hint
+        return "", ""
 
     def targets(self, labels: Sequence[str], item: Item, number: int) -> NDArray[np.generic]:
         return np.array([[label in (item.label or ()) for label in labels]], np.float32)
@@ -269,6 +313,8 @@ class RegressionTask(TextTask):
     """A number for a text."""
 
     name = "regression"
+    meaning = "a number for a text"
+    label_note = "numbers from {column.low:g} to {column.high:g}"
     metrics = ("spearman", "pearson")
     figures = ("rmse",)
     shown = ("value",)
@@ -288,6 +334,17 @@ class RegressionTask(TextTask):
         "sentence_transformers": {"activation_fn": _IDENTITY},
         "sbert_ce_default_activation_function": _IDENTITY,
     }
+
+    def fits_label(self, column: Column, *, has_several: bool) -> bool:
+        return not has_several and column.has_amounts
+
+    def label_problem(
+        self, schema: Schema, column: Column, *, is_explicit: bool
+    ) -> tuple[str, str]:
+        if column.low != column.high or not column.is_numeric:
+            return "", ""
+        what = f"all {column.filled:,} rows have the same number, {column.low}"
+        return what, "add rows with other numbers"
 
     def targets(self, labels: Sequence[str], item: Item, number: int) -> NDArray[np.generic]:
         return np.array([item.label or 0.0], np.float32)

@@ -17,7 +17,9 @@ from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, add_special_tokens
 from bertworks.datasets.annotations import OUTSIDE, tag_scheme
-from bertworks.datasets.schema import Item, Schema, overlapping
+from bertworks.datasets.infer_schema import find_texts, first_column, named_columns
+from bertworks.datasets.schema import Columns, Item, Names, Schema, overlapping
+from bertworks.datasets.values import MOST, Column
 from bertworks.errors import expect, require
 from bertworks.metrics import intervals
 from bertworks.metrics.classification import Span, paired, tag_runs
@@ -41,6 +43,8 @@ from bertworks.tasks.task import NOTHING, Mistake, Task, classification_head
 from bertworks.training.recipe import FinetuneRecipe
 
 DECODED_AT_ONCE = 1 << 16  # words or tokens of a long text whose probabilities are in memory
+_WORD_COLUMNS = ("tokens", "words", "token", "word")
+_TAG_COLUMNS = ("tags", "ner_tags", "pos_tags", "labels", "label", "tag")
 ScoreOfSpan = Callable[[Span, Span | None], float | None]
 COUNTED_AT_ONCE = 1 << 14  # words of which the entities are in memory
 _LONG_TEXT = 10_000  # characters; of a longer text a mistake shows what is around the entity
@@ -52,6 +56,7 @@ class TokenTask(Task):
     near: how many words or characters on each side of an entity a mistake in a long text shows.
     """
 
+    num_texts = (1, 1)
     part = "kind of entity"
     counted = "entities in train"
     pipeline = "token-classification"
@@ -226,6 +231,10 @@ class TaggingTask(TokenTask):
     """A tag for each word."""
 
     name = "tagging"
+    meaning = "a tag for each word"
+    texts = "the words"
+    label_note = "a tag for each word: {labels}"
+    file_kind = "conll"
     metrics = ("f1", "precision", "recall", "accuracy")
     shown = ("tags",)
     trivial = "most frequent tag"
@@ -234,6 +243,35 @@ class TaggingTask(TokenTask):
     reads_words = True
     recipe_fields = ("lstm_units", "document_context", "class_weights", "label_smoothing")
     near = 20
+
+    def schema_of_kind(self, columns: Columns, text: Names) -> Schema | None:
+        document = "document" if columns["document"].high > 0 else None
+        label = ("tags",) if "tags" in columns else ()
+        return Schema(task=self.name, text=("tokens",), label=label, document=document)
+
+    def schema_of_columns(self, columns: Columns, text: Names, label: Names) -> Schema | None:
+        """The columns with lists of words and of their tags."""
+        lists = named_columns(column for column in columns.values() if column.is_listed)
+        words = first_column(lists, [columns[name].known_name for name in text] or _WORD_COLUMNS)
+        label_names = [columns[name].known_name for name in label] or _TAG_COLUMNS
+        for tags in [lists[name] for name in label_names if name in lists]:
+            if words is None:
+                continue
+            # Of the rows with a value: some may have no tags.
+            ratio = tags.entries * words.lists / max(1, words.entries * tags.lists)
+            if MOST <= ratio <= 1 / MOST:
+                return Schema(task=self.name, text=(words.name,), label=(tags.name,))
+        return None
+
+    def label_problem(
+        self, schema: Schema, column: Column, *, is_explicit: bool
+    ) -> tuple[str, str]:
+        if not set(schema.labels) - {"O"}:
+            return "no word has a tag other than O", "tag some words"
+        if len(schema.labels) < 2:
+            what = f"all words have the same tag, {schema.labels[0]!r}"
+            return what, "tag the words differently, or name another column"
+        return "", ""
 
     def read(self, reader: SequenceReader, items: list[Item]) -> Iterator[Features]:
         offsets_of_raw = reader.tokenizer.words([item.texts[0] for item in items if item.raw])
@@ -370,11 +408,24 @@ class SpansTask(TokenTask):
     """Labelled stretches of a text. Each token has a tag: B- or I- with the label, or O."""
 
     name = "spans"
+    meaning = "labelled stretches of a text"
+    texts = "the text"
+    label_note = "stretches of characters: {labels}"
+    file_kind = "spans"
     metrics = ("f1", "precision", "recall")
     shown = ("entities",)
     trivial = "no entity"
     near = 100
     doubtful_note = "texts have overlapping spans: the later one wins"
+
+    def schema_of_kind(self, columns: Columns, text: Names) -> Schema | None:
+        texts = text or find_texts(columns, ("entities",), is_one=True)
+        return Schema(task=self.name, text=texts, label=("entities",))
+
+    def label_problem(
+        self, schema: Schema, column: Column, *, is_explicit: bool
+    ) -> tuple[str, str]:
+        return ("", "") if schema.labels else ("no row has a label", "label some rows")
 
     def read(self, reader: SequenceReader, items: list[Item]) -> Iterator[Features]:
         encodings = reader.arrays([item.texts[0] for item in items])

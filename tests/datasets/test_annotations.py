@@ -21,6 +21,7 @@ from bertworks.datasets.schema import Item, items
 from bertworks.datasets.values import MissingLabelError
 from bertworks.errors import BertworksError
 from bertworks.io.options import ReadOptions
+from bertworks.tasks.registry import TASKS
 
 TEXTS = [
     "Peter Blackburn lives in Brussels",
@@ -54,7 +55,7 @@ def write(path: Path, make: Make, count: int = ROWS) -> Path:
 
 def learned(path: Path) -> tuple[str, list[Item], list[str]]:
     reader = RowReader(path)
-    schema, _ = infer_schema(reader)
+    schema, _ = infer_schema(reader, TASKS)
     return schema.task, list(items(reader, schema)), reader.notes
 
 
@@ -428,7 +429,7 @@ def test_a_task_without_annotation_has_no_label(make: Make, tmp_path: Path) -> N
     with pytest.raises(MissingLabelError, match="--skip-unlabelled"):
         learned(path)
     reader = RowReader(path, ReadOptions(skip_unlabelled=True))
-    schema, _ = infer_schema(reader)
+    schema, _ = infer_schema(reader, TASKS)
     assert len(list(items(reader, schema))) == ROWS - 1
     assert len(list(RowReader(path))) == ROWS  # a prediction needs no label
 

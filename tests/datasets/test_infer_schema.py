@@ -23,6 +23,7 @@ from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.inference.predict import predict_file
 from bertworks.io.options import ReadOptions
 from bertworks.runs.finetune import finetune
+from bertworks.tasks.registry import TASKS
 from bertworks.tasks.settings import TaskConfig
 from bertworks.text.codes import is_code
 from bertworks.training.recipe import load_finetune_recipe
@@ -60,13 +61,13 @@ def meaning(
     path: Path, read: ReadOptions = ReadOptions(), **known: Any
 ) -> tuple[Schema, list[Any]]:
     reader = RowReader(path, read)
-    schema, _ = infer_schema(reader, **known)
+    schema, _ = infer_schema(reader, TASKS, **known)
     return schema, [item.label for item in items(reader, schema)]
 
 
 def refusal(path: Path, read: ReadOptions = ReadOptions(), **known: Any) -> BertworksError:
     with pytest.raises(BertworksError) as caught:
-        infer_schema(RowReader(path, read), **known)
+        infer_schema(RowReader(path, read), TASKS, **known)
     assert caught.value.hint
     assert str(path) in (caught.value.where or "")
     return caught.value
@@ -234,7 +235,7 @@ def test_one_word_per_row(tmp_path: Path) -> None:
 def test_codes_are_no_texts(tmp_path: Path, codes: list[str]) -> None:
     kinds = [("x", "y")[n % 2] for n in range(60)]
     path = table(tmp_path / "a.csv", {"posted": codes, "kind": kinds})
-    schema, notes = infer_schema(RowReader(path))
+    schema, notes = infer_schema(RowReader(path), TASKS)
     assert schema.text == ("posted",)  # nothing else is left
     assert any("'posted' holds dates, ids, addresses or other codes" in note for note in notes)
     assert meaning(path, text=["posted"])[0].text == ("posted",)
@@ -284,7 +285,7 @@ def test_rows_for_evaluation(tmp_path: Path) -> None:
     error = refusal(path)
     assert "'part' divides the rows (train, valid, test)" in error.what
     assert "--dev" in (error.hint or "")
-    notes = infer_schema(RowReader(path), label="label")[1]
+    notes = infer_schema(RowReader(path), TASKS, label="label")[1]
     assert "all rows are used, though 'part' divides them" in notes
     assert meaning(table(tmp_path / "b.csv", columns | {"part": ["train"] * 60}))[0].label == (
         "label",
@@ -348,13 +349,16 @@ def test_several_columns_could_be_the_label(tmp_path: Path) -> None:
         ).what
     )
     by_name = table(tmp_path / "c.csv", {"remark": TEXTS, "city": CITIES * 20, "label": kinds})
-    schema, notes = infer_schema(RowReader(by_name))
+    schema, notes = infer_schema(RowReader(by_name), TASKS)
     assert schema.label == ("label",)
     assert notes[-2:] == [
         "header: yes",
         "inferred: text by its values, label by its name; another label could be: 'city'",
     ]
-    assert infer_schema(RowReader(by_name), text=["remark"], label="label")[1][-1] == "header: yes"
+    assert (
+        infer_schema(RowReader(by_name), TASKS, text=["remark"], label="label")[1][-1]
+        == "header: yes"
+    )
 
 
 def test_no_text_is_dropped(tmp_path: Path) -> None:
@@ -529,7 +533,7 @@ def test_tables_of_known_meaning_are_understood_or_refused(
     def learned(read: ReadOptions = ReadOptions(), **known: Any) -> Schema:
         """Nothing else than what was meant is learned, from all rows."""
         reader = RowReader(path, read)
-        schema, _ = infer_schema(reader, **known)
+        schema, _ = infer_schema(reader, TASKS, **known)
         texts = [places[name] for name in meant["text"]]
         assert list(schema.text) == (texts if named or known else sorted(texts))
         label = [item.label for item in items(reader, schema)]

@@ -18,6 +18,7 @@ from bertworks.datasets.values import EmptyTextError, choice_number, several_lab
 from bertworks.datasets.writer import write_rows
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.text_files import IssueCounter
+from bertworks.tasks.registry import TASKS
 
 
 def table(folder: Path, rows: list[dict[str, object]], name: str = "a.jsonl") -> RowReader:
@@ -34,7 +35,7 @@ def csv_text(folder: Path, *lines: list[object], name: str = "a.csv") -> RowRead
 
 
 def infer(reader: RowReader, **known: object) -> Schema:
-    return infer_schema(reader, **known)[0]
+    return infer_schema(reader, TASKS, **known)[0]
 
 
 def failure(reader: RowReader, schema: Schema, **options: object) -> BertworksError:
@@ -149,7 +150,7 @@ LONG = ("ko/nsmc/ratings_train.txt.gz", "ja/jaquad/train.json.gz")
 )
 def test_real_sets_are_understood(data_folder: Path, name: str) -> None:
     reader = RowReader(data_folder / name)
-    schema, why = infer_schema(reader)
+    schema, why = infer_schema(reader, TASKS)
     task, text, label, labels, count = REAL[name]
     assert (schema.task, schema.text, schema.label, schema.labels) == (task, text, (label,), labels)
     assert why[0].startswith(f"task: {task}")
@@ -165,7 +166,7 @@ def test_real_sets_are_understood(data_folder: Path, name: str) -> None:
 def test_test_sets_without_labels(data_folder: Path, name: str) -> None:
     reader = RowReader(data_folder / "glue" / name / "test.tsv")
     with pytest.raises(BertworksError, match="no column looks like a label"):
-        infer_schema(reader)
+        infer_schema(reader, TASKS)
     if name not in ("CoLA",):
         train = infer(RowReader(data_folder / "glue" / name / ("dev.tsv")))
         found = list(items(reader, replace(train, label=())))
@@ -178,7 +179,7 @@ def test_test_sets_without_labels(data_folder: Path, name: str) -> None:
 
 def test_reviews(tmp_path: Path) -> None:
     reader = table(tmp_path, REVIEWS, "reviews.csv")
-    schema, why = infer_schema(reader)
+    schema, why = infer_schema(reader, TASKS)
     assert schema == Schema(
         task="classification", text=("review",), label=("stars",), labels=("1", "2", "3", "4", "5")
     )
@@ -632,7 +633,7 @@ def test_conll_can_be_something_else_and_tables_can_be_tagging(tmp_path: Path) -
 )
 def test_nothing_to_learn(tmp_path: Path, rows: list[dict[str, object]], what: str) -> None:
     with pytest.raises(BertworksError) as caught:
-        infer_schema(table(tmp_path, rows))
+        infer_schema(table(tmp_path, rows), TASKS)
     assert what in caught.value.what
     assert caught.value.hint
     assert caught.value.where == "a.jsonl"
@@ -641,14 +642,14 @@ def test_nothing_to_learn(tmp_path: Path, rows: list[dict[str, object]], what: s
 def test_a_table_without_another_column(tmp_path: Path) -> None:
     """Where there is no other column, none can be named."""
     with pytest.raises(BertworksError, match="no column looks like a label") as caught:
-        infer_schema(csv_text(tmp_path, ["text"], ["a film"], ["a dog"]))
+        infer_schema(csv_text(tmp_path, ["text"], ["a film"], ["a dog"]), TASKS)
     assert caught.value.hint == "add one with the label"
 
 
 def test_no_rows(tmp_path: Path) -> None:
     reader = csv_text(tmp_path, ["text", "label"])
     with pytest.raises(BertworksError, match="no rows"):
-        infer_schema(reader)
+        infer_schema(reader, TASKS)
     assert "no rows" in failure(reader, Schema(task="classification", text=("text",))).what
 
 
@@ -791,7 +792,7 @@ def test_rows_without_labels(tmp_path: Path) -> None:
 def test_texts_without_labels_are_guessed_from_the_beginning(tmp_path: Path) -> None:
     rows = [{"id": n, "stars": n % 5, "review": f"It was number {n}."} for n in range(2000)]
     schema, why = infer_schema(
-        table(tmp_path, rows, "a.csv"), task="classification", labelled=False
+        table(tmp_path, rows, "a.csv"), TASKS, task="classification", labelled=False
     )
     assert schema == Schema(task="classification", text=("review",), id="id")
     assert why[1:] == [

@@ -16,6 +16,7 @@ from bertworks.datasets.schema import Schema, items
 from bertworks.datasets.values import canonical_label, choice_number, folded_label
 from bertworks.errors import BertworksError
 from bertworks.io.options import ReadOptions
+from bertworks.tasks.registry import TASKS
 
 
 def write_labels(path: Path, labels: list[str], name: str = "label") -> Path:
@@ -33,7 +34,7 @@ def labels_of(
     path: Path, options: ReadOptions = ReadOptions(), **choices: Any
 ) -> tuple[Schema, list[Any], list[str]]:
     reader = RowReader(path, options)
-    schema, notes = infer_schema(reader, **choices)
+    schema, notes = infer_schema(reader, TASKS, **choices)
     return schema, [item.label for item in items(reader, schema)], notes
 
 
@@ -88,7 +89,7 @@ def test_codes_keep_their_zeros_and_decimals_their_digits(tmp_path: Path) -> Non
 def test_many_codes_are_no_numbers_without_a_word(tmp_path: Path) -> None:
     path = write_labels(tmp_path / "a.csv", [f"{number:05}" for number in range(0, 9000, 37)])
     with pytest.raises(BertworksError, match="leading zeros are codes and no numbers") as error:
-        infer_schema(RowReader(path), label="label")
+        infer_schema(RowReader(path), TASKS, label="label")
     assert "--task regression" in str(error.value.hint)
     schema, labels, _ = labels_of(path, label="label", task="regression")
     assert schema.task == "regression"
@@ -202,14 +203,14 @@ def test_several_labels_and_tags_are_joined_alike(tmp_path: Path) -> None:
         for n, labels in enumerate([["1", "1.0"], ["2"], ["1"]] * 5)
     ]
     reader = RowReader(rows)
-    schema, _ = infer_schema(reader, task="multilabel")
+    schema, _ = infer_schema(reader, TASKS, task="multilabel")
     assert schema.labels == ("1", "2")
     assert [item.label for item in items(reader, schema)][:3] == [("1",), ("2",), ("1",)]
     tagged = [
         {"tokens": ["Anna", "runs"], "tags": ["NOUN", tag]} for tag in ["VERB"] * 6 + ["Verb"] * 2
     ]
     reader = RowReader(tagged, ReadOptions(join_labels=True))
-    schema, _ = infer_schema(reader)
+    schema, _ = infer_schema(reader, TASKS)
     assert schema.labels == ("NOUN", "VERB")
     assert {item.label for item in items(reader, schema)} == {("NOUN", "VERB")}
 
@@ -220,7 +221,7 @@ def test_groups_written_in_two_ways_stay_together(tmp_path: Path) -> None:
         for n, g in enumerate(["1", "1.0"] * 6)
     ]
     reader = RowReader(rows)
-    schema, _ = infer_schema(reader, group="g")
+    schema, _ = infer_schema(reader, TASKS, group="g")
     assert {item.document for item in items(reader, schema)} == {"1"}
 
 

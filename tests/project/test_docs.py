@@ -17,6 +17,7 @@ from bertworks.cli.parser import make_app
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import items
+from bertworks.tasks.registry import TASKS as ALL_TASKS
 from tests.support import ROOT
 
 DOCS = ROOT / "docs"
@@ -178,7 +179,7 @@ def test_there_is_a_sample_of_every_task():
 def test_samples_have_the_task_of_the_table(heading: str, name: str, content: str, tmp_path: Path):
     (tmp_path / name).write_text(content, encoding="utf-8")
     reader = RowReader(tmp_path / name)
-    schema, _ = infer_schema(reader)
+    schema, _ = infer_schema(reader, ALL_TASKS)
     assert schema.task == TASKS[heading.lower().replace(" ", "-")]
     assert len(list(items(reader, schema))) >= 2
 

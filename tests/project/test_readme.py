@@ -15,6 +15,7 @@ import pytest
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader
 from bertworks.models.config import BERT_SIZES, PRETRAINING_HEADS
+from bertworks.tasks.registry import TASKS
 from tests.support import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -154,7 +155,7 @@ def test_the_lines_of_pip_name_what_is_here():
 
 def test_the_examples_are_fit_for_training():
     reader = RowReader(ROOT / "examples" / "messages.csv")
-    schema, _ = infer_schema(reader)
+    schema, _ = infer_schema(reader, TASKS)
     labels = Counter(row["topic"] for row, *_ in reader)
     assert schema.task == "classification"
     assert set(labels.values()) == {40}

@@ -24,6 +24,7 @@ from bertworks.datasets.schema import Schema, items
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.options import ReadOptions
 from bertworks.io.text_files import infer_encoding, open_lines
+from bertworks.tasks.registry import TASKS
 from tests.support.fine import read_data
 
 LINES = {  # a sentence in the encodings of its language
@@ -80,12 +81,12 @@ def as_csv(rows: list[dict[str, Any]], **names: str) -> str:
 
 
 def schema_of(path: Path, **options: Any) -> Schema:
-    return infer_schema(RowReader(path, ReadOptions(**options)))[0]
+    return infer_schema(RowReader(path, ReadOptions(**options)), TASKS)[0]
 
 
 def labels(path: Path, **options: Any) -> tuple[str, list[Any]]:
     reader = RowReader(path, ReadOptions(**options))
-    schema = infer_schema(reader)[0]
+    schema = infer_schema(reader, TASKS)[0]
     return schema.task, [(item.texts, item.label) for item in items(reader, schema)]
 
 
@@ -916,4 +917,4 @@ def test_any_json_is_read_or_refused(
         reader = RowReader(path, ReadOptions(split=split))
         rows = list(reader)
         assert all(isinstance(row.values, dict) for row in rows)
-        list(items(reader, infer_schema(reader)[0], errors=[]))
+        list(items(reader, infer_schema(reader, TASKS)[0], errors=[]))

@@ -15,6 +15,7 @@ from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Schema
 from bertworks.errors import BertworksError, UsageError
+from bertworks.tasks.registry import TASKS
 from bertworks.text.codes import is_code, is_single_word
 
 ROWS = 120
@@ -121,7 +122,7 @@ def write(path: Path, rows: list[list[str]], header: list[str] | None = None) ->
 
 
 def schema_of(reader: RowReader) -> tuple[Schema, str]:
-    schema, notes = infer_schema(reader)
+    schema, notes = infer_schema(reader, TASKS)
     return schema, "\n".join(notes)
 
 
@@ -185,7 +186,7 @@ def test_what_is_no_text_is_taken_with_a_note_if_nothing_else_is_left(
 def test_numbers_are_never_the_text(tmp_path: Path) -> None:
     rows = [["yes no".split()[n % 2], str(n * 7)] for n in range(ROWS)]
     with pytest.raises(BertworksError, match="no column looks like a text"):
-        infer_schema(write(tmp_path / "a.csv", rows, ["kind", "extra"]))
+        infer_schema(write(tmp_path / "a.csv", rows, ["kind", "extra"]), TASKS)
 
 
 def test_two_columns_of_names_are_not_guessed(tmp_path: Path) -> None:
@@ -200,7 +201,7 @@ def test_two_columns_of_names_are_not_guessed(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match="several columns hold single words, names or codes"
     ) as error:
-        infer_schema(write(tmp_path / "a.csv", rows, ["kind", "extra", "more"]))
+        infer_schema(write(tmp_path / "a.csv", rows, ["kind", "extra", "more"]), TASKS)
     assert "--text " in str(error.value.hint)
 
 
