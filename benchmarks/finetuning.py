@@ -237,12 +237,13 @@ def contend(arguments: argparse.Namespace) -> dict[str, Any]:
     from bertworks.checkpoints.resolve import resolve_model
     from bertworks.datasets.schema import items
     from bertworks.evaluation.glue import find_glue_tasks
+    from bertworks.tasks.registry import TASKS
     from bertworks.tasks.scores import compute_metrics
     from bertworks.tasks.settings import TaskConfig
 
     (task,) = arguments.tasks
     (found,) = find_glue_tasks(arguments.data / task)
-    rows = {split: list(items(*found.read(split))) for split in ("train", "dev")}
+    rows = {split: list(items(*found.read(split), TASKS)) for split in ("train", "dev")}
     limits = (
         {"train": QUICK_ROWS, "dev": QUICK_ROWS} if arguments.quick else {"train": ROWS.get(task)}
     )

@@ -29,6 +29,7 @@ from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.preparation import prepare_finetuning
 from bertworks.tasks.decoding import Decoder, make_featurizer
 from bertworks.tasks.features import training_groups
+from bertworks.tasks.registry import TASKS
 from bertworks.tasks.scores import compute_metrics, groups_of, metric_of, row_sums
 
 READ = ("input_ids", "token_type_ids", "attention_mask")
@@ -103,7 +104,9 @@ def prepared(name: str, seed: int, data: Path) -> tuple[Any, Any]:
     if row.group == "GLUE":
         (found,) = find_glue_tasks(data / "glue" / words[words.index("--task") + 1])
         (train, schema), (dev, dev_schema) = found.read("train"), found.read(found.measured_on[0])
-        read = LabelledData(schema, list(items(train, schema)), list(items(dev, dev_schema)))
+        read = LabelledData(
+            schema, list(items(train, schema, TASKS)), list(items(dev, dev_schema, TASKS))
+        )
         request = make_finetune_request(
             found.files["train"], metric=row.metrics[0], seed=seed, overrides=settings
         )

@@ -120,7 +120,7 @@ def infer_schema(
     if not labelled:
         schema = replace(schema, label=(), separator="")
     elif schema.label:
-        labels, spelling_notes = find_labels(reader, schema, schema_task)
+        labels, spelling_notes = find_labels(reader, schema, tasks)
         schema = replace(schema, labels=labels)
         what, hint = schema_task.label_problem(
             schema, columns[schema.label[0]], is_explicit=task is not None

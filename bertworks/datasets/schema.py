@@ -5,16 +5,13 @@ Every value is checked.
 A `Schema` says what the columns mean; only the names of the labels are collected here.
 """
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from sys import intern
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from bertworks.config import packaged_table
 from bertworks.datasets import values
 from bertworks.datasets.annotations import ENTITY_TAG
 from bertworks.datasets.reader import Row, RowReader
@@ -26,8 +23,8 @@ _LISTED_ERRORS = 20
 _SHOWN_LABELS = 10
 Columns = Mapping[str, values.Column]  # of a file, by name
 Names = tuple[str, ...]  # of columns
+ReadName = Callable[[str | None], str]
 _CHECKED_ROWS = 1000  # of which the words are checked
-TASKS = packaged_table(__file__, "tasks.toml")
 
 
 class Item(NamedTuple):
@@ -102,7 +99,11 @@ class RowTask(Protocol):
     file_kind: the kind of files that hold such rows only; "": there is none.
     has_labels: its labels have names. has_classes: each text has one of them. has_many_labels: it
         may have several, each in a column. predicts_numbers: its labels are numbers.
+    has_text_labels: its labels are names that are true of a whole text.
     reads_words: texts are divided into words, each with a tag.
+    counts_choices: the last texts are choices, and labels their numbers.
+    has_context: labels are answers in a context; there may be none.
+    expected: what to write instead of a label that cannot be read. NUMBERS: of choices.
     """
 
     name: ClassVar[Any]
@@ -116,7 +117,24 @@ class RowTask(Protocol):
     has_classes: ClassVar[bool]
     has_many_labels: ClassVar[bool]
     predicts_numbers: ClassVar[bool]
+    has_text_labels: ClassVar[bool]
     reads_words: ClassVar[bool]
+    counts_choices: ClassVar[bool]
+    has_context: ClassVar[bool]
+    expected: ClassVar[str]
+
+    def label_cell(self, value: Any) -> Any:
+        """Return what a column of labels holds, as it is written in tables."""
+
+    def read_label(
+        self, value: Any, texts: Names, schema: Schema, read_name: ReadName, where: str
+    ) -> Any:
+        """Return the value of a column as `Item.label`; None if it is no label of the task.
+
+        Args:
+            read_name: checks the name of a label.
+            where: the row, for errors.
+        """
 
     def schema_of_kind(self, columns: Columns, text: Names) -> Schema | None:
         """Return what the columns of a file of `file_kind` mean."""
@@ -147,6 +165,7 @@ Tasks = Mapping[str, RowTask]  # by name; the first one is assumed where nothing
 def items(
     reader: RowReader,
     schema: Schema,
+    tasks: Tasks,
     *,
     left_out: IssueCounter | None = None,
     errors: list[BertworksError] | None = None,
@@ -159,6 +178,7 @@ def items(
     count them.
 
     Args:
+        tasks: all tasks, by name.
         left_out: counts the rows with an empty text, which are left out; None: an empty text is an
             error.
         errors: collects the errors of rows, which are left out; None: the first one is raised.
@@ -170,11 +190,12 @@ def items(
             text; a repeated id; no row at all.
     """
     schema = fitted(schema, reader)
+    task = tasks[schema.task]
     places: dict[str, str] = {}
     row = None
     for row in reader:
         try:
-            item = read_item(row, schema)
+            item = read_item(row, schema, task)
             if item.id in places:
                 what = (
                     f"the id {item.id!r} in column {schema.id!r} occurs twice; first at "
@@ -239,7 +260,7 @@ def fitted(schema: Schema, reader: RowReader) -> Schema:
     )
 
 
-def read_item(row: Row, schema: Schema) -> Item:
+def read_item(row: Row, schema: Schema, task: RowTask) -> Item:
     """One row as an item.
 
     The checks are those of `items`, except for repeated ids.
@@ -250,11 +271,11 @@ def read_item(row: Row, schema: Schema) -> Item:
         raise BertworksError(
             "the names of the columns come again as a row", where=where, hint="remove the row"
         )
-    if schema.task == "tagging" and not schema.raw:
+    if task.reads_words and not schema.raw:
         texts = values.words_of(_field(row, columns[0]), columns[0], where)
     else:
         cells = [(_field(row, column), column) for column in columns]
-        if schema.task == "choice" and len(columns) == 2:  # the second column lists the choices
+        if task.counts_choices and len(columns) == 2:  # the second column lists the choices
             cells = [
                 cells[0],
                 *((choice, columns[1]) for choice in values.list_of(cells[1][0]) or ()),
@@ -268,8 +289,9 @@ def read_item(row: Row, schema: Schema) -> Item:
             if values.flag_of(_field(row, column, True), column, where)
         )
     elif schema.label:
-        label = label_of(_field(row, schema.label[0], True), schema.label[0], texts, schema, where)
-        if schema.task == "qa" and row.values.get("is_impossible") is True:
+        value = _field(row, schema.label[0], True)
+        label = label_of(value, schema.label[0], texts, schema, task, where)
+        if task.has_context and row.values.get("is_impossible") is True:
             # such answers are only plausible; google-research/bert reads them the same way
             label = ()
 
@@ -293,7 +315,7 @@ def overlapping(item: Item) -> bool:
 
 
 def find_labels(
-    reader: RowReader, schema: Schema, task: RowTask
+    reader: RowReader, schema: Schema, tasks: Tasks
 ) -> tuple[tuple[str, ...], list[str]]:
     """Return all classes of the file, and notes on those that are written in several ways.
 
@@ -303,13 +325,16 @@ def find_labels(
     Raises:
         UsageError: a label is true of every row; the words count or repeat something.
     """
+    task = tasks[schema.task]
     if not task.has_labels:
         return (), []
     counts = Counter[str]()
     num_rows = 0
     sample: list[Item] = []
     errors: list[BertworksError] = []
-    for item in items(reader, replace(schema, id=None), left_out=IssueCounter(), errors=errors):
+    for item in items(
+        reader, replace(schema, id=None), tasks, left_out=IssueCounter(), errors=errors
+    ):
         num_rows += 1
         counts.update(label_names(item))
         if len(sample) < _CHECKED_ROWS:
@@ -431,23 +456,24 @@ def _field(row: Row, column: str, is_label: bool = False) -> Any:
     return row.values[column]
 
 
-def label_of(value: Any, column: str, texts: tuple[str, ...], schema: Schema, where: str) -> Any:
+def label_of(
+    value: Any, column: str, texts: tuple[str, ...], schema: Schema, task: RowTask, where: str
+) -> Any:
     """Return the value of a column as `Item.label`.
 
     Raises:
         BertworksError: it is missing, unknown, or no label of the task.
     """
-    if schema.task == "classification" and isinstance(value, list) and len(value) == 1:
-        value = value[0]  # annotation tools write one label as a list
+    value = task.label_cell(value)
     numbers = f"{schema.first_choice}-{schema.first_choice + len(texts) - 2}"
-    expected = str(TASKS[schema.task]["expected"]).replace("NUMBERS", numbers)
-    if schema.task not in ("classification", "multilabel") and values.label_text(value) is None:
+    expected = task.expected.replace("NUMBERS", numbers)
+    if not task.has_text_labels and values.label_text(value) is None:
         raise values.missing_label(column, where, expected)
-    if schema.task in ("classification", "multilabel") and values.is_nan_text(value):
+    if task.has_text_labels and values.is_nan_text(value):
         raise values.missing_label(
             column, where, "write a label there; a class of this name needs another name", value
         )
-    read_label = partial(
+    read_name = partial(
         values.known_label,
         labels=schema.labels,
         column=column,
@@ -455,39 +481,7 @@ def label_of(value: Any, column: str, texts: tuple[str, ...], schema: Schema, wh
         accept=schema.any_label,
         join=schema.join_labels,
     )
-    match schema.task:
-        case "classification" if not isinstance(value, list | dict):
-            return read_label(values.label_text(value))
-        case "multilabel" if (
-            parts := values.several_labels(value, schema.separator, schema.label_names)
-        ) is not None:
-            return tuple(dict.fromkeys(map(read_label, parts)))
-        case "regression" if math.isfinite(number := values.as_number(value, schema.decimal)):
-            return number
-        case "tagging" if (tags := values.list_of(value)) is not None:
-            if len(tags) != len(texts):
-                raise BertworksError(
-                    f"{len(texts)} words and {len(tags)} tags", where=where, hint=expected
-                )
-            return tuple(intern(read_label(values.label_text(tag))) for tag in tags)
-        case "spans" if (spans := values.spans_of(value)) is not None:
-            places = [(span["start"], span["end"], span["type"]) for span in spans]
-            for start, end, kind in places:
-                if not 0 <= start < end <= len(texts[0]):
-                    what = (
-                        f"the {kind} from {start} to {end} is not inside its text of "
-                        f"{len(texts[0])} characters"
-                    )
-                    hint = (
-                        "count characters (not bytes) from 0; the end is the place after the "
-                        "last one"
-                    )
-                    raise BertworksError(what, where=where, hint=hint)
-            return tuple((start, end, read_label(kind)) for start, end, kind in places)
-        case "qa" if (answers := values.answers_of(value)) is not None:
-            return tuple(answers)
-        case "choice" if (
-            choice := values.choice_number(value, texts[1:], schema.first_choice)
-        ) is not None:
-            return choice
+    label = task.read_label(value, texts, schema, read_name, where)
+    if label is not None:
+        return label
     raise BertworksError(f"the label in {column!r} holds {value!r:.80}", where=where, hint=expected)

@@ -321,7 +321,7 @@ def evaluate_sts(
         reader.name,
         "name another file",
     )
-    pairs = list(items(reader, schema))
+    pairs = list(items(reader, schema, TASKS))
     embedder = Embedder(model, pooling=pooling, device=device)
     examples = embedder.examples((pair.where, *pair.texts) for pair in pairs)
     notes += [
@@ -405,7 +405,7 @@ def evaluate_task(
     if positive is not None:
         d = replace(d, positive=choose_positive((), schema, positive, notes))
     d = replace(d, text=d.text or schema.text)  # models of transformers do not name their columns
-    rows = list(items(reader, replace(schema, any_label=True), left_out=empty_rows))
+    rows = list(items(reader, replace(schema, any_label=True), TASKS, left_out=empty_rows))
     require(
         rows, "no row has a text and a label", reader.name, "name another file, or --text COLUMN"
     )

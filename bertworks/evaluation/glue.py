@@ -28,6 +28,7 @@ from bertworks.metrics.intervals import Interval, resampled
 from bertworks.runs.data_splits import LabelledData
 from bertworks.runs.finetune import make_finetune_request
 from bertworks.runs.trials import MAX_TRIALS, interval_of_trials, plan_trials, run_trials
+from bertworks.tasks.registry import TASKS
 from bertworks.tasks.scores import row_sums
 
 _SUFFIXES = ("tsv", "csv", "jsonl", "parquet")
@@ -250,8 +251,8 @@ def _trials(
     train, schema = task.read("train")
     dev, dev_schema = task.read(split)
     empty = IssueCounter()  # the official train file of QQP has two such rows
-    train_items = list(items(train, schema, left_out=empty))
-    dev_items = list(items(dev, dev_schema, left_out=empty))
+    train_items = list(items(train, schema, TASKS, left_out=empty))
+    dev_items = list(items(dev, dev_schema, TASKS, left_out=empty))
     notes = [f"{task.name} of GLUE: trained on {train.name}, evaluated on {dev.name}"]
     notes += [f"rows without text are left out: {empty}"] if empty.count else []
     labelled = LabelledData(schema, train_items, dev_items, [*notes, *train.notes, *dev.notes])
@@ -285,7 +286,7 @@ def _figures(
     intervals = {task.column(split): interval}
     for other_split in other_splits:  # the other half of MNLI
         reader, schema = task.read(other_split)
-        rows = list(items(reader, schema, left_out=IssueCounter()))
+        rows = list(items(reader, schema, TASKS, left_out=IssueCounter()))
         sums_of_trials = []
         for trial in trials:
             predictor = Predictor(folder / str(trial["folder"]), device=device)

@@ -316,9 +316,9 @@ def answer_questions(
     require(is_for_questions, what, model, hint)
     reader = RowReader(data)
     schema, _ = schema_for(reader, predictor.description, ("question", "context"))
-    for note in predictor.reading.preview(list(islice(items(reader, schema), 2))):
+    for note in predictor.reading.preview(list(islice(items(reader, schema, TASKS), 2))):
         on_note(note.text)
-    for features, answer in predictor.answers(items(reader, schema)):
+    for features, answer in predictor.answers(items(reader, schema, TASKS)):
         if counts is not None:
             counts.add_features(features, predictor.tokenizer)
         yield features.item.id, answer
@@ -334,7 +334,7 @@ def rows_with_items(
     schema = fitted(schema, reader)
     for row in reader:
         try:
-            yield row, read_item(row, schema)
+            yield row, read_item(row, schema, TASKS[schema.task])
         except EmptyTextError:
             empty.add(row.where)
             yield row, None

@@ -258,7 +258,11 @@ class Predictor(ModelUser):
             first_choice=d.first_choice or 0,
         )
         gold = [
-            item._replace(label=label_of(value, "labels", item.texts, schema, f"label {number}"))
+            item._replace(
+                label=label_of(
+                    value, "labels", item.texts, schema, TASKS[d.task], f"label {number}"
+                )
+            )
             for number, (item, value) in enumerate(zip(rows, values, strict=True), 1)
         ]
         figures = compute_metrics(d, gold, [answer for _, answer in self.answers(rows)])
@@ -269,7 +273,9 @@ class Predictor(ModelUser):
         d = self.description
         if are_rows(texts):
             reader = RowReader(texts)
-            return list(items(reader, Schema(task=d.task, text=d.text or tuple(reader.columns))))
+            return list(
+                items(reader, Schema(task=d.task, text=d.text or tuple(reader.columns)), TASKS)
+            )
         return [
             item_of(text, number, d)
             for number, text in enumerate(listed(texts, "predict([text])[0]"), 1)

@@ -54,6 +54,7 @@ from bertworks.io.atomic_write import (
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.transformer import Encoder
 from bertworks.tasks.heads import MultipleChoice, SpanExtraction, TaskModel
+from bertworks.tasks.registry import TASKS
 from bertworks.tasks.scores import format_metrics
 from bertworks.tasks.settings import TaskConfig
 from bertworks.training.objectives import PretrainingModel
@@ -507,7 +508,7 @@ def _batches(source: _Source, data: str | Path | None) -> list[Batch]:
         return [_random_batch(source, generator, *shape) for shape in _TIMED_SHAPES]
     reader = RowReader(data)
     schema, _ = schema_for(reader, source.predictor.description, ())
-    rows = islice(items(reader, schema, left_out=IssueCounter()), _ROWS)
+    rows = islice(items(reader, schema, TASKS, left_out=IssueCounter()), _ROWS)
     units = [features.unit for features in source.predictor.reading(rows)]
     return list(token_budget_batches(units, BATCH_TOKENS))
 

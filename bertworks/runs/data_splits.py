@@ -333,7 +333,7 @@ def _open(
 def _read_items(reader: RowReader, schema: Schema, empty: IssueCounter) -> list[Item]:
     """The rows as items. Rows with errors are listed in one error."""
     errors: list[BertworksError] = []
-    rows = list(items(reader, schema, left_out=empty, errors=errors))
+    rows = list(items(reader, schema, TASKS, left_out=empty, errors=errors))
     refuse_rows(errors, reader.name)
     return rows
 

@@ -18,8 +18,8 @@ from bertworks.datasets.infer_schema import (
     first_column,
     named_columns,
 )
-from bertworks.datasets.schema import Columns, Item, Names, Schema
-from bertworks.datasets.values import MOST, PROMPTS, Column
+from bertworks.datasets.schema import Columns, Item, Names, ReadName, Schema
+from bertworks.datasets.values import MOST, PROMPTS, Column, choice_number
 from bertworks.errors import BertworksError
 from bertworks.tasks.attributed import Attributed
 from bertworks.tasks.heads import MultipleChoice, TaskHead
@@ -43,6 +43,7 @@ class ChoiceTask(TextTask):
     meaning = "one of several continuations or answers"
     num_texts = (1, 1024)
     texts = "the prompt and the choices"
+    expected = "write the number of the right one, NUMBERS"
     label_note = "the right choice; {schema.first_choice} is the first"
     metrics = ("accuracy",)
     shown = ("choice", "score")
@@ -76,6 +77,11 @@ class ChoiceTask(TextTask):
             return None
         first_choice = int(not counts[0] and counts[number] > 0)
         return Schema(task=self.name, text=texts, label=label, first_choice=first_choice)
+
+    def read_label(
+        self, value: Any, texts: Names, schema: Schema, read_name: ReadName, where: str
+    ) -> Any:
+        return choice_number(value, texts[1:], schema.first_choice)
 
     def label_problem(
         self, schema: Schema, column: Column, *, is_explicit: bool

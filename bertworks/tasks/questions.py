@@ -14,7 +14,7 @@ from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids
 from bertworks.datasets.infer_schema import first_column, named_columns
-from bertworks.datasets.schema import Columns, Item, Names, Schema, misplaced
+from bertworks.datasets.schema import Columns, Item, Names, ReadName, Schema, misplaced
 from bertworks.datasets.values import MOST, answers_of
 from bertworks.metrics import intervals, squad
 from bertworks.tasks.attributed import Attributed
@@ -46,6 +46,7 @@ class QuestionsTask(Task):
     num_texts = (2, 2)
     texts = "the question and the context"
     texts_hint = "name them: --text QUESTION --text CONTEXT"
+    expected = 'write answers as [{"text": "1968", "answer_start": 17}]'
     label_note = "answers, and their places in the context"
     file_kind = "squad"
     metrics = ("f1", "exact")
@@ -84,6 +85,12 @@ class QuestionsTask(Task):
             return None
         texts = (named["question"].name, named["context"].name)
         return Schema(task=self.name, text=texts, label=(answers.name,))
+
+    def read_label(
+        self, value: Any, texts: Names, schema: Schema, read_name: ReadName, where: str
+    ) -> Any:
+        answers = answers_of(value)
+        return None if answers is None else tuple(answers)
 
     def read(self, reader: SequenceReader, items: list[Item]) -> Iterator[Features]:
         questions = reader.tokens(item.texts[0] for item in items)

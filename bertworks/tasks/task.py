@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.masking import Example
 from bertworks.config import packaged_table
-from bertworks.datasets.schema import Columns, Item, Names, Schema
+from bertworks.datasets.schema import Columns, Item, Names, ReadName, Schema
 from bertworks.datasets.values import Column
 from bertworks.errors import expect
 from bertworks.metrics import intervals
@@ -58,7 +58,7 @@ class Task(ABC):
     figures.
 
     name: in commands, recipes and task.json.
-    meaning, num_texts, texts, texts_hint, label_note, file_kind: see `RowTask`.
+    meaning, num_texts, texts, texts_hint, label_note, file_kind, expected: see `RowTask`.
     metrics: names of its metrics; the first one selects the best checkpoint.
     figures: names of other figures, without intervals.
     shown: fields of a prediction that are always shown; the first one is compared with the label.
@@ -103,6 +103,7 @@ class Task(ABC):
     texts_hint: ClassVar[str] = "name others: --text, --task"
     label_note: ClassVar[str]
     file_kind: ClassVar[str] = ""
+    expected: ClassVar[str]
     metrics: ClassVar[tuple[str, ...]]
     figures: ClassVar[tuple[str, ...]] = ()
     shown: ClassVar[tuple[str, ...]]
@@ -143,7 +144,22 @@ class Task(ABC):
     num_outputs: ClassVar[int] = 2
     head_settings: ClassVar[Mapping[str, Any]] = {}
 
-    # --- columns of labelled data
+    # --- columns and labels of data
+
+    def label_cell(self, value: Any) -> Any:
+        """Return what a column of labels holds, as it is written in tables."""
+        return value
+
+    @abstractmethod
+    def read_label(
+        self, value: Any, texts: Names, schema: Schema, read_name: ReadName, where: str
+    ) -> Any:
+        """Return the value of a column as `Item.label`; None if it is no label of the task.
+
+        Args:
+            read_name: checks the name of a label.
+            where: the row, for errors.
+        """
 
     def schema_of_kind(self, columns: Columns, text: Names) -> Schema | None:
         """Return what the columns of a file of `file_kind` mean."""

@@ -1,6 +1,7 @@
 """Tasks with one prediction for a text or a pair of texts: one label, several labels, a number."""
 
 import json
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,8 +15,15 @@ from torch import Tensor
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, add_special_tokens
-from bertworks.datasets.schema import Item, Schema
-from bertworks.datasets.values import FLAGS, MAX_CLASSES, Column
+from bertworks.datasets.schema import Item, Names, ReadName, Schema
+from bertworks.datasets.values import (
+    FLAGS,
+    MAX_CLASSES,
+    Column,
+    as_number,
+    label_text,
+    several_labels,
+)
 from bertworks.errors import expect
 from bertworks.metrics import intervals
 from bertworks.tasks.attributed import Attributed, log_odds
@@ -102,6 +110,7 @@ class ClassificationTask(TextTask):
 
     name = "classification"
     meaning = "one label for a text"
+    expected = "write one name there; or is it --task multilabel?"
     label_note = "{count} different values: {labels}"
     metrics = ("accuracy", "macro_f1", "matthews_correlation", "f1")
     shown = ("label", "score")
@@ -115,6 +124,15 @@ class ClassificationTask(TextTask):
     is_stratified = True
     recipe_fields = ("class_weights", "label_smoothing")
     problem_type = "single_label_classification"
+
+    def label_cell(self, value: Any) -> Any:
+        """Annotation tools write one label as a list."""
+        return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+    def read_label(
+        self, value: Any, texts: Names, schema: Schema, read_name: ReadName, where: str
+    ) -> Any:
+        return None if isinstance(value, list | dict) else read_name(label_text(value))
 
     def fits_label(self, column: Column, *, has_several: bool) -> bool:
         return not has_several and not column.has_amounts
@@ -204,6 +222,7 @@ class MultiLabelTask(TextTask):
 
     name = "multilabel"
     meaning = "any number of labels for a text"
+    expected = 'write several labels as a list, ["one", "another"]'
     label_note = "any of {count}, separated by {mark}: {labels}"
     metrics = ("micro_f1", "macro_f1", "accuracy")
     figures = ("precision", "recall")
@@ -216,6 +235,12 @@ class MultiLabelTask(TextTask):
     has_text_labels = True
     has_many_labels = True
     problem_type = "multi_label_classification"
+
+    def read_label(
+        self, value: Any, texts: Names, schema: Schema, read_name: ReadName, where: str
+    ) -> Any:
+        names = several_labels(value, schema.separator, schema.label_names)
+        return None if names is None else tuple(dict.fromkeys(map(read_name, names)))
 
     def fits_label(self, column: Column, *, has_several: bool) -> bool:
         return has_several
@@ -314,6 +339,7 @@ class RegressionTask(TextTask):
 
     name = "regression"
     meaning = "a number for a text"
+    expected = "write a number there, or remove the row"
     label_note = "numbers from {column.low:g} to {column.high:g}"
     metrics = ("spearman", "pearson")
     figures = ("rmse",)
@@ -334,6 +360,12 @@ class RegressionTask(TextTask):
         "sentence_transformers": {"activation_fn": _IDENTITY},
         "sbert_ce_default_activation_function": _IDENTITY,
     }
+
+    def read_label(
+        self, value: Any, texts: Names, schema: Schema, read_name: ReadName, where: str
+    ) -> Any:
+        number = as_number(value, schema.decimal)
+        return number if math.isfinite(number) else None
 
     def fits_label(self, column: Column, *, has_several: bool) -> bool:
         return not has_several and column.has_amounts

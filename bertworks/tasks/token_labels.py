@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from operator import eq
+from sys import intern
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,9 +19,9 @@ from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, add_special_tokens
 from bertworks.datasets.annotations import OUTSIDE, tag_scheme
 from bertworks.datasets.infer_schema import find_texts, first_column, named_columns
-from bertworks.datasets.schema import Columns, Item, Names, Schema, overlapping
-from bertworks.datasets.values import MOST, Column
-from bertworks.errors import expect, require
+from bertworks.datasets.schema import Columns, Item, Names, ReadName, Schema, overlapping
+from bertworks.datasets.values import MOST, Column, label_text, list_of, spans_of
+from bertworks.errors import BertworksError, expect, require
 from bertworks.metrics import intervals
 from bertworks.metrics.classification import Span, paired, tag_runs
 from bertworks.tasks.attributed import Attributed, log_odds
@@ -233,6 +234,7 @@ class TaggingTask(TokenTask):
     name = "tagging"
     meaning = "a tag for each word"
     texts = "the words"
+    expected = 'write one tag for each word, as ["O", "B-person"]'
     label_note = "a tag for each word: {labels}"
     file_kind = "conll"
     metrics = ("f1", "precision", "recall", "accuracy")
@@ -272,6 +274,17 @@ class TaggingTask(TokenTask):
             what = f"all words have the same tag, {schema.labels[0]!r}"
             return what, "tag the words differently, or name another column"
         return "", ""
+
+    def read_label(
+        self, value: Any, texts: Names, schema: Schema, read_name: ReadName, where: str
+    ) -> Any:
+        tags = list_of(value)
+        if tags is None:
+            return None
+        if len(tags) != len(texts):
+            what = f"{len(texts)} words and {len(tags)} tags"
+            raise BertworksError(what, where=where, hint=self.expected)
+        return tuple(intern(read_name(label_text(tag))) for tag in tags)
 
     def read(self, reader: SequenceReader, items: list[Item]) -> Iterator[Features]:
         offsets_of_raw = reader.tokenizer.words([item.texts[0] for item in items if item.raw])
@@ -410,6 +423,7 @@ class SpansTask(TokenTask):
     name = "spans"
     meaning = "labelled stretches of a text"
     texts = "the text"
+    expected = 'write a list of {"start": 0, "end": 5, "type": "person"}, or []'
     label_note = "stretches of characters: {labels}"
     file_kind = "spans"
     metrics = ("f1", "precision", "recall")
@@ -426,6 +440,25 @@ class SpansTask(TokenTask):
         self, schema: Schema, column: Column, *, is_explicit: bool
     ) -> tuple[str, str]:
         return ("", "") if schema.labels else ("no row has a label", "label some rows")
+
+    def read_label(
+        self, value: Any, texts: Names, schema: Schema, read_name: ReadName, where: str
+    ) -> Any:
+        spans = spans_of(value)
+        if spans is None:
+            return None
+        places = [(span["start"], span["end"], span["type"]) for span in spans]
+        for start, end, kind in places:
+            if not 0 <= start < end <= len(texts[0]):
+                what = (
+                    f"the {kind} from {start} to {end} is not inside its text of "
+                    f"{len(texts[0])} characters"
+                )
+                hint = (
+                    "count characters (not bytes) from 0; the end is the place after the last one"
+                )
+                raise BertworksError(what, where=where, hint=hint)
+        return tuple((start, end, read_name(kind)) for start, end, kind in places)
 
     def read(self, reader: SequenceReader, items: list[Item]) -> Iterator[Features]:
         encodings = reader.arrays([item.texts[0] for item in items])

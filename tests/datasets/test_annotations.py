@@ -56,7 +56,7 @@ def write(path: Path, make: Make, count: int = ROWS) -> Path:
 def learned(path: Path) -> tuple[str, list[Item], list[str]]:
     reader = RowReader(path)
     schema, _ = infer_schema(reader, TASKS)
-    return schema.task, list(items(reader, schema)), reader.notes
+    return schema.task, list(items(reader, schema, TASKS)), reader.notes
 
 
 # --- Label Studio
@@ -430,7 +430,7 @@ def test_a_task_without_annotation_has_no_label(make: Make, tmp_path: Path) -> N
         learned(path)
     reader = RowReader(path, ReadOptions(skip_unlabelled=True))
     schema, _ = infer_schema(reader, TASKS)
-    assert len(list(items(reader, schema))) == ROWS - 1
+    assert len(list(items(reader, schema, TASKS))) == ROWS - 1
     assert len(list(RowReader(path))) == ROWS  # a prediction needs no label
 
 

@@ -62,7 +62,7 @@ def meaning(
 ) -> tuple[Schema, list[Any]]:
     reader = RowReader(path, read)
     schema, _ = infer_schema(reader, TASKS, **known)
-    return schema, [item.label for item in items(reader, schema)]
+    return schema, [item.label for item in items(reader, schema, TASKS)]
 
 
 def refusal(path: Path, read: ReadOptions = ReadOptions(), **known: Any) -> BertworksError:
@@ -536,7 +536,7 @@ def test_tables_of_known_meaning_are_understood_or_refused(
         schema, _ = infer_schema(reader, TASKS, **known)
         texts = [places[name] for name in meant["text"]]
         assert list(schema.text) == (texts if named or known else sorted(texts))
-        label = [item.label for item in items(reader, schema)]
+        label = [item.label for item in items(reader, schema, TASKS)]
         assert len(label) == rows
         wanted = meant["values"]
         if meant["task"] == "flags":

@@ -40,7 +40,7 @@ def infer(reader: RowReader, **known: object) -> Schema:
 
 def failure(reader: RowReader, schema: Schema, **options: object) -> BertworksError:
     with pytest.raises(BertworksError) as caught:
-        list(items(reader, schema, **options))
+        list(items(reader, schema, TASKS, **options))
     return caught.value
 
 
@@ -155,7 +155,7 @@ def test_real_sets_are_understood(data_folder: Path, name: str) -> None:
     assert (schema.task, schema.text, schema.label, schema.labels) == (task, text, (label,), labels)
     assert why[0].startswith(f"task: {task}")
     left_out = IssueCounter()
-    found = list(items(reader, schema, left_out=left_out))
+    found = list(items(reader, schema, TASKS, left_out=left_out))
     assert (len(found), left_out.count) == (count, EMPTY.get(name, 0))
     assert not any(item.label is None for item in found)
     if task == "qa":
@@ -169,7 +169,7 @@ def test_test_sets_without_labels(data_folder: Path, name: str) -> None:
         infer_schema(reader, TASKS)
     if name not in ("CoLA",):
         train = infer(RowReader(data_folder / "glue" / name / ("dev.tsv")))
-        found = list(items(reader, replace(train, label=())))
+        found = list(items(reader, replace(train, label=()), TASKS))
         assert all(item.label is None and len(item.texts) == len(train.text) for item in found)
 
 
@@ -190,7 +190,7 @@ def test_reviews(tmp_path: Path) -> None:
         "header: yes",
         "inferred: text by its name, label by its name",
     ]
-    assert list(items(reader, schema))[1] == Item(
+    assert list(items(reader, schema, TASKS))[1] == Item(
         ("It was number 1, and I saw it.",), "2", "reviews.csv:3"
     )
 
@@ -304,7 +304,7 @@ def test_inference(
     rows = [{name: cell(value, n) for name, value in columns.items()} for n in range(240)]
     schema = infer(table(tmp_path, rows, f"a{suffix}"))
     assert (schema.task, schema.text, schema.label) == (task, text, (label,))
-    assert len(list(items(RowReader(tmp_path / f"a{suffix}"), schema))) == 240
+    assert len(list(items(RowReader(tmp_path / f"a{suffix}"), schema, TASKS))) == 240
 
 
 def test_a_mistake_among_numbers_is_named_and_does_not_make_them_classes(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_a_mistake_among_numbers_is_named_and_does_not_make_them_classes(tmp_pat
     schema = infer(reader)
     assert schema.task == "regression"
     with pytest.raises(BertworksError, match="'high'") as caught:
-        list(items(reader, schema))
+        list(items(reader, schema, TASKS))
     assert caught.value.where == "a.csv:19"
     few = [[f"a text {n}", "none" if n == 17 else n % 4 / 2] for n in range(40)]
     assert infer(csv_text(tmp_path, ["text", "score"], *few)).task == "classification"
@@ -347,7 +347,7 @@ def test_questions_in_a_table(tmp_path: Path) -> None:
             ("answers",),
             "id",
         )
-        assert list(items(reader, schema))[1] == Item(
+        assert list(items(reader, schema, TASKS))[1] == Item(
             ("When? 1", "It began in 1973."),
             ((12, "1973"),),
             f"{name}:{3 if name == 'a.csv' else 2}",
@@ -381,8 +381,8 @@ def test_a_label_that_is_named_is_looked_for_in_layouts_too(tmp_path: Path) -> N
         for n in range(9)
     ]
     reader = table(tmp_path, requested, "q.jsonl")
-    assert next(items(reader, infer(reader))).label == ((0, "Anna"),)
-    assert next(items(reader, infer(reader, label="gold"))).label == ((0, "Anna sings."),)
+    assert next(items(reader, infer(reader), TASKS)).label == ((0, "Anna"),)
+    assert next(items(reader, infer(reader, label="gold"), TASKS)).label == ((0, "Anna sings."),)
 
 
 def test_questions_of_a_squad_file_have_names_even_if_they_come_again(tmp_path: Path) -> None:
@@ -592,9 +592,11 @@ def test_what_is_given_is_not_inferred(tmp_path: Path) -> None:
     )
     schema = infer(reader, task="regression")
     assert (schema.label, schema.labels) == (("stars",), ())
-    assert [item.label for item in items(reader, schema)][:3] == [1.0, 2.0, 3.0]
+    assert [item.label for item in items(reader, schema, TASKS)][:3] == [1.0, 2.0, 3.0]
     assert infer(reader, task="multilabel").labels == ("1", "2", "3", "4", "5")
-    assert next(item.label for item in items(reader, infer(reader, task="multilabel"))) == ("1",)
+    assert next(item.label for item in items(reader, infer(reader, task="multilabel"), TASKS)) == (
+        "1",
+    )
     with pytest.raises(UsageError, match="did you mean --label season") as caught:
         infer(reader, label="seson")
     assert "review, stars, title, season" in caught.value.what
@@ -605,7 +607,7 @@ def test_what_is_given_is_not_inferred(tmp_path: Path) -> None:
 def test_conll_can_be_something_else_and_tables_can_be_tagging(tmp_path: Path) -> None:
     reader = csv_text(tmp_path, ["sentence", "tags"], ["EU rejects", "B-ORG O"], ["so what", "O O"])
     schema = infer(reader, task="tagging")
-    assert next((item.texts, item.label) for item in items(reader, schema)) == (
+    assert next((item.texts, item.label) for item in items(reader, schema, TASKS)) == (
         ("EU", "rejects"),
         ("B-ORG", "O"),
     )
@@ -756,7 +758,7 @@ def test_labels_that_programs_write_in_several_ways(
     schema = Schema(task="classification", text=("text",), label=("label",), labels=labels)
     path = tmp_path / "a.csv"
     path.write_text("text,label\n" + "".join(f"some,{label}\n" for label in written))
-    assert tuple(item.label for item in items(RowReader(path), schema)) == meant
+    assert tuple(item.label for item in items(RowReader(path), schema, TASKS)) == meant
     path.write_text("text,label\nsome,1.5\n")
     assert "'1.5' is not known" in failure(RowReader(path), schema).what
 
@@ -769,24 +771,24 @@ def test_unknown_labels_say_which_are_known(tmp_path: Path) -> None:
 def test_missing_columns(tmp_path: Path) -> None:
     reader = csv_text(tmp_path, ["texts", "label"], ["a", "pos"])
     with pytest.raises(UsageError, match="did you mean --text texts"):
-        next(items(reader, KNOWN))
+        next(items(reader, KNOWN, TASKS))
     with pytest.raises(UsageError, match="no column 'label'"):
-        next(items(csv_text(tmp_path, ["text", "other"], ["a", "pos"], name="b.csv"), KNOWN))
+        next(items(csv_text(tmp_path, ["text", "other"], ["a", "pos"], name="b.csv"), KNOWN, TASKS))
 
 
 def test_rows_without_labels(tmp_path: Path) -> None:
     reader = csv_text(tmp_path, ["text", "other"], ["a", "pos"])
-    assert list(items(reader, replace(KNOWN, label=()))) == [Item(("a",), None, "a.csv:2")]
+    assert list(items(reader, replace(KNOWN, label=()), TASKS)) == [Item(("a",), None, "a.csv:2")]
     (tmp_path / "b.txt").write_text("Some text.\nMore, and no label.\n")
     plain = RowReader(tmp_path / "b.txt", name="b.txt")
     review = Schema(task="classification", text=("review",), labels=("1", "2"), id="id")
     assert fitted(review, plain).text == ("text",)
-    assert [item.texts for item in items(plain, review)] == [
+    assert [item.texts for item in items(plain, review, TASKS)] == [
         ("Some text.",),
         ("More, and no label.",),
     ]
     words = Schema(task="tagging", text=("tokens",), labels=("O",))
-    assert next(item.texts for item in items(plain, words)) == ("Some", "text.")
+    assert next(item.texts for item in items(plain, words, TASKS)) == ("Some", "text.")
 
 
 def test_texts_without_labels_are_guessed_from_the_beginning(tmp_path: Path) -> None:
@@ -819,9 +821,12 @@ def test_empty_texts_can_be_left_out_and_are_counted(tmp_path: Path) -> None:
         tmp_path, ["text", "label"], ["a", "pos"], ["", "pos"], ["b", "neg"], ["nan", "neg"]
     )
     with pytest.raises(EmptyTextError):
-        list(items(reader, KNOWN))
+        list(items(reader, KNOWN, TASKS))
     left_out = IssueCounter()
-    assert [item.texts for item in items(reader, KNOWN, left_out=left_out)] == [("a",), ("b",)]
+    assert [item.texts for item in items(reader, KNOWN, TASKS, left_out=left_out)] == [
+        ("a",),
+        ("b",),
+    ]
     assert (left_out.count, left_out.places) == (2, ["a.csv:3", "a.csv:5 has 'nan'"])
 
 
@@ -837,7 +842,7 @@ def test_ids(tmp_path: Path) -> None:
         "a.jsonl:151",
         "the id '7' in column 'id' occurs twice; first at a.jsonl:8",
     )
-    assert [item.id for item in items(reader, replace(schema, label=()))][:2] == ["0", "1"]
+    assert [item.id for item in items(reader, replace(schema, label=()), TASKS)][:2] == ["0", "1"]
     assert (
         infer(table(tmp_path, [{**row, "id": n % 9} for n, row in enumerate(rows)], "b.csv")).id
         is None
@@ -862,7 +867,7 @@ def test_misplaced_answers_are_reported_and_no_error(tmp_path: Path) -> None:
         for n in (3, 4, -1)
     ]
     reader = table(tmp_path, rows)
-    assert [misplaced(item) for item in items(reader, infer(reader))] == [False, True, True]
+    assert [misplaced(item) for item in items(reader, infer(reader), TASKS)] == [False, True, True]
     assert not misplaced(Item(("q", "c"), (), "a:1"))
 
 
@@ -873,7 +878,7 @@ def test_choices_by_number_letter_and_text(tmp_path: Path) -> None:
             for one in given
         ]
         reader = table(tmp_path, rows)
-        return [item.label for item in items(reader, infer(reader))]
+        return [item.label for item in items(reader, infer(reader), TASKS)]
 
     assert labels(0, 1, 0) == [0, 1, 0]
     assert labels(1, 2, 1) == [0, 1, 0]
@@ -898,10 +903,10 @@ def test_documents_of_conll(tmp_path: Path) -> None:
     text = "-DOCSTART- O\n\nEU B-ORG\n\nrejects O\n\n-DOCSTART- O\n\nall O\n"
     (tmp_path / "a.conll").write_text(text)
     reader = RowReader(tmp_path / "a.conll")
-    assert [item.document for item in items(reader, infer(reader))] == ["1", "1", "2"]
+    assert [item.document for item in items(reader, infer(reader), TASKS)] == ["1", "1", "2"]
     (tmp_path / "b.conll").write_text(text.replace("-DOCSTART- O\n\n", ""))
     reader = RowReader(tmp_path / "b.conll")
-    assert [item.document for item in items(reader, infer(reader))] == ["", "", ""]
+    assert [item.document for item in items(reader, infer(reader), TASKS)] == ["", "", ""]
 
 
 # --- one bad row is named, and does not change what the others mean
@@ -977,7 +982,7 @@ def test_one_bad_row_is_named(rows: list, bad: dict, task: str, what: str, tmp_p
 def test_spans_in_a_cell_have_any_usual_layout(spans: list[object], tmp_path: Path) -> None:
     rows = [{"text": f"Anna sings {n}", "entities": json.dumps(spans)} for n in range(9)]
     reader = table(tmp_path, rows, "a.csv")
-    found = list(items(reader, infer(reader, task="spans", label="entities")))
+    found = list(items(reader, infer(reader, task="spans", label="entities"), TASKS))
     assert [item.label for item in found] == [((0, 4, "x"),)] * 9
 
 
@@ -1003,7 +1008,7 @@ def test_several_labels_in_a_cell_where_it_is_requested(tmp_path: Path) -> None:
     )
     schema = infer(reader, task="multilabel")
     assert (schema.separator, schema.labels) == (",", ("x", "y", "z"))
-    assert [item.label for item in items(reader, schema)][:4] == [
+    assert [item.label for item in items(reader, schema, TASKS)][:4] == [
         ("x", "y"),
         ("x",),
         (),

@@ -35,7 +35,7 @@ def labels_of(
 ) -> tuple[Schema, list[Any], list[str]]:
     reader = RowReader(path, options)
     schema, notes = infer_schema(reader, TASKS, **choices)
-    return schema, [item.label for item in items(reader, schema)], notes
+    return schema, [item.label for item in items(reader, schema, TASKS)], notes
 
 
 def test_a_whole_number_and_the_same_with_zeros_are_one_class(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_models_with_both_classes_stay_as_they_are(tmp_path: Path) -> None:
     )
     for join in (False, True):
         reader = RowReader(path, ReadOptions(join_labels=join))
-        assert [item.label for item in items(reader, schema)] == ["1", "1.0", "Pos", "pos"]
+        assert [item.label for item in items(reader, schema, TASKS)] == ["1", "1.0", "Pos", "pos"]
 
 
 def test_labels_in_other_cases_are_counted_in_a_warning_and_joined_by_one_option(
@@ -191,9 +191,11 @@ def test_evaluation_data_in_another_case_are_refused_with_the_option(tmp_path: P
     schema = Schema(task="classification", text=("text",), label=("label",), labels=("neg", "pos"))
     path = write_labels(tmp_path / "a.csv", ["Pos", "NEG"])
     with pytest.raises(BertworksError, match="the label 'Pos' is not known") as error:
-        list(items(RowReader(path), schema))
+        list(items(RowReader(path), schema, TASKS))
     assert "did you mean 'pos'? --join-labels reads it so" in str(error.value.hint)
-    labels = [item.label for item in items(RowReader(path, ReadOptions(join_labels=True)), schema)]
+    labels = [
+        item.label for item in items(RowReader(path, ReadOptions(join_labels=True)), schema, TASKS)
+    ]
     assert labels == ["pos", "neg"]
 
 
@@ -205,14 +207,14 @@ def test_several_labels_and_tags_are_joined_alike(tmp_path: Path) -> None:
     reader = RowReader(rows)
     schema, _ = infer_schema(reader, TASKS, task="multilabel")
     assert schema.labels == ("1", "2")
-    assert [item.label for item in items(reader, schema)][:3] == [("1",), ("2",), ("1",)]
+    assert [item.label for item in items(reader, schema, TASKS)][:3] == [("1",), ("2",), ("1",)]
     tagged = [
         {"tokens": ["Anna", "runs"], "tags": ["NOUN", tag]} for tag in ["VERB"] * 6 + ["Verb"] * 2
     ]
     reader = RowReader(tagged, ReadOptions(join_labels=True))
     schema, _ = infer_schema(reader, TASKS)
     assert schema.labels == ("NOUN", "VERB")
-    assert {item.label for item in items(reader, schema)} == {("NOUN", "VERB")}
+    assert {item.label for item in items(reader, schema, TASKS)} == {("NOUN", "VERB")}
 
 
 def test_groups_written_in_two_ways_stay_together(tmp_path: Path) -> None:
@@ -222,7 +224,7 @@ def test_groups_written_in_two_ways_stay_together(tmp_path: Path) -> None:
     ]
     reader = RowReader(rows)
     schema, _ = infer_schema(reader, TASKS, group="g")
-    assert {item.document for item in items(reader, schema)} == {"1"}
+    assert {item.document for item in items(reader, schema, TASKS)} == {"1"}
 
 
 def test_what_was_trained_on_two_spellings_has_one_class(tmp_path: Path, model: Path) -> None:

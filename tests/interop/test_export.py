@@ -43,6 +43,7 @@ from bertworks.models.layout import Layout
 from bertworks.models.transformer import Encoder
 from bertworks.tasks.decoding import make_task_head
 from bertworks.tasks.heads import Classification, TaskModel
+from bertworks.tasks.registry import TASKS as ALL_TASKS
 from bertworks.tasks.settings import TaskConfig, TaskType
 from tests.support.fine import (
     tokenizer,
@@ -148,7 +149,7 @@ def run(model: Path, output: Path, **options: Any) -> list[Event]:
 
 def answers(model: Path, data: Path) -> list[dict[str, Any]]:
     predictor, reader = Predictor(model, device="cpu"), RowReader(data)
-    rows = items(reader, schema_for(reader, predictor.description, ())[0])
+    rows = items(reader, schema_for(reader, predictor.description, ())[0], ALL_TASKS)
     return [answer for _, answer in predictor.answers(rows)]
 
 

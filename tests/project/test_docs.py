@@ -181,7 +181,7 @@ def test_samples_have_the_task_of_the_table(heading: str, name: str, content: st
     reader = RowReader(tmp_path / name)
     schema, _ = infer_schema(reader, ALL_TASKS)
     assert schema.task == TASKS[heading.lower().replace(" ", "-")]
-    assert len(list(items(reader, schema))) >= 2
+    assert len(list(items(reader, schema, ALL_TASKS))) >= 2
 
 
 def test_the_reference_is_that_of_the_code():

@@ -21,6 +21,7 @@ from bertworks.evaluation.glue import (
     macro_average,
     submission,
 )
+from bertworks.tasks.registry import TASKS
 from bertworks.tasks.scores import METRICS, compute_metrics
 from bertworks.tasks.settings import TaskConfig
 from tests.support import ROOT
@@ -144,10 +145,10 @@ def test_the_official_download(official: Path):
         for split in splits:
             reader, schema = one.read(split)
             tested = split.startswith("test")
-            item = next(items(reader, replace(schema, label=()) if tested else schema))
+            item = next(items(reader, replace(schema, label=()) if tested else schema, TASKS))
             assert item.label == (None if tested else label)
             assert len(item.texts) == (1 if one.name in ("CoLA", "SST-2") else 2)
-    first = {one.name: next(items(*one.read("train"))).texts for one in found}
+    first = {one.name: next(items(*one.read("train"), TASKS)).texts for one in found}
     assert first["CoLA"] == ('"Hello," I said.',), "quote marks are text"
     assert first["MRPC"] == ('" One .', "Two .")
     assert first["MNLI"] == ('He said "go .', "He spoke .")
@@ -170,7 +171,7 @@ def test_what_a_folder_lacks(tmp_path: Path):
         True,
         ("heldout",),
     )
-    assert next(items(*questions.read("heldout"))).label == "entailment"
+    assert next(items(*questions.read("heldout"), TASKS)).label == "entailment"
     assert (nothing.name, nothing.files, nothing.measured_on) == ("RTE", {}, ())
     assert [one.name for one in find_glue_tasks(tmp_path / "sst2")] == ["SST-2"], (
         "the folder of one task"
@@ -196,7 +197,7 @@ def test_every_row_of_the_real_files(name: str, data_folder: Path):
     wanted = {"train": TRAINED.get(name, 8999), **MEASURED[name]}
     assert one.measured_on == tuple(MEASURED[name])
     for split, rows in wanted.items():
-        seen = [item.label for item in items(*one.read(split))]
+        seen = [item.label for item in items(*one.read(split), TASKS)]
         assert len(seen) == rows
         if one.labels:
             assert set(Counter(seen)) == set(one.labels)
@@ -205,7 +206,7 @@ def test_every_row_of_the_real_files(name: str, data_folder: Path):
     for split in one.files:
         if split.startswith("test"):
             reader, schema = one.read(split)
-            rows = items(reader, replace(schema, label=()))
+            rows = items(reader, replace(schema, label=()), TASKS)
             assert all(len(item.texts) == len(one.text) for item in rows)
 
 
@@ -214,7 +215,7 @@ def test_majorities_of_the_real_dev_sets(data_folder: Path):
     found = {one.name: one for one in find_glue_tasks(data_folder / "glue")}
 
     def majority(name: str, answer: str) -> list[float]:
-        gold = list(items(*found[name].read("dev")))
+        gold = list(items(*found[name].read("dev"), TASKS))
         d = TaskConfig(task="classification", labels=BY_NAME[name].labels)
         figures = compute_metrics(d, gold, [{"label": answer}] * len(gold))
         return [figures[metric] for metric in BY_NAME[name].metrics]

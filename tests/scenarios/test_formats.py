@@ -87,7 +87,7 @@ def schema_of(path: Path, **options: Any) -> Schema:
 def labels(path: Path, **options: Any) -> tuple[str, list[Any]]:
     reader = RowReader(path, ReadOptions(**options))
     schema = infer_schema(reader, TASKS)[0]
-    return schema.task, [(item.texts, item.label) for item in items(reader, schema)]
+    return schema.task, [(item.texts, item.label) for item in items(reader, schema, TASKS)]
 
 
 # --- encodings
@@ -917,4 +917,4 @@ def test_any_json_is_read_or_refused(
         reader = RowReader(path, ReadOptions(split=split))
         rows = list(reader)
         assert all(isinstance(row.values, dict) for row in rows)
-        list(items(reader, infer_schema(reader, TASKS)[0], errors=[]))
+        list(items(reader, infer_schema(reader, TASKS)[0], TASKS, errors=[]))
