@@ -77,11 +77,11 @@ def task_settings(description: TaskConfig, c: EncoderConfig = BERT) -> dict[str,
     transformers does not know; else the model_type is, too, and transformers refuses the folder.
     """
     task, family = description.task, c.family
-    own: dict[str, Any] = {}
+    own_class: dict[str, Any] = {}
     if description.reads_means:
-        own = {"architectures": [VECTOR_CLASS]}
+        own_class = {"architectures": [VECTOR_CLASS]}
     elif is_own_network(description, c):
-        own = {"architectures": [_OWN_CLASS], "model_type": own_type(family)}
+        own_class = {"architectures": [_OWN_CLASS], "model_type": own_type(family)}
     facts = TASKS[task]
     labels = description.labels or tuple(f"LABEL_{n}" for n in range(facts.num_outputs))
     return {
@@ -90,7 +90,7 @@ def task_settings(description: TaskConfig, c: EncoderConfig = BERT) -> dict[str,
         "label2id": {label: number for number, label in enumerate(labels)},
         **({"problem_type": facts.problem_type} if facts.problem_type else {}),
         **facts.head_settings,
-        **own,
+        **own_class,
     }
 
 
@@ -146,13 +146,18 @@ def check_same_task(head: TaskConfig, data: TaskConfig, where: str) -> None:
         BertworksError: another task, other labels, or another LSTM or other layers that it reads;
             both are shown.
     """
-    names, others = (
+    head_names, data_names = (
         f" ({first_names(task.labels, 20)})" if task.labels else "" for task in (head, data)
     )
     hint = "--reset-head discards the model's head and trains a new one"
-    what = f"the model was fine-tuned for {head.task}{names}, the data is for {data.task}{others}"
+    what = (
+        f"the model was fine-tuned for {head.task}{head_names}, the data is for "
+        f"{data.task}{data_names}"
+    )
     require(head.task == data.task, what, where, hint)
-    what = f"the model's labels are not those of the data:\n  model:{names}\n  data: {others}"
+    what = (
+        f"the model's labels are not those of the data:\n  model:{head_names}\n  data: {data_names}"
+    )
     require({*head.labels} == {*data.labels}, what, where, hint)
     what = f"the model's head has {head.lstm_units} LSTM units, the recipe has {data.lstm_units}"
     require(head.lstm_units == data.lstm_units, what, where, hint)
@@ -184,14 +189,14 @@ def read_task_json(path: Path) -> TaskConfig:
         "upgrade bertworks",
     )
     # Fields that may be null have null as their default.
-    given = {
+    fields = {
         name: value
         for name, value in content.items()
         if value is not getattr(TaskConfig, name, ...)
     }
     try:
         require({"labels", "text"} <= content.keys(), "labels or text is missing")
-        task = build(TaskConfig, given, lambda _: str(path))
+        task = build(TaskConfig, fields, lambda _: str(path))
         require(task.max_length >= 3, f"max_length is {task.max_length}: expected 3 or more")
         is_known = task.positive is None or task.positive in task.labels
         require(is_known, f"the positive label {task.positive!r} is not one of the labels")

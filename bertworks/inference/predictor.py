@@ -76,7 +76,7 @@ class OutputFields:
             UsageError: several labels or answers, and the task has one.
         """
         task = TASKS[d.task]
-        parts = task.shown
+        parts = task.fields
         if raw:
             parts = (*(("entities",) if d.tag_scheme else ()), "words", *parts)
         if top_k > 1 or probabilities:

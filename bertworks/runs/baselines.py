@@ -564,7 +564,7 @@ def compare_baselines(
     best = min(range(1, len(methods)), key=lambda number: methods[number]["difference"])
     evidence = _evidence(d, metric, rows, model_answers, trivial_answers)
     if not too_few and TASKS[d.task].has_text_labels:
-        field = TASKS[d.task].shown[0]
+        field = TASKS[d.task].fields[0]
         right_answers = [{field: row.item.label} for row in rows]
         _, interval = _evidence(d, metric, rows, right_answers, trivial_answers)
         if interval.low <= 0:

@@ -373,7 +373,9 @@ def _length(features: Features, task: str, tokenizer: Tokenizer) -> int:
     # both texts of a pair may be one each
     if len(features.unit) == 1 or not TASKS[task].reads_windows:
         return longest_sequence(features.unit) + features.num_truncated
-    return features.windows[-1].end + len(features.unit[0].input_ids) - len(features.windows[0].own)
+    return (
+        features.windows[-1].end + len(features.unit[0].input_ids) - len(features.windows[0].is_own)
+    )
 
 
 def _same_texts(data: LabelledData, lowercase: bool) -> dict[str, Any]:

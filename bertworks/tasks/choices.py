@@ -46,7 +46,7 @@ class ChoiceTask(TextTask):
     expected = "write the number of the right one, NUMBERS"
     label_note = "the right choice; {schema.first_choice} is the first"
     metrics = ("accuracy",)
-    shown = ("choice", "score")
+    fields = ("choice", "score")
     trivial = "most frequent choice"
     counted = "rows in train, by the position of the right choice"
     pipeline = "multiple-choice"

@@ -50,7 +50,7 @@ class QuestionsTask(Task):
     label_note = "answers, and their places in the context"
     file_kind = "squad"
     metrics = ("f1", "exact")
-    shown = ("answer", "start", "end", "score")
+    fields = ("answer", "start", "end", "score")
     trivial = "no answer"
     hub: ClassVar[Mapping[str, str]] = {"exact": "exact_match"}
     part = "kind of question"
@@ -155,9 +155,9 @@ class QuestionsTask(Task):
             part = logits[start:end] / np.float32(d.temperature)
             start = end
             no_answer = min(no_answer, float(part[0].sum()))
-            part = part[features.begin :][: len(window.own)]
+            part = part[features.begin :][: len(window.is_own)]
             places = np.arange(window.start, window.end)
-            spans = [*best.values(), *best_spans(part, places, window.own, d.max_answer)]
+            spans = [*best.values(), *best_spans(part, places, window.is_own, d.max_answer)]
             best = {}
             for score, first, last, *_ in sorted(spans, reverse=True):
                 a, b = strip_span(context, features.offsets[first, 0], features.offsets[last, 1])
@@ -315,7 +315,7 @@ def _answer_output(features: Features, answer: Answer) -> Attributed:
     number, window = next(
         (number, window)
         for number, window in enumerate(features.windows)
-        if window.start <= first_token < window.end and window.own[first_token - window.start]
+        if window.start <= first_token < window.end and window.is_own[first_token - window.start]
     )
     start = first_token - window.start
     example = features.unit[number]

@@ -32,7 +32,7 @@ class Window(NamedTuple):
 
     start: int
     end: int
-    own: NDArray[np.bool_]  # [end - start]
+    is_own: NDArray[np.bool_]  # [end - start]
 
 
 class Lazy(Sequence[_T]):

@@ -61,7 +61,7 @@ class Task(ABC):
     meaning, num_texts, texts, texts_hint, label_note, file_kind, expected: see `RowTask`.
     metrics: names of its metrics; the first one selects the best checkpoint.
     figures: names of other figures, without intervals.
-    shown: fields of a prediction that are always shown; the first one is compared with the label.
+    fields: those of a prediction that are always written; the first one is compared with the label.
     trivial: the name of the method that learns a constant.
     hub: names of metrics on the Hugging Face hub, where they are others.
     part: what the parts are of which figures are reported: "label"; "" if there are none.
@@ -106,7 +106,7 @@ class Task(ABC):
     expected: ClassVar[str]
     metrics: ClassVar[tuple[str, ...]]
     figures: ClassVar[tuple[str, ...]] = ()
-    shown: ClassVar[tuple[str, ...]]
+    fields: ClassVar[tuple[str, ...]]
     trivial: ClassVar[str]
     hub: ClassVar[Mapping[str, str]] = {}
     part: ClassVar[str] = ""
@@ -351,7 +351,7 @@ class Task(ABC):
 
     def predicted_label(self, answer: Answer) -> Any:
         """Return the prediction in the form of `Item.label`."""
-        return answer[self.shown[0]]
+        return answer[self.fields[0]]
 
     def label_names(self, label: Any) -> Iterable[str]:
         """Return the names in the label of a whole text."""

@@ -113,7 +113,7 @@ class ClassificationTask(TextTask):
     expected = "write one name there; or is it --task multilabel?"
     label_note = "{count} different values: {labels}"
     metrics = ("accuracy", "macro_f1", "matthews_correlation", "f1")
-    shown = ("label", "score")
+    fields = ("label", "score")
     trivial = "most frequent label"
     hub: ClassVar[Mapping[str, str]] = {"macro_f1": "f1"}
     part = "label"
@@ -226,7 +226,7 @@ class MultiLabelTask(TextTask):
     label_note = "any of {count}, separated by {mark}: {labels}"
     metrics = ("micro_f1", "macro_f1", "accuracy")
     figures = ("precision", "recall")
-    shown = ("labels",)
+    fields = ("labels",)
     trivial = "most frequent labels"
     hub: ClassVar[Mapping[str, str]] = {"macro_f1": "f1", "micro_f1": "f1"}
     part = "label"
@@ -343,7 +343,7 @@ class RegressionTask(TextTask):
     label_note = "numbers from {column.low:g} to {column.high:g}"
     metrics = ("spearman", "pearson")
     figures = ("rmse",)
-    shown = ("value",)
+    fields = ("value",)
     trivial = "mean"
     hub: ClassVar[Mapping[str, str]] = {"pearson": "pearsonr", "spearman": "spearmanr"}
     has_confusion = False

@@ -159,17 +159,17 @@ class TokenTask(Task):
         place = predicted or gold
         assert place is not None
         score = score_of(place, predicted)
-        shown = self.text_between(item, None, None)
-        if len(shown) > _LONG_TEXT:
-            shown = self.text_between(item, max(0, place[0] - self.near), place[1] + self.near)
-            shown = f"... {shown} ..."
+        text = self.text_between(item, None, None)
+        if len(text) > _LONG_TEXT:
+            text = self.text_between(item, max(0, place[0] - self.near), place[1] + self.near)
+            text = f"... {text} ..."
         labels = [
             NOTHING if span is None else f"{span[2]}: {self.text_between(item, *span[:2])}"
             for span in (gold, predicted)
         ]
         badness = 0.5 if score is None else score
         kind = _kind_of_mistake(gold, predicted)
-        return Mistake(item.where, (shown,), labels[0], labels[1], score, badness, kind)
+        return Mistake(item.where, (text,), labels[0], labels[1], score, badness, kind)
 
     @abstractmethod
     def score_of_spans(self, answer: Answer) -> ScoreOfSpan:
@@ -222,7 +222,7 @@ def _tagged(
         if predicted is not None:
             inside = slice(*np.searchsorted(predicted, (window.start, window.end)))
             places = predicted[inside].astype(np.int64) - window.start
-        is_own = window.own[places]
+        is_own = window.is_own[places]
         return places[is_own] + begin, tags[inside][is_own].astype(np.int64)
 
     return reader.in_windows(item, row, part, offsets)
@@ -238,7 +238,7 @@ class TaggingTask(TokenTask):
     label_note = "a tag for each word: {labels}"
     file_kind = "conll"
     metrics = ("f1", "precision", "recall", "accuracy")
-    shown = ("tags",)
+    fields = ("tags",)
     trivial = "most frequent tag"
     row_fractions = ()
     reads_documents = True
@@ -427,7 +427,7 @@ class SpansTask(TokenTask):
     label_note = "stretches of characters: {labels}"
     file_kind = "spans"
     metrics = ("f1", "precision", "recall")
-    shown = ("entities",)
+    fields = ("entities",)
     trivial = "no entity"
     near = 100
     doubtful_note = "texts have overlapping spans: the later one wins"

@@ -35,8 +35,8 @@ def of_all_windows(found: Features, logits: np.ndarray, most: int) -> list[dict]
     """The best answers, from all spans of all windows together."""
     spans, start = [], 0
     for example, window in zip(found.unit, found.windows, strict=True):
-        rows = logits[start + found.begin :][: len(window.own)]
-        spans += best_spans(rows, np.arange(window.start, window.end), window.own, most)
+        rows = logits[start + found.begin :][: len(window.is_own)]
+        spans += best_spans(rows, np.arange(window.start, window.end), window.is_own, most)
         start += len(example.input_ids)
     best: dict[str, dict] = {}
     for score, first, last in sorted(spans, reverse=True):

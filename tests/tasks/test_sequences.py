@@ -49,7 +49,7 @@ def test_windows_are_the_published_ones(count: int, room: int, step: int) -> Non
     owned = [
         (n, w.start + place)
         for n, w in enumerate(found)
-        for place in np.flatnonzero(w.own).tolist()
+        for place in np.flatnonzero(w.is_own).tolist()
     ]
     assert owned == sorted((owner, place) for place, owner in enumerate(owners))
 
