@@ -323,10 +323,12 @@ def _separator_of(column: Column, *, is_explicit: bool) -> str:
 
 
 def named_columns(columns: Iterable[Column]) -> dict[str, Column]:
+    """Return the columns that hold something, by their names as tables usually spell them."""
     return {column.known_name: column for column in columns if column.filled}
 
 
 def first_column(named: Columns, names: Iterable[str]) -> Column | None:
+    """Return the column with the first of these names that there is, or None."""
     return next((named[name] for name in names if name in named), None)
 
 
@@ -508,6 +510,7 @@ def _doubt_about_text(column: Column) -> list[str]:
 
 
 def are_nameless(columns: Columns) -> bool:
+    """Return whether all columns have numbers for names, as in a file without a header."""
     return all(re.fullmatch(r"column \d+", name) for name in columns)
 
 

@@ -140,14 +140,18 @@ class RowTask(Protocol):
         """Return what the columns of a file of `file_kind` mean."""
 
     def schema_of_columns(self, columns: Columns, text: Names, label: Names) -> Schema | None:
-        """Return what columns mean that can be of this task only; None if they are none. text,
-        label: those that are known."""
+        """Return the meaning of columns that can be of this task only, or None.
+
+        text, label: the columns that are known.
+        """
 
     def schema_of_choices(
         self, columns: Columns, text: Names, label: Names, *, has_labels: bool, is_explicit: bool
     ) -> Schema | None:
-        """Return what columns with choices mean, or those of this task if it is named
-        (`is_explicit`); None if they are none."""
+        """Return the meaning of columns with choices, or None if there are no such columns.
+
+        is_explicit: the task was named, so that only its own columns count.
+        """
 
     def fits_label(self, column: values.Column, *, has_several: bool) -> bool:
         """Return whether a column holds labels of the task. has_several: its cells hold several."""
@@ -155,8 +159,10 @@ class RowTask(Protocol):
     def label_problem(
         self, schema: Schema, column: values.Column, *, is_explicit: bool
     ) -> tuple[str, str]:
-        """Return why labels cannot train a model, and a hint; "" if they can. A hint of "" is that
-        of all tasks. is_explicit: the task was named."""
+        """Return why labels cannot train a model, and a hint; "" if they can.
+
+        A hint of "" is that of all tasks. is_explicit: the task was named.
+        """
 
 
 Tasks = Mapping[str, RowTask]  # by name; the first one is assumed where nothing tells
