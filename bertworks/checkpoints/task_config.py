@@ -1,5 +1,7 @@
-"""The task of a fine-tuned model: task.json, or the settings of config.json that transformers
-writes. Labels are compared by name, not by id.
+"""Read and write the task of a fine-tuned model.
+
+It is task.json, or the settings of config.json that transformers writes. Labels are compared by
+name, not by id.
 """
 
 from collections.abc import Mapping
@@ -20,7 +22,8 @@ from bertworks.models.config import BERT, EncoderConfig
 from bertworks.tasks.registry import TASKS
 from bertworks.tasks.settings import TaskConfig, TaskType
 
-TASK_FILE, FORMAT = "task.json", 1
+TASK_FILE = "task.json"
+FORMAT = 1
 MAX_LABELS = 100_000
 _OWN_CLASS = "BertworksRecurrentTagger"  # unknown to transformers
 
@@ -65,8 +68,10 @@ def task_from_settings(settings: Mapping[str, Any], path: Path) -> TaskConfig:
 
 
 def _pools_last(task: TaskType, c: EncoderConfig) -> bool:
-    """Whether a decoder is read at the last token of a text: transformers reads the first, which
-    has read nothing."""
+    """Return whether a decoder is read at the last token of a text.
+
+    transformers reads the first one, which has read nothing.
+    """
     return FAMILIES[c.family].is_decoder(c) and TASKS[task].predicts_texts
 
 
@@ -76,7 +81,8 @@ def task_settings(description: TaskConfig, c: EncoderConfig = BERT) -> dict[str,
     transformers does not have some networks. If it has the encoder, the class is one that
     transformers does not know; else the model_type is, too, and transformers refuses the folder.
     """
-    task, family = description.task, c.family
+    task = description.task
+    family = c.family
     own_class: dict[str, Any] = {}
     if description.reads_means:
         own_class = {"architectures": [VECTOR_CLASS]}
@@ -95,9 +101,10 @@ def task_settings(description: TaskConfig, c: EncoderConfig = BERT) -> dict[str,
 
 
 def exported_settings(description: TaskConfig, c: EncoderConfig) -> dict[str, Any]:
-    """The settings of the head in config.json of an exported model. Its file computes the logits
-    itself, also those of a linear layer on means: programs that run the file take them for the
-    logits of the usual class.
+    """Return the settings of the head in config.json of an exported model.
+
+    Its file computes the logits itself, also those of a linear layer on means: programs that run
+    the file take them for the logits of the usual class.
 
     A decoder of the BERT family keeps its own class, as everywhere: the usual class would read its
     first token.
@@ -112,8 +119,9 @@ def exported_settings(description: TaskConfig, c: EncoderConfig) -> dict[str, An
 def put_temperature_into_weights(
     state: Mapping[str, Tensor], task: TaskConfig
 ) -> tuple[dict[str, Tensor], TaskConfig]:
-    """Divide the output layer by the temperature of the task, so that programs that do not know of
-    the temperature compute the same probabilities.
+    """Divide the output layer by the temperature of the task.
+
+    Programs that do not know of the temperature then compute the same probabilities.
 
     Args:
         state: parameters under our names, in float32; those of the output layer are enough.
@@ -132,8 +140,10 @@ def put_temperature_into_weights(
 
 
 def output_layer(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parameters of the last layer of a fine-tuned model: its weight, and its bias if it
-    has one."""
+    """Return the parameters of the last layer of a fine-tuned model.
+
+    They are its weight, and its bias if it has one.
+    """
     return {
         name: value for name, value in state.items() if name.split(".")[0] in ("classifier", "span")
     }
@@ -200,7 +210,8 @@ def read_task_json(path: Path) -> TaskConfig:
         require(task.max_length >= 3, f"max_length is {task.max_length}: expected 3 or more")
         is_known = task.positive is None or task.positive in task.labels
         require(is_known, f"the positive label {task.positive!r} is not one of the labels")
-        names, columns = sorted(task.labels), sorted(task.label)
+        names = sorted(task.labels)
+        columns = sorted(task.label)
         require(
             len({*names}) == len(names) <= MAX_LABELS,
             "two labels have the same name, or there are too many",
@@ -219,7 +230,8 @@ def _labels(settings: Mapping[str, Any], path: Path) -> tuple[str, ...]:
     """id2label as a list; without it LABEL_0, LABEL_1, ..., as in transformers."""
     count = settings.get("num_labels", 2)
     count = count if type(count) is int and 0 < count <= MAX_LABELS else 2
-    if (names := settings.get("id2label")) is None:
+    names = settings.get("id2label")
+    if names is None:
         return tuple(f"LABEL_{number}" for number in range(count))
     numbers = [str(number) for number in range(len(names))] if isinstance(names, dict) else []
     is_table = 0 < len(numbers) <= MAX_LABELS and {*names} == {*numbers}

@@ -100,8 +100,9 @@ class LabelledData:
 
 @dataclass(frozen=True)
 class DataRequest:
-    """Labelled data: a file, rows in memory, or a folder with a train and a dev file; and how they
-    are divided.
+    """Labelled data and how they are divided: a file, rows in memory, or a folder.
+
+    A folder has a train and a dev file.
 
     Args:
         data: see `io.tables.Data`.
@@ -307,8 +308,10 @@ def _of_fold(rows: Sequence[Item], part: Sequence[int]) -> tuple[list[Item], lis
 def _open(
     path: File, dev: File | None, read: ReadOptions, fold: Fold | None
 ) -> tuple[RowReader, RowReader | None]:
-    """The readers of the training data and of the dev data, if there is any: a file, or a part of
-    the same file."""
+    """Return the readers of the training data and of the dev data, if there is any.
+
+    Each reads a file, or a part of the same file.
+    """
     if fold is not None and dev is not None:
         hint = f"name the other file alone: bertworks finetune {quoted(path)} --folds {fold[1]} ..."
         raise UsageError(
@@ -359,8 +362,10 @@ def find_files(source: File, dev: File | None) -> tuple[File, File | None]:
 
 
 def methods_of(schema: Schema) -> tuple[Method, ...]:
-    """The methods that are possible for a task, the one first that is used unless another is
-    clearly better."""
+    """Return the methods that are possible for a task.
+
+    The first one is used unless another is clearly better.
+    """
     task = TASKS[schema.task]
     if not task.has_linear_head:
         return ("full",)
@@ -469,8 +474,10 @@ def _count_note(rows: Sequence[Item], what: str) -> list[str]:
 
 
 def text_key(texts: Sequence[str], lowercase: bool = True) -> bytes:
-    """Equal for copies: white space and forms of Unicode make no difference, nor does case with
-    `lowercase`."""
+    """Return a key of a text that is equal for copies.
+
+    White space and forms of Unicode make no difference, nor does case with `lowercase`.
+    """
     key = hashlib.blake2b(digest_size=16)
     for text in texts:
         for part in _PARTS.finditer(text):  # the words of a long text would take ten times its size
@@ -493,9 +500,10 @@ def _groups(
     near_copies: bool,
     num_parts: int | None,
 ) -> list[Hashable]:
-    """Return the group of each item that stays together: questions on a context, near-copies, rows
-    of a document, pairs that share a text. Notes say what is kept together that the user did not
-    name.
+    """Return the group of each item that stays together, and notes.
+
+    Groups are questions on a context, near-copies, rows of a document, and pairs that share a text.
+    Notes say what is kept together that the user did not name.
 
     Fewer than FEWEST_GROUPS documents, or different texts, cannot be divided well: they are divided
     by rows. Nor can groups with more than a tenth of the rows: pairs are then kept together by one
@@ -586,8 +594,9 @@ class _Copies:
         self.near = near_copies_of_rows(task.compared_texts(rows)) if near_copies else []
 
     def keys(self, num_parts: int | None, notes: list[str]) -> list[Hashable]:
-        """Return a key for each row, the same for rows that stay together, and add notes about
-        them.
+        """Return a key for each row, the same for rows that stay together.
+
+        Notes about them are added.
 
         Near-copies are divided where their texts differ if they are more rows than one of
         `num_parts` parts (None: than the held-out tenth), or all rows of a label, which no model
@@ -620,14 +629,19 @@ class _Copies:
         return [row if row in self._divided_rows else key for row, key in enumerate(self.exact)]
 
     def _groups_to_divide(self, keys: Sequence[Hashable], largest: int) -> set[Hashable]:
-        """Return the keys of groups that no split can leave whole: more than `largest` rows, or all
-        rows of a label."""
+        """Return the keys of groups that no split can leave whole.
+
+        They have more than `largest` rows, or all rows of a label.
+        """
         too_large = {key for key, count in Counter(keys).items() if count > largest}
         return too_large | self._whole_labels(keys).keys()
 
     def keys_of_sides(self) -> Iterator[Sequence[Sequence[Hashable]]]:
-        """Yield for each row a key for each of its texts: first the keys of near-copies, then those
-        of copies. Rows that are divided from their copies share no text."""
+        """Yield for each row a key for each of its texts.
+
+        The keys of near-copies come first, then those of copies. Rows that are divided from their
+        copies share no text.
+        """
         exact: list[list[Hashable]] = [
             [text_key([text]) for text in texts] for texts in self._texts
         ]
@@ -660,9 +674,11 @@ class _Copies:
         ]
 
     def division_notes(self, groups: Sequence[Hashable]) -> list[str]:
-        """Return a warning about the copies that are in several of these groups because they are
-        too many to stay together, with the first of them. Groups of the user may have kept them
-        together."""
+        """Return a warning about the copies that are in several of these groups.
+
+        It names the first one. They are too many to stay together. Groups of the user may have
+        kept them together.
+        """
         groups_of_copies: dict[Hashable, set[Hashable]] = defaultdict(set)
         for key, group in zip(self.near, groups, strict=bool(self.near)):
             if key in self._divided_copies:
@@ -686,8 +702,10 @@ class _Copies:
         ]
 
     def _whole_labels(self, keys: Sequence[Hashable]) -> dict[Hashable, str]:
-        """Return the keys of groups that have all rows of a label, of which there are several, and
-        that label."""
+        """Return the keys of groups that have all rows of a label, and that label.
+
+        There are several labels.
+        """
         if not self._task.has_text_labels:
             return {}
         totals: Counter[str] = Counter()
@@ -705,8 +723,10 @@ class _Copies:
 
 
 def _joined(groups: Sequence[Hashable], keys: Sequence[Hashable]) -> list[Hashable]:
-    """The smallest groups that divide none of `groups`, and no items with the same key
-    (union-find)."""
+    """Return the smallest groups that divide none of `groups`, and no items with the same key.
+
+    They are found by union-find.
+    """
     parent: dict[Hashable, Hashable] = {}
 
     def root(key: Hashable) -> Hashable:
@@ -754,8 +774,11 @@ def divide(
 
 
 def _tenth(strata: list[list[list[int]]], num_rows: int) -> set[int]:
-    """The rows of dev. A label too rare for its fraction gives one group, the most frequent label
-    first, up to MAX_RARE_ROWS rows or as many as the others give."""
+    """Return the rows of dev.
+
+    A label too rare for its fraction gives one group, the most frequent label first, up to
+    MAX_RARE_ROWS rows or as many as the others give.
+    """
     num_dev = min(DEV_FRACTION * num_rows, MAX_DEV_ROWS)
     num_rare = 0
     held_out: set[int] = set()
@@ -786,8 +809,10 @@ def _fold(strata: list[list[list[int]]], number: int, count: int) -> set[int]:
 def _strata(
     all_items: Sequence[Item], schema: Schema, groups: Sequence[Hashable], generator: Generator
 ) -> list[list[list[int]]]:
-    """Groups, as numbers of items, shuffled; separated by their most frequent label if they are no
-    larger than dev."""
+    """Return the groups, as numbers of items, in random order.
+
+    They are separated by their most frequent label if they are no larger than dev.
+    """
     members: dict[Hashable, list[int]] = defaultdict(list)
     for number, key in enumerate(groups):
         members[key].append(number)

@@ -168,6 +168,7 @@ class DatasetReport:
         return "the evaluated rows" if self.is_validated else "dev"
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the report as values for JSON."""
         return asdict(self)
 
     def _repr_html_(self) -> str:
@@ -334,8 +335,10 @@ def count_labels(
 
 
 def _width(name: str) -> int:
-    """Return the width of a label on a screen: Chinese, Japanese and Korean characters take two
-    columns."""
+    """Return the width of a label on a screen.
+
+    Chinese, Japanese and Korean characters take two columns.
+    """
     return sum(1 + (unicodedata.east_asian_width(character) in "WF") for character in name)
 
 
@@ -379,8 +382,11 @@ def _length(features: Features, task: str, tokenizer: Tokenizer) -> int:
 
 
 def _same_texts(data: LabelledData, lowercase: bool) -> dict[str, Any]:
-    """Return the copies within train; rows of dev that are in train; rows with the text of an
-    earlier one and another label."""
+    """Return the copies within train, and two other kinds of repeated rows.
+
+    They are the rows of dev that are in train, and the rows with the text of an earlier one and
+    another label.
+    """
     task = TASKS[data.schema.task]
     earlier: dict[bytes, Item] = {}
     issues = {kind: IssueCounter() for kind in ("copies", "leaked", "conflicts")}
@@ -429,8 +435,11 @@ def _row_name(item: Item) -> str:
 
 
 def _vocabulary(features: Sequence[Features], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the fraction of [UNK] among the tokens, the most frequent words of a sample that cause
-    them, tokens per word."""
+    """Return figures of the tokens of a sample.
+
+    They are the fraction of [UNK] among the tokens, the most frequent words that cause them, and
+    the tokens per word.
+    """
     unk = tokenizer.unk_id
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     examples = (example.input_ids for item in features for example in item.unit)
@@ -453,9 +462,11 @@ def _vocabulary(features: Sequence[Features], tokenizer: Tokenizer) -> dict[str,
 
 
 def _lost_mark(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[str, str]:
-    """Return a letter with a mark, and without it, which the tokenizer reads in the same way
-    although the mark is a letter itself (`is_letter_mark`); two empty strings if there is none, or
-    if such marks are rare."""
+    """Return a letter with a mark, and without it, which the tokenizer reads in the same way.
+
+    The mark is a letter itself (`is_letter_mark`). Both are empty if there is no such letter, or if
+    such marks are rare.
+    """
     decomposed = unicodedata.normalize("NFD", "".join(text for text in texts if not text.isascii()))
     pairs = Counter(
         pair for pair in pairwise(decomposed) if is_letter_mark(pair[1]) and pair[0].isalpha()
@@ -471,8 +482,11 @@ def _lost_mark(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[str, str]:
 
 
 def _warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer) -> list[str]:
-    """Problems in words: of copies, the worst first; of labels; of too long texts, of too few
-    texts, and of the tokenizer with their language. texts: some of them."""
+    """Return the problems in words.
+
+    They are those of copies, the worst first; of labels; of too long texts, of too few texts, and
+    of the tokenizer with their language. texts: some of them.
+    """
     labels = report.labels
     leaked = report.leaked.count
     counts = [(count, name) for name, (count, _) in labels.items() if count] or [(0, "")]

@@ -184,8 +184,10 @@ class ChoiceTask(TextTask):
 
 
 def _find_choices(columns: Columns) -> tuple[str, ...]:
-    """Return the prompt and the choices, or the one column with a list of them; () if there are
-    none."""
+    """Return the prompt and the choices, or the one column with a list of them.
+
+    It is () if there are none.
+    """
     named = named_columns(columns.values())
     stems = {known: match[1] for known in named if (match := _CHOICE.fullmatch(known))}
     choices = [named[known].name for known, stem in stems.items() if stem == mode(stems.values())]

@@ -121,9 +121,12 @@ class QuestionsTask(Task):
         return SpanExtraction()
 
     def decode(self, d: TaskConfig, features: Features, logits: Logits) -> Answer:
-        """The best answers over all windows, by the sum of the logits of their first and last
-        token; and the margin by which "no answer" is better (google-research/bert `run_squad.py`,
-        `write_predictions`). With a threshold, there is no answer if the margin exceeds it."""
+        """Return the best answers over all windows, and the margin by which "no answer" is better.
+
+        Answers are ordered by the sum of the logits of their first and last token
+        (google-research/bert `run_squad.py`, `write_predictions`). With a threshold, there is no
+        answer if the margin exceeds it.
+        """
         answers, no_answer = self._best_answers(d, features, logits)
         threshold = d.threshold
         margin = no_answer - answers[0]["score"] if answers else NOWHERE
@@ -222,8 +225,10 @@ class QuestionsTask(Task):
         return {"f1": intervals.mean_sums(f1), "exact": intervals.mean_sums(exact)}
 
     def further_figures(self, items: Sequence[Item], answers: Sequence[Answer]) -> dict[str, float]:
-        """If some questions have no answer, `best_f1` and its `threshold`: the lead in logits from
-        which "no answer" is predicted; else {}."""
+        """Return `best_f1` and its `threshold` if some questions have no answer, else {}.
+
+        The threshold is the lead in logits from which "no answer" is predicted.
+        """
         if all(item.label for item in items):
             return {}
         # Numbered in order: not all files have ids. The threshold is that of the best answers,
@@ -249,7 +254,8 @@ class QuestionsTask(Task):
     ) -> Iterator[Mistake]:
         unit = _f1_unit(items)
         for item, answer in zip(items, answers, strict=True):
-            golds, predicted = _gold_texts(item), answer["answer"]
+            golds = _gold_texts(item)
+            predicted = answer["answer"]
             exact, f1 = squad.score_answer(golds, predicted, version="2.0", unit=unit)
             if exact:
                 continue
@@ -277,8 +283,10 @@ class QuestionsTask(Task):
     def table(
         self, d: TaskConfig, dev: Sequence[Features], answers: Sequence[Answer]
     ) -> dict[str, dict[str, float]]:
-        """Questions with and without answer; contexts that are read in one window and in
-        several."""
+        """Return counts of questions and contexts.
+
+        Questions are with or without answer; contexts are read in one window or in several.
+        """
         items = [features.item for features in dev]
         has_unanswerable = not all(item.label for item in items)
         parts: dict[str, list[squad.SquadScore]] = defaultdict(list)
@@ -305,8 +313,10 @@ class QuestionsTask(Task):
 
 
 def _answer_output(features: Features, answer: Answer) -> Attributed:
-    """Return the logits of start and end of an answer, in the window of the answer; without an
-    answer those of [CLS]."""
+    """Return the logits of start and end of an answer, in the window of the answer.
+
+    Without an answer they are those of [CLS].
+    """
     if not answer["answer"]:
         return features.unit[0], "“no answer” (its score)", lambda x: x[:, 0].sum(-1)
     tokens = tokens_in_span(features.offsets, answer["start"], answer["end"])
@@ -327,9 +337,10 @@ def _answer_output(features: Features, answer: Answer) -> Attributed:
 
 
 def best_threshold(answers: Sequence[Answer], figures: Mapping[str, float]) -> float:
-    """Return the margin with the best F1, plus half of the distance to the next margin (at most
-    .5), so that no answer depends on the last digit. If it is best to give no answer at all, it is
-    a margin below all.
+    """Return the margin with the best F1, plus half of the distance to the next margin.
+
+    It is at most .5 more, so that no answer depends on the last digit. If it is best to give no
+    answer at all, it is a margin below all.
 
     Args:
         figures: `threshold`, see `QuestionsTask.further_figures`.
@@ -345,8 +356,9 @@ def best_threshold(answers: Sequence[Answer], figures: Mapping[str, float]) -> f
 def best_spans(
     logits: Logits, places: NDArray[np.int64], is_own: NDArray[np.bool_], max_answer: int
 ) -> list[tuple[float, int, int]]:
-    """Return score, first and last token of the best answers in a window: pairs of its
-    NUM_BEST_SPANS best starts and ends that are in order and short enough.
+    """Return score, first and last token of the best answers in a window.
+
+    They are pairs of its NUM_BEST_SPANS best starts and ends that are in order and short enough.
 
     Args:
         logits: of start and end, [n, 2].
@@ -361,13 +373,16 @@ def best_spans(
     length = ends[None, :] - starts[:, None] + 1
     rows, columns = np.nonzero((length >= 1) & (length <= max_answer))
     scores = logits[starts[rows], 0].astype(np.float64) + logits[ends[columns], 1]
-    firsts, lasts = places[starts[rows]], places[ends[columns]]
+    firsts = places[starts[rows]]
+    lasts = places[ends[columns]]
     return list(zip(scores.tolist(), firsts.tolist(), lasts.tolist(), strict=True))
 
 
 def _answer_tokens(item: Item, offsets: Offsets) -> tuple[int, int]:
-    """Return the first and last token of the first answer; -1, which is in no window, if there is
-    none."""
+    """Return the first and last token of the first answer.
+
+    Both are -1, which is in no window, if there is none.
+    """
     if not item.label:
         return _NO_TOKEN, _NO_TOKEN
     start, text = item.label[0]
@@ -378,8 +393,10 @@ def _answer_tokens(item: Item, offsets: Offsets) -> tuple[int, int]:
 def _targets_of_window(
     first: int, last: int, window: Window, begin: int, length: int
 ) -> tuple[Ids, Ids]:
-    """Return what a window over a context predicts. first, last: the tokens of the answer, in the
-    context."""
+    """Return what a window over a context predicts.
+
+    first, last: the tokens of the answer, in the context.
+    """
     targets = np.zeros(2, np.int64)
     if window.start <= first and last < window.end:
         targets = np.array([first, last]) - window.start + begin

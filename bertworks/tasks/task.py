@@ -54,8 +54,9 @@ class Mistake:
 
 
 class Task(ABC):
-    """A task of fine-tuning: how its rows become sequences, its head, its predictions and their
-    figures.
+    """A task of fine-tuning.
+
+    It says how its rows become sequences, and has its head, its predictions and their figures.
 
     name: in commands, recipes and task.json.
     meaning, num_texts, texts, texts_hint, label_note, file_kind, expected: see `RowTask`.
@@ -166,8 +167,10 @@ class Task(ABC):
         return None
 
     def schema_of_columns(self, columns: Columns, text: Names, label: Names) -> Schema | None:
-        """Return what columns mean that can be of this task only. text, label: those that are
-        known."""
+        """Return what columns mean that can be of this task only.
+
+        text, label: those that are known.
+        """
         return None
 
     def schema_of_choices(
@@ -183,8 +186,10 @@ class Task(ABC):
     def label_problem(
         self, schema: Schema, column: Column, *, is_explicit: bool
     ) -> tuple[str, str]:
-        """Return why labels cannot train a model, and a hint; "" if they can. is_explicit: the task
-        was named."""
+        """Return why labels cannot train a model, and a hint; "" if they can.
+
+        is_explicit: the task was named.
+        """
         return "", ""
 
     # --- rows of labelled data
@@ -210,8 +215,10 @@ class Task(ABC):
         return item.texts
 
     def shared_texts(self, num_texts: int) -> list[tuple[int, ...]]:
-        """Return the numbers of the texts by which rows with a text in common stay together: the
-        first choice that leaves enough groups."""
+        """Return the numbers of the texts by which rows with a text in common stay together.
+
+        The first choice that leaves enough groups is taken.
+        """
         return [(0, 1), (0,), (1,)] if num_texts == 2 else []
 
     def comparable_label(self, label: Any) -> Any:
@@ -235,8 +242,10 @@ class Task(ABC):
         return d.text
 
     def constant_logits(self, d: TaskConfig, train: Sequence[Features], count: int) -> Logits:
-        """Return the logits of the trivial method for `count` predictions, [count, outputs]: the
-        same for all."""
+        """Return the logits of the trivial method for `count` predictions, [count, outputs].
+
+        They are the same for all.
+        """
         targets = np.concatenate([targets_of(features) for features in train])
         logits = np.full(len(d.labels), ABSENT_LOGIT)
         constant = d.labels.index("O") if "O" in d.labels else np.bincount(targets).argmax()
@@ -273,8 +282,10 @@ class Task(ABC):
     def head(
         self, d: TaskConfig, units: Sequence[ExampleGroup], recipe: FinetuneRecipe | None
     ) -> TaskHead:
-        """Return the head and the loss. In training, `units` give the weights of classes and the
-        scale of values."""
+        """Return the head and the loss.
+
+        In training, `units` give the weights of classes and the scale of values.
+        """
 
     @abstractmethod
     def decode(self, d: TaskConfig, features: Features, logits: Logits) -> Answer:
@@ -284,8 +295,10 @@ class Task(ABC):
 
     @abstractmethod
     def expected_texts(self, d: TaskConfig, count: int) -> tuple[bool, str]:
-        """Return whether an item may have this number of texts or words; and in words what it has
-        to be."""
+        """Return whether an item may have this number of texts or words.
+
+        The second value says in words what it has to be.
+        """
 
     def text_columns(self, d: TaskConfig) -> tuple[str, ...]:
         """Return names for the texts of rows that are not named."""
@@ -313,8 +326,10 @@ class Task(ABC):
         return replace(d, labels=(*d.labels, *labels))
 
     def numbered(self, fields: Answer, first_choice: int) -> Answer:
-        """Return fields of a prediction as they are written to a file. first_choice: see
-        `TaskConfig`."""
+        """Return fields of a prediction as they are written to a file.
+
+        first_choice: see `TaskConfig`.
+        """
         return fields
 
     def difference(self, first: Sequence[Any], second: Sequence[Any]) -> tuple[str, Answer]:
@@ -336,8 +351,9 @@ class Task(ABC):
     def explained(
         self, d: TaskConfig, features: Features, answer: Answer, target: str | None
     ) -> tuple[Attributed, Iterable[tuple[str, str]]]:
-        """Return the output that is attributed to the tokens, and the prediction as names and
-        values.
+        """Return the output that is attributed to the tokens.
+
+        It comes with the prediction as names and values.
 
         Args:
             target: the label, or the word whose tag is explained; None: what is predicted.
@@ -358,8 +374,10 @@ class Task(ABC):
         return ()
 
     def named_spans(self, label: Any, labels: Sequence[str], bare: bool) -> list[Span]:
-        """Return a gold or predicted label as spans with names. The labels of a whole text have the
-        span 0 to 1."""
+        """Return a gold or predicted label as spans with names.
+
+        The labels of a whole text have the span 0 to 1.
+        """
         return [(0, 1, name) for name in self.label_names(label)]
 
     def label_parts(self, d: TaskConfig, item: Item, answer: Answer) -> Iterator[slice | None]:
@@ -373,8 +391,10 @@ class Task(ABC):
     def span_pairs(
         self, d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]
     ) -> Iterator[tuple[list[Span], list[Span]]]:
-        """Yield the `named_spans` of the label and of the prediction of each item; those of each
-        part of many tags."""
+        """Yield the `named_spans` of the label and of the prediction of each item.
+
+        Many tags are yielded in parts.
+        """
         for item, answer in zip(items, answers, strict=True):
             sides = item.label, self.predicted_label(answer)
             for part in self.label_parts(d, item, answer):
@@ -408,8 +428,10 @@ class Task(ABC):
     def accuracy(
         self, counts: NDArray[Any], items: Sequence[Item], answers: Sequence[Answer]
     ) -> intervals.RowSums:
-        """Return the fraction of the rows of which the whole label is right. counts: see
-        `count_spans`."""
+        """Return the fraction of the rows of which the whole label is right.
+
+        counts: see `count_spans`.
+        """
         return intervals.mean_sums((counts == counts[:, :1]).all((1, 2)).tolist())
 
     def further_figures(self, items: Sequence[Item], answers: Sequence[Answer]) -> dict[str, float]:
@@ -445,8 +467,10 @@ class Task(ABC):
     def gold_logits(
         self, rows: Sequence[Features], logits: Sequence[Logits]
     ) -> tuple[Logits, NDArray[np.float64], NDArray[np.int64]]:
-        """Return logits [n, labels] and gold labels as in `metrics.intervals`, of all predicted
-        words, tokens or texts; and the number of the row of each."""
+        """Return logits [n, labels] and gold labels as in `metrics.intervals`, and the row of each.
+
+        They are those of all predicted words, tokens or texts.
+        """
         gold = [targets_of(features) for features in rows]
         row_of = np.repeat(np.arange(len(rows)), list(map(len, gold)))
         return np.concatenate(logits), np.concatenate(gold), row_of
@@ -467,8 +491,10 @@ class Task(ABC):
 
     @property
     def usage_in_a_language(self) -> str:
-        """The same for a model of several languages, to whose network a pipeline passes none.
-        LANGUAGE and NAME stand for the number and the name of its language."""
+        """Return the same for a model of several languages, to which a pipeline passes none.
+
+        LANGUAGE and NAME stand for the number and the name of its language.
+        """
         return str(_USAGE[self.name]["usage_in_a_language"])
 
 

@@ -40,8 +40,10 @@ LabelValue = Callable[[Tensor, int], Tensor]  # [copies, outputs], a label -> [c
 
 
 class TextTask(Task):
-    """A task with one prediction for a text or a pair of texts, which are one sequence or, if they
-    are read apart, two."""
+    """A task with one prediction for a text or a pair of texts.
+
+    The texts of a pair are one sequence or, if they are read apart, two.
+    """
 
     num_texts = (1, 2)
     texts = "the text, or a pair of texts"
@@ -73,8 +75,10 @@ class TextTask(Task):
             yield Features(item, unit, num_truncated)
 
     def sequences(self, texts: list[tuple[Ids, int]]) -> list[list[tuple[Ids, int]]]:
-        """Return the texts that are read together. texts: the ids of each, and their number before
-        truncation."""
+        """Return the texts that are read together.
+
+        texts: the ids of each, and their number before truncation.
+        """
         return [texts]
 
     @abstractmethod
@@ -93,8 +97,10 @@ class TextTask(Task):
 def _label_explained(
     d: TaskConfig, features: Features, answer: Answer, target: str | None, value: LabelValue
 ) -> tuple[Attributed, Iterable[tuple[str, str]]]:
-    """Return the output for a label, and all labels. value: of the logits and the number of the
-    label."""
+    """Return the output for a label, and all labels.
+
+    value: of the logits and the number of the label.
+    """
     best = sorted(answer["scores"].items(), key=lambda pair: -pair[1])
     label = target or best[0][0]
     hint = f"use one of {', '.join(d.labels[:20])}"
@@ -197,7 +203,8 @@ class ClassificationTask(TextTask):
         self, d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]
     ) -> Iterator[Mistake]:
         for item, answer in zip(items, answers, strict=True):
-            gold, predicted = item.label, answer["label"]
+            gold = item.label
+            predicted = answer["label"]
             if gold == predicted:
                 continue
             p = answer["scores"].get(gold, 0.0)  # none of labels that were never trained
@@ -306,7 +313,8 @@ class MultiLabelTask(TextTask):
         self, d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]
     ) -> Iterator[Mistake]:
         for item, answer in zip(items, answers, strict=True):
-            gold, predicted = set(item.label), set(answer["labels"])
+            gold = set(item.label)
+            predicted = set(answer["labels"])
             if gold == predicted:
                 continue
             # no probability of labels that were never trained

@@ -94,8 +94,10 @@ class TokenTask(Task):
         return classification_head(d, units, recipe, pooled=False)
 
     def best_labels(self, d: TaskConfig, logits: Logits) -> tuple[list[str], "array[float]"]:
-        """Return the best label of each word or token, and its probability. A long text has
-        millions of tokens, so no array here is larger than their logits."""
+        """Return the best label of each word or token, and its probability.
+
+        A long text has millions of tokens, so no array here is larger than their logits.
+        """
         tags: list[str] = []
         scores = array("d")
         for start in range(0, len(logits), DECODED_AT_ONCE):
@@ -107,8 +109,10 @@ class TokenTask(Task):
     def tag_output(
         self, d: TaskConfig, features: Features, tags: Sequence[str], target: str | None
     ) -> Attributed:
-        """Return the tag of one word or token: the target, else the first that is not O, else the
-        first."""
+        """Return the tag of one word or token.
+
+        It is the target, else the first that is not O, else the first.
+        """
         words = features.words
         if not tags:
             return features.unit[0], "", None
@@ -132,7 +136,8 @@ class TokenTask(Task):
         """Return the entities that tags mark in a text, with their characters."""
         scheme = d.tag_scheme
         assert scheme is not None
-        text, offsets = features.item.texts[0], features.offsets
+        text = features.item.texts[0]
+        offsets = features.offsets
         entities = []
         for first, last, kind in tag_runs(tags, scheme):
             start, end = strip_span(text, offsets[first, 0], offsets[last - 1, 1])
@@ -173,8 +178,10 @@ class TokenTask(Task):
 
     @abstractmethod
     def score_of_spans(self, answer: Answer) -> ScoreOfSpan:
-        """Return a function of a place and the span that is predicted there, or None, that returns
-        the probability of the prediction; None if it is unknown."""
+        """Return a function that returns the probability of a prediction, or None.
+
+        Its arguments are a place and the span that is predicted there, or None.
+        """
 
     @abstractmethod
     def text_between(self, item: Item, start: int | None, end: int | None) -> str:
@@ -315,8 +322,10 @@ class TaggingTask(TokenTask):
                 yield features._replace(unit=[example])
 
     def decode(self, d: TaskConfig, features: Features, logits: Logits) -> Answer:
-        """The best tag of each word and its probability. Of a raw text also its words, and its
-        entities if the tags mark any."""
+        """Return the best tag of each word and its probability.
+
+        Of a raw text it also returns its words, and its entities if the tags mark any.
+        """
         tags, scores = self.best_labels(d, logits)
         answer: Answer = {"tags": tags, "scores": scores}
         if features.item.raw:
@@ -326,9 +335,11 @@ class TaggingTask(TokenTask):
         return answer
 
     def with_scheme(self, schema: Schema, rows: Sequence[Item]) -> tuple[Schema, list[str]]:
-        """Return the schema, which tells whether the tags are bare types of entities. They need an
-        O that is more frequent than each type: else they are parts of speech. A note says what the
-        tags mark."""
+        """Return the schema, which tells whether the tags are bare types of entities.
+
+        They need an O that is more frequent than each type: else they are parts of speech. A note
+        says what the tags mark.
+        """
         counts = Counter(chain.from_iterable(item.label for item in rows))
         most_common, _ = counts.most_common(1)[0]
         # One character before or after a type: the tags mark entities in a way that is not known.
@@ -379,7 +390,8 @@ class TaggingTask(TokenTask):
 
     def label_parts(self, d: TaskConfig, item: Item, answer: Answer) -> Iterator[slice | None]:
         """No entity is in two parts."""
-        gold, predicted = item.label, answer["tags"]
+        gold = item.label
+        predicted = answer["tags"]
         count = min(len(gold), len(predicted))
         is_free = d.tag_scheme is None
         start = 0
