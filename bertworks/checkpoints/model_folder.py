@@ -286,8 +286,10 @@ class ModelFolder:
         folder = str(self.folder)
         new_folder = f"{folder}-{languages[0]}"
         what = f"the model has the languages {', '.join(languages)}: which one are the texts in?"
-        command = f"bertworks convert {quoted(folder)} -o {quoted(new_folder)}"
-        hint = f"{command} --language {languages[0]}, and name that one"
+        hint = (
+            f"bertworks convert {quoted(folder)} -o {quoted(new_folder)} --language "
+            f"{languages[0]}, and name that one"
+        )
         raise UsageError(what, where=folder, hint=hint)
 
     def load(self, *, needs: Collection[str] = ()) -> Model:

@@ -29,6 +29,7 @@ from bertworks.errors import BertworksError, expect, require
 Value = TypeVar("Value")
 STEP_SECONDS = 600.0  # in which all processes finish a step, or a checkpoint before it
 STORE_TIMEOUT = timedelta(days=1)  # to reach the store
+PARTING_SECONDS = 10.0  # in which the others end their work with the store
 PAUSE = 0.05  # seconds between two questions to the store
 
 
@@ -251,6 +252,15 @@ class Processes:
         while self._store.add(meeting, 0) < self.count:
             time.sleep(PAUSE)
 
+    def part(self) -> None:
+        """Let the first process end last: the others read from the store that it may hold."""
+        if self.count == 1:
+            return
+        self._store.add("parted", 1)
+        end = time.monotonic() + PARTING_SECONDS
+        while self.first and self._store.add("parted", 0) < self.count and time.monotonic() < end:
+            time.sleep(PAUSE)
+
     def leave(self) -> None:
         """Leave the group."""
         if self.count > 1 and dist.is_initialized():
@@ -268,6 +278,7 @@ def training_processes(device: torch.device) -> Iterator[Processes]:
     try:
         with terminable():
             yield processes
+        processes.part()
     except RuntimeError as error:
         # Only NCCL has an exception for a process that does not answer; gloo has texts.
         is_lost = (

@@ -135,7 +135,6 @@ NOT_TYPED = {  # why a template is not tested here
     "--threads {}: expected a number from 1, or auto": NOT_ADVICE,
     "bertworks serve {}": NOT_ADVICE,
     "The task of a joint fine-tuning: finetune --joint.": NOT_ADVICE,
-    "xlm(-roberta)?": NOT_ADVICE,
     (
         "The tokenizer is in this folder. `bertworks predict` reads the folder if the model has "
         "the "

@@ -706,8 +706,7 @@ def test_a_stopped_prediction_goes_on(
 ) -> None:
     data = write_reviews(tmp_path / "reviews.csv", 300)
     *_, _ = predict_file(classifier, data, tmp_path / "whole.csv", device="cpu")
-    for module in ("predict", "predictor"):
-        monkeypatch.setattr(f"bertworks.inference.{module}.AT_ONCE", 50)
+    monkeypatch.setattr("bertworks.io.file_job.ROWS_AT_ONCE", 50)
     for event in predict_file(classifier, data, tmp_path / "parts.csv", device="cpu"):
         if event.kind == "stage" and event.fields["amount"] >= 100:
             break

@@ -6,8 +6,10 @@ import signal
 import threading
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from bertworks.runs.processes import GracefulShutdown, terminable
+from bertworks.runs.processes import PAUSE, GracefulShutdown, Processes, terminable
 
 
 @pytest.mark.parametrize(
@@ -58,3 +60,23 @@ def test_another_thread_leaves_the_signals_to_the_program() -> None:
     thread.start()
     thread.join()
     assert inside == [before]
+
+
+def test_the_first_process_ends_after_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may hold the store, which the others still ask."""
+    store = dist.HashStore()
+    monkeypatch.setattr(
+        "bertworks.runs.processes.rendezvous", lambda *_, **__: iter([(store, 0, 2)])
+    )
+    monkeypatch.setattr("bertworks.runs.processes.meet_in", lambda store, *_: store)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    processes = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        processes.append(Processes(torch.device("cpu")))
+    parting = threading.Thread(target=processes[0].part)
+    parting.start()
+    parting.join(3 * PAUSE)
+    assert parting.is_alive()
+    processes[1].part()
+    parting.join()
