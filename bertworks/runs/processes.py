@@ -29,7 +29,7 @@ from bertworks.errors import BertworksError, expect, require
 Value = TypeVar("Value")
 STEP_SECONDS = 600.0  # in which all processes finish a step, or a checkpoint before it
 STORE_TIMEOUT = timedelta(days=1)  # to reach the store
-PARTING_SECONDS = 10.0  # in which the others end their work with the store
+PARTING_SECONDS = 10.0  # in which the other processes leave the store
 PAUSE = 0.05  # seconds between two questions to the store
 
 
@@ -256,9 +256,9 @@ class Processes:
         """Let the first process end last: the others read from the store that it may hold."""
         if self.count == 1:
             return
-        self._store.add("parted", 1)
+        self._store.add("left", 1)
         end = time.monotonic() + PARTING_SECONDS
-        while self.first and self._store.add("parted", 0) < self.count and time.monotonic() < end:
+        while self.first and self._store.add("left", 0) < self.count and time.monotonic() < end:
             time.sleep(PAUSE)
 
     def leave(self) -> None:
