@@ -53,7 +53,7 @@ def texts_to_encode(inputs: Any) -> list[str]:
         expect(
             _is_batch(batch),
             f"batch {number} is {batch!r:.60}: expected a dict with a list of texts named 'text'",
-            hint="bertworks computes vectors of texts only",
+            hint="pass texts: other inputs have no vectors here",
         )
         texts.extend(batch["text"])
     return list(texts_of(texts, "give a list of strings, or one string"))

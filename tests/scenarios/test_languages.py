@@ -197,6 +197,7 @@ def test_a_run_that_is_resumed_equals_one_that_is_not(
     assert metrics(tmp_path / "m") == metrics(run)
 
 
+@pytest.mark.slow
 def test_two_processes_get_the_numbers_of_one(
     run: Path, request_of_run: dict[str, Any], tmp_path: Path
 ):
@@ -338,7 +339,9 @@ def test_inverse_square_root_of_the_step():
     assert [c.rate(n, 40) for n in (0, 2, 4, 16, 36)] == [0.0, 1.0, 2.0, 1.0, 2 / 3]
 
 
-@pytest.mark.parametrize("name", ["xlm-mlm", "xlm-tlm", "xlm-small"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("xlm-mlm", marks=pytest.mark.slow), "xlm-tlm", "xlm-small"]
+)
 def test_an_estimate_of_each_recipe(name: str, request_of_run: dict[str, Any]):
     request = {n: v for n, v in request_of_run.items() if n != "workers"} | {"recipe": name}
     if name != "xlm-tlm":

@@ -111,6 +111,7 @@ def test_the_entities_of_a_long_row_take_little_memory() -> None:
         assert peak < 8e6, f"{measure.__name__}: those of the whole row take twice as much"
 
 
+@pytest.mark.slow
 def test_each_mistake_of_a_long_row_shows_the_words_around_it() -> None:
     """The whole text in each would be 10 GB, and pairs found by comparing all with all would take
     minutes."""

@@ -331,6 +331,7 @@ def test_figures_are_recorded_and_the_discriminator_learns(folder: Path):
     assert "Replaced tokens: accuracy" in (folder / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_estimate_counts_the_discriminator(tmp_path: Path):
     text, recipe = (
         write_corpus(tmp_path / "text.jsonl"),
