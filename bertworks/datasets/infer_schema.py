@@ -155,8 +155,14 @@ def _by_layout(
     for task in tasks.values():
         if task.file_kind and task.file_kind == reader.kind:
             return task.schema_of_kind(columns, text)
-    schemas = (task.schema_of_columns(columns, text, label) for task in tasks.values())
-    return next((schema for schema in schemas if schema is not None), None)
+    names = named_columns(columns.values()).keys()
+    num_lists = sum(column.is_listed for column in columns.values())
+    for task in tasks.values():
+        if names >= {*task.needed_columns} and num_lists >= task.needed_lists:
+            schema = task.schema_of_columns(columns, text, label)
+            if schema is not None:
+                return schema
+    return None
 
 
 def _by_columns(

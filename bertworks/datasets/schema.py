@@ -5,12 +5,13 @@ Every value is checked.
 A `Schema` says what the columns mean; only the names of the labels are collected here.
 """
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 from bertworks.datasets import values
 from bertworks.datasets.annotations import ENTITY_TAG
@@ -88,7 +89,7 @@ class Schema:
     join_labels: bool = False
 
 
-class RowTask(Protocol):
+class RowTask(ABC):
     """What the rows of a task hold: the part of a task that is known without a network.
 
     name: as in `Schema.task`. meaning: in words.
@@ -97,11 +98,13 @@ class RowTask(Protocol):
     label_note: what the column of the label holds. `{column}`, `{count}`, `{labels}` and the like
         stand for its values.
     file_kind: the kind of files that hold such rows only; "": there is none.
+    needed_columns: known names of columns without which `schema_of_columns` is None; needed_lists:
+        how many columns must hold lists.
     has_labels: its labels have names. has_classes: each text has one of them. has_many_labels: it
         may have several, each in a column. predicts_numbers: its labels are numbers.
     has_text_labels: its labels are names that are true of a whole text.
     reads_words: texts are divided into words, each with a tag.
-    counts_choices: the last texts are choices, and labels their numbers.
+    counts_choices: the last texts are choices, and labels their numbers, from 0 or from 1.
     has_context: labels are answers in a context; there may be none.
     expected: what to write instead of a label that cannot be read. NUMBERS: of choices.
     """
@@ -110,22 +113,26 @@ class RowTask(Protocol):
     meaning: ClassVar[str]
     num_texts: ClassVar[tuple[int, int]]
     texts: ClassVar[str]
-    texts_hint: ClassVar[str]
+    texts_hint: ClassVar[str] = "name others: --text, --task"
     label_note: ClassVar[str]
-    file_kind: ClassVar[str]
-    has_labels: ClassVar[bool]
-    has_classes: ClassVar[bool]
-    has_many_labels: ClassVar[bool]
-    predicts_numbers: ClassVar[bool]
-    has_text_labels: ClassVar[bool]
-    reads_words: ClassVar[bool]
-    counts_choices: ClassVar[bool]
-    has_context: ClassVar[bool]
+    file_kind: ClassVar[str] = ""
+    needed_columns: ClassVar[Names] = ()
+    needed_lists: ClassVar[int] = 0
+    has_labels: ClassVar[bool] = True
+    has_classes: ClassVar[bool] = False
+    has_many_labels: ClassVar[bool] = False
+    predicts_numbers: ClassVar[bool] = False
+    has_text_labels: ClassVar[bool] = False
+    reads_words: ClassVar[bool] = False
+    counts_choices: ClassVar[bool] = False
+    has_context: ClassVar[bool] = False
     expected: ClassVar[str]
 
     def label_cell(self, value: Any) -> Any:
         """Return what a column of labels holds, as it is written in tables."""
+        return value
 
+    @abstractmethod
     def read_label(
         self, value: Any, texts: Names, schema: Schema, read_name: ReadName, where: str
     ) -> Any:
@@ -138,12 +145,14 @@ class RowTask(Protocol):
 
     def schema_of_kind(self, columns: Columns, text: Names) -> Schema | None:
         """Return what the columns of a file of `file_kind` mean."""
+        return None
 
     def schema_of_columns(self, columns: Columns, text: Names, label: Names) -> Schema | None:
         """Return the meaning of columns that can be of this task only, or None.
 
         text, label: the columns that are known.
         """
+        return None
 
     def schema_of_choices(
         self, columns: Columns, text: Names, label: Names, *, has_labels: bool, is_explicit: bool
@@ -152,9 +161,11 @@ class RowTask(Protocol):
 
         is_explicit: the task was named, so that only its own columns count.
         """
+        return None
 
     def fits_label(self, column: values.Column, *, has_several: bool) -> bool:
         """Return whether a column holds labels of the task. has_several: its cells hold several."""
+        return False
 
     def label_problem(
         self, schema: Schema, column: values.Column, *, is_explicit: bool
@@ -163,6 +174,7 @@ class RowTask(Protocol):
 
         A hint of "" is that of all tasks. is_explicit: the task was named.
         """
+        return "", ""
 
 
 Tasks = Mapping[str, RowTask]  # by name; the first one is assumed where nothing tells

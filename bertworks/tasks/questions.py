@@ -49,6 +49,7 @@ class QuestionsTask(Task):
     expected = 'write answers as [{"text": "1968", "answer_start": 17}]'
     label_note = "answers, and their places in the context"
     file_kind = "squad"
+    needed_columns = ("question", "context")
     metrics = ("f1", "exact")
     fields = ("answer", "start", "end", "score")
     trivial = "no answer"
@@ -77,11 +78,7 @@ class QuestionsTask(Task):
         named = named_columns(columns.values())
         label_names = [columns[name].known_name for name in label] or ["answers", "answer"]
         answers = first_column(named, label_names)
-        if (
-            not {"question", "context"} <= named.keys()
-            or not answers
-            or answers.answers < MOST * answers.filled
-        ):
+        if answers is None or answers.answers < MOST * answers.filled:
             return None
         texts = (named["question"].name, named["context"].name)
         return Schema(task=self.name, text=texts, label=(answers.name,))

@@ -4,7 +4,7 @@ A task has no state. What a model was fine-tuned for, with its labels and limits
 which is passed as `d`. `registry.TASKS` has one object for each name.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.masking import Example
 from bertworks.config import packaged_table
-from bertworks.datasets.schema import Columns, Item, Names, ReadName, Schema
-from bertworks.datasets.values import Column
+from bertworks.datasets.schema import Item, RowTask, Schema
 from bertworks.errors import expect
 from bertworks.metrics import intervals
 from bertworks.metrics.classification import Span, count_spans, figures_by_type
@@ -53,13 +52,12 @@ class Mistake:
     figures: Mapping[str, float] = field(default_factory=dict)
 
 
-class Task(ABC):
+class Task(RowTask):
     """A task of fine-tuning.
 
     It says how its rows become sequences, and has its head, its predictions and their figures.
 
     name: in commands, recipes and task.json.
-    meaning, num_texts, texts, texts_hint, label_note, file_kind, expected: see `RowTask`.
     metrics: names of its metrics; the first one selects the best checkpoint.
     figures: names of other figures, without intervals.
     fields: those of a prediction that are always written; the first one is compared with the label.
@@ -69,15 +67,11 @@ class Task(ABC):
     counted: what the numbers of labels count, if not rows.
     pipeline: the name of the pipeline of transformers.
     row_fractions: metrics that are the fraction of the rows that are right.
-    has_classes: each text has one of several labels.
     has_confusion: predictions can be counted by label, in a confusion matrix.
     has_temperature: its probabilities are those of labels, and can be calibrated.
     reads_documents: an item may be read with the other items of its document around it.
     alternatives: the field of a prediction with all labels or answers; "" if there is one only.
-    has_labels: its labels are names. has_text_labels: they are true of a whole text.
-    has_many_labels: a text may have several labels, each of which may have a column of the data.
-    predicts_numbers: its labels are numbers. labels_tokens: words or tokens have labels.
-    has_context: it reads a context, in which its predictions are.
+    labels_tokens: words or tokens have labels.
     has_linear_head: a prediction is computed from one vector: a linear model of a frozen encoder
         can compute it, and a teacher can give its logits.
     has_short_labels: labels are short enough to be named in a warning.
@@ -90,21 +84,13 @@ class Task(ABC):
     doubtful_note: on rows that are learned although `is_doubtful`; "": there are none.
     left_out_note: on rows that cannot be learned, of which `is_unusable`; "": there are none.
     predicts_texts: there is one prediction for all sequences of an item.
-    reads_pairs: it reads one text or two. reads_words: it reads the words of a text.
+    reads_pairs: it reads one text or two.
     reads_windows: long texts are read in windows, not truncated.
-    counts_choices: labels are the numbers of choices, from 0 or from 1.
     problem_type: in config.json of transformers, to tell tasks with one class apart; "": none.
     num_outputs: of a head without labels. head_settings: further settings of config.json.
     """
 
     name: ClassVar[TaskType]
-    meaning: ClassVar[str]
-    num_texts: ClassVar[tuple[int, int]]
-    texts: ClassVar[str]
-    texts_hint: ClassVar[str] = "name others: --text, --task"
-    label_note: ClassVar[str]
-    file_kind: ClassVar[str] = ""
-    expected: ClassVar[str]
     metrics: ClassVar[tuple[str, ...]]
     figures: ClassVar[tuple[str, ...]] = ()
     fields: ClassVar[tuple[str, ...]]
@@ -114,17 +100,11 @@ class Task(ABC):
     counted: ClassVar[str] = ""
     pipeline: ClassVar[str]
     row_fractions: ClassVar[tuple[str, ...]] = ("accuracy", "exact")
-    has_classes: ClassVar[bool] = False
     has_confusion: ClassVar[bool] = True
     has_temperature: ClassVar[bool] = True
     reads_documents: ClassVar[bool] = False
     alternatives: ClassVar[str] = ""
-    has_labels: ClassVar[bool] = True
-    has_text_labels: ClassVar[bool] = False
-    has_many_labels: ClassVar[bool] = False
-    predicts_numbers: ClassVar[bool] = False
     labels_tokens: ClassVar[bool] = False
-    has_context: ClassVar[bool] = False
     has_linear_head: ClassVar[bool] = True
     has_short_labels: ClassVar[bool] = False
     is_stratified: ClassVar[bool] = False
@@ -138,59 +118,10 @@ class Task(ABC):
     left_out_note: ClassVar[str] = ""
     predicts_texts: ClassVar[bool] = False
     reads_pairs: ClassVar[bool] = False
-    reads_words: ClassVar[bool] = False
     reads_windows: ClassVar[bool] = False
-    counts_choices: ClassVar[bool] = False
     problem_type: ClassVar[str] = ""
     num_outputs: ClassVar[int] = 2
     head_settings: ClassVar[Mapping[str, Any]] = {}
-
-    # --- columns and labels of data
-
-    def label_cell(self, value: Any) -> Any:
-        """Return what a column of labels holds, as it is written in tables."""
-        return value
-
-    @abstractmethod
-    def read_label(
-        self, value: Any, texts: Names, schema: Schema, read_name: ReadName, where: str
-    ) -> Any:
-        """Return the value of a column as `Item.label`; None if it is no label of the task.
-
-        Args:
-            read_name: checks the name of a label.
-            where: the row, for errors.
-        """
-
-    def schema_of_kind(self, columns: Columns, text: Names) -> Schema | None:
-        """Return what the columns of a file of `file_kind` mean."""
-        return None
-
-    def schema_of_columns(self, columns: Columns, text: Names, label: Names) -> Schema | None:
-        """Return what columns mean that can be of this task only.
-
-        text, label: those that are known.
-        """
-        return None
-
-    def schema_of_choices(
-        self, columns: Columns, text: Names, label: Names, *, has_labels: bool, is_explicit: bool
-    ) -> Schema | None:
-        """Return what columns with choices mean; None if they are none."""
-        return None
-
-    def fits_label(self, column: Column, *, has_several: bool) -> bool:
-        """Return whether a column holds labels of the task. has_several: its cells hold several."""
-        return False
-
-    def label_problem(
-        self, schema: Schema, column: Column, *, is_explicit: bool
-    ) -> tuple[str, str]:
-        """Return why labels cannot train a model, and a hint; "" if they can.
-
-        is_explicit: the task was named.
-        """
-        return "", ""
 
     # --- rows of labelled data
 

@@ -244,6 +244,7 @@ class TaggingTask(TokenTask):
     expected = 'write one tag for each word, as ["O", "B-person"]'
     label_note = "a tag for each word: {labels}"
     file_kind = "conll"
+    needed_lists = 2
     metrics = ("f1", "precision", "recall", "accuracy")
     fields = ("tags",)
     trivial = "most frequent tag"
