@@ -30,7 +30,7 @@ from typing import (
 
 from bertworks.errors import UsageError, check, expect, names_of
 from bertworks.io.atomic_write import read_small
-from bertworks.io.paths import as_path
+from bertworks.io.inputs import as_path
 
 T = TypeVar("T")
 _LARGEST_RECIPE = 1 << 14  # bytes; those of bertworks have up to 2 kB

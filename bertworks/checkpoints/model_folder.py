@@ -56,7 +56,7 @@ from bertworks.checkpoints.weights_record import (
 )
 from bertworks.errors import BertworksError, UsageError, expect, quoted, require
 from bertworks.io.atomic_write import local_path, write_json, write_text
-from bertworks.io.paths import as_path
+from bertworks.io.inputs import as_path
 from bertworks.models.config import EncoderConfig
 from bertworks.tasks.settings import TaskConfig
 from bertworks.text.tokenizer import Tokenizer

@@ -20,7 +20,7 @@ from bertworks.checkpoints.weights_record import RECORD_FILE, file_sha256
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, one_line, quoted, require
 from bertworks.events import printable
-from bertworks.io.paths import as_path
+from bertworks.io.inputs import as_path
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 
 _MINILM = "minilm"

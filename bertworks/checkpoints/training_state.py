@@ -27,8 +27,13 @@ from torch import Tensor
 
 from bertworks.checkpoints.storage import read_tensors, refuse_non_finite, write_tensors
 from bertworks.errors import BertworksError, check, explain_os_errors, require
-from bertworks.io.atomic_write import remove_leftovers, replacing_folder, sha256, temporary_sibling
-from bertworks.io.integrity import json_sha256
+from bertworks.io.atomic_write import (
+    json_sha256,
+    remove_leftovers,
+    replacing_folder,
+    sha256,
+    temporary_sibling,
+)
 
 FORMAT = 1
 _TENSORS = "state.safetensors"

@@ -208,7 +208,7 @@ def embed(
         bertworks embed minilm "A text." "Another text." -o vectors.jsonl
     """
     from bertworks.io.file_job import refuse_finished  # it imports numpy, which takes long
-    from bertworks.io.paths import file_or_texts
+    from bertworks.io.inputs import file_or_texts
 
     refuse_finished(Path(output), overwrite)
     events = bw.embed_file(
@@ -355,8 +355,7 @@ def _prompts(words: list[str], names: Sequence[str]) -> Iterator[str]:
 
     Rows without text are left out and reported. names: of the columns of the text.
     """
-    from bertworks.io.paths import names_file
-    from bertworks.io.text_files import IssueCounter
+    from bertworks.io.inputs import IssueCounter, names_file
 
     if len(words) != 1 or words[0] == "-" or not names_file(words[0]):
         expect(
@@ -385,8 +384,7 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
     Raises:
         UsageError: a text is the name of a file.
     """
-    from bertworks.io.paths import names_file
-    from bertworks.io.text_files import CONVERT_LINE_ENDS, NO_LINE_FEED, IssueCounter
+    from bertworks.io.inputs import CONVERT_LINE_ENDS, NO_LINE_FEED, IssueCounter, names_file
 
     blank = IssueCounter()
     for text in texts:

@@ -428,7 +428,7 @@ def predict(
     if as_json and kind is None and output == "-":
         kind = "jsonl"
     from bertworks.io.file_job import refuse_finished  # it imports numpy, which takes long
-    from bertworks.io.paths import file_or_texts
+    from bertworks.io.inputs import file_or_texts
 
     refuse_finished(Path(output), overwrite)
     events = bw.predict_file(

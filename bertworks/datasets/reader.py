@@ -21,14 +21,21 @@ from bertworks.datasets import annotations
 from bertworks.datasets.values import has_header, label_text, names_columns
 from bertworks.errors import BertworksError, UsageError, expect, require
 from bertworks.events import Event
-from bertworks.io import tables, text_files
+from bertworks.io import inputs, tables
 from bertworks.io.atomic_write import sha256
 from bertworks.io.class_names import ClassNames, class_names_of_schema
+from bertworks.io.inputs import (
+    IssueCounter,
+    Issues,
+    LineReader,
+    chunk_by_size,
+    infer_encoding,
+    nothing_there,
+    open_lines,
+    rereadable,
+)
 from bertworks.io.options import ReadOptions
-from bertworks.io.paths import nothing_there, rereadable
-from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import Data, StoredRows, first_rows, split_rows, stored
-from bertworks.io.text_files import IssueCounter, Issues, LineReader, infer_encoding, open_lines
 
 Names = Collection[str]
 Kind = Literal["table", "json", "parquet", "conll", "squad", "spans"]
@@ -379,7 +386,7 @@ class RowReader:
         self._read_head(stream, long=False)
         stream.require_line_feeds()
         sample = stream.sample()
-        for pattern, (what, hint) in text_files.OTHER_FORMATS["first_lines"].items():
+        for pattern, (what, hint) in inputs.OTHER_FORMATS["first_lines"].items():
             require(
                 not re.match(pattern, "\n".join(sample[:50]), re.IGNORECASE),
                 f"this is {what}",
@@ -412,7 +419,7 @@ class RowReader:
 
     def _limit(self, long: bool) -> int:
         """Return the bytes of the largest line. long: it may be one JSON value."""
-        return max(text_files.LARGEST_LINE, self._largest) if long else self._largest
+        return max(inputs.LARGEST_LINE, self._largest) if long else self._largest
 
     def _lines(self) -> Iterator[tuple[int, str]]:
         """Return the lines of the file.
@@ -445,7 +452,7 @@ class RowReader:
             first = first or f"{self.name}:{place}"
             size = size + len(str(part).strip().encode("utf-8", "replace"))
             if size > self._largest:
-                raise text_files.too_large(first, self._largest, why)
+                raise inputs.too_large(first, self._largest, why)
             yield place, part
 
     # --- tables ---
@@ -646,7 +653,7 @@ class RowReader:
 
     def _check_size(self, number: int | str, row: str) -> None:
         if len(row) > self._largest // 4 and len(row.encode("utf-8", "replace")) > self._largest:
-            raise text_files.too_large(f"{self.name}:{number}", self._largest)
+            raise inputs.too_large(f"{self.name}:{number}", self._largest)
 
 
 class SplitsError(UsageError):
@@ -670,7 +677,7 @@ def utf8_lines(
     path: Path,
     name: str,
     encoding: str | None = None,
-    largest: int = text_files.LARGEST_LINE,
+    largest: int = inputs.LARGEST_LINE,
     *,
     whole: bool = False,
 ) -> Iterator[tuple[int, str]]:
@@ -688,7 +695,7 @@ def _checked_lines(
     stream: LineReader, path: Path, encoding: str | None, largest: int
 ) -> Iterator[tuple[int, str]]:
     for numbered in stream.lines(exact=True, largest=largest):
-        if bad := stream.repairs.counts[text_files.BAD_BYTES].places:
+        if bad := stream.repairs.counts[inputs.BAD_BYTES].places:
             raise _bad_bytes(path, stream.name, bad[0], encoding)
         yield numbered
 
@@ -698,9 +705,9 @@ def _lines_of_value(
 ) -> Iterator[tuple[int, str]]:
     """The lines of a file that is one value; BertworksError if it has more than `largest` bytes."""
     for number, line in lines:
-        if stream.repairs.bytes > largest + text_files.BLOCK_SIZE:
+        if stream.repairs.bytes > largest + inputs.BLOCK_SIZE:
             reason = ": it is one JSON value over many lines"
-            raise text_files.too_large(f"{stream.name}:{number}", largest, reason)
+            raise inputs.too_large(f"{stream.name}:{number}", largest, reason)
         yield number, line
 
 
@@ -720,7 +727,7 @@ def _bad_bytes(path: Path, name: str, where: str, encoding: str | None) -> Bertw
             num_utf8 += not (is_bad or line.isascii())
     likely = infer_encoding(b"\n".join(bad)) if encoding is None else None
     what = f"the line has bytes that are not {encoding or 'UTF-8'}"
-    hint = f"name its encoding: --encoding {text_files.SOME_ENCODINGS}, ...; or repair the line"
+    hint = f"name its encoding: --encoding {inputs.SOME_ENCODINGS}, ...; or repair the line"
     if likely:
         decoded = b"\n".join(bad).decode(likely, "replace").split("\n")[0]
         what += f"; in {likely} it is {decoded!r:.120}"
@@ -737,8 +744,8 @@ def _require_content(text: str, name: str, line: int) -> None:
     This comes before it is parsed.
     """
     require(
-        not text_files.is_hollow(text),
-        text_files.HOLLOW,
+        not inputs.is_hollow(text),
+        inputs.HOLLOW,
         f"{name}:{line}",
         "repair the line, or leave it out",
     )

@@ -17,8 +17,8 @@ from bertworks.datasets import values
 from bertworks.datasets.annotations import ENTITY_TAG
 from bertworks.datasets.reader import Row, RowReader
 from bertworks.errors import BertworksError, UsageError, require
+from bertworks.io.inputs import IssueCounter
 from bertworks.io.tables import find_column
-from bertworks.io.text_files import IssueCounter
 
 _LISTED_ERRORS = 20
 _SHOWN_LABELS = 10

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from bertworks.datasets.reader import Row, RowReader
 from bertworks.errors import BertworksError, require, some_names
-from bertworks.io.paths import as_path
+from bertworks.io.inputs import as_path
 
 _DEV = {"dev", "devel", "development", "valid", "validation", "val"}
 # words in the names of files

@@ -24,8 +24,8 @@ from typing import IO, Any, Literal
 from bertworks.errors import BertworksError, UsageError, expect
 from bertworks.io.atomic_write import replacing
 from bertworks.io.file_job import content_of, pack, unpack
+from bertworks.io.inputs import COMPRESSIONS, FORMATS, IssueCounter, format_suffix
 from bertworks.io.tables import as_json
-from bertworks.io.text_files import COMPRESSIONS, FORMATS, IssueCounter, format_suffix
 
 FileKind = Literal["csv", "tsv", "jsonl", "json", "parquet", "conll"]
 _BATCH_ROWS = 500  # held in memory

@@ -39,10 +39,9 @@ from bertworks.inference.predict import schema_for
 from bertworks.inference.predictor import Predictor
 from bertworks.inference.whitening import Moments, Whitening, normalized
 from bertworks.io.atomic_write import refuse_unwritable, write_json
+from bertworks.io.inputs import IssueCounter, as_path, nothing_there
 from bertworks.io.options import Bulk, ReadOptions
-from bertworks.io.paths import as_path, nothing_there
 from bertworks.io.tables import Data
-from bertworks.io.text_files import IssueCounter
 from bertworks.metrics import squad
 from bertworks.metrics.intervals import correlations, groups_or_rows, mean_sums, middle, resampled
 from bertworks.models.heads import Pooling

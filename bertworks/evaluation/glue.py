@@ -21,9 +21,8 @@ from bertworks.events import Event, forward_events
 from bertworks.inference.predict import rows_with_items
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import local_path, write_json, write_text
+from bertworks.io.inputs import IssueCounter, as_path
 from bertworks.io.options import ReadOptions
-from bertworks.io.paths import as_path
-from bertworks.io.text_files import IssueCounter
 from bertworks.metrics.intervals import Interval, resampled
 from bertworks.runs.data_splits import LabelledData
 from bertworks.runs.finetune import make_finetune_request

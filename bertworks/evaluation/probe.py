@@ -22,7 +22,7 @@ from bertworks.events import Event, printable
 from bertworks.inference import word_states
 from bertworks.inference.engine import LazyModel, open_model, prepared_encoder
 from bertworks.io.atomic_write import local_path, refuse_not_empty, write_json, write_text
-from bertworks.io.text_files import IssueCounter
+from bertworks.io.inputs import IssueCounter
 from bertworks.metrics.intervals import RowSums, difference, mean_of_runs
 from bertworks.metrics.trees import LONGEST, SHORTEST, GoldTree, tree_metrics
 from bertworks.models.packed_linear import InferenceEncoder

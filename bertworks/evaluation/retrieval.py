@@ -29,10 +29,9 @@ from bertworks.inference.encode import DOCUMENT_PROMPTS
 from bertworks.inference.engine import LazyModel, compute_each
 from bertworks.inference.whitening import Vectors, normalized
 from bertworks.io.file_job import ROWS_AT_ONCE
+from bertworks.io.inputs import IssueCounter, as_path, open_lines
 from bertworks.io.options import ReadOptions
-from bertworks.io.paths import as_path
 from bertworks.io.tables import as_text
-from bertworks.io.text_files import IssueCounter, open_lines
 from bertworks.metrics.intervals import wilson_interval
 from bertworks.models.heads import Pooling
 from bertworks.models.transformer import Encoder

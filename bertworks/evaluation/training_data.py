@@ -19,8 +19,8 @@ from bertworks.checkpoints.storage import read_json
 from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError
 from bertworks.io.atomic_write import url_of
+from bertworks.io.inputs import IssueCounter
 from bertworks.io.options import ReadOptions
-from bertworks.io.text_files import IssueCounter
 from bertworks.runs.data_splits import read_data
 from bertworks.runs.preparation import FinetuneRequest
 from bertworks.runs.run_folder import stored_request

@@ -32,7 +32,7 @@ from bertworks.inference.engine import (
     precision_for,
     prepared_encoder,
 )
-from bertworks.io.processes import chunk_by_size
+from bertworks.io.inputs import chunk_by_size
 from bertworks.models.cache import KeyValueCache
 from bertworks.models.layout import Layout
 from bertworks.models.packed_linear import pack_output, to_int8_inference

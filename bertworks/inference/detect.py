@@ -24,7 +24,7 @@ from bertworks.batching.sampling import Ids, Target, add_special_tokens
 from bertworks.checkpoints.model_folder import ModelFolder, load_model
 from bertworks.errors import require
 from bertworks.inference.engine import LazyModel, compute_each, open_model
-from bertworks.io.processes import chunk_by_size
+from bertworks.io.inputs import chunk_by_size
 from bertworks.io.tables import texts_of
 from bertworks.metrics.classification import area_under_curve
 from bertworks.models.config import EncoderConfig

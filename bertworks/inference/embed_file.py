@@ -31,9 +31,10 @@ from bertworks.inference.embedder import Embedder
 from bertworks.inference.engine import open_model
 from bertworks.inference.predictor import COMPARED
 from bertworks.inference.whitening import Moments, Vectors, Whitening, normalized
+from bertworks.io.arrays import write_npy
 from bertworks.io.atomic_write import local_path
 from bertworks.io.file_job import FileJob, compute_file, content_of, pack, portions_of, unpack
-from bertworks.io.npy_files import write_npy
+from bertworks.io.inputs import IssueCounter
 from bertworks.io.options import Bulk, ReadOptions
 from bertworks.io.tables import (
     SAMPLE_ROWS,
@@ -44,7 +45,6 @@ from bertworks.io.tables import (
     first_rows,
     rows_of_texts,
 )
-from bertworks.io.text_files import IssueCounter
 from bertworks.models.heads import Pooling
 from bertworks.training.device import PrecisionOption, fixed_machine, gpus_for
 

@@ -53,7 +53,7 @@ from bertworks.errors import (
 )
 from bertworks.inference.reopening import NUM_KEPT_OPEN, Opening, Reopened
 from bertworks.io.atomic_write import LFS_POINTER, refuse_lfs_pointer, url_of, utf8_path
-from bertworks.io.paths import as_path
+from bertworks.io.inputs import as_path
 from bertworks.io.protobuf import read_protobuf
 from bertworks.models import packed_linear
 from bertworks.models.config import EncoderConfig

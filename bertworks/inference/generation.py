@@ -20,7 +20,7 @@ from bertworks.checkpoints.generation_config import GenerationConfig
 from bertworks.errors import expect, listed
 from bertworks.inference.causal_lm import CausalModel
 from bertworks.inference.engine import LazyModel, ModelUser, open_model
-from bertworks.io.processes import chunk_by_size
+from bertworks.io.inputs import chunk_by_size
 from bertworks.io.tables import texts_of
 from bertworks.models.cache import KeyValueCache
 from bertworks.models.layout import Layout

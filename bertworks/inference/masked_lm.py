@@ -27,7 +27,7 @@ from bertworks.inference.engine import (
     log_probabilities,
     open_model,
 )
-from bertworks.io.processes import chunk_by_size
+from bertworks.io.inputs import chunk_by_size
 from bertworks.io.tables import texts_of
 from bertworks.tasks.sequences import centered_window
 from bertworks.text.tokenizer import Tokenizer

@@ -26,9 +26,9 @@ from bertworks.events import Event, no_notes
 from bertworks.inference.predictor import COMPARED, OutputFields, Predictor
 from bertworks.io.atomic_write import local_path
 from bertworks.io.file_job import FileJob, compute_file
+from bertworks.io.inputs import IssueCounter
 from bertworks.io.options import Bulk, ReadOptions
 from bertworks.io.tables import Data, rows_of_texts
-from bertworks.io.text_files import IssueCounter
 from bertworks.tasks.probabilities import Answer
 from bertworks.tasks.questions import QuestionsTask
 from bertworks.tasks.registry import TASKS

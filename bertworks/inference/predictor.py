@@ -33,7 +33,7 @@ from bertworks.inference.engine import (
 from bertworks.io.atomic_write import local_path, refuse_not_empty
 from bertworks.io.class_names import named_column
 from bertworks.io.file_job import CHARACTERS_AT_ONCE, ROWS_AT_ONCE
-from bertworks.io.processes import chunk_by_size
+from bertworks.io.inputs import chunk_by_size
 from bertworks.io.tables import Data, are_rows, computed, is_missing, missing_hint, plain_value
 from bertworks.models.transformer import Encoder
 from bertworks.tasks.decoding import Decoder, make_featurizer, make_task_head

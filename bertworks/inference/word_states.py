@@ -21,7 +21,7 @@ from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, add_special_tokens
 from bertworks.errors import BertworksError, require
 from bertworks.inference.engine import batch_tokens
-from bertworks.io.processes import chunk_by_size
+from bertworks.io.inputs import chunk_by_size
 from bertworks.models.packed_linear import InferenceEncoder
 from bertworks.models.transformer import Encoder
 from bertworks.text.tokenizer import Tokenizer

@@ -64,7 +64,7 @@ from bertworks.io.atomic_write import (
     temporary_sibling,
     write_text,
 )
-from bertworks.io.paths import as_path
+from bertworks.io.inputs import as_path
 from bertworks.models.config import EncoderConfig
 from bertworks.tasks.decoding import make_task_head
 from bertworks.tasks.settings import TaskConfig

@@ -51,7 +51,7 @@ from bertworks.io.atomic_write import (
     write_json,
     write_text,
 )
-from bertworks.io.text_files import IssueCounter
+from bertworks.io.inputs import IssueCounter
 from bertworks.models.transformer import Encoder
 from bertworks.tasks.heads import MultipleChoice, SpanExtraction, TaskModel
 from bertworks.tasks.registry import TASKS

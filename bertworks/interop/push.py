@@ -12,7 +12,7 @@ from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.resolve import MODEL_FILES, split_files
 from bertworks.errors import BertworksError, UsageError, expect, one_line, quoted, require
 from bertworks.events import Event
-from bertworks.io.paths import as_path
+from bertworks.io.inputs import as_path
 
 _CARD = "README.md"
 _LONGEST_CARD = 1 << 20  # bytes

@@ -2,6 +2,9 @@
 
 - `replacing`, `replacing_folder`, `write_bytes`, `write_text`, `write_json`: write to a temporary
   name, fsync, then rename
+- `sealing`, `is_sealed`: files without a manifest, such as the portions of a job, that carry the
+  hash of their content and of what it belongs to
+- `sha256`, `json_sha256`: the hashes of a file, and of a manifest, which holds its own
 - `remove_leftovers`: temporary files of killed processes
 - `temporary_folder`: a folder that is deleted together with an object
 - `folder_lock`: one writer at a time
@@ -21,20 +24,21 @@ import shutil
 import socket
 import stat
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
-from typing import Any
+from typing import IO, Any
 
 from filelock import FileLock, Timeout
 
 from bertworks.errors import BertworksError, UsageError, expect, explain_os_errors, require
-from bertworks.io.processes import read_system_file
 
 SCHEMES = ("s3", "gs", "hf", "memory")  # of URLs that are read; all but hf:// are written, too
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # the first bytes of such a file
+SEAL = 32  # bytes that `sealing` appends
+_BLOCK = 1 << 20  # bytes that are read at a time
 _COUNTER = itertools.count()
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # safetensors and numpy's tofile report a full disk in words only.
@@ -393,6 +397,35 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
+def sealing(path: Path, key: str) -> Iterator[Path]:
+    """`replacing`, with the sha256 of a key and of the content at the end of the file.
+
+    The key says what the content belongs to.
+    """
+    with replacing(path) as temporary:
+        yield temporary
+        with temporary.open("r+b") as file:
+            file.write(_seal_of(file, key, temporary.stat().st_size))
+
+
+def is_sealed(path: Path, key: str) -> bool:
+    """Return whether a file has the content and the key with which it was sealed."""
+    size = path.stat().st_size - SEAL if path.is_file() else -1
+    if size < 0:
+        return False
+    with path.open("rb") as file:
+        return _seal_of(file, key, size) == file.read()
+
+
+def _seal_of(file: IO[bytes], key: str, size: int) -> bytes:
+    """Return the sha256 of a key and of the first `size` bytes of a file, which are read."""
+    digest = hashlib.sha256(f"{key}\n".encode())
+    while block := file.read(min(_BLOCK, size - file.tell())):
+        digest.update(block)
+    return digest.digest()
+
+
+@contextmanager
 def replacing_folder(path: str | Path) -> Iterator[Path]:
     """Yield a new temporary folder to fill.
 
@@ -458,6 +491,19 @@ def sha256(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def json_sha256(content: Mapping[str, Any]) -> str:
+    """Return the sha256 of a JSON object without its value `sha256`.
+
+    White space and the order of the names make no difference.
+
+    Raises:
+        ValueError, TypeError: it holds something that is not JSON, such as NaN.
+    """
+    hashed = {name: value for name, value in content.items() if name != "sha256"}
+    text = json.dumps(hashed, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _shorten(name: str) -> str:
     """Return the name; of a long one the beginning, and a hash by which two of them differ."""
     whole = os.fsencode(name)
@@ -516,6 +562,13 @@ def _exchange_by_renames(temporary: Path, target: Path) -> None:
         temporary.rename(target)
     finally:
         former.rename(temporary if target.exists() else target)
+
+
+def read_system_file(path: str | Path) -> str:
+    """Return the text of a small system file; empty if it does not exist."""
+    with suppress(OSError):
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    return ""
 
 
 def _start_time(process: int) -> str:

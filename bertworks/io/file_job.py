@@ -31,18 +31,22 @@ from bertworks import __version__
 from bertworks.errors import expect, explain_os_errors, quoted, require, some_names
 from bertworks.events import Event
 from bertworks.io.atomic_write import (
+    SEAL,
     folder_lock,
     fsync,
     hidden_sibling,
+    is_sealed,
+    json_sha256,
     refuse_existing,
     remove,
     remove_leftovers,
+    sealing,
     temporary_sibling,
     write_json,
 )
-from bertworks.io.integrity import SEAL, is_sealed, json_sha256, sealing
+from bertworks.io.inputs import chunk_by_size
 from bertworks.io.options import Bulk
-from bertworks.io.processes import available_cpus, chunk_by_size, in_processes
+from bertworks.io.processes import available_cpus, in_processes
 
 _T = TypeVar("_T")
 # What a portion holds: a number for its name (a count of the command), and bytes, or blocks of

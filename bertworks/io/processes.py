@@ -28,6 +28,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from bertworks.errors import BertworksError
+from bertworks.io.atomic_write import read_system_file
 
 _T = TypeVar("_T")
 _READ_AHEAD = 2  # inputs that wait for a worker
@@ -119,30 +120,6 @@ def group_folders(controller: str) -> list[Path]:
         group = base / path.lstrip("/")
         folders += [group, *(parent for parent in group.parents if parent.is_relative_to(base))]
     return folders
-
-
-def read_system_file(path: str | Path) -> str:
-    """Return the text of a small system file; empty if it does not exist."""
-    with suppress(OSError):
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    return ""
-
-
-def chunk_by_size(
-    values: Iterable[_T], smallest: int, size_of: Callable[[_T], int]
-) -> Iterator[list[_T]]:
-    """Lists of values of at least this size together; the last may be smaller."""
-    chunk: list[_T] = []
-    size = 0
-    for value in values:
-        chunk.append(value)
-        size += size_of(value)
-        if size >= smallest:
-            yield chunk
-            chunk = []
-            size = 0
-    if chunk:
-        yield chunk
 
 
 def in_processes(

@@ -1,6 +1,6 @@
 """Files and folders under s3://, gs://, hf:// and memory://, as local copies.
 
-The rest of the package knows only paths (`io.paths`).
+The rest of the package knows only paths (`io.inputs`).
 
 - `fetched`: what a URL names, a file, a folder or a glob, is copied to a cache, once per version
   and machine

@@ -29,9 +29,14 @@ from bertworks.errors import (
 )
 from bertworks.io.atomic_write import utf8_path
 from bertworks.io.class_names import class_names_of_table, named_column
-from bertworks.io.paths import rereadable
-from bertworks.io.processes import chunk_by_size
-from bertworks.io.text_files import BLOCK_SIZE, LARGEST_LINE, IssueCounter, too_large
+from bertworks.io.inputs import (
+    BLOCK_SIZE,
+    LARGEST_LINE,
+    IssueCounter,
+    chunk_by_size,
+    rereadable,
+    too_large,
+)
 
 _T = TypeVar("_T")
 COLUMN_NAMES = tomllib.loads(

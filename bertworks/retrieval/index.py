@@ -36,8 +36,8 @@ from bertworks.inference.reopening import Opening, Reopened
 from bertworks.inference.whitening import Vectors, normalized
 from bertworks.io.atomic_write import local_path, url_of
 from bertworks.io.file_job import FileJob, content_of, portions_of
+from bertworks.io.inputs import IssueCounter, as_path
 from bertworks.io.options import Bulk, ReadOptions
-from bertworks.io.paths import as_path
 from bertworks.io.tables import (
     SAMPLE_ROWS,
     TITLE_NAMES,
@@ -47,7 +47,6 @@ from bertworks.io.tables import (
     texts_of,
     usual_column,
 )
-from bertworks.io.text_files import IssueCounter
 from bertworks.models.heads import Pooling
 from bertworks.retrieval.ranking import (
     DEPTH,

@@ -20,14 +20,15 @@ from numpy.typing import NDArray
 
 from bertworks.checkpoints.storage import read_json, read_tensors, write_tensors
 from bertworks.errors import BertworksError, expect, optional_import, quoted, require
+from bertworks.io.arrays import CheckedArray, CheckedFile, file_sums, verify_files
 from bertworks.io.atomic_write import (
     folder_lock,
+    json_sha256,
     remove_leftovers,
     replacing,
     write_bytes,
     write_text,
 )
-from bertworks.io.integrity import CheckedArray, CheckedFile, file_sums, json_sha256, verify_files
 from bertworks.io.tables import as_json
 from bertworks.retrieval.ranking import Postings, hash_of, postings, words_state
 

@@ -29,7 +29,7 @@ from bertworks.checkpoints.model_folder import Model
 from bertworks.datasets.schema import Item
 from bertworks.inference.engine import compute_each, compute_vectors, prepared_encoder
 from bertworks.inference.whitening import Vectors, normalized
-from bertworks.io.processes import chunk_by_size
+from bertworks.io.inputs import chunk_by_size
 from bertworks.metrics.classification import count_spans
 from bertworks.metrics.intervals import (
     Interval,

@@ -29,10 +29,9 @@ from bertworks.datasets.schema import (
 )
 from bertworks.datasets.values import first_names
 from bertworks.errors import BertworksError, UsageError, expect, quoted, require
+from bertworks.io.inputs import IssueCounter, as_path
 from bertworks.io.options import ReadOptions
-from bertworks.io.paths import as_path
 from bertworks.io.tables import Data, stored
-from bertworks.io.text_files import IssueCounter
 from bertworks.tasks.registry import TASKS
 from bertworks.tasks.settings import SentenceVectors, TaskConfig, TaskType
 from bertworks.text.near_copies import near_copies_of_rows

@@ -25,10 +25,9 @@ from bertworks.config import packaged_table
 from bertworks.datasets.schema import Item
 from bertworks.datasets.values import similar_labels
 from bertworks.errors import names_of, some_names
+from bertworks.io.inputs import IssueCounter, chunk_by_size
 from bertworks.io.options import ReadOptions
-from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import Data
-from bertworks.io.text_files import IssueCounter
 from bertworks.runs.data_splits import (
     DataRequest,
     LabelledData,

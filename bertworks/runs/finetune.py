@@ -36,8 +36,8 @@ from bertworks.io.atomic_write import (
     write_json,
     write_text,
 )
+from bertworks.io.inputs import as_path
 from bertworks.io.options import ReadOptions
-from bertworks.io.paths import as_path
 from bertworks.io.tables import Data, StoredInput, StoredRows, stored
 from bertworks.metrics import intervals
 from bertworks.runs.baselines import (

@@ -20,8 +20,8 @@ from bertworks.checkpoints.model_folder import (
 from bertworks.errors import UsageError
 from bertworks.inference.causal_lm import mark_texts
 from bertworks.io.atomic_write import sha256
+from bertworks.io.inputs import as_path
 from bertworks.io.options import ReadOptions
-from bertworks.io.paths import as_path
 from bertworks.io.tables import StoredRows
 from bertworks.runs.data_splits import (
     DataRequest,

@@ -15,8 +15,8 @@ from bertworks.errors import expect, quoted
 from bertworks.events import Event, printable
 from bertworks.io.atomic_write import refuse_file, refuse_nested, replacing_folder
 from bertworks.io.file_job import FileJob
+from bertworks.io.inputs import as_path
 from bertworks.io.options import Bulk
-from bertworks.io.paths import as_path
 from bertworks.io.tables import Data, sources_of
 from bertworks.text.corpus import CorpusReader, Documents
 from bertworks.text.corpus_report import CorpusStatistics, corpus_report

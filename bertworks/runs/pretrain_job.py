@@ -29,8 +29,8 @@ from bertworks.config import dump_recipe
 from bertworks.errors import expect, require
 from bertworks.events import printable
 from bertworks.inference.detect import GENERATOR, state_with_generator
-from bertworks.io.integrity import is_sealed, sealing
-from bertworks.io.npy_files import write_npy
+from bertworks.io.arrays import write_npy
+from bertworks.io.atomic_write import is_sealed, sealing
 from bertworks.models.config import EncoderConfig
 from bertworks.models.transformer import init_local_attention, scale_residual
 from bertworks.runs.adaptation import BitsBatches, bits_batches, bits_per_character, extended_state

@@ -15,7 +15,7 @@ from bertworks.checkpoints.model_folder import named_weights_sha256
 from bertworks.checkpoints.resolve import is_model_name
 from bertworks.errors import UsageError, expect, names_of
 from bertworks.io.atomic_write import sha256
-from bertworks.io.paths import as_path
+from bertworks.io.inputs import as_path
 from bertworks.io.tables import Data, StoredRows, sources_of
 from bertworks.runs.prepare import read_text
 from bertworks.runs.pretrain_job import PretrainJob, Text

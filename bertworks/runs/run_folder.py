@@ -24,7 +24,7 @@ from bertworks.checkpoints.resolve import TASKS
 from bertworks.checkpoints.weights_record import RECORD_FILE
 from bertworks.errors import UsageError, expect, explain_os_errors
 from bertworks.io.atomic_write import folder_lock, url_of, write_json, write_text
-from bertworks.io.paths import as_path
+from bertworks.io.inputs import as_path
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 from bertworks.training.budget import Plan
 from bertworks.training.objectives import OBJECTIVES, Measure

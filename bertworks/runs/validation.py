@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from bertworks.config import dump_recipe
 from bertworks.events import Event, forward_events
-from bertworks.io.atomic_write import write_text
-from bertworks.io.integrity import is_sealed, sealing
+from bertworks.io.atomic_write import is_sealed, sealing, write_text
 from bertworks.metrics.intervals import resampled
 from bertworks.runs.data_splits import EVALUATED, PARTS, Method, methods_of
 from bertworks.runs.finetune_job import FinetuneJob

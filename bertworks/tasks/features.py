@@ -14,7 +14,7 @@ from bertworks.batching.masking import Example
 from bertworks.batching.sampling import add_special_tokens, keyed_rng
 from bertworks.datasets.schema import Item
 from bertworks.events import Event, printable
-from bertworks.io.processes import chunk_by_size
+from bertworks.io.inputs import chunk_by_size
 from bertworks.tasks.registry import TASKS
 from bertworks.tasks.sequences import Features, SequenceReader, target_example
 

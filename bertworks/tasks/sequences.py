@@ -17,7 +17,7 @@ from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, Target, TokenSequence, add_special_tokens
 from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError
-from bertworks.io.processes import chunk_by_size
+from bertworks.io.inputs import chunk_by_size
 from bertworks.text.shard_writer import flat_arrays
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_pipeline import with_marks

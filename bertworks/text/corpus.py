@@ -19,18 +19,19 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bertworks.errors import expect, explain_os_errors, quoted, require
-from bertworks.io import tables, text_files
+from bertworks.io import inputs, tables
 from bertworks.io.atomic_write import sha256
-from bertworks.io.paths import nothing_there, rereadable
-from bertworks.io.tables import Data, StoredRows, sources_of
-from bertworks.io.text_files import (
+from bertworks.io.inputs import (
     FORMATS,
     IssueCounter,
     Issues,
     LineReader,
     format_suffix,
+    nothing_there,
     open_lines,
+    rereadable,
 )
+from bertworks.io.tables import Data, StoredRows, sources_of
 from bertworks.text.codes import are_codes
 from bertworks.text.segmentation import cut_text, margin_of, paragraphs, separation
 
@@ -69,7 +70,7 @@ _Record = tuple[int, Any, str]
 
 
 @dataclass(kw_only=True)
-class CorpusReport(text_files.Repairs):
+class CorpusReport(inputs.Repairs):
     """Counts and issues of a pass over a corpus.
 
     `str()` gives several lines of text.
@@ -156,7 +157,7 @@ class FileReader:
         if head.startswith(b"<doc "):
             return "wiki"
         if reader.head.startswith(b"PAR1"):
-            unpack = text_files.COMPRESSIONS.get(Path(self.name).suffix, ("", ""))[1].replace(
+            unpack = inputs.COMPRESSIONS.get(Path(self.name).suffix, ("", ""))[1].replace(
                 "-t", "-d"
             )
             return f"a compressed Parquet file; unpack it{f': `{unpack} FILE`' if unpack else ''}"
@@ -186,7 +187,7 @@ class FileReader:
                 start, lines, margin if len(lines) < _OWN_MARGIN else margin_of(lines)
             )
 
-        for number, line in reader.lines(longest=text_files.LONGEST_PIECE, universal=True):
+        for number, line in reader.lines(longest=inputs.LONGEST_PIECE, universal=True):
             blank = not line or line.isspace()
             longest = LARGEST_DOCUMENT if blank else _LONGEST_BLOCK
             is_end = ends == "blank_line" or (ends == "title" and any(map(str.strip, lines[1:])))
@@ -233,8 +234,8 @@ class FileReader:
                 value = None
                 problem = 'expected a JSON object like {"text": "..."} or a JSON string'
                 try:
-                    if text_files.is_hollow(line):
-                        raise ValueError(text_files.HOLLOW)
+                    if inputs.is_hollow(line):
+                        raise ValueError(inputs.HOLLOW)
                     value = json.loads(line)
                 except (ValueError, RecursionError) as error:
                     problem = f"this is not a JSON value ({error})"
@@ -583,7 +584,7 @@ def _clean(text: str, source: str, report: CorpusReport) -> str:
     JSON and Parquet may hold them.
     """
     if "\0" in text:
-        report.counts[text_files.NULL].add(source)
+        report.counts[inputs.NULL].add(source)
         text = text.replace("\0", "")
     valid = (
         text
@@ -591,7 +592,7 @@ def _clean(text: str, source: str, report: CorpusReport) -> str:
         else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     )
     if valid != text:
-        report.counts[text_files.BAD_BYTES].add(source)
+        report.counts[inputs.BAD_BYTES].add(source)
     if any(end in valid for end in _OTHER_LINE_ENDS):
         return "\n".join(paragraphs(valid.splitlines(), None))
     return valid.strip()

@@ -16,9 +16,8 @@ import numpy as np
 
 from bertworks.errors import UsageError, require
 from bertworks.io.file_job import Portion, pack, unpacked_values
-from bertworks.io.processes import chunk_by_size
+from bertworks.io.inputs import IssueCounter, chunk_by_size
 from bertworks.io.tables import StoredRows
-from bertworks.io.text_files import IssueCounter
 from bertworks.text.corpus import CorpusReader, CorpusReport
 from bertworks.text.shard_writer import PartWriter
 from bertworks.text.vocabulary import VocabularyConfig, splitter_of

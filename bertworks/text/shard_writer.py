@@ -26,10 +26,9 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from bertworks.io.atomic_write import replacing
-from bertworks.io.integrity import is_sealed, json_sha256, sealing
-from bertworks.io.npy_files import open_npy
-from bertworks.io.processes import chunk_by_size
+from bertworks.io.arrays import open_npy
+from bertworks.io.atomic_write import is_sealed, json_sha256, replacing, sealing
+from bertworks.io.inputs import chunk_by_size
 from bertworks.text.segmentation import split_sentences
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_pipeline import steps_of

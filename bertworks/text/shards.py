@@ -27,16 +27,17 @@ from numpy.typing import NDArray
 
 from bertworks.config import NotNegative, Settings, build
 from bertworks.errors import BertworksError, UsageError, check, quoted, require, some_names
+from bertworks.io.arrays import CheckedArray, CheckedFile, file_sums, verify_files
 from bertworks.io.atomic_write import (
     folder_lock,
+    json_sha256,
     local_path,
     read_small,
     remove,
     remove_leftovers,
     write_json,
 )
-from bertworks.io.integrity import CheckedArray, CheckedFile, file_sums, json_sha256, verify_files
-from bertworks.io.paths import as_path
+from bertworks.io.inputs import as_path
 from bertworks.io.processes import in_processes
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.file_groups import parts_of

@@ -36,10 +36,8 @@ import tokenizers
 from numpy.typing import NDArray
 
 from bertworks.errors import BertworksError, UsageError, expect, several
-from bertworks.io.atomic_write import local_path, write_bytes, write_json, write_text
-from bertworks.io.integrity import json_sha256
-from bertworks.io.paths import as_path
-from bertworks.io.processes import chunk_by_size
+from bertworks.io.atomic_write import json_sha256, local_path, write_bytes, write_json, write_text
+from bertworks.io.inputs import as_path, chunk_by_size
 from bertworks.text import tokenizer_pipeline
 from bertworks.text.tokenizer_folder import (
     DEFAULT_LENGTH,

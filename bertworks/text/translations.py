@@ -16,8 +16,7 @@ from statistics import median
 
 from bertworks.errors import BertworksError, expect, require
 from bertworks.events import printable
-from bertworks.io.paths import as_path
-from bertworks.io.text_files import IssueCounter, Issues, LineReader, open_lines
+from bertworks.io.inputs import IssueCounter, Issues, LineReader, as_path, open_lines
 
 _ALIGNED = "give a sentence and its translation in each line, without lines that have no text"
 # A pair is suspicious if its ratio of lengths differs from the usual one by this factor, and its

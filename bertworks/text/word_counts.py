@@ -25,7 +25,8 @@ import tokenizers
 from tokenizers import decoders
 
 from bertworks.errors import BertworksError
-from bertworks.io.processes import chunk_by_size, in_processes
+from bertworks.io.inputs import chunk_by_size
+from bertworks.io.processes import in_processes
 from bertworks.text.tokenizer_pipeline import SURROGATES
 
 BATCH = 4_000_000  # characters of the texts that a process counts at a time

@@ -16,7 +16,8 @@ from typing import Any, Literal
 import torch
 
 from bertworks.errors import UsageError
-from bertworks.io.processes import CpuMonitor, available_cpus, read_system_file
+from bertworks.io.atomic_write import read_system_file
+from bertworks.io.processes import CpuMonitor, available_cpus
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layers import cpu_supports_bf16
 

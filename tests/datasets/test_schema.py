@@ -17,7 +17,7 @@ from bertworks.datasets.schema import Item, Schema, fitted, items, misplaced
 from bertworks.datasets.values import EmptyTextError, choice_number, several_labels, sorted_labels
 from bertworks.datasets.writer import write_rows
 from bertworks.errors import BertworksError, UsageError
-from bertworks.io.text_files import IssueCounter
+from bertworks.io.inputs import IssueCounter
 from bertworks.tasks.registry import TASKS
 
 

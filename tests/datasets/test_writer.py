@@ -20,7 +20,7 @@ from bertworks.datasets.writer import (
 )
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.file_job import create
-from bertworks.io.text_files import IssueCounter
+from bertworks.io.inputs import IssueCounter
 
 ROWS = [
     {"n": 1, "text": 'She said "no", and left.'},

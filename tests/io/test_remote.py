@@ -20,7 +20,7 @@ from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io import remote
 from bertworks.io.atomic_write import local_path, url_of, write_text
-from bertworks.io.paths import as_path
+from bertworks.io.inputs import as_path
 from bertworks.io.remote import MANIFEST, Storage, fetched, published
 from bertworks.runs import training_run
 from tests.support.fine import write_reviews

@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io import tables
-from bertworks.io.text_files import Issues
+from bertworks.io.inputs import Issues
 
 CELLS = st.lists(st.text("ab\"',;\t x", max_size=6), min_size=2, max_size=4)
 

@@ -21,7 +21,7 @@ from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.embedder import Embedder
 from bertworks.inference.whitening import normalized
-from bertworks.io.integrity import json_sha256
+from bertworks.io.atomic_write import json_sha256
 from bertworks.io.options import Bulk, ReadOptions
 from bertworks.retrieval.index import Index, index_file
 from bertworks.retrieval.ranking import Reranker

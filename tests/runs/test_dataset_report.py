@@ -13,7 +13,7 @@ import pytest
 from bertworks.cli.main import main
 from bertworks.datasets.schema import Item, Schema
 from bertworks.errors import BertworksError, UsageError
-from bertworks.io.text_files import IssueCounter
+from bertworks.io.inputs import IssueCounter
 from bertworks.runs.data_splits import LabelledData
 from bertworks.runs.dataset_report import (
     DatasetReport,

@@ -13,7 +13,7 @@ from bertworks.batching.batch import collate
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Sampler, Target, make_sampler
 from bertworks.errors import BertworksError
-from bertworks.io.integrity import SEAL
+from bertworks.io.atomic_write import SEAL
 from bertworks.runs.pretrain_job import (
     most_frequent_token,
     phase_batches,

@@ -19,9 +19,9 @@ from bertworks.cli.main import main
 from bertworks.errors import BertworksError
 from bertworks.inference.embed_file import embed_file
 from bertworks.inference.engine import open_model
-from bertworks.io import integrity
+from bertworks.io import arrays
+from bertworks.io.atomic_write import json_sha256
 from bertworks.io.file_job import FileJob, compute_file, content_of
-from bertworks.io.integrity import json_sha256
 from bertworks.io.options import Bulk
 from bertworks.retrieval.index import Index
 from bertworks.runs.pretrain import pretrain
@@ -127,7 +127,7 @@ def check_all(
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a small file has many."""
-    monkeypatch.setattr(integrity, "_BLOCK", 512)
+    monkeypatch.setattr(arrays, "_BLOCK", 512)
 
 
 @pytest.fixture(scope="module")

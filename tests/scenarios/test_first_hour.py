@@ -29,8 +29,8 @@ from bertworks.cli.parser import make_app
 from bertworks.config import add_overrides, field_paths, near_field, option_of
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
+from bertworks.io.inputs import file_or_texts
 from bertworks.io.options import STDIN
-from bertworks.io.paths import file_or_texts
 from bertworks.text.corpus import CorpusReader
 from bertworks.training.recipe import FinetuneRecipe, Recipe, load_finetune_recipe
 from tests.support.fine import write_model, write_reviews

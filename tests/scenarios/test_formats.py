@@ -22,8 +22,8 @@ from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Schema, items
 from bertworks.errors import BertworksError, UsageError
+from bertworks.io.inputs import infer_encoding, open_lines
 from bertworks.io.options import ReadOptions
-from bertworks.io.text_files import infer_encoding, open_lines
 from bertworks.tasks.registry import TASKS
 from tests.support.fine import read_data
 

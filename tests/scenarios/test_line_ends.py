@@ -12,7 +12,7 @@ import bertworks as bw
 from bertworks.cli.main import main
 from bertworks.datasets.reader import RowReader
 from bertworks.errors import BertworksError
-from bertworks.io.text_files import open_lines
+from bertworks.io.inputs import open_lines
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.translations import read_translations
 

@@ -17,7 +17,7 @@ from pyarrow import parquet
 from bertworks.cli.main import main
 from bertworks.datasets.reader import RowReader
 from bertworks.errors import BertworksError
-from bertworks.io import tables, text_files
+from bertworks.io import inputs, tables
 from bertworks.io.options import ReadOptions
 from bertworks.text.corpus import CorpusReader
 from tests.support import fine
@@ -101,8 +101,7 @@ def test_a_large_row_of_parquet_needs_the_option(tmp_path: Path) -> None:
 
 def test_rows_of_many_sizes_are_complete(tmp_path: Path) -> None:
     texts = [
-        "a" * size
-        for size in (99, 100, 101, text_files.BLOCK_SIZE - 1, text_files.BLOCK_SIZE, 3 * MB, 5)
+        "a" * size for size in (99, 100, 101, inputs.BLOCK_SIZE - 1, inputs.BLOCK_SIZE, 3 * MB, 5)
     ]
     path = write(tmp_path / "a.txt", "\n".join(texts))
     assert [row.values["text"] for row in RowReader(path)] == texts
@@ -118,8 +117,8 @@ def test_a_quoted_cell_that_ends_nowhere_is_still_named(tmp_path: Path) -> None:
 
 
 def test_one_json_value_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_files, "LARGEST_LINE", 1000)
-    monkeypatch.setattr(text_files, "BLOCK_SIZE", 1000)
+    monkeypatch.setattr(inputs, "LARGEST_LINE", 1000)
+    monkeypatch.setattr(inputs, "BLOCK_SIZE", 1000)
     path = write(tmp_path / "a.json", json.dumps([{"text": "a", "label": "b"}] * 100, indent=1))
     assert "more than 1,000 bytes: it is one JSON value over many lines" in error(path)
     assert len(list(RowReader(path, ReadOptions(max_row_bytes="1m")))) == 100

@@ -28,7 +28,7 @@ from bertworks.inference.embed_file import embed_file
 from bertworks.inference.predict import predict_file
 from bertworks.inference.predictor import Predictor
 from bertworks.inference.whitening import Moments
-from bertworks.io.text_files import IssueCounter
+from bertworks.io.inputs import IssueCounter
 from bertworks.metrics.squad import SquadQuestion, evaluate_answers
 from bertworks.retrieval.index import Index
 from bertworks.runs.dataset_report import make_dataset_report

@@ -22,7 +22,7 @@ from hypothesis import given, settings, strategies as st
 from pyarrow import parquet
 
 from bertworks.errors import BertworksError, UsageError
-from bertworks.io import text_files
+from bertworks.io import inputs
 from bertworks.text import corpus
 from bertworks.text.corpus import CorpusReader
 
@@ -359,8 +359,8 @@ def test_bad_bytes_are_replaced_counted_and_named(tmp_path: Path) -> None:
         b"good line here.\n" * 3 + b"bad \xff\xfe line.\n" * 9 + "gut: äöü.\n".encode() * 900,
     )
     found = report(path)
-    assert found.counts[text_files.BAD_BYTES].count == 9
-    assert found.counts[text_files.BAD_BYTES].places == [f"{path}:{line}" for line in range(4, 9)]
+    assert found.counts[inputs.BAD_BYTES].count == 9
+    assert found.counts[inputs.BAD_BYTES].places == [f"{path}:{line}" for line in range(4, 9)]
     assert f"not text (replaced by \ufffd): 9 ({path}:4" in str(found)
     assert texts(path)[0].split("\n")[3] == "bad \ufffd\ufffd line."
 
@@ -410,14 +410,14 @@ def test_text_in_another_encoding_is_refused_with_its_name(
 def test_few_bad_lines_are_replaced_and_many_are_an_error(tmp_path: Path) -> None:
     good, bad = b"a good line of text.\n", b"a b\xe4d line of text.\n"
     found = report(write(tmp_path / "a.txt", good * 989 + bad * 10))
-    assert found.counts[text_files.BAD_BYTES].count == 10
+    assert found.counts[inputs.BAD_BYTES].count == 10
     assert "10 of the first 300 lines" in refusal(write(tmp_path / "b.txt", good * 290 + bad * 10))
     # over several blocks
     late = write(tmp_path / "c.txt", good * 200_000 + bad * 5_000 + good * 200_000)
     assert "of the first" in refusal(late)
     # they are few in the end, and many in no megabyte
     path = write(tmp_path / "d.txt", bad * 20 + good * 900_000)
-    assert report(path).counts[text_files.BAD_BYTES].count == 20
+    assert report(path).counts[inputs.BAD_BYTES].count == 20
 
 
 def test_the_head_of_a_file_is_enough(tmp_path: Path) -> None:
@@ -446,23 +446,23 @@ def test_byte_order_marks_line_ends_and_null_characters(tmp_path: Path) -> None:
     }.items():
         path = write(tmp_path / f"{name}.txt", data)
         assert texts(path, documents="file") == expected, name
-        assert report(path, documents="file").counts[text_files.BAD_BYTES].count == 0
-        assert report(path, documents="file").counts[text_files.NULL].count == (name == "null")
+        assert report(path, documents="file").counts[inputs.BAD_BYTES].count == 0
+        assert report(path, documents="file").counts[inputs.NULL].count == (name == "null")
     broken = write(tmp_path / "broken.txt", "abc def.".encode("utf-16") + b"\x41")
     assert texts(broken)[0].startswith("abc def.")
-    assert report(broken).counts[text_files.BAD_BYTES].count == 1
+    assert report(broken).counts[inputs.BAD_BYTES].count == 1
     half = write(
         tmp_path / "half.txt", b"\xff\xfe" + "one\ntw\ud800o".encode("utf-16-le", "surrogatepass")
     )
     assert texts(half) == ["one\ntw\ufffdo"]
-    assert report(half).counts[text_files.BAD_BYTES].places == [f"{half}:2"]
+    assert report(half).counts[inputs.BAD_BYTES].places == [f"{half}:2"]
 
 
 def test_lone_surrogates_and_null_in_json_are_repaired(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", '{"text": "a\\ud800b \\u0000c \\ud83d\\ude00"}\n')
     assert texts(path) == ["a\ufffdb c \U0001f600"]
     found = report(path)
-    assert (found.counts[text_files.BAD_BYTES].count, found.counts[text_files.NULL].count) == (1, 1)
+    assert (found.counts[inputs.BAD_BYTES].count, found.counts[inputs.NULL].count) == (1, 1)
 
 
 def test_few_malformed_lines_are_named_and_many_are_an_error(tmp_path: Path) -> None:
@@ -640,8 +640,8 @@ def test_what_is_left_out_of_a_folder_is_counted_with_the_reason(tmp_path: Path)
     write(tmp_path / "elsewhere" / "a.txt", "no")
     (tmp_path / "data" / "link").symlink_to("../elsewhere")
     os.mkfifo(tmp_path / "data" / "pipe.txt")  # would keep a reader waiting for ever
-    for inputs in (tmp_path / "data", f"{tmp_path}/da*"):
-        found = report(inputs)
+    for corpus_path in (tmp_path / "data", f"{tmp_path}/da*"):
+        found = report(corpus_path)
         assert (found.documents, found.counts[corpus.SKIPPED].count) == (1, 4)
         for place in (
             "_draft.txt (its name",
@@ -779,8 +779,8 @@ def test_lines_do_not_depend_on_the_size_of_blocks(
     path = write(tmp_path_factory.mktemp("blocks") / "a.txt", "\n".join(lines))
     expected = list(enumerate(lines, 1))[: None if lines and lines[-1] else -1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_files, "BLOCK_SIZE", size)
-        with text_files.open_lines(path, "a.txt", repairs := text_files.Repairs()) as reader:
+        patch.setattr(inputs, "BLOCK_SIZE", size)
+        with inputs.open_lines(path, "a.txt", repairs := inputs.Repairs()) as reader:
             assert list(reader.lines()) == [
                 (n, line.removeprefix("\ufeff") if n == 1 else line) for n, line in expected
             ]
@@ -798,8 +798,8 @@ def test_long_lines_are_divided_and_lose_nothing(
 ) -> None:
     path = write(tmp_path_factory.mktemp("long") / "a.txt", text)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_files, "BLOCK_SIZE", size)
-        with text_files.open_lines(path, "a.txt") as reader:
+        patch.setattr(inputs, "BLOCK_SIZE", size)
+        with inputs.open_lines(path, "a.txt") as reader:
             found = list(reader.lines(longest=longest))
     expected = text.removesuffix("\n").split("\n") if text else []
     assert [

@@ -22,9 +22,8 @@ import tokenizers
 from hypothesis import given, settings, strategies as st
 
 from bertworks.errors import BertworksError
-from bertworks.io.atomic_write import sha256
-from bertworks.io.integrity import is_sealed
-from bertworks.io.processes import chunk_by_size
+from bertworks.io.atomic_write import is_sealed, sha256
+from bertworks.io.inputs import chunk_by_size
 from bertworks.runs.pretrain_job import split_long_documents
 from bertworks.text import shard_writer as parts_module
 from bertworks.text.corpus import CorpusReader

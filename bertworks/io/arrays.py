@@ -1,22 +1,21 @@
-"""Whether files are complete, and as they were written.
+"""Arrays on disk: as .npy files, and memory-mapped in files whose content is checked.
 
-- `json_sha256`: the hash that a manifest holds of itself; `file_sums`, `verify_files`: those of the
-  files that it names, to verify a folder and to resume
-- `CheckedFile`, `CheckedArray`: memory-mapped files of shards and indexes; each block is compared
-  with its CRC-32 in the manifest when it is first read
-- `sealing`, `is_sealed`: files without a manifest, such as the portions of a job, that carry the
-  hash of their content and of what it belongs to
+- `open_npy`, `write_npy`: arrays of any size, written block by block
+- `file_sums`, `verify_files`: the hashes of the files that a manifest names
+- `CheckedFile`, `CheckedArray`: files of shards and indexes; each block is compared with its CRC-32
+  in the manifest when it is first read
 """
 
 import hashlib
-import json
+import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
@@ -24,20 +23,6 @@ from bertworks.errors import require
 from bertworks.io.atomic_write import LFS_POINTER, refuse_lfs_pointer, replacing
 
 _BLOCK = 1 << 20  # bytes with one CRC-32
-SEAL = 32  # bytes that `sealing` appends
-
-
-def json_sha256(content: Mapping[str, Any]) -> str:
-    """Return the sha256 of a JSON object without its value `sha256`.
-
-    White space and the order of the names make no difference.
-
-    Raises:
-        ValueError, TypeError: it holds something that is not JSON, such as NaN.
-    """
-    hashed = {name: value for name, value in content.items() if name != "sha256"}
-    text = json.dumps(hashed, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def file_sums(path: str | Path) -> tuple[str, str]:
@@ -165,29 +150,36 @@ class CheckedArray(NDArrayOperatorsMixin):
 
 
 @contextmanager
-def sealing(path: Path, key: str) -> Iterator[Path]:
-    """`replacing`, with the sha256 of a key and of the content at the end of the file.
+def open_npy(path: str | Path) -> Iterator[Callable[[NDArray[Any]], None]]:
+    """Yield a function that appends a block of rows to an .npy file, which is written atomically.
 
-    The key says what the content belongs to.
+    All blocks have one type and shape.
     """
-    with replacing(path) as temporary:
-        yield temporary
-        with temporary.open("r+b") as file:
-            file.write(_seal_of(file, key, temporary.stat().st_size))
+    rows = 0
+    with replacing(path) as temporary, temporary.open("wb") as file:
+
+        def append(block: NDArray[Any]) -> None:
+            nonlocal rows
+            rows += len(block)
+            header = {
+                "descr": block.dtype.str,
+                "fortran_order": False,
+                "shape": (rows, *block.shape[1:]),
+            }
+            # the header has the same length for any number of rows: numpy reserves the space
+            file.seek(0)
+            npy.write_array_header_1_0(file, header)
+            file.seek(0, os.SEEK_END)
+            file.write(block.tobytes())
+
+        yield append
 
 
-def is_sealed(path: Path, key: str) -> bool:
-    """Return whether a file has the content and the key with which it was sealed."""
-    size = path.stat().st_size - SEAL if path.is_file() else -1
-    if size < 0:
-        return False
-    with path.open("rb") as file:
-        return _seal_of(file, key, size) == file.read()
+def write_npy(path: str | Path, blocks: Iterable[NDArray[Any]]) -> None:
+    """Write an .npy file atomically from blocks of its rows, at least one.
 
-
-def _seal_of(file: IO[bytes], key: str, size: int) -> bytes:
-    """Return the sha256 of a key and of the first `size` bytes of a file, which are read."""
-    digest = hashlib.sha256(f"{key}\n".encode())
-    while block := file.read(min(_BLOCK, size - file.tell())):
-        digest.update(block)
-    return digest.digest()
+    One block is in memory at a time.
+    """
+    with open_npy(path) as append:
+        for block in blocks:
+            append(block)

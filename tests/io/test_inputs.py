@@ -1,17 +1,30 @@
-"""Files of text: one open for a pass, in any compression and encoding; what was repaired."""
+"""Inputs: what users name becomes a path; one open for a pass, in any compression and encoding."""
 
 import bz2
+import gc
 import gzip
+import io
 import lzma
+import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bertworks.errors import BertworksError
-from bertworks.io import text_files
-from bertworks.io.text_files import IssueCounter, Repairs, open_lines
+from bertworks.errors import BertworksError, UsageError
+from bertworks.io import inputs
+from bertworks.io.inputs import (
+    IssueCounter,
+    Repairs,
+    as_path,
+    file_or_texts,
+    names_file,
+    nothing_there,
+    open_lines,
+    rereadable,
+)
 
 LINES = ["text", "a long film", "", "日本 ü"]
 CONTENT = "".join(f"{line}\n" for line in LINES).encode()
@@ -66,8 +79,8 @@ def test_repairs_are_counted_at_their_lines(tmp_path: Path) -> None:
     with open_lines(tmp_path / "a", "a", repairs) as reader:
         lines = [line for _, line in reader.lines()]
     assert lines[-2:] == ["b\N{REPLACEMENT CHARACTER}d", "ab"]
-    assert repairs.counts[text_files.BAD_BYTES].places == ["a:301"]
-    assert repairs.counts[text_files.NULL].count == 1
+    assert repairs.counts[inputs.BAD_BYTES].places == ["a:301"]
+    assert repairs.counts[inputs.NULL].count == 1
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
@@ -100,9 +113,72 @@ def test_counters_of_parts_are_added() -> None:
     ],
 )
 def test_likely_encodings(data: bytes, encoding: str | None) -> None:
-    assert text_files.infer_encoding(data * 5) == encoding
+    assert inputs.infer_encoding(data * 5) == encoding
 
 
 def test_suffixes_of_formats() -> None:
-    assert text_files.format_suffix("a.JSONL.gz") == ".jsonl"
-    assert text_files.format_suffix("a") == ""
+    assert inputs.format_suffix("a.JSONL.gz") == ".jsonl"
+    assert inputs.format_suffix("a") == ""
+
+
+class Owner:
+    """An object that a temporary file is deleted with."""
+
+
+def test_paths_are_as_they_are_and_what_is_none_is_refused(tmp_path: Path) -> None:
+    assert as_path(str(tmp_path)) == as_path(tmp_path) == tmp_path
+    with pytest.raises(UsageError, match=r"expected one corpus, not \['a'\]"):
+        as_path(["a"], "corpus")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="http:// is not read"):
+        as_path("http://host/a")
+
+
+def test_no_other_module_is_needed_for_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bertworks.io.remote", None)
+    assert as_path("a") == Path("a")
+    with pytest.raises(ImportError):
+        as_path("memory://a/b")
+
+
+def test_a_pipe_is_read_again(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(b"text\n",))
+    writer.start()
+    owner = Owner()
+    copy, name = rereadable(pipe, owner)
+    writer.join()
+    assert name == str(pipe)
+    assert copy.read_bytes() == copy.read_bytes() == b"text\n"
+    del owner
+    gc.collect()
+    assert not copy.exists()
+
+
+def test_standard_input_has_a_name_and_a_file_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"text\n")))
+    owner = Owner()
+    copy, name = rereadable("-", owner)
+    assert (copy.read_bytes(), name) == (b"text\n", "<stdin>")
+    assert rereadable(tmp_path / "a", owner) == (tmp_path / "a", None)
+
+
+def test_one_file_or_texts(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("text\n")
+    assert file_or_texts([str(path)], []) == str(path)
+    assert file_or_texts(["a text"], ["and.csv"]) == ["a text", "and.csv"]
+    assert names_file("b.jsonl.gz")
+    assert not names_file("a text")
+    with pytest.raises(UsageError, match="expected one file"):
+        file_or_texts([str(path), "a text"], [])
+    with pytest.raises(UsageError, match="no such file"):
+        file_or_texts([str(tmp_path / "b.csv")], [])
+
+
+def test_the_nearest_name_is_meant(tmp_path: Path) -> None:
+    (tmp_path / "reviews.csv").write_text("")
+    assert str(tmp_path / "reviews.csv") in str(nothing_there(tmp_path / "review.csv").hint)
+    assert "glob matches nothing" in nothing_there(tmp_path / "*.tsv").what

@@ -7,23 +7,16 @@ import numpy as np
 import pytest
 
 from bertworks.errors import BertworksError
-from bertworks.io import integrity
+from bertworks.io import arrays
+from bertworks.io.arrays import CheckedArray, CheckedFile, file_sums, verify_files
+from bertworks.io.atomic_write import is_sealed, json_sha256, sealing
 from bertworks.io.file_job import content_of
-from bertworks.io.integrity import (
-    CheckedArray,
-    CheckedFile,
-    file_sums,
-    is_sealed,
-    json_sha256,
-    sealing,
-    verify_files,
-)
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a small file has many."""
-    monkeypatch.setattr(integrity, "_BLOCK", 512)
+    monkeypatch.setattr(arrays, "_BLOCK", 512)
 
 
 def test_a_portion_that_changes_later_is_refused(tmp_path: Path) -> None:
