@@ -1,10 +1,13 @@
-"""Rows of labelled data -> items: texts and the label, before tokenization.
+"""What the columns of labelled data mean, and its rows as items: texts and the label.
 
-Every value is checked.
+- `Schema`: what the columns mean; `items`: rows before tokenization, every value checked
+- `infer_schema`: the schema of a file: texts, labels, choices, row names, and the task
 
-A `Schema` says what the columns mean; only the names of the labels are collected here.
+Columns are inferred from known names first, then from statistics of the values. What is not safe is
+refused with the candidates and the options that settle it.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,16 +19,31 @@ from typing import Any, ClassVar, NamedTuple
 from bertworks.datasets import values
 from bertworks.datasets.annotations import ENTITY_TAG
 from bertworks.datasets.reader import Row, RowReader
-from bertworks.errors import BertworksError, UsageError, require
+from bertworks.datasets.values import MAX_LABEL_LENGTH, MOST, Column
+from bertworks.errors import BertworksError, UsageError, expect, quoted, require
 from bertworks.io.inputs import IssueCounter
+from bertworks.io.options import ReadOptions
 from bertworks.io.tables import find_column
+from bertworks.text.codes import is_code
 
 _LISTED_ERRORS = 20
 _SHOWN_LABELS = 10
-Columns = Mapping[str, values.Column]  # of a file, by name
+Columns = Mapping[str, Column]  # of a file, by name
 Names = tuple[str, ...]  # of columns
 ReadName = Callable[[str | None], str]
 _CHECKED_ROWS = 1000  # of which the words are checked
+Options = ReadOptions | None  # None: labels are not looked for
+_TAG = re.compile(rf"O|{ENTITY_TAG.pattern}")
+_TAG_NAMES = ("tag", "tags", "ner", "ner_tag", "ner_tags", "pos", "pos_tag", "upos", "entity")
+_SHOWN_VALUES = 3
+_MIN_TEXT = 15  # characters on average of a text that is named by no known name
+_DATE = 8  # characters of codes that are dates or addresses, not the names of classes
+_MIN_FILLED = 0.5  # of the rows have a text, if its column is inferred
+_SAMPLE_ROWS = 1000  # read where labels do not matter
+CHOICE_LISTS = ("choices", "endings", "options", "candidates", "answers")
+_OFFSETS = re.compile(
+    r"((answer|span|char|token|entity)s?)?[ _-]?(start|begin|end|offset)s?[ _-]?(index|char|pos)?"
+)
 
 
 class Item(NamedTuple):
@@ -163,12 +181,12 @@ class RowTask(ABC):
         """
         return None
 
-    def fits_label(self, column: values.Column, *, has_several: bool) -> bool:
+    def fits_label(self, column: Column, *, has_several: bool) -> bool:
         """Return whether a column holds labels of the task. has_several: its cells hold several."""
         return False
 
     def label_problem(
-        self, schema: Schema, column: values.Column, *, is_explicit: bool
+        self, schema: Schema, column: Column, *, is_explicit: bool
     ) -> tuple[str, str]:
         """Return why labels cannot train a model, and a hint; "" if they can.
 
@@ -503,3 +521,543 @@ def label_of(
     if label is not None:
         return label
     raise BertworksError(f"the label in {column!r} holds {value!r:.80}", where=where, hint=expected)
+
+
+# --- what the columns of a file mean
+# ----------------------------------------------------------------------------------------
+
+
+def infer_schema(
+    reader: RowReader,
+    tasks: Tasks,
+    *,
+    task: str | None = None,
+    text: Sequence[str] = (),
+    label: str | Sequence[str] | None = None,
+    group: str | None = None,
+    labelled: bool = True,
+) -> tuple[Schema, list[str]]:
+    """What the columns of a file mean, and why, in words.
+
+    Reads the file twice; only its beginning unless `labelled`.
+
+    Args:
+        tasks: all tasks, by name.
+        task, text, label: what is known already. Several labels: columns of 0 and 1.
+        group: the column that tells which rows belong together.
+        labelled: whether labels are looked for.
+
+    Raises:
+        UsageError: `text`, `label` or `group` names no column, or the task reads fewer or more
+            texts; the columns may mean several things, or the rows are no texts with labels.
+        BertworksError: no column looks like a text or a label; all rows have the same label.
+    """
+    text = values.names_of(text)
+    label = values.names_of(label)
+    for names, option in (
+        (text, "--text"),
+        (label, "--label"),
+        (values.names_of(group), "--group"),
+    ):
+        for name in names:
+            find_column(reader.columns, reader.name, name, option)
+    if len({*text, *label}) < len(text) + len(label):
+        raise UsageError(
+            "one column is named twice", where=reader.name, hint="name each text and the label once"
+        )
+    columns = study(reader, None if labelled else _SAMPLE_ROWS)
+    spelling_notes: list[str] = []
+    require(
+        next(reader.sample(1), None) is not None,
+        "there are no rows",
+        reader.name,
+        "name a file that holds rows",
+    )
+    try:
+        schema = _by_layout(reader, tasks, columns, text, label)
+        if schema is None or (task and schema.task != task) or (label and schema.label != label):
+            options = reader.options if labelled else None
+            schema = _by_columns(tasks, columns, text, label, task, options)
+    except UsageError as error:
+        error.where = reader.name
+        raise
+    if text or (not labelled and len(reader.columns) == 1):
+        schema = replace(schema, text=text or tuple(reader.columns))
+    for value, what in ((schema.text, "text"), (schema.label, "label")):
+        if not value and (labelled or what == "text"):
+            remaining = set(reader.columns) - {*schema.text}
+            hint = (
+                f"name the one with the {what} with --{what}"
+                if remaining
+                else f"add one with the {what}"
+            )
+            codes = [
+                name for name, column in columns.items() if what == "text" and column.holds_codes()
+            ]
+            but = f"; dates, ids or numbers are in: {', '.join(codes)}" if codes else ""
+            problem = (
+                f"no column looks like a {what}; the columns are: {', '.join(reader.columns)}{but}"
+            )
+            raise BertworksError(problem, where=reader.name, hint=hint)
+    schema_task = tasks[schema.task]
+    _check_texts(schema, schema_task, columns, reader.name, is_explicit=bool(text) or not labelled)
+    row_id = "id" if reader.kind == "squad" else _find_id(columns)
+    schema = replace(schema, id=row_id, document=group or schema.document)
+    if not labelled:
+        schema = replace(schema, label=(), separator="")
+    elif schema.label:
+        labels, spelling_notes = find_labels(reader, schema, tasks)
+        schema = replace(schema, labels=labels)
+        what, hint = schema_task.label_problem(
+            schema, columns[schema.label[0]], is_explicit=task is not None
+        )
+        what = f"{what} (in {', '.join(map(repr, schema.label))})" if what else ""
+        hint = hint or "name another column with --label, or another task with --task"
+        require(not what, what, reader.name, hint)
+    notes = [*schema_notes(schema, columns, schema_task), *spelling_notes]
+    return schema, [*notes, *_certainty(schema, columns, reader, {*text, *label})]
+
+
+def study(reader: RowReader, count: int | None) -> dict[str, Column]:
+    """Return the statistics of each column of a file. count: of rows; None: all."""
+    decimal = reader.options.decimal
+    columns = {name: Column(name, decimal) for name in reader.columns}
+    for row in reader if count is None else reader.sample(count):
+        for name, value in row.values.items():
+            if name not in columns:
+                columns[name] = Column(name, decimal)
+            columns[name].add(value)
+    return columns
+
+
+# --- the task
+# --------------------------------------------------------------------------------------------------
+
+
+def _by_layout(
+    reader: RowReader, tasks: Tasks, columns: Columns, text: Names, label: Names
+) -> Schema | None:
+    """Return the schema, if the layout of the file is enough to tell it."""
+    for task in tasks.values():
+        if task.file_kind and task.file_kind == reader.kind:
+            return task.schema_of_kind(columns, text)
+    names = named_columns(columns.values()).keys()
+    num_lists = sum(column.is_listed for column in columns.values())
+    for task in tasks.values():
+        if names >= {*task.needed_columns} and num_lists >= task.needed_lists:
+            schema = task.schema_of_columns(columns, text, label)
+            if schema is not None:
+                return schema
+    return None
+
+
+def _by_columns(
+    tasks: Tasks,
+    columns: Columns,
+    text: Names,
+    label: Names,
+    task: str | None,
+    options: Options,
+) -> Schema:
+    """Return the schema by names and values."""
+    if options:
+        has_words = task is None or tasks[task].reads_words
+        _refuse_parts(columns, text, label, has_words=has_words)
+    for name in [*tasks] if task is None else [task]:
+        schema = tasks[name].schema_of_choices(
+            columns, text, label, has_labels=options is not None, is_explicit=task is not None
+        )
+        if schema:
+            return schema
+    named_task = None if task is None else tasks[task]
+    is_one = named_task is not None and named_task.num_texts == (1, 1)
+    text = text or find_texts(columns, label, is_one=is_one)
+    label = label or (find_label(columns, text) if options and text else ())
+    if not label or options is None:
+        return Schema(task=task or next(iter(tasks)), text=text)
+    several = len(label) > 1 or options.label_names or options.label_separator
+    is_one_label = named_task is not None and not named_task.has_many_labels
+    if several and is_one_label:
+        hint = (
+            "--label NAME names one; --label-separator and --label-names are for --task multilabel"
+        )
+        raise UsageError(f"{task} reads one label, not several: {', '.join(label)}", hint=hint)
+    if len(label) > 1:
+        with_columns = next(each.name for each in tasks.values() if each.has_many_labels)
+        return Schema(task=with_columns, text=text, label=label)
+    column = columns[label[0]]
+    may_be_number = named_task is None or named_task.predicts_numbers
+    has_commas = _has_decimal_commas(column) and not several and may_be_number
+    if has_commas and options.decimal != ",":
+        what = (
+            f"{column.name!r} holds numbers with a decimal comma or lists of numbers: "
+            f"{_some_values(column)}"
+        )
+        raise UsageError(
+            what, hint="--decimal , for numbers; --label-separator , for several labels"
+        )
+    separator = (
+        ""
+        if has_commas
+        else options.label_separator
+        or _separator_of(column, is_explicit=named_task is not None and not is_one_label)
+    )
+    if named_task is None:
+        # annotation tools write one label as a list, `label`
+        plural = re.fullmatch(r".*[^s]s", column.known_name)
+        is_list = column.is_listed and (plural is not None or column.single < column.filled)
+        has_several = bool(is_list or several or separator)
+        fitting = (
+            each for each in tasks.values() if each.fits_label(column, has_several=has_several)
+        )
+        named_task = next(fitting)
+    in_cells = named_task.has_many_labels and not column.is_listed
+    separator = (separator or "|") if in_cells else ""
+    return Schema(task=named_task.name, text=text, label=label, separator=separator)
+
+
+def _refuse_parts(columns: Columns, text: Names, label: Names, *, has_words: bool) -> None:
+    """Raise UsageError if a row is one word or one stretch of a text.
+
+    Also if not all rows are for training.
+    """
+    tags = [name for name in label or columns if _holds_tags(columns[name])]
+    short = [
+        c
+        for name, c in columns.items()
+        if name not in tags and c.mean_length <= 12 and 2 * c.numbers < c.filled
+    ]
+    words = [
+        column.name
+        for column in short
+        if column.holds(values.WORD) and (not text or column.name in text)
+    ]
+    is_whole = not text and any(column.holds(values.SENTENCE, 0.5) for column in columns.values())
+    if has_words and tags and words and not is_whole:
+        sentence = next((name for name in columns if name.lower().startswith("sent")), "COLUMN")
+        options = (
+            f"--sentence-column {quoted(sentence)} --text {quoted(words[0])} --label {tags[-1]}"
+        )
+        hint = (
+            f"{options}; or write a CoNLL file: a word and its tag on each line, a blank line "
+            "after a sentence"
+        )
+        raise UsageError(
+            f"each row holds one word: {words[0]!r} with the tag {tags[-1]!r}", hint=hint
+        )
+    for column in columns.values() if not label else ():
+        what = (
+            f"{column.name!r} divides the rows ({_some_values(column)}), and all of them would "
+            "be trained on"
+        )
+        hint = (
+            "write one file for each part: bertworks finetune TRAIN --dev DEV; --label COLUMN "
+            "uses all rows"
+        )
+        expect(not _is_split(column), what, hint=hint)
+        if (
+            _OFFSETS.fullmatch(column.known_name)
+            and column.is_numeric
+            and not column.fractions
+            and column.high > 1
+        ):
+            hint = (
+                'write answers as in SQuAD, or spans as {"start": 0, "end": 5, "type": '
+                '"person"}; or --label COLUMN'
+            )
+            raise UsageError(f"{column.name!r} holds places in a text, and no labels", hint=hint)
+
+
+def _holds_tags(column: Column) -> bool:
+    """Return whether each value is one tag of a word."""
+    is_named = (
+        column.known_name in _TAG_NAMES and column.has_few_values and column.holds(values.WORD)
+    )
+    return is_named or (column.holds(_TAG) and [*column.values] != ["O"])
+
+
+def _is_split(column: Column) -> bool:
+    """Return whether the values say which rows are for training and which for evaluation."""
+    return len(column.values) > 1 and column.holds(values.SPLIT, 1)
+
+
+def _has_decimal_commas(column: Column) -> bool:
+    return any("," in value for value in column.values) and column.holds(values.DECIMAL_COMMA)
+
+
+def _holds_ids(column: Column) -> bool:
+    is_number = column.numbers > 0 or _has_decimal_commas(column)
+    return not is_number and not column.is_listed and column.part_of(is_code) >= MOST
+
+
+def _some_values(column: Column) -> str:
+    return values.first_names(list(column.values), _SHOWN_VALUES)
+
+
+def _separator_of(column: Column, *, is_explicit: bool) -> str:
+    """Return the mark between several labels in one cell; "" if there is none.
+
+    A comma or semicolon counts only if the parts recur, unless the task was named.
+    """
+    for mark in "|;,/" if is_explicit else "|;,":
+        cells = [value for value in column.values if mark in value]
+        if is_explicit and cells:
+            return mark
+        parts = {part.strip() for value in column.values for part in value.split(mark)}
+        recur = mark == "|" or len(parts) < len(column.values)
+        if cells and recur and max(map(len, parts)) <= MAX_LABEL_LENGTH:
+            return mark
+    return ""
+
+
+# --- texts, labels and ids
+# --------------------------------------------------------------------------------------------
+
+
+def named_columns(columns: Iterable[Column]) -> dict[str, Column]:
+    """Return the columns that hold something, by their names as tables usually spell them."""
+    return {column.known_name: column for column in columns if column.filled}
+
+
+def first_column(named: Columns, names: Iterable[str]) -> Column | None:
+    """Return the column with the first of these names that there is, or None."""
+    return next((named[name] for name in names if name in named), None)
+
+
+def find_texts(columns: Columns, excluded: Names, *, is_one: bool = False) -> Names:
+    """Return the text or the pair of texts; () if no column looks like one.
+
+    Raises:
+        UsageError: there is another text, and no known name tells which are read, unless the task
+            reads one (`is_one`).
+    """
+    possible_columns = [column for name, column in columns.items() if name not in excluded]
+    columns_by_name = named_columns(
+        column for column in possible_columns if not column.holds_codes() and not _is_unused(column)
+    )
+    for pair in values.PAIRS:
+        if all(name in columns_by_name for name in pair):
+            return tuple(columns_by_name[name].name for name in pair)
+    text_names = [
+        name
+        for name in values.SINGLE_TEXTS
+        if name in columns_by_name and not columns_by_name[name].is_numeric
+    ]
+    texts = []
+    for name, column in columns_by_name.items():
+        is_language = column.is_text and not column.is_constant and not column.holds_single_words()
+        if is_language and name not in values.KNOWN_NO_TEXTS:
+            texts.append(column)
+    longest = first_column(columns_by_name, text_names) or max(
+        texts, key=_mean_length, default=None
+    )
+    if longest is None:
+        return _only_words_or_codes(possible_columns)
+    min_length = max(_MIN_TEXT, longest.mean_length / 2)
+    min_filled = _MIN_FILLED * max(column.filled for column in columns.values())
+    long_names = []
+    for column in texts:
+        if column is longest or (column.mean_length > min_length and column.filled > min_filled):
+            long_names.append(column.name)
+    if len(long_names) == 2 and longest.name in long_names and are_nameless(columns):
+        return tuple(long_names)
+    other_names = [] if is_one else [name for name in long_names if name != longest.name]
+    if other_names:
+        # The order of a pair matters, as that of premise and hypothesis: it is that of the columns.
+        single_option = f"--text {quoted(longest.name)}"
+        text_pair = (longest.name, other_names[0])
+        pair_options = " ".join(f"--text {quoted(name)}" for name in columns if name in text_pair)
+        names = ", ".join(repr(name) for name in columns if name in (longest.name, *other_names))
+        raise UsageError(
+            f"several columns hold texts: {names}", hint=f"{single_option}, or {pair_options}"
+        )
+    return (longest.name,)
+
+
+def _mean_length(column: Column) -> float:
+    return column.mean_length
+
+
+def _is_unused(column: Column) -> bool:
+    """Return whether a column has one word in most rows, as NO_QUERY where there was no query."""
+    return column.is_constant and column.is_text and " " not in column.values.most_common(1)[0][0]
+
+
+def _only_words_or_codes(possible_columns: Sequence[Column]) -> Names:
+    """Return the only column that can be the text although it looks like something else, or ().
+
+    It holds single words, names, ids, dates, addresses or one value.
+
+    Raises:
+        UsageError: there are several.
+    """
+    candidates = [
+        column
+        for column in possible_columns
+        if column.is_text and column.known_name not in values.KNOWN_NO_TEXTS
+    ]
+    candidates = [column for column in candidates if not column.is_constant] or candidates
+    candidates = [column for column in candidates if not column.holds_codes()] or candidates
+    if len(candidates) > 1:
+        names = ", ".join(repr(column.name) for column in candidates)
+        what = (
+            "several columns hold single words, names or codes, and none holds longer texts: "
+            f"{names}"
+        )
+        raise UsageError(what, hint=f"--text {quoted(candidates[0].name)}, or another")
+    return tuple(column.name for column in candidates)
+
+
+def find_label(columns: Columns, texts: Names) -> Names:
+    """The column with the label, or several columns of 0 and 1; () if no column looks like one.
+
+    Raises:
+        UsageError: several columns look like one, and no name tells which.
+    """
+    named = named_columns(column for name, column in columns.items() if name not in texts)
+    known = [
+        named[name] for name in values.LABEL_NAMES if name in named and not _is_split(named[name])
+    ]
+    candidates = sorted(_candidates(columns, texts), key=lambda column: len(column.values))
+    if len(known) > 1 or (
+        known and not any(_flags(columns, [*known, c]) for c in candidates if c is not known[0])
+    ):
+        candidates = known
+    if known and (known[0].known_name in values.SURE_LABELS or len(candidates) == 1):
+        return (known[0].name,)
+    first, *rest = candidates or [Column("")]
+    if are_nameless(columns):  # 0 and 1 next to ids, as in CoLA
+        is_sure = first.holds(values.FLAG_KINDS[0]) and all(
+            len(c.values) > 9 and _holds_ids(c) for c in rest
+        )
+        candidates = [first] if is_sure else candidates
+    elif not known and rest:
+        flags = _flags(columns, candidates)
+        if flags:
+            return flags
+    if len(candidates) < 2:
+        return tuple(column.name for column in candidates)
+    examples = ", ".join(
+        f"{column.name!r} ({_some_values(column)})" for column in candidates[:_SHOWN_LABELS]
+    )
+    name = quoted(candidates[0].name)
+    hint = f"--label {name}, or another; several columns of 0 and 1: --label {name} --label ..."
+    raise UsageError(f"several columns could be the label: {examples}", hint=hint)
+
+
+def _flags(columns: Columns, candidates: Sequence[Column]) -> Names:
+    """Columns of 0 and 1 that stand together and are written in the same way: each is a label.
+
+    () if these are none.
+    """
+    places = [[*columns].index(column.name) for column in candidates]
+    run = [*columns.values()][min(places) : max(places) + 1]
+    is_even = any(all(column.holds(kind) for column in run) for kind in values.FLAG_KINDS)
+    return tuple(column.name for column in run) if is_even else ()
+
+
+def _candidates(columns: Columns, texts: Names) -> list[Column]:
+    """The columns that could be the label by their values: classes, or numbers with fractions."""
+    rows = max(column.filled for column in columns.values())
+    candidates = [
+        column
+        for name, column in columns.items()
+        if name not in texts and column.filled > MOST * rows
+    ]
+    candidates = [
+        c
+        for c in candidates
+        if c.known_name not in values.ID_NAMES and not values.NO_LABELS.fullmatch(c.known_name)
+    ]
+    candidates = [c for c in candidates if not (_is_split(c) or _OFFSETS.fullmatch(c.known_name))]
+    candidates = [c for c in candidates if c.mean_length < _DATE or not _holds_ids(c)]
+    fractions = [c for c in candidates if c.is_numeric and c.fractions and not c.leading_zeros]
+    return [c for c in candidates if c.has_few_values or c in fractions or _has_decimal_commas(c)]
+
+
+def _find_id(columns: Columns) -> str | None:
+    """The column with a name for each row; None if there is none, or if many of its names recur."""
+    named = named_columns(reversed([*columns.values()]))
+    for column in [named[name] for name in values.ID_NAMES if name in named]:
+        if column.values.total() - len(column.values) <= max(1, (1 - MOST) * len(column.values)):
+            return column.name
+    return None
+
+
+def _doubt_about_text(column: Column) -> list[str]:
+    """Return a note if a column that was inferred to be the text is probably none.
+
+    It holds no text, or only single words.
+    """
+    kind = ""
+    if column.holds_codes():
+        kind = "dates, ids, addresses or other codes"
+    elif column.is_constant:
+        kind = "one value in most rows"
+    elif column.holds_single_words() and column.known_name not in values.SINGLE_TEXTS:
+        kind = "single words or names"
+    if not kind:
+        return []
+    return [f"{column.name!r} holds {kind} ({_some_values(column)}), and is read as the text"]
+
+
+def are_nameless(columns: Columns) -> bool:
+    """Return whether all columns have numbers for names, as in a file without a header."""
+    return all(re.fullmatch(r"column \d+", name) for name in columns)
+
+
+# --- the labels of the file
+# -------------------------------------------------------------------------------------------
+
+
+def _check_texts(
+    schema: Schema, task: RowTask, columns: Columns, name: str, *, is_explicit: bool
+) -> None:
+    """Raises UsageError if the task reads more or fewer texts, or if most rows have none."""
+    least, most = task.num_texts
+    reads = f"{task.name} reads {task.texts}"
+    what = f"{reads}, not {len(schema.text)} columns: {', '.join(map(repr, schema.text))}"
+    expect(least <= len(schema.text) <= most, what, where=name, hint=task.texts_hint)
+    rows = max(column.filled for column in columns.values())
+    column = columns[schema.text[0]] if not is_explicit else None
+    if column is not None and column.filled < _MIN_FILLED * rows:
+        what = f"only {column.filled:,} of {rows:,} rows have a text in {column.name!r}"
+        hint = (
+            "name another column with --text, or leave the other rows out: --text "
+            f"{quoted(column.name)}"
+        )
+        raise UsageError(what, where=name, hint=hint)
+
+
+def _certainty(
+    schema: Schema, columns: Columns, reader: RowReader, named_columns: set[str]
+) -> list[str]:
+    """Return the header, the grounds of what was inferred, and what else is possible.
+
+    named_columns: columns that were named.
+    """
+    lines = [reader.header_note] if reader.header_note else []
+    layout = reader.kind in ("squad", "spans", "conll")
+    inferred = []
+    for what, names in (("text", schema.text), ("label", schema.label)):
+        if {*names} - named_columns:
+            by_name = {columns[name].known_name for name in names} <= values.KNOWN_NAMES | {
+                *CHOICE_LISTS
+            }
+            inferred.append(
+                f"{what} by its {'layout' if layout else 'name' if by_name else 'values'}"
+            )
+    for name in schema.text:
+        if name in columns and name not in named_columns and not layout:
+            lines += _doubt_about_text(columns[name])
+    is_open = not layout and {*schema.label} - named_columns
+    alternatives = [
+        repr(c.name) for c in _candidates(columns, (*schema.text, *schema.label)) if is_open
+    ]
+    also = f"; another label could be: {', '.join(alternatives)}" if alternatives else ""
+    split = [
+        f"all rows are used, though {c.name!r} divides them"
+        for c in columns.values()
+        if named_columns and _is_split(c)
+    ]
+    return lines + [f"inferred: {', '.join(inferred)}{also}"] * bool(inferred) + split

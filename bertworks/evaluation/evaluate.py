@@ -22,9 +22,8 @@ from bertworks.batching.sampling import FORMATS
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.model_folder import ModelFolder, check_components
 from bertworks.checkpoints.resolve import resolve_model
-from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader, parse_json, utf8_lines
-from bertworks.datasets.schema import Item, Schema, items, label_names
+from bertworks.datasets.schema import Item, Schema, infer_schema, items, label_names
 from bertworks.datasets.values import first_names, misspelt_labels
 from bertworks.errors import BertworksError, UsageError, expect, names_of, quoted, require
 from bertworks.evaluation.mlm_portions import mlm_figures, mlm_job, network_of

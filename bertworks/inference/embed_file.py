@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from bertworks.datasets.infer_schema import study
 from bertworks.datasets.reader import Row, RowReader, refuse_columns
+from bertworks.datasets.schema import study
 from bertworks.datasets.writer import (
     RowFormat,
     format_of,

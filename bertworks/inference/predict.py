@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from bertworks.datasets.annotations import ConllLayout, Sentence, with_tags
-from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import Row, RowReader, refuse_columns
-from bertworks.datasets.schema import Item, Schema, fitted, items, read_item
+from bertworks.datasets.schema import Item, Schema, fitted, infer_schema, items, read_item
 from bertworks.datasets.values import EmptyTextError
 from bertworks.datasets.writer import (
     FileKind,

@@ -18,11 +18,11 @@ from typing import Any, Literal
 from numpy.random import Generator
 
 from bertworks.batching.sampling import keyed_rng
-from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader, SplitsError
 from bertworks.datasets.schema import (
     Item,
     Schema,
+    infer_schema,
     items,
     label_names,
     refuse_rows,

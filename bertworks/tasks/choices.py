@@ -11,14 +11,18 @@ from numpy.typing import NDArray
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids
-from bertworks.datasets.infer_schema import (
+from bertworks.datasets.schema import (
     CHOICE_LISTS,
+    Columns,
+    Item,
+    Names,
+    ReadName,
+    Schema,
     are_nameless,
     find_label,
     first_column,
     named_columns,
 )
-from bertworks.datasets.schema import Columns, Item, Names, ReadName, Schema
 from bertworks.datasets.values import MOST, PROMPTS, Column, choice_number
 from bertworks.errors import BertworksError
 from bertworks.tasks.attributed import Attributed

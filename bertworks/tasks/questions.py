@@ -13,8 +13,16 @@ from numpy.typing import NDArray
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids
-from bertworks.datasets.infer_schema import first_column, named_columns
-from bertworks.datasets.schema import Columns, Item, Names, ReadName, Schema, misplaced
+from bertworks.datasets.schema import (
+    Columns,
+    Item,
+    Names,
+    ReadName,
+    Schema,
+    first_column,
+    misplaced,
+    named_columns,
+)
 from bertworks.datasets.values import MOST, answers_of
 from bertworks.metrics import intervals, squad
 from bertworks.tasks.attributed import Attributed

@@ -18,8 +18,17 @@ from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, add_special_tokens
 from bertworks.datasets.annotations import OUTSIDE, tag_scheme
-from bertworks.datasets.infer_schema import find_texts, first_column, named_columns
-from bertworks.datasets.schema import Columns, Item, Names, ReadName, Schema, overlapping
+from bertworks.datasets.schema import (
+    Columns,
+    Item,
+    Names,
+    ReadName,
+    Schema,
+    find_texts,
+    first_column,
+    named_columns,
+    overlapping,
+)
 from bertworks.datasets.values import MOST, Column, label_text, list_of, spans_of
 from bertworks.errors import BertworksError, expect, require
 from bertworks.metrics import intervals

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from bertworks.cli.main import main
-from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader
-from bertworks.datasets.schema import Item, items
+from bertworks.datasets.schema import Item, infer_schema, items
 from bertworks.datasets.values import MissingLabelError
 from bertworks.errors import BertworksError
 from bertworks.io.options import ReadOptions

@@ -10,9 +10,8 @@ import pytest
 
 import bertworks as bw
 from bertworks.cli.main import main
-from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader
-from bertworks.datasets.schema import Schema, items
+from bertworks.datasets.schema import Schema, infer_schema, items
 from bertworks.datasets.values import canonical_label, choice_number, folded_label
 from bertworks.errors import BertworksError
 from bertworks.io.options import ReadOptions

@@ -14,9 +14,8 @@ import pytest
 import bertworks
 import bertworks.sklearn
 from bertworks.cli.parser import make_app
-from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader
-from bertworks.datasets.schema import items
+from bertworks.datasets.schema import infer_schema, items
 from bertworks.tasks.registry import TASKS as ALL_TASKS
 from tests.support import ROOT
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader
+from bertworks.datasets.schema import infer_schema
 from bertworks.models.config import BERT_SIZES, PRETRAINING_HEADS
 from bertworks.tasks.registry import TASKS
 from tests.support import ROOT

@@ -18,9 +18,8 @@ from hypothesis import given, settings, strategies as st
 from pyarrow import parquet
 
 from bertworks.datasets.annotations import with_tags
-from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader
-from bertworks.datasets.schema import Schema, items
+from bertworks.datasets.schema import Schema, infer_schema, items
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.inputs import infer_encoding, open_lines
 from bertworks.io.options import ReadOptions

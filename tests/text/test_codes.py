@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader
-from bertworks.datasets.schema import Schema
+from bertworks.datasets.schema import Schema, infer_schema
 from bertworks.errors import BertworksError, UsageError
 from bertworks.tasks.registry import TASKS
 from bertworks.text.codes import is_code, is_single_word
