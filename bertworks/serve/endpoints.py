@@ -21,21 +21,27 @@ from bertworks.inference.engine import LazyModel
 from bertworks.inference.explain import explain
 from bertworks.retrieval.index import RERANKED, Index
 from bertworks.retrieval.ranking import places_of, query_words
-from bertworks.serve.answers import (
+from bertworks.serve.batching import InferenceJob, Limits, grant
+from bertworks.serve.finetuned import FinetunedEndpoints
+from bertworks.serve.openapi import INVOCATIONS
+from bertworks.serve.pretrained import PretrainedEndpoints
+from bertworks.serve.steps import (
     CHARACTER_BYTES,
+    PART_TOKENS,
     AnswerParts,
+    Ids,
+    Request,
+    Steps,
+    call_each,
     check_answer,
+    check_tokens,
     joined_list,
     joined_lists,
+    list_of,
     only_part,
     ready_json,
     to_json,
 )
-from bertworks.serve.batching import InferenceJob, Limits, grant
-from bertworks.serve.finetuned import FinetunedEndpoints
-from bertworks.serve.invocation import INVOCATIONS
-from bertworks.serve.pretrained import PretrainedEndpoints
-from bertworks.serve.steps import PART_TOKENS, Ids, Request, Steps, call_each, check_tokens, list_of
 from bertworks.serve.token_tables import TokenIds
 from bertworks.training.device import PrecisionOption, choose_device
 

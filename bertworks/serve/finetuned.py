@@ -17,25 +17,23 @@ from bertworks.errors import UsageError
 from bertworks.inference.engine import LazyModel
 from bertworks.inference.predictor import Predictor, item_of
 from bertworks.retrieval.ranking import Reranker, fits_pairs
-from bertworks.serve.answers import (
-    CHARACTER_BYTES,
-    AnswerParts,
-    check_answer,
-    joined_list,
-    json_size,
-    only_part,
-)
 from bertworks.serve.batching import InferenceJob, Limits, RequestError, grant
 from bertworks.serve.steps import (
+    CHARACTER_BYTES,
     DTYPES,
+    AnswerParts,
     Endpoint,
     Request,
     Rows,
     Steps,
+    check_answer,
     check_tokens,
+    joined_list,
+    json_size,
     keeps_end,
     like_inputs,
     list_of,
+    only_part,
     refuse_truncated,
 )
 from bertworks.tasks.decoding import Decoder

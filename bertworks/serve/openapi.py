@@ -1,20 +1,28 @@
 """Describe the endpoints as types of msgspec.
 
 Requests are checked by them, and the OpenAPI document describes them.
+
+- `parse`, `read`: a body -> the fields of a request, checked
+- `invoked_ability`: what a request to the main path, `POST /` and `/invocations`, wants from the
+  model. Text Embeddings Inference answers there what the model is for, and clients of Hugging
+  Face's pipelines send the requests of all tasks there, if their "model" is the address of a server
+- `document`: the OpenAPI document; `documentation`: the same as a page for people, `GET /docs`
 """
 
 import json
 import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypedDict, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
 
 import bertworks
+from bertworks.reports.svg import render
 from bertworks.serve.batching import Limits, RequestError, grant
-from bertworks.serve.invocation import INVOCATIONS, INVOKED
 from bertworks.tasks.registry import TASKS
 from bertworks.tasks.task import Task
 
@@ -25,6 +33,13 @@ _Literal: Any = Literal
 _TypedDict: Any = TypedDict
 Type = Any
 Text = Annotated[str, Meta(min_length=1)]
+INVOCATIONS = "invocations"
+# The abilities that can be invoked. If a request does not say which it wants, the model answers
+# with the first of those that it has.
+INVOKED = ("predict", "ner", "qa", "embed", "fill", "rerank", "similarity")
+# Settings that only requests for vectors have: with them, the mask token in a text is a part of the
+# text.
+_VECTOR_SETTINGS = ("normalize", "prompt_name", "truncate", "truncation_direction", "dimensions")
 _NO_IDS = (
     "send no ids of tokens; LangChain: check_embedding_ctx_length=False; or start the "
     "server with --token-ids"
@@ -76,6 +91,48 @@ def parse(body: bytes | memoryview) -> Any:
         )
         what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise RequestError(400, f"the body is no JSON in UTF-8: {what[:200]}") from None
+
+
+def invoked_ability(request: Any, info: Mapping[str, Any]) -> str:
+    """Return the name of the ability that a request to the main path is for.
+
+    The model may lack it.
+
+    The fields of the request decide first, then what the model can do. A masked language model
+    gives vectors, or fills masks if `parameters` has `targets` or if every text has the mask token.
+
+    Args:
+        request: a JSON value that is not checked yet.
+        info: what the model offers, as in `GET /info`.
+    """
+    fields = request if isinstance(request, dict) else {}
+    inputs = fields.get("inputs")
+    items = inputs if isinstance(inputs, list) else [inputs]
+    first = items[0] if items and isinstance(items[0], dict) else {}
+    if "query" in fields and "texts" in fields:
+        return "rerank"
+    if "source_sentence" in first:
+        return "similarity"
+    if "question" in first:
+        return "qa"
+    default = next(name for name in INVOKED if name in info["abilities"])
+    if (
+        default == "embed"
+        and "fill" in info["abilities"]
+        and _has_masks(fields, items, info["mask_token"])
+    ):
+        return "fill"
+    return default
+
+
+def _has_masks(fields: Mapping[str, Any], texts: list[Any], mask: str) -> bool:
+    """Return whether masks are to be filled in the texts of a request."""
+    parameters = fields.get("parameters")
+    if isinstance(parameters, dict) and parameters.get("targets") is not None:
+        return True
+    if any(fields.get(name) is not None for name in _VECTOR_SETTINGS):
+        return False
+    return all(isinstance(text, str) and mask in text for text in texts)
 
 
 def read(value: Any, types: Sequence[Type]) -> dict[str, Any]:
@@ -521,3 +578,15 @@ def document(
         "paths": paths,
         "components": {"schemas": components, **secured},
     }
+
+
+def documentation(document: Mapping[str, Any]) -> bytes:
+    """Return the page of an OpenAPI document, as HTML in UTF-8.
+
+    It has every path, what it reads and what it answers. It loads nothing else than the style sheet
+    of the server's page, and needs no script.
+    """
+    template = Path(__file__).with_name("documentation.html")
+    dumps = partial(json.dumps, indent=2, ensure_ascii=False)
+    page = render(template.read_text(encoding="utf-8"), document=document, dumps=dumps)
+    return page.encode("utf-8", "backslashreplace")

@@ -5,7 +5,7 @@
 3. its endpoint yields jobs, which a `Batcher` computes together with those of other requests
 4. its answer is made part by part, and sent as fast as its client reads it
 
-- `Pipeline`: these four steps
+- `Pipeline`: these four steps, observed by `ServerMetrics`
 - `Answer`: JSON, or a file of the page
 """
 
@@ -13,6 +13,7 @@ import asyncio
 import logging
 import math
 import mmap
+import re
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
@@ -21,12 +22,19 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError
-from bertworks.serve.answers import AnswerParts, check_answer, to_json
 from bertworks.serve.batching import (
     CLIENT_REQUESTS,
     CLIENT_TEXTS,
@@ -40,10 +48,22 @@ from bertworks.serve.batching import (
     grant,
 )
 from bertworks.serve.endpoints import QUERY_COST, Abilities
-from bertworks.serve.invocation import INVOCATIONS, invoked_ability
-from bertworks.serve.metrics import ServerMetrics
-from bertworks.serve.openapi import ENDPOINTS, parse, read, requests_of
-from bertworks.serve.steps import Steps, call_each, check_tokens
+from bertworks.serve.openapi import (
+    ENDPOINTS,
+    INVOCATIONS,
+    invoked_ability,
+    parse,
+    read,
+    requests_of,
+)
+from bertworks.serve.steps import (
+    AnswerParts,
+    Steps,
+    call_each,
+    check_answer,
+    check_tokens,
+    to_json,
+)
 from bertworks.training.device import THREADS, ServerHeapTrimmer
 
 MAX_WORKERS = 4  # batches computed at the same time: one batch is often too small for all threads
@@ -81,8 +101,44 @@ HEADERS = [
     (name.encode(), value.encode())
     for name, value in packaged_table(__file__, "headers.toml").items()
 ]
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
 Result = TypeVar("Result")
 _LOG = logging.getLogger("bertworks.serve")
+
+
+class ServerMetrics:
+    """Counters and histograms of requests and batches, for Prometheus.
+
+    Their names are those of Text Embeddings Inference (TEI).
+    """
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = CollectorRegistry()
+        count = partial(Counter, registry=self.registry)
+        seconds = partial(Histogram, buckets=_SECONDS, registry=self.registry)
+        sizes = partial(Histogram, buckets=_SIZES, registry=self.registry)
+        self.count = count("te_request_count", "Requests", ["method"])
+        self.success = count("te_request_success", "Requests answered", ["method"])
+        self.failure = count("te_request_failure", "Requests refused, by status", ["err"])
+        self.duration = seconds("te_request_duration", "Seconds")
+        self.tokens = sizes("te_request_input_length", "Tokens of a request")
+        self.tokenization = seconds("te_request_tokenization_duration", "Seconds")
+        self.inference = seconds("te_request_inference_duration", "Seconds")
+        self.batch_size = sizes("te_batch_next_size", "Texts of a batch")
+        self.batch_tokens = sizes("te_batch_next_tokens", "Tokens of a batch")
+
+    def watch(self, name: str, what: str, value: Callable[[], float]) -> None:
+        """Report the present value of something."""
+        Gauge(name, what, registry=self.registry).set_function(value)
+
+    def text(self) -> bytes:
+        """Return all metrics in the format of Prometheus.
+
+        Its library appends `_total` to the names of counters, TEI does not.
+        """
+        return re.sub(rb"\b(te_request_\w+?)_total\b", rb"\1", generate_latest(self.registry))
 
 
 class Answer(Response):

@@ -18,32 +18,30 @@ from bertworks.inference.embedder import Embedder
 from bertworks.inference.engine import LazyModel
 from bertworks.inference.masked_lm import Filler, Filling, MaskedText
 from bertworks.inference.whitening import normalized
-from bertworks.serve.answers import (
-    CHARACTER_BYTES,
-    FLOAT32_BYTES,
-    NUMBER_BYTES,
-    AnswerParts,
-    check_answer,
-    joined_list,
-    joined_lists,
-    json_size,
-    only_part,
-    ready_json,
-    to_json,
-)
 from bertworks.serve.batching import InferenceJob, Limits
 from bertworks.serve.steps import (
+    CHARACTER_BYTES,
     DTYPES,
+    FLOAT32_BYTES,
+    NUMBER_BYTES,
     PART_TOKENS,
+    AnswerParts,
     Endpoint,
     Request,
     Rows,
     Steps,
+    check_answer,
     check_tokens,
+    joined_list,
+    joined_lists,
+    json_size,
     keeps_end,
     like_inputs,
     list_of,
+    only_part,
+    ready_json,
     refuse_truncated,
+    to_json,
 )
 from bertworks.serve.token_tables import TokenIds, read_table
 from bertworks.training.device import PrecisionOption

@@ -1,33 +1,20 @@
-"""The process of a server for one model: port, shutdown and log.
+"""The process of a server for one model: port, signals and shutdown."""
 
-The log is JSON lines on standard error.
-"""
-
-import fcntl
 import gc
 import ipaddress
-import json
-import logging
-import os
 import resource
-import select
 import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from bertworks.errors import UsageError, explain_os_errors, optional_import
 from bertworks.events import Event
 from bertworks.runs.processes import signal_handler
-from bertworks.serve.endpoints import Abilities
 from bertworks.training.device import limit_kernel_caches, use_one_heap
 
-PIPE_BYTES = 1 << 20  # of the log that may wait for its reader: some 7,000 lines
-MAX_TRACEBACK = 3000  # characters, from its end
 MAX_FILES = 1 << 16  # open at the same time: more than the accepted requests
 # that a thread computes in Python while others wait: a small request changes threads six times
 SWITCH_SECONDS = 0.0005
@@ -48,64 +35,6 @@ _SETTINGS: dict[str, Any] = {
     "timeout_keep_alive": 75,
     "timeout_graceful_shutdown": 8,
 }
-
-
-class LogHandler(logging.Handler):
-    """One JSON object for each record.
-
-    What a slow reader leaves no room for is lost: no request waits for the log. The next line
-    reports the number of lost lines. descriptor: standard error.
-    """
-
-    def __init__(self, descriptor: int = 2):
-        super().__init__()
-        self._descriptor = descriptor
-        self._lost = 0
-        with suppress(AttributeError, OSError):  # not on Linux, or not a pipe
-            fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return a line, short enough for a pipe that has any room."""
-        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        line = {"time": time, "level": record.levelname.lower(), "message": record.getMessage()}
-        line |= getattr(record, "fields", {})
-        if record.exc_info:
-            line["traceback"] = logging.Formatter().formatException(record.exc_info)[
-                -MAX_TRACEBACK:
-            ]
-        return json.dumps(line, ensure_ascii=True, default=str) + "\n"
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write a line, or count it as lost."""
-        content = self.format(record)
-        if self._lost:
-            fields = {
-                "levelname": "WARNING",
-                "msg": "lines of the log were lost",
-                "fields": {"lost": self._lost},
-            }
-            content = self.format(logging.makeLogRecord(fields)) + content
-        try:
-            if not select.select([], [self._descriptor], [], 0)[1]:
-                raise BlockingIOError
-            os.write(self._descriptor, content.encode())
-            self._lost = 0
-        except OSError:  # also of a full disk
-            self._lost += 1
-
-
-def json_log() -> logging.Logger:
-    """Return the log of the server and of uvicorn.
-
-    It holds no text of a request.
-    """
-    handler = LogHandler()
-    for name in ("uvicorn", "bertworks.serve"):
-        logger = logging.getLogger(name)
-        logger.handlers = [handler]
-        logger.propagate = False
-        logger.setLevel(logging.INFO)
-    return logging.getLogger("bertworks.serve")
 
 
 def serve(
@@ -132,8 +61,8 @@ def serve(
     with optional_import("a server", '"bertworks[serve]"'):
         import uvicorn
 
-        from bertworks.serve.application import Application
-        from bertworks.serve.protocol import Connection
+        from bertworks.serve.application import Application, Connection, json_log
+        from bertworks.serve.endpoints import Abilities
     with bound(host, port) as listening:  # before the model is read: report a used port at once
         name, number = listening.getsockname()[:2]
         if (
@@ -148,11 +77,14 @@ def serve(
         use_one_heap()  # before there are threads
         limit_kernel_caches()  # before anything is computed
         abilities = Abilities(model, **options)
-        application = Application(
-            abilities, token=token, hosts=[host.strip("[]")], stopping=lambda: server.should_exit
-        )
+        application = Application(abilities, token=token, hosts=[host.strip("[]")])
 
         class Server(uvicorn.Server):
+            def handle_exit(self, *signal: Any) -> None:
+                """Called when a signal arrives."""
+                application.access.is_stopping = True
+                super().handle_exit(*signal)
+
             async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
                 """Called in the event loop, within a tenth of a second after the signal."""
                 application.pipeline.end_waiting()

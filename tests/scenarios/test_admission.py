@@ -20,6 +20,7 @@ from hypothesis import given, settings, strategies as st
 from uvicorn.server import ServerState
 
 from bertworks.cli.main import main
+from bertworks.serve.application import HEAD_SECONDS, KEPT_HEAD, Connection
 from bertworks.serve.batching import (
     Admission,
     Batcher,
@@ -29,7 +30,6 @@ from bertworks.serve.batching import (
     Place,
 )
 from bertworks.serve.pipeline import LANES
-from bertworks.serve.protocol import HEAD_SECONDS, KEPT_HEAD, Connection
 from bertworks.serve.server import _SETTINGS as SETTINGS, MIN_TOKEN, NEW_TOKEN
 from tests.serve.test_server import answered, connected
 from tests.support.served import Local, process, write_head

@@ -1,7 +1,16 @@
-"""Paths, bodies and errors of a server."""
+"""Connections, who may ask a server, paths, bodies and errors."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from bertworks.serve.application import Connection
+from bertworks.serve.server import _SETTINGS as SETTINGS
 from tests.serve.test_endpoints import JSON, TEXTS, models as models, words as words
 from tests.support.served import Local
 
@@ -72,3 +81,112 @@ def test_figures_for_prometheus(words: Local):
         assert name in text
     assert 'method="other"' in text
     assert "nowhere" not in text
+
+
+class Wire(asyncio.Transport):
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("10.0.0.1", 1), "sockname": ("127.0.0.1", 80)})
+        self.written = b""
+        self.is_aborted = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return self.is_aborted
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    close = abort
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+def test_lines_after_a_body_are_no_headers_and_a_connection_can_be_aborted() -> None:
+    scopes = list[Any]()
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        scopes.append(scope)
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async def go() -> None:
+        config = uvicorn.Config(application, http=Connection, **SETTINGS)
+        config.load()
+        connection, wire = Connection(config, ServerState(), {}), Wire()
+        connection.connection_made(wire)
+        head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        connection.data_received(head + b"1\r\nx\r\n0\r\nAuthorization: Bearer y\r\n\r\n")
+        while b"ok" not in wire.written:
+            await asyncio.sleep(0.001)
+        assert wire.written.startswith(b"HTTP/1.1 200 ")
+        (scope,) = scopes
+        assert [name for name, _ in scope["headers"]] == [b"host", b"transfer-encoding"]
+        assert not wire.is_aborted
+        scope["abort"]()
+        assert wire.is_aborted
+
+    asyncio.run(go())
+
+
+def test_a_server_with_a_token_asks_for_it(models: dict[str, Path]):
+    with Local(models["words"], token="sesame-öffne") as local:
+        for path in ("/", "/page.js", "/page.css", "/health"):
+            assert local.send("GET", path).status_code == 200
+        for given in (
+            {},
+            {"authorization": "Bearer x"},
+            {"authorization": "sesame"},
+            {"authorization": b"Bearer \xff"},
+        ):
+            answer = local.send("GET", "/info", headers=given)
+            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+            assert local.send("GET", "/metrics", headers=given).status_code == 401
+        right = {"authorization": "Bearer sesame-öffne".encode(), "host": "anything.example"}
+        assert local.send("GET", "/info", headers=right).status_code == 200
+        assert local.send("GET", "/openapi.json", headers=right).json()["components"][
+            "securitySchemes"
+        ]
+
+
+def test_pages_of_others_may_not_ask(words: Local):
+    for headers in (
+        {"host": "evil.example"},
+        {"host": "127.0.0.1.evil.example:8080"},
+        {"host": "["},
+        {"host": ""},
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://127.0.0.1:9999"},
+        {"origin": "http://["},
+        {"origin": "127.0.0.1:8080"},
+    ):
+        assert words.send("GET", "/info", headers=headers).status_code == 403, headers
+    for headers in (
+        {"host": "localhost:8080"},
+        {"host": "[::1]:8080"},
+        {"origin": "http://127.0.0.1:8080"},
+    ):
+        assert words.send("GET", "/info", headers=headers).status_code == 200, headers
+
+
+def test_who_is_let_in(model: Path, monkeypatch: pytest.MonkeyPatch):
+    def status(**headers: str) -> int:
+        return local.send("GET", "/info", headers=headers).status_code
+
+    with Local(model) as local:
+        assert status(x="x" * 16_000) == 200
+        assert status(x="x" * 17_000) == 431
+        monkeypatch.setattr(local.application.access, "is_stopping", True)
+        assert status() == 503
+    with Local(model, token="sesame") as local:
+        assert status() == 401
+        assert status(authorization="Basic sesame") == 401
+        assert status(authorization="bearer sesame") == 200

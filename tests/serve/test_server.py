@@ -24,7 +24,8 @@ import pytest
 
 from bertworks.cli.main import main
 from bertworks.inference.embedder import Embedder
-from bertworks.serve.server import LogHandler, bound, serve
+from bertworks.serve.application import LogHandler
+from bertworks.serve.server import bound, serve
 from tests.support.served import process, stop
 
 Server = tuple[subprocess.Popen[str], str]
@@ -252,7 +253,7 @@ def test_a_log_that_is_not_read_delays_no_request(model: Path):
 
 @pytest.mark.skipif(not hasattr(fcntl, "F_SETPIPE_SZ"), reason="not Linux")
 def test_lines_that_find_no_room_are_counted(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("bertworks.serve.server.PIPE_BYTES", 4096)
+    monkeypatch.setattr("bertworks.serve.application.PIPE_BYTES", 4096)
     read, write = os.pipe()
     with os.fdopen(read) as reader, os.fdopen(write):
         handler, written = LogHandler(write), 0
@@ -289,7 +290,7 @@ def test_a_write_that_fails_is_counted(monkeypatch: pytest.MonkeyPatch):
         written.append(content)
         return len(content)
 
-    monkeypatch.setattr("bertworks.serve.server.os.write", write)
+    monkeypatch.setattr("bertworks.serve.application.os.write", write)
     handler = LogHandler()
     for number in range(3):
         handler.handle(logging.makeLogRecord({"msg": number}))

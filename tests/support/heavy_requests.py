@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bertworks.serve.batching import Limits
-from bertworks.serve.invocation import INVOCATIONS, INVOKED
+from bertworks.serve.openapi import INVOCATIONS, INVOKED
 
 Info = Mapping[str, Any]
 Body = dict[str, Any]

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from bertworks.serve.answers import AnswerParts
 from bertworks.serve.openapi import paths_of
 from bertworks.serve.pipeline import Pipeline
+from bertworks.serve.steps import AnswerParts
 from tests.serve.test_pipeline import KINDS, LIMITS, servers as servers
 from tests.support.heavy_requests import HEAVY, small
 from tests.support.served import Local
