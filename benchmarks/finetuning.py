@@ -282,7 +282,7 @@ def bertworks(
     from bertworks.runs.finetune import make_finetune_request
     from bertworks.runs.finetune_job import FinetuneJob
     from bertworks.runs.preparation import prepare_finetuning
-    from bertworks.tasks.decoding import Decoder
+    from bertworks.tasks.registry import task_of
     from bertworks.training.device import HeapTrimmer, disable_heap_trim
     from bertworks.training.loop import train
     from bertworks.training.optimization import make_optimizer
@@ -313,7 +313,7 @@ def bertworks(
 
         def answers() -> list[str]:
             said, _ = compute_logits_and_loss(network, work.dev_units, work.precision)
-            decoding = Decoder(work.description)
+            decoding = task_of(work.description).decode
             return [
                 decoding(encoded, of_one)["label"]
                 for encoded, of_one in zip(work.dev, said, strict=True)

@@ -238,10 +238,9 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
     from bertworks.runs.preparation import FinetuneRequest, prepare_finetuning
     from bertworks.runs.training_run import TrainingRun
     from bertworks.tasks.calibration import fit_outputs
-    from bertworks.tasks.decoding import Decoder
-    from bertworks.tasks.probabilities import Logits
-    from bertworks.tasks.registry import TASKS
+    from bertworks.tasks.registry import task_of
     from bertworks.tasks.scores import groups_of, row_sums
+    from bertworks.tasks.task import Logits
     from bertworks.training.device import choose_device
 
     name, size, seed, train, test, model, quick = cell
@@ -286,7 +285,7 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
         else:
             inner = [trained(job.fold(number)) for number in range(EVALUATED)]
         folds[method] = validation.score_parts(job, inner)
-        found[method] = scored(list(map(Decoder(job.description), job.dev, logits)))
+        found[method] = scored(list(map(task_of(job.description).decode, job.dev, logits)))
         found[method] |= {
             "folds": float(folds[method].parts.mean()),
             "epochs": job.recipe.epochs,
@@ -294,7 +293,7 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
         }
         if d.task == "classification":
             fitted = fit_outputs(job.description, seen, [*chain(*inner)])[0]
-            x, gold, rows = TASKS[d.task].gold_logits(job.dev, logits)
+            x, gold, rows = task_of(d).gold_logits(job.dev, logits)
             for when, divisor in (("before", 1.0), ("after", fitted.temperature)):
                 sides = confidences(x, gold, np.full(len(x), divisor))
                 error, around = expected_calibration_error(*sides, rows)

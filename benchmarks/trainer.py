@@ -27,10 +27,9 @@ from bertworks.runs.data_splits import LabelledData
 from bertworks.runs.finetune import make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.preparation import prepare_finetuning
-from bertworks.tasks.decoding import Decoder, make_featurizer
-from bertworks.tasks.features import training_groups
-from bertworks.tasks.registry import TASKS
-from bertworks.tasks.scores import compute_metrics, groups_of, metric_of, row_sums
+from bertworks.tasks.registry import TASKS, task_of
+from bertworks.tasks.scores import compute_metrics, groups_of, row_sums
+from bertworks.tasks.task import Featurizer
 
 READ = ("input_ids", "token_type_ids", "attention_mask")
 
@@ -41,7 +40,7 @@ def train_with_transformers(name: str, seed: int, data: Path) -> dict[str, Any]:
     the evaluation."""
     request, p = prepared(name, seed, data)
     task, o = p.description.task, p.recipe.optimizer
-    metric = metric_of(task, request.metric, p.description.labels)
+    metric = task_of(p.description).metric(request.metric)
     set_seed(seed)
     model = network(resolve_model(request.model), task, len(p.description.labels))
     best: dict[str, float] = {}
@@ -64,7 +63,7 @@ def train_with_transformers(name: str, seed: int, data: Path) -> dict[str, Any]:
     rows = [
         {"example": example}
         for one in p.train
-        for unit in training_groups(one, task)
+        for unit in task_of(p.description).training_groups(one)
         for example in unit
     ]
     with tempfile.TemporaryDirectory() as scratch:
@@ -183,8 +182,8 @@ def rectangle(examples: Sequence[Any]) -> dict[str, torch.Tensor]:
 def answers(model: Any, p: Any) -> list[Any]:
     """For the whole of dev, computed sorted by length."""
     task = p.description.task
-    decoding = Decoder(replace(p.description, threshold=None))
-    dev = list(make_featurizer(p.description, p.model.tokenizer)(p.data.dev))
+    decoding = task_of(replace(p.description, threshold=None)).decode
+    dev = list(Featurizer(p.model.tokenizer, task_of(p.description))(p.data.dev))
     places = [(n, k) for n, one in enumerate(dev) for k in range(len(one.unit))]
     places.sort(key=lambda place: len(dev[place[0]].unit[place[1]].input_ids))
     known: dict[tuple[int, int], Any] = {}

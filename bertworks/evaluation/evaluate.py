@@ -49,12 +49,11 @@ from bertworks.runs.data_splits import choose_positive
 from bertworks.runs.prepare import read_text
 from bertworks.runs.pretrain_job import held_out_batches, masked_examples, split_long_documents
 from bertworks.runs.report import write_errors
-from bertworks.tasks.features import SHOWN, Featurizer, shortened
-from bertworks.tasks.probabilities import Answer
-from bertworks.tasks.registry import TASKS
+from bertworks.tasks.registry import TASKS, task_of
 from bertworks.tasks.scores import bounded, compute_metrics, task_results
 from bertworks.tasks.sequences import Features, Truncation, format_truncation
 from bertworks.tasks.settings import TaskConfig
+from bertworks.tasks.task import SHOWN, Answer, Featurizer, shortened
 from bertworks.text.corpus import Documents
 from bertworks.text.shards import write_shards
 from bertworks.training.device import Precision, PrecisionOption, choose_device
@@ -453,14 +452,14 @@ def _with_labels_of(
 
     Also how many rows have each of these labels.
     """
-    task = TASKS[d.task]
+    task = task_of(d)
     unknown: Counter[str] = Counter()
     for item in rows if task.has_labels else ():
         unknown.update(set(label_names(item)) - set(known))
     if task.has_classes and unknown.total() == len(rows):
         what = f"the model knows none of these labels: {first_names(sorted(unknown), 5)}"
         raise BertworksError(what, where=name, hint=f"its labels are: {first_names(known, 5)}")
-    wider = task.with_labels(d, sorted(unknown))
+    wider = task.with_labels(sorted(unknown))
     if wider == d:
         return d, dict(unknown)
     what = (
@@ -561,7 +560,8 @@ def evaluate_blimp(
     yield Event(
         "note", f"sentences: {' and '.join(map(repr, _PAIR_COLUMNS[:2]))}; {len(pairs):,} pairs"
     )
-    reading = Featurizer(source.tokenizer, "classification", apart=True)
+    task = task_of(TaskConfig(task="classification", vectors="pair"))
+    reading = Featurizer(source.tokenizer, task)
     first_pairs = [
         Item(tuple(map(pair.__getitem__, _PAIR_COLUMNS[:2])), None, pair["UID"])
         for pair in pairs[:2]

@@ -29,7 +29,7 @@ from bertworks.models.packed_linear import InferenceEncoder
 from bertworks.models.transformer import Encoder
 from bertworks.reports import svg
 from bertworks.reports.svg import Series
-from bertworks.tasks.features import shortened
+from bertworks.tasks.task import shortened
 from bertworks.training.device import choose_device
 from bertworks.training.probes import ProbeKind, WordStates, predictions, train_probe
 

@@ -42,8 +42,10 @@ from bertworks.io.tables import (
 from bertworks.models.heads import Pooling
 from bertworks.models.packed_linear import InferenceEncoder, with_fp16_weights
 from bertworks.models.transformer import Encoder
-from bertworks.tasks.features import Featurizer
+from bertworks.tasks.registry import task_of
 from bertworks.tasks.sequences import Features, Truncation
+from bertworks.tasks.settings import TaskConfig
+from bertworks.tasks.task import Featurizer
 from bertworks.training.device import (
     InferencePrecision,
     PrecisionOption,
@@ -413,7 +415,8 @@ class Embedder(ModelUser):
             Features(Item((), None, where), list(chain.from_iterable(units)), sum(cut))
             for where, (units, cut) in units_of_rows
         ]
-        return Featurizer(self.tokenizer, "classification", apart=True).examples(features)
+        task = task_of(TaskConfig(task="classification", vectors="pair"))
+        return Featurizer(self.tokenizer, task).examples(features)
 
     def raw(self, units: Sequence[ExampleGroup]) -> Vectors:
         """float32 [units, size], before normalization and truncation."""

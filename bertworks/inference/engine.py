@@ -63,8 +63,8 @@ from bertworks.models.layout import Layout
 from bertworks.models.packed_linear import InferenceEncoder
 from bertworks.models.transformer import Encoder
 from bertworks.tasks.heads import MultipleChoice, TaskHead, TaskModel
-from bertworks.tasks.probabilities import Logits
 from bertworks.tasks.sequences import Lazy
+from bertworks.tasks.task import Logits
 from bertworks.training.device import (
     THREADS,
     InferencePrecision,

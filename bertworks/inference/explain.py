@@ -36,8 +36,8 @@ from bertworks.inference.predictor import Predictor, item_of
 from bertworks.io.atomic_write import write_bytes
 from bertworks.models.transformer import Encoder
 from bertworks.reports.svg import Section, grid, html, note, page, render, section
-from bertworks.tasks.attributed import Attributed, log_odds
-from bertworks.tasks.registry import TASKS
+from bertworks.tasks.registry import task_of
+from bertworks.tasks.task import Attributed, log_odds
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.objectives import PretrainingModel
 
@@ -475,7 +475,7 @@ def _finetuned(source: LazyModel, texts: Sequence[str], target: str | None) -> _
     predictor = Predictor(source, precision="fp32")
     d = predictor.description
     network = predictor.network
-    task = TASKS[d.task]
+    task = task_of(d)
     item = item_of(texts[0] if len(texts) == 1 else texts, 1, d)
     ((encoded, answer),) = predictor.answers([item])
     if target is not None and not task.has_labels:
@@ -487,13 +487,13 @@ def _finetuned(source: LazyModel, texts: Sequence[str], target: str | None) -> _
         if encoded.num_truncated
         else []
     )
-    parts = encoded.unit if predictor.reading.apart else ()
+    parts = encoded.unit if d.reads_apart else ()
     if task.reads_windows and len(encoded.unit) > 1:
         notes.append(
             "the text is longer than the model's maximum: the window with this prediction is "
             "explained"
         )
-    attributed, rows = task.explained(d, encoded, answer, target)
+    attributed, rows = task.explained(encoded, answer, target)
     if parts:
         ids, types = (
             [getattr(part, name) for part in parts] for name in ("input_ids", "token_type_ids")

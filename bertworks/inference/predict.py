@@ -28,11 +28,11 @@ from bertworks.io.file_job import FileJob, compute_file
 from bertworks.io.inputs import IssueCounter
 from bertworks.io.options import Bulk, ReadOptions
 from bertworks.io.tables import Data, rows_of_texts
-from bertworks.tasks.probabilities import Answer
 from bertworks.tasks.questions import QuestionsTask
-from bertworks.tasks.registry import TASKS
+from bertworks.tasks.registry import TASKS, task_of
 from bertworks.tasks.sequences import Truncation
 from bertworks.tasks.settings import TaskConfig
+from bertworks.tasks.task import Answer
 from bertworks.training.device import PrecisionOption, fixed_machine, gpus_for
 
 PREDICTION_MAKER = "bertworks.inference.predict:prediction_maker"
@@ -192,9 +192,9 @@ def predict_file(
     description = predictor.description
     kind = kind or kind_of(output)
     what = f"CoNLL columns are for tags, and this model is for {description.task}"
-    task = TASKS[description.task]
+    task = task_of(description)
     expect(kind != "conll" or task.reads_words, what, hint="use another format")
-    names = task.text_columns(description)
+    names = task.text_columns()
     reader = RowReader(
         rows_of_texts(data, names), read, known=(*description.text, *description.label)
     )
@@ -296,7 +296,7 @@ def answer_questions(
     counts: Truncation | None = None,
     on_note: Callable[[str], object] = no_notes,
 ) -> Iterator[tuple[str, Answer]]:
-    """Yield the id of each question in a SQuAD file and its answer (`Decoder`), in order.
+    """Yield the id of each question in a SQuAD file and its answer (`Task.decode`), in order.
 
     Args:
         counts: counts the questions that are longer than the model reads, and how much of them was
@@ -357,7 +357,7 @@ def _units(
     for row, item in rows_with_items(reader, schema, empty):
         refuse_columns(row, fields.empty_columns)
         if item:
-            TASKS[description.task].check_item(description, item)
+            task_of(description).check_item(item)
         lines = row.values.all_lines if isinstance(row.values, Sentence) and is_conll else ()
         written = {} if is_conll else row.written or row.values
         yield Unit(number, written, item, row.where, lines)

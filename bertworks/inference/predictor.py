@@ -36,14 +36,12 @@ from bertworks.io.file_job import CHARACTERS_AT_ONCE, ROWS_AT_ONCE
 from bertworks.io.inputs import chunk_by_size
 from bertworks.io.tables import Data, are_rows, computed, is_missing, missing_hint, plain_value
 from bertworks.models.transformer import Encoder
-from bertworks.tasks.decoding import Decoder, make_featurizer, make_task_head
-from bertworks.tasks.features import Featurizer
 from bertworks.tasks.heads import TaskModel
-from bertworks.tasks.probabilities import Answer, Logits
-from bertworks.tasks.registry import TASKS
-from bertworks.tasks.scores import compute_metrics, metric_of
+from bertworks.tasks.registry import TASKS, task_of
+from bertworks.tasks.scores import compute_metrics
 from bertworks.tasks.sequences import Features
 from bertworks.tasks.settings import TaskConfig
+from bertworks.tasks.task import Answer, Featurizer, Logits
 from bertworks.training.device import InferencePrecision, PrecisionOption, disable_heap_trim
 from bertworks.training.recipe import MIN_LENGTH
 
@@ -123,7 +121,7 @@ class Predictor(ModelUser):
         model: a folder of ours, also an exported one, or of transformers, or a hub id; or an open
             model, which stays on its device.
         threshold: multilabel: the probability from which a label is predicted; None: as in the
-            model, else 0.5. qa: see `Decoder`.
+            model, else 0.5. qa: see `Task.decode`.
         precision: "auto": bf16 where the hardware is faster with it, which changes the third digit
             of probabilities; else fp32. "int8" changes the second digit.
 
@@ -167,7 +165,7 @@ class Predictor(ModelUser):
     @property
     def reading(self) -> Featurizer:
         """Items -> features."""
-        return make_featurizer(self.description, self.tokenizer)
+        return Featurizer(self.tokenizer, task_of(self.description))
 
     def in_fp32(self) -> "Predictor":
         """Return the same model in exact precision."""
@@ -194,15 +192,14 @@ class Predictor(ModelUser):
 
         ROWS_AT_ONCE items or CHARACTERS_AT_ONCE are in memory.
         """
-        decoder = Decoder(self.description)
-        features = self.reading(items)
+        reading = self.reading
         for group in chunk_by_size(
-            features,
+            reading(items),
             CHARACTERS_AT_ONCE,
             lambda x: max(CHARACTERS_AT_ONCE // ROWS_AT_ONCE, x.item.characters),
         ):
             for item, logits in zip(group, self.logits([item.unit for item in group]), strict=True):
-                yield item, decoder(item, logits)
+                yield item, reading.task.decode(item, logits)
 
     @property
     def classes_(self) -> NDArray[np.str_]:
@@ -247,26 +244,25 @@ class Predictor(ModelUser):
         d = self.description
         rows = self._items(texts)
         values = listed(named_column(labels, "label"), "score([text], [label])", "label")
-        values = [TASKS[d.task].label_value(value) for value in values]
+        task = task_of(d)
+        values = [task.label_value(value) for value in values]
         what = f"{len(rows):,} texts and {len(values):,} labels"
         expect(len(rows) == len(values), what, hint="give one label for each text")
         schema = Schema(
             task=d.task,
             text=d.text,
-            labels=TASKS[d.task].row_labels(d.labels),
+            labels=task.row_labels(d.labels),
             separator=d.separator,
             first_choice=d.first_choice or 0,
         )
         gold = [
             item._replace(
-                label=label_of(
-                    value, "labels", item.texts, schema, TASKS[d.task], f"label {number}"
-                )
+                label=label_of(value, "labels", item.texts, schema, task, f"label {number}")
             )
             for number, (item, value) in enumerate(zip(rows, values, strict=True), 1)
         ]
         figures = compute_metrics(d, gold, [answer for _, answer in self.answers(rows)])
-        return figures[metric_of(d.task, None, d.labels, d.bare_types)]
+        return figures[task.metric()]
 
     def _items(self, texts: Any) -> list[Item]:
         """Return the argument of `predict` as items, checked."""
@@ -412,7 +408,7 @@ def task_network(source: LazyModel, d: TaskConfig) -> TaskModel:
         "lstm_encoder": d.lstm_encoder,
         "feature_layers": d.feature_layers,
     }
-    return source.network(lambda config: TaskModel(config, make_task_head(d), **lstm))  # type: ignore[arg-type]
+    return source.network(lambda config: TaskModel(config, task_of(d).head(), **lstm))  # type: ignore[arg-type]
 
 
 def _prepare(
@@ -420,7 +416,7 @@ def _prepare(
 ) -> tuple[TaskModel | OnnxModel, InferencePrecision]:
     """Return the network in its fastest form, and the precision that "auto" selects."""
     if source.exported:
-        return source.session(option, task=make_task_head(d)), "fp32"
+        return source.session(option, task=task_of(d).head()), "fp32"
     network = task_network(source, d)
     if network.features is not None:  # they compute the encoder themselves, in fp32
         expect(
@@ -442,7 +438,8 @@ def item_of(text: Any, number: int, d: TaskConfig) -> Item:
         texts = (text,)
     elif isinstance(text, list | tuple):
         texts = tuple(plain_value(part) for part in text)
-    fits, expected = TASKS[d.task].expected_texts(d, len(texts))
+    task = task_of(d)
+    fits, expected = task.expected_texts(len(texts))
     is_text = fits and all(isinstance(part, str) for part in texts)
     hint = missing_hint("text") if is_missing(text) else None
     expect(is_text, f"text {number} is {text!r:.60}: expected {expected}", hint=hint)
@@ -451,5 +448,5 @@ def item_of(text: Any, number: int, d: TaskConfig) -> Item:
         None,
         f"text {number}",
         str(number),
-        raw=TASKS[d.task].reads_words and isinstance(text, str),
+        raw=task.reads_words and isinstance(text, str),
     )

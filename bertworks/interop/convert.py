@@ -66,7 +66,7 @@ from bertworks.io.atomic_write import (
 )
 from bertworks.io.inputs import as_path
 from bertworks.models.config import EncoderConfig
-from bertworks.tasks.decoding import make_task_head
+from bertworks.tasks.registry import task_of
 from bertworks.tasks.settings import TaskConfig
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 
@@ -437,7 +437,7 @@ def _head(
     hint = 'add its class, such as "architectures": ["BertForSequenceClassification"]'
     require(has_task_file or settings.get("architectures"), what, folder, hint)
     task = source.task_config
-    expected = make_task_head(task)
+    expected = task_of(task).head()
     outputs = len(state.get(f"{expected.head}.weight", ()))
     expected_parts = {"recurrent": bool(task.lstm_units), "mix": task.feature_layers == "mix"}
     fits = outputs == expected.outputs and all(

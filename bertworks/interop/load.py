@@ -25,7 +25,7 @@ from bertworks.inference.predictor import Predictor
 from bertworks.inference.whitening import Vectors
 from bertworks.interop.convert import convert
 from bertworks.io.tables import Data, texts_of
-from bertworks.tasks.probabilities import Answer
+from bertworks.tasks.task import Answer
 from bertworks.training.device import Precision, PrecisionOption
 
 Ability = Literal["embed", "explain", "fill", "generate", "score", "detect", "predict"]

@@ -41,22 +41,19 @@ from bertworks.metrics.intervals import (
 from bertworks.models.layers import meta_device_init
 from bertworks.models.packed_linear import InferenceEncoder
 from bertworks.models.transformer import Encoder
-from bertworks.tasks.decoding import Decoder, make_task_head
 from bertworks.tasks.heads import combine_vectors
 from bertworks.tasks.linear_head import LinearHead, fit_linear_head
-from bertworks.tasks.probabilities import Answer, Logits
-from bertworks.tasks.registry import TASKS
+from bertworks.tasks.registry import task_of
 from bertworks.tasks.scores import (
     format_score,
     groups_of,
     interval_of,
     metric_name,
     row_sums,
-    span_pairs,
 )
 from bertworks.tasks.sequences import Features
 from bertworks.tasks.settings import TaskConfig
-from bertworks.tasks.task import ABSENT_LOGIT, targets_of
+from bertworks.tasks.task import ABSENT_LOGIT, Answer, Logits, Task, targets_of
 from bertworks.text.segmentation import split_sentences
 from bertworks.training.device import InferencePrecision
 
@@ -196,7 +193,7 @@ def baseline_answers(
             after part. Each part is answered by what was learned from the other rows; the trivial
             method has the same constant in all of them.
     """
-    task = TASKS[d.task]
+    task = task_of(d)
     folds = [(train, held_out)]
     if parts:
         folds = []
@@ -218,17 +215,17 @@ def baseline_answers(
     sample_sizes = dict[str, list[str]]()
     before = 0
     for fold_train, rows in folds:
-        for prediction in _predictions(fold_train, rows, d, encoder, seed, len(folds)):
+        for prediction in _predictions(fold_train, rows, task, encoder, seed, len(folds)):
             answers = answers_of.setdefault(prediction.method, [None] * len(held_out))
-            decoded = _decoded(d, [rows[n] for n in prediction.numbers], prediction.logits)
+            decoded = _decoded(task, [rows[n] for n in prediction.numbers], prediction.logits)
             for n, answer in zip(prediction.numbers, decoded, strict=True):
                 answers[before + n] = answer
             sizes = sample_sizes.setdefault(prediction.method, [])
             if len(prediction.train) < len(fold_train):
                 sizes.append(f" of {len(prediction.train):,} rows")
         before += len(rows)
-    constant = task.constant_logits(d, train, sum(map(len, map(targets_of, held_out))))
-    named: Answers = {task.trivial: [*_decoded(d, held_out, constant)]}
+    constant = task.constant_logits(train, sum(map(len, map(targets_of, held_out))))
+    named: Answers = {task.trivial: [*_decoded(task, held_out, constant)]}
     for method, answers in answers_of.items():
         num_answers = len(answers) - answers.count(None)
         on_rows = f" on {num_answers:,} rows" if None in answers else ""
@@ -239,17 +236,16 @@ def baseline_answers(
 def _predictions(
     train: Sequence[Features],
     rows: Sequence[Features],
-    d: TaskConfig,
+    task: Task,
     encoder: FrozenEncoder,
     seed: int,
     folds: int,
 ) -> Iterator[_Prediction]:
     """Yield the predictions of each method but the trivial one."""
-    most_terms = _MAX_TERMS // max(2, len(d.labels))
+    most_terms = _MAX_TERMS // max(2, len(task.d.labels))
     numbers = sorted(_sampled(rows, HELD_OUT_WORK * encoder.max_tokens // folds, seed))
     all_numbers = range(len(rows))
     new = [rows[n] for n in numbers]
-    task = TASKS[d.task]
     if task.counts_choices:
         vectors = [encoder.texts(row.item.texts) for row in new]
         cosines_of_choices = np.concatenate([v[1:] @ v[0] for v in vectors])[:, None]
@@ -258,26 +254,26 @@ def _predictions(
     encoded = sample(train, encoder.max_tokens, seed)
     if task.labels_tokens:
         num_targets = sum(len(targets_of(row)) for row in train)
-        iterations = _MAX_ITERATIONS * _MAX_TAGGED // (num_targets * len(d.labels))
+        iterations = _MAX_ITERATIONS * _MAX_TAGGED // (num_targets * len(task.d.labels))
         iterations = min(_MAX_ITERATIONS, max(_MIN_ITERATIONS, iterations))
-        logits = _linear(d, train, _word_counts(train, rows), 3.0, iterations)
+        logits = _linear(task, train, _word_counts(train, rows), 3.0, iterations)
         yield _Prediction("features of words", train, all_numbers, logits)
         states = encoder.predicted_tokens(encoded)
-        head = fit_linear_head(make_task_head(d), states, _all_targets(encoded))
+        head = fit_linear_head(task.head(), states, _all_targets(encoded))
         yield _Prediction(FROZEN, encoded, numbers, encoder.predicted_tokens(new, head))
         return
     counted = sample(train, most_terms, seed)
-    logits = _linear(d, counted, _bags(counted, rows), 10.0)
+    logits = _linear(task, counted, _bags(counted, rows), 10.0)
     yield _Prediction("bag of words", counted, all_numbers, logits)
     sides = [[encoder.texts(side) for side in _sides(part)] for part in (encoded, new)]
-    logits = _linear(d, encoded, list(map(_frozen_features, sides)))
+    logits = _linear(task, encoded, list(map(_frozen_features, sides)))
     yield _Prediction(FROZEN, encoded, numbers, logits)
     if len(sides[0]) == 2 and not task.has_many_labels:
         cosines = [(u * v).sum(1, keepdims=True) for u, v in sides]
         if task.predicts_numbers:
             yield _Prediction(COSINE, train, numbers, cosines[1])
         else:
-            yield _Prediction(COSINE, encoded, numbers, _linear(d, encoded, cosines))
+            yield _Prediction(COSINE, encoded, numbers, _linear(task, encoded, cosines))
 
 
 def _frozen_features(sides: Sequence[Vectors]) -> Vectors:
@@ -332,18 +328,18 @@ def _sides(rows: Sequence[Features]) -> list[tuple[str, ...]]:
     return list(zip(*texts, strict=True))
 
 
-def _decoded(d: TaskConfig, rows: Sequence[Features], logits: Logits) -> list[Answer]:
+def _decoded(task: Task, rows: Sequence[Features], logits: Logits) -> list[Answer]:
     """Return the answer of each row.
 
     Args:
         logits: of all rows, [M, outputs].
     """
     ends = np.cumsum([len(targets_of(row)) for row in rows])
-    return list(map(Decoder(d), rows, np.split(logits, ends[:-1])))
+    return list(map(task.decode, rows, np.split(logits, ends[:-1])))
 
 
 def _linear(
-    d: TaskConfig,
+    task: Task,
     train: Sequence[Features],
     pair: Sequence[Any],
     strength: float = 0.0,
@@ -362,13 +358,13 @@ def _linear(
 
     def logits_of(rows: Any, labels: NDArray[Any], new_rows: Any) -> Logits:
         if isinstance(rows, np.ndarray):
-            head = fit_linear_head(make_task_head(d), rows, labels)
+            head = fit_linear_head(task.head(), rows, labels)
             return np.asarray(head(new_rows), np.float32)
         # Nearly the best weights will do; a label may be true of no row, or of all.
         with warnings.catch_warnings(action="ignore"):
-            return _sparse(d, rows, labels, new_rows, strength, iterations)
+            return _sparse(task, rows, labels, new_rows, strength, iterations)
 
-    if not TASKS[d.task].has_many_labels or len(targets) < 3 * _FOLDS:
+    if not task.has_many_labels or len(targets) < 3 * _FOLDS:
         return logits_of(train_features, targets, new_features)
     # Labels with logits above 0 are predicted: they are moved so that this is the best micro F1 on
     # training rows that the model did not see.
@@ -386,7 +382,7 @@ def _linear(
 
 
 def _sparse(
-    d: TaskConfig, x: Any, y: NDArray[Any], new: Any, strength: float, iterations: int
+    task: Task, x: Any, y: NDArray[Any], new: Any, strength: float, iterations: int
 ) -> Logits:
     """Return the logits of a linear model of sparse features: see `_linear`."""
     from scipy.special import logit
@@ -394,17 +390,17 @@ def _sparse(
     from sklearn.linear_model import LogisticRegression, Ridge
     from sklearn.multiclass import OneVsRestClassifier
 
-    if TASKS[d.task].predicts_numbers:
+    if task.predicts_numbers:
         return np.asarray(Ridge(1 / strength).fit(x, y).predict(new), np.float32)[:, None]
     model = LogisticRegression(C=strength, max_iter=iterations)
-    if TASKS[d.task].has_many_labels:  # of a single label there are two columns: false and true
+    if task.has_many_labels:  # of a single label there are two columns: false and true
         models = OneVsRestClassifier(model).fit(x, y.astype(np.int64))
         p = models.predict_proba(new)[:, -y.shape[1] :]
         return np.asarray(logit(p).clip(ABSENT_LOGIT, -ABSENT_LOGIT), np.float32)
     fitted = (model if len(np.unique(y)) > 1 else DummyClassifier()).fit(x, y)
-    blocks = [np.empty((0, len(d.labels)), np.float32)]
+    blocks = [np.empty((0, len(task.d.labels)), np.float32)]
     for block in new if isinstance(new, Iterator) else [new]:
-        logits = np.full((block.shape[0], len(d.labels)), ABSENT_LOGIT, np.float32)
+        logits = np.full((block.shape[0], len(task.d.labels)), ABSENT_LOGIT, np.float32)
         logits[:, fitted.classes_] = fitted.predict_log_proba(block).clip(ABSENT_LOGIT)
         blocks.append(logits)
     return np.concatenate(blocks)
@@ -563,8 +559,9 @@ def compare_baselines(
         )
     best = min(range(1, len(methods)), key=lambda number: methods[number]["difference"])
     evidence = _evidence(d, metric, rows, model_answers, trivial_answers)
-    if not too_few and TASKS[d.task].has_text_labels:
-        field = TASKS[d.task].fields[0]
+    task = task_of(d)
+    if not too_few and task.has_text_labels:
+        field = task.fields[0]
         right_answers = [{field: row.item.label} for row in rows]
         _, interval = _evidence(d, metric, rows, right_answers, trivial_answers)
         if interval.low <= 0:
@@ -640,8 +637,10 @@ def _evidence(
     if "matthews_correlation" in sums:
         correlation = sums["matthews_correlation"]
         return correlation.value, middle(resampled(correlation, groups))
-    if TASKS[d.task].has_many_labels:
-        _, counts = count_spans(span_pairs(d, common_rows.items, common_rows.answers), d.labels)
+    task = task_of(d)
+    if task.has_many_labels:
+        pairs = [*zip(common_rows.items, common_rows.answers, strict=True)]
+        _, counts = count_spans(task.span_pairs(pairs), d.labels)
         correlation = label_correlation(counts)
         return correlation.value, middle(resampled(correlation, groups))
     trivial_sums = row_sums(d, common_rows.items, common_rows.reference)

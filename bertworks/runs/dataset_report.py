@@ -36,10 +36,10 @@ from bertworks.runs.data_splits import (
     read_data,
     text_key,
 )
-from bertworks.tasks.decoding import make_featurizer
-from bertworks.tasks.registry import TASKS
+from bertworks.tasks.registry import TASKS, task_of
 from bertworks.tasks.sequences import Features
 from bertworks.tasks.settings import TaskType
+from bertworks.tasks.task import Featurizer, Task
 from bertworks.text.near_copies import near_copies_of_rows
 from bertworks.text.tokenizer import MANY_UNKNOWN, Tokenizer
 from bertworks.text.tokenizer_pipeline import LETTER_FRACTION, is_letter_mark
@@ -241,22 +241,22 @@ def make_dataset_report(
         train, dev: what the network reads of the items of `data`, in their order.
         max_length: tokens of a sequence.
     """
-    task = data.schema.task
-    labels = data.schema.labels
-    bare = data.schema.bare_types
+    schema = data.schema
+    settings = TASKS[schema.task].d
+    task = task_of(replace(settings, labels=schema.labels, bare_types=schema.bare_types))
     near_copies, near_leaked = _near_copies(data, tokenizer.lowercase)
     both = list(train) if data.is_validated else [*train, *dev]
-    in_train, in_dev = (count_labels(part, task, labels, bare) for part in (data.train, data.dev))
+    in_train, in_dev = (count_labels(part, task) for part in (data.train, data.dev))
     names = sorted({*in_train, *in_dev}, key=lambda name: (-in_train[name], name))
     report = DatasetReport(
-        task=task,
+        task=schema.task,
         notes=list(data.notes),
         train=len(data.train),
         dev=len(data.dev),
         is_validated=data.is_validated,
         labels={name: (in_train[name], in_dev[name]) for name in names},
-        unit=TASKS[task].count_unit(labels, bare),
-        targets=_targets(data.train) if TASKS[task].predicts_numbers else {},
+        unit=task.count_unit(),
+        targets=_targets(data.train) if task.predicts_numbers else {},
         lengths=_lengths(both, task, tokenizer, max_length),
         near_copies=near_copies,
         near_leaked=near_leaked,
@@ -317,20 +317,16 @@ def check_file(
     description = describe_task(
         labelled, replace(recipe, max_length=default_max_length(recipe, max_positions))
     )
-    featurize = make_featurizer(description, tokenizer)
+    featurize = Featurizer(tokenizer, task_of(description))
     train = list(featurize(labelled.train))
     held_out = list(featurize(labelled.dev))
     report = make_dataset_report(labelled, train, held_out, tokenizer, description.max_length)
     return replace(report, examples=[note.text for note in featurize.examples(train)])
 
 
-def count_labels(
-    items: Iterable[Item], task: str, labels: Sequence[str], bare: bool = False
-) -> Counter[str]:
+def count_labels(items: Iterable[Item], task: Task) -> Counter[str]:
     """Return how often each label occurs (`named_spans`): of entities, each type."""
-    return Counter(
-        name for item in items for _, _, name in TASKS[task].named_spans(item.label, labels, bare)
-    )
+    return Counter(name for item in items for _, _, name in task.named_spans(item.label))
 
 
 def _width(name: str) -> int:
@@ -352,9 +348,9 @@ def _targets(items: Sequence[Item]) -> dict[str, float]:
 
 
 def _lengths(
-    features: Sequence[Features], task: str, tokenizer: Tokenizer, max_length: int
+    features: Sequence[Features], task: Task, tokenizer: Tokenizer, max_length: int
 ) -> Lengths:
-    windows = TASKS[task].reads_windows
+    windows = task.reads_windows
     lengths = np.array([_length(item, task, tokenizer) for item in features])
     limit = int(np.quantile(lengths, 0.99)) + 1
     width = max(1, math.ceil(limit / BARS))
@@ -367,13 +363,13 @@ def _lengths(
     return Lengths(width, bins.tolist(), median, longest, max_length, too_long, windows)
 
 
-def _length(features: Features, task: str, tokenizer: Tokenizer) -> int:
+def _length(features: Features, task: Task, tokenizer: Tokenizer) -> int:
     """Return the tokens of an item in one sequence, with special tokens, before truncation."""
-    if TASKS[task].counts_choices:  # num_truncated is the sum over all choices
+    if task.counts_choices:  # num_truncated is the sum over all choices
         prompt, *choices = map(len, tokenizer.ids(features.item.texts))
         return prompt + max(choices) + 3
     # both texts of a pair may be one each
-    if len(features.unit) == 1 or not TASKS[task].reads_windows:
+    if len(features.unit) == 1 or not task.reads_windows:
         return longest_sequence(features.unit) + features.num_truncated
     return (
         features.windows[-1].end + len(features.unit[0].input_ids) - len(features.windows[0].is_own)

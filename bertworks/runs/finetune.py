@@ -68,9 +68,9 @@ from bertworks.runs.training_run import TrainingRun
 from bertworks.runs.validation import FOLDER, choose_method, compared_methods, trainings
 from bertworks.tasks import scores as task_metrics
 from bertworks.tasks.calibration import FEWEST_CALIBRATED, fit_outputs
-from bertworks.tasks.probabilities import Answer
 from bertworks.tasks.registry import TASKS
 from bertworks.tasks.settings import TaskType
+from bertworks.tasks.task import Answer
 from bertworks.training.device import choose_device, disable_heap_trim, trim_heap
 from bertworks.training.recipe import FinetuneRecipe, load_finetune_recipe
 

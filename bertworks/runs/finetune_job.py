@@ -45,14 +45,12 @@ from bertworks.runs.job import Progress, RunSettings
 from bertworks.runs.preparation import Preparation, requested_recipe
 from bertworks.runs.report import task_card, write_task_report
 from bertworks.runs.task_teacher import TaskTeacher
-from bertworks.tasks.decoding import Decoder, make_featurizer, make_task_head
-from bertworks.tasks.features import training_groups
 from bertworks.tasks.heads import TaskModel, feature_numbers, lstm_input_size
 from bertworks.tasks.linear_head import LinearHead, fit_linear_head
-from bertworks.tasks.probabilities import Logits
-from bertworks.tasks.registry import TASKS
-from bertworks.tasks.scores import compute_metrics, format_metrics, metric_of
+from bertworks.tasks.registry import TASKS, task_of
+from bertworks.tasks.scores import compute_metrics, format_metrics
 from bertworks.tasks.settings import TaskConfig, TaskType
+from bertworks.tasks.task import Featurizer, Logits
 from bertworks.text.tokenizer_pipeline import END_OF_TEXT
 from bertworks.training import recipe as recipes
 from bertworks.training.budget import time_step
@@ -174,29 +172,27 @@ class FinetuneJob:
         self.method = self.request.method
         self.model = prepared.model
         self.data = prepared.data
-        schema = self.data.schema
         c = self.model.config
-        self.metric = metric_of(schema.task, self.request.metric, schema.labels, schema.bare_types)
         requested = prepared.recipe
         max_length = recipes.default_max_length(requested, c.max_position_embeddings)
         recipe = replace(requested, max_length=max_length)
         self.description = d = describe_task(self.data, recipe, self.method)
+        task = task_of(d)
+        self.metric = task.metric(self.request.metric)
         _check_network(self.request.model, c, d.task, recipe)
         self.teacher: TaskTeacher | None = None
         if self.request.teacher:
             self.teacher = TaskTeacher(self.request.teacher, d, self.model.tokenizer, self.device)
-        self.featurize = make_featurizer(d, self.model.tokenizer)
+        self.featurize = Featurizer(self.model.tokenizer, task)
         self.train = list(self.featurize(self.data.train))
         self.dev = list(self.featurize(self.data.dev))
         self.dev_units = [features.unit for features in self.dev]
-        self.groups = [
-            group for features in self.train for group in training_groups(features, d.task)
-        ]
+        self.groups = [group for features in self.train for group in task.training_groups(features)]
         _check_numbers(d, c, self.groups)
         self.head = _initial_head(prepared, d)
-        if not TASKS[d.task].has_context or self.head is not None:
+        if not task.has_context or self.head is not None:
             recipe = replace(recipe, cloze_steps=0)
-        num_labels = len(d.labels) if TASKS[d.task].has_text_labels else 0
+        num_labels = len(d.labels) if task.has_text_labels else 0
         recipe = recipes.resolve_recipe(recipe, len(self.groups), c, num_labels)
         if d.vectors == "cosine":
             recipe = recipes.resolve_fitted(recipe, requested)
@@ -241,7 +237,7 @@ class FinetuneJob:
         It does not cache the features of its encoder.
         """
         r = self.recipe
-        task = make_task_head(self.description, self.groups, self.recipe)
+        task = task_of(self.description).head(self.groups, self.recipe)
         network = TaskModel(
             self.config,
             task,
@@ -387,7 +383,7 @@ class FinetuneJob:
         """Return the figures of the network on dev."""
         assert isinstance(network, TaskModel)
         self._last, mean = compute_logits_and_loss(network, self.dev_units, self.precision)
-        answers = list(map(Decoder(self.description), self.dev, self._last))
+        answers = list(map(task_of(self.description).decode, self.dev, self._last))
         items = [features.item for features in self.dev]
         return {"loss": mean.loss, **compute_metrics(self.description, items, answers)}
 

@@ -37,7 +37,7 @@ from bertworks.runs.adaptation import BitsBatches, bits_batches, bits_per_charac
 from bertworks.runs.job import Progress, RunSettings
 from bertworks.runs.report import write_report
 from bertworks.runs.run_folder import BITS, BITS_BEFORE, describe, versions
-from bertworks.tasks.features import shortened
+from bertworks.tasks.task import shortened
 from bertworks.text.shards import Shards, TokenStore
 from bertworks.text.tokenizer import Template, Tokenizer
 from bertworks.text.tokenizer_pipeline import END_OF_TEXT

@@ -35,7 +35,7 @@ from bertworks.runs.run_folder import (
     versions,
 )
 from bertworks.tasks import scores as task_metrics
-from bertworks.tasks.registry import TASKS
+from bertworks.tasks.registry import TASKS, task_of
 from bertworks.tasks.scores import NAMES, SHARES, format_metrics, metric_name
 from bertworks.tasks.settings import TaskConfig
 from bertworks.tasks.task import NOTHING, Mistake
@@ -403,8 +403,8 @@ def write_errors(path: Path, d: TaskConfig, wrong: Sequence[Mistake]) -> None:
     clearly, among which are the labels that are probably wrong. In csv and tsv, which people open
     in spreadsheet programs, formulas have a ' before them.
     """
-    task = TASKS[d.task]
-    texts = task.mistake_columns(d)
+    task = task_of(d)
+    texts = task.mistake_columns()
     other_columns = list(wrong[0].figures) if wrong else []
     score = "difference" if task.predicts_numbers else "score"
     columns = ["where", *texts, "gold", "predicted", score, *other_columns]

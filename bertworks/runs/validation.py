@@ -24,9 +24,9 @@ from bertworks.metrics.intervals import resampled
 from bertworks.runs.data_splits import EVALUATED, PARTS, Method, methods_of
 from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.training_run import TrainingRun
-from bertworks.tasks.decoding import Decoder
-from bertworks.tasks.probabilities import Logits
+from bertworks.tasks.registry import task_of
 from bertworks.tasks.scores import groups_of, row_sums
+from bertworks.tasks.task import Logits
 
 # a folder of a run, until it is finished; what its sealed files hold
 FOLDER = "folds"
@@ -149,7 +149,7 @@ def score_parts(job: FinetuneJob, logits: Sequence[Sequence[Logits]]) -> Scores:
     for number, outputs in enumerate(logits):
         rows = [job.train[n] for n in job.data.parts[number]]
         items = [row.item for row in rows]
-        answers = list(map(Decoder(job.description), rows, outputs))
+        answers = list(map(task_of(job.description).decode, rows, outputs))
         sums = row_sums(job.description, items, answers)[job.metric]
         parts.append(sums.value)
         samples.append(resampled(sums, groups_of(job.description, items), seed=number))

@@ -36,13 +36,11 @@ from bertworks.serve.steps import (
     only_part,
     refuse_truncated,
 )
-from bertworks.tasks.decoding import Decoder
-from bertworks.tasks.features import Featurizer
-from bertworks.tasks.probabilities import sigmoid, softmax
 from bertworks.tasks.questions import NUM_BEST_SPANS
-from bertworks.tasks.registry import TASKS
-from bertworks.tasks.sequences import Features, TooManyTokensError
+from bertworks.tasks.registry import task_of
+from bertworks.tasks.sequences import Features
 from bertworks.tasks.settings import TaskConfig
+from bertworks.tasks.task import Featurizer, TooManyTokensError, sigmoid, softmax
 from bertworks.training.device import PrecisionOption
 
 # Bytes of the names and numbers in one item of an answer, without its texts, at most.
@@ -60,9 +58,8 @@ class FinetunedEndpoints:
         self._predictor = Predictor(model, precision=precision)
         self._config = c = self._predictor.description
         self.has_values = not c.labels  # its score for a pair is a value, not a probability
-        self._decode = Decoder(c)
         self.reranker = Reranker(self._predictor) if fits_pairs(c) else None
-        self._task = TASKS[c.task]
+        self._task = task_of(c)
         endpoint = self._task.endpoint
         reads = self._task.reads
         self.endpoints: dict[str, Endpoint] = {endpoint: getattr(self, endpoint)}
@@ -225,11 +222,11 @@ class FinetunedEndpoints:
             function: of the logits that gives the scores; None: that of the task.
             top_k: the number of labels; None: all.
         """
-        answer = self._decode(features, logits)
+        answer = self._task.decode(features, logits)
         if self._task.predicts_numbers:
             return [{"score": answer["value"], "label": "LABEL_0"}]
         is_choice = self._task.counts_choices
-        names = self._task.score_names(self._config, features.item)
+        names = self._task.score_names(features.item)
         scores = answer["scores"] if is_choice else list(answer["scores"].values())
         raw = logits[:, 0] if is_choice else logits[0]
         if function == "none":
@@ -316,7 +313,7 @@ class FinetunedEndpoints:
 
         ignored: groups that are left out.
         """
-        answer = self._decode(features, logits)
+        answer = self._task.decode(features, logits)
         text = features.item.texts[0]
         if self._config.tag_scheme:
             entities = [(e["type"], e["score"], e["start"], e["end"]) for e in answer["entities"]]
@@ -339,10 +336,10 @@ class FinetunedEndpoints:
         """Answer questions."""
         k = request["top_k"]
         config = self._config_of_answers(request)
-        decoder = Decoder(config)
+        task = task_of(config)
 
         def decode(features: Features, logits: Rows) -> Any:
-            answer = decoder(features, logits)
+            answer = task.decode(features, logits)
             best = {name: answer[name] for name in ("answer", "score", "start", "end")}
             candidates = [{"answer": other.pop("text"), **other} for other in answer["n_best"][:k]]
             if k == 1:

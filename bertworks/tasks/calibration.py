@@ -10,12 +10,11 @@ import numpy as np
 
 from bertworks.batching.sampling import keyed_rng
 from bertworks.metrics import intervals
-from bertworks.tasks.decoding import Decoder
-from bertworks.tasks.probabilities import Answer, Logits
-from bertworks.tasks.registry import TASKS
+from bertworks.tasks.registry import task_of
 from bertworks.tasks.scores import format_score, groups_of
 from bertworks.tasks.sequences import Features
 from bertworks.tasks.settings import TaskConfig
+from bertworks.tasks.task import Answer, Logits
 from bertworks.text.near_copies import near_copies_of_rows
 
 FEWEST_CALIBRATED = 50  # rows from which a temperature is fitted
@@ -33,7 +32,7 @@ def fit_outputs(
     Contexts, documents and near-copies of a text are in one half. Few rows: only the threshold of
     "no answer" is fitted.
     """
-    task = TASKS[d.task]
+    task = task_of(d)
     enough = len(rows) >= FEWEST_CALIBRATED and task.has_temperature
     items = [features.item for features in rows]
     groups = groups_of(d, items)
@@ -41,17 +40,17 @@ def fit_outputs(
         groups = intervals.groups_or_rows(near_copies_of_rows(task.compared_texts(items)))
     halves = _halves(groups)
     if not all(halves) or not (enough or d.threshold is not None):
-        return d, list(map(Decoder(d), rows, logits)), {}
+        return d, list(map(task.decode, rows, logits)), {}
     answers = [Answer()] * len(rows)
     temperatures = np.ones(len(rows))
     for half, other_half in (halves, halves[::-1]):
-        fitted = task.fitted(d, [rows[n] for n in other_half], [logits[n] for n in other_half])
+        fitted = task.fitted([rows[n] for n in other_half], [logits[n] for n in other_half])
         for n in half:
-            answers[n] = Decoder(fitted)(rows[n], logits[n])
+            answers[n] = task_of(fitted).decode(rows[n], logits[n])
             temperatures[n] = fitted.temperature
-    fitted = task.fitted(d, rows, logits)
+    fitted = task.fitted(rows, logits)
     if fitted.threshold is None:  # the labels are the same
-        answers = list(map(Decoder(fitted), rows, logits))
+        answers = list(map(task_of(fitted).decode, rows, logits))
     if not enough:
         return fitted, answers, {}
     x, gold, row_of = task.gold_logits(rows, logits)

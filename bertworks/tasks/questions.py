@@ -25,19 +25,27 @@ from bertworks.datasets.schema import (
 )
 from bertworks.datasets.values import MOST, answers_of
 from bertworks.metrics import intervals, squad
-from bertworks.tasks.attributed import Attributed
 from bertworks.tasks.heads import SpanExtraction, TaskHead
-from bertworks.tasks.probabilities import Answer, Logits, softmax
 from bertworks.tasks.sequences import (
     Features,
     Offsets,
-    SequenceReader,
     Window,
     strip_span,
     tokens_in_span,
 )
 from bertworks.tasks.settings import TaskConfig
-from bertworks.tasks.task import NOTHING, Mistake, Task
+from bertworks.tasks.task import (
+    NOTHING,
+    Answer,
+    Attributed,
+    Explained,
+    Featurizer,
+    Logits,
+    Mistake,
+    Pairs,
+    Task,
+    softmax,
+)
 from bertworks.tasks.token_labels import windows_with_targets
 from bertworks.training.recipe import FinetuneRecipe
 
@@ -97,43 +105,43 @@ class QuestionsTask(Task):
         answers = answers_of(value)
         return None if answers is None else tuple(answers)
 
-    def read(self, reader: SequenceReader, items: list[Item]) -> Iterator[Features]:
+    def read(self, reader: Featurizer, items: list[Item]) -> Iterator[Features]:
         questions = reader.tokens(item.texts[0] for item in items)
         contexts = reader.arrays([item.texts[1] for item in items])
         for item, (whole, count), (row, offsets) in zip(items, questions, contexts, strict=True):
-            question = whole[: min(reader.max_question, reader.max_length // 2)]
+            question = whole[: min(self.d.max_question, self.d.max_length // 2)]
             targets = partial(_targets_of_window, *_answer_tokens(item, offsets))
-            features = reader.in_windows(item, row, targets, offsets, reader.stride, [question])
+            features = reader.in_windows(item, row, targets, offsets, self.d.stride, [question])
             yield features._replace(num_truncated=count - len(question))
 
     def training_groups(self, features: Features) -> list[ExampleGroup]:
         return windows_with_targets(features)
 
-    def example_sequences(self, features: Features, *, apart: bool) -> Sequence[Example]:
-        if apart:
+    def example_sequences(self, features: Features) -> Sequence[Example]:
+        if self.d.reads_apart:
             return features.unit
         answered = (sequence for sequence in features.unit if sequence.target.labels.any())
         return [next(answered, features.unit[0])]
 
-    def target_text(self, reader: SequenceReader, sequences: Sequence[Example]) -> str:
+    def target_text(self, reader: Featurizer, sequences: Sequence[Example]) -> str:
         first, last = sequences[0].target.labels.tolist()
         answer = sequences[0].input_ids[first : last + 1]
         return reader.tokenizer.decode(answer) if first else "no answer"
 
     def head(
-        self, d: TaskConfig, units: Sequence[ExampleGroup], recipe: FinetuneRecipe | None
+        self, units: Sequence[ExampleGroup] = (), recipe: FinetuneRecipe | None = None
     ) -> TaskHead:
         return SpanExtraction()
 
-    def decode(self, d: TaskConfig, features: Features, logits: Logits) -> Answer:
+    def decode(self, features: Features, logits: Logits) -> Answer:
         """Return the best answers over all windows, and the margin by which "no answer" is better.
 
         Answers are ordered by the sum of the logits of their first and last token
         (google-research/bert `run_squad.py`, `write_predictions`). With a threshold, there is no
         answer if the margin exceeds it.
         """
-        answers, no_answer = self._best_answers(d, features, logits)
-        threshold = d.threshold
+        answers, no_answer = self._best_answers(features, logits)
+        threshold = self.d.threshold
         margin = no_answer - answers[0]["score"] if answers else NOWHERE
         scores = [answer["score"] for answer in answers]
         if threshold is not None:
@@ -151,7 +159,7 @@ class QuestionsTask(Task):
         }
 
     def _best_answers(
-        self, d: TaskConfig, features: Features, logits: Logits
+        self, features: Features, logits: Logits
     ) -> tuple[list[dict[str, Any]], float]:
         """Return the best answers, with their logits as `score`, and that of no answer."""
         best: dict[str, tuple[Any, ...]] = {}  # by text: score, first and last token, start, end
@@ -160,12 +168,12 @@ class QuestionsTask(Task):
         context = features.item.texts[1]
         for example, window in zip(features.unit, features.windows, strict=True):
             end = start + len(example.input_ids)
-            part = logits[start:end] / np.float32(d.temperature)
+            part = logits[start:end] / np.float32(self.d.temperature)
             start = end
             no_answer = min(no_answer, float(part[0].sum()))
             part = part[features.begin :][: len(window.is_own)]
             places = np.arange(window.start, window.end)
-            spans = [*best.values(), *best_spans(part, places, window.is_own, d.max_answer)]
+            spans = [*best.values(), *best_spans(part, places, window.is_own, self.d.max_answer)]
             best = {}
             for score, first, last, *_ in sorted(spans, reverse=True):
                 a, b = strip_span(context, features.offsets[first, 0], features.offsets[last, 1])
@@ -191,13 +199,13 @@ class QuestionsTask(Task):
     def initial_threshold(self, rows: Sequence[Item]) -> float | None:
         return None if all(item.label for item in rows) else 0.0
 
-    def mistake_columns(self, d: TaskConfig) -> tuple[str, ...]:
-        return d.text[:1]
+    def mistake_columns(self) -> tuple[str, ...]:
+        return self.d.text[:1]
 
-    def expected_texts(self, d: TaskConfig, count: int) -> tuple[bool, str]:
+    def expected_texts(self, count: int) -> tuple[bool, str]:
         return count == 2, "(question, context)"
 
-    def text_columns(self, d: TaskConfig) -> tuple[str, ...]:
+    def text_columns(self) -> tuple[str, ...]:
         return ("question", "context")
 
     def check_threshold(self, threshold: float | None) -> None:
@@ -214,51 +222,46 @@ class QuestionsTask(Task):
             return [{"text": text, "answer_start": 0} for text in texts]
         return value
 
-    def explained(
-        self, d: TaskConfig, features: Features, answer: Answer, target: str | None
-    ) -> tuple[Attributed, Iterable[tuple[str, str]]]:
+    def explained(self, features: Features, answer: Answer, target: str | None) -> Explained:
         prediction = (answer["answer"] or "(no answer)", f"{answer['score']:.1%}")
         return _answer_output(features, answer), [prediction]
 
     def label_names(self, label: Any) -> Iterable[str]:
         return ("with an answer" if label else "without an answer",)
 
-    def row_sums(
-        self, d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]
-    ) -> dict[str, intervals.RowSums]:
-        exact, f1 = zip(*_squad_scores(items, answers))
+    def row_sums(self, pairs: Pairs) -> dict[str, intervals.RowSums]:
+        exact, f1 = zip(*_squad_scores(pairs))
         return {"f1": intervals.mean_sums(f1), "exact": intervals.mean_sums(exact)}
 
-    def further_figures(self, items: Sequence[Item], answers: Sequence[Answer]) -> dict[str, float]:
+    def further_figures(self, pairs: Pairs) -> dict[str, float]:
         """Return `best_f1` and its `threshold` if some questions have no answer, else {}.
 
         The threshold is the lead in logits from which "no answer" is predicted.
         """
-        if all(item.label for item in items):
+        if all(item.label for item, _ in pairs):
             return {}
         # Numbered in order: not all files have ids. The threshold is that of the best answers,
         # whatever the present one.
         questions = [
-            squad.SquadQuestion(str(n), tuple(_gold_texts(item))) for n, item in enumerate(items)
+            squad.SquadQuestion(str(n), tuple(_gold_texts(item)))
+            for n, (item, _) in enumerate(pairs)
         ]
         best = {
             str(n): (answer["n_best"] or [{"text": ""}])[0]["text"]
-            for n, answer in enumerate(answers)
+            for n, (_, answer) in enumerate(pairs)
         }
-        margins = {str(n): answer["no_answer_margin"] for n, answer in enumerate(answers)}
+        margins = {str(n): answer["no_answer_margin"] for n, (_, answer) in enumerate(pairs)}
         figures, _ = squad.evaluate_answers(
-            questions, best, version="2.0", no_answer_probabilities=margins, unit=_f1_unit(items)
+            questions, best, version="2.0", no_answer_probabilities=margins, unit=_f1_unit(pairs)
         )
         return {"best_f1": figures["best_f1"] / 100, "threshold": figures["best_f1_thresh"]}
 
     def group(self, item: Item) -> Hashable:
         return item.texts[1]
 
-    def mistakes(
-        self, d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]
-    ) -> Iterator[Mistake]:
-        unit = _f1_unit(items)
-        for item, answer in zip(items, answers, strict=True):
+    def mistakes(self, pairs: Pairs) -> Iterator[Mistake]:
+        unit = _f1_unit(pairs)
+        for item, answer in pairs:
             golds = _gold_texts(item)
             predicted = answer["answer"]
             exact, f1 = squad.score_answer(golds, predicted, version="2.0", unit=unit)
@@ -285,17 +288,14 @@ class QuestionsTask(Task):
                 {"f1": f1},
             )
 
-    def table(
-        self, d: TaskConfig, dev: Sequence[Features], answers: Sequence[Answer]
-    ) -> dict[str, dict[str, float]]:
+    def table(self, dev: Sequence[Features], pairs: Pairs) -> dict[str, dict[str, float]]:
         """Return counts of questions and contexts.
 
         Questions are with or without answer; contexts are read in one window or in several.
         """
-        items = [features.item for features in dev]
-        has_unanswerable = not all(item.label for item in items)
+        has_unanswerable = not all(item.label for item, _ in pairs)
         parts: dict[str, list[squad.SquadScore]] = defaultdict(list)
-        for features, score in zip(dev, _squad_scores(items, answers), strict=True):
+        for features, score in zip(dev, _squad_scores(pairs), strict=True):
             pieces = "one piece" if len(features.unit) == 1 else "several pieces"
             parts[f"context in {pieces}"].append(score)
             if has_unanswerable:
@@ -306,15 +306,13 @@ class QuestionsTask(Task):
             for kind, (exact, f1) in means.items()
         }
 
-    def fitted(
-        self, d: TaskConfig, rows: Sequence[Features], logits: Sequence[Logits]
-    ) -> TaskConfig:
+    def fitted(self, rows: Sequence[Features], logits: Sequence[Logits]) -> TaskConfig:
         """Questions have no temperature; the threshold is that of "no answer"."""
-        answers = [self.decode(d, row, x) for row, x in zip(rows, logits, strict=True)]
-        figures = self.further_figures([features.item for features in rows], answers)
+        answers = [self.decode(row, x) for row, x in zip(rows, logits, strict=True)]
+        figures = self.further_figures([*zip((features.item for features in rows), answers)])
         if "threshold" not in figures:
-            return d
-        return replace(d, threshold=best_threshold(answers, figures))
+            return self.d
+        return replace(self.d, threshold=best_threshold(answers, figures))
 
 
 def _answer_output(features: Features, answer: Answer) -> Attributed:
@@ -412,15 +410,15 @@ def _gold_texts(item: Item) -> list[str]:
     return [text for _, text in item.label or ()]
 
 
-def _f1_unit(items: Sequence[Item]) -> squad.F1Unit:
-    return squad.f1_unit_of(item.texts[1] for item in items)
+def _f1_unit(pairs: Pairs) -> squad.F1Unit:
+    return squad.f1_unit_of(item.texts[1] for item, _ in pairs)
 
 
-def _squad_scores(items: Sequence[Item], answers: Sequence[Answer]) -> list[squad.SquadScore]:
+def _squad_scores(pairs: Pairs) -> list[squad.SquadScore]:
     """Return the SQuAD scores of answers: those of version 2.0 if any question has no answer."""
-    version: squad.SquadVersion = "1.1" if all(item.label for item in items) else "2.0"
-    unit = _f1_unit(items)
+    version: squad.SquadVersion = "1.1" if all(item.label for item, _ in pairs) else "2.0"
+    unit = _f1_unit(pairs)
     return [
         squad.score_answer(_gold_texts(item), answer["answer"], version=version, unit=unit)
-        for item, answer in zip(items, answers, strict=True)
+        for item, answer in pairs
     ]

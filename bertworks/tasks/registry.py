@@ -5,10 +5,15 @@ A new task is a class and a line here.
 
 from collections.abc import Mapping
 
-from bertworks.tasks.choices import ChoiceTask
 from bertworks.tasks.questions import QuestionsTask
+from bertworks.tasks.settings import TaskConfig
 from bertworks.tasks.task import Task
-from bertworks.tasks.text_labels import ClassificationTask, MultiLabelTask, RegressionTask
+from bertworks.tasks.text_labels import (
+    ChoiceTask,
+    ClassificationTask,
+    MultiLabelTask,
+    RegressionTask,
+)
 from bertworks.tasks.token_labels import SpansTask, TaggingTask
 
 TASKS: Mapping[str, Task] = {
@@ -23,3 +28,8 @@ TASKS: Mapping[str, Task] = {
         ChoiceTask(),
     )
 }
+
+
+def task_of(d: TaskConfig) -> Task:
+    """Return the task with the settings of a model."""
+    return type(TASKS[d.task])(d)

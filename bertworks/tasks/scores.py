@@ -6,21 +6,19 @@
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 from bertworks.datasets.schema import Item
-from bertworks.errors import UsageError, require, some_names
+from bertworks.errors import require, some_names
 from bertworks.metrics import intervals
-from bertworks.metrics.classification import Span, paired
-from bertworks.tasks.probabilities import Answer
-from bertworks.tasks.registry import TASKS
+from bertworks.metrics.classification import paired
+from bertworks.tasks.registry import TASKS, task_of
 from bertworks.tasks.sequences import Features
 from bertworks.tasks.settings import TaskConfig
-from bertworks.tasks.task import NOTHING, Mistake
+from bertworks.tasks.task import NOTHING, Answer, Mistake
 
-METRICS = {name: task.metrics for name, task in TASKS.items()}
 # Names of metrics in words, in the order of tables; of others only parts are shown.
 NAMES: Mapping[str, str] = {
     "accuracy": "accuracy",
@@ -38,42 +36,6 @@ MAX_CONFUSION_LABELS = 50  # of a confusion matrix; larger ones cannot be read
 MAX_POINTS = 1000  # of gold and predicted numbers
 
 
-def metrics_of(task: str, labels: Sequence[str] = (), bare: bool = False) -> tuple[str, ...]:
-    """Return the metrics of a task with these labels; (): not known yet. bare: see `Schema`."""
-    return TASKS[task].metrics_of(labels, bare)
-
-
-def metric_of(
-    task: str, metric: str | None = None, labels: Sequence[str] = (), bare: bool = False
-) -> str:
-    """Return the metric that selects the best checkpoint. labels, bare: see `metrics_of`.
-
-    Raises:
-        UsageError: the task has no such metric.
-    """
-    known = metrics_of(task, labels, bare)
-    if metric is not None and metric not in known:
-        raise UsageError(
-            f"{metric!r} is not a metric of {task}", hint=f"name one of {', '.join(known)}"
-        )
-    return metric or known[0]
-
-
-def predicted_label(task: str, answer: Answer) -> Any:
-    """Return the prediction in the form of `Item.label`; the text of the answer to a question."""
-    return TASKS[task].predicted_label(answer)
-
-
-def span_pairs(
-    d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]
-) -> Iterator[tuple[list[Span], list[Span]]]:
-    """Yield the `named_spans` of the label and of the prediction of each item.
-
-    Of many tags they are those of each part.
-    """
-    return TASKS[d.task].span_pairs(d, items, answers)
-
-
 def compute_metrics(
     d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]
 ) -> dict[str, float]:
@@ -82,7 +44,7 @@ def compute_metrics(
     Raises as `row_sums`.
     """
     figures = {name: sums.value for name, sums in row_sums(d, items, answers).items()}
-    return figures | TASKS[d.task].further_figures(items, answers)
+    return figures | task_of(d).further_figures([*zip(items, answers)])
 
 
 def row_sums(
@@ -96,7 +58,7 @@ def row_sums(
         BertworksError: no rows; more or fewer tags than words; a number that is not finite.
     """
     require(items, "no rows: there is nothing to score", "", "give rows with labels")
-    return TASKS[d.task].row_sums(d, items, answers)
+    return task_of(d).row_sums([*zip(items, answers, strict=True)])
 
 
 def interval_of(
@@ -217,14 +179,15 @@ def task_results(
     items = [features.item for features in encoded]
     wrong_answers = mistakes(d, items, answers)
     sums = row_sums(d, items, answers)
-    names = metrics_of(d.task, d.labels, d.bare_types)
-    parts = table(d, encoded, answers)
+    parts = task_of(d).table(encoded, [*zip(items, answers)])
     results = {
         "task": d.task,
         "rows": len(items),
         "positive": d.positive_label,
         "figures": compute_metrics(d, items, answers),
-        "intervals": {name: interval_of(d, items, sums[name], name) for name in names},
+        "intervals": {
+            name: interval_of(d, items, sums[name], name) for name in task_of(d).metrics_of()
+        },
         "table": parts,
         "never_found": never_found(parts) if TASKS[d.task].has_classes else {},
         "mistakes": len(wrong_answers),
@@ -267,7 +230,7 @@ def mistakes(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) ->
 
     Regression: all rows. Entities: one for each.
     """
-    all_mistakes = TASKS[d.task].mistakes(d, items, answers)
+    all_mistakes = task_of(d).mistakes([*zip(items, answers, strict=True)])
     return sorted(all_mistakes, key=lambda mistake: -mistake.badness)
 
 
@@ -291,26 +254,19 @@ def confusion(
     Gold labels are in rows, predictions in columns. NOTHING: an entity without a counterpart.
     Choices are named by their positions. {}: a task without classes, or too many of them.
     """
-    task = TASKS[d.task]
+    task = task_of(d)
     if not task.has_confusion:
         return {}
     pairs = Counter(
         (gold[2] if gold else NOTHING, predicted[2] if predicted else NOTHING)
-        for spans in task.span_pairs(d, items, answers)
+        for spans in task.span_pairs([*zip(items, answers, strict=True)])
         for gold, predicted in paired(*spans)
     )
-    names = task.confusion_labels(d, set(chain(*pairs)) - {NOTHING})
+    names = task.confusion_labels(set(chain(*pairs)) - {NOTHING})
     if len(names) > MAX_CONFUSION_LABELS:
         return {}
     counts = [[pairs[gold, predicted] for predicted in names] for gold in names]
     return {"labels": names, "counts": counts}
-
-
-def table(
-    d: TaskConfig, dev: Sequence[Features], answers: Sequence[Answer]
-) -> dict[str, dict[str, float]]:
-    """Return metrics of parts: of each label, of each type of entity, of each kind of question."""
-    return TASKS[d.task].table(d, dev, answers)
 
 
 def points(items: Sequence[Item], answers: Sequence[Answer]) -> list[tuple[float, float]]:

@@ -1,12 +1,11 @@
-"""Texts become sequences of token ids, which the tasks turn into examples.
+"""Items as the network reads them: sequences of token ids, with what is predicted.
 
 - `sliding_windows`, `centered_window`: parts of a long text; each token counts in the window where
   it has most context.
 - `Features`: an item as the network reads it. `Truncation` counts what was left out
-- `SequenceReader`: a tokenizer and limits of lengths: texts -> token ids, windows -> `Features`
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,11 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Ids, Target, TokenSequence, add_special_tokens
+from bertworks.batching.sampling import Ids, Target, TokenSequence
 from bertworks.datasets.schema import Item
-from bertworks.errors import BertworksError
-from bertworks.io.inputs import chunk_by_size
-from bertworks.text.shard_writer import flat_arrays
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_pipeline import with_marks
 
@@ -97,7 +93,6 @@ def tokens_in_span(offsets: Offsets, start: int, end: int) -> Ids:
     )
 
 
-_WORDS = 1 << 14  # that are tokenised together
 NO_OFFSETS: Offsets = np.zeros((0, 2), np.int32)
 
 
@@ -199,120 +194,6 @@ def format_truncation(result: Mapping[str, Any], what: str = "rows") -> str:
         return ""
     rows = f"{result['truncated']:,} of {result['rows']:,} {what} were truncated"
     return f"{rows}: {result['truncated_share']:.1%} of their tokens were left out"
-
-
-class TooManyTokensError(BertworksError):
-    """The texts have more tokens than may be read together."""
-
-
-@dataclass(frozen=True)
-class SequenceReader:
-    """A tokenizer and the limits within which it reads the texts of a task.
-
-    labels: names of the network's outputs, in order.
-    max_length: tokens of a sequence, special ones counted.
-    stride: tokens by which the windows over a long context of a question advance, as in
-        google-research/bert (transformers calls so what two windows share).
-    max_question: tokens of a question; its end is cut off.
-    document_context: sentences to be tagged are read with as much of their document around them as
-        fits (Devlin et al. 2019, section 5.3: "the maximal document context provided by the data").
-    apart: the texts of a pair are sequences of their own.
-    keep_end: a text or pair with one prediction that is too long loses its beginning and not its
-        end.
-    most_tokens: of the texts that are read together, or of their words; None: any number. It bounds
-        the memory that a long text takes.
-
-    Raises:
-        TooManyTokensError: the texts have more. The rest of them is not read.
-    """
-
-    tokenizer: Tokenizer
-    task: str
-    labels: tuple[str, ...] = ()
-    max_length: int = 512
-    stride: int = 128
-    max_question: int = 64
-    document_context: bool = False
-    apart: bool = False
-    keep_end: bool = False
-    most_tokens: int | None = None
-
-    def tokens(self, texts: Iterable[str]) -> Iterator[tuple[Ids, int]]:
-        """Return the ids of each text without [CLS] and [SEP], and the number of all.
-
-        There are at most `max_length` ids.
-        """
-        if self.keep_end:
-            for short_ids, _ in self.tokenizer.arrays(list(texts)):
-                yield short_ids[-self.max_length :].astype(np.int64), len(short_ids)
-            return
-        template = self.tokenizer.template
-        for encoding in self.tokenizer.encode_each(
-            list(texts), max_length=self.max_length + template.num_special()
-        ):
-            ids = np.array(encoding.ids[template.inner(len(encoding.ids))], np.int64)
-            yield ids, len(ids) + encoding.num_truncated
-
-    def pieces(self, words: Iterable[str]) -> tuple[ShortIds, ShortIds]:
-        """Return the tokens of all words, and where each word begins; last their number.
-
-        A word of which the tokenizer leaves nothing is one unknown token.
-        """
-        groups = map(self.tokenizer.ids, chunk_by_size(words, _WORDS, lambda _: 1))
-        arrays = [
-            flat_arrays([piece or [self.tokenizer.unk_id] for piece in pieces]) for pieces in groups
-        ]
-        ids, counts = map(np.concatenate, zip(flat_arrays([[]]), *arrays))
-        return ids, counts.cumsum(dtype=np.int32)
-
-    def arrays(self, texts: Sequence[str]) -> Iterator[tuple[ShortIds, Offsets]]:
-        """`Tokenizer.arrays`, of at most `most_tokens`."""
-        count = 0
-        for ids, offsets in self.tokenizer.arrays(texts, limit=self.most_tokens):
-            count += len(ids)
-            self.check_count(count)
-            yield ids, offsets
-
-    def check_count(self, count: int) -> None:
-        """count: the tokens of the texts that are read together, or fewer."""
-        if self.most_tokens is not None and count > self.most_tokens:
-            raise TooManyTokensError(
-                f"more than {self.most_tokens:,} tokens", hint="send less at once"
-            )
-
-    def in_windows(
-        self,
-        item: Item,
-        row: ShortIds,
-        part: Callable[[Window, int, int], tuple[Ids, Ids]],
-        offsets: Offsets,
-        step: int = 0,
-        before: Sequence[Ids] = (),
-    ) -> Features:
-        """Return an item with windows over its text.
-
-        Args:
-            part: a window, its position in its sequence, the length of that -> what is predicted
-                from which positions.
-            step: by which windows advance; 0: by half of them.
-            before: segments in front of each window.
-        """
-        template = self.tokenizer.template
-        used = sum(map(len, before))
-        special = template.num_special(len(before) + 1)
-        room = self.max_length - used - special
-        begin = used + special - len(template.suffix)
-        windows = sliding_windows(len(row), room, step or max(1, room // 2))
-
-        def example(number: int) -> Example:
-            window = windows[number]
-            sequence = add_special_tokens([*before, row[window.start : window.end]], template)
-            return target_example(sequence, *part(window, begin, len(sequence.input_ids)))
-
-        unit = Lazy(range(len(windows)), example)
-        return Features(
-            item, unit if len(unit) > 1 else [*unit], windows=windows, begin=begin, offsets=offsets
-        )
 
 
 def target_example(

@@ -29,8 +29,8 @@ class TaskConfig(Settings):
     text, label: the columns of the training data; several labels: one column for each, in their
         order.
     first_choice: the number of the first choice in the data; None: inferred from each file.
-    threshold: see `tasks.decoding`.
-    temperature: what the logits of the weights are still divided by, see `tasks.decoding`. It
+    threshold: see `Task.decode`.
+    temperature: what the logits of the weights are still divided by, see `Task.decode`. It
         is 1 in a folder of this version; earlier versions left the division to the program that
         reads the folder.
     weights_temperature: what the output layer in the weights has been divided by, so that every
@@ -89,6 +89,11 @@ class TaskConfig(Settings):
         transformers then opens the encoder alone.
         """
         return self.vectors != "pooler"
+
+    @property
+    def reads_apart(self) -> bool:
+        """Whether the texts of a pair are sequences of their own."""
+        return self.vectors in ("pair", "cosine")
 
     @property
     def tag_scheme(self) -> TagScheme | None:

@@ -1,34 +1,304 @@
 """What a task is: everything that is different between tasks, in one object.
 
-A task has no state. What a model was fine-tuned for, with its labels and limits, is a `TaskConfig`,
-which is passed as `d`. `registry.TASKS` has one object for each name.
+What a model was fine-tuned for, with its labels and limits, is a `TaskConfig`, which is `Task.d`.
+`registry.task_of` returns the task of such settings.
+
+- `Featurizer`: a tokenizer and a task: items -> `Features`; some of them in words
+- `Task`: how its rows become sequences; its head, its predictions and their figures
 """
 
 from abc import abstractmethod
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Ids, add_special_tokens, keyed_rng
 from bertworks.config import packaged_table
 from bertworks.datasets.schema import Item, RowTask, Schema
-from bertworks.errors import expect
+from bertworks.errors import BertworksError, expect
+from bertworks.events import Event, printable
+from bertworks.io.inputs import chunk_by_size
 from bertworks.metrics import intervals
 from bertworks.metrics.classification import Span, count_spans, figures_by_type
-from bertworks.tasks.attributed import Attributed
 from bertworks.tasks.heads import Classification, TaskHead
-from bertworks.tasks.probabilities import Answer, Logits
-from bertworks.tasks.sequences import Features, SequenceReader
+from bertworks.tasks.sequences import (
+    Features,
+    Lazy,
+    Offsets,
+    ShortIds,
+    Window,
+    sliding_windows,
+    target_example,
+)
 from bertworks.tasks.settings import TaskConfig, TaskType
+from bertworks.text.shard_writer import flat_arrays
+from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.recipe import FinetuneRecipe
 
+Answer = dict[str, Any]
+Logits = NDArray[np.float32]
+Value = Callable[[Tensor], Tensor]  # [copies, M, outputs] -> [copies]
+# a sequence and an output for it: its name and value; "", None: none
+Attributed = tuple[Example, str, Value | None]
+# labelled rows, and predictions for them
+Pairs = Sequence[tuple[Item, Answer]]
+# with it, the prediction as names and values
+Explained = tuple[Attributed, Iterable[tuple[str, str]]]
 ABSENT_LOGIT = -30.0  # of what never occurs in the training rows
 NOTHING = "-"  # instead of a label, if there is none
 _USAGE = packaged_table(__file__, "usage.toml")
+_WORDS = 1 << 14  # that are tokenised together
+_ITEMS_AT_ONCE = 1000  # items that are tokenised together, or fewer
+_CHARACTERS = 1 << 20  # if these have more characters
+SHOWN = 200  # characters of an example in words
+# Of questions that are made from texts: the most tokens of the text in which the answer stands
+# (from short texts a network learns in a few steps); the most tokens on each side of the answer
+# that may be in the question; the fraction of all tokens that are in no answer, the most frequent
+# ones.
+CLOZE_TEXT = 64
+CLOZE_NEAR = 12
+FREQUENT = 0.4
+
+
+def softmax(x: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return probabilities along the last axis."""
+    powers = np.exp(x.astype(np.float64) - x.max(-1, keepdims=True))
+    return np.asarray(powers / powers.sum(-1, keepdims=True))
+
+
+def sigmoid(x: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return the probability of each logit alone."""
+    return np.asarray(1 / (1 + np.exp(-x.astype(np.float64))))
+
+
+def log_odds(logits: Tensor, output: int) -> Tensor:
+    """Return log p / (1 - p) of one output of a softmax, [copies, outputs] -> [copies].
+
+    Unlike a logit it does not change when a constant is added to all logits. A single output is
+    returned as it is.
+    """
+    if logits.shape[-1] == 1:
+        return logits[:, 0]
+    is_output = torch.arange(logits.shape[-1], device=logits.device) == output
+    return logits[:, output] - logits.masked_fill(is_output, -torch.inf).logsumexp(-1)
+
+
+def shortened(text: str) -> str:
+    """Return a text without its middle, if it is longer than an example may be."""
+    return text if len(text) <= SHOWN else f"{text[: SHOWN // 2]} ... {text[-SHOWN // 2 :]}"
+
+
+class TooManyTokensError(BertworksError):
+    """The texts have more tokens than may be read together."""
+
+
+@dataclass(frozen=True)
+class Featurizer:
+    """How the items of a task are read: `featurizer(items)` yields what they become, in order.
+
+    task: with its labels and limits.
+    keep_end: a text or pair with one prediction that is too long loses its beginning and not its
+        end.
+    most_tokens: of the texts that are read together, or of their words; None: any number. It bounds
+        the memory that a long text takes.
+
+    Raises:
+        TooManyTokensError: the texts have more. The rest of them is not read.
+    """
+
+    tokenizer: Tokenizer
+    task: "Task"
+    keep_end: bool = False
+    most_tokens: int | None = None
+
+    def __call__(self, items: Iterable[Item]) -> Iterator[Features]:
+        """Yield the features of items, in order."""
+        for group in self._groups(iter(items)):
+            yield from self.task.read(self, group)
+
+    def _groups(self, items: Iterator[Item]) -> Iterator[list[Item]]:
+        if self.task.reads_documents and self.task.d.document_context:
+            documents = groupby(items, key=lambda item: item.document or item.where)
+            return (list(document) for _, document in documents)
+        least = _CHARACTERS // _ITEMS_AT_ONCE
+        return chunk_by_size(items, _CHARACTERS, lambda item: max(least, item.characters))
+
+    # --- examples in words
+
+    def examples(self, features: Sequence[Features]) -> list[Event]:
+        """Yield notes on two items as the network reads them.
+
+        They have different labels if possible.
+        """
+        first = features[:1]
+        with_other_label = [
+            row for row in features[1:1000] if row.item.label != first[0].item.label
+        ]
+        return list(map(self._note, (*first, *(with_other_label or features[1:2])[:1])))
+
+    def preview(self, items: Sequence[Item]) -> list[Event]:
+        """Yield `examples` of items that are not yet read.
+
+        They are in their documents where these are context.
+        """
+        with_other_label = [item for item in items[1:1000] if item.label != items[0].label]
+        rows = [*items[:1], *(with_other_label or items[1:2])[:1]]
+        documents = {item.document for item in rows if self.task.d.document_context} - {""}
+        if documents:
+            rows = [item for item in items if item.document in documents or item in rows]
+        return self.examples(list(self(rows)))
+
+    def _note(self, features: Features) -> Event:
+        """Return the tokens of a sequence in words.
+
+        Also what the network learns from them if the item has a label.
+        """
+        item = features.item
+        is_labelled = item.label is not None
+        sequences = self.task.example_sequences(features)
+        text = " | ".join(self._in_words(sequence, is_labelled) for sequence in sequences)
+        target = self.task.target_text(self, sequences) if is_labelled else None
+        if target is not None:
+            text += f" -> {target}"
+        if features.num_truncated:
+            text += f"  ({features.num_truncated} tokens cut off)"
+        if len(sequences) < len(features.unit):
+            text += f"  (one of {len(features.unit)} windows)"
+        file_and_line = item.where.rpartition("/")[2]
+        fields = {"example": item.where}
+        return Event("note", printable(f"example  {file_and_line}  {text}"), fields)
+
+    def _in_words(self, example: Example, is_labelled: bool) -> str:
+        """Return the tokens of a sequence, without the middle of a long one."""
+        pieces = list(map(self.tokenizer.piece, example.input_ids.tolist()))
+        if is_labelled:
+            pieces = self.task.with_targets(self, example, pieces)
+        return shortened(" ".join(pieces))
+
+    # --- questions that are made from texts
+
+    def clozes(self, items: Sequence[Item], count: int, seed: int) -> Iterator[ExampleGroup]:
+        """Return `count` questions about the contexts of as many items.
+
+        The answer is a phrase, a stretch of rare tokens; the question has some of the tokens around
+        it, without order, 70 % of the rare and 30 % of the frequent ones. A text may go on in the
+        next context. Lewis et al. 2019 and Ram et al. 2021 make such questions from far more texts.
+        """
+        rng = keyed_rng("clozes", seed)
+        template = self.tokenizer.template
+        contexts = self.tokenizer.arrays([*dict.fromkeys(item.texts[1] for item in items[:count])])
+        # contexts may have no tokens
+        ids = np.concatenate([*(row for row, _ in contexts), [self.tokenizer.unk_id]])
+        counts = np.bincount(ids)[ids]
+        room = self.task.d.max_length - template.num_special(2)
+        is_rare = (counts <= np.quantile(counts, 1 - FREQUENT)) | ~self.tokenizer.starts_word[ids]
+        phrases = np.flatnonzero(np.diff(is_rare, prepend=False, append=False)).reshape(-1, 2) - (
+            0,
+            1,
+        )
+        length = min(CLOZE_TEXT, room - room // 3)
+        for first, last in phrases[rng.integers(len(phrases), size=count)].tolist():
+            last = min(last, first + length // 8)
+            before, after = rng.integers(2, CLOZE_NEAR, size=2, endpoint=True)
+            near = np.r_[max(0, first - before) : first, last + 1 : min(len(ids), last + 1 + after)]
+            near = near[rng.random(len(near)) < np.where(is_rare[near], 0.7, 0.3)]
+            start = rng.integers(max(0, last + 1 - length), first, endpoint=True)
+            question = ids[rng.permutation(near)[: room // 3]]
+            text = ids[start : start + length]
+            sequence = add_special_tokens([question, text], template)
+            begin = len(sequence.input_ids) - len(template.suffix) - len(text) - start
+            yield [
+                target_example(
+                    sequence, [*range(len(sequence.input_ids))], np.array([first, last]) + begin
+                )
+            ]
+
+    # --- texts become sequences
+
+    def tokens(self, texts: Iterable[str]) -> Iterator[tuple[Ids, int]]:
+        """Return the ids of each text without [CLS] and [SEP], and the number of all.
+
+        There are at most `max_length` ids.
+        """
+        if self.keep_end:
+            for short_ids, _ in self.tokenizer.arrays(list(texts)):
+                yield short_ids[-self.task.d.max_length :].astype(np.int64), len(short_ids)
+            return
+        template = self.tokenizer.template
+        for encoding in self.tokenizer.encode_each(
+            list(texts), max_length=self.task.d.max_length + template.num_special()
+        ):
+            ids = np.array(encoding.ids[template.inner(len(encoding.ids))], np.int64)
+            yield ids, len(ids) + encoding.num_truncated
+
+    def pieces(self, words: Iterable[str]) -> tuple[ShortIds, ShortIds]:
+        """Return the tokens of all words, and where each word begins; last their number.
+
+        A word of which the tokenizer leaves nothing is one unknown token.
+        """
+        groups = map(self.tokenizer.ids, chunk_by_size(words, _WORDS, lambda _: 1))
+        arrays = [
+            flat_arrays([piece or [self.tokenizer.unk_id] for piece in pieces]) for pieces in groups
+        ]
+        ids, counts = map(np.concatenate, zip(flat_arrays([[]]), *arrays))
+        return ids, counts.cumsum(dtype=np.int32)
+
+    def arrays(self, texts: Sequence[str]) -> Iterator[tuple[ShortIds, Offsets]]:
+        """`Tokenizer.arrays`, of at most `most_tokens`."""
+        count = 0
+        for ids, offsets in self.tokenizer.arrays(texts, limit=self.most_tokens):
+            count += len(ids)
+            self.check_count(count)
+            yield ids, offsets
+
+    def check_count(self, count: int) -> None:
+        """count: the tokens of the texts that are read together, or fewer."""
+        if self.most_tokens is not None and count > self.most_tokens:
+            raise TooManyTokensError(
+                f"more than {self.most_tokens:,} tokens", hint="send less at once"
+            )
+
+    def in_windows(
+        self,
+        item: Item,
+        row: ShortIds,
+        part: Callable[[Window, int, int], tuple[Ids, Ids]],
+        offsets: Offsets,
+        step: int = 0,
+        before: Sequence[Ids] = (),
+    ) -> Features:
+        """Return an item with windows over its text.
+
+        Args:
+            part: a window, its position in its sequence, the length of that -> what is predicted
+                from which positions.
+            step: by which windows advance; 0: by half of them.
+            before: segments in front of each window.
+        """
+        template = self.tokenizer.template
+        used = sum(map(len, before))
+        special = template.num_special(len(before) + 1)
+        room = self.task.d.max_length - used - special
+        begin = used + special - len(template.suffix)
+        windows = sliding_windows(len(row), room, step or max(1, room // 2))
+
+        def example(number: int) -> Example:
+            window = windows[number]
+            sequence = add_special_tokens([*before, row[window.start : window.end]], template)
+            return target_example(sequence, *part(window, begin, len(sequence.input_ids)))
+
+        unit = Lazy(range(len(windows)), example)
+        return Features(
+            item, unit if len(unit) > 1 else [*unit], windows=windows, begin=begin, offsets=offsets
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +393,10 @@ class Task(RowTask):
     num_outputs: ClassVar[int] = 2
     head_settings: ClassVar[Mapping[str, Any]] = {}
 
+    def __init__(self, d: TaskConfig | None = None):
+        """d: None: settings without labels, for what is the same with all of them."""
+        self.d = d or TaskConfig(task=self.name)
+
     # --- rows of labelled data
 
     def with_scheme(self, schema: Schema, rows: Sequence[Item]) -> tuple[Schema, list[str]]:
@@ -164,78 +438,87 @@ class Task(RowTask):
         """Return the threshold of a model before it is fitted; None: it has none."""
         return None
 
-    def count_unit(self, labels: Sequence[str], bare: bool) -> str:
+    def count_unit(self) -> str:
         """Return what the numbers of labels count; "": rows."""
         return self.counted
 
-    def mistake_columns(self, d: TaskConfig) -> tuple[str, ...]:
+    def mistake_columns(self) -> tuple[str, ...]:
         """Return the names of the columns of `Mistake.texts`."""
-        return d.text
+        return self.d.text
 
-    def constant_logits(self, d: TaskConfig, train: Sequence[Features], count: int) -> Logits:
+    def constant_logits(self, train: Sequence[Features], count: int) -> Logits:
         """Return the logits of the trivial method for `count` predictions, [count, outputs].
 
         They are the same for all.
         """
         targets = np.concatenate([targets_of(features) for features in train])
-        logits = np.full(len(d.labels), ABSENT_LOGIT)
-        constant = d.labels.index("O") if "O" in d.labels else np.bincount(targets).argmax()
+        logits = np.full(len(self.d.labels), ABSENT_LOGIT)
+        constant = (
+            self.d.labels.index("O") if "O" in self.d.labels else np.bincount(targets).argmax()
+        )
         logits[constant] = 0
         return np.tile(logits.astype(np.float32), (count, 1))
 
     # --- rows become sequences
 
     @abstractmethod
-    def read(self, reader: SequenceReader, items: list[Item]) -> Iterator[Features]:
+    def read(self, reader: Featurizer, items: list[Item]) -> Iterator[Features]:
         """Yield each item as the network reads it, with the targets of its label."""
 
     @abstractmethod
     def training_groups(self, features: Features) -> list[ExampleGroup]:
         """Return what is learned from an item: groups of sequences that stay together."""
 
-    def example_sequences(self, features: Features, *, apart: bool) -> Sequence[Example]:
-        """Return the sequences of an item that a note shows. apart: see `SequenceReader`."""
-        return features.unit if apart else features.unit[:1]
+    def example_sequences(self, features: Features) -> Sequence[Example]:
+        """Return the sequences of an item that a note shows."""
+        return features.unit if self.d.reads_apart else features.unit[:1]
 
-    def with_targets(
-        self, reader: SequenceReader, example: Example, pieces: list[str]
-    ) -> list[str]:
+    def with_targets(self, reader: Featurizer, example: Example, pieces: list[str]) -> list[str]:
         """Return the tokens of a sequence, in words, with what is predicted for each."""
         return pieces
 
-    def target_text(self, reader: SequenceReader, sequences: Sequence[Example]) -> str | None:
+    def target_text(self, reader: Featurizer, sequences: Sequence[Example]) -> str | None:
         """Return what is learned from the sequences of a note; None if the tokens show it."""
         return None
 
     # --- the network and its predictions
 
-    @abstractmethod
     def head(
-        self, d: TaskConfig, units: Sequence[ExampleGroup], recipe: FinetuneRecipe | None
+        self, units: Sequence[ExampleGroup] = (), recipe: FinetuneRecipe | None = None
     ) -> TaskHead:
-        """Return the head and the loss.
+        """Return the head and the loss: here of one of several labels, of a text or of each token.
 
         In training, `units` give the weights of classes and the scale of values.
         """
+        weights: tuple[float, ...] = ()
+        if recipe is not None and recipe.class_weights == "balanced":
+            weights = balanced_weights(units, len(self.d.labels))
+        return Classification(
+            outputs=len(self.d.labels),
+            pooled=self.predicts_texts,
+            vectors=self.d.vectors,
+            weights=weights,
+            smoothing=0.0 if recipe is None else recipe.label_smoothing,
+        )
 
     @abstractmethod
-    def decode(self, d: TaskConfig, features: Features, logits: Logits) -> Answer:
+    def decode(self, features: Features, logits: Logits) -> Answer:
         """Return the prediction for an item. logits: float32 [M, outputs], all of the item."""
 
     # --- texts and predictions of users
 
     @abstractmethod
-    def expected_texts(self, d: TaskConfig, count: int) -> tuple[bool, str]:
+    def expected_texts(self, count: int) -> tuple[bool, str]:
         """Return whether an item may have this number of texts or words.
 
         The second value says in words what it has to be.
         """
 
-    def text_columns(self, d: TaskConfig) -> tuple[str, ...]:
+    def text_columns(self) -> tuple[str, ...]:
         """Return names for the texts of rows that are not named."""
-        return d.text or ("text",)
+        return self.d.text or ("text",)
 
-    def check_item(self, d: TaskConfig, item: Item) -> None:
+    def check_item(self, item: Item) -> None:
         """Raise BertworksError if the model cannot read an item of a file."""
         return
 
@@ -252,9 +535,9 @@ class Task(RowTask):
         """Return the names in the labels of rows. labels: those of the network's outputs."""
         return labels
 
-    def with_labels(self, d: TaskConfig, labels: Sequence[str]) -> TaskConfig:
+    def with_labels(self, labels: Sequence[str]) -> TaskConfig:
         """Return the settings with further labels, which only the evaluated rows have."""
-        return replace(d, labels=(*d.labels, *labels))
+        return replace(self.d, labels=(*self.d.labels, *labels))
 
     def numbered(self, fields: Answer, first_choice: int) -> Answer:
         """Return fields of a prediction as they are written to a file.
@@ -274,14 +557,12 @@ class Task(RowTask):
         """Return whether a prediction is one score, by which texts can be ranked."""
         return False
 
-    def score_names(self, d: TaskConfig, item: Item) -> Sequence[str]:
+    def score_names(self, item: Item) -> Sequence[str]:
         """Return what the scores of a prediction are of."""
-        return d.labels
+        return self.d.labels
 
     @abstractmethod
-    def explained(
-        self, d: TaskConfig, features: Features, answer: Answer, target: str | None
-    ) -> tuple[Attributed, Iterable[tuple[str, str]]]:
+    def explained(self, features: Features, answer: Answer, target: str | None) -> Explained:
         """Return the output that is attributed to the tokens.
 
         It comes with the prediction as names and values.
@@ -292,9 +573,20 @@ class Task(RowTask):
 
     # --- figures of predictions
 
-    def metrics_of(self, labels: Sequence[str], bare: bool) -> tuple[str, ...]:
-        """Return the metrics with these labels; (): not known yet. bare: see `Schema`."""
+    def metrics_of(self) -> tuple[str, ...]:
+        """Return the metrics with these labels."""
         return self.metrics
+
+    def metric(self, name: str | None = None) -> str:
+        """Return the metric that selects the best checkpoint. name: if the user names it.
+
+        Raises:
+            UsageError: the task has no such metric.
+        """
+        known = self.metrics_of()
+        hint = f"name one of {', '.join(known)}"
+        expect(name in (None, *known), f"{name!r} is not a metric of {self.name}", hint=hint)
+        return name or known[0]
 
     def predicted_label(self, answer: Answer) -> Any:
         """Return the prediction in the form of `Item.label`."""
@@ -304,68 +596,56 @@ class Task(RowTask):
         """Return the names in the label of a whole text."""
         return ()
 
-    def named_spans(self, label: Any, labels: Sequence[str], bare: bool) -> list[Span]:
+    def named_spans(self, label: Any) -> list[Span]:
         """Return a gold or predicted label as spans with names.
 
         The labels of a whole text have the span 0 to 1.
         """
         return [(0, 1, name) for name in self.label_names(label)]
 
-    def label_parts(self, d: TaskConfig, item: Item, answer: Answer) -> Iterator[slice | None]:
+    def label_parts(self, item: Item, answer: Answer) -> Iterator[slice | None]:
         """Yield parts of a label, so that few entities are in memory. None is the whole label."""
         yield None
 
-    def counted_classes(self, d: TaskConfig) -> Sequence[str]:
+    def counted_classes(self) -> Sequence[str]:
         """Return the classes that are counted even if no row has them."""
         return ()
 
-    def span_pairs(
-        self, d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]
-    ) -> Iterator[tuple[list[Span], list[Span]]]:
+    def span_pairs(self, pairs: Pairs) -> Iterator[tuple[list[Span], list[Span]]]:
         """Yield the `named_spans` of the label and of the prediction of each item.
 
         Many tags are yielded in parts.
         """
-        for item, answer in zip(items, answers, strict=True):
+        for item, answer in pairs:
             sides = item.label, self.predicted_label(answer)
-            for part in self.label_parts(d, item, answer):
-                gold, predicted = (
-                    self.named_spans(side[part] if part else side, d.labels, d.bare_types)
-                    for side in sides
-                )
+            for part in self.label_parts(item, answer):
+                gold, predicted = (self.named_spans(side[part] if part else side) for side in sides)
                 if part and part.start:
                     gold = [(part.start + a, part.start + b, kind) for a, b, kind in gold]
                     predicted = [(part.start + a, part.start + b, kind) for a, b, kind in predicted]
                 yield gold, predicted
 
-    def row_sums(
-        self, d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]
-    ) -> dict[str, intervals.RowSums]:
+    def row_sums(self, pairs: Pairs) -> dict[str, intervals.RowSums]:
         """Return the metrics and other figures as sums over rows."""
-        _, counts = count_spans(self.span_pairs(d, items, answers), self.counted_classes(d))
-        sizes = [
-            len(list(self.label_parts(d, item, answer)))
-            for item, answer in zip(items, answers, strict=True)
-        ]
+        _, counts = count_spans(self.span_pairs(pairs), self.counted_classes())
+        sizes = [len(list(self.label_parts(item, answer))) for item, answer in pairs]
         counts = np.add.reduceat(counts, np.cumsum([0, *sizes[:-1]]))
         sums = intervals.count_sums(counts)
-        sums["accuracy"] = self.accuracy(counts, items, answers)
-        if d.positive_label is not None:
-            place = d.labels.index(d.positive_label)
+        sums["accuracy"] = self.accuracy(counts, pairs)
+        if self.d.positive_label is not None:
+            place = self.d.labels.index(self.d.positive_label)
             sums["f1"] = intervals.count_sums(counts[:, :, place : place + 1])["f1"]
-        names = *self.metrics_of(d.labels, d.bare_types), *self.figures
+        names = *self.metrics_of(), *self.figures
         return {name: sums[name] for name in names}
 
-    def accuracy(
-        self, counts: NDArray[Any], items: Sequence[Item], answers: Sequence[Answer]
-    ) -> intervals.RowSums:
+    def accuracy(self, counts: NDArray[Any], pairs: Pairs) -> intervals.RowSums:
         """Return the fraction of the rows of which the whole label is right.
 
         counts: see `count_spans`.
         """
         return intervals.mean_sums((counts == counts[:, :1]).all((1, 2)).tolist())
 
-    def further_figures(self, items: Sequence[Item], answers: Sequence[Answer]) -> dict[str, float]:
+    def further_figures(self, pairs: Pairs) -> dict[str, float]:
         """Return figures that are no sums over rows."""
         return {}
 
@@ -374,24 +654,18 @@ class Task(RowTask):
         return item.document
 
     @abstractmethod
-    def mistakes(
-        self, d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]
-    ) -> Iterator[Mistake]:
+    def mistakes(self, pairs: Pairs) -> Iterator[Mistake]:
         """Yield all mistakes, in the order of the rows."""
 
-    def confusion_labels(self, d: TaskConfig, names: set[str]) -> list[str]:
+    def confusion_labels(self, names: set[str]) -> list[str]:
         """Return the rows of the confusion matrix. names: those of labels and predictions."""
         return [*sorted(names), NOTHING]
 
-    def table(
-        self, d: TaskConfig, dev: Sequence[Features], answers: Sequence[Answer]
-    ) -> dict[str, dict[str, float]]:
+    def table(self, dev: Sequence[Features], pairs: Pairs) -> dict[str, dict[str, float]]:
         """Return the figures of each `part`."""
         if not self.part:
             return {}
-        items = [features.item for features in dev]
-        pairs = self.span_pairs(d, items, answers)
-        return figures_by_type(*count_spans(pairs, self.counted_classes(d)))
+        return figures_by_type(*count_spans(self.span_pairs(pairs), self.counted_classes()))
 
     # --- calibration
 
@@ -406,12 +680,10 @@ class Task(RowTask):
         row_of = np.repeat(np.arange(len(rows)), list(map(len, gold)))
         return np.concatenate(logits), np.concatenate(gold), row_of
 
-    def fitted(
-        self, d: TaskConfig, rows: Sequence[Features], logits: Sequence[Logits]
-    ) -> TaskConfig:
+    def fitted(self, rows: Sequence[Features], logits: Sequence[Logits]) -> TaskConfig:
         """Return the settings with the temperature and then the threshold that fit these rows."""
         x, gold, _ = self.gold_logits(rows, logits)
-        return replace(d, temperature=intervals.fit_temperature(x, gold))
+        return replace(self.d, temperature=intervals.fit_temperature(x, gold))
 
     # --- model cards
 
@@ -432,25 +704,6 @@ class Task(RowTask):
 def targets_of(features: Features) -> NDArray[Any]:
     """Return the targets of all sequences of an item."""
     return np.concatenate([example.target.labels for example in features.unit])
-
-
-def classification_head(
-    d: TaskConfig, units: Sequence[ExampleGroup], recipe: FinetuneRecipe | None, *, pooled: bool
-) -> TaskHead:
-    """Return the head of one of several labels, of a text (`pooled`) or of each token."""
-    weights: tuple[float, ...] = ()
-    smoothing = 0.0
-    if recipe is not None:
-        smoothing = recipe.label_smoothing
-        if recipe.class_weights == "balanced":
-            weights = balanced_weights(units, len(d.labels))
-    return Classification(
-        outputs=len(d.labels),
-        pooled=pooled,
-        vectors=d.vectors,
-        weights=weights,
-        smoothing=smoothing,
-    )
 
 
 def balanced_weights(units: Sequence[ExampleGroup], count: int) -> tuple[float, ...]:

@@ -1,11 +1,16 @@
-"""Tasks with one prediction for a text or a pair of texts: one label, several labels, a number."""
+"""Tasks with one prediction for the texts of a row.
+
+One label, several labels or a number for a text or a pair of texts; the best of several choices.
+"""
 
 import json
 import math
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, compress, islice
+from statistics import mode
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,27 +20,57 @@ from torch import Tensor
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, add_special_tokens
-from bertworks.datasets.schema import Item, Names, ReadName, Schema
+from bertworks.datasets.schema import (
+    CHOICE_LISTS,
+    Columns,
+    Item,
+    Names,
+    ReadName,
+    Schema,
+    are_nameless,
+    find_label,
+    first_column,
+    named_columns,
+)
 from bertworks.datasets.values import (
     FLAGS,
     MAX_CLASSES,
+    MOST,
+    PROMPTS,
     Column,
     as_number,
+    choice_number,
     label_text,
     several_labels,
 )
-from bertworks.errors import expect
+from bertworks.errors import BertworksError, expect
 from bertworks.metrics import intervals
-from bertworks.tasks.attributed import Attributed, log_odds
-from bertworks.tasks.heads import MultiLabel, Regression, TaskHead
-from bertworks.tasks.probabilities import Answer, Logits, sigmoid, softmax
-from bertworks.tasks.sequences import Features, SequenceReader, target_example
+from bertworks.tasks.heads import MultiLabel, MultipleChoice, Regression, TaskHead
+from bertworks.tasks.sequences import Features, target_example
 from bertworks.tasks.settings import TaskConfig
-from bertworks.tasks.task import ABSENT_LOGIT, Mistake, Task, classification_head, targets_of
+from bertworks.tasks.task import (
+    ABSENT_LOGIT,
+    Answer,
+    Attributed,
+    Explained,
+    Featurizer,
+    Logits,
+    Mistake,
+    Pairs,
+    Task,
+    log_odds,
+    sigmoid,
+    softmax,
+    targets_of,
+)
 from bertworks.text.tokenizer import truncated_lengths
 from bertworks.training.recipe import FinetuneRecipe
 
 _IDENTITY = "torch.nn.modules.linear.Identity"
+_CHOICE = re.compile(
+    r"(choice|ending|option|answer|alternative|candidate|sol|solution|選択肢|보기)s?"
+    r"[ _-]?(\d+|[a-e])"
+)
 LabelValue = Callable[[Tensor, int], Tensor]  # [copies, outputs], a label -> [copies]
 
 
@@ -51,16 +86,16 @@ class TextTask(Task):
     predicts_texts = True
     reads_pairs = True
 
-    def read(self, reader: SequenceReader, items: list[Item]) -> Iterator[Features]:
+    def read(self, reader: Featurizer, items: list[Item]) -> Iterator[Features]:
         tokens = reader.tokens(chain.from_iterable(item.texts for item in items))
         template = reader.tokenizer.template
         for item in items:
             texts = list(islice(tokens, len(item.texts)))
-            sequences = [[text] for text in texts] if reader.apart else self.sequences(texts)
+            sequences = [[text] for text in texts] if self.d.reads_apart else self.sequences(texts)
             unit = []
             num_truncated = 0
             for number, segments in enumerate(sequences):
-                room = reader.max_length - template.num_special(len(segments))
+                room = self.d.max_length - template.num_special(len(segments))
                 first, second = (*(count for _, count in segments), 0)[:2]
                 lengths = truncated_lengths(first, second, room)
                 parts = [
@@ -68,8 +103,8 @@ class TextTask(Task):
                     for (ids, _), length in zip(segments, lengths)
                 ]
                 sequence = add_special_tokens(parts, template)
-                num_targets = 0 if reader.apart and number else 1  # one for both texts
-                targets = self.targets(reader.labels, item, number)[:num_targets]
+                num_targets = 0 if self.d.reads_apart and number else 1  # one for both texts
+                targets = self.targets(item, number)[:num_targets]
                 unit.append(target_example(sequence, [0][:num_targets], targets))
                 num_truncated += first + second - sum(lengths)
             yield Features(item, unit, num_truncated)
@@ -82,33 +117,33 @@ class TextTask(Task):
         return [texts]
 
     @abstractmethod
-    def targets(self, labels: Sequence[str], item: Item, number: int) -> NDArray[np.generic]:
+    def targets(self, item: Item, number: int) -> NDArray[np.generic]:
         """Return the target of a sequence of an item, [1, ...]. number: of the sequence."""
 
     def training_groups(self, features: Features) -> list[ExampleGroup]:
         return [features.unit]
 
-    def expected_texts(self, d: TaskConfig, count: int) -> tuple[bool, str]:
-        if not d.text:
+    def expected_texts(self, count: int) -> tuple[bool, str]:
+        if not self.d.text:
             return 1 <= count <= 2, "a string, or a pair of them"
-        return count == len(d.text), {1: "a string", 2: "a pair of strings"}.get(len(d.text), "")
+        expected = {1: "a string", 2: "a pair of strings"}.get(len(self.d.text), "")
+        return count == len(self.d.text), expected
 
+    def label_explained(
+        self, features: Features, answer: Answer, target: str | None, value: LabelValue
+    ) -> Explained:
+        """Return the output for a label, and all labels.
 
-def _label_explained(
-    d: TaskConfig, features: Features, answer: Answer, target: str | None, value: LabelValue
-) -> tuple[Attributed, Iterable[tuple[str, str]]]:
-    """Return the output for a label, and all labels.
-
-    value: of the logits and the number of the label.
-    """
-    best = sorted(answer["scores"].items(), key=lambda pair: -pair[1])
-    label = target or best[0][0]
-    hint = f"use one of {', '.join(d.labels[:20])}"
-    expect(label in d.labels, f"the model has no label {label!r}", hint=hint)
-    number = d.labels.index(label)
-    name = f"the label “{label}” (log-odds)"
-    attributed: Attributed = features.unit[0], name, lambda x: value(x[:, 0], number)
-    return attributed, [(label, f"{p:.1%}") for label, p in best]
+        value: of the logits and the number of the label.
+        """
+        best = sorted(answer["scores"].items(), key=lambda pair: -pair[1])
+        label = target or best[0][0]
+        hint = f"use one of {', '.join(self.d.labels[:20])}"
+        expect(label in self.d.labels, f"the model has no label {label!r}", hint=hint)
+        number = self.d.labels.index(label)
+        name = f"the label “{label}” (log-odds)"
+        attributed: Attributed = features.unit[0], name, lambda x: value(x[:, 0], number)
+        return attributed, [(label, f"{p:.1%}") for label, p in best]
 
 
 class ClassificationTask(TextTask):
@@ -161,48 +196,39 @@ class ClassificationTask(TextTask):
         what += ", and those with leading zeros are codes and no numbers"
         return what, "if they are numbers: --task regression; else name another column with --label"
 
-    def targets(self, labels: Sequence[str], item: Item, number: int) -> NDArray[np.generic]:
-        return np.array([0 if item.label is None else labels.index(item.label)], np.int64)
+    def targets(self, item: Item, number: int) -> NDArray[np.generic]:
+        return np.array([0 if item.label is None else self.d.labels.index(item.label)], np.int64)
 
-    def target_text(self, reader: SequenceReader, sequences: Sequence[Example]) -> str:
+    def target_text(self, reader: Featurizer, sequences: Sequence[Example]) -> str:
         number = int(sequences[0].target.labels[0])
-        return reader.labels[number]
+        return self.d.labels[number]
 
-    def head(
-        self, d: TaskConfig, units: Sequence[ExampleGroup], recipe: FinetuneRecipe | None
-    ) -> TaskHead:
-        return classification_head(d, units, recipe, pooled=True)
-
-    def decode(self, d: TaskConfig, features: Features, logits: Logits) -> Answer:
-        p = softmax(logits[0] / np.float32(d.temperature))
+    def decode(self, features: Features, logits: Logits) -> Answer:
+        p = softmax(logits[0] / np.float32(self.d.temperature))
         return {
-            "label": d.labels[int(p.argmax())],
+            "label": self.d.labels[int(p.argmax())],
             "score": float(p.max()),
-            "scores": dict(zip(d.labels, p.tolist(), strict=True)),
+            "scores": dict(zip(self.d.labels, p.tolist(), strict=True)),
         }
 
     def has_one_score(self, labels: Sequence[str]) -> bool:
         return len(labels) == 2
 
-    def explained(
-        self, d: TaskConfig, features: Features, answer: Answer, target: str | None
-    ) -> tuple[Attributed, Iterable[tuple[str, str]]]:
-        return _label_explained(d, features, answer, target, log_odds)
+    def explained(self, features: Features, answer: Answer, target: str | None) -> Explained:
+        return self.label_explained(features, answer, target, log_odds)
 
-    def metrics_of(self, labels: Sequence[str], bare: bool) -> tuple[str, ...]:
+    def metrics_of(self) -> tuple[str, ...]:
         # F1 is that of one of two classes.
-        return self.metrics if len(labels) in (0, 2) else self.metrics[:-1]
+        return self.metrics if len(self.d.labels) in (0, 2) else self.metrics[:-1]
 
     def label_names(self, label: Any) -> Iterable[str]:
         return (label,)
 
-    def counted_classes(self, d: TaskConfig) -> Sequence[str]:
-        return d.labels
+    def counted_classes(self) -> Sequence[str]:
+        return self.d.labels
 
-    def mistakes(
-        self, d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]
-    ) -> Iterator[Mistake]:
-        for item, answer in zip(items, answers, strict=True):
+    def mistakes(self, pairs: Pairs) -> Iterator[Mistake]:
+        for item, answer in pairs:
             gold = item.label
             predicted = answer["label"]
             if gold == predicted:
@@ -220,8 +246,8 @@ class ClassificationTask(TextTask):
                 {"gold_score": p},
             )
 
-    def confusion_labels(self, d: TaskConfig, names: set[str]) -> list[str]:
-        return list(d.labels)
+    def confusion_labels(self, names: set[str]) -> list[str]:
+        return list(self.d.labels)
 
 
 class MultiLabelTask(TextTask):
@@ -265,31 +291,31 @@ class MultiLabelTask(TextTask):
             return "the labels are named only 0 and 1", hint
         return "", ""
 
-    def targets(self, labels: Sequence[str], item: Item, number: int) -> NDArray[np.generic]:
-        return np.array([[label in (item.label or ()) for label in labels]], np.float32)
+    def targets(self, item: Item, number: int) -> NDArray[np.generic]:
+        return np.array([[label in (item.label or ()) for label in self.d.labels]], np.float32)
 
-    def target_text(self, reader: SequenceReader, sequences: Sequence[Example]) -> str:
-        return ", ".join(compress(reader.labels, sequences[0].target.labels[0])) or "no label"
+    def target_text(self, reader: Featurizer, sequences: Sequence[Example]) -> str:
+        return ", ".join(compress(self.d.labels, sequences[0].target.labels[0])) or "no label"
 
     def head(
-        self, d: TaskConfig, units: Sequence[ExampleGroup], recipe: FinetuneRecipe | None
+        self, units: Sequence[ExampleGroup] = (), recipe: FinetuneRecipe | None = None
     ) -> TaskHead:
-        return MultiLabel(outputs=len(d.labels), vectors=d.vectors)
+        return MultiLabel(outputs=len(self.d.labels), vectors=self.d.vectors)
 
-    def decode(self, d: TaskConfig, features: Features, logits: Logits) -> Answer:
-        p = sigmoid(logits[0] / np.float32(d.temperature))
-        threshold = 0.5 if d.threshold is None else d.threshold
+    def decode(self, features: Features, logits: Logits) -> Answer:
+        p = sigmoid(logits[0] / np.float32(self.d.temperature))
+        threshold = 0.5 if self.d.threshold is None else self.d.threshold
         best = [number for number in np.argsort(-p, kind="stable") if p[number] >= threshold]
         return {
-            "labels": [d.labels[number] for number in best],
-            "scores": dict(zip(d.labels, p.tolist(), strict=True)),
+            "labels": [self.d.labels[number] for number in best],
+            "scores": dict(zip(self.d.labels, p.tolist(), strict=True)),
         }
 
     def comparable_label(self, label: Any) -> Any:
         """The order of several labels means nothing."""
         return frozenset(label)
 
-    def constant_logits(self, d: TaskConfig, train: Sequence[Features], count: int) -> Logits:
+    def constant_logits(self, train: Sequence[Features], count: int) -> Logits:
         targets = np.concatenate([targets_of(features) for features in train])
         frequencies = targets.mean(0)
         is_given = frequencies >= min(0.5, frequencies.max())
@@ -300,19 +326,15 @@ class MultiLabelTask(TextTask):
         what = f"the threshold is {threshold}: expected a probability, from 0 to 1"
         expect(0 <= (threshold or 0) <= 1, what)
 
-    def explained(
-        self, d: TaskConfig, features: Features, answer: Answer, target: str | None
-    ) -> tuple[Attributed, Iterable[tuple[str, str]]]:
+    def explained(self, features: Features, answer: Answer, target: str | None) -> Explained:
         # The logit of each label is its log-odds.
-        return _label_explained(d, features, answer, target, lambda x, number: x[:, number])
+        return self.label_explained(features, answer, target, lambda x, number: x[:, number])
 
     def label_names(self, label: Any) -> Iterable[str]:
         return tuple(label)
 
-    def mistakes(
-        self, d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]
-    ) -> Iterator[Mistake]:
-        for item, answer in zip(items, answers, strict=True):
+    def mistakes(self, pairs: Pairs) -> Iterator[Mistake]:
+        for item, answer in pairs:
             gold = set(item.label)
             predicted = set(answer["labels"])
             if gold == predicted:
@@ -333,13 +355,11 @@ class MultiLabelTask(TextTask):
                 item.where, item.texts, gold_names, predicted_names, wrong[worst], badness, kind
             )
 
-    def fitted(
-        self, d: TaskConfig, rows: Sequence[Features], logits: Sequence[Logits]
-    ) -> TaskConfig:
-        d = super().fitted(d, rows, logits)
+    def fitted(self, rows: Sequence[Features], logits: Sequence[Logits]) -> TaskConfig:
+        fitted = super().fitted(rows, logits)
         x, gold, _ = self.gold_logits(rows, logits)
-        threshold = intervals.best_label_threshold(sigmoid(x / d.temperature), gold)
-        return replace(d, threshold=threshold)
+        threshold = intervals.best_label_threshold(sigmoid(x / fitted.temperature), gold)
+        return replace(fitted, threshold=threshold)
 
 
 class RegressionTask(TextTask):
@@ -386,28 +406,28 @@ class RegressionTask(TextTask):
         what = f"all {column.filled:,} rows have the same number, {column.low}"
         return what, "add rows with other numbers"
 
-    def targets(self, labels: Sequence[str], item: Item, number: int) -> NDArray[np.generic]:
+    def targets(self, item: Item, number: int) -> NDArray[np.generic]:
         return np.array([item.label or 0.0], np.float32)
 
-    def target_text(self, reader: SequenceReader, sequences: Sequence[Example]) -> str:
+    def target_text(self, reader: Featurizer, sequences: Sequence[Example]) -> str:
         return f"{sequences[0].target.labels.tolist()[0]:g}"
 
     def head(
-        self, d: TaskConfig, units: Sequence[ExampleGroup], recipe: FinetuneRecipe | None
+        self, units: Sequence[ExampleGroup] = (), recipe: FinetuneRecipe | None = None
     ) -> TaskHead:
         targets = [
             float(target) for unit in units for example in unit for target in example.target.labels
         ] or [0.0, 1.0]
         deviation = float(np.std(targets)) or 1.0
-        return Regression(mean=float(np.mean(targets)), deviation=deviation, vectors=d.vectors)
+        return Regression(mean=float(np.mean(targets)), deviation=deviation, vectors=self.d.vectors)
 
-    def decode(self, d: TaskConfig, features: Features, logits: Logits) -> Answer:
+    def decode(self, features: Features, logits: Logits) -> Answer:
         return {"value": float(logits[0, 0])}
 
     def has_one_score(self, labels: Sequence[str]) -> bool:
         return True
 
-    def constant_logits(self, d: TaskConfig, train: Sequence[Features], count: int) -> Logits:
+    def constant_logits(self, train: Sequence[Features], count: int) -> Logits:
         targets = np.concatenate([targets_of(features) for features in train])
         return np.full((count, 1), targets.mean(), np.float32)
 
@@ -417,23 +437,17 @@ class RegressionTask(TextTask):
         text = f"the first {len(first)} values differ by up to {largest:.3f}"
         return text, {"largest": largest}
 
-    def explained(
-        self, d: TaskConfig, features: Features, answer: Answer, target: str | None
-    ) -> tuple[Attributed, Iterable[tuple[str, str]]]:
+    def explained(self, features: Features, answer: Answer, target: str | None) -> Explained:
         attributed: Attributed = features.unit[0], "the value", lambda x: x[:, 0, 0]
         return attributed, [("value", f"{answer['value']:.4g}")]
 
-    def row_sums(
-        self, d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]
-    ) -> dict[str, intervals.RowSums]:
-        labels = [item.label for item in items]
-        return intervals.correlations(labels, [answer["value"] for answer in answers])
+    def row_sums(self, pairs: Pairs) -> dict[str, intervals.RowSums]:
+        labels, values = zip(*((item.label, answer["value"]) for item, answer in pairs))
+        return intervals.correlations(labels, values)
 
-    def mistakes(
-        self, d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]
-    ) -> Iterator[Mistake]:
+    def mistakes(self, pairs: Pairs) -> Iterator[Mistake]:
         """Yield all rows, with their differences."""
-        for item, answer in zip(items, answers, strict=True):
+        for item, answer in pairs:
             difference = answer["value"] - item.label
             yield Mistake(
                 item.where,
@@ -443,3 +457,175 @@ class RegressionTask(TextTask):
                 difference,
                 abs(difference),
             )
+
+
+class ChoiceTask(TextTask):
+    """One of several continuations or answers. The prompt and each choice are a sequence."""
+
+    name = "choice"
+    meaning = "one of several continuations or answers"
+    num_texts = (1, 1024)
+    texts = "the prompt and the choices"
+    expected = "write the number of the right one, NUMBERS"
+    label_note = "the right choice; {schema.first_choice} is the first"
+    metrics = ("accuracy",)
+    fields = ("choice", "score")
+    trivial = "most frequent choice"
+    counted = "rows in train, by the position of the right choice"
+    pipeline = "multiple-choice"
+    alternatives = "scores"
+    has_labels = False
+    reads_pairs = False
+    counts_choices = True
+    has_linear_head = False
+    is_stratified = True
+    reads = "choices"
+    pipeline_functions = ("softmax", "none")
+    num_outputs = 1
+
+    def schema_of_choices(
+        self, columns: Columns, text: Names, label: Names, *, has_labels: bool, is_explicit: bool
+    ) -> Schema | None:
+        texts = text or _find_choices(columns)
+        if not texts or (text and not is_explicit) or len(label) > 1:
+            return None
+        at_the_end = tuple(columns)[-1:] if are_nameless(columns) and not text else ()
+        label = label or at_the_end or (find_label(columns, texts) if has_labels else ())
+        last = columns[texts[-1]]
+        number = last.entries // last.lists if last.is_listed else len(texts) - 1
+        right = columns[label[0]] if label else Column("")
+        counts = [right.values[str(place)] for place in range(number + 1)]
+        are_choices = right.numbers < MOST * right.filled or sum(counts) >= MOST * right.filled
+        if not is_explicit and (not label or not are_choices):
+            return None
+        first_choice = int(not counts[0] and counts[number] > 0)
+        return Schema(task=self.name, text=texts, label=label, first_choice=first_choice)
+
+    def read_label(
+        self, value: Any, texts: Names, schema: Schema, read_name: ReadName, where: str
+    ) -> Any:
+        return choice_number(value, texts[1:], schema.first_choice)
+
+    def label_problem(
+        self, schema: Schema, column: Column, *, is_explicit: bool
+    ) -> tuple[str, str]:
+        if len(schema.text) >= 2:
+            return "", ""
+        hint = "name them: --text PROMPT --text CHOICE1 --text CHOICE2"
+        return "there are no choices", hint
+
+    def sequences(self, texts: list[tuple[Ids, int]]) -> list[list[tuple[Ids, int]]]:
+        prompt, *choices = texts
+        return [[prompt, choice] for choice in choices]
+
+    def targets(self, item: Item, number: int) -> NDArray[np.generic]:
+        return np.array([float(number == item.label)], np.float32)
+
+    def example_sequences(self, features: Features) -> Sequence[Example]:
+        return features.unit
+
+    def target_text(self, reader: Featurizer, sequences: Sequence[Example]) -> str:
+        right = [sequence.target.labels[0] for sequence in sequences].index(1)
+        return f"choice {right + 1}"
+
+    def head(
+        self, units: Sequence[ExampleGroup] = (), recipe: FinetuneRecipe | None = None
+    ) -> TaskHead:
+        return MultipleChoice(num_choices=self.d.num_choices)
+
+    def decode(self, features: Features, logits: Logits) -> Answer:
+        p = softmax((logits / np.float32(self.d.temperature))[:, 0])
+        return {"choice": int(p.argmax()), "score": float(p.max()), "scores": p.tolist()}
+
+    def shared_texts(self, num_texts: int) -> list[tuple[int, ...]]:
+        return [(0,)]
+
+    def mistake_columns(self) -> tuple[str, ...]:
+        return self.d.text[:1]
+
+    def constant_logits(self, train: Sequence[Features], count: int) -> Logits:
+        votes = np.bincount([row.item.label for row in train], minlength=self.d.num_choices)
+        return np.tile(votes.astype(np.float32), count // self.d.num_choices)[:, None]
+
+    def score_names(self, item: Item) -> Sequence[str]:
+        return item.texts[1:]
+
+    def expected_texts(self, count: int) -> tuple[bool, str]:
+        fits = count == self.d.num_choices + 1 if self.d.num_choices else count > 2
+        return fits, "(prompt, choice, choice, ...)"
+
+    def check_item(self, item: Item) -> None:
+        num_choices = len(item.texts) - 1
+        if self.d.num_choices and num_choices != self.d.num_choices:
+            what = f"{num_choices} choices, but the model was trained with {self.d.num_choices}"
+            hint = f"give every row {self.d.num_choices} choices"
+            raise BertworksError(what, where=item.where, hint=hint)
+
+    def numbered(self, fields: Answer, first_choice: int) -> Answer:
+        return fields | {"choice": fields["choice"] + first_choice}
+
+    def explained(self, features: Features, answer: Answer, target: str | None) -> Explained:
+        number = answer["choice"]
+        name = f"choice {number + 1} (its score)"
+        attributed: Attributed = features.unit[number], name, lambda x: x[:, 0, 0]
+        scores = (f"{p:.1%}" for p in answer["scores"])
+        return attributed, zip(features.item.texts[1:], scores, strict=True)
+
+    def label_names(self, label: Any) -> Iterable[str]:
+        """Return the position of a choice."""
+        return (str(label + 1),)
+
+    def mistakes(self, pairs: Pairs) -> Iterator[Mistake]:
+        for item, answer in pairs:
+            if item.label == answer["choice"]:
+                continue
+            prompt, *choices = item.texts
+            p = answer["scores"][item.label]
+            yield Mistake(
+                item.where,
+                (prompt,),
+                choices[item.label],
+                choices[answer["choice"]],
+                answer["score"],
+                -p,
+                figures={"gold_score": p},
+            )
+
+    def confusion_labels(self, names: set[str]) -> list[str]:
+        return [str(number + 1) for number in range(self.d.num_choices)]
+
+    def gold_logits(
+        self, rows: Sequence[Features], logits: Sequence[Logits]
+    ) -> tuple[Logits, NDArray[np.float64], NDArray[np.int64]]:
+        gold = [[example.target.labels[0] for example in features.unit] for features in rows]
+        row_logits = np.stack([x[:, 0] for x in logits])
+        return row_logits, np.array(gold).argmax(1), np.arange(len(rows))
+
+
+def _find_choices(columns: Columns) -> tuple[str, ...]:
+    """Return the prompt and the choices, or the one column with a list of them.
+
+    It is () if there are none.
+    """
+    named = named_columns(columns.values())
+    stems = {known: match[1] for known in named if (match := _CHOICE.fullmatch(known))}
+    choices = [named[known].name for known, stem in stems.items() if stem == mode(stems.values())]
+    if len(choices) < 2:
+        choices = [
+            named[known].name for known in CHOICE_LISTS if known in named and named[known].is_listed
+        ][:1]
+    prompt = first_column(named, PROMPTS)
+    if choices and prompt is not None:
+        return prompt.name, *choices
+    # A prompt, at least three choices and the number of the right one, at the end of a table
+    # without header.
+    *before, label = columns.values()
+    number = 0
+    if label.is_numeric and not label.fractions and label.low == 0:
+        number = int(label.high) + 1
+    texts = before[-1 - number :]
+    if not are_nameless(columns) or number < 3 or len(texts) <= number:
+        return ()
+    if not all(text.is_text and not text.is_constant and not text.holds_codes() for text in texts):
+        return ()
+    return tuple(text.name for text in texts)

@@ -4,7 +4,7 @@ import re
 from abc import abstractmethod
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from operator import eq
@@ -33,14 +33,10 @@ from bertworks.datasets.values import MOST, Column, label_text, list_of, spans_o
 from bertworks.errors import BertworksError, expect, require
 from bertworks.metrics import intervals
 from bertworks.metrics.classification import Span, paired, tag_runs
-from bertworks.tasks.attributed import Attributed, log_odds
-from bertworks.tasks.heads import TaskHead
-from bertworks.tasks.probabilities import Answer, Logits, softmax
 from bertworks.tasks.sequences import (
     NO_OFFSETS,
     Features,
     Offsets,
-    SequenceReader,
     ShortIds,
     Window,
     centered_window,
@@ -49,8 +45,19 @@ from bertworks.tasks.sequences import (
     tokens_in_span,
 )
 from bertworks.tasks.settings import TaskConfig
-from bertworks.tasks.task import NOTHING, Mistake, Task, classification_head
-from bertworks.training.recipe import FinetuneRecipe
+from bertworks.tasks.task import (
+    NOTHING,
+    Answer,
+    Attributed,
+    Explained,
+    Featurizer,
+    Logits,
+    Mistake,
+    Pairs,
+    Task,
+    log_odds,
+    softmax,
+)
 
 DECODED_AT_ONCE = 1 << 16  # words or tokens of a long text whose probabilities are in memory
 _WORD_COLUMNS = ("tokens", "words", "token", "word")
@@ -80,9 +87,7 @@ class TokenTask(Task):
     def training_groups(self, features: Features) -> list[ExampleGroup]:
         return windows_with_targets(features)
 
-    def with_targets(
-        self, reader: SequenceReader, example: Example, pieces: list[str]
-    ) -> list[str]:
+    def with_targets(self, reader: Featurizer, example: Example, pieces: list[str]) -> list[str]:
         """Each tag follows the last token of its word."""
         starts = example.target.positions.tolist()
         if not starts:
@@ -91,18 +96,13 @@ class TokenTask(Task):
         ends = [*starts[1:], begins.index(True, starts[-1] + 1)]
         tagged = list(pieces)
         for end, tag in zip(ends, example.target.labels.tolist(), strict=True):
-            tagged[end - 1] += f"/{reader.labels[tag]}"
+            tagged[end - 1] += f"/{self.d.labels[tag]}"
         return tagged
 
-    def mistake_columns(self, d: TaskConfig) -> tuple[str, ...]:
-        return d.text[:1]
+    def mistake_columns(self) -> tuple[str, ...]:
+        return self.d.text[:1]
 
-    def head(
-        self, d: TaskConfig, units: Sequence[ExampleGroup], recipe: FinetuneRecipe | None
-    ) -> TaskHead:
-        return classification_head(d, units, recipe, pooled=False)
-
-    def best_labels(self, d: TaskConfig, logits: Logits) -> tuple[list[str], "array[float]"]:
+    def best_labels(self, logits: Logits) -> tuple[list[str], "array[float]"]:
         """Return the best label of each word or token, and its probability.
 
         A long text has millions of tokens, so no array here is larger than their logits.
@@ -110,14 +110,12 @@ class TokenTask(Task):
         tags: list[str] = []
         scores = array("d")
         for start in range(0, len(logits), DECODED_AT_ONCE):
-            p = softmax(logits[start : start + DECODED_AT_ONCE] / np.float32(d.temperature))
-            tags += [d.labels[number] for number in p.argmax(-1)]
+            p = softmax(logits[start : start + DECODED_AT_ONCE] / np.float32(self.d.temperature))
+            tags += [self.d.labels[number] for number in p.argmax(-1)]
             scores.frombytes(p.max(-1).tobytes())
         return tags, scores
 
-    def tag_output(
-        self, d: TaskConfig, features: Features, tags: Sequence[str], target: str | None
-    ) -> Attributed:
+    def tag_output(self, features: Features, tags: Sequence[str], target: str | None) -> Attributed:
         """Return the tag of one word or token.
 
         It is the target, else the first that is not O, else the first.
@@ -133,17 +131,17 @@ class TokenTask(Task):
         else:
             word = next((number for number, tag in enumerate(tags) if tag != "O"), 0)
         ends = np.cumsum([len(example.target.positions) for example in features.unit])
-        label = d.labels.index(tags[word])
+        label = self.d.labels.index(tags[word])
         window = int(np.searchsorted(ends, word, side="right"))
         place = word - int(ends[window])  # among the predictions of the window, from its end
         name = f"the tag {tags[word]} of “{words[word]}” (log-odds)"
         return features.unit[window], name, lambda x: log_odds(x[:, place], label)
 
     def entities(
-        self, d: TaskConfig, features: Features, tags: Sequence[str], logits: Logits
+        self, features: Features, tags: Sequence[str], logits: Logits
     ) -> list[dict[str, Any]]:
         """Return the entities that tags mark in a text, with their characters."""
-        scheme = d.tag_scheme
+        scheme = self.d.tag_scheme
         assert scheme is not None
         text = features.item.texts[0]
         offsets = features.offsets
@@ -151,18 +149,16 @@ class TokenTask(Task):
         for first, last, kind in tag_runs(tags, scheme):
             start, end = strip_span(text, offsets[first, 0], offsets[last - 1, 1])
             if start < end:
-                p = softmax(logits[first:last] / np.float32(d.temperature))
+                p = softmax(logits[first:last] / np.float32(self.d.temperature))
                 entity = {"start": start, "end": end, "type": kind, "text": text[start:end]}
                 entities.append(entity | {"score": float(p.max(-1).mean())})
         return entities
 
-    def mistakes(
-        self, d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]
-    ) -> Iterator[Mistake]:
+    def mistakes(self, pairs: Pairs) -> Iterator[Mistake]:
         """Yield one mistake for each entity."""
-        for item, answer in zip(items, answers, strict=True):
+        for item, answer in pairs:
             score_of = self.score_of_spans(answer)
-            for spans in self.span_pairs(d, [item], [answer]):
+            for spans in self.span_pairs([(item, answer)]):
                 for gold, predicted in paired(*spans):
                     if gold != predicted:
                         yield self._mistake(item, gold, predicted, score_of)
@@ -218,7 +214,7 @@ def windows_with_targets(features: Features) -> list[ExampleGroup]:
 
 
 def _tagged(
-    reader: SequenceReader,
+    reader: Featurizer,
     item: Item,
     row: ShortIds,
     predicted: ShortIds | None,
@@ -303,7 +299,7 @@ class TaggingTask(TokenTask):
             raise BertworksError(what, where=where, hint=self.expected)
         return tuple(intern(read_name(label_text(tag))) for tag in tags)
 
-    def read(self, reader: SequenceReader, items: list[Item]) -> Iterator[Features]:
+    def read(self, reader: Featurizer, items: list[Item]) -> Iterator[Features]:
         offsets_of_raw = reader.tokenizer.words([item.texts[0] for item in items if item.raw])
         reader.check_count(sum(map(len, offsets_of_raw)))
         offsets = iter(offsets_of_raw)
@@ -313,15 +309,15 @@ class TaggingTask(TokenTask):
         words = [features.words for features in rows]
         document, ends = reader.pieces(chain.from_iterable(words))
         template = reader.tokenizer.template
-        room = reader.max_length - template.num_special()
+        room = self.d.max_length - template.num_special()
         for features, of_item in zip(rows, words, strict=True):
             tokens = ends[: len(of_item) + 1]
             ends = ends[len(of_item) :]
             row = document[tokens[0] : tokens[-1]]
             tags = np.zeros(len(of_item), np.int32)
             if features.item.label is not None:
-                tags[:] = [reader.labels.index(tag) for tag in features.item.label]
-            if not reader.document_context or len(row) > room:
+                tags[:] = [self.d.labels.index(tag) for tag in features.item.label]
+            if not self.d.document_context or len(row) > room:
                 firsts = tokens[:-1] - tokens[0]
                 yield _tagged(reader, features.item, row, firsts, tags, features.offsets)
             else:
@@ -331,17 +327,17 @@ class TaggingTask(TokenTask):
                 example = target_example(sequence, positions, tags.astype(np.int64))
                 yield features._replace(unit=[example])
 
-    def decode(self, d: TaskConfig, features: Features, logits: Logits) -> Answer:
+    def decode(self, features: Features, logits: Logits) -> Answer:
         """Return the best tag of each word and its probability.
 
         Of a raw text it also returns its words, and its entities if the tags mark any.
         """
-        tags, scores = self.best_labels(d, logits)
+        tags, scores = self.best_labels(logits)
         answer: Answer = {"tags": tags, "scores": scores}
         if features.item.raw:
             answer["words"] = features.words
-            if d.tag_scheme is not None:
-                answer["entities"] = self.entities(d, features, tags, logits)
+            if self.d.tag_scheme is not None:
+                answer["entities"] = self.entities(features, tags, logits)
         return answer
 
     def with_scheme(self, schema: Schema, rows: Sequence[Item]) -> tuple[Schema, list[str]]:
@@ -374,36 +370,34 @@ class TaggingTask(TokenTask):
         """Return the sentence of the words."""
         return [(" ".join(item.texts),) for item in rows]
 
-    def count_unit(self, labels: Sequence[str], bare: bool) -> str:
-        return self.counted if tag_scheme(tuple(labels), bare) else "words in train"
+    def count_unit(self) -> str:
+        return self.counted if self.d.tag_scheme else "words in train"
 
-    def expected_texts(self, d: TaskConfig, count: int) -> tuple[bool, str]:
+    def expected_texts(self, count: int) -> tuple[bool, str]:
         return count > 0, "a string, or a list of words"
 
-    def explained(
-        self, d: TaskConfig, features: Features, answer: Answer, target: str | None
-    ) -> tuple[Attributed, Iterable[tuple[str, str]]]:
+    def explained(self, features: Features, answer: Answer, target: str | None) -> Explained:
         tags = answer["tags"]
-        return self.tag_output(d, features, tags, target), zip(features.words, tags)
+        return self.tag_output(features, tags, target), zip(features.words, tags)
 
-    def metrics_of(self, labels: Sequence[str], bare: bool) -> tuple[str, ...]:
-        if tag_scheme(tuple(labels), bare) is None:
+    def metrics_of(self) -> tuple[str, ...]:
+        if self.d.tag_scheme is None:
             return ("accuracy", "macro_f1", "matthews_correlation")
         return self.metrics
 
-    def named_spans(self, label: Any, labels: Sequence[str], bare: bool) -> list[Span]:
+    def named_spans(self, label: Any) -> list[Span]:
         """Entities by words; other tags by words, too."""
-        scheme = tag_scheme(tuple(labels), bare)
+        scheme = self.d.tag_scheme
         if scheme is None:
             return [(number, number + 1, tag) for number, tag in enumerate(label)]
         return [(start, end, kind or "_") for start, end, kind in tag_runs(label, scheme)]
 
-    def label_parts(self, d: TaskConfig, item: Item, answer: Answer) -> Iterator[slice | None]:
+    def label_parts(self, item: Item, answer: Answer) -> Iterator[slice | None]:
         """No entity is in two parts."""
         gold = item.label
         predicted = answer["tags"]
         count = min(len(gold), len(predicted))
-        is_free = d.tag_scheme is None
+        is_free = self.d.tag_scheme is None
         start = 0
         while start + COUNTED_AT_ONCE < count:
             cuts = range(start + COUNTED_AT_ONCE, count)
@@ -419,17 +413,14 @@ class TaggingTask(TokenTask):
             start = end
         yield slice(start, None)
 
-    def accuracy(
-        self, counts: NDArray[Any], items: Sequence[Item], answers: Sequence[Answer]
-    ) -> intervals.RowSums:
+    def accuracy(self, counts: NDArray[Any], pairs: Pairs) -> intervals.RowSums:
         """The fraction of the words whose tag is right."""
-        pairs = list(zip(items, answers, strict=True))
         for item, answer in pairs:
             what = f"{len(answer['tags'])} predicted tags for {len(item.label)} words"
             has_all = len(item.label) == len(answer["tags"])
             require(has_all, what, item.where, "give each word one tag")
         right = [sum(map(eq, item.label, answer["tags"])) for item, answer in pairs]
-        return intervals.ratio_sums(right, [len(item.label) for item in items])
+        return intervals.ratio_sums(right, [len(item.label) for item, _ in pairs])
 
     def score_of_spans(self, answer: Answer) -> ScoreOfSpan:
         scores = answer["scores"]
@@ -482,27 +473,27 @@ class SpansTask(TokenTask):
                 raise BertworksError(what, where=where, hint=hint)
         return tuple((start, end, read_name(kind)) for start, end, kind in places)
 
-    def read(self, reader: SequenceReader, items: list[Item]) -> Iterator[Features]:
+    def read(self, reader: Featurizer, items: list[Item]) -> Iterator[Features]:
         encodings = reader.arrays([item.texts[0] for item in items])
-        outside = np.int32(reader.labels.index("O"))
+        outside = np.int32(self.d.labels.index("O"))
         for item, (row, offsets) in zip(items, encodings, strict=True):
             tags = np.broadcast_to(outside, len(row))
             if item.label is not None:
                 tags = np.full(len(row), outside)
             for start, end, kind in item.label or ():
                 covered = tokens_in_span(offsets, start, end)
-                tags[covered] = reader.labels.index(f"I-{kind}")
-                tags[covered[:1]] = reader.labels.index(f"B-{kind}")
+                tags[covered] = self.d.labels.index(f"I-{kind}")
+                tags[covered[:1]] = self.d.labels.index(f"B-{kind}")
             yield _tagged(reader, item, row, None, tags, offsets)
 
-    def decode(self, d: TaskConfig, features: Features, logits: Logits) -> Answer:
-        tags, _ = self.best_labels(d, logits)
+    def decode(self, features: Features, logits: Logits) -> Answer:
+        tags, _ = self.best_labels(logits)
         answer: Answer = {"tags": tags}
-        if d.tag_scheme is not None:
-            answer["entities"] = self.entities(d, features, tags, logits)
+        if self.d.tag_scheme is not None:
+            answer["entities"] = self.entities(features, tags, logits)
         return answer
 
-    def expected_texts(self, d: TaskConfig, count: int) -> tuple[bool, str]:
+    def expected_texts(self, count: int) -> tuple[bool, str]:
         return count == 1, "a string"
 
     def is_doubtful(self, item: Item) -> bool:
@@ -519,19 +510,17 @@ class SpansTask(TokenTask):
     def row_labels(self, labels: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(label[2:] for label in labels if label.startswith("B-"))
 
-    def with_labels(self, d: TaskConfig, labels: Sequence[str]) -> TaskConfig:
-        return d
+    def with_labels(self, labels: Sequence[str]) -> TaskConfig:
+        return self.d
 
-    def explained(
-        self, d: TaskConfig, features: Features, answer: Answer, target: str | None
-    ) -> tuple[Attributed, Iterable[tuple[str, str]]]:
+    def explained(self, features: Features, answer: Answer, target: str | None) -> Explained:
         entities = [(entity["text"], entity["type"]) for entity in answer.get("entities", ())]
-        return self.tag_output(d, features, answer["tags"], target), entities
+        return self.tag_output(features, answer["tags"], target), entities
 
     def predicted_label(self, answer: Answer) -> Any:
         return [(span["start"], span["end"], span["type"]) for span in answer["entities"]]
 
-    def named_spans(self, label: Any, labels: Sequence[str], bare: bool) -> list[Span]:
+    def named_spans(self, label: Any) -> list[Span]:
         return list(label)
 
     def score_of_spans(self, answer: Answer) -> ScoreOfSpan:

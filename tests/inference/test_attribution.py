@@ -9,7 +9,7 @@ import transformers
 
 from bertworks.inference.attribution import TOLERANCE
 from bertworks.inference.explain import Explanation, explain
-from bertworks.tasks.attributed import log_odds
+from bertworks.tasks.task import log_odds
 from tests.inference.test_explain import LABELS, TEXT, found as found, reviews as reviews, theirs
 from tests.support.fine import tokenizer
 

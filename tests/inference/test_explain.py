@@ -29,8 +29,8 @@ from bertworks.inference.predictor import Predictor
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layout import Layout
 from bertworks.models.transformer import Encoder
-from bertworks.tasks.decoding import make_task_head
 from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.registry import task_of
 from bertworks.tasks.settings import TaskConfig, TaskType
 from tests.support.fine import tokenizer
 from tests.support.gpt import write_gpt, write_gpt2
@@ -72,7 +72,7 @@ def write_task_model(
         lstm_units=units,
     )
     torch.manual_seed(1)
-    network = TaskModel(config, make_task_head(d), lstm_units=units)
+    network = TaskModel(config, task_of(d).head(), lstm_units=units)
     network.load_state_dict(
         {name: value for name, value in state.items() if name in network.state_dict()}, strict=False
     )

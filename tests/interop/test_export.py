@@ -41,9 +41,8 @@ from bertworks.interop.export import export, write_onnx
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layout import Layout
 from bertworks.models.transformer import Encoder
-from bertworks.tasks.decoding import make_task_head
 from bertworks.tasks.heads import Classification, TaskModel
-from bertworks.tasks.registry import TASKS as ALL_TASKS
+from bertworks.tasks.registry import TASKS as ALL_TASKS, task_of
 from bertworks.tasks.settings import TaskConfig, TaskType
 from tests.support.fine import (
     tokenizer,
@@ -119,7 +118,7 @@ def write_head(
     """A model folder with a head of random weights."""
     d = replace(TASKS[task][0], max_length=LENGTH, lstm_units=lstm_units)
     torch.manual_seed(1)
-    state = TaskModel(config, make_task_head(d), lstm_units=lstm_units).state_dict()
+    state = TaskModel(config, task_of(d).head(), lstm_units=lstm_units).state_dict()
     save_model(folder, state, config, tokenizer(LENGTH), card="tiny", head=task_settings(d))
     save_task(d, folder)
     return folder

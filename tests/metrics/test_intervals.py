@@ -18,8 +18,8 @@ from bertworks.metrics.intervals import (
     wilson_interval,
 )
 from bertworks.runs.trials import interval_of_trials, summary, table
+from bertworks.tasks.registry import TASKS
 from bertworks.tasks.scores import (
-    METRICS,
     bounded,
     compute_metrics,
     format_metrics,
@@ -132,7 +132,7 @@ def some_rows(task: str, rng: np.random.Generator) -> tuple[TaskConfig, list[Ite
 
 
 @pytest.mark.parametrize(
-    ("task", "metric"), [(task, metric) for task, names in METRICS.items() for metric in names]
+    ("task", "metric"), [(name, metric) for name, task in TASKS.items() for metric in task.metrics]
 )
 def test_sums_over_rows_give_each_metric(task: str, metric: str) -> None:
     d, items, answers = some_rows(task, np.random.default_rng(4))
@@ -190,13 +190,13 @@ def test_trials_stay_within_their_bounds() -> None:
     assert interval_of_trials(folds, [np.ones(1000)] * 3) == pytest.approx(wilson_interval(30, 30))
 
 
-@pytest.mark.parametrize("task", METRICS)
+@pytest.mark.parametrize("task", TASKS)
 def test_intervals_are_within_bounds_and_hold_the_figure(task: str) -> None:
     for seed, count in ((0, 40), (1, 3)):
         d, items, answers = some_rows(task, np.random.default_rng(seed))
         items, answers = items[:count], answers[:count]
         figures = row_sums(d, items, answers)
-        for metric in METRICS[task]:
+        for metric in TASKS[task].metrics:
             low, high = interval_of(d, items, figures[metric], metric)
             assert -1 <= low <= figures[metric].value + 1e-9
             assert figures[metric].value - 1e-9 <= high <= 1

@@ -27,8 +27,8 @@ from bertworks.retrieval.index import Index, index_file
 from bertworks.retrieval.ranking import Reranker
 from bertworks.retrieval.store import MANIFEST, writing
 from bertworks.serve.endpoints import Abilities
-from bertworks.tasks.decoding import make_task_head
 from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.registry import task_of
 from bertworks.tasks.settings import TaskConfig
 from tests.support.fine import FILLER, sentence, write_model
 from tests.support.served import write_head
@@ -583,7 +583,7 @@ def test_the_verbs(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
 def write_pair_model(model: Path, folder: Path, description: TaskConfig) -> Path:
     config, state, tokenizer = load_model(model)
     torch.manual_seed(1)
-    network = TaskModel(config, make_task_head(description))
+    network = TaskModel(config, task_of(description).head())
     ours = {name: state.get(name, value) for name, value in network.state_dict().items()}
     save_model(folder, ours, config, tokenizer, card="", head=task_settings(description))
     return folder

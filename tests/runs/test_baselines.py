@@ -34,12 +34,13 @@ from bertworks.runs.baselines import (
 from bertworks.runs.finetune import make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.preparation import prepare_finetuning
-from bertworks.tasks.decoding import make_featurizer
 from bertworks.tasks.heads import TaskModel, combine_vectors
 from bertworks.tasks.linear_head import SEQUENCE_DEVIATION
-from bertworks.tasks.scores import METRICS, compute_metrics, predicted_label
+from bertworks.tasks.registry import TASKS, task_of
+from bertworks.tasks.scores import compute_metrics
 from bertworks.tasks.sequences import Features
 from bertworks.tasks.settings import TaskConfig
+from bertworks.tasks.task import Featurizer
 from tests.support.fine import (
     tokenizer,
     write_choices,
@@ -89,7 +90,7 @@ def rows_of(texts: list[tuple[str, ...]], labels: list[Any], d: TaskConfig) -> l
         Item(text, label, f"f:{n}")
         for n, (text, label) in enumerate(zip(texts, labels, strict=True))
     ]
-    return list(make_featurizer(d, tokenizer())(items))
+    return list(Featurizer(tokenizer(), task_of(d))(items))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_every_task_has_its_methods_and_they_answer_like_the_model(
     d, items = work.description, [row.item for row in work.dev]
     for one in answers.values():
         figures = compute_metrics(d, items, one)
-        assert set(METRICS[d.task]) & set(figures)
+        assert set(task_of(d).metrics) & set(figures)
         assert len(one) == len(items)
     # The words of these files decide their labels, so that a linear model of words finds all of
     # them.
@@ -431,7 +432,7 @@ def test_rows_of_few_documents_are_compared_one_by_one(job: Callable[[str], Fine
         0
     ]["interval"]
     assert low < high
-    assert [predicted_label("choice", a) for a in answers["x"]] == [0] * len(rows)
+    assert [TASKS["choice"].predicted_label(a) for a in answers["x"]] == [0] * len(rows)
 
 
 @pytest.mark.parametrize("metric", ["spearman", "pearson"])

@@ -22,8 +22,8 @@ from bertworks.runs.dataset_report import (
     count_labels,
     make_dataset_report,
 )
-from bertworks.tasks.features import Featurizer
-from bertworks.tasks.settings import TaskType
+from bertworks.tasks.registry import task_of
+from bertworks.tasks.settings import TaskConfig, TaskType
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from tests.support.fine import (
     BAD,
@@ -40,6 +40,7 @@ from tests.support.fine import (
     write_spans,
     write_squad,
 )
+from tests.support.tasks import featurizer
 
 WRITERS = {
     "classification": (write_reviews, "reviews.csv"),
@@ -70,7 +71,7 @@ def looked(
             [one.label] if isinstance(one.label, str) else one.label if task == "tagging" else ()
         )
     labels = ("O", "B-person", "I-person") if task == "spans" else tuple(sorted(names))
-    reading = Featurizer(t, task, labels, max_length, stride=16)
+    reading = featurizer(t, task, labels, max_length, stride=16)
     data = LabelledData(
         Schema(task=task, text=("text",), labels=labels),
         train,
@@ -155,10 +156,8 @@ def test_what_counts_as_a_label(
     task: TaskType, labels: list[Any], expected: dict[str, int]
 ) -> None:
     tags = tuple(chain(*labels)) if task == "tagging" else ()
-    assert (
-        count_labels([item(n, label, "text") for n, label in enumerate(labels)], task, tags)
-        == expected
-    )
+    items = [item(n, label, "text") for n, label in enumerate(labels)]
+    assert count_labels(items, task_of(TaskConfig(task=task, labels=tags))) == expected
 
 
 def test_copies_leaks_and_conflicts_are_reported_with_their_rows() -> None:

@@ -26,7 +26,7 @@ from bertworks.runs.finetune_job import FinetuneJob, Forecast
 from bertworks.runs.preparation import prepare_finetuning
 from bertworks.runs.trials import plan_trials, run_trials
 from bertworks.tasks.linear_head import SEQUENCE_DEVIATION
-from bertworks.tasks.probabilities import softmax
+from bertworks.tasks.task import softmax
 from bertworks.training.recipe import load_finetune_recipe
 from tests.support.fine import (
     read_data,

@@ -22,7 +22,7 @@ from bertworks.evaluation.glue import (
     submission,
 )
 from bertworks.tasks.registry import TASKS
-from bertworks.tasks.scores import METRICS, compute_metrics
+from bertworks.tasks.scores import compute_metrics
 from bertworks.tasks.settings import TaskConfig
 from tests.support import ROOT
 
@@ -228,7 +228,9 @@ def test_majorities_of_the_real_dev_sets(data_folder: Path):
 
 def test_each_task_has_the_metrics_of_its_kind():
     for task in GLUE:
-        assert set(task.metrics) <= set(METRICS["classification" if task.labels else "regression"])
+        assert set(task.metrics) <= set(
+            TASKS["classification" if task.labels else "regression"].metrics
+        )
     assert BY_NAME["STS-B"].metrics == ["spearman", "pearson"]
 
 

@@ -16,7 +16,8 @@ from bertworks.runs.finetune import finetune_events
 from bertworks.runs.finetune_job import FinetuneJob, Forecast
 from bertworks.runs.preparation import prepare_finetuning
 from bertworks.runs.validation import PARTS
-from bertworks.tasks.decoding import make_featurizer
+from bertworks.tasks.registry import task_of
+from bertworks.tasks.task import Featurizer
 from bertworks.training.recipe import load_finetune_recipe, resolve_recipe
 from tests.support.fine import write_reviews, write_squad
 
@@ -119,7 +120,7 @@ def test_a_fold_makes_no_clozes_from_the_texts_that_it_predicts(
     texts = {item.texts[1] for item in fold.data.train}
     assert texts.isdisjoint({item.texts[1] for item in fold.data.dev})
     assert len(fold.data.train) == pytest.approx(80 * (PARTS - 1) / PARTS, abs=4)
-    featurize = make_featurizer(fold.description, fold.model.tokenizer)
+    featurize = Featurizer(fold.model.tokenizer, task_of(fold.description))
     own = featurize.clozes(fold.data.train, 3 * 16, fold.recipe.seed)
     assert [one.input_ids.tolist() for (one,) in fold.clozes] == [
         one.input_ids.tolist() for (one,) in own

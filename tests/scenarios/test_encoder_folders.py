@@ -18,8 +18,8 @@ from bertworks.checkpoints.hf_mapping import own_type
 from bertworks.checkpoints.model_card import REFUSED, encoder_use
 from bertworks.checkpoints.model_folder import ModelFolder, load_model, save_model
 from bertworks.checkpoints.task_config import save_task, task_settings
-from bertworks.tasks.decoding import make_task_head
 from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.registry import task_of
 from bertworks.tasks.settings import TaskConfig
 from tests.checkpoints.test_model_card import (
     MASKED,
@@ -80,7 +80,7 @@ def write_folder(
     model = load_model(base)
     d = replace(d, max_length=min(32, model.config.max_position_embeddings), temperature=2.5)
     torch.manual_seed(5)
-    network = TaskModel(model.config, make_task_head(d))
+    network = TaskModel(model.config, task_of(d).head())
     layer = {
         name: torch.randn_like(p)
         for name, p in network.named_parameters()

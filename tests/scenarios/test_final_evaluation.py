@@ -24,7 +24,6 @@ from bertworks.runs.preparation import prepare_finetuning
 from bertworks.runs.report import task_card, write_errors
 from bertworks.runs.run_folder import create_run_folder
 from bertworks.tasks import scores as task_metrics
-from bertworks.tasks.features import Featurizer
 from bertworks.tasks.scores import compute_metrics
 from bertworks.tasks.settings import TaskConfig
 from tests.support.fine import (
@@ -37,6 +36,7 @@ from tests.support.fine import (
     write_spans,
     write_squad,
 )
+from tests.support.tasks import featurizer
 
 CPU = torch.device("cpu")
 WRITERS: dict[str, tuple[Callable[[Path], Path], str]] = {
@@ -213,7 +213,7 @@ def test_contexts_in_several_pieces_have_their_own_figures() -> None:
     items = [
         Item(("who ?", "Anna lives in Oslo . " * times), ((0, "Anna"),), "q") for times in (1, 20)
     ]
-    dev = list(Featurizer(tokenizer(), "qa", (), 24, stride=8)(items))
+    dev = list(featurizer(tokenizer(), "qa", (), 24, stride=8)(items))
     found = task_metrics.table(TaskConfig(task="qa"), dev, [{"answer": "Anna"}, {"answer": "Oslo"}])
     assert found == {
         "context in one piece": {"exact": 1.0, "f1": 1.0, "support": 1.0},

@@ -23,8 +23,8 @@ from bertworks.models.config import EncoderConfig
 from bertworks.models.layout import Layout
 from bertworks.runs.pretrain import pretrain
 from bertworks.runs.pretrain_job import PretrainJob
-from bertworks.tasks.decoding import make_task_head
 from bertworks.tasks.heads import Classification, TaskModel
+from bertworks.tasks.registry import task_of
 from bertworks.tasks.settings import TaskConfig
 from bertworks.text.shards import Shards
 from bertworks.training.objectives import PretrainingModel
@@ -244,7 +244,7 @@ def test_tags_depend_on_what_is_before_and_are_those_of_transformers(
     assert theirs.config.is_decoder
     model = load_model(tmp_path / "out")
     network = TaskModel(
-        model.config, make_task_head(ModelFolder(tmp_path / "out").task_config)
+        model.config, task_of(ModelFolder(tmp_path / "out").task_config).head()
     ).eval()
     network.load_state_dict(model.state)
     one, other = (

@@ -34,12 +34,12 @@ from bertworks.retrieval.index import Index
 from bertworks.runs.dataset_report import make_dataset_report
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.report import write_errors
-from bertworks.tasks.decoding import Decoder
-from bertworks.tasks.features import Featurizer
+from bertworks.tasks.registry import task_of
 from bertworks.tasks.settings import TaskConfig
 from bertworks.tasks.task import Mistake
 from bertworks.text.tokenizer_pipeline import with_marks
 from tests.support.fine import read_data, tokenizer, write_pairs, write_reviews, write_squad
+from tests.support.tasks import featurizer
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=1", "patience=0", "precision=fp32")
 
@@ -327,13 +327,13 @@ def test_marks_belong_to_what_they_stand_on() -> None:
     """An uncased tokenizer takes accents away, and counts them to no token."""
     text = "with Anna\u0301 film"
     labels = ("O", "B-x", "I-x")
-    (encoded,) = Featurizer(tokenizer(), "spans", labels, 64)([Item((text,), None, "a:1")])
+    (encoded,) = featurizer(tokenizer(), "spans", labels, 64)([Item((text,), None, "a:1")])
     logits = np.zeros((len(encoded.offsets), 3), np.float32)
     logits[:, 0] = 1
     logits[1] = (0, 9, 0)
-    (entity,) = Decoder(TaskConfig(task="spans", labels=labels))(encoded, logits)["entities"]
+    (entity,) = task_of(TaskConfig(task="spans", labels=labels)).decode(encoded, logits)["entities"]
     assert (entity["text"], entity["start"], entity["end"]) == ("Anna\u0301", 5, 10)
-    (tagged,) = Featurizer(tokenizer(), "tagging", labels, 64)(
+    (tagged,) = featurizer(tokenizer(), "tagging", labels, 64)(
         [Item((text,), None, "a:1", raw=True)]
     )
     assert [text[a:b] for a, b in tagged.offsets.tolist()] == ["with", "Anna\u0301", "film"]

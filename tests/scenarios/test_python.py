@@ -25,7 +25,7 @@ from bertworks.datasets.writer import write_rows
 from bertworks.io.tables import StoredRows, rows_of
 from bertworks.runs.preparation import FinetuneRequest
 from bertworks.runs.pretrain import Request
-from bertworks.tasks.scores import METRICS
+from bertworks.tasks.registry import TASKS as ALL_TASKS
 from tests.support import ROOT
 from tests.support.fine import (
     write_choices,
@@ -389,7 +389,7 @@ def test_rows_and_texts_have_the_same_predictions_and_the_score_of_the_evaluatio
     figures = bw.evaluate_task(tmp_path / "out", file, device="cpu")["figures"]
     assert bw.evaluate_task(tmp_path / "out", rows, device="cpu")["figures"] == figures
     labels = [row[d.label[0]] for row in rows]
-    assert predictor.score(rows, labels) == pytest.approx(figures[METRICS[d.task][0]])
+    assert predictor.score(rows, labels) == pytest.approx(figures[ALL_TASKS[d.task].metrics[0]])
     assert predictor.score(texts, labels) == predictor.score(rows, labels)
     assert bw.load(tmp_path / "out", device="cpu").predictor().score(
         rows, labels

@@ -25,8 +25,8 @@ from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.joint import joint_events, make_joint_request
 from bertworks.runs.preparation import prepare_finetuning
-from bertworks.tasks.decoding import make_task_head
 from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.registry import task_of
 from bertworks.tasks.settings import TaskConfig, TaskType
 from tests.support.fine import tokenizer, write_multilabel, write_reviews
 
@@ -67,7 +67,7 @@ CONFIG = EncoderConfig(
 def perturbed_state(d: TaskConfig, config: EncoderConfig = CONFIG) -> dict[str, torch.Tensor]:
     """Random weights of a task, of which no bias is 0 and no norm is 1."""
     torch.manual_seed(3)
-    network = TaskModel(config, make_task_head(d))
+    network = TaskModel(config, task_of(d).head())
     return {name: p.detach() + 0.2 * torch.randn_like(p) for name, p in network.named_parameters()}
 
 

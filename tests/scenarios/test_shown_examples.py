@@ -21,11 +21,12 @@ from bertworks.inference.predict import predict_file
 from bertworks.retrieval.index import index_file
 from bertworks.runs.dataset_report import check_file
 from bertworks.runs.finetune import finetune_events, make_finetune_request
-from bertworks.tasks.features import SHOWN, Featurizer
 from bertworks.tasks.settings import TaskType
+from bertworks.tasks.task import SHOWN, Featurizer
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from tests.support.fine import tokenizer, write_conll, write_pairs, write_reviews, write_squad
+from tests.support.tasks import featurizer
 
 
 @pytest.fixture(scope="module")
@@ -124,13 +125,13 @@ def test_each_task(
     label: object,
     expected: str,
 ):
-    assert shown(Featurizer(t, task, labels, 32), Item(texts, label, "folder/r.csv:2")) == [
+    assert shown(featurizer(t, task, labels, 32), Item(texts, label, "folder/r.csv:2")) == [
         expected
     ]
 
 
 def test_what_is_longer_than_a_line(t: Tokenizer):
-    reading = Featurizer(t, "classification", ("neg",), 64)
+    reading = featurizer(t, "classification", ("neg",), 64)
     (text,) = shown(reading, Item(("the film was bad " * 30,), "neg", "a.csv:1"))
     assert len(text) < SHOWN + 60
     assert re.fullmatch(
@@ -138,10 +139,10 @@ def test_what_is_longer_than_a_line(t: Tokenizer):
     )
     # The window with the answer, not the first one.
     context = "the film was " * 30 + "bad"
-    reading = Featurizer(t, "qa", max_length=32, stride=8)
+    reading = featurizer(t, "qa", max_length=32, stride=8)
     (text,) = shown(reading, Item(("who ?", context), ((len(context) - 3, "bad"),), "a.json:1"))
     assert text.endswith(" bad [SEP] -> bad  (one of 9 windows)")
-    reading = Featurizer(t, "tagging", ("O",), max_length=16)
+    reading = featurizer(t, "tagging", ("O",), max_length=16)
     (text,) = shown(reading, Item(("the",) * 30, ("O",) * 30, "a.conll:1"))
     assert text.startswith("[CLS] the/O the/O")
     assert text.endswith("(one of 4 windows)")
@@ -149,8 +150,8 @@ def test_what_is_longer_than_a_line(t: Tokenizer):
 
 def test_nothing_in_a_text_commands_a_terminal(t: Tokenizer):
     item = Item(("the film",), "a\x1b[31m\nb\u202ec", "folder/x\x1b.csv:2")
-    (note,) = Featurizer(t, "classification", (item.label,)).examples(
-        list(Featurizer(t, "classification", (item.label,))([item]))
+    (note,) = featurizer(t, "classification", (item.label,)).examples(
+        list(featurizer(t, "classification", (item.label,))([item]))
     )
     assert note.text == "example  x\\x1b.csv:2  [CLS] the film [SEP] -> a\\x1b[31m\\nb\\u202ec"
     assert printable("é映 \ud800") == "é映 \\ud800"
@@ -160,7 +161,7 @@ def test_nothing_in_a_text_commands_a_terminal(t: Tokenizer):
 @given(texts=st.lists(st.text(max_size=40), min_size=1, max_size=4))
 def test_tokens_are_those_of_the_network(t: Tokenizer, texts: list[str]):
     items = [Item((text,), None, "a:1") for text in texts]
-    reading = Featurizer(t, "classification")
+    reading = featurizer(t, "classification")
     features = list(reading(items))
     for note, one in zip(reading.examples(features), features, strict=False):
         pieces = [t.tokens[number] for number in one.unit[0].input_ids]
@@ -171,7 +172,7 @@ def test_tokens_are_those_of_the_network(t: Tokenizer, texts: list[str]):
 def test_labels_of_the_two_differ(t: Tokenizer):
     rows = [("bad", "x"), ("sad", "x"), ("good", "y")]
     items = [Item((text,), label, f"a:{n}") for n, (text, label) in enumerate(rows)]
-    reading = Featurizer(t, "classification", ("x", "y"))
+    reading = featurizer(t, "classification", ("x", "y"))
     assert shown(reading, *items) == ["[CLS] bad [SEP] -> x", "[CLS] good [SEP] -> y"]
     assert shown(reading, *items[:2]) == ["[CLS] bad [SEP] -> x", "[CLS] sad [SEP] -> x"]
     assert shown(reading) == []
@@ -424,7 +425,7 @@ def test_a_query_and_a_document_are_shown_with_their_prompts(model: Path, tmp_pa
 
 
 def test_context_of_the_document_is_shown(t: Tokenizer):
-    reading = Featurizer(t, "tagging", ("O", "B-x"), 64, document_context=True)
+    reading = featurizer(t, "tagging", ("O", "B-x"), 64, document_context=True)
     words = [
         ("film", "O", "1"),
         ("dogs", "O", "1"),

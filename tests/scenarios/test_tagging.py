@@ -28,7 +28,6 @@ from bertworks.io.atomic_write import folder_lock
 from bertworks.io.file_job import FileJob, compute_file, content_of
 from bertworks.io.options import Bulk, ReadOptions
 from bertworks.runs.finetune import finetune_events, make_finetune_request
-from bertworks.tasks.features import Featurizer
 from tests.support.fine import (
     FILLER,
     PEOPLE,
@@ -39,6 +38,7 @@ from tests.support.fine import (
     write_reviews,
 )
 from tests.support.schemes import Scheme, convert_tags, tag_spans, tagging
+from tests.support.tasks import featurizer
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=8", "patience=0", "precision=fp32")
 TAGS = ["O", *(f"{letter}-{kind}" for letter in "BIES" for kind in ("person", "place"))]
@@ -349,7 +349,7 @@ def sentences(*documents: Sequence[str]) -> list[Item]:
 
 
 def test_a_sentence_is_read_with_its_document_around_it() -> None:
-    read = Featurizer(tokenizer(), "tagging", ("O",), 20, document_context=True)
+    read = featurizer(tokenizer(), "tagging", ("O",), 20, document_context=True)
     text = [
         "the film was good",
         "Anna heard music",

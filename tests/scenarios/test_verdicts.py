@@ -23,10 +23,11 @@ from bertworks.runs.baselines import FINETUNED, compare_baselines
 from bertworks.runs.data_splits import LabelledData, choose_positive, describe_task
 from bertworks.runs.dataset_report import check_file
 from bertworks.runs.finetune import finetune, finetune_events, make_finetune_request
-from bertworks.tasks.decoding import make_featurizer
+from bertworks.tasks.registry import task_of
 from bertworks.tasks.scores import compute_metrics, format_never_found, task_results
 from bertworks.tasks.sequences import Features
 from bertworks.tasks.settings import TaskConfig
+from bertworks.tasks.task import Featurizer
 from bertworks.training.recipe import load_finetune_recipe
 from tests.support.fine import read_data, tokenizer, write_reviews
 
@@ -36,7 +37,7 @@ def rows_of(labels: list[str]) -> list[Features]:
         task="classification", text=("text",), labels=tuple(sorted(set(labels))), max_length=64
     )
     items = [Item((f"a film {n}",), label, f"f:{n}") for n, label in enumerate(labels)]
-    return list(make_featurizer(d, tokenizer())(items))
+    return list(Featurizer(tokenizer(), task_of(d))(items))
 
 
 def compared(gold: list[str], predicted: list[str], **options: Any) -> dict[str, Any]:
@@ -390,7 +391,7 @@ def compared_sets(
     """The comparison of predicted sets of labels with the most frequent label alone."""
     d = TaskConfig(task="multilabel", text=("text",), labels=tuple(names), max_length=64)
     items = [Item((f"a film {n}",), labels, f"f:{n}") for n, labels in enumerate(gold)]
-    rows = list(make_featurizer(d, tokenizer())(items))
+    rows = list(Featurizer(tokenizer(), task_of(d))(items))
     answers = {
         FINETUNED: [{"labels": labels, "scores": {}} for labels in predicted],
         "most frequent labels": [{"labels": ["a"], "scores": {}}] * len(gold),

@@ -7,7 +7,7 @@ from typing import Literal
 
 from bertworks.datasets.schema import Item
 from bertworks.metrics.classification import Span, count_spans, figures_by_type
-from bertworks.tasks.registry import TASKS
+from bertworks.tasks.registry import task_of
 from bertworks.tasks.scores import compute_metrics
 from bertworks.tasks.settings import TaskConfig
 
@@ -18,7 +18,8 @@ LETTERS = {"BIOES": "BIES", "BILOU": "BILU", "BMES": "BMES", "BMEWO": "BMEW"}
 
 def tag_spans(tags: Sequence[str], labels: Sequence[str] = ()) -> list[Span]:
     """The entities of one sentence. labels: all tags of the scheme; (): those of the sentence."""
-    return TASKS["tagging"].named_spans(tags, labels or sorted({*tags}), bare=False)
+    d = TaskConfig(task="tagging", labels=tuple(labels or sorted({*tags})))
+    return task_of(d).named_spans(tags)
 
 
 def tagging(

@@ -23,8 +23,8 @@ from bertworks.models.config import EncoderConfig
 from bertworks.serve.application import Application
 from bertworks.serve.batching import Limits
 from bertworks.serve.endpoints import Abilities
-from bertworks.tasks.decoding import make_task_head
 from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.registry import task_of
 from bertworks.tasks.settings import TaskConfig
 from bertworks.training.device import PrecisionOption
 from tests.support.fine import tokenizer
@@ -49,7 +49,7 @@ def write_head(folder: Path, **description: Any) -> Path:
     torch.manual_seed(1)
     save_model(
         folder,
-        TaskModel(config, make_task_head(d)).state_dict(),
+        TaskModel(config, task_of(d).head()).state_dict(),
         config,
         VOCABULARY(),
         card="tiny",

@@ -29,7 +29,7 @@ from bertworks.metrics.intervals import (
 )
 from bertworks.tasks import calibration
 from bertworks.tasks.calibration import FEWEST_CALIBRATED, fit_outputs
-from bertworks.tasks.decoding import Decoder
+from bertworks.tasks.registry import task_of
 from bertworks.tasks.scores import compute_metrics
 from bertworks.tasks.sequences import Features
 from bertworks.tasks.settings import TaskConfig
@@ -174,8 +174,8 @@ def test_predictions_stay_and_probabilities_change() -> None:
     d, logits = TaskConfig(task="classification", labels=LABELS), np.float32([[3, 1, 0]])
     (row,) = of_rows(logits, np.array([0]))
     cold, warm = (
-        Decoder(d)(row, logits),
-        Decoder(TaskConfig(task="classification", labels=LABELS, temperature=2.0)),
+        task_of(d).decode(row, logits),
+        task_of(TaskConfig(task="classification", labels=LABELS, temperature=2.0)).decode,
     )
     assert warm(row, logits)["label"] == cold["label"]
     assert list(warm(row, logits)["scores"].values()) == pytest.approx(
@@ -244,11 +244,14 @@ def test_the_threshold_of_labels_is_scored_on_other_rows() -> None:
         for n, truth in enumerate(gold)
     ]
     fitted, answers, reliability = fit_outputs(d, rows, logits[:, None])
-    items, decode = [row.item for row in rows], list(map(Decoder(fitted), rows, logits[:, None]))
+    items, decode = (
+        [row.item for row in rows],
+        list(map(task_of(fitted).decode, rows, logits[:, None])),
+    )
     assert 0.02 < fitted.threshold < 0.45
     honest, same, half = (
         compute_metrics(d, items, found)["micro_f1"]
-        for found in (answers, decode, list(map(Decoder(d), rows, logits[:, None])))
+        for found in (answers, decode, list(map(task_of(d).decode, rows, logits[:, None])))
     )
     assert half + 0.05 < honest <= same + 1e-9
     assert reliability["rows"] == 300

@@ -9,7 +9,7 @@ from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.inference.predictor import Predictor
 from bertworks.tasks.heads import Classification, MultiLabel, Regression
 from bertworks.tasks.linear_head import fit_linear_head
-from bertworks.tasks.probabilities import softmax
+from bertworks.tasks.task import softmax
 from tests.runs.test_finetune_job import logistic, run, vectors_of
 from tests.support.fine import (
     read_data,

@@ -1,4 +1,4 @@
-"""Mistakes of models with labels of texts."""
+"""Mistakes of models with labels of texts, and of those that choose an answer."""
 
 from typing import Any
 
@@ -98,3 +98,20 @@ def test_numbers_are_all_there_the_farthest_first() -> None:
         ("a.csv:3", 0.0),
     ]
     assert frequent(found) == ""
+
+
+def test_choices_are_shown_as_texts() -> None:
+    d = describe("choice", num_choices=3)
+    items = [
+        Item(("prompt", "one", "two", "three"), 2, "a.csv:1"),
+        Item(("prompt", "x", "y", "z"), 0, "a.csv:2"),
+    ]
+    answers = [
+        {"choice": 0, "score": 0.6, "scores": [0.6, 0.3, 0.1]},
+        {"choice": 0, "score": 1, "scores": [1, 0, 0]},
+    ]
+    (one,) = mistakes(d, items, answers)
+    assert (one.texts, one.gold, one.predicted) == (("prompt",), "three", "one")
+    names, counts = confusion(d, items, answers).values()
+    assert names == ["1", "2", "3"]
+    assert counts == [[1, 0, 0], [0, 0, 0], [1, 0, 0]]

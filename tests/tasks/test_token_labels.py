@@ -7,9 +7,12 @@ import pytest
 from hypothesis import given, settings, strategies as some
 
 from bertworks.datasets.schema import Item
+from bertworks.tasks.registry import TASKS
 from bertworks.tasks.scores import confusion, mistakes, paired
 from bertworks.tasks.task import NOTHING
+from tests.support.fine import tokenizer
 from tests.support.schemes import tagging_per_type
+from tests.support.tasks import featurizer
 from tests.tasks.test_scores import TAGS, describe, tagged
 
 ENTITIES = some.lists(
@@ -86,3 +89,12 @@ def test_spans_are_shown_by_their_characters() -> None:
         ("x: Anna", "y: Anna", 0.8),
         ("y: Oslo", NOTHING, None),
     ]
+
+
+def test_windows_that_ask_nothing_are_not_learned_from() -> None:
+    item = Item(("?" * 60, "film"), ("O", "B-x"), "a:1")
+    (found,) = featurizer(tokenizer(), "tagging", ("O", "B-x"), 16)([item])
+    assert any(not len(one.target.positions) for one in found.unit)
+    units = TASKS["tagging"].training_groups(found)
+    assert all(len(one.target.positions) for unit in units for one in unit)
+    assert sum(len(one.target.positions) for unit in units for one in unit) == 2

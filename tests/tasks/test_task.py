@@ -1,67 +1,20 @@
-"""Questions over long contexts: the published windows, which tokens are learned, which answers are
-found."""
+"""How items are read: clozes, which are questions that are made from texts."""
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from bertworks.datasets.schema import Item
-from bertworks.tasks.features import CLOZE_NEAR, CLOZE_TEXT, Featurizer, training_groups
-from bertworks.tasks.sequences import Features
-from tests.support.fine import BAD, FILLER, GOOD, PEOPLE, PLACES, tokenizer
-
-
-def encoded(
-    context: str, answers: tuple = (), question: str = "where lives Anna", **how: Any
-) -> Features:
-    (found,) = Featurizer(tokenizer(), "qa", **how)([Item((question, context), answers, "here:1")])
-    return found
-
-
-def test_every_window_that_holds_an_answer_is_taught_where() -> None:
-    context = " ".join(FILLER[n % len(FILLER)] for n in range(60))
-    tokens = tokenizer().encode(context)
-    for token, (start, end) in enumerate(tokens.offsets[1:-1]):
-        found = encoded(
-            context, ((start, context[start:end]), (0, context[:1])), max_length=24, stride=5
-        )
-        held = 0
-        for one, window in zip(found.unit, found.windows, strict=True):
-            first, last = one.target.labels.tolist()
-            places = window.start + np.arange(len(one.input_ids)) - found.begin
-            assert len(one.input_ids) <= 24
-            if window.start <= token < window.end:
-                held += 1
-                assert (places[first], places[last]) == (token, token)
-                assert one.input_ids[first] == tokens.ids[token + 1]
-            else:
-                assert (first, last) == (0, 0)
-        assert held
-
-
-def test_a_long_question_leaves_half_to_the_context() -> None:
-    words = " ".join(["dogs"] * 60)
-    found = encoded(words, question=words, max_length=24, stride=5)
-    assert found.num_truncated == 60 - 12
-    assert all(one.token_type_ids.tolist()[:15] == [0] * 14 + [1] for one in found.unit)
-
-
-def test_windows_that_ask_nothing_are_not_learned_from() -> None:
-    item = Item(("?" * 60, "film"), ("O", "B-x"), "a:1")
-    (found,) = Featurizer(tokenizer(), "tagging", ("O", "B-x"), 16)([item])
-    assert any(not len(one.target.positions) for one in found.unit)
-    units = training_groups(found, "tagging")
-    assert all(len(one.target.positions) for unit in units for one in unit)
-    assert sum(len(one.target.positions) for unit in units for one in unit) == 2
-
+from bertworks.tasks.task import CLOZE_NEAR, CLOZE_TEXT
+from tests.support.fine import BAD, GOOD, PEOPLE, PLACES, tokenizer
+from tests.support.tasks import featurizer
 
 CLOZE_CONTEXTS = [" ".join(PLACES), " ".join(PEOPLE + GOOD), " ".join(BAD)]  # each word stands once
 
 
 def clozes(contexts: list[str], count: int, seed: int = 0, **how: Any) -> list[Any]:
     items = [Item(("who ?", context), (), "here:1") for context in contexts]
-    groups = list(Featurizer(tokenizer(), "qa", **how).clozes(items, count, seed))
+    groups = list(featurizer(tokenizer(), "qa", **how).clozes(items, count, seed))
     assert all(len(group) == 1 for group in groups)
     return [group[0] for group in groups]
 
