@@ -70,6 +70,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
+@pytest.fixture
+def shell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Any:
+    """Types commands (tests.support.shell.Shell), in a folder whose name is several words."""
+    from tests.support.shell import Shell  # brings the command line, which most tests do without
+
+    (tmp_path / "it's here").mkdir()
+    monkeypatch.chdir(tmp_path / "it's here")
+    return Shell(capsys)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def exact_answers() -> Iterator[None]:
     """Models answer in fp32 unless a test says otherwise, on processors that gain by bf16 as

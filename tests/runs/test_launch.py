@@ -27,9 +27,8 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.runs import launch, processes
 from bertworks.runs.processes import LostProcessError, Processes, meet_in, training_processes
 from tests.project.test_docs import blocks
-from tests.project.test_hints import says, shell  # noqa: F401 - a fixture
 from tests.support import ROOT
-from tests.support.hints import Shell
+from tests.support.shell import Shell
 
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
 CLUSTER = ROOT / "docs" / "cluster.md"
@@ -224,9 +223,8 @@ def test_what_went_wrong_between_machines_is_explained() -> None:
             raise error
 
 
-@says("--rendezvous with a name that each machine knows, or an IP address")
 def test_the_first_machine_may_be_late_or_unknown(
-    shell: Shell,  # noqa: F811
+    shell: Shell,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(launch, "LocalElasticAgent", lambda *_, **__: pytest.fail("started"))
@@ -263,17 +261,8 @@ def test_the_first_machine_may_be_late_or_unknown(
     assert said == []
 
 
-@says(
-    "-o ANOTHER-FOLDER, or delete the folder first: each restart would overwrite what is done",
-    "leave --processes out: an estimate needs one process",
-    "--nodes 2, or --nodes 1:2 if one may be lost or come later",
-    "--rendezvous node1:29500",
-    "on each machine: --nodes 2 --rendezvous node1:29500",
-    "--nodes, --rendezvous and --restarts are for several processes",
-    "give their number on each machine: --processes 1",
-)
 def test_what_makes_no_sense_is_refused_before_a_process_starts(
-    shell: Shell,  # noqa: F811
+    shell: Shell,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     launched = list[Any]()
@@ -310,11 +299,7 @@ def test_what_makes_no_sense_is_refused_before_a_process_starts(
     assert not launched
 
 
-@says(
-    "leave --processes out: several trainings need one process",
-    "bertworks slurm pretrain SHARDS -o MODEL",
-)
-def test_several_trainings_and_other_jobs_are_refused(shell: Shell) -> None:  # noqa: F811
+def test_several_trainings_and_other_jobs_are_refused(shell: Shell) -> None:
     words = ["finetune", "data.csv", "-o", "out", "--processes", "2"]
     for more in (["--seeds", "2"], ["--folds", "3"], ["--sweep=paper"]):
         shell.shows(
@@ -336,7 +321,7 @@ def lint(script: str) -> None:
 
 
 @pytest.mark.parametrize("nodes", ["1", "2"])
-def test_a_batch_script(nodes: str, shell: Shell) -> None:  # noqa: F811
+def test_a_batch_script(nodes: str, shell: Shell) -> None:
     words = ["pretrain", "it's", "-o", "my bert/b", "--recipe", "bert-base", "--restarts", "3"]
     script = shell.works("slurm", *words, "--nodes", nodes, "--gpus", "8", "--time", "1d2h30m")
     lint(script)
@@ -348,7 +333,7 @@ def test_a_batch_script(nodes: str, shell: Shell) -> None:  # noqa: F811
     assert ("--rendezvous" in command) == (nodes == "2")
 
 
-def test_the_page_on_clusters_is_right(shell: Shell) -> None:  # noqa: F811
+def test_the_page_on_clusters_is_right(shell: Shell) -> None:
     """Scripts are linted, manifests are validated, commands are parsed, and what is printed is what
     is shown."""
     assert CLUSTER.read_text().count("\n") <= 120
@@ -382,7 +367,7 @@ def test_the_page_on_clusters_is_right(shell: Shell) -> None:  # noqa: F811
         )
 
 
-def test_commands_of_the_page_on_clusters_parse(shell: Shell) -> None:  # noqa: F811
+def test_commands_of_the_page_on_clusters_parse(shell: Shell) -> None:
     app, text = (
         make_app(),
         CLUSTER.read_text()
