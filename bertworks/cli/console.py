@@ -274,7 +274,7 @@ def with_urls(command: Callable[..., Any]) -> Callable[..., Any]:
         url = None if output is None else url_of(output)
         if output is None or not url or (group and group.starts):  # processes of a group upload
             return command(*words, **options)
-        if bulk and bulk.on != "local":
+        if bulk.is_shared and bulk.on != "local":
             hint = "write to a folder that all machines see, and copy the output from there"
             raise UsageError(
                 "portions of several machines meet in a folder, not under a URL", hint=hint

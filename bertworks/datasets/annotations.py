@@ -15,13 +15,12 @@ from sys import intern
 from typing import Any, NamedTuple
 
 from bertworks.errors import BertworksError, expect
+from bertworks.io.tables import WORD_RANGE, conll_cells, is_boundary, is_entity_tag
 
-ENTITY_TAG = re.compile(r"[BIESLUMW][-_]\S+")
 _FASTTEXT = re.compile(r"(?:(?<=\s)|^)__label__(\S+)\s*")
 _SPLIT = re.compile(
     r"(\w+[-_ ])?(train|training|dev|devel|development|val|valid|validation|test)([-_ ]?\w+)?"
 )
-_RANGE = re.compile(r"\d+[-.]\d+")  # of CoNLL-U
 _DOCUMENT = re.compile(r"-DOCSTART-|# ?(newdoc|begin document)")
 OUTSIDE = ("O", "o")  # tags of words outside entities
 _SCHEMES = {
@@ -132,7 +131,7 @@ def conll_layout(
     Raises:
         UsageError: the lines have fewer cells.
     """
-    lines = [conll_cells(line) if not _is_boundary(line) else [] for line in sample]
+    lines = [conll_cells(line) if not is_boundary(line) else [] for line in sample]
     blocks = [
         list(dropwhile(lambda row: row[0] == "#", group))
         for filled, group in groupby(lines, bool)
@@ -140,7 +139,7 @@ def conll_layout(
     ]
     width = mode([len(row) for block in blocks for row in block] or [1])
     blocks = [
-        [row for row in block if len(row) == width and not _RANGE.fullmatch(row[0])]
+        [row for row in block if len(row) == width and not WORD_RANGE.fullmatch(row[0])]
         for block in blocks
     ]
     counted = [
@@ -155,7 +154,7 @@ def conll_layout(
     types = {
         index: {cell[2:] for cell in cells} - {""}
         for index, cells in enumerate(columns)
-        if index > word and sum(map(_is_entity_tag, cells)) >= 0.9 * len(cells)
+        if index > word and sum(map(is_entity_tag, cells)) >= 0.9 * len(cells)
     }
     last = types.get(width - 1, {"no tag"})
     outer = (
@@ -170,38 +169,6 @@ def conll_layout(
     return ConllLayout(width, word, tag if tag != word else None, is_numbered, tag in types)
 
 
-def _is_entity_tag(cell: str) -> bool:
-    return cell == "O" or ENTITY_TAG.fullmatch(cell) is not None
-
-
-def looks_like_conll(sample: Iterable[str]) -> bool:
-    """Return whether the lines are those of a CoNLL file, or of CoNLL-U.
-
-    Nearly all of them begin with a token and end with a tag like O or B-person.
-    """
-    rows = [
-        conll_cells(line)
-        for line in sample
-        if not (_is_boundary(line) or line.startswith(("# ", "#\t")))
-    ]
-    tagged = sum(len(row) > 1 and _is_entity_tag(row[-1]) for row in rows)
-    treebank = sum(
-        len(row) == 10 and (row[6].isdecimal() or _RANGE.fullmatch(row[0]) is not None)
-        for row in rows
-    )
-    return len(rows) > 1 and max(tagged, treebank) >= 0.9 * len(rows)
-
-
-def _is_boundary(line: str) -> bool:
-    return not line.strip() or line.startswith("-DOCSTART-")
-
-
-def conll_cells(line: str) -> list[str]:
-    """Return the cells of one line, separated by tabs, or by spaces if there is no tab."""
-    line = line.rstrip(" \r")
-    return line.split("\t") if "\t" in line else re.split(" +", line)
-
-
 def _conll_lines(
     lines: Iterable[tuple[int, str]], layout: ConllLayout
 ) -> Iterator[tuple[str, int, str, list[str]]]:
@@ -213,19 +180,19 @@ def _conll_lines(
     kind = "end"
     for number, line in lines:
         cells = conll_cells(line)
-        if _is_boundary(line):
+        if is_boundary(line):
             kind = "end"
         elif cells[0] == "#" and kind in ("end", "comment") and not _is_word(cells, layout):
             kind = "comment"
         else:
-            kind = "part" if layout.is_numbered and _RANGE.fullmatch(cells[0]) else "word"
+            kind = "part" if layout.is_numbered and WORD_RANGE.fullmatch(cells[0]) else "word"
         yield kind, number, line, cells
 
 
 def _is_word(cells: list[str], layout: ConllLayout) -> bool:
     """Return whether a line that begins with "# " holds a word with its tag."""
     fits = not layout.is_numbered and layout.tag is not None and len(cells) == layout.width
-    return fits and (not layout.has_entities or _is_entity_tag(cells[layout.tag or 0]))
+    return fits and (not layout.has_entities or is_entity_tag(cells[layout.tag or 0]))
 
 
 class Sentence(dict[str, Any]):
@@ -491,28 +458,24 @@ def fasttext_row(line: str) -> dict[str, Any]:
     return {"text": _FASTTEXT.sub("", line).strip(), "label": _FASTTEXT.findall(line)}
 
 
-def looks_like_fasttext(sample: Iterable[str]) -> bool:
-    """Return whether nearly all lines begin with a label of fastText."""
-    begins = [line.startswith("__label__") for line in sample if line.strip()]
-    return sum(begins) > 0.9 * len(begins)
-
-
 # --- questions
 # --------------------------------------------------------------------------------------------------
 
 
 def answer_fields(
-    columns: Iterable[str], rows: Iterable[Mapping[str, Any]]
+    names: Mapping[str, str], rows: Iterable[Mapping[str, Any]]
 ) -> tuple[str, str, str | None] | None:
     """Return the fields of the context, the answers as text and their start in rows with questions.
 
     It is None if there are none, or if most answers are not in their context.
+
+    Args:
+        names: of the columns, among them a question and a context, by their usual names.
     """
-    names = {name.strip().lower().replace(" ", "_"): name for name in columns}
     answer = next(
         (names[name] for name in ("answer_text", "answers", "answer") if name in names), None
     )
-    if answer is None or not {"question", "context"} <= names.keys():
+    if answer is None:
         return None
     context = names["context"]
     texts = [

@@ -179,13 +179,13 @@ class RowReader:
         if self._sentence_column is not None:
             tables.find_column(self.columns, self.name, self._sentence_column, "--sentence-column")
         elif is_plain:
-            sample = (values for _, values in first_rows(self._rows()))
-            if fields := annotations.answer_fields(self.columns, sample):
-                self._answers = fields
-                self.columns = [
-                    *(name for name in self.columns if name not in fields[1:]),
-                    "answers",
-                ]
+            names = {name.strip().lower().replace(" ", "_"): name for name in self.columns}
+            if {"question", "context"} <= names.keys():
+                sample = (values for _, values in first_rows(self._rows()))
+                self._answers = annotations.answer_fields(names, sample)
+            if self._answers is not None:
+                remaining = [name for name in self.columns if name not in self._answers[1:]]
+                self.columns = [*remaining, "answers"]
         self._counts.clear()
         characters = 0
         try:
@@ -393,7 +393,7 @@ class RowReader:
                 self.name,
                 hint,
             )
-        if annotations.looks_like_fasttext(sample):
+        if tables.looks_like_fasttext(sample):
             row = annotations.fasttext_row
             return (
                 "table",
@@ -401,8 +401,8 @@ class RowReader:
                 lambda: ((n, row(line)) for n, line in self._lines() if line.strip()),
             )
         treebank = stream.suffix == ".conllu"
-        chosen = self.options.numbers_of_columns
-        if treebank or chosen or stream.format == "conll" or annotations.looks_like_conll(sample):
+        chosen = self.options.numbers_of_columns if self.options.columns is not None else {}
+        if treebank or chosen or stream.format == "conll" or tables.looks_like_conll(sample):
             layout = self.conll_layout = annotations.conll_layout(sample, chosen, treebank=treebank)
             columns = ["tokens", *(["tags"] if layout.tag is not None else []), "document", "lines"]
             return (

@@ -17,13 +17,12 @@ from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
 from bertworks.datasets import values
-from bertworks.datasets.annotations import ENTITY_TAG
 from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.values import MAX_LABEL_LENGTH, MOST, Column
 from bertworks.errors import BertworksError, UsageError, expect, quoted, require
 from bertworks.io.inputs import IssueCounter
 from bertworks.io.options import ReadOptions
-from bertworks.io.tables import find_column
+from bertworks.io.tables import ENTITY_TAG, find_column
 from bertworks.text.codes import is_code
 
 _LISTED_ERRORS = 20

@@ -97,8 +97,8 @@ def mlm_job(
         identity,
         "bertworks.evaluation.mlm_portions:mlm_maker",
         options,
-        machine=fixed_machine(device) if bulk else {},
-        gpus=gpus_for(device) if bulk else 0,
+        machine=fixed_machine(device) if bulk.is_shared else {},
+        gpus=gpus_for(device) if bulk.is_shared else 0,
     )
 
 

@@ -345,7 +345,7 @@ def vector_job(
     settings = row_format and asdict(row_format)
     identity = {
         "command": command,
-        "data": reader.content_identity() if bulk else reader.fingerprint(),
+        "data": reader.content_identity() if bulk.is_shared else reader.fingerprint(),
         "model": embedder.fingerprint,
         "columns": columns,
         "precision": embedder.precision,
@@ -366,8 +366,8 @@ def vector_job(
         identity,
         "bertworks.inference.embed_file:vector_maker",
         [options, prompts, contents, settings],
-        machine=fixed_machine(device) if bulk else {},
-        gpus=gpus_for(device) if bulk else 0,
+        machine=fixed_machine(device) if bulk.is_shared else {},
+        gpus=gpus_for(device) if bulk.is_shared else 0,
     )
     return job, partial(_portion, embedder, prompts, contents, row_format)
 

@@ -207,17 +207,17 @@ def predict_file(
         units = _units(reader, schema, description, fields, output_format, IssueCounter())
         yield _compare(predictor, (unit.item for unit in units))
     reader.refuse_output(output)
-    machine = fixed_machine(device) if bulk else {}
+    machine = fixed_machine(device) if bulk.is_shared else {}
     identity = {
         "command": "predict",
-        "data": reader.content_identity() if bulk else reader.fingerprint(),
+        "data": reader.content_identity() if bulk.is_shared else reader.fingerprint(),
         "model": predictor.fingerprint,
         "schema": asdict(schema),
         "fields": asdict(fields),
         "format": output_format.rows.identity,
     }
     options = str(model), device, precision, threshold, asdict(fields), asdict(output_format)
-    gpus = gpus_for(device) if bulk else 0
+    gpus = gpus_for(device) if bulk.is_shared else 0
     job = FileJob(output, bulk, identity, PREDICTION_MAKER, options, machine=machine, gpus=gpus)
     empty = IssueCounter()
     yield from compute_file(

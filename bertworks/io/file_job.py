@@ -70,7 +70,7 @@ class FileJob:
     Args:
         output: The portions are next to it, in `OUTPUT.parts`, or hidden if only this process makes
             them.
-        bulk: who makes them; false: this process, in which those of another job do not count.
+        bulk: who makes them; not shared: this process, in which those of another job do not count.
         identity: all that the results depend on: model, data, settings, machine. Values that JSON
             can hold.
         maker: "module:name" of a function. Each process calls it with the settings; it returns what
@@ -94,14 +94,14 @@ class FileJob:
         gpus: int = 0,
     ):
         expect(
-            not bulk or str(output) != "-",
+            not bulk.is_shared or str(output) != "-",
             "portions are next to the output, which needs a name",
             hint="-o FILE",
         )
         target = output.expanduser().absolute()
         self.folder = (
             target.with_name(f"{target.name}.parts")
-            if bulk
+            if bulk.is_shared
             else hidden_sibling(target, ".portions")
         )
         self.output = str(output)
@@ -139,7 +139,7 @@ class FileJob:
                     folder_lock(self.folder, busy, "wait for it, or use another output")
                 )
             self.folder.mkdir(parents=True, exist_ok=True)
-            if not self.bulk:
+            if not self.bulk.is_shared:
                 write_json(self.folder / _JOB, self._job)
             elif not (self.folder / _JOB).exists():
                 write_json(draft := temporary_sibling(self.folder / _JOB), self._job)
@@ -187,7 +187,7 @@ class FileJob:
                 times.
         """
         number = -1
-        part, num_parts = self.bulk.numbers or (0, 1)
+        part, num_parts = (self.bulk.numbers if self.bulk.part else None) or (0, 1)
         existing = {}
         for path in self.folder.glob(f"*-{self._fingerprint}-*"):
             match = _NAME.fullmatch(path.name)
@@ -251,7 +251,7 @@ class FileJob:
             )
             require(not absent, what, self.folder, hint)
             return ()
-        if self.bulk.part or not self.bulk:
+        if self.bulk.part or not self.bulk.is_shared:
             work = compute or resolve_name(self._maker)(*self._settings)[1]
             return (
                 create(self.folder, self._fingerprint, n, *work(value)) for n, value in missing()
@@ -340,7 +340,7 @@ def compute_file(
         first = list(islice(portions, 1))
         yield from chain.from_iterable(map(examples, first))
         for event in job.make(stage, chain(first, portions), compute):
-            if event.kind == "stage" and not job.bulk:
+            if event.kind == "stage" and not job.bulk.is_shared:
                 progress = {"stage": stage, "what": "rows", "amount": done}
                 event = Event("stage", f"{stage}: {done:,} rows", progress)
             yield event

@@ -7,7 +7,7 @@ reads files.
 """
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from bertworks.errors import UsageError, expect
@@ -78,10 +78,10 @@ class ReadOptions:
     def words(self) -> list[str]:
         """The options of the command line that differ from their defaults."""
         words: list[str] = []
-        for field in fields(self):
-            name = field.name.replace("_", "-")
-            value = getattr(self, field.name)
-            if value != field.default:
+        for option in fields(self):
+            name = option.name.replace("_", "-")
+            value = getattr(self, option.name)
+            if value != option.default:
                 words += (
                     [f"--{'' if value else 'no-'}{name}"]
                     if isinstance(value, bool)
@@ -102,6 +102,9 @@ class Bulk:
         join: Write the output from the portions that all parts have made.
         workers: Number of processes. Unset: one per usable core.
 
+    Attributes:
+        is_shared: whether portions are made in other processes, or are those of a part.
+
     Raises:
         UsageError: an unknown engine, no such part, or more than one of on, part and join.
     """
@@ -110,9 +113,11 @@ class Bulk:
     part: str | None = None
     join: bool = False
     workers: int | None = None
+    is_shared: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         chosen = (self.on is not None) + (self.part is not None) + self.join
+        object.__setattr__(self, "is_shared", chosen > 0)
         expect(
             chosen <= 1,
             "--on, --part and --join exclude each other",
@@ -130,9 +135,6 @@ class Bulk:
             f"--part {self.part}: there is no such part",
             hint=hint,
         )
-
-    def __bool__(self) -> bool:
-        return self.on is not None or self.part is not None or self.join
 
     @property
     def numbers(self) -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""Read tables in files.
+"""Read tables in files, and recognise them by their first lines.
 
 Delimiters, quotes and headers; Parquet files; the column of the text; rows in memory.
 """
@@ -49,6 +49,8 @@ _TEXT_TYPES = ("string", "large_string")  # of a column of Parquet
 # held in memory at a time: at most; fewer if they are larger
 _PARQUET_ROWS = 256
 _PARQUET_BYTES = 1 << 24
+ENTITY_TAG = re.compile(r"[BIESLUMW][-_]\S+")
+WORD_RANGE = re.compile(r"\d+[-.]\d+")  # of CoNLL-U
 _MIN_TEXT = 20  # characters on average of a column that is inferred to be text
 _QUOTED_CELL = r'"((?:[^"]+|"")*+)"(?=[\t\n]|\Z)'
 _CELL = re.compile(_QUOTED_CELL + r'|[^"\t\n]*+(?=[\t\n]|\Z)')
@@ -386,6 +388,46 @@ def _is_number(cell: str) -> bool:
     with suppress(ValueError):
         return isinstance(float(cell), float)
     return False
+
+
+def conll_cells(line: str) -> list[str]:
+    """Return the cells of one line, separated by tabs, or by spaces if there is no tab."""
+    line = line.rstrip(" \r")
+    return line.split("\t") if "\t" in line else re.split(" +", line)
+
+
+def is_boundary(line: str) -> bool:
+    """Return whether a line of a CoNLL file stands between sentences or documents."""
+    return not line.strip() or line.startswith("-DOCSTART-")
+
+
+def is_entity_tag(cell: str) -> bool:
+    """Return whether a cell is the tag of a word as CoNLL files mark entities: O, B-person."""
+    return cell == "O" or ENTITY_TAG.fullmatch(cell) is not None
+
+
+def looks_like_conll(sample: Iterable[str]) -> bool:
+    """Return whether the lines are those of a CoNLL file, or of CoNLL-U.
+
+    Nearly all of them begin with a token and end with a tag like O or B-person.
+    """
+    rows = [
+        conll_cells(line)
+        for line in sample
+        if not (is_boundary(line) or line.startswith(("# ", "#\t")))
+    ]
+    tagged = sum(len(row) > 1 and is_entity_tag(row[-1]) for row in rows)
+    treebank = sum(
+        len(row) == 10 and (row[6].isdecimal() or WORD_RANGE.fullmatch(row[0]) is not None)
+        for row in rows
+    )
+    return len(rows) > 1 and max(tagged, treebank) >= 0.9 * len(rows)
+
+
+def looks_like_fasttext(sample: Iterable[str]) -> bool:
+    """Return whether nearly all lines begin with a label of fastText."""
+    begins = [line.startswith("__label__") for line in sample if line.strip()]
+    return sum(begins) > 0.9 * len(begins)
 
 
 class StoredRows:

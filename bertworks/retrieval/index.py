@@ -572,9 +572,9 @@ def index_file(
     )
     with ExitStack() as stack:
         is_finished = index.manifest.sources.get(source, (0, False))[1]
-        if bulk and is_finished:
+        if bulk.is_shared and is_finished:
             job.discard()
-        elif bulk:
+        elif bulk.is_shared:
             stack.enter_context(job.open())
             portions = (
                 [TextRow(0, {}, text) for _, text in portion if text]

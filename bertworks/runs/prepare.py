@@ -105,7 +105,7 @@ def make_vocabulary(
     expect(not strange, what, where=output, hint="-o ANOTHER-FOLDER: its content would be lost")
 
     with ExitStack() as stack:
-        if bulk:
+        if bulk.is_shared:
             job = _job(
                 reader,
                 output,
@@ -206,7 +206,7 @@ def make_shards(
 
     with ExitStack() as stack:
         job = None
-        if bulk:
+        if bulk.is_shared:
             maker = "bertworks.text.file_groups:shard_maker"
             job = _job(reader, output, bulk, "prepare", maker, tokenizer.sha256, PART_CHARACTERS)
         is_finished = (output / "manifest.json").exists()
