@@ -7,7 +7,8 @@ reads files.
 """
 
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Literal
 
 from bertworks.errors import UsageError, expect
@@ -102,9 +103,6 @@ class Bulk:
         join: Write the output from the portions that all parts have made.
         workers: Number of processes. Unset: one per usable core.
 
-    Attributes:
-        is_shared: whether portions are made in other processes, or are those of a part.
-
     Raises:
         UsageError: an unknown engine, no such part, or more than one of on, part and join.
     """
@@ -113,28 +111,30 @@ class Bulk:
     part: str | None = None
     join: bool = False
     workers: int | None = None
-    is_shared: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        chosen = (self.on is not None) + (self.part is not None) + self.join
-        object.__setattr__(self, "is_shared", chosen > 0)
+        if not self.is_shared:
+            return
         expect(
-            chosen <= 1,
+            (self.on is not None) + (self.part is not None) + self.join == 1,
             "--on, --part and --join exclude each other",
             hint="first each --part, then --join alone",
         )
-        is_engine = self.on is None or re.fullmatch(r"local|ray|ray://[^/:]+:\d{1,5}", self.on)
         expect(
-            is_engine,
+            self.on is None or re.fullmatch(r"local|ray|ray://[^/:]+:\d{1,5}", self.on),
             f"there is no engine {self.on!r}",
             hint="--on local, --on ray or --on ray://HEAD:10001",
         )
-        hint = "of 40 parts, --part 0/40 is the first and --part 39/40 the last"
         expect(
             self.part is None or self.numbers,
             f"--part {self.part}: there is no such part",
-            hint=hint,
+            hint="of 40 parts, --part 0/40 is the first and --part 39/40 the last",
         )
+
+    @cached_property
+    def is_shared(self) -> bool:
+        """Whether portions are made in other processes, or are those of a part."""
+        return self.on is not None or self.part is not None or self.join
 
     @property
     def numbers(self) -> tuple[int, int] | None:
