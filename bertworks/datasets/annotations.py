@@ -453,9 +453,12 @@ def is_rejected(record: Mapping[str, Any]) -> bool:
     return record.get("answer") in ("reject", "ignore") and bool(known)
 
 
-def fasttext_row(line: str) -> dict[str, Any]:
-    """Return the text and the labels of a line like "__label__a __label__b text"."""
-    return {"text": _FASTTEXT.sub("", line).strip(), "label": _FASTTEXT.findall(line)}
+def fasttext_rows(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the text and the labels of lines like "__label__a __label__b text"."""
+    for number, line in lines:
+        if line.strip():
+            text = _FASTTEXT.sub("", line).strip()
+            yield number, {"text": text, "label": _FASTTEXT.findall(line)}
 
 
 # --- questions

@@ -260,9 +260,9 @@ class RowReader:
             yield Event("note", f"rows without text {effect}: {empty}", {"empty": empty.count})
 
     def _pass(self) -> Iterator[Row]:
-        return self._plain_rows() if self._sentence_column is None else self._sentences()
-
-    def _plain_rows(self) -> Iterator[Row]:
+        if self._sentence_column is not None:
+            yield from self._sentences(self._sentence_column)
+            return
         first = dict[str, str]()
         for place, values in self._rows():
             where = f"{self.name}:{place}"
@@ -293,9 +293,8 @@ class RowReader:
                 ].add(where)
             yield Row(plain, where, None if plain is values else values)
 
-    def _sentences(self) -> Iterator[Row]:
+    def _sentences(self, column: str) -> Iterator[Row]:
         """Rows of one word as rows of one sentence: the cells of each column in a list."""
-        column = self._sentence_column or ""
         current = None
 
         def sentence(row: tuple[int | str, dict[str, Any]]) -> Any:
@@ -394,12 +393,7 @@ class RowReader:
                 hint,
             )
         if tables.looks_like_fasttext(sample):
-            row = annotations.fasttext_row
-            return (
-                "table",
-                ["text", "label"],
-                lambda: ((n, row(line)) for n, line in self._lines() if line.strip()),
-            )
+            return "table", ["text", "label"], lambda: annotations.fasttext_rows(self._lines())
         treebank = stream.suffix == ".conllu"
         chosen = self.options.numbers_of_columns if self.options.columns is not None else {}
         if treebank or chosen or stream.format == "conll" or tables.looks_like_conll(sample):
@@ -434,8 +428,8 @@ class RowReader:
             self._check_size(number, line)
             yield number, line
 
-    def _lines_of_file(self, *, long: bool = False) -> Iterator[tuple[int, str]]:
-        return utf8_lines(self.path, self.name, self.options.encoding, self._limit(long))
+    def _lines_of_file(self) -> Iterator[tuple[int, str]]:
+        return utf8_lines(self.path, self.name, self.options.encoding, self._largest)
 
     def _conll_lines(self) -> Iterator[tuple[int, str]]:
         """`_lines`, with a limit for those of a sentence."""
@@ -498,13 +492,12 @@ class RowReader:
 
     def _first_quoted_lines(self) -> list[str]:
         """Return a sample of lines that begins with the first line with a quote mark."""
-        head = next(chunk_by_size(self._lines(), _HEAD_CHARACTERS, _num_characters), [])
-        is_in_head = any('"' in line for _, line in head)
-        is_whole = sum(map(_num_characters, head)) < _HEAD_CHARACTERS
-        lines = self._lines() if is_in_head or is_whole else self._lines_of_file()
-        quoted = itertools.dropwhile(
-            lambda line: '"' not in line, (line.removesuffix("\r") for _, line in lines)
-        )
+        head = next(chunk_by_size((line for _, line in self._lines()), _HEAD_CHARACTERS, len), [])
+        is_in_head = any('"' in line for line in head)
+        is_whole = sum(map(len, head)) < _HEAD_CHARACTERS
+        numbered = self._lines() if is_in_head or is_whole else self._lines_of_file()
+        lines = (line.removesuffix("\r") for _, line in numbered)
+        quoted = itertools.dropwhile(lambda line: '"' not in line, lines)
         return next(chunk_by_size(quoted, _QUOTED_CHARACTERS, len), [])
 
     def _split(self, delimiter: str, quoted: bool) -> Iterator[tuple[int, list[str]]]:
@@ -558,9 +551,11 @@ class RowReader:
             whole = whole or not any(line.strip() for later, line in self._head if later > number)
         if whole and isinstance(self._whole_json(), dict):
             return "squad", [*annotations.SQUAD_FIELDS], self._whole_rows
-        rows = self._whole_rows if whole else self._line_rows
+        rows = self._whole_rows if whole else lambda: self._rows_of_lines(self._lines())
         sample = [values for _, values in first_rows(rows())]
-        self._spans = annotations.span_column(sample, self._all_values(whole))
+        # of lines, the rows are read again, so that none stays in memory
+        again = self._whole_rows() if whole else self._rows_of_lines(self._lines_of_file())
+        self._spans = annotations.span_column(sample, (values for _, values in again))
         require(
             any(sample) or not sample,
             "the rows have no fields",
@@ -569,15 +564,6 @@ class RowReader:
         )
         names = list(dict.fromkeys(itertools.chain.from_iterable(sample)))
         return "json" if self._spans is None else "spans", names, rows
-
-    def _all_values(self, whole: bool) -> Iterator[dict[str, Any]]:
-        """Yield the values of all rows, without those of lines that stay in memory."""
-        rows = self._whole_rows() if whole else self._rows_of_lines(self._lines_of_file())
-        for _, values in rows:
-            yield values
-
-    def _line_rows(self) -> _Rows:
-        return self._rows_of_lines(self._lines())
 
     def _rows_of_lines(self, lines: Iterable[tuple[int, str]]) -> _Rows:
         for number, line in lines:
@@ -667,10 +653,6 @@ class SplitsError(UsageError):
             f"the file has the parts {', '.join(splits)}", where=name, hint=f"--split {splits[0]}"
         )
         self.splits = splits
-
-
-def _num_characters(numbered: tuple[int, str]) -> int:
-    return len(numbered[1])
 
 
 def utf8_lines(

@@ -16,6 +16,7 @@ of an object. The number -1 stands for a missing label, as in the test sets of G
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from bertworks.errors import BertworksError, first_names
@@ -47,9 +48,10 @@ class ClassNames:
             renamer = _renamer_of(feature)
             if renamer is not None:
                 self._renamers[str(column)] = renamer
-                self.notes.append(
-                    f"classes of {str(column)!r} by their names: {_numbered_names(feature)}"
-                )
+                names = enumerate(next(iter(_names_within(feature)), []))
+                classes = [f"{number} {name}" for number, name in names]
+                note = f"classes of {str(column)!r} by their names: "
+                self.notes.append(note + first_names(classes, _LISTED_CLASSES))
 
     def __bool__(self) -> bool:
         return bool(self._renamers)
@@ -83,7 +85,6 @@ class _UnknownClassError(Exception):
     """A number that is that of no class. count: how many classes there are."""
 
     def __init__(self, number: int, count: int):
-        super().__init__(number)
         self.number = number
         self.count = count
 
@@ -156,57 +157,39 @@ def _renamer_of(feature: Any) -> _Renamer | None:
     if not isinstance(feature, dict):
         return None
     kind = feature.get("_type")
+    names = feature.get("names")
     if kind == "ClassLabel":
-        return _class_renamer(feature)
+        if isinstance(names, list) and all(isinstance(name, str) for name in names):
+            return partial(_class_name, names)
+        return None
     if isinstance(kind, str):
         return _renamer_of(feature.get("feature"))
-    return _object_renamer(feature)
+    renamers = {name: _renamer_of(part) for name, part in feature.items()}
+    return partial(_named_object, renamers) if any(renamers.values()) else None
 
 
-def _class_renamer(feature: dict[str, Any]) -> _Renamer | None:
-    names = feature.get("names")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+def _class_name(names: list[str], value: Any) -> Any:
+    if isinstance(value, list):
+        return [_class_name(names, part) for part in value]
+    if isinstance(value, bool) or not isinstance(value, int):
+        return value  # a missing value, or a name already
+    if value == _MISSING_CLASS:
         return None
-
-    def named_class(value: Any) -> Any:
-        if isinstance(value, list):
-            return [named_class(item) for item in value]
-        if isinstance(value, bool) or not isinstance(value, int):
-            return value  # a missing value, or a name already
-        if value == _MISSING_CLASS:
-            return None
-        if not 0 <= value < len(names):
-            raise _UnknownClassError(value, len(names))
-        return names[value]
-
-    return named_class
+    if not 0 <= value < len(names):
+        raise _UnknownClassError(value, len(names))
+    return names[value]
 
 
-def _object_renamer(fields: dict[str, Any]) -> _Renamer | None:
-    renamers: dict[str, _Renamer] = {}
-    for name, feature in fields.items():
-        renamer = _renamer_of(feature)
-        if renamer is not None:
-            renamers[name] = renamer
-    if not renamers:
-        return None
-
-    def named_object(value: Any) -> Any:
-        if isinstance(value, list):
-            return [named_object(item) for item in value]
-        if not isinstance(value, dict):
-            return value
-        return {
-            name: renamers[name](item) if name in renamers else item for name, item in value.items()
-        }
-
-    return named_object
-
-
-def _numbered_names(feature: Any) -> str:
-    """Return the classes of a column in words: "0 neg, 1 pos"."""
-    names = next(iter(_names_within(feature)), [])
-    return first_names([f"{number} {name}" for number, name in enumerate(names)], _LISTED_CLASSES)
+def _named_object(renamers: Mapping[str, _Renamer | None], value: Any) -> Any:
+    if isinstance(value, list):
+        return [_named_object(renamers, part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    named = {}
+    for name, part in value.items():
+        renamer = renamers.get(name)
+        named[name] = renamer(part) if renamer else part
+    return named
 
 
 def _names_within(feature: Any) -> Iterable[list[str]]:

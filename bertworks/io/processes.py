@@ -162,7 +162,6 @@ def in_processes(
     sent = 0
     received = 0
     ends = list[bool]()  # not empty when the processes are no longer needed
-    queues = tasks, results, ends, (ended, hint, tries)
 
     def finished(unfinished: int) -> Iterator[Any]:
         """Yield the next results.
@@ -181,15 +180,51 @@ def in_processes(
                 raise result
             yield result
 
+    def feed(start: Callable[[], subprocess.Popen[bytes]], place: int) -> None:
+        """Give inputs to a process, one at a time, and collect its results, until an input is None.
+
+        Another one takes its place when it ends.
+        """
+        with suppress(OSError), ExitStack() as stack:
+            stack.enter_context(processes[place])
+            while task := tasks.get():
+                number, value = task
+                for left in reversed(range(tries)):
+                    process = processes[place]
+                    try:
+                        assert process.stdin
+                        assert process.stdout
+                        pickle.dump(value, process.stdin)
+                        process.stdin.flush()
+                        result = pickle.load(process.stdout)
+                        break
+                    # a broken pipe, or an incomplete value
+                    except (OSError, EOFError, pickle.UnpicklingError):
+                        code = process.wait()
+                        how = (
+                            f"killed by signal {-code}, perhaps for lack of memory"
+                            if code < 0
+                            else f"exit code {code}"
+                        )
+                        result = BertworksError(
+                            ended.format(number=number, how=how, value=value), hint=hint
+                        )
+                        if left and not ends:
+                            processes[place] = stack.enter_context(start())
+                        if ends:
+                            processes[place].kill()
+                    except Exception as error:  # the value cannot be pickled
+                        result = error
+                        break
+                results.put((number, result))
+
     try:
         for value in inputs:
             if sent < workers:
                 rank = {"LOCAL_RANK": str(sent % gpus)} if gpus else {}
                 start = partial(_start, json.dumps([maker, settings]), rank)
                 processes.append(start())
-                threading.Thread(
-                    target=_feed, args=(start, processes, sent, *queues), daemon=True
-                ).start()
+                threading.Thread(target=feed, args=(start, sent), daemon=True).start()
             tasks.put((sent, value))
             sent += 1
             yield from finished(workers + _READ_AHEAD)
@@ -201,54 +236,6 @@ def in_processes(
             tasks.put(None)
         for process in processes:
             process.wait()
-
-
-def _feed(
-    start: Callable[[], subprocess.Popen[bytes]],
-    processes: list[subprocess.Popen[bytes]],
-    place: int,
-    tasks: SimpleQueue[Any],
-    results: SimpleQueue[Any],
-    ends: list[bool],
-    lost: tuple[str, str, int],
-) -> None:
-    """Give inputs to a process, one at a time, and collect its results, until an input is None.
-
-    lost: what `in_processes` does when a process ends; then another one takes its place.
-    """
-    ended, hint, tries = lost
-    with suppress(OSError), ExitStack() as stack:
-        stack.enter_context(processes[place])
-        while task := tasks.get():
-            number, value = task
-            for left in reversed(range(tries)):
-                process = processes[place]
-                try:
-                    assert process.stdin
-                    assert process.stdout
-                    pickle.dump(value, process.stdin)
-                    process.stdin.flush()
-                    result = pickle.load(process.stdout)
-                    break
-                # a broken pipe, or an incomplete value
-                except (OSError, EOFError, pickle.UnpicklingError):
-                    code = process.wait()
-                    how = (
-                        f"killed by signal {-code}, perhaps for lack of memory"
-                        if code < 0
-                        else f"exit code {code}"
-                    )
-                    result = BertworksError(
-                        ended.format(number=number, how=how, value=value), hint=hint
-                    )
-                    if left and not ends:
-                        processes[place] = stack.enter_context(start())
-                    if ends:
-                        processes[place].kill()
-                except Exception as error:  # the value cannot be pickled
-                    result = error
-                    break
-            results.put((number, result))
 
 
 def _start(work: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:

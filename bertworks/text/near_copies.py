@@ -39,6 +39,8 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
+from bertworks.io.inputs import chunk_by_size
+
 MIN_WORDS = 20
 MIN_CHARACTERS = 40  # about 20 words of Chinese or Japanese
 WORD_GRAM = 3
@@ -164,14 +166,13 @@ def _mixed(values: _Hashes) -> _Hashes:
 
 
 _RANDOM = np.random.default_rng(1997)
-_GRAM_FACTORS = _RANDOM.integers(0, 1 << 63, CHARACTER_GRAM, np.uint64) * np.uint64(2) + np.uint64(
-    1
+_GRAM_FACTORS, _HASH_FACTORS, _HASH_OFFSETS, _BAND_FACTORS = (
+    _RANDOM.integers(0, 1 << 63, count, np.uint64)
+    for count in (CHARACTER_GRAM, BANDS * BAND_SIZE, BANDS * BAND_SIZE, BAND_SIZE)
 )
-_HASH_FACTORS = _RANDOM.integers(0, 1 << 63, BANDS * BAND_SIZE, np.uint64) * np.uint64(
-    2
-) + np.uint64(1)
-_HASH_OFFSETS = _RANDOM.integers(0, 1 << 63, BANDS * BAND_SIZE, np.uint64)
-_BAND_FACTORS = _RANDOM.integers(0, 1 << 63, BAND_SIZE, np.uint64) * np.uint64(2) + np.uint64(1)
+for _factors in (_GRAM_FACTORS, _HASH_FACTORS, _BAND_FACTORS):  # odd, so that no bit is lost
+    _factors *= np.uint64(2)
+    _factors += np.uint64(1)
 
 
 class _Text:
@@ -224,21 +225,6 @@ def _signatures(texts: Sequence[_Text]) -> NDArray[np.uint32]:
     return signatures
 
 
-def _blocks(texts: Sequence[str], numbers: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the numbers of texts in blocks of about _BLOCK characters."""
-    block: list[int] = []
-    size = 0
-    for number in numbers:
-        block.append(number)
-        size += len(texts[number])
-        if size >= _BLOCK:
-            yield block
-            block = []
-            size = 0
-    if block:
-        yield block
-
-
 def _similar(texts: Sequence[str], numbers: Sequence[int]) -> dict[int, int]:
     """Return the first similar text of each text: number -> number.
 
@@ -250,7 +236,7 @@ def _similar(texts: Sequence[str], numbers: Sequence[int]) -> dict[int, int]:
     word_hashes = _WordHashes()
     long_numbers: list[int] = []
     signature_blocks = [np.empty((0, BANDS * BAND_SIZE), np.uint32)]
-    for block in _blocks(texts, numbers):
+    for block in chunk_by_size(numbers, _BLOCK, lambda number: len(texts[number])):
         by_gram: dict[int, list[int]] = defaultdict(list)
         long_texts: dict[int, _Text] = {}
         for number in block:
@@ -281,7 +267,8 @@ def _similar(texts: Sequence[str], numbers: Sequence[int]) -> dict[int, int]:
             if fractions[place] < _PROMISING:
                 break
             first = int(candidates[place])
-            similarity = _jaccard(grams_of(row), grams_of(first))
+            common = len(grams_of(row) & grams_of(first))
+            similarity = common / (len(grams_of(row)) + len(grams_of(first)) - common)
             if (similarity, -first) > (best_similarity, -best):
                 best = first
                 best_similarity = similarity
@@ -310,9 +297,3 @@ def _shared_buckets(
     is_shared = counts[inverse] > 1
     for row in order[is_shared[order].any(1)].tolist():
         yield row, inverse[row][is_shared[row]].tolist()
-
-
-def _jaccard(first: frozenset[int], second: frozenset[int]) -> float:
-    """Return the Jaccard similarity of two sets."""
-    common = len(first & second)
-    return common / (len(first) + len(second) - common)
