@@ -22,9 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertworks.batching.batch import Batch, collate
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Target
+from bertworks.batching.batch import Batch, Example, Target, collate
 from bertworks.models.config import BERT_SIZES, EncoderConfig
 from bertworks.training.device import (
     Precision,

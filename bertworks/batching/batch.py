@@ -1,46 +1,99 @@
-"""Examples in the order of a run, and their batches as tensors.
+"""Arrays of examples, and their batches as tensors.
 
-- `ExampleStream`: example n of a run is a function of the seed and n, so that a run resumes at any
-  number
-- `Batch`, `collate`: arrays of examples -> tensors of a batch
-- `Batches`: the micro-batches of each step of a pre-training; `LabelledBatches`: those of a
-  fine-tuning
+- `Example`: a sequence that a network reads, with its targets
+- `add_special_tokens`: token ids -> a sequence in the template of a tokenizer
+- `Batch`, `collate`: examples -> tensors of a batch
+- `LabelledBatches`: the micro-batches of each step of a fine-tuning
 - `Prefetched`: batches of the next step, made by a thread
 - `joint_step`: of which task the batch of each step is, where several fine-tunings are one
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import chain
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertworks.batching.masking import Example, TargetMaker
-from bertworks.batching.sampling import Sampler, keyed_rng
 from bertworks.models.layout import Layout
+from bertworks.text.tokenizer import Template
+
+Ids = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class ExampleStream:
-    """The sequences of a sampler, epoch after epoch, each in another order."""
+class Target(NamedTuple):
+    """What an objective predicts from one sequence."""
 
-    sampler: Sampler
-    targets: TargetMaker
-    seed: int = 0
+    positions: Ids  # int64 [m], ascending: the tokens from which it is predicted
+    labels: NDArray[Any]  # [m], or [m, number of labels]; spans: [2], start and end
 
-    def __getitem__(self, n: int) -> Example:
-        epoch, i = divmod(n, len(self.sampler))
-        i = shuffled_index(i, len(self.sampler), self.seed, epoch)
-        return self.targets(
-            self.sampler[i], keyed_rng("mask", self.seed, epoch if self.targets.dynamic else 0, i)
-        )
+
+class Example(NamedTuple):
+    """A sequence that a network reads, and what is predicted from it, by name."""
+
+    input_ids: Ids  # int64 [n]
+    token_type_ids: Ids  # int64 [n]
+    targets: Mapping[str, Target]
+
+    @property
+    def target(self) -> Target:
+        """The target of a task: the first one.
+
+        A teacher may have added another.
+        """
+        return next(iter(self.targets.values()))
+
+
+class TokenSequence(NamedTuple):
+    """A sequence with its special tokens, before tokens are masked."""
+
+    input_ids: Ids  # int64 [n]
+    token_type_ids: Ids  # int64 [n]
+    special: NDArray[np.bool_]  # [n]: special tokens, which are never masked
+    targets: Mapping[str, Target]  # those that the format gives
+
+
+def keyed_rng(purpose: str, *address: int) -> Generator:
+    """Return the random numbers of an address.
+
+    The purpose is part of it, so that no two purposes share numbers.
+    """
+    return np.random.default_rng((int.from_bytes(purpose.encode(), "little"), *address))
+
+
+def add_special_tokens(
+    segments: Collection[NDArray[np.integer]],
+    template: Template,
+    targets: Mapping[str, Target] = MappingProxyType({}),
+    one_type: bool = False,
+) -> TokenSequence:
+    """Return segments with the special tokens of a template around and between them.
+
+    The segments are [tokens] each, the result is [all tokens]. The number of its segment is the
+    token type of a token. With `one_type` they are pieces of one text: each ends with the suffix,
+    and the token types are all 0.
+    """
+    ends = [template.suffix if one_type else template.between] * (len(segments) - 1) + [
+        template.suffix
+    ]
+    # Special tokens and segments take turns.
+    pieces: list[Any] = [template.prefix, *chain.from_iterable(zip(segments, ends, strict=True))]
+    lengths = [len(piece) for piece in pieces]
+    numbers = np.arange(len(pieces))
+    types = np.zeros_like(numbers) if one_type else np.maximum(numbers - 1, 0) // 2
+    input_ids = np.concatenate([np.asarray(piece, np.int64) for piece in pieces])
+    return TokenSequence(
+        input_ids, types.repeat(lengths), (numbers % 2 == 0).repeat(lengths), targets
+    )
 
 
 def shuffled_index(i: int, n: int, seed: int, epoch: int) -> int:
@@ -143,31 +196,6 @@ def batches_by_length(examples: Iterable[Example], count: int) -> list[Batch]:
 
 # sequences that are evaluated together: one, or the choices of one item
 ExampleGroup = Sequence[Example]
-
-
-@dataclass(frozen=True)
-class Batches:
-    """The batches of a pre-training.
-
-    `batches(n)` is what this process computes in step n: its part of the same `batch_size`
-    sequences, sorted by length (so that little is padded) and divided into micro-batches. There are
-    at most as many processes as sequences.
-    """
-
-    stream: ExampleStream
-    batch_size: int  # sequences in a step, over all processes
-    micro_batch_tokens: int  # the largest number, with padding; one sequence may have more
-    rank: int = 0
-    world_size: int = 1
-
-    def __call__(self, n: int) -> list[Batch]:
-        """Return the micro-batches of this process in step n."""
-        numbers = range(n * self.batch_size, (n + 1) * self.batch_size)[
-            self.rank :: self.world_size
-        ]
-        return list(
-            token_budget_batches([[self.stream[i]] for i in numbers], self.micro_batch_tokens)
-        )
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,30 @@
 
 - `Masker`: some tokens, from both sides (BERT); `NextTokens`: each token, from those before it
   (GPT)
+- `ExampleStream`: example n of a run is a function of the seed and n, so that a run resumes at any
+  number
+- `Batches`: the micro-batches of each step of a pre-training
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from bertworks.batching.sampling import Ids, Target, TokenSequence
+from bertworks.batching.batch import (
+    Batch,
+    Example,
+    Ids,
+    Target,
+    TokenSequence,
+    keyed_rng,
+    shuffled_index,
+    token_budget_batches,
+)
+from bertworks.batching.sampling import Sampler
 from bertworks.config import Range, Settings, SizeOrZero
 from bertworks.errors import check, require
 from bertworks.text.tokenizer import Tokenizer
@@ -67,22 +80,6 @@ class MaskingConfig(Settings):
         check(
             is_token or not self.frequency_power, f"frequency_power {self.frequency_power} {unit}"
         )
-
-
-class Example(NamedTuple):
-    """A sequence that a network reads, and what is predicted from it, by name."""
-
-    input_ids: Ids  # int64 [n]
-    token_type_ids: Ids  # int64 [n]
-    targets: Mapping[str, Target]
-
-    @property
-    def target(self) -> Target:
-        """The target of a task: the first one.
-
-        A teacher may have added another.
-        """
-        return next(iter(self.targets.values()))
 
 
 class NextTokens:
@@ -222,3 +219,44 @@ def make_targets(
     return Masker(
         config, tokenizer.mask_id, tokenizer.starts_word, tokenizer.special_ids, replaces, counts
     )
+
+
+@dataclass(frozen=True)
+class ExampleStream:
+    """The sequences of a sampler, epoch after epoch, each in another order."""
+
+    sampler: Sampler
+    targets: TargetMaker
+    seed: int = 0
+
+    def __getitem__(self, n: int) -> Example:
+        epoch, i = divmod(n, len(self.sampler))
+        i = shuffled_index(i, len(self.sampler), self.seed, epoch)
+        return self.targets(
+            self.sampler[i], keyed_rng("mask", self.seed, epoch if self.targets.dynamic else 0, i)
+        )
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches of a pre-training.
+
+    `batches(n)` is what this process computes in step n: its part of the same `batch_size`
+    sequences, sorted by length (so that little is padded) and divided into micro-batches. There are
+    at most as many processes as sequences.
+    """
+
+    stream: ExampleStream
+    batch_size: int  # sequences in a step, over all processes
+    micro_batch_tokens: int  # the largest number, with padding; one sequence may have more
+    rank: int = 0
+    world_size: int = 1
+
+    def __call__(self, n: int) -> list[Batch]:
+        """Return the micro-batches of this process in step n."""
+        numbers = range(n * self.batch_size, (n + 1) * self.batch_size)[
+            self.rank :: self.world_size
+        ]
+        return list(
+            token_budget_batches([[self.stream[i]] for i in numbers], self.micro_batch_tokens)
+        )

@@ -10,23 +10,22 @@ format.
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise, product
 from random import Random
-from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast
+from typing import Annotated, ClassVar, Literal, cast
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from bertworks.batching.batch import Ids, Target, TokenSequence, add_special_tokens, keyed_rng
 from bertworks.config import Range, Settings, Size
 from bertworks.errors import expect, require
 from bertworks.text.shards import TokenStore
 from bertworks.text.tokenizer import Template
 
-Ids = NDArray[np.int64]
 Plan = NDArray[np.int64]  # [rows, columns of the sampler]
 Format = Literal[
     "next_sentence", "sentence_order", "full_sentences", "stream", "one_segment", "parallel"
@@ -63,56 +62,6 @@ class SamplingConfig(Settings):
     language_power: Annotated[float, Range("a number from 0 to 1", lambda x: 0 <= x <= 1)] = 1.0
     parallel_rate: Annotated[float, Range("a fraction from 0 to below 1", lambda x: 0 <= x < 1)] = (
         0.0
-    )
-
-
-class Target(NamedTuple):
-    """What an objective predicts from one sequence."""
-
-    positions: Ids  # int64 [m], ascending: the tokens from which it is predicted
-    labels: NDArray[Any]  # [m], or [m, number of labels]; spans: [2], start and end
-
-
-class TokenSequence(NamedTuple):
-    """A sequence with its special tokens, before tokens are masked."""
-
-    input_ids: Ids  # int64 [n]
-    token_type_ids: Ids  # int64 [n]
-    special: NDArray[np.bool_]  # [n]: special tokens, which are never masked
-    targets: Mapping[str, Target]  # those that the format gives
-
-
-def keyed_rng(purpose: str, *address: int) -> Generator:
-    """Return the random numbers of an address.
-
-    The purpose is part of it, so that no two purposes share numbers.
-    """
-    return np.random.default_rng((int.from_bytes(purpose.encode(), "little"), *address))
-
-
-def add_special_tokens(
-    segments: Collection[NDArray[np.integer]],
-    template: Template,
-    targets: Mapping[str, Target] = MappingProxyType({}),
-    one_type: bool = False,
-) -> TokenSequence:
-    """Return segments with the special tokens of a template around and between them.
-
-    The segments are [tokens] each, the result is [all tokens]. The number of its segment is the
-    token type of a token. With `one_type` they are pieces of one text: each ends with the suffix,
-    and the token types are all 0.
-    """
-    ends = [template.suffix if one_type else template.between] * (len(segments) - 1) + [
-        template.suffix
-    ]
-    # Special tokens and segments take turns.
-    pieces: list[Any] = [template.prefix, *chain.from_iterable(zip(segments, ends, strict=True))]
-    lengths = [len(piece) for piece in pieces]
-    numbers = np.arange(len(pieces))
-    types = np.zeros_like(numbers) if one_type else np.maximum(numbers - 1, 0) // 2
-    input_ids = np.concatenate([np.asarray(piece, np.int64) for piece in pieces])
-    return TokenSequence(
-        input_ids, types.repeat(lengths), (numbers % 2 == 0).repeat(lengths), targets
     )
 
 

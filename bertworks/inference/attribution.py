@@ -13,9 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bertworks.batching.batch import collate
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Ids
+from bertworks.batching.batch import Example, Ids, collate
 from bertworks.models.transformer import Encoder
 
 ATTRIBUTION_TOKENS = 4096  # of a batch of copies

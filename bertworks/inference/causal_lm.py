@@ -17,9 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertworks.batching.batch import Batch
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Ids, Target
+from bertworks.batching.batch import Batch, Example, Ids, Target
 from bertworks.checkpoints.generation_config import read_generation_config
 from bertworks.checkpoints.hf_mapping import check_output_layer
 from bertworks.checkpoints.model_folder import Model

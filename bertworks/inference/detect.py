@@ -18,9 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bertworks.batching.batch import Batch
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Ids, Target, add_special_tokens
+from bertworks.batching.batch import Batch, Example, Ids, Target, add_special_tokens
 from bertworks.checkpoints.model_folder import ModelFolder, load_model
 from bertworks.errors import require
 from bertworks.inference.engine import LazyModel, compute_each, open_model

@@ -9,9 +9,7 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from bertworks.batching.batch import ExampleGroup
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import add_special_tokens
+from bertworks.batching.batch import Example, ExampleGroup, add_special_tokens
 from bertworks.checkpoints.vector_modules import vector_network
 from bertworks.datasets.schema import Item
 from bertworks.errors import UsageError, expect, require

@@ -25,13 +25,13 @@ from torch import Tensor, nn
 
 from bertworks.batching.batch import (
     Batch,
+    Example,
     ExampleGroup,
+    Target,
     collate,
     longest_sequence,
     token_budget_indices,
 )
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Target
 from bertworks.checkpoints import model_folder
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.resolve import (

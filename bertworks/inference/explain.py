@@ -18,9 +18,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertworks.batching.batch import Batch, collate
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Ids, Target
+from bertworks.batching.batch import Batch, Example, Ids, Target, collate
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.errors import UsageError, expect
 from bertworks.inference.attribution import (

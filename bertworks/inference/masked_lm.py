@@ -15,9 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertworks.batching.batch import Batch
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Ids, Target, add_special_tokens
+from bertworks.batching.batch import Batch, Example, Ids, Target, add_special_tokens
 from bertworks.errors import expect, quoted, require
 from bertworks.inference.causal_lm import CausalModel, Score, log_likelihoods, make_score
 from bertworks.inference.engine import (

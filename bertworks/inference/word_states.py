@@ -16,9 +16,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bertworks.batching.batch import Batch, collate, token_budget_indices
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Ids, add_special_tokens
+from bertworks.batching.batch import (
+    Batch,
+    Example,
+    Ids,
+    add_special_tokens,
+    collate,
+    token_budget_indices,
+)
 from bertworks.errors import BertworksError, require
 from bertworks.inference.engine import batch_tokens
 from bertworks.io.inputs import chunk_by_size

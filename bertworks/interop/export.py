@@ -16,9 +16,14 @@ import torch
 from torch import Tensor
 
 import bertworks
-from bertworks.batching.batch import Batch, BatchTarget, collate, token_budget_batches
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Target
+from bertworks.batching.batch import (
+    Batch,
+    BatchTarget,
+    Example,
+    Target,
+    collate,
+    token_budget_batches,
+)
 from bertworks.checkpoints.hf_mapping import architecture_of, component_names
 from bertworks.checkpoints.model_card import fill_template, with_tokenizer_note
 from bertworks.checkpoints.model_folder import (

@@ -23,8 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertworks.batching.batch import Batch, ExampleGroup
-from bertworks.batching.masking import Example
+from bertworks.batching.batch import Batch, Example, ExampleGroup
 from bertworks.checkpoints.model_folder import Model
 from bertworks.datasets.schema import Item
 from bertworks.inference.engine import compute_each, compute_vectors, prepared_encoder

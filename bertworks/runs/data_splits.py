@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from numpy.random import Generator
 
-from bertworks.batching.sampling import keyed_rng
+from bertworks.batching.batch import keyed_rng
 from bertworks.datasets.reader import RowReader, SplitsError
 from bertworks.datasets.schema import (
     Item,

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from bertworks.batching.batch import Batch, Batches, ExampleStream, batches_by_length
-from bertworks.batching.masking import MaskingConfig, make_targets
-from bertworks.batching.sampling import Format, Ids, SamplingConfig, keyed_rng, make_sampler
+from bertworks.batching.batch import Batch, Ids, batches_by_length, keyed_rng
+from bertworks.batching.masking import Batches, ExampleStream, MaskingConfig, make_targets
+from bertworks.batching.sampling import Format, SamplingConfig, make_sampler
 from bertworks.checkpoints.hf_mapping import num_parameters
 from bertworks.checkpoints.model_card import pretraining_card
 from bertworks.checkpoints.model_folder import ModelFolder, load_model, save_model

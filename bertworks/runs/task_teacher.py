@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from bertworks.batching.batch import Batch, ExampleGroup
-from bertworks.batching.sampling import Target
+from bertworks.batching.batch import Batch, ExampleGroup, Target
 from bertworks.datasets.values import first_names
 from bertworks.errors import expect, require
 from bertworks.inference.engine import LazyModel, compute_each

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bertworks.batching.sampling import keyed_rng
+from bertworks.batching.batch import keyed_rng
 from bertworks.metrics import intervals
 from bertworks.tasks.registry import task_of
 from bertworks.tasks.scores import format_score, groups_of

@@ -10,9 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.batching.batch import ExampleGroup
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Ids
+from bertworks.batching.batch import Example, ExampleGroup, Ids
 from bertworks.datasets.schema import (
     Columns,
     Item,

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Ids, Target, TokenSequence
+from bertworks.batching.batch import Example, Ids, Target, TokenSequence
 from bertworks.datasets.schema import Item
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_pipeline import with_marks

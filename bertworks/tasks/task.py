@@ -18,9 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertworks.batching.batch import ExampleGroup
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Ids, add_special_tokens, keyed_rng
+from bertworks.batching.batch import Example, ExampleGroup, Ids, add_special_tokens, keyed_rng
 from bertworks.config import packaged_table
 from bertworks.datasets.schema import Item, RowTask, Schema
 from bertworks.errors import BertworksError, expect

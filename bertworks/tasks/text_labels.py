@@ -17,9 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertworks.batching.batch import ExampleGroup
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Ids, add_special_tokens
+from bertworks.batching.batch import Example, ExampleGroup, Ids, add_special_tokens
 from bertworks.datasets.schema import (
     CHOICE_LISTS,
     Columns,

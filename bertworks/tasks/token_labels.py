@@ -14,9 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.batching.batch import ExampleGroup
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Ids, add_special_tokens
+from bertworks.batching.batch import Example, ExampleGroup, Ids, add_special_tokens
 from bertworks.datasets.annotations import OUTSIDE, tag_scheme
 from bertworks.datasets.schema import (
     Columns,

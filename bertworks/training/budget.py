@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertworks.batching.batch import Batch, collate
+from bertworks.batching.batch import Batch, Target, TokenSequence, collate
 from bertworks.batching.masking import Masker, NextTokens
-from bertworks.batching.sampling import FORMATS, Target, TokenSequence
+from bertworks.batching.sampling import FORMATS
 from bertworks.config import packaged_table
 from bertworks.errors import UsageError
 from bertworks.events import duration

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from bertworks.batching.batch import (
-    Batches,
-    ExampleStream,
+    Example,
     LabelledBatches,
+    Target,
+    add_special_tokens,
     collate,
     shuffled_index,
 )
-from bertworks.batching.masking import Example, Masker, MaskingConfig
-from bertworks.batching.sampling import Target, add_special_tokens
+from bertworks.batching.masking import Batches, ExampleStream, Masker, MaskingConfig
 from bertworks.text.tokenizer import Template
 
 

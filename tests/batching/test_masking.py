@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from bertworks.batching.batch import add_special_tokens, keyed_rng
 from bertworks.batching.masking import Masker, MaskingConfig
-from bertworks.batching.sampling import add_special_tokens, keyed_rng
 from bertworks.text.tokenizer import Template
 
 MASK, VOCAB = 4, 1000

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 from bertworks.batching import sampling
+from bertworks.batching.batch import add_special_tokens, keyed_rng
 from bertworks.batching.masking import NextTokens
 from bertworks.batching.sampling import (
     FullSentences,
     NextSentencePairs,
     Sampler,
     SamplingConfig,
-    add_special_tokens,
-    keyed_rng,
     make_sampler,
     truncate,
 )

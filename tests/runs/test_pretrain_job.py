@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from bertworks.batching import sampling
-from bertworks.batching.batch import collate
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Sampler, Target, make_sampler
+from bertworks.batching.batch import Example, Target, collate
+from bertworks.batching.sampling import Sampler, make_sampler
 from bertworks.errors import BertworksError
 from bertworks.io.atomic_write import SEAL
 from bertworks.runs.pretrain_job import (

@@ -13,9 +13,7 @@ import transformers
 from torch import Tensor
 
 import bertworks as bw
-from bertworks.batching.batch import Batch, collate
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Target
+from bertworks.batching.batch import Batch, Example, Target, collate
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.inference.engine import compute_logits
 from bertworks.inference.predictor import Predictor

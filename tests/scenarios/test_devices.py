@@ -11,9 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from bertworks.batching.batch import Batch, BatchTarget, collate
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Target
+from bertworks.batching.batch import Batch, BatchTarget, Example, Target, collate
 from bertworks.models import kernels
 from bertworks.models.config import EncoderConfig
 from bertworks.models.heads import pool

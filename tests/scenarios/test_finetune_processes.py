@@ -11,9 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertworks.batching.batch import LabelledBatches
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Target
+from bertworks.batching.batch import Example, LabelledBatches, Target
 from bertworks.checkpoints.storage import read_tensors
 from bertworks.errors import UsageError
 from bertworks.runs.finetune import finetune_events, make_finetune_request

@@ -7,9 +7,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from bertworks.batching.batch import Batch, collate
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Target
+from bertworks.batching.batch import Batch, Example, Target, collate
 from bertworks.checkpoints.hf_mapping import config_to_huggingface, from_huggingface
 from bertworks.models.config import EncoderConfig
 from bertworks.tasks.heads import (

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from bertworks.batching.batch import Batches, ExampleStream
-from bertworks.batching.masking import Masker, MaskingConfig
+from bertworks.batching.masking import Batches, ExampleStream, Masker, MaskingConfig
 from bertworks.training.distillation import Teacher
 from bertworks.training.loop import train
 from bertworks.training.objectives import BERT, PretrainingModel

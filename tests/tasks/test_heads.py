@@ -11,9 +11,7 @@ import pytest
 import torch
 import transformers
 
-from bertworks.batching.batch import Batch, collate
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Target
+from bertworks.batching.batch import Batch, Example, Target, collate
 from bertworks.checkpoints.hf_mapping import from_huggingface
 from bertworks.checkpoints.model_folder import ModelFolder, load_model, save_model
 from bertworks.checkpoints.storage import read_tensors, write_tensors
