@@ -155,7 +155,9 @@ def field_texts(table: type) -> dict[str, str]:
     texts: dict[str, str] = {}
     names: list[str] = []
     known = {field.name for field in fields(table)}  # type: ignore[arg-type]
-    for line in inspect.cleandoc(table.__doc__ or "").splitlines():
+    parts = [kind for kind in reversed(table.__mro__) if is_dataclass(kind)]
+    docstrings = "\n\n".join(inspect.cleandoc(part.__doc__ or "") for part in parts)
+    for line in docstrings.splitlines():
         heading = re.match(r"\s*(\w+(?:, \w+)*): (.*)", line)
         if heading and known.issuperset(heading[1].split(", ")):
             names, line = heading[1].split(", "), heading[2]

@@ -10,7 +10,7 @@ import torch
 from common import Part, batch_of, ceiling, config, new_model, peak, step_seconds
 from torch.profiler import ProfilerActivity, profile
 
-from bertworks.models import transformer as encoder_module
+from bertworks.models import attention as attention_module
 from bertworks.training.device import fixed_order
 
 # real tokens/s of BERT-Base at length 128, and the share of the speed of a product
@@ -187,14 +187,14 @@ def sync(part: Part) -> None:
 def compiled(part: Part, size: str, length: int, tokens: int, most: float) -> None:
     """What fusing a residual sum, dropout and norm, and the activation, would bring: torch's
     compiler."""
-    original = encoder_module.Block.forward
+    original = attention_module.Block.forward
     begin = time.perf_counter()
     try:
         torch._dynamo.config.suppress_errors = False
-        encoder_module.Block.forward = torch.compile(original, dynamic=False)  # type: ignore[method-assign]
+        attention_module.Block.forward = torch.compile(original, dynamic=False)  # type: ignore[method-assign]
         one(part, size, length, tokens, 0.1, most, 1.0, fixed=False)
     finally:
-        encoder_module.Block.forward = original  # type: ignore[method-assign]
+        attention_module.Block.forward = original  # type: ignore[method-assign]
     part.line("compiled blocks", seconds=time.perf_counter() - begin)
 
 

@@ -19,7 +19,9 @@ from torch import Tensor
 from bertworks.checkpoints.families.family import FAMILIES, Family
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, require, some_names
-from bertworks.models.config import BERT, LIMITS, EncoderConfig, Head
+from bertworks.models.config import BERT, EncoderConfig
+from bertworks.models.heads import Head
+from bertworks.models.layers import LIMITS
 
 # the model_type of networks that transformers does not have: it refuses them
 OWN_TYPE = "bertworks"

@@ -19,7 +19,7 @@ from bertworks.checkpoints.resolve import WEIGHTS
 from bertworks.checkpoints.storage import read_tensors, refuse_non_finite
 from bertworks.checkpoints.weights_record import file_sha256
 from bertworks.errors import BertworksError, quoted, require
-from bertworks.models.config import LIMITS
+from bertworks.models.layers import LIMITS
 
 # Modules that are computed, and whether they have weights.
 MODULE_KINDS = {"Dense": True, "LayerNorm": True, "Dropout": False, "Normalize": False}

@@ -1,14 +1,100 @@
-"""Multi-head attention within packed sequences: its matrices, and the kernel that computes it."""
+"""The blocks of a Transformer: multi-head attention within packed sequences, and feed-forward.
+
+- `TransformerConfig`: the settings of a stack of blocks, its parameters and operations
+- `Attention`: the matrices of attention around the kernel that computes it
+- `RelativeBias`: a bias for the distance of two tokens
+- `Block`: attention and feed-forward, written only here
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bertworks.errors import check
 from bertworks.models.cache import LayerCache
-from bertworks.models.config import EncoderConfig
 from bertworks.models.kernels import Bias, attention
-from bertworks.models.layers import Linear
+from bertworks.models.layers import ACTIVATIONS, LayerConfig, Linear, dropout
 from bertworks.models.layout import Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig(LayerConfig):
+    """A stack of blocks of a Transformer, as wide as its hidden states.
+
+    num_hidden_layers: blocks that a token passes.
+    num_attention_heads: of every layer; a divisor of hidden_size.
+    intermediate_size: width of the feed-forward layers; 0: 4 * hidden_size.
+    num_hidden_groups: blocks with parameters of their own; layer i uses block i * groups // layers;
+        0: num_hidden_layers (ALBERT: 1).
+    relative_position_buckets: of a bias on the attention scores for the distance of two tokens,
+        which all layers share (Raffel et al. 2020, section 2.1; MPNet); 0: no such bias.
+    direction: which tokens a token reads. "left_to_right": itself and those before it (GPT-2).
+    norm_first: layer norm before attention and feed-forward, and one after the last block (GPT-2).
+    attention_dropout: probability of zeroing an attention probability.
+    """
+
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 0
+    num_hidden_groups: int = 0
+    relative_position_buckets: int = 0
+    direction: Literal["bidirectional", "left_to_right", "right_to_left"] = "bidirectional"
+    norm_first: bool = False
+    attention_dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(
+            self.hidden_size % self.num_attention_heads == 0,
+            f"hidden_size {self.hidden_size} does not divide into {self.num_attention_heads} "
+            "attention heads",
+        )
+        check(
+            self.relative_position_buckets in (0, *range(4, 1025, 4))
+            and (not self.relative_position_buckets or self.direction == "bidirectional"),
+            f"relative_position_buckets is {self.relative_position_buckets} with direction "
+            f"{self.direction!r}: expected 0, or a multiple of 4 up to 1,024 with 'bidirectional'",
+        )
+        check(
+            self.num_hidden_layers % self.num_groups == 0,
+            f"num_hidden_groups {self.num_hidden_groups} does not divide num_hidden_layers "
+            f"{self.num_hidden_layers}: use a divisor, or 0 for a block per layer",
+        )
+
+    @property
+    def ffn_size(self) -> int:
+        """The width between the two matrices of a feed-forward layer."""
+        return self.intermediate_size or 4 * self.hidden_size
+
+    @property
+    def num_groups(self) -> int:
+        """Blocks with parameters of their own."""
+        return self.num_hidden_groups or self.num_hidden_layers
+
+    @property
+    def num_stack_parameters(self) -> int:
+        """Parameters of all blocks, the norm behind them and the relative bias."""
+        hidden = self.hidden_size
+        inner = self.ffn_size
+        block = 4 * hidden * hidden + 2 * hidden * inner + 9 * hidden + inner
+        norm = 2 * hidden if self.norm_first else 0
+        bias = self.relative_position_buckets * self.num_attention_heads
+        return self.num_groups * block + norm + bias
+
+    def stack_flops(self, sequence_length: int, finished: float) -> float:
+        """Matrix-product operations per token (a multiply-add counts 2).
+
+        finished: fraction of the tokens whose last layer is computed beyond queries, keys and
+        values.
+        """
+        hidden = self.hidden_size
+        products = 2 * (4 * hidden * hidden + 2 * hidden * self.ffn_size)
+        unfinished = (1 - finished) * 2 * (hidden * hidden + 2 * hidden * self.ffn_size)
+        return self.num_hidden_layers * (products + 4 * hidden * sequence_length) - unfinished
 
 
 class Attention(nn.Module):
@@ -17,7 +103,7 @@ class Attention(nn.Module):
     There is one matrix for query, key and value.
     """
 
-    def __init__(self, c: EncoderConfig):
+    def __init__(self, c: TransformerConfig):
         super().__init__()
         self.num_heads = c.num_attention_heads
         self.dropout = c.attention_dropout
@@ -41,7 +127,7 @@ class Attention(nn.Module):
         bias: added to the scores; not with a cache.
         """
         assert cache is None or bias is None
-        dropout = self.dropout if self.training else 0.0
+        p = self.dropout if self.training else 0.0
         num_padding_rows = len(x) - len(layout.position_ids)
         qkv = self._heads(self.qkv(x))
         qkv = qkv[:-num_padding_rows] if num_padding_rows else qkv
@@ -57,9 +143,7 @@ class Attention(nn.Module):
                     torch.cat([old, new]).index_select(0, order)
                     for old, new in zip(before, (k, v), strict=True)
                 )
-            context = attention(
-                q, k, v, layout, keys_layout=keys_layout, bias=bias, dropout=dropout
-            )
+            context = attention(q, k, v, layout, keys_layout=keys_layout, bias=bias, dropout=p)
         if cache is not None and not cache.continues:
             cache.start(qkv[:, 1:])
         context = context.flatten(1)
@@ -89,3 +173,104 @@ class Attention(nn.Module):
     def _heads(self, qkv: Tensor) -> Tensor:
         """[T, 3 * hidden] -> [T, 3, heads, d]."""
         return qkv.unflatten(1, (3, self.num_heads, -1))  # type: ignore[no-any-return]
+
+
+MAX_DISTANCE = 128  # tokens; longer distances have the last bucket
+
+
+class RelativeBias(nn.Embedding):
+    """A bias on attention scores for each head and each bucket of distances.
+
+    It is that of Raffel et al. 2020, section 2.1. Half of the buckets are for keys behind the
+    query; half of each direction for one distance each, the others grow with the logarithm of the
+    distance.
+    """
+
+    def buckets(self, distances: Tensor) -> Tensor:
+        """Return the bucket of each distance, int64.
+
+        A distance is the place of the key minus that of the query.
+        """
+        half = self.num_embeddings // 2
+        exact = half // 2
+        lengths = distances.abs()
+        logarithms = torch.log(lengths.clamp(min=1).float() / exact) / math.log(
+            MAX_DISTANCE / exact
+        )
+        far = (exact + (logarithms * (half - exact)).long()).clamp(max=half - 1)
+        return (distances > 0) * half + torch.where(lengths < exact, lengths, far)
+
+    def of_places(self, num_places: int) -> Bias:
+        """Return the bias of sequences of up to `num_places` tokens, as `attention` reads it."""
+        distances = torch.arange(1 - num_places, num_places, device=self.weight.device)
+        table = self(self.buckets(distances))  # [distances, heads]
+
+        def bias(layout: Layout) -> Tensor:
+            places = torch.arange(layout.max_seqlen, device=table.device)
+            rows = places - places[:, None] + (num_places - 1)
+            # a rectangle may be longer than its sequences: what is added there has no effect
+            rows = rows.clamp(0, len(distances) - 1)
+            return F.embedding(rows, table).permute(2, 0, 1)[None]
+
+        return bias
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with an activation between them (Vaswani et al. 2017, section 3.3)."""
+
+    def __init__(self, c: TransformerConfig):
+        super().__init__()
+        self.name = c.hidden_act
+        self.activation = ACTIVATIONS[c.hidden_act]
+        self.up = Linear(c.hidden_size, c.ffn_size)
+        self.down = Linear(c.ffn_size, c.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        return self.down(self.activation(self.up(x)))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """Attention, then feed-forward, each with dropout and a residual connection.
+
+    The norm follows the sum (BERT), or precedes each of the two (`norm_first`, GPT-2).
+    """
+
+    def __init__(self, c: TransformerConfig):
+        super().__init__()
+        self.dropout = c.hidden_dropout
+        self.norm_first = c.norm_first
+        self.attention = Attention(c)
+        self.attention_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
+        self.feed_forward = FeedForward(c)
+        self.feed_forward_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
+
+    def forward(
+        self,
+        x: Tensor,
+        layout: Layout,
+        rows: Tensor | None = None,
+        memory: Tensor | None = None,
+        cache: LayerCache | None = None,
+        bias: Bias | None = None,
+    ) -> Tensor:
+        """Return the states after this block: [T, hidden] -> [T, hidden].
+
+        They are [R, hidden] for the tokens `rows` int64 [R] only, which read all the others.
+
+        memory, cache, bias: see `Attention.forward`.
+        """
+        p = self.dropout if self.training else 0.0
+        residual = x if rows is None else x.index_select(0, rows)
+        read = self.attention_input(x)
+        if memory is not None:
+            memory = self.attention_input(memory)
+        x = dropout(self.attention(read, layout, rows, memory, cache, bias), p, residual=residual)
+        if self.norm_first:
+            return dropout(self.feed_forward(self.feed_forward_norm(x)), p, residual=x)
+        x = self.attention_norm(x)
+        return self.feed_forward_norm(dropout(self.feed_forward(x), p, residual=x))  # type: ignore[no-any-return]
+
+    def attention_input(self, x: Tensor) -> Tensor:
+        """What attention reads of the states before this block."""
+        return self.attention_norm(x) if self.norm_first else x

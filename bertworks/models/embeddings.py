@@ -1,12 +1,91 @@
-"""Token ids -> the vectors that the first layer reads: token, position and token type in one."""
+"""Token ids -> the vectors that the first layer reads: token, position and token type in one.
+
+- `EmbeddingsConfig`: the settings of this part of a network, its parameters and operations
+- `Embeddings`: the part
+"""
+
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from bertworks.errors import check
-from bertworks.models.config import EncoderConfig
-from bertworks.models.layers import Linear, dropout
+from bertworks.models.layers import LayerConfig, Linear, dropout
 from bertworks.models.layout import Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingsConfig(LayerConfig):
+    """The embeddings of tokens, positions and token types.
+
+    vocab_size: tokens; 0: those of the tokenizer.
+    embedding_size: width of the embedding tables; 0: hidden_size. If it differs, a linear layer
+        projects to hidden_size (ALBERT, ELECTRA).
+    max_position_embeddings: the longest sequence.
+    position_embedding_type: "learned", or "sinusoidal" (Vaswani et al. 2017, section 3.5).
+    type_vocab_size: 0: no token type embeddings (DistilBERT, GPT-2).
+    embedding_norm: layer norm over the sum of the embeddings.
+    embedding_scale: token embeddings times sqrt(hidden_size) (Vaswani et al. 2017, section 3.4).
+    embedding_dropout: after the embeddings (GPT-2); None: hidden_dropout.
+    languages: names of the token types, where these are languages (XLM, Conneau and Lample 2019,
+        section 3).
+    language: the one that all texts are in; "": the token types of a batch are its languages, as in
+        pre-training.
+    """
+
+    vocab_size: int = 0
+    embedding_size: int = 0
+    max_position_embeddings: int = 512
+    position_embedding_type: Literal["learned", "sinusoidal"] = "learned"
+    type_vocab_size: int = 2
+    embedding_norm: bool = True
+    embedding_scale: bool = False
+    embedding_dropout: float | None = None
+    languages: tuple[str, ...] = ()
+    language: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(
+            not self.languages
+            or len({*self.languages}) == len(self.languages) == self.type_vocab_size,
+            f"languages {self.languages} with type_vocab_size {self.type_vocab_size}: expected a "
+            "name for each type",
+        )
+        check(
+            self.language in ("", *self.languages),
+            f"language is {self.language!r}: expected one of {self.languages}",
+        )
+
+    @property
+    def embedding_width(self) -> int:
+        """The width of the embedding tables."""
+        return self.embedding_size or self.hidden_size
+
+    @property
+    def embedding_rate(self) -> float:
+        """The dropout after the embeddings."""
+        return self.hidden_dropout if self.embedding_dropout is None else self.embedding_dropout
+
+    @property
+    def num_table_parameters(self) -> int:
+        """Parameters of the embeddings of tokens, positions and token types."""
+        positions = self.max_position_embeddings if self.position_embedding_type == "learned" else 0
+        return (self.vocab_size + self.type_vocab_size + positions) * self.embedding_width
+
+    @property
+    def num_embedding_parameters(self) -> int:
+        """Parameters of the tables, their norm and the projection."""
+        width = self.embedding_width
+        projection = (width + 1) * self.hidden_size if width != self.hidden_size else 0
+        return self.num_table_parameters + 2 * self.embedding_norm * width + projection
+
+    @property
+    def embedding_flops(self) -> int:
+        """Matrix-product operations per token (a multiply-add counts 2): of the projection."""
+        width = self.embedding_width
+        return 2 * width * self.hidden_size if width != self.hidden_size else 0
 
 
 class Embeddings(nn.Module):
@@ -15,7 +94,7 @@ class Embeddings(nn.Module):
     It is that of Devlin et al. 2019, figure 2, and projected if the width is not the hidden size.
     """
 
-    def __init__(self, c: EncoderConfig):
+    def __init__(self, c: EmbeddingsConfig):
         super().__init__()
         width = c.embedding_width
         self.token = nn.Embedding(c.vocab_size, width)

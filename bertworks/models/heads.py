@@ -1,5 +1,6 @@
 """Hidden states -> a vector of a sequence, logits of the vocabulary, of a task, of every token.
 
+- `HeadsConfig`: the settings of heads, their parameters and operations
 - `Pooler`: a vector per sequence; `pool`: the same without parameters
 - `LMHead`: logits of the vocabulary
 - `TokenHead`: a logit per token
@@ -9,15 +10,96 @@
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertworks.models.config import EncoderConfig, Head
+from bertworks.errors import check
+from bertworks.models.embeddings import EmbeddingsConfig
 from bertworks.models.layers import ACTIVATIONS, Linear, initialize
 from bertworks.models.layout import Layout
+
+Head = Literal["pooler", "lm_head", "next_sentence", "sentence_order", "replaced_token"]
+PRETRAINING_HEADS: tuple[Head, ...] = ("pooler", "lm_head", "next_sentence")  # of BERT
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadsConfig(EmbeddingsConfig):
+    """The heads of a network, whose output over the vocabulary is tied to the embeddings.
+
+    lm_head: "transform": dense, activation, norm, tied embeddings, bias; "bias": tied embeddings
+        and bias; "plain": tied embeddings alone.
+    lm_head_act: the activation in the head that predicts masked tokens; "" if it is hidden_act. The
+        published RoBERTa and ELECTRA always have "gelu" there.
+    pooler: which token stands for a sequence, and the activation of the dense layer over it, which
+        "first" and "last" do not have.
+    pooler_dropout: in fine-tuning for whole texts, the same dropout also before the dense layer of
+        the pooler (RoBERTa).
+    sequence_dropout: in fine-tuning, before the output layer for whole texts and choices; None:
+        hidden_dropout.
+    choice_dropout: the same for choices (ELECTRA, RoBERTa); None: as for whole texts.
+    token_dropout: sequence_dropout also before the output layer for tokens (ALBERT, BERT).
+    span_dropout: in fine-tuning, before the output layer for answers in texts (DistilBERT); None:
+        no dropout.
+    """
+
+    lm_head: Literal["transform", "bias", "plain"] = "transform"
+    lm_head_act: Literal["", "gelu", "gelu_tanh", "relu"] = ""
+    pooler: Literal["first_tanh", "first_gelu", "first_relu", "first", "last_tanh", "last"] = (
+        "first_tanh"
+    )
+    pooler_dropout: bool = False
+    sequence_dropout: float | None = None
+    choice_dropout: float | None = None
+    token_dropout: bool = False
+    span_dropout: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(
+            self.embedding_width == self.hidden_size or self.lm_head == "transform",
+            f"lm_head {self.lm_head!r} with embedding_size {self.embedding_size} and hidden_size "
+            f"{self.hidden_size}: only lm_head 'transform' leads from one width to the other",
+        )
+
+    @property
+    def lm_head_activation(self) -> str:
+        """The activation in the head that predicts masked tokens."""
+        return self.lm_head_act or self.hidden_act
+
+    @property
+    def sequence_rate(self) -> float:
+        """The dropout before the output layer for whole texts."""
+        return self.hidden_dropout if self.sequence_dropout is None else self.sequence_dropout
+
+    @property
+    def choice_rate(self) -> float:
+        """The dropout before the output layer for choices."""
+        return self.sequence_rate if self.choice_dropout is None else self.choice_dropout
+
+    def num_head_parameters(self, *heads: Head) -> int:
+        """Parameters of heads, without the tied embeddings."""
+        hidden = self.hidden_size
+        width = self.embedding_width
+        pair = 2 * hidden + 2
+        transform = (hidden * width + 3 * width) * (self.lm_head == "transform")
+        counts = {
+            "pooler": (hidden * hidden + hidden) * ("_" in self.pooler),
+            "lm_head": transform + self.vocab_size * (self.lm_head != "plain"),
+            "next_sentence": pair,
+            "sentence_order": pair,
+            "replaced_token": (hidden + 1) * (hidden + 1),
+        }
+        return sum(counts[head] for head in {*heads})
+
+    @property
+    def lm_head_flops(self) -> int:
+        """Matrix-product operations per predicted token (a multiply-add counts 2)."""
+        inputs = self.hidden_size if self.lm_head == "transform" else 0
+        return 2 * self.embedding_width * (inputs + self.vocab_size)
 
 
 class Pooler(nn.Module):
@@ -27,7 +109,7 @@ class Pooler(nn.Module):
     parameters.
     """
 
-    def __init__(self, c: EncoderConfig):
+    def __init__(self, c: HeadsConfig):
         super().__init__()
         place, _, activation = c.pooler.partition("_")
         self.reads_last = place == "last"
@@ -65,7 +147,7 @@ class LMHead(nn.Module):
     the widest layer of all.
     """
 
-    def __init__(self, c: EncoderConfig):
+    def __init__(self, c: HeadsConfig):
         super().__init__()
         transforms = c.lm_head == "transform"
         width = c.embedding_width
@@ -95,7 +177,7 @@ class TokenHead(nn.Module):
     It says whether a token was replaced (Clark et al. 2020, section 2).
     """
 
-    def __init__(self, c: EncoderConfig):
+    def __init__(self, c: HeadsConfig):
         super().__init__()
         self.dense = Linear(c.hidden_size, c.hidden_size)
         self.activation = ACTIVATIONS[c.hidden_act]
@@ -110,13 +192,13 @@ class TokenHead(nn.Module):
 class PairHead(nn.Linear):
     """The vector of a pair of segments -> two logits, [B, hidden] -> [B, 2]."""
 
-    def __init__(self, c: EncoderConfig):
+    def __init__(self, c: HeadsConfig):
         super().__init__(c.hidden_size, 2)
         initialize(self, c)
 
 
 # The heads of pre-training, in the order in which they are built: initial weights depend on it.
-_HEADS: Mapping[Head, Callable[[EncoderConfig], nn.Module]] = {
+_HEADS: Mapping[Head, Callable[[HeadsConfig], nn.Module]] = {
     "pooler": Pooler,
     "lm_head": LMHead,
     "next_sentence": PairHead,
@@ -125,7 +207,7 @@ _HEADS: Mapping[Head, Callable[[EncoderConfig], nn.Module]] = {
 }
 
 
-def add_heads(network: nn.Module, c: EncoderConfig, names: Collection[Head]) -> None:
+def add_heads(network: nn.Module, c: HeadsConfig, names: Collection[Head]) -> None:
     """Build heads of pre-training as modules of a network; an absent head is None."""
     for name, kind in _HEADS.items():
         network.register_module(name, kind(c) if name in names else None)

@@ -17,9 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bertworks.models.attention import Block, FeedForward
 from bertworks.models.embeddings import Embeddings
 from bertworks.models.layers import SMALL_BATCH_ROWS, cpu_supports_bf16, meta_device_init
-from bertworks.models.transformer import Block, Encoder, FeedForward
+from bertworks.models.transformer import Encoder
 
 # of the largest weight of a matrix: fp16 has few digits for smaller ones, and no larger ones
 _FP16_LIMITS = 1e-2, 6e4

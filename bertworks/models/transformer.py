@@ -1,139 +1,26 @@
 """A Transformer: token ids -> hidden states of every layer.
 
-- `Block`: attention and feed-forward, written only here
-- `RelativeBias`: a bias for the distance of two tokens
 - `Encoder`: embeddings and blocks
 - `select_blocks`: the state of a network with some of the blocks of another one
 - `scale_residual`, `init_local_attention`: other initial weights
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from bertworks.models.attention import Attention
-from bertworks.models.cache import KeyValueCache, LayerCache
+from bertworks.models.attention import Block, RelativeBias
+from bertworks.models.cache import KeyValueCache
 from bertworks.models.config import EncoderConfig
 from bertworks.models.embeddings import Embeddings
 from bertworks.models.kernels import Bias
-from bertworks.models.layers import (
-    ACTIVATIONS,
-    Linear,
-    compiles_sizes,
-    dropout,
-    initialize,
-    pad_rows_to_bucket,
-)
+from bertworks.models.layers import compiles_sizes, initialize, pad_rows_to_bucket
 from bertworks.models.layout import Layout
-
-
-class FeedForward(nn.Module):
-    """Two linear layers with an activation between them (Vaswani et al. 2017, section 3.3)."""
-
-    def __init__(self, c: EncoderConfig):
-        super().__init__()
-        self.name = c.hidden_act
-        self.activation = ACTIVATIONS[c.hidden_act]
-        self.up = Linear(c.hidden_size, c.ffn_size)
-        self.down = Linear(c.ffn_size, c.hidden_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[T, hidden] -> [T, hidden]."""
-        return self.down(self.activation(self.up(x)))  # type: ignore[no-any-return]
-
-
-class Block(nn.Module):
-    """Attention, then feed-forward, each with dropout and a residual connection.
-
-    The norm follows the sum (BERT), or precedes each of the two (`norm_first`, GPT-2).
-    """
-
-    def __init__(self, c: EncoderConfig):
-        super().__init__()
-        self.dropout = c.hidden_dropout
-        self.norm_first = c.norm_first
-        self.attention = Attention(c)
-        self.attention_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
-        self.feed_forward = FeedForward(c)
-        self.feed_forward_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
-
-    def forward(
-        self,
-        x: Tensor,
-        layout: Layout,
-        rows: Tensor | None = None,
-        memory: Tensor | None = None,
-        cache: LayerCache | None = None,
-        bias: Bias | None = None,
-    ) -> Tensor:
-        """Return the states after this block: [T, hidden] -> [T, hidden].
-
-        They are [R, hidden] for the tokens `rows` int64 [R] only, which read all the others.
-
-        memory, cache, bias: see `Attention.forward`.
-        """
-        p = self.dropout if self.training else 0.0
-        residual = x if rows is None else x.index_select(0, rows)
-        read = self.attention_input(x)
-        if memory is not None:
-            memory = self.attention_input(memory)
-        x = dropout(self.attention(read, layout, rows, memory, cache, bias), p, residual=residual)
-        if self.norm_first:
-            return dropout(self.feed_forward(self.feed_forward_norm(x)), p, residual=x)
-        x = self.attention_norm(x)
-        return self.feed_forward_norm(dropout(self.feed_forward(x), p, residual=x))  # type: ignore[no-any-return]
-
-    def attention_input(self, x: Tensor) -> Tensor:
-        """What attention reads of the states before this block."""
-        return self.attention_norm(x) if self.norm_first else x
-
-
-MAX_DISTANCE = 128  # tokens; longer distances have the last bucket
-
-
-class RelativeBias(nn.Embedding):
-    """A bias on attention scores for each head and each bucket of distances.
-
-    It is that of Raffel et al. 2020, section 2.1. Half of the buckets are for keys behind the
-    query; half of each direction for one distance each, the others grow with the logarithm of the
-    distance.
-    """
-
-    def buckets(self, distances: Tensor) -> Tensor:
-        """Return the bucket of each distance, int64.
-
-        A distance is the place of the key minus that of the query.
-        """
-        half = self.num_embeddings // 2
-        exact = half // 2
-        lengths = distances.abs()
-        logarithms = torch.log(lengths.clamp(min=1).float() / exact) / math.log(
-            MAX_DISTANCE / exact
-        )
-        far = (exact + (logarithms * (half - exact)).long()).clamp(max=half - 1)
-        return (distances > 0) * half + torch.where(lengths < exact, lengths, far)
-
-    def of_places(self, num_places: int) -> Bias:
-        """Return the bias of sequences of up to `num_places` tokens, as `attention` reads it."""
-        distances = torch.arange(1 - num_places, num_places, device=self.weight.device)
-        table = self(self.buckets(distances))  # [distances, heads]
-
-        def bias(layout: Layout) -> Tensor:
-            places = torch.arange(layout.max_seqlen, device=table.device)
-            rows = places - places[:, None] + (num_places - 1)
-            # a rectangle may be longer than its sequences: what is added there has no effect
-            rows = rows.clamp(0, len(distances) - 1)
-            return F.embedding(rows, table).permute(2, 0, 1)[None]
-
-        return bias
-
 
 _BLOCKS = "encoder.blocks."  # how the names of their parameters begin, in a whole network
 

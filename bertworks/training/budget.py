@@ -26,7 +26,8 @@ from bertworks.batching.sampling import FORMATS
 from bertworks.config import packaged_table
 from bertworks.errors import UsageError
 from bertworks.events import duration
-from bertworks.models.config import BERT_SIZES, PRETRAINING_HEADS, EncoderConfig
+from bertworks.models.config import BERT_SIZES, EncoderConfig
+from bertworks.models.heads import PRETRAINING_HEADS
 from bertworks.training.device import (
     DTYPES,
     THREADS,

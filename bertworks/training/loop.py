@@ -3,7 +3,6 @@
 It yields after every step; the caller logs, evaluates and saves.
 """
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -20,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bertworks.batching.batch import Batch
 from bertworks.models.heads import OutputLayer
+from bertworks.models.transformer import Encoder
 from bertworks.training.device import DTYPES, Precision
 from bertworks.training.objectives import LossStats, LossSum, TrainableModel
 from bertworks.training.optimization import OptimizerConfig, update
@@ -64,23 +64,36 @@ class MixedPrecision(nn.Module):
             if isinstance(part, nn.Embedding | OutputLayer)
         )
         learned = [name for name, p in objective.named_parameters() if p.requires_grad]
-        self.rounded = [name for name in learned if not name.startswith(exact)]
+        encoders = [part for part in objective.modules() if isinstance(part, Encoder)]
+        block_of = {
+            parameter: block
+            for encoder in encoders
+            for block in encoder.blocks
+            for parameter in block.parameters()
+        }
+        # The names of the rounded parameters: those of a block together.
+        self.groups = [
+            [*names]
+            for _, names in groupby(
+                (name for name in learned if not name.startswith(exact)),
+                lambda name: block_of.get(objective.get_parameter(name)),
+            )
+        ]
 
     def forward(self, batch: Batch) -> dict[str, LossSum]:
         """Return the losses of the objective, computed in the precision."""
         if self.dtype == torch.float32:
             return cast(dict[str, LossSum], self.objective(batch))
-        parameters = {name: self.objective.get_parameter(name) for name in self.rounded}
-        copies = {name: p.to(self.dtype) for name, p in parameters.items() if not p.is_cuda}
+        copies: dict[str, Tensor] = {}
         # On a GPU the time of hundreds of small copies would be that of their calls: one per block.
         # Not one for all, so that processes exchange the gradients of a block while those of the
         # next are computed.
-        for _, block in groupby(
-            () if copies else parameters, lambda name: re.findall(r"\.blocks\.\d+", name)
-        ):
-            names = list(block)
-            values = map(parameters.get, names)
-            rounded = _Rounded.apply(self.dtype, *values)  # type: ignore[no-untyped-call]
+        for names in self.groups:
+            parameters = [self.objective.get_parameter(name) for name in names]
+            if parameters[0].is_cuda:
+                rounded = _Rounded.apply(self.dtype, *parameters)  # type: ignore[no-untyped-call]
+            else:
+                rounded = [p.to(self.dtype) for p in parameters]
             copies |= zip(names, rounded, strict=True)
         return cast(dict[str, LossSum], functional_call(self.objective, copies, (batch,)))
 

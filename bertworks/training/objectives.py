@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch
-from bertworks.models.config import EncoderConfig, Head
-from bertworks.models.heads import LMHead, Pooler, TokenHead, add_heads
+from bertworks.models.config import EncoderConfig
+from bertworks.models.heads import Head, LMHead, Pooler, TokenHead, add_heads
 from bertworks.models.layers import compiles_sizes, meta_device_init, pad_rows_to_bucket
 from bertworks.models.transformer import Encoder
 from bertworks.training.recipe import TEACHER_OBJECTIVES, ObjectiveKind, Recipe

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save, save_file
 from bertworks.checkpoints.model_card import pretraining_card
 from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.errors import BertworksError
-from bertworks.models.config import PRETRAINING_HEADS, EncoderConfig
+from bertworks.models.config import EncoderConfig
+from bertworks.models.heads import PRETRAINING_HEADS
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.objectives import PretrainingModel
 

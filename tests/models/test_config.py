@@ -12,8 +12,8 @@ import torch
 import transformers
 
 from bertworks.checkpoints.hf_mapping import config_from_huggingface
-from bertworks.models.config import PRESETS, EncoderConfig, Head
-from bertworks.models.heads import LMHead, Pooler, TokenHead
+from bertworks.models.config import PRESETS, EncoderConfig
+from bertworks.models.heads import Head, LMHead, Pooler, TokenHead
 from bertworks.models.layers import meta_device_init
 from bertworks.models.layout import Layout
 from bertworks.models.packed_linear import to_bf16_inference, to_fp32_inference

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from bertworks.models.config import BERT_SIZES, PRETRAINING_HEADS, EncoderConfig
+from bertworks.models.config import BERT_SIZES, EncoderConfig
+from bertworks.models.heads import PRETRAINING_HEADS
 from bertworks.models.kernels import (
     attention,
 )
