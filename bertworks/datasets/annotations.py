@@ -226,7 +226,8 @@ def read_conll(
     word_lines: list[str] = []
     all_lines: list[str] = []
     sentence: tuple[int, Sentence] | None = None  # complete, but for the lines after it
-    for kind, number, line, cells in _conll_lines(lines, layout):
+    end = "end", 0, "", list[str]()  # of the last sentence
+    for kind, number, line, cells in chain(_conll_lines(lines, layout), [end]):
         if kind == "word":
             if sentence:
                 yield sentence
@@ -240,31 +241,19 @@ def read_conll(
             tags.append(intern(cells[layout.tag or 0]))
             word_lines.append(intern(word_line))
         elif kind == "end" and tokens:
-            sentence = first, _sentence(tokens, tags, document, word_lines, all_lines, layout)
+            tag_values = {} if layout.tag is None else {"tags": tags}
+            values = Sentence(tokens=tokens, **tag_values, document=document, lines=word_lines)
+            values.all_lines = all_lines
+            sentence = first, values
             first = 0
             tokens = []
             tags = []
             word_lines = []
         document += kind != "word" and _DOCUMENT.match(line) is not None
-        all_lines.append(intern(line))
-    if tokens:
-        sentence = first, _sentence(tokens, tags, document, word_lines, all_lines, layout)
+        if number:
+            all_lines.append(intern(line))
     if sentence:
         yield sentence
-
-
-def _sentence(
-    tokens: list[str],
-    tags: list[str],
-    document: int,
-    word_lines: list[str],
-    all_lines: list[str],
-    layout: ConllLayout,
-) -> Sentence:
-    tag_values = {} if layout.tag is None else {"tags": tags}
-    sentence = Sentence(tokens=tokens, **tag_values, document=document, lines=word_lines)
-    sentence.all_lines = all_lines
-    return sentence
 
 
 def _check_conll_line(

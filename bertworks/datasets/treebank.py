@@ -162,22 +162,15 @@ def _tree(row: Row) -> TreeSentence:
     roots = [number for number, head in enumerate(heads, 1) if head < 0]
     what = f"words {', '.join(map(str, roots[:5]))} have the head 0: a sentence has one root"
     require(len(roots) <= 1, what, row.where, _REPAIR)
-    if cycle := _cycle(heads):
+    try:
+        TopologicalSorter({word: [head + 1] for word, head in enumerate(heads, 1)}).prepare()
+    except CycleError as error:
+        cycle = error.args[1][:0:-1]  # the error names a head before its word
         what = (
             f"the heads lead from word {' to '.join(map(str, [*cycle[:8], cycle[0]]))}: this "
             "is a cycle, not a tree"
         )
-        raise BertworksError(what, where=row.where, hint=_REPAIR)
+        raise BertworksError(what, where=row.where, hint=_REPAIR) from None
     words = (cells[_WORD] for cells in lines)
     is_punctuation = (cells[_UPOS] == "PUNCT" for cells in lines)
     return TreeSentence(tuple(words), heads, tuple(is_punctuation), row.where)
-
-
-def _cycle(heads: tuple[int, ...]) -> list[int]:
-    """Return the words, counted from 1, of a cycle; [] if all heads lead to the root."""
-    try:
-        TopologicalSorter({word: [head] for word, head in enumerate(heads)}).prepare()
-    except CycleError as error:
-        # the error names a head before its word
-        return [word + 1 for word in reversed(error.args[1][1:])]
-    return []

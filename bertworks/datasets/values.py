@@ -46,6 +46,7 @@ _LISTED_LABELS = 30
 SIMILAR = 0.8  # of the letters of two names that one is written for the other by mistake
 _MANY_ROWS = 10  # from which one value in half of them says something about a column
 _FEW = 3  # words of the name of a column; values that show how long texts are
+_LONGEST_NAME = 12
 _MAX_VALUES = 2000  # different values that are counted in a column
 _LONGEST_VALUE = 1000  # characters of a value by which it differs
 _PRINTED_LIST = re.compile(r"""\[(['"].*['"]|\d[\d\s]*)\]""", re.DOTALL)
@@ -113,7 +114,12 @@ def names_columns(
     if not columns or any(column.name in column.values for column in columns):
         return False
     names = [column.name for column in columns]
-    is_row = not is_header(names) or any(map(_is_sentence, names))
+    # a name has fewer words and, in a script without spaces, fewer characters
+    is_row = not is_header(names) or any(
+        len(name.split()) > _FEW
+        or (not name.isascii() and len(max(name.split(), key=len)) >= _LONGEST_NAME)
+        for name in names
+    )
     differs = any(map(_is_unlike_its_name, columns))
     is_usual = count or any(NO_LABELS.fullmatch(column.known_name) for column in columns)
     return differs if differs != is_row else True if is_usual and not is_row else None
@@ -132,16 +138,6 @@ def _is_unlike_its_name(column: "Column") -> bool:
     is_closed = column.filled > _FEW and once <= (1 - MOST) * column.filled
     return not is_number and (
         column.numbers >= MOST * max(1, column.filled) or is_short or is_closed
-    )
-
-
-def _is_sentence(name: str) -> bool:
-    """Return whether a cell is too long for a name.
-
-    It has four words, or twelve characters of a script without spaces.
-    """
-    return len(name.split()) > _FEW or (
-        not name.isascii() and len(max(name.split(), key=len)) >= 12
     )
 
 

@@ -23,7 +23,7 @@ from typing import IO, Any, Literal
 
 from bertworks.errors import BertworksError, UsageError, expect
 from bertworks.io.atomic_write import replacing
-from bertworks.io.file_job import content_of, pack, unpack
+from bertworks.io.file_job import pack, unpacked_values
 from bertworks.io.inputs import COMPRESSIONS, FORMATS, IssueCounter, format_suffix
 from bertworks.io.tables import as_json
 
@@ -77,20 +77,24 @@ class RowFormat:
                 common type in Parquet.
         """
         if self.kind == "parquet":
-            return _arrow_block(list(self._checked(rows, first)), self.columns, self.name, first)
+            return self._arrow_block(list(self._checked(rows, first)), first)
         if self.kind in ("csv", "tsv"):
-            lines = self._table_lines(rows, first, formulas or IssueCounter())
-            return _bytes_of(f"{line}\n" for line in lines)
+            numbered = enumerate(self._checked(rows, first), first)
+            values = ((f"row {n}", list(map(row.get, self.columns))) for n, row in numbered)
+            return self._lines(values, formulas)
         end = "\n" if self.kind == "jsonl" else ",\n"
         return _bytes_of(f"{as_json(dict(row))}{end}" for row in rows)
 
     def join(
-        self, path: str | Path, blocks: Iterable[bytes], formulas: IssueCounter | None = None
+        self,
+        path: str | Path,
+        blocks: Callable[[], Iterable[bytes]],
+        formulas: IssueCounter | None = None,
     ) -> None:
         """Write the file of blocks, compressed as its suffix says; "-" is standard output.
 
         Args:
-            blocks: of Parquet, they are read twice.
+            blocks: returns all blocks; is called twice for Parquet.
             formulas: counts names of columns that spreadsheet programs would compute.
 
         Raises:
@@ -98,44 +102,49 @@ class RowFormat:
         """
         if self.kind == "parquet":
             with replacing(Path(path).expanduser()) as temporary:
-                _join_arrow(temporary, blocks, self.columns, self.name)
+                self._join_arrow(temporary, blocks)
             return
         with _open_output(path) as stream:
             if self.kind == "json":
-                _join_array(stream, blocks)
+                _join_array(stream, blocks())
             else:
-                stream.write(self._header(formulas or IssueCounter()))
-                stream.writelines(blocks)
+                if self.kind in ("csv", "tsv"):
+                    stream.write(self._lines([("header", self.columns)], formulas))
+                stream.writelines(blocks())
             stream.flush()
 
-    def _header(self, formulas: IssueCounter) -> bytes:
-        if self.kind not in ("csv", "tsv"):
-            return b""
-        cells = self._cells(self.columns, "header", formulas)
-        return _bytes_of([f"{self._line_writer()(cells)}\n"])
+    def formula_note(self, formulas: IssueCounter) -> str | None:
+        """Return a note on texts that would be formulas, if there are any."""
+        if not formulas.count:
+            return None
+        effect = (
+            "have a ' before them"
+            if self.guard_formulas
+            else "--guard-formulas writes ' before them"
+        )
+        return f"texts that spreadsheet programs compute as formulas: {formulas}; {effect}"
 
-    def _table_lines(
-        self, rows: Iterable[Mapping[str, Any]], first: int, formulas: IssueCounter
-    ) -> Iterator[str]:
-        line = self._line_writer()
-        for number, row in enumerate(self._checked(rows, first), first):
-            values = [row.get(column) for column in self.columns]
-            yield line(self._cells(values, f"row {number}", formulas))
-
-    def _line_writer(self) -> Callable[[Sequence[str]], Any]:
+    def _lines(
+        self, rows: Iterable[tuple[str, Sequence[Any]]], formulas: IssueCounter | None
+    ) -> bytes:
+        """Return rows as lines of a table. rows: their places, for `formulas`, and their values."""
+        formulas = IssueCounter() if formulas is None else formulas
         # csv quotes the characters of its line end: cells with "\r" or "\n" are quoted in all
         # versions of Python.
         delimiter = "," if self.kind == "csv" else "\t"
-        return csv.writer(_Line(), delimiter=delimiter, lineterminator="\r\n").writerow
-
-    def _cells(self, values: Sequence[Any], place: str, formulas: IssueCounter) -> list[str]:
-        cells = [_cell(value) for value in values]
-        for index, value in enumerate(values):
-            if isinstance(value, str) and _FORMULA.match(value):
-                formulas.add(f"{place}, column {self.columns[index]!r:.60}")
-                if self.guard_formulas:
-                    cells[index] = f"'{cells[index]}"
-        return cells
+        writer = csv.writer(_Line(), delimiter=delimiter, lineterminator="\r\n")
+        lines = []
+        for place, values in rows:
+            cells = ["" if value is None else str(value) for value in values]
+            for index, value in enumerate(values):
+                if isinstance(value, list | tuple | dict | bool):
+                    cells[index] = as_json(value)
+                elif isinstance(value, str) and _FORMULA.match(value):
+                    formulas.add(f"{place}, column {self.columns[index]!r:.60}")
+                    if self.guard_formulas:
+                        cells[index] = f"'{value}"
+            lines.append(f"{writer.writerow(cells)}\n")
+        return _bytes_of(lines)
 
     def _checked(
         self, rows: Iterable[Mapping[str, Any]], first: int
@@ -150,6 +159,42 @@ class RowFormat:
                     what, where=self.name, hint="write .jsonl: there each row has its own fields"
                 )
             yield row
+
+    def _arrow_block(self, rows: list[Mapping[str, Any]], first: int) -> bytes:
+        """Return rows as an Arrow stream, with the types of their values."""
+        import pyarrow
+
+        with _explained(self.name, first, len(rows)):
+            cells = {column: [row.get(column) for row in rows] for column in self.columns}
+            table = pyarrow.table(cells)
+        sink = pyarrow.BufferOutputStream()
+        with pyarrow.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        return bytes(sink.getvalue())
+
+    def _join_arrow(self, path: Path, blocks: Callable[[], Iterable[bytes]]) -> None:
+        """Write a Parquet file of Arrow streams, with types that hold the values of all."""
+        import pyarrow
+        from pyarrow import parquet
+
+        schema = pyarrow.schema([(column, pyarrow.null()) for column in self.columns])
+        first = 1
+        for block in blocks():
+            with pyarrow.ipc.open_stream(block) as stream:
+                count = sum(batch.num_rows for batch in stream)
+                with _explained(self.name, first, count):
+                    schema = pyarrow.unify_schemas(
+                        [schema, stream.schema], promote_options="permissive"
+                    )
+            first += count
+        first = 1
+        with parquet.ParquetWriter(path, schema) as writer:
+            for block in blocks():
+                with pyarrow.ipc.open_stream(block) as stream:
+                    for batch in stream:
+                        with _explained(self.name, first, batch.num_rows):
+                            writer.write_table(pyarrow.Table.from_batches([batch]).cast(schema))
+                        first += batch.num_rows
 
 
 def format_of(
@@ -219,14 +264,14 @@ def write_rows(
             count += len(batch)
 
     if row_format.kind != "parquet":
-        row_format.join(path, blocks(), formulas)
+        row_format.join(path, blocks, formulas)
         return count
     with TemporaryDirectory() as folder:
         files = []
         for number, block in enumerate(blocks()):
             files.append(Path(folder, str(number)))
             files[-1].write_bytes(block)
-        row_format.join(path, _Blocks(files, Path.read_bytes))
+        row_format.join(path, lambda: map(Path.read_bytes, files))
     return count
 
 
@@ -259,37 +304,12 @@ def join_portions(row_format: RowFormat, path: str | Path, files: Sequence[Path]
     formulas = IssueCounter()
 
     def block_of(file: Path) -> bytes:
-        counts, block = unpack(content_of(file))
+        counts, block = unpacked_values(file)
         formulas.add_all(IssueCounter(**json.loads(counts)))
         return block
 
-    row_format.join(path, _Blocks(files, block_of), formulas)
-    return formula_note(formulas, row_format.guard_formulas)
-
-
-def formula_note(formulas: IssueCounter, guard_formulas: bool) -> str | None:
-    """A note on texts that would be formulas, if there are any. guard_formulas: see `RowFormat`."""
-    if not formulas.count:
-        return None
-    effect = "have a ' before them" if guard_formulas else "--guard-formulas writes ' before them"
-    return f"texts that spreadsheet programs compute as formulas: {formulas}; {effect}"
-
-
-class _Blocks:
-    """Blocks of rows in files, in order.
-
-    They can be iterated repeatedly.
-
-    Args:
-        read: the block of a file.
-    """
-
-    def __init__(self, files: Iterable[Path], read: Callable[[Path], bytes]):
-        self._files = files
-        self._read = read
-
-    def __iter__(self) -> Iterator[bytes]:
-        return map(self._read, self._files)
+    row_format.join(path, lambda: map(block_of, files), formulas)
+    return row_format.formula_note(formulas)
 
 
 def kind_of(path: str | Path, *, vectors: bool = False) -> FileKind:
@@ -341,12 +361,6 @@ class _Line:
         return text.removesuffix("\r\n")
 
 
-def _cell(value: Any) -> str:
-    if isinstance(value, list | tuple | dict | bool):
-        return as_json(value)
-    return "" if value is None else str(value)
-
-
 @contextmanager
 def _open_output(path: str | Path) -> Iterator[Any]:
     """A stream of bytes.
@@ -364,45 +378,6 @@ def _open_output(path: str | Path) -> Iterator[Any]:
     *_, compressed = COMPRESSIONS.get(target.suffix.lower(), (nullcontext,))
     with replacing(target) as temporary, temporary.open("wb") as file, compressed(file) as stream:
         yield stream
-
-
-def _arrow_block(
-    rows: list[Mapping[str, Any]], columns: Sequence[str], name: str, first: int
-) -> bytes:
-    """Rows as an Arrow stream, with the types of their values."""
-    import pyarrow
-
-    with _explained(name, first, len(rows)):
-        table = pyarrow.table({column: [row.get(column) for row in rows] for column in columns})
-    sink = pyarrow.BufferOutputStream()
-    with pyarrow.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return bytes(sink.getvalue())
-
-
-def _join_arrow(path: Path, blocks: Iterable[bytes], columns: Sequence[str], name: str) -> None:
-    """Write a Parquet file of Arrow streams, with types that hold the values of all."""
-    import pyarrow
-    from pyarrow import parquet
-
-    schema = pyarrow.schema([(column, pyarrow.null()) for column in columns])
-    first = 1
-    for block in blocks:
-        with pyarrow.ipc.open_stream(block) as stream:
-            count = sum(batch.num_rows for batch in stream)
-            with _explained(name, first, count):
-                schema = pyarrow.unify_schemas(
-                    [schema, stream.schema], promote_options="permissive"
-                )
-        first += count
-    first = 1
-    with parquet.ParquetWriter(path, schema) as writer:
-        for block in blocks:
-            with pyarrow.ipc.open_stream(block) as stream:
-                for batch in stream:
-                    with _explained(name, first, batch.num_rows):
-                        writer.write_table(pyarrow.Table.from_batches([batch]).cast(schema))
-                    first += batch.num_rows
 
 
 @contextmanager

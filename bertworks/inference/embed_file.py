@@ -19,7 +19,6 @@ from bertworks.datasets.schema import study
 from bertworks.datasets.writer import (
     RowFormat,
     format_of,
-    formula_note,
     join_portions,
     kind_of,
     row_portion,
@@ -33,7 +32,14 @@ from bertworks.inference.predictor import COMPARED
 from bertworks.inference.whitening import Moments, Vectors, Whitening, normalized
 from bertworks.io.arrays import write_npy
 from bertworks.io.atomic_write import local_path
-from bertworks.io.file_job import FileJob, compute_file, content_of, pack, portions_of, unpack
+from bertworks.io.file_job import (
+    FileJob,
+    compute_file,
+    content_of,
+    pack,
+    portions_of,
+    unpacked_values,
+)
 from bertworks.io.inputs import IssueCounter
 from bertworks.io.options import Bulk, ReadOptions
 from bertworks.io.tables import (
@@ -378,8 +384,7 @@ def _vectors_of_portions(
     """Yield the vectors of all portions. has_mask: they are to be whitened."""
     yield np.zeros((0, embedder.dimension), np.float32)  # the shape of a file without rows
     for file in files:
-        content = content_of(file)
-        vectors = unpack(content)[1] if has_mask else content
+        vectors = list(unpacked_values(file))[1] if has_mask else content_of(file)
         yield np.frombuffer(vectors, np.float32).reshape(-1, embedder.dimension)
 
 
@@ -393,7 +398,7 @@ def _whitened(
 
     def vectors_of_texts() -> Iterator[Vectors]:
         for file in files:
-            mask, vectors = unpack(content_of(file))
+            mask, vectors = unpacked_values(file)
             block = np.frombuffer(vectors, np.float32).reshape(-1, embedder.dimension)
             yield block[np.frombuffer(mask, bool)]
 
@@ -441,4 +446,4 @@ def _write_vectors(
         formulas=formulas,
         guard_formulas=row_format.guard_formulas,
     )
-    return formula_note(formulas, row_format.guard_formulas)
+    return row_format.formula_note(formulas)

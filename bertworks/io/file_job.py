@@ -6,7 +6,7 @@ They are made by this process or by any number of processes and machines.
   resumes
 - `compute_file`: the rows of a file -> portions -> the output
 - `portions_of`: rows in portions; `content_of`: what a portion holds
-- `pack`, `unpack`: several values in one portion
+- `pack`, `unpacked_values`: several values in one portion
 
 A portion is `NUMBER-FINGERPRINT-COUNT`, sealed with its name. The fingerprint is that of
 `job.json`: everything that the results depend on. A process that makes a portion writes it to a
@@ -363,9 +363,13 @@ def content_of(portion: Path) -> bytes:
     Raises:
         BertworksError: the file has changed since it was written.
     """
+    _require_sealed(portion)
+    return portion.read_bytes()[:-SEAL]
+
+
+def _require_sealed(portion: Path) -> None:
     hint = "run the same command again: this portion is computed again"
     require(is_sealed(portion, portion.name), "damaged: it is not as it was written", portion, hint)
-    return portion.read_bytes()[:-SEAL]
 
 
 def refuse_finished(output: Path, overwrite: bool, file: str = "") -> None:
@@ -471,19 +475,13 @@ def pack(blocks: Iterable[bytes]) -> Iterator[bytes]:
         yield block
 
 
-def unpack(content: bytes) -> list[bytes]:
-    """Return the values that `pack` packed."""
-    values = []
-    at = 0
-    while at < len(content):
-        start = at + 8
-        at = start + int.from_bytes(content[at:start], "little")
-        values.append(content[start:at])
-    return values
-
-
 def unpacked_values(portion: Path) -> Iterator[bytes]:
-    """Yield the values of the file of a portion that `pack` packed, one in memory at a time."""
+    """Yield the values of the file of a portion that `pack` packed, one in memory at a time.
+
+    Raises:
+        BertworksError: the file has changed since it was written.
+    """
+    _require_sealed(portion)
     with portion.open("rb") as file:
         end = portion.stat().st_size - SEAL
         while file.tell() < end:

@@ -118,14 +118,19 @@ def corpus_report(shards: Shards, tokenizer: Tokenizer | None = None) -> CorpusS
         sentence_hashes.add(hashes, int(borders[0]))
         document_hashes.add(_hash_rows(hashes, borders - borders[0]), first)
     manifest = shards.manifest
+    unknown_words = manifest.unknown_words
+    capitals = [word for word in unknown_words if word != word.lower()]
+    ids = tokenizer.ids([word.lower() for word in capitals])
+    cured_words = [word for word, known in zip(capitals, ids) if tokenizer.unk_id not in known]
+    num_cured = sum(unknown_words[word] for word in cured_words)
     report = CorpusStatistics(
         documents=manifest.documents,
         sentences=manifest.sentences,
         tokens=manifest.tokens,
         tokens_per_word=manifest.tokens / max(words, 1),
         unknown_share=manifest.unknown_tokens / manifest.tokens,
-        unknown_words=dict(list(manifest.unknown_words.items())[:_SHOWN]),
-        unknown_cured_by_lowercase=_cured_by_lowercase(manifest.unknown_words, tokenizer),
+        unknown_words=dict(list(unknown_words.items())[:_SHOWN]),
+        unknown_cured_by_lowercase=num_cured / max(sum(unknown_words.values()), 1),
         sentence_lengths=_named(sentence_lengths),
         document_lengths=_named(document_lengths),
         single_sentence_documents=single,
@@ -248,16 +253,6 @@ def _named(counts: NDArray[np.int64]) -> dict[str, int]:
         str(1 << i) if i == 0 else f"{1 << i}-{(2 << i) - 1}": int(counts[i])
         for i in range(used[0], used[-1] + 1)
     }
-
-
-def _cured_by_lowercase(words: dict[str, int], tokenizer: Tokenizer) -> float:
-    """Return the fraction of the occurrences of unknown words that are known in lower case."""
-    capitals = [word for word in words if word != word.lower()]
-    ids = tokenizer.ids([word.lower() for word in capitals])
-    cured = sum(
-        words[word] for word, tokens in zip(capitals, ids) if tokenizer.unk_id not in tokens
-    )
-    return cured / max(sum(words.values()), 1)
 
 
 def _warnings(report: CorpusStatistics, shards: Shards, tokenizer: Tokenizer) -> list[str]:

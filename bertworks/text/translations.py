@@ -113,9 +113,12 @@ def read_translations(files: Sequence[str | Path]) -> Translations:
     else:
         rows = list(zip(*columns, strict=True))
     require(rows, "the file has no lines", names[0], _ALIGNED)
-    return _with_issues(
-        [_pair(row, names, number) for number, row in enumerate(rows, 1)], names, issues
-    )
+    pairs = []
+    for number, row in enumerate(rows, 1):
+        what = f"{len(row)} columns: expected two, separated by a tab"
+        require(len(row) == 2, what, f"{names[0]}:{number}", _ALIGNED)
+        pairs.append((row[0].strip(), row[1].strip()))
+    return _with_issues(pairs, names, issues)
 
 
 def _lines(reader: LineReader, name: str, issues: Issues) -> list[str]:
@@ -132,18 +135,6 @@ def _lines(reader: LineReader, name: str, issues: Issues) -> list[str]:
             issues[_OTHER_ENDS].add(f"{name}:{number}")
         lines.append(line)
     return lines
-
-
-def _pair(row: Sequence[str], names: Sequence[str], number: int) -> tuple[str, str]:
-    """Return the two sides of a line."""
-    require(
-        len(row) == 2,
-        f"{len(row)} columns: expected two, separated by a tab",
-        f"{names[0]}:{number}",
-        _ALIGNED,
-    )
-    first, second = row
-    return first.strip(), second.strip()
 
 
 def _with_issues(pairs: list[tuple[str, str]], names: list[str], issues: Issues) -> Translations:

@@ -38,7 +38,7 @@ def test_blocks_are_the_file(kind: FileKind, tmp_path: Path) -> None:
     row_format = format_of(path, ["n", "text"])
     for cut in range(5):
         blocks = [row_format.block(ROWS[:cut]), row_format.block(ROWS[cut:], cut + 1)]
-        row_format.join(tmp_path / "b", blocks)
+        row_format.join(tmp_path / "b", lambda: blocks)  # noqa: B023
         assert (tmp_path / "b").read_bytes() == path.read_bytes()
 
 
@@ -60,11 +60,12 @@ def test_types_of_blocks_of_parquet_are_joined(tmp_path: Path) -> None:
         row_format.block([{"x": 1, "y": None}]),
         row_format.block([{"x": 2.5, "y": ["a"]}, {"x": None}], 2),
     ]
-    row_format.join(tmp_path / "a.parquet", blocks)
+    row_format.join(tmp_path / "a.parquet", lambda: blocks)
     table = parquet.read_table(tmp_path / "a.parquet")
     assert table.to_pydict() == {"x": [1.0, 2.5, None], "y": [None, ["a"], None]}
+    text_blocks = [blocks[0], row_format.block([{"x": "a"}], 2)]
     with pytest.raises(BertworksError, match="rows 2 to 2 cannot be written as Parquet"):
-        row_format.join(tmp_path / "b.parquet", [blocks[0], row_format.block([{"x": "a"}], 2)])
+        row_format.join(tmp_path / "b.parquet", lambda: text_blocks)
     assert not (tmp_path / "b.parquet").exists()
 
 

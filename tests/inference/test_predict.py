@@ -10,7 +10,6 @@ from bertworks.datasets.schema import Item
 from bertworks.datasets.writer import RowFormat
 from bertworks.errors import BertworksError
 from bertworks.inference.predict import PredictionFormat, Unit
-from bertworks.io.file_job import unpack
 
 WORDS = {"word": ["Anna", "sings"], "n": ["1", "2"]}
 TAGS = {"predicted_tags": ["B-PER", "O"], "truncated_tokens": 0}
@@ -21,7 +20,7 @@ def finished_rows(output_format: PredictionFormat, unit: Unit, columns: dict) ->
     """The bytes of the rows in a portion, by a format that went through JSON as for a worker."""
     settings = json.loads(json.dumps(asdict(output_format)))
     portion = PredictionFormat.of_settings(settings).portion([unit], [columns])
-    return unpack(b"".join(portion))[1].decode()
+    return list(portion)[3].decode()  # after the length and the counts, and the length
 
 
 def test_a_row_with_its_prediction() -> None:
