@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     )
     from bertworks.evaluation.evaluate import (
         evaluate_blimp as evaluate_blimp,
-        evaluate_mlm as evaluate_mlm,
         evaluate_squad as evaluate_squad,
         evaluate_sts as evaluate_sts,
         evaluate_task as evaluate_task,
     )
     from bertworks.evaluation.glue import evaluate_glue as evaluate_glue
+    from bertworks.evaluation.masked_lm import evaluate_mlm as evaluate_mlm
     from bertworks.evaluation.probe import evaluate_probe as evaluate_probe
     from bertworks.evaluation.retrieval import (
         evaluate_pairs as evaluate_pairs,

@@ -1,35 +1,28 @@
 """Evaluation on data that the model was not trained on.
 
 - `evaluate_squad`: predictions for SQuAD
-- `evaluate_mlm`: masked LM and next sentence prediction
 - `evaluate_sts`: similarity of texts
-- `evaluate_task`: a fine-tuned model
+- `evaluate_task`: a fine-tuned model; `training_copies`: rows that it was trained on
 - `evaluate_blimp`: minimal pairs
 """
 
 import math
-import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 
 from bertworks.batching.batch import shuffled_index
-from bertworks.batching.sampling import FORMATS
-from bertworks.checkpoints.hf_mapping import component_names
-from bertworks.checkpoints.model_folder import ModelFolder, check_components
-from bertworks.checkpoints.resolve import resolve_model
+from bertworks.checkpoints.resolve import TASKS as TASKS_FOLDER
+from bertworks.checkpoints.storage import read_json
 from bertworks.datasets.reader import RowReader, parse_json, utf8_lines
 from bertworks.datasets.schema import Item, Schema, infer_schema, items, label_names
 from bertworks.datasets.values import first_names, misspelt_labels
 from bertworks.errors import BertworksError, UsageError, expect, names_of, quoted, require
-from bertworks.evaluation.mlm_portions import mlm_figures, mlm_job, network_of
-from bertworks.evaluation.training_data import training_copies
 from bertworks.events import Event, no_notes, printable
-from bertworks.inference.detect import load_with_generator
 from bertworks.inference.embed_file import vectors_of_file
 from bertworks.inference.embedder import Embedder
 from bertworks.inference.engine import open_model
@@ -37,29 +30,26 @@ from bertworks.inference.masked_lm import is_better, score
 from bertworks.inference.predict import schema_for
 from bertworks.inference.predictor import Predictor
 from bertworks.inference.whitening import Moments, Whitening, normalized
-from bertworks.io.atomic_write import refuse_unwritable, write_json
+from bertworks.io.atomic_write import refuse_unwritable, url_of, write_json
 from bertworks.io.inputs import IssueCounter, as_path, nothing_there
-from bertworks.io.options import Bulk, ReadOptions
+from bertworks.io.options import ReadOptions
 from bertworks.io.tables import Data
 from bertworks.metrics import squad
 from bertworks.metrics.intervals import correlations, groups_or_rows, mean_sums, middle, resampled
 from bertworks.models.heads import Pooling
-from bertworks.runs.adaptation import bits_batches
-from bertworks.runs.data_splits import choose_positive
-from bertworks.runs.prepare import read_text
-from bertworks.runs.pretrain_job import held_out_batches, masked_examples, split_long_documents
+from bertworks.runs.data_splits import choose_positive, read_data
+from bertworks.runs.preparation import FinetuneRequest
 from bertworks.runs.report import write_errors
+from bertworks.runs.run_folder import stored_request
 from bertworks.tasks.registry import TASKS, task_of
 from bertworks.tasks.scores import bounded, compute_metrics, task_results
 from bertworks.tasks.sequences import Features, Truncation, format_truncation
 from bertworks.tasks.settings import TaskConfig
 from bertworks.tasks.task import SHOWN, Answer, Featurizer, shortened
-from bertworks.text.corpus import Documents
-from bertworks.text.shards import write_shards
-from bertworks.training.device import Precision, PrecisionOption, choose_device
-from bertworks.training.objectives import heads_of
-from bertworks.training.recipe import ObjectiveKind
+from bertworks.text.near_copies import near_copies_of_rows
+from bertworks.training.device import Precision, PrecisionOption
 
+_DATA_FIELDS = ("data", "dev", "group", "validation", "fold", "folds", "near_copies", "task")
 _PAIR_COLUMNS = ("sentence_good", "sentence_bad", "UID")
 _BLIMP = "give BLiMP's files: sentence_good, sentence_bad, UID"
 _REPORT_INTERVAL = 200  # pairs between two lines of progress
@@ -94,7 +84,15 @@ def evaluate_squad(
         BertworksError: the data is not SQuAD or has no gold answers; a file is not such JSON; no
             prediction belongs to a question.
     """
-    rows = _squad_rows(data)
+    reader = RowReader(data)
+    hint = "name a file like dev-v1.1.json or dev-v2.0.json"
+    require(reader.kind == "squad", "this is not in the format of SQuAD", reader.name, hint)
+    rows = list[dict[str, Any]]()
+    for values, where, _ in reader:
+        what = f"the question {values['id']!r} has no gold answers, not even an empty list"
+        hint = "name a dev file: test files have no answers"
+        require(values["answers"] is not None, what, where, hint)
+        rows.append(values)
     questions = [
         squad.SquadQuestion(row["id"], tuple(answer["text"] for answer in row["answers"]))
         for row in rows
@@ -145,22 +143,6 @@ def evaluate_squad(
     return result | {"missing_ids": missing, "unknown_ids": unknown}
 
 
-def _squad_rows(data: str | Path) -> list[dict[str, Any]]:
-    """Return the questions of a file, with gold answers."""
-    reader = RowReader(data)
-    hint = "name a file like dev-v1.1.json or dev-v2.0.json"
-    require(reader.kind == "squad", "this is not in the format of SQuAD", reader.name, hint)
-    for values, where, _ in reader:
-        what = f"the question {values['id']!r} has no gold answers, not even an empty list"
-        require(
-            values["answers"] is not None,
-            what,
-            where,
-            "name a dev file: test files have no answers",
-        )
-    return [row.values for row in reader]
-
-
 def _by_question(
     source: str | Path | Mapping[str, Any], kind: Any, what: str, example: str
 ) -> Mapping[str, Any]:
@@ -193,96 +175,6 @@ def _by_question(
         )
         require(fits, problem, where, hint)
     return values
-
-
-def evaluate_mlm(
-    model: str | Path,
-    inputs: Sequence[str | Path] | Data,
-    *,
-    sequence_length: int | None = None,
-    sequences: int = 0,
-    device: str = "auto",
-    precision: Precision = "fp32",
-    text_column: str | None = None,
-    documents: Documents = "auto",
-    encoding: str | None = None,
-    output: str | Path | None = None,
-    bulk: Bulk = Bulk(),
-    on_note: Callable[[str], object] = no_notes,
-) -> dict[str, float] | None:
-    """Return loss, accuracy and perplexity on masked words of raw text.
-
-    Also the accuracy of next sentence or sentence order prediction if the model has such a head and
-    the text two documents, one of them of two sentences. 15 % of the tokens are masked, 80/10/10,
-    always the same ones. `bits_per_character` compares models with any vocabulary
-    (`runs.adaptation`); `characters`: of its words.
-
-    Of an ELECTRA discriminator: these figures of the generator in its folder; and loss, accuracy,
-    area under the ROC curve (`replaced_token_auc`) of the discriminator, and the fraction of the
-    tokens that were replaced.
-
-    Args:
-        model: a folder, or the name of a model on the Hugging Face hub.
-        inputs: as in `pretrain`, without shards.
-        sequence_length: of the examples, in tokens; None: 128, or as many as the model reads if
-            that is less.
-        sequences: the most sequences to evaluate; 0: all of the text.
-        text_column, documents, encoding: see `CorpusReader`.
-        output: a JSON file for the figures.
-        bulk: where the figures of the batches are computed, if not here; after a part, there are
-            none.
-        on_note: is called with notes before the work: how the text was read, two examples and their
-            masked tokens.
-
-    Raises:
-        UsageError: sequences longer than the model can read.
-        BertworksError: no such model, no text.
-    """
-    path = resolve_model(model)
-    (source := ModelFolder(path)).require_language()
-    config, state, tokenizer = source.load(needs={"encoder"})
-    detects = "replaced_token" in (parts := component_names(state))
-    check_components(parts, set() if detects else {"lm_head"}, path)
-    longest = config.max_position_embeddings
-    length = min(128, longest) if sequence_length is None else sequence_length
-    expect(
-        5 <= length <= longest,
-        f"a sequence length of {length}: the model reads from 5 to {longest} tokens",
-    )
-    reader = read_text(inputs, text_column, documents, encoding)
-    with tempfile.TemporaryDirectory() as folder:
-        store = split_long_documents(write_shards(reader, tokenizer, Path(folder) / "shards"))
-        documents_of_store = np.arange(len(store.documents) - 1)
-        # else all pairs are of sentences drawn at random
-        follows = bool((np.diff(store.documents) > 1).any())
-        formats = [
-            name for name, sampler in FORMATS.items() if {*heads_of(sampler.targets)} <= parts
-        ]
-        format = formats[0] if len(documents_of_store) >= 2 and follows else "full_sentences"
-        kinds = cast(list[ObjectiveKind], ["masked_lm", *FORMATS[format].targets])
-        network = load_with_generator(path, config) if detects else network_of(config, kinds, state)
-        network.to(choose_device(device))
-        most = sequences or 1 << 40
-        batches = held_out_batches(
-            store,
-            documents_of_store,
-            tokenizer,
-            format=format,
-            sequence_length=length,
-            sequences=most,
-            replaces=detects,
-        )
-        for note in (str(reader.report), *masked_examples(batches[0], tokenizer)):
-            on_note(note)
-        bits, _ = bits_batches(
-            store, documents_of_store, tokenizer, tokenizer.template, length=length, windows=most
-        )
-    settings = (reader.content_sha256(), text_column, documents, encoding, length, most, precision)
-    job = mlm_job(bulk, output, settings, str(model), kinds, detects, precision, device)
-    result = mlm_figures(network, batches, bits, precision, job, on_note)
-    if output and result:
-        write_json(Path(output).expanduser(), result)
-    return result
 
 
 def evaluate_sts(
@@ -414,10 +306,10 @@ def evaluate_task(
     ]
     known_rows = [item for item, is_known in zip(rows, has_known_labels) if is_known]
     examples = predictor.reading.preview(known_rows)
-    copies = training_copies(predictor.folder, rows, d)
+    num_copies, copies_note = training_copies(predictor.folder, rows, d)
     notes += reader.notes
-    if copies.note:
-        notes.append(copies.note)
+    if copies_note:
+        notes.append(copies_note)
     notes += [note.text for note in examples]
     for note in notes:
         on_note(note)
@@ -440,9 +332,89 @@ def evaluate_task(
     result.update(truncation.as_dict())
     result["rows_without_text"] = empty_rows.count
     result["unknown_labels"] = unknown
-    result["training_copies"] = copies.num_rows
+    result["training_copies"] = num_copies
     result["notes"] = notes
     return result
+
+
+def training_copies(folder: Path, rows: Sequence[Item], d: TaskConfig) -> tuple[int | None, str]:
+    """Look for copies and near-copies of rows in the training data of a model.
+
+    The run folder of a fine-tuning names its data. Where that is a file of this machine and has not
+    changed since, it is read again. Nothing is fetched from elsewhere: a folder may come from a
+    stranger.
+
+    Args:
+        folder: a model folder; one that is no run folder has no known training data.
+        rows: the rows that the model is evaluated on.
+    """
+    unknown = "not compared with the training data"
+    try:
+        stored = _request_of(folder)
+        if stored is None:
+            return None, ""
+        name = Path(stored["data"]).name
+        request = _data_request(stored)
+        if request is None:
+            what = f"{unknown} {name}: it is not on this machine, or has changed since the training"
+            return None, what
+        trials_file = folder / "trials.json"
+        trials = read_json(trials_file)["trials"] if trials_file.exists() else []
+        if any(trial.get("fold") is not None for trial in trials):
+            # The model learned from all rows.
+            request = replace(request, validation="folds", fold=None)
+        train = read_data(replace(request.rows, whole_documents=d.document is not None)).train
+    except BertworksError as error:
+        return None, f"{unknown}: {error}"
+    # a field is missing, unknown, or of another type
+    except (TypeError, ValueError, KeyError, AttributeError):
+        return None, f"{unknown}: run.json holds no request that this version reads"
+    keys = near_copies_of_rows(TASKS[d.task].compared_texts([*train, *rows]))
+    first_rows: dict[Hashable, Item] = {}
+    for key, item in zip(keys, train):
+        first_rows.setdefault(key, item)
+    copies = IssueCounter()
+    for key, item in zip(keys[len(train) :], rows, strict=True):
+        if key in first_rows:
+            place = item.where.rpartition("/")[2]
+            training_place = first_rows[key].where.rpartition("/")[2]
+            copies.add(f"{place} = {training_place}")
+    if not copies.count:
+        return 0, f"no row is a copy or a near-copy of one in the training data {name}"
+    share = f"{copies.count:,} of the {len(rows):,} rows ({copies.count / len(rows):.1%})"
+    what = (
+        f"are copies or near-copies of rows in the training data ({', '.join(copies.places[:2])})"
+    )
+    return copies.count, f"WARNING: {share} {what}: the figures are too good"
+
+
+def _request_of(folder: Path) -> dict[str, Any] | None:
+    """Return the stored request of the fine-tuning that made a model folder, or None."""
+    stored = stored_request(folder)
+    # the folder of a task of a joint fine-tuning
+    if stored is None and folder.parent.name == TASKS_FOLDER:
+        joint_request = stored_request(folder.parent.parent) or {}
+        stored = joint_request.get("joint", {}).get(folder.name)
+    if not stored or not isinstance(stored.get("data"), str) or "data_sha256" not in stored:
+        return None
+    return stored
+
+
+def _data_request(stored: Mapping[str, Any]) -> FinetuneRequest | None:
+    """Return the request for the data alone, or None if the data has changed or is not here."""
+    paths = [path for path in (stored["data"], stored.get("dev")) if path]
+    if any(url_of(path) for path in paths) or not Path(stored["data"]).exists():
+        return None
+    fields = {name: stored[name] for name in _DATA_FIELDS if name in stored}
+    fields["text"] = tuple(stored.get("text") or ())
+    fields["label"] = tuple(stored.get("label") or ())
+    fields["near_copies"] = bool(stored.get("near_copies"))
+    request = FinetuneRequest(**fields, read=ReadOptions(**stored.get("read", {})))
+    if request.dev is not None:  # then all rows of the data are training rows
+        request = replace(request, dev=None, validation="folds", fold=None)
+    if request.content().get("data_sha256") != stored["data_sha256"]:
+        return None
+    return request
 
 
 def _with_labels_of(

@@ -21,8 +21,7 @@ from bertworks.checkpoints.model_folder import check_components, load_model
 from bertworks.checkpoints.resolve import TASKS, resolve_model
 from bertworks.checkpoints.storage import read_json
 from bertworks.errors import expect, require
-from bertworks.evaluation.evaluate import evaluate_mlm
-from bertworks.evaluation.mlm_portions import network_of
+from bertworks.evaluation.masked_lm import evaluate_mlm, network_of
 from bertworks.evaluation.retrieval import evaluate_pairs
 from bertworks.events import Event, forward_events
 from bertworks.metrics.intervals import Array, RowSums, mean_sums, ratio, resampled

@@ -1,173 +1,267 @@
-"""Masked-word figures: as computed with transformers on the same examples, and for texts and models
-at every edge."""
+"""A fine-tuned model on labelled rows: what the run itself said of the same rows, in every task,
+and bad rows."""
 
-import math
-from itertools import pairwise
+import csv
+import json
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-import transformers
 
+from bertworks.checkpoints.storage import read_json
+from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
-from bertworks.evaluation.evaluate import evaluate_mlm
-from bertworks.runs.pretrain import pretrain
-from bertworks.runs.pretrain_job import held_out_batches, split_long_documents
-from bertworks.text.corpus import CorpusReader
-from bertworks.text.shards import write_shards
-from bertworks.text.tokenizer import Tokenizer
-from tests.support.tiny import documents, write_corpus, write_recipe
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    recipe = write_recipe(folder / "r.toml", ("learning_rate = 1e-3", "learning_rate = 1e-2"))
-    list(
-        pretrain(
-            [write_corpus(folder / "t.jsonl")],
-            folder / "a",
-            recipe=str(recipe),
-            workers=1,
-            device="cpu",
-        )
-    )
-    return folder / "a"
-
-
-@pytest.fixture(scope="module")
-def without_pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    recipe = write_recipe(folder / "r.toml", ("num_steps = 40", "num_steps = 3"))
-    list(
-        pretrain(
-            [write_corpus(folder / "t.jsonl")],
-            folder / "a",
-            recipe=str(recipe),
-            workers=1,
-            device="cpu",
-            overrides=["sampling.format=full_sentences"],
-        )
-    )
-    return folder / "a"
-
-
-def test_the_same_figures_as_transformers(model: Path, tmp_path: Path):
-    text = write_corpus(tmp_path / "t.jsonl", 50, seed=3)
-    ours = evaluate_mlm(model, [text], sequence_length=48, device="cpu")
-    theirs = transformers.AutoModelForPreTraining.from_pretrained(model).eval()
-    store = split_long_documents(
-        write_shards(CorpusReader([text]), Tokenizer.load(model), tmp_path / "shards", workers=1)
-    )
-    batches = held_out_batches(
-        store,
-        np.arange(len(store.documents) - 1),
-        Tokenizer.load(model),
-        format="next_sentence",
-        sequence_length=48,
-        sequences=10**6,
-    )
-    losses, right, pairs = [], [], []
-    for batch in batches:
-        edges = batch.layout.cu_seqlens.tolist()
-        for number, (begin, end) in enumerate(pairwise(edges)):
-            with torch.no_grad():
-                out = theirs(
-                    input_ids=batch.input_ids[None, begin:end],
-                    token_type_ids=batch.token_type_ids[None, begin:end],
-                )
-            mine = (batch.targets["masked_lm"].positions >= begin) & (
-                batch.targets["masked_lm"].positions < end
-            )
-            scores = out.prediction_logits[0, batch.targets["masked_lm"].positions[mine] - begin]
-            labels = batch.targets["masked_lm"].labels[mine]
-            losses += torch.nn.functional.cross_entropy(scores, labels, reduction="none").tolist()
-            right += (scores.argmax(-1) == labels).tolist()
-            pairs.append(
-                bool(
-                    out.seq_relationship_logits[0].argmax()
-                    == batch.targets["next_sentence"].labels[number]
-                )
-            )
-    assert ours["masked_lm_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
-    assert ours["masked_lm_accuracy"] == pytest.approx(np.mean(right))
-    assert ours["masked_lm_perplexity"] == pytest.approx(math.exp(np.mean(losses)), rel=1e-4)
-    assert ours["next_sentence_accuracy"] == pytest.approx(np.mean(pairs))
-    assert ours["masked_tokens"] == len(losses)
-    assert ours["sequences"] == len(pairs)
-
-
-def test_the_same_text_gives_the_same_figures(model: Path, tmp_path: Path):
-    text = write_corpus(tmp_path / "t.jsonl", 10)
-    assert evaluate_mlm(model, [text], device="cpu") == evaluate_mlm(model, [text], device="cpu")
-
-
-def test_at_most_so_many_sequences(model: Path, tmp_path: Path):
-    text = write_corpus(tmp_path / "t.jsonl", 20)
-    assert evaluate_mlm(model, [text], sequences=7, device="cpu")["sequences"] == 7
-
-
-def test_a_model_that_reads_less_than_the_default(model: Path, tmp_path: Path):
-    """It has 64 positions, and nobody should have to know."""
-    text = write_corpus(tmp_path / "t.jsonl", 10)
-    assert evaluate_mlm(model, [text], device="cpu") == evaluate_mlm(
-        model, [text], sequence_length=64, device="cpu"
-    )
-
-
-@pytest.mark.parametrize("length", [-1, 4, 65])
-def test_lengths_that_cannot_be(length: int, model: Path, tmp_path: Path):
-    with pytest.raises(
-        UsageError, match=f"sequence length of {length}: the model reads from 5 to 64"
-    ):
-        evaluate_mlm(
-            model, [write_corpus(tmp_path / "t.jsonl", 3)], sequence_length=length, device="cpu"
-        )
-
-
-def test_a_model_without_pairs(without_pairs: Path, tmp_path: Path):
-    figures = evaluate_mlm(without_pairs, [write_corpus(tmp_path / "t.jsonl", 10)], device="cpu")
-    assert "next_sentence_accuracy" not in figures
-    assert 0 < figures["masked_lm_loss"] < 10
-
-
-@pytest.mark.parametrize(
-    "text", ["One.", "One sentence only, and nothing else.", " ".join(documents(1))]
+from bertworks.evaluation.evaluate import evaluate_task
+from bertworks.inference.predict import predict_file
+from bertworks.io.options import ReadOptions
+from bertworks.models.packed_linear import cpu_supports_int8
+from bertworks.runs.finetune import finetune
+from bertworks.tasks.settings import TaskConfig
+from tests.support.fine import (
+    read_data,
+    write_choices,
+    write_conll,
+    write_multilabel,
+    write_pairs,
+    write_reviews,
+    write_spans,
+    write_squad,
 )
-def test_little_text(text: str, model: Path, tmp_path: Path):
-    (tmp_path / "t.txt").write_text(text)
-    figures = evaluate_mlm(model, [tmp_path / "t.txt"], device="cpu")
-    assert figures["masked_tokens"] >= 1
-    assert all(math.isfinite(value) for value in figures.values())
+from tests.support.served import write_head
+
+TASKS: dict[str, tuple[str, Callable[..., Path]]] = {
+    "classification": ("d.csv", write_reviews),
+    "multilabel": ("d.jsonl", write_multilabel),
+    "regression": ("d.tsv", write_pairs),
+    "tagging": ("d.conll", write_conll),
+    "spans": ("d.json", write_spans),
+    "qa": ("d.json", write_squad),
+    "choice": ("d.csv", write_choices),
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_figures_are_those_of_the_run(task: str, model: Path, tmp_path: Path):
+    name, write = TASKS[task]
+    train = write(tmp_path / name, 60)
+    dev = tmp_path / f"dev-{name}"
+    dev.write_bytes(train.read_bytes())
+    out = tmp_path / "out"
+    settings = ["epochs=2", "optimizer.learning_rate=2e-3", "precision=fp32"]
+    finetune(train, model=model, dev=dev, output=out, device="cpu", overrides=settings)
+    reported = read_json(out / "result.json")
+    found = evaluate_task(out, dev, device="cpu", errors=tmp_path / "errors.csv")
+    assert (found["task"], found["rows"]) == (task, reported["rows"])
+    json.dumps(found)
+    assert set(found["intervals"]) == set(reported["intervals"]) <= set(found["figures"])
+    for name, (low, high) in found["intervals"].items():
+        assert -1 <= low <= found["figures"][name] + 1e-9 <= high + 1e-8 <= 1 + 2e-8
+    # a threshold: the run scores each half of dev with that of the other
+    if task in ("multilabel", "qa"):
+        return
+    assert found["mistakes"] == reported["mistakes"]
+    # a figure of the run, and not of the model
+    named = [key for key in reported["figures"] if key != "threshold"]
+    assert {key: found["figures"][key] for key in named} == pytest.approx(
+        {key: reported["figures"][key] for key in named}
+    )
+    assert found["table"] == reported["table"]
+    assert (tmp_path / "errors.csv").read_bytes() == (out / "errors.csv").read_bytes()
+    if cpu_supports_int8():
+        check_eight_bits(out, dev, tmp_path / "predicted.jsonl")
+
+
+def check_eight_bits(model: Path, data: Path, output: Path) -> None:
+    """That they are beside what fp32 says, and say how far from it."""
+    exact, rounded = (
+        evaluate_task(model, data, device="cpu", precision=which) for which in ("fp32", "int8")
+    )
+    assert rounded["figures_fp32"] == exact["figures"]
+    events = predict_file(model, data, output, device="cpu", precision="int8")
+    (reported,) = [event.fields for event in events if "compared" in event.fields]
+    assert reported["compared"] == exact["rows"]
+    assert reported.get("others", 0) <= 0.1 * exact["rows"]
+    assert 0 <= reported.get("largest", 0) < 0.1
+
+
+@pytest.fixture(scope="module")
+def classifier(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("classifier")
+    finetune(
+        write_reviews(folder / "d.csv"),
+        model=model,
+        output=folder / "out",
+        device="cpu",
+        overrides=["epochs=1"],
+    )
+    return folder / "out"
+
+
+def write_rows(path: Path, *rows: tuple[str, ...]) -> Path:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    return path
+
+
+def test_rows_of_one_label_can_be_evaluated(classifier: Path, tmp_path: Path):
+    data = write_rows(
+        tmp_path / "t.csv", ("text", "label"), ("a good film", "pos"), ("a great story", "pos")
+    )
+    found = evaluate_task(classifier, data, device="cpu")
+    assert found["rows"] == 2
+    assert found["table"]["pos"]["support"] == 2
+
+
+def test_labels_that_were_never_trained_are_mistakes(classifier: Path, tmp_path: Path):
+    rows = [("a good film", "pos"), ("so so", "neutral"), ("so", "neutral"), ("a sad film", "negg")]
+    data = write_rows(tmp_path / "t.csv", ("text", "label"), *rows)
+    found = evaluate_task(classifier, data, errors=tmp_path / "errors.csv", device="cpu")
+    assert (found["rows"], found["unknown_labels"]) == (4, {"neutral": 2, "negg": 1})
+    assert found["mistakes"] >= 3
+    assert found["figures"]["accuracy"] <= 0.25
+    assert found["table"]["neutral"] == {"precision": 0, "recall": 0, "f1": 0, "support": 2}
+    (note,) = [note for note in found["notes"] if "never trained" in note]
+    assert "2 labels" in note
+    assert "'neutral' (2), 'negg' (1, did you mean 'neg'?)" in note
+    json.dumps(found)
+    with (tmp_path / "errors.csv").open(newline="") as file:
+        assert {"neutral", "negg"} <= {row["gold"] for row in csv.DictReader(file)}
+    (tmp_path / "train.csv").write_text("text,label\n" + "a good film,pos\na sad film,neg\n" * 20)
+    # in a dev file they are errors
+    with pytest.raises(BertworksError, match=r"t\.csv.*'negg'") as raised:
+        read_data(tmp_path / "train.csv", dev=data)
+    assert "did you mean 'neg'?" in str(raised.value)
+
+
+UNKNOWN: dict[str, tuple[TaskConfig, list[dict[str, object]]]] = {
+    "multilabel": (
+        TaskConfig(task="multilabel", labels=("a", "b")),
+        [
+            {"text": "x", "label": ["a", "new"]},
+            {"text": "y", "label": ["b"]},
+            {"text": "y", "label": []},
+        ],
+    ),
+    "tagging": (
+        TaskConfig(task="tagging", labels=("B-PER", "I-PER", "O")),
+        [{"text": ["x", "y"], "label": ["B-new", "O"]}, {"text": ["y"], "label": ["O"]}],
+    ),
+    "spans": (
+        TaskConfig(task="spans", labels=("O", "B-PER", "I-PER")),
+        [
+            {"text": "x y", "entities": [{"start": 0, "end": 1, "type": "new"}]},
+            {"text": "y", "entities": []},
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("task", UNKNOWN)
+def test_every_task_counts_labels_that_were_never_trained(task: str, tmp_path: Path):
+    d, rows = UNKNOWN[task]
+    write_head(tmp_path / "model", task=task, labels=d.labels)
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = evaluate_task(tmp_path / "model", tmp_path / "d.jsonl", device="cpu")
+    assert found["unknown_labels"] == {"B-new" if task == "tagging" else "new": 1}
+    assert found["table"]["new"]["support"] == 1
+    assert found["table"]["new"]["recall"] == 0
+    if task == "tagging":
+        (tmp_path / "d.jsonl").write_text(
+            json.dumps({"text": ["x", "y"], "label": ["B-PER", "7"]}) + "\n"
+        )
+        with pytest.raises(BertworksError, match="do: 7"):
+            evaluate_task(tmp_path / "model", tmp_path / "d.jsonl", device="cpu")
+
+
+def test_rows_without_a_label_are_skipped_and_counted(classifier: Path, tmp_path: Path):
+    data = write_rows(
+        tmp_path / "t.csv",
+        ("text", "label"),
+        ("a good film", "pos"),
+        ("so so", ""),
+        ("a sad film", "neg"),
+    )
+    with pytest.raises(BertworksError, match=r"t\.csv:3.*missing") as raised:
+        evaluate_task(classifier, data, device="cpu")
+    assert "--skip-unlabelled" in str(raised.value)
+    found = evaluate_task(classifier, data, device="cpu", read=ReadOptions(skip_unlabelled=True))
+    assert found["rows"] == 2
+    assert any(note.startswith("rows without a label, left out: 1") for note in found["notes"])
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("good", "missing", "label"),
     [
-        "日本語の文です。これは二つ目の文です。",
-        "한국어 문장입니다. 두 번째 문장입니다.",
-        "🦊🐻‍❄️ 🎉\n\n😀 😀",
-        "a\x00\u0301 \u200b",
+        ({"text": "x"}, None, [1.5, 2.5, 3.5, 4.5]),
+        (
+            {"tokens": ["Anna", "lives", "here"]},
+            None,
+            [["B-PER", "O", "O"], ["O"] * 3, ["O", "B-PER", "O"], ["O"] * 3],
+        ),
+        (
+            {"question": "who?", "context": "it is x"},
+            None,
+            [[{"text": "x", "answer_start": 6}]] * 4,
+        ),
+        ({"prompt": "p", "choices": ["a", "b"]}, "", [0, 1, 0, 1]),
+        ({"text": "x"}, "", ["yes", "no", "no", "yes"]),
     ],
 )
-def test_any_script(text: str, model: Path, tmp_path: Path):
-    (tmp_path / "t.txt").write_text(text + "\n")
-    assert math.isfinite(evaluate_mlm(model, [tmp_path / "t.txt"], device="cpu")["masked_lm_loss"])
+def test_every_task_skips_rows_without_a_label(
+    good: dict, missing: object, label: list, tmp_path: Path
+):
+    name = "answers" if "question" in good else "label"
+    rows = [{**good, name: label[n % 4] if n % 5 else missing} for n in range(1, 41)]
+    for number, row in enumerate(rows):
+        for column in {"text", "context"} & row.keys():
+            row[column] = f"{row[column]} {number}"
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(BertworksError, match="--skip-unlabelled"):
+        read_data(tmp_path / "d.jsonl", label=name)
+    data = read_data(tmp_path / "d.jsonl", label=name, read=ReadOptions(skip_unlabelled=True))
+    assert len(data.train) + len(data.dev) == 32
+    assert any(note.startswith("rows without a label, left out: 8") for note in data.notes)
 
 
-def test_no_text_and_no_model(model: Path, tmp_path: Path):
-    (tmp_path / "t.txt").write_text("")
-    with pytest.raises(BertworksError, match="no text"):
-        evaluate_mlm(model, [tmp_path / "t.txt"], device="cpu")
-    with pytest.raises(BertworksError, match="no such model folder"):
-        evaluate_mlm(tmp_path / "nowhere", [tmp_path / "t.txt"], device="cpu")
-    with pytest.raises(BertworksError, match=r"missing\.txt"):
-        evaluate_mlm(model, [tmp_path / "missing.txt"], device="cpu")
+def test_errors_of_a_model_that_names_no_columns(tmp_path: Path):
+    """As those of transformers: the columns are those of the data."""
+    write_head(tmp_path / "model", task="classification", labels=("neg", "pos"))
+    (tmp_path / "d.csv").write_text("review,label\na good film,pos\na good film,neg\n")
+    found = evaluate_task(
+        tmp_path / "model", tmp_path / "d.csv", errors=tmp_path / "errors.csv", device="cpu"
+    )
+    with (tmp_path / "errors.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (found["mistakes"], row["review"]) == (1, "a good film")
 
 
-def test_bf16_is_close(model: Path, tmp_path: Path):
-    text = write_corpus(tmp_path / "t.jsonl", 20)
-    fp32 = evaluate_mlm(model, [text], device="cpu")
-    bf16 = evaluate_mlm(model, [text], device="cpu", precision="bf16")
-    assert bf16["masked_lm_loss"] == pytest.approx(fp32["masked_lm_loss"], rel=0.01)
+def test_a_missing_column_is_named(classifier: Path, tmp_path: Path):
+    data = write_rows(
+        tmp_path / "t.csv", ("text", "stars"), ("a good film", "pos"), ("a sad film", "neg")
+    )
+    with pytest.raises(UsageError, match="'label'"):
+        evaluate_task(classifier, data, device="cpu")
+    assert evaluate_task(classifier, data, label="stars", device="cpu")["rows"] == 2
+
+
+def test_what_a_person_sees(classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    data = write_reviews(tmp_path / "t.csv", 30, seed=9)
+    assert (
+        main(["evaluate", "task", str(classifier), str(data), "-o", str(tmp_path / "errors.csv")])
+        == 0
+    )
+    shown = capsys.readouterr()
+    assert shown.out.startswith("30 rows: accuracy ")
+    assert [line.split()[0] for line in shown.out.splitlines()[1:]] == ["neg", "pos"]
+    assert "errors.csv" in shown.err
+    assert main(["evaluate", "task", str(classifier), str(data), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == 30
+
+
+def test_a_file_of_other_labels_only_is_refused(classifier: Path, tmp_path: Path) -> None:
+    (tmp_path / "test.csv").write_text("text,label\na good film,1\na bad film,0\n")
+    with pytest.raises(
+        BertworksError, match="the model knows none of these labels: 0, 1"
+    ) as caught:
+        evaluate_task(classifier, tmp_path / "test.csv", label="label", device="cpu")
+    assert caught.value.hint == "its labels are: neg, pos"

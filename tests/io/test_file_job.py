@@ -254,7 +254,7 @@ def commands(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertworks.io.file_job.ROWS_AT_ONCE", 7)
     monkeypatch.setattr(file_groups, "_GROUP", 5000)
-    monkeypatch.setattr("bertworks.evaluation.mlm_portions._BATCHES", 1)
+    monkeypatch.setattr("bertworks.evaluation.masked_lm._BATCHES", 1)
 
 
 def fresh(name: str) -> str:

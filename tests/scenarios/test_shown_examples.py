@@ -330,7 +330,7 @@ def evaluation(
         pattern = r"example  sequence \d  \[CLS\] .*\[MASK\].* \[SEP\] -> \S+.*"
         return (
             ["mlm", str(model), str(folder / "t.txt")],
-            "bertworks.evaluation.evaluate.mlm_figures",
+            "bertworks.evaluation.masked_lm.FileJob.make",
             [pattern] * 2,
         )
     if kind == "blimp":
