@@ -1,5 +1,7 @@
 """Ablations: controlled comparisons of the BERT literature, each a TOML file in `ablations/`.
 
+- `MEASURES`: what can be measured of a trained arm: figures of held-out text, of a fine-tuning, of
+  the training; the options of a measure are the keyword arguments of its function
 - `Ablation`: arms, which are keyword arguments of `pretrain` and `finetune`, and what is measured
   of them
 - `evaluate_ablation`: trains the arms, all with one seed before the next seed, and writes the table
@@ -15,11 +17,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
+from bertworks.batching.masking import MaskingConfig
+from bertworks.batching.sampling import FORMATS, Format
+from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.model_card import render_table
+from bertworks.checkpoints.model_folder import check_components, load_model
+from bertworks.checkpoints.resolve import TASKS, resolve_model
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import (
     AboveZero,
@@ -31,21 +38,36 @@ from bertworks.config import (
     read_recipe_text,
 )
 from bertworks.errors import UsageError, expect, names_of, require
-from bertworks.evaluation.measures import MEASURES, Arm, finetuning_request
+from bertworks.evaluation.masked_lm import evaluate_mlm, network_of
+from bertworks.evaluation.retrieval import evaluate_pairs
 from bertworks.events import Event, forward_events
 from bertworks.io.atomic_write import local_path, refuse_nested, write_json, write_text
 from bertworks.io.tables import sources_of
-from bertworks.metrics.intervals import SAMPLES, interval_of_mean
+from bertworks.metrics.intervals import (
+    SAMPLES,
+    Array,
+    RowSums,
+    interval_of_mean,
+    mean_sums,
+    ratio,
+    resampled,
+)
 from bertworks.reports import svg
-from bertworks.runs.finetune import finetune
+from bertworks.runs.finetune import finetune, finetune_events, make_finetune_request
+from bertworks.runs.joint import JointRequest, joint_events, make_joint_request
+from bertworks.runs.preparation import FinetuneRequest
 from bertworks.runs.prepare import make_shards, make_vocabulary, read_text
 from bertworks.runs.pretrain import pretrain
-from bertworks.runs.run_folder import absolute, open_run
+from bertworks.runs.pretrain_job import held_out_batches, split_documents, split_long_documents
+from bertworks.runs.run_folder import BITS, absolute, open_run
 from bertworks.runs.trials import MAX_TRIALS
+from bertworks.text.shards import Shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig
-from bertworks.training.objectives import num_trained
-from bertworks.training.recipe import Recipe, load_recipe
+from bertworks.training.device import choose_device
+from bertworks.training.loop import evaluate
+from bertworks.training.objectives import heads_of, num_trained
+from bertworks.training.recipe import ObjectiveKind, Recipe, load_recipe
 
 _FILES = sorted((Path(__file__).parent / "ablations").glob("*.toml"))
 PACKAGED = {path.stem: path.read_text(encoding="utf-8") for path in _FILES}
@@ -55,6 +77,203 @@ _PLACEHOLDER = re.compile(r"\{([\w:/-]+)\}")
 # Arguments that a file cannot set.
 _ENGINE = {"arm", "options", "output", "device", "overwrite", "progress", "seed", "budget"}
 Name = Annotated[str, Range("letters, digits, - and _", lambda x: bool(re.fullmatch(r"[\w-]+", x)))]
+
+
+class Arm(NamedTuple):
+    """A trained arm of an ablation, with one seed.
+
+    shards: the text of which this seed holds documents out.
+    output: a new folder for a fine-tuning.
+    facts: figures of the pre-training.
+    finetune: arguments of the arm for each of its fine-tunings.
+    """
+
+    model: str
+    seed: int
+    shards: Path
+    output: Path
+    facts: Mapping[str, float]
+    finetune: Mapping[str, Any]
+    device: str
+
+
+class Measured(NamedTuple):
+    """A figure, and the same figure of SAMPLES resamples of its rows, or [] if it has no rows.
+
+    Arms that are measured on the same rows have the same resamples, so that their difference is
+    paired.
+    """
+
+    value: float
+    samples: list[float]
+
+
+Measuring = Generator[Event, None, Measured]
+
+
+def measured(metric: RowSums) -> Measured:
+    """Return the figure of rows, and its resamples."""
+    return Measured(metric.value, np.round(resampled(metric), 8).tolist())
+
+
+def measure_held_out(
+    arm: Arm,
+    *,
+    predict: Literal["tokens", "pairs"] = "tokens",
+    figure: str = "loss",
+    mask: float = 0.8,
+    random: float = 0.1,
+    format: Format = "full_sentences",
+    sequence_length: int = 128,
+    sequences: int = 512,
+) -> Measuring:
+    """Measure the loss, accuracy or perplexity of held-out sequences, which are the rows.
+
+    It is that of their masked tokens; or of their pairs by the head of pairs, whatever it was
+    trained for.
+
+    mask, random: fractions of the predicted tokens that become [MASK], or any token. With 0 and 0
+    the network reads the text as it is, as in fine-tuning.
+    format: of pairs: "next_sentence" (does B follow A?) or "sentence_order" (in order, or
+        swapped?).
+
+    Raises:
+        UsageError: a format without pairs.
+        BertworksError: the model lacks the head, or has another vocabulary.
+    """
+    path = resolve_model(arm.model)
+    shards = Shards.open(arm.shards)
+    config, state, tokenizer = load_model(path, needs={"encoder"})
+    what = "the vocabulary of the model is not that of the held-out text"
+    require(
+        tokenizer.tokens == shards.tokenizer().tokens, what, path, "measure a fine-tuning instead"
+    )
+    longest = config.max_position_embeddings
+    hint = "set sequence_length in the options of the measure"
+    require(
+        sequence_length <= longest,
+        f"the model reads {longest} tokens, not {sequence_length}",
+        path,
+        hint,
+    )
+    kind: ObjectiveKind = "masked_lm"
+    if predict == "pairs":
+        kind = "sentence_order" if "sentence_order" in component_names(state) else "next_sentence"
+        expect(
+            FORMATS[format].targets,
+            f"sequences of the format {format!r} have no pairs",
+            hint="name next_sentence",
+        )
+    check_components(component_names(state), set(heads_of([kind])), path)
+    network = network_of(config, [kind], state).to(choose_device(arm.device))
+    store = split_long_documents(shards)
+    rows = []
+    documents = split_documents(store, arm.seed)[1]
+    batches = held_out_batches(
+        store,
+        documents,
+        shards.tokenizer(),
+        format=format,
+        sequence_length=sequence_length,
+        sequences=sequences,
+        masking=MaskingConfig(dynamic=False, mask=mask, random=random),
+        at_once=1,
+    )
+    yield Event("stage", f"evaluating {len(batches):,} held-out sequences", {"stage": "held-out"})
+    for batch in batches:
+        target = batch.targets["masked_lm" if predict == "tokens" else format]
+        stats = evaluate(network, [replace(batch, targets={kind: target})], "fp32")[kind]
+        rows.append([stats.loss * stats.count, stats.accuracy * stats.count, stats.count])
+
+    def score(sums: Array) -> Array:
+        value = ratio(sums[:, int(figure == "accuracy")], sums[:, 2])
+        return np.exp(value) if figure == "perplexity" else value
+
+    return measured(RowSums(np.array(rows), score))
+
+
+def finetuning_request(
+    data: str | list[str] = "", **options: Any
+) -> FinetuneRequest | JointRequest:
+    """Return the request of a fine-tuning with these options of `bertworks.finetune`.
+
+    With several `data` it is that of a joint fine-tuning.
+
+    Raises:
+        UsageError: options that are set twice, or that do not fit together.
+    """
+    if isinstance(data, str):
+        return make_finetune_request(data, **options)
+    return make_joint_request(data, **options)
+
+
+def measure_finetuning(arm: Arm, **options: Any) -> Measuring:
+    """Measure the score on dev of a fine-tuning: see `finetuning_request`.
+
+    Of a joint one, the first task is measured. There is no comparison with simple methods.
+    """
+    request = finetuning_request(
+        **{"model": arm.model, "seed": arm.seed, **options, **arm.finetune}
+    )
+    folder = arm.output
+    if isinstance(request, FinetuneRequest):
+        events = finetune_events(folder, request, device=arm.device, compares=False)
+    else:
+        events = joint_events(folder, request, device=arm.device, compares=False)
+        folder = folder / TASKS / next(iter(request.tasks))
+    yield from forward_events(events)
+    result = read_json(folder / "result.json")
+    return Measured(result["score"], result["resamples"])
+
+
+def measure_training(arm: Arm, *, figure: str) -> Measuring:
+    """Return a figure of the pre-training.
+
+    It is its `steps`, `tokens`, `flops`, `seconds`, `tokens_per_second`, the `parameters` of the
+    model, or one of its last evaluation, as `replaced_token_accuracy`.
+
+    Raises:
+        UsageError: it has no such figure.
+    """
+    what = f"the training of {arm.model} has no figure {figure!r}"
+    expect(figure in arm.facts, what, hint=f"name one of {', '.join(arm.facts)}")
+    yield Event("stage", figure, {"stage": "training"})
+    return Measured(arm.facts[figure], [])
+
+
+def measure_pairs(
+    arm: Arm,
+    *,
+    files: Sequence[str],
+    languages: Sequence[str],
+    direction: Literal["forward", "backward"] = "forward",
+) -> Measuring:
+    """Measure how often the nearest sentence is the translation: see `evaluate_pairs`.
+
+    The pairs are the rows.
+    """
+    yield Event("stage", "translations by the nearest vector", {"stage": "pairs"})
+    result = evaluate_pairs(arm.model, files, languages=languages, device=arm.device)
+    return measured(mean_sums(result["correct"][direction]))
+
+
+def measure_bits(arm: Arm, *, inputs: Sequence[str], sequences: int = 0) -> Measuring:
+    """Measure the bits per character of a text that the arm has not read: see `runs.adaptation`.
+
+    Arms with different vocabularies can be compared.
+    """
+    yield Event("stage", "bits per character", {"stage": "bits"})
+    figures = evaluate_mlm(arm.model, inputs, sequences=sequences, device=arm.device) or {}
+    return Measured(figures[BITS], [])
+
+
+MEASURES: Mapping[str, Callable[..., Measuring]] = {
+    "bits": measure_bits,
+    "held_out": measure_held_out,
+    "finetuning": measure_finetuning,
+    "pairs": measure_pairs,
+    "training": measure_training,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,12 +407,14 @@ class Ablation(Settings):
             measure for measure in self.measures if not arm.measures or measure.name in arm.measures
         ]
 
+    def text_of_arguments(self, arm: ArmConfig) -> str:
+        """Return all arguments of an arm as JSON."""
+        options = [measure.options for measure in self.measures_of(arm)]
+        return json.dumps([self.arguments(arm), arm.finetune, arm.model, options])
+
     def inputs_of(self, arm: ArmConfig) -> list[str]:
         """Return the placeholders in the arguments of an arm."""
-        options = [measure.options for measure in self.measures_of(arm)]
-        return _PLACEHOLDER.findall(
-            json.dumps([self.arguments(arm), arm.finetune, arm.model, options])
-        )
+        return _PLACEHOLDER.findall(self.text_of_arguments(arm))
 
     def in_order(self) -> list[ArmConfig]:
         """Return the arms, each after those that it needs."""
@@ -271,37 +492,44 @@ def evaluate_ablation(
     inputs = [inputs] if isinstance(inputs, str | Path) else inputs
     sources = [absolute(source) for source in sources_of(inputs)]
     work = _Work(ablation, sources, None if data is None else absolute(data), output, device)
-    factor = work.check(ablation.seeds if seeds is None else seeds, steps, scale)
+    num_seeds = ablation.seeds if seeds is None else seeds
+    work.check(num_seeds, steps, scale)
     refuse_nested(output, sources, sources)
-    request = {"ablation": text, "inputs": sources, "data": work.data, "factor": factor}
+    request = {"ablation": text, "inputs": sources, "data": work.data, "factor": work.factor}
     with open_run(output, request, overwrite):
         yield from work.prepare()
         figures = list[dict[str, Any]]()
-        for seed in range(ablation.seeds if seeds is None else seeds):
+        for seed in range(num_seeds):
             for arm in ablation.in_order():
                 yield Event("stage", f"seed {seed}, {arm.name}", {"stage": arm.name, "seed": seed})
-                figures += yield from work.figures(arm, seed, factor)
+                figures += yield from work.figures(arm, seed)
             means, table = _write(ablation, figures, output)
             yield Event("note", f"seed {seed} is complete: see {output}/table.md", {"seed": seed})
     ending = f"written to {output}/table.md and {output}/report.html"
     yield Event("done", f"{table}\n{ending}", {"output": str(output), "measures": means})
 
 
+@dataclass
 class _Work:
-    """The trainings of an ablation in its folder."""
+    """The trainings of an ablation in its folder.
 
-    def __init__(
-        self, ablation: Ablation, sources: list[str], data: str | None, output: Path, device: str
-    ):
-        self.ablation = ablation
-        self.sources = sources
-        self.data = data
-        self.device = device
-        self.output = output
-        self.shards = output / "shards"
+    factor: of all steps or times.
+    """
 
-    def check(self, seeds: int, steps: int | None, scale: float | None) -> float:
-        """Return the factor of all steps or times.
+    ablation: Ablation
+    sources: list[str]
+    data: str | None
+    output: Path
+    device: str
+    factor: float = 1.0
+
+    @property
+    def shards(self) -> Path:
+        """The prepared corpus."""
+        return self.output / "shards"
+
+    def check(self, seeds: int, steps: int | None, scale: float | None) -> None:
+        """Set the factor, and refuse what cannot be trained before anything is.
 
         Raises:
             UsageError: the numbers make no sense, or text or data is not named.
@@ -316,8 +544,8 @@ class _Work:
             if arm.compared and ablation.arguments(arm) and ablation.equal != "time"
         ]
         first = recipes[0].train.num_steps if steps and recipes else 1
-        factor = (steps / first if steps else 1.0) * (1.0 if scale is None else scale)
-        if seeds < 1 or factor <= 0 or (steps and (scale or ablation.equal == "time")):
+        self.factor = (steps / first if steps else 1.0) * (1.0 if scale is None else scale)
+        if seeds < 1 or self.factor <= 0 or (steps and (scale or ablation.equal == "time")):
             raise UsageError(
                 "expected 1 seed or more, and a number of steps or a scale above 0, not both"
             )
@@ -325,10 +553,10 @@ class _Work:
         what = f"{trainings:,} trainings (arms times seeds): expected at most {MAX_TRIALS:,}"
         expect(trainings <= MAX_TRIALS, what, hint="choose a smaller number of --seeds")
         what = (
-            f"{factor:,.0f} times the steps or the time of the ablation: expected less than "
+            f"{self.factor:,.0f} times the steps or the time of the ablation: expected less than "
             f"{MAX_FACTOR:,} times"
         )
-        expect(factor < MAX_FACTOR, what, hint="choose a smaller number of --steps or --scale")
+        expect(self.factor < MAX_FACTOR, what, hint="choose a smaller number of --steps or --scale")
         if inputs & {"shards", "corpus"} and not self.sources:
             raise UsageError(
                 "this ablation pre-trains on text",
@@ -341,21 +569,11 @@ class _Work:
             raise UsageError(
                 "this ablation fine-tunes on labelled data", hint="--data FOLDER names the folder"
             )
-        arguments = json.dumps(
-            [
-                [
-                    ablation.arguments(arm),
-                    arm.finetune,
-                    *(measure.options for measure in ablation.measures_of(arm)),
-                ]
-                for arm in arms
-            ]
-        )
         what = "this is not in the folder of labelled data"
+        arguments = "".join(map(ablation.text_of_arguments, arms))
         for name in re.findall(r'"\{data\}([^"*?]*)"', arguments):
             path = Path(f"{self.data}{name}")
             require(path.exists(), what, path, "--data FOLDER names the folder")
-        return factor
 
     def prepare(self) -> Iterator[Event]:
         """Make one vocabulary and one set of shards for all arms that read them."""
@@ -368,9 +586,7 @@ class _Work:
                 )
             yield from forward_events(make_shards(reader, self.shards, Tokenizer.load(tokenizer)))
 
-    def figures(
-        self, arm: ArmConfig, seed: int, factor: float
-    ) -> Generator[Event, None, list[dict[str, Any]]]:
+    def figures(self, arm: ArmConfig, seed: int) -> Generator[Event, None, list[dict[str, Any]]]:
         """Return the figures of an arm, which is trained first.
 
         Figures that are finished are read.
@@ -382,9 +598,7 @@ class _Work:
         done = read_json(path) if path.exists() else {}
         measures = self.ablation.measures_of(arm)
         if arguments and "training" not in done:
-            done["training"] = yield from self._pretrain(
-                arm, fill(arguments), folder / "model", seed, factor
-            )
+            done["training"] = yield from self._pretrain(arm, folder / "model", seed)
         model = str(folder / "model") if arguments else fill(arm.model)
         shards = folder / "model/shards" if (folder / "model/shards").exists() else self.shards
         for measure in measures:
@@ -414,10 +628,12 @@ class _Work:
         ]
 
     def _pretrain(
-        self, arm: ArmConfig, arguments: dict[str, Any], folder: Path, seed: int, factor: float
+        self, arm: ArmConfig, folder: Path, seed: int
     ) -> Generator[Event, None, dict[str, float]]:
         """Return figures of the pre-training of an arm."""
         ablation = self.ablation
+        factor = self.factor
+        arguments = self._fill(seed, ablation.arguments(arm))
         if ablation.equal == "time":
             arguments["budget"] = f"{60 * factor * ablation.minutes:.0f}s"
         else:
@@ -436,13 +652,15 @@ class _Work:
         )
         recipe = load_recipe(str(folder / "recipe.toml"))
         fields = done.fields
-        facts = {"steps": fields["step"], "tokens": fields["tokens"], "seconds": fields["seconds"]}
-        facts |= {
+        return {
+            "steps": fields["step"],
+            "tokens": fields["tokens"],
+            "seconds": fields["seconds"],
             "flops": recipe.training_flops(),
             "parameters": num_trained(recipe),
             **fields["evaluation"],
+            "tokens_per_second": fields["tokens"] / max(1e-9, fields["seconds"]),
         }
-        return facts | {"tokens_per_second": fields["tokens"] / max(1e-9, fields["seconds"])}
 
     def recipe(self, arm: ArmConfig) -> Recipe:
         """Return the recipe of an arm; after `prepare` with the size of the vocabulary."""
@@ -489,33 +707,19 @@ def _write(
     write_text(output / "figures.jsonl", "".join(f"{line}\n" for line in lines))
     means = summarize(ablation, figures)
     write_json(output / "table.json", {"title": ablation.title, "measures": means})
-    text = ablation_markdown(ablation, figures)
+    about = about_ablation(ablation, len({figure["seed"] for figure in figures}))
+    text = f"# {ablation.title}\n\n{about}\n"
+    sections = []
+    for title, head, rows in ablation_tables(ablation, means):
+        table = render_table(head, {row[0]: tuple(row[1:]) for row in rows})
+        text += f"\n## {title}\n\n{table}"
+        sections.append(svg.section(title, svg.words(head, rows, wraps=False)))
     write_text(output / "table.md", text)
-    tables = ablation_tables(ablation, means)
-    sections = [
-        svg.section(title, svg.words(head, rows, wraps=False)) for title, head, rows in tables
-    ]
-    about = about_ablation(ablation, _count_seeds(figures))
     page = svg.page(
         ablation.title, "ablation", ablation.source, [*sections, svg.preformatted("About", about)]
     )
     write_text(output / "report.html", page)
     return means, text
-
-
-def ablation_markdown(ablation: Ablation, figures: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of `table.md`: all tables, computed from the lines of `figures.jsonl`."""
-    about = about_ablation(ablation, _count_seeds(figures))
-    text = f"# {ablation.title}\n\n{about}\n"
-    for title, head, rows in ablation_tables(ablation, summarize(ablation, figures)):
-        table = render_table(head, {row[0]: tuple(row[1:]) for row in rows})
-        text += f"\n## {title}\n\n{table}"
-    return text
-
-
-def _count_seeds(figures: Sequence[Mapping[str, Any]]) -> int:
-    """Return the number of seeds of which there are figures."""
-    return len({figure["seed"] for figure in figures})
 
 
 def summarize(
@@ -541,7 +745,9 @@ def summarize(
         for seed, figure in by_seed.items():
             reference = by_key.get((measure, first_arm, seed))
             if arm != first_arm and reference:
-                differences.append(_difference(figure, reference))
+                pairs = zip(figure["samples"], reference["samples"])  # of the same resamples
+                value = figure["value"] - reference["value"]
+                differences.append({"value": value, "samples": [x - y for x, y in pairs]})
         if differences:
             change = _mean(differences)
             low, high = change["interval"] or (0, 0)
@@ -556,12 +762,6 @@ def _mean(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     has_interval = len(values) > 1 or figures[0]["samples"]
     interval = interval_of_mean(values, samples) if has_interval else None
     return {"values": values, "mean": float(np.mean(values)), "interval": interval}
-
-
-def _difference(figure: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a figure minus that of the first arm, also in each resample."""
-    pairs = zip(figure["samples"], reference["samples"])  # of the same resamples
-    return {"value": figure["value"] - reference["value"], "samples": [x - y for x, y in pairs]}
 
 
 Table = tuple[str, list[str], list[list[str]]]  # title, head, rows

@@ -7,7 +7,7 @@
 - `evaluate_glue`: fine-tuning on all tasks, the table, the files for the leaderboard
 """
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import local_path, write_json, write_text
 from bertworks.io.inputs import IssueCounter, as_path
 from bertworks.io.options import ReadOptions
-from bertworks.metrics.intervals import Interval, resampled
+from bertworks.metrics.intervals import resampled
 from bertworks.runs.data_splits import LabelledData
 from bertworks.runs.finetune import make_finetune_request
 from bertworks.runs.trials import MAX_TRIALS, interval_of_trials, plan_trials, run_trials
@@ -223,8 +223,25 @@ def evaluate_glue(
             missing = "dev" if "train" in task.files else "train"
             yield Event("note", f"{name}: no {missing} file: left out")
             continue
-        trials, interval, summary = yield from _trials(task, output / name, options, seeds, device)
-        rows |= _figures(task, trials, interval, output / name, device)
+        train, schema = task.read("train")
+        dev, dev_schema = task.read(task.measured_on[0])
+        empty = IssueCounter()  # the official train file of QQP has two such rows
+        train_items = list(items(train, schema, TASKS, left_out=empty))
+        dev_items = list(items(dev, dev_schema, TASKS, left_out=empty))
+        notes = [f"{name} of GLUE: trained on {train.name}, evaluated on {dev.name}"]
+        notes += [f"rows without text are left out: {empty}"] if empty.count else []
+        labelled = LabelledData(schema, train_items, dev_items, [*notes, *train.notes, *dev.notes])
+        request = make_finetune_request(
+            task.files["train"],
+            dev=task.files[task.measured_on[0]],
+            metric=task.metrics[0],
+            **options,
+        )
+        trials = run_trials(
+            output / name, plan_trials(request, seeds=seeds), device=device, data=labelled
+        )
+        last = yield from forward_events(trials)
+        rows |= _figures(task, last.fields, output / name, device)
         text = table(rows, str(model), recipe, seeds)
         write_json(
             output / "glue.json",
@@ -232,48 +249,26 @@ def evaluate_glue(
         )
         write_text(output / "table.md", text)
         _submit(task, output, device)
-        yield Event("evaluation", f"{name}: {summary}", {"task": name, "trials": trials})
+        summary = last.text.splitlines()[0]
+        fields = {"task": name, "trials": last.fields["trials"]}
+        yield Event("evaluation", f"{name}: {summary}", fields)
     require(rows, "no task has both a train and a dev file", data, "get the files of GLUE again")
     yield Event(
         "done", f"{text}\nwritten to {output}/table.md", {"output": str(output), "columns": rows}
     )
 
 
-def _trials(
-    task: GlueTask, folder: Path, options: Mapping[str, Any], seeds: int, device: str
-) -> Generator[Event, None, tuple[list[dict[str, Any]], Interval, str]]:
-    """Return the fine-tunings of one task.
-
-    They are their entries in trials.json, the interval of their mean, and their figures in a line.
-    """
-    split = task.measured_on[0]
-    train, schema = task.read("train")
-    dev, dev_schema = task.read(split)
-    empty = IssueCounter()  # the official train file of QQP has two such rows
-    train_items = list(items(train, schema, TASKS, left_out=empty))
-    dev_items = list(items(dev, dev_schema, TASKS, left_out=empty))
-    notes = [f"{task.name} of GLUE: trained on {train.name}, evaluated on {dev.name}"]
-    notes += [f"rows without text are left out: {empty}"] if empty.count else []
-    labelled = LabelledData(schema, train_items, dev_items, [*notes, *train.notes, *dev.notes])
-    request = make_finetune_request(
-        task.files["train"], dev=task.files[split], metric=task.metrics[0], **options
-    )
-    events = run_trials(folder, plan_trials(request, seeds=seeds), device=device, data=labelled)
-    last = yield from forward_events(events)
-    return last.fields["trials"], last.fields["settings"][0]["interval"], last.text.splitlines()[0]
-
-
 def _figures(
-    task: GlueTask,
-    trials: Sequence[Mapping[str, Any]],
-    interval: Interval,
-    folder: Path,
-    device: str,
+    task: GlueTask, result: Mapping[str, Any], folder: Path, device: str
 ) -> dict[str, dict[str, Any]]:
     """Return the columns of the table for a task.
 
     Each has the figures of every seed, the interval of their mean, and what they are figures of.
+
+    Args:
+        result: the fields of the last event of `run_trials`.
     """
+    trials = result["trials"]
     split, *other_splits = task.measured_on
     about = {"split": split, "sampled": task.sampled, "train": task.files["train"].name}
     about |= {"seconds": [trial["seconds"] for trial in trials], "metrics": [*task.metrics]}
@@ -282,7 +277,7 @@ def _figures(
             {name: trial["figures"][name] for name in task.metrics} for trial in trials
         ]
     }
-    intervals = {task.column(split): interval}
+    intervals = {task.column(split): result["settings"][0]["interval"]}
     for other_split in other_splits:  # the other half of MNLI
         reader, schema = task.read(other_split)
         rows = list(items(reader, schema, TASKS, left_out=IssueCounter()))

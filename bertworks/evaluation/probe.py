@@ -41,6 +41,7 @@ _SMALLER = (
     "another disk"
 )
 _CHAIN = "linear chain"
+_Figures = dict[int, list[dict[str, RowSums]]]  # layer -> the figures of each seed
 
 
 class _Sentences(NamedTuple):
@@ -125,28 +126,47 @@ def evaluate_probe(
         hint=hint,
     )
     numbers = _layers(layers, source.config.num_hidden_layers)
-    seed_range = range(seed, seed + seeds)
     width = source.config.hidden_size
     expect(
         rank <= width,
         f"the rank is {rank}: a probe of this model has at most {width} rows, its width",
     )
     read = yield from _read(source, bank, sample)
-    _check_counted([read.gold[number] for number in read.evaluated], data)
-    work = _Work(read, numbers, rank or width, epochs, seed_range, choose_device(device))
+    # Sentences without any figure are refused before the network computes anything.
+    gold = [read.gold[number] for number in read.evaluated]
+    hint = "name a larger treebank"
+    what = (
+        f"no sentence to evaluate on has {SHORTEST} to {LONGEST} words: only these count in "
+        "DSpr and NSpr"
+    )
+    require(any(tree.counts_for_correlation for tree in gold), what, data, hint)
+    what = (
+        "no sentence to evaluate on has two words that are no punctuation: there are no edges "
+        "to find"
+    )
+    require(any(tree.edges for tree in gold), what, data, hint)
+    work = _Work(
+        read, numbers, rank or width, epochs, range(seed, seed + seeds), choose_device(device)
+    )
     result: dict[str, Any] = {
         "model": source.name,
         "treebank": str(data),
         "evaluated_on": read.tested,
-    }
-    result |= {
         "train": len(read.train),
         "sentences": len(read.evaluated),
         "rank": work.rank,
         "epochs": epochs,
+        "seed": seed,
+        "seeds": seeds,
     }
-    result |= {"seed": seed, "seeds": seeds}
-    yield from _figures(source, work, result)
+    encoder, _ = prepared_encoder(source.network(Encoder, "encoder."), "fp32")
+    trained = yield from _encoder_figures(encoder, work, "")
+    with torch.random.fork_rng(devices=[]):  # the initial weights of a training
+        torch.manual_seed(seed)
+        untrained = Encoder(source.config).to(work.device).requires_grad_(False).eval()
+    encoder, _ = prepared_encoder(untrained, "fp32")
+    random = yield from _encoder_figures(encoder, work, "untrained encoder, ")
+    result |= _compared(work, trained, random)
     text = probe_table(result)
     if output is not None:
         folder = local_path(output).expanduser()
@@ -238,34 +258,17 @@ def _read(source: LazyModel, bank: Treebank, sample: int) -> Generator[Event, No
     )
 
 
-def _check_counted(gold: Sequence[GoldTree], data: object) -> None:
-    """Refuse sentences without any figure, before the network computes anything."""
-    hint = "name a larger treebank"
-    what = (
-        f"no sentence to evaluate on has {SHORTEST} to {LONGEST} words: only these count in "
-        "DSpr and NSpr"
-    )
-    require(any(tree.counts_for_correlation for tree in gold), what, data, hint)
-    what = (
-        "no sentence to evaluate on has two words that are no punctuation: there are no edges "
-        "to find"
-    )
-    require(any(tree.edges for tree in gold), what, data, hint)
-
-
-def _figures(source: LazyModel, work: _Work, result: dict[str, Any]) -> Iterator[Event]:
-    """Add the figures of all layers and of the baselines to the result, and their differences."""
-    encoder, _ = prepared_encoder(source.network(Encoder, "encoder."), "fp32")
-    trained = yield from _encoder_figures(encoder, work, "")
-    random = yield from _encoder_figures(_random_encoder(source, work), work, "untrained encoder, ")
+def _compared(work: _Work, trained: _Figures, random: _Figures) -> dict[str, Any]:
+    """Return the figures of all layers and of the baselines, and their differences."""
     gold = [work.data.gold[number] for number in work.data.evaluated]
     places = [np.arange(len(tree.depths), dtype=np.float64) for tree in gold]
     chain = tree_metrics(gold, [np.abs(x[:, None] - x) for x in places], places)
-    result["chain"] = _row([chain])
-    result["layers"] = [{"layer": layer, **_row(runs)} for layer, runs in trained.items()]
-    result["random"] = [{"layer": layer, **_row(runs)} for layer, runs in random.items()]
+    layers, random_layers = (
+        [{"layer": layer, **_row(runs)} for layer, runs in figures.items()]
+        for figures in (trained, random)
+    )
     best, best_random = (
-        max(result[part], key=lambda row: row["uuas"])["layer"] for part in ("layers", "random")
+        max(rows, key=lambda row: row["uuas"])["layer"] for rows in (layers, random_layers)
     )
     references = {
         f"layer {layer}": trained[layer]
@@ -285,20 +288,18 @@ def _figures(source: LazyModel, work: _Work, result: dict[str, Any]) -> Iterator
             ]
         )
         differences[name] = {"uuas": uuas, "interval": list(interval)}
-    result |= {"best_layer": best, "differences": differences}
-
-
-def _random_encoder(source: LazyModel, work: _Work) -> Encoder | InferenceEncoder:
-    """Return an encoder of the same shape with the initial weights of a training."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(work.seeds[0])
-        encoder = Encoder(source.config).to(work.device).requires_grad_(False).eval()
-    return prepared_encoder(encoder, "fp32")[0]
+    return {
+        "chain": _row([chain]),
+        "layers": layers,
+        "random": random_layers,
+        "best_layer": best,
+        "differences": differences,
+    }
 
 
 def _encoder_figures(
     encoder: Encoder | InferenceEncoder, work: _Work, name: str
-) -> Generator[Event, None, dict[int, list[dict[str, RowSums]]]]:
+) -> Generator[Event, None, _Figures]:
     """Return the figures of each layer of an encoder, for each seed.
 
     Args:
@@ -306,7 +307,7 @@ def _encoder_figures(
     """
     counts = [sequence.num_words for sequence in work.data.sequences]
     starts = np.cumsum([0, *counts], dtype=np.int64)
-    figures: dict[int, list[dict[str, RowSums]]] = {}
+    figures: _Figures = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         total = len(counts)
@@ -348,13 +349,18 @@ def _probed(
     outputs = dict[ProbeKind, Any]()
     for kind in _KINDS:
         gold = [tree.distances if kind == "distance" else tree.depths for tree in data.gold]
-        settings: dict[str, Any] = {
-            "rank": work.rank,
-            "epochs": work.epochs,
-            "seed": seed,
-            "device": work.device,
-        }
-        for loss, probe in train_probe(words, gold, data.train, data.dev, kind=kind, **settings):
+        training = train_probe(
+            words,
+            gold,
+            data.train,
+            data.dev,
+            kind=kind,
+            rank=work.rank,
+            epochs=work.epochs,
+            seed=seed,
+            device=work.device,
+        )
+        for loss, probe in training:
             text = (
                 f"{name}, {kind} probe: epoch {probe.epochs} of at most {work.epochs}, loss on "
                 f"dev {loss:.4f}"
