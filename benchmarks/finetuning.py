@@ -284,8 +284,7 @@ def bertworks(
     from bertworks.runs.preparation import prepare_finetuning
     from bertworks.tasks.registry import task_of
     from bertworks.training.device import HeapTrimmer, disable_heap_trim
-    from bertworks.training.loop import train
-    from bertworks.training.optimization import make_optimizer
+    from bertworks.training.loop import make_optimizer, train
 
     _, schema = found.read("train")
     overrides = ("epochs=1",) if quick else ()

@@ -304,8 +304,7 @@ def bertworks(
     from bertworks.runs.pretrain_job import phase_batches
     from bertworks.training.budget import fit_steps, measure_steps
     from bertworks.training.device import disable_heap_trim
-    from bertworks.training.loop import train
-    from bertworks.training.optimization import make_optimizer
+    from bertworks.training.loop import make_optimizer, train
 
     disable_heap_trim()
     measured = measure_steps(
@@ -438,7 +437,7 @@ def transformers_our_settings(
     )
     from bertworks.runs.pretrain_job import phase_batches
     from bertworks.training.budget import LATER_FRACTION
-    from bertworks.training.optimization import make_optimizer
+    from bertworks.training.loop import make_optimizer
 
     c = recipe.encoder
     model = BertForPreTraining(

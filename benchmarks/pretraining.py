@@ -269,9 +269,9 @@ def prepare_bertworks(
     config: Any, rows: list[list[Any]], precision: Any, _: bool
 ) -> Callable[[int], float]:
     from bertworks.batching.batch import collate
-    from bertworks.training.loop import train
+    from bertworks.training.loop import make_optimizer, train
     from bertworks.training.objectives import PretrainingModel
-    from bertworks.training.optimization import OptimizerConfig, make_optimizer
+    from bertworks.training.recipe import OptimizerConfig
 
     model = PretrainingModel(config)
     settings = OptimizerConfig(schedule="constant", warmup=0.0)

@@ -27,10 +27,9 @@ from bertworks.training.device import (
     disable_heap_trim,
     time_when_done,
 )
-from bertworks.training.loop import train
+from bertworks.training.loop import make_optimizer, train
 from bertworks.training.objectives import PretrainingModel
-from bertworks.training.optimization import OptimizerConfig, make_optimizer
-from bertworks.training.recipe import Phase, Recipe, TrainConfig
+from bertworks.training.recipe import OptimizerConfig, Phase, Recipe, TrainConfig
 
 LENGTH, MICRO_BATCH = 128, 32  # tokens of a sequence; sequences
 

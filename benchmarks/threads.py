@@ -24,7 +24,8 @@ from bertworks.training.budget import random_batch
 from bertworks.training.device import THREADS, disable_heap_trim
 from bertworks.training.loop import train
 from bertworks.training.objectives import PretrainingModel
-from bertworks.training.optimization import OptimizerConfig, make_optimizer
+from bertworks.training.recipe import OptimizerConfig
+from bertworks.training.loop import make_optimizer
 from bertworks.training.recipe import Phase, Recipe, TrainConfig
 seconds = float(sys.argv[1])
 disable_heap_trim()

@@ -7,8 +7,8 @@ import pytest
 
 from bertworks.config import dump_recipe, override, parse_as
 from bertworks.errors import UsageError
-from bertworks.training.optimization import OptimizerConfig
 from bertworks.training.recipe import (
+    OptimizerConfig,
     Recipe,
 )
 from tests.training.test_recipe import MINIMAL

@@ -31,9 +31,9 @@ from bertworks.training.device import (
     measure_matmul,
     time_when_done,
 )
-from bertworks.training.loop import train
+from bertworks.training.loop import make_optimizer, train
 from bertworks.training.objectives import PretrainingModel
-from bertworks.training.optimization import OptimizerConfig, make_optimizer
+from bertworks.training.recipe import OptimizerConfig
 
 MASKED = 0.15
 MANY_STEPS = 1 << 20

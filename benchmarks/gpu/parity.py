@@ -29,10 +29,9 @@ from bertworks.tasks.heads import (
     TaskModel,
 )
 from bertworks.training.device import fixed_order
-from bertworks.training.loop import MixedPrecision, train
+from bertworks.training.loop import MixedPrecision, make_optimizer, train
 from bertworks.training.objectives import PretrainingModel, vocabulary_cross_entropy
-from bertworks.training.optimization import OptimizerConfig, make_optimizer
-from bertworks.training.recipe import load_recipe
+from bertworks.training.recipe import OptimizerConfig, load_recipe
 
 LENGTHS = [17, 128, 40, 3, 90, 128, 64, 2]
 FAMILIES = ("bert-small", "albert-small", "electra-mini", "roberta-small", "xlm-small", "gpt2")

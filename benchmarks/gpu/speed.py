@@ -159,8 +159,8 @@ def longest(events: Any, count: int = 14) -> str:
 
 def stepper(model: Any, batch: Any, device: torch.device) -> Callable[[], None]:
     """A function that makes one step of a training."""
-    from bertworks.training.loop import train
-    from bertworks.training.optimization import OptimizerConfig, make_optimizer
+    from bertworks.training.loop import make_optimizer, train
+    from bertworks.training.recipe import OptimizerConfig
 
     optimizer = OptimizerConfig()
     steps = train(

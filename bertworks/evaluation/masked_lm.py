@@ -38,8 +38,8 @@ from bertworks.runs.run_folder import BITS
 from bertworks.text.corpus import Documents
 from bertworks.text.shards import write_shards
 from bertworks.training.device import Precision, choose_device, fixed_machine, gpus_for
-from bertworks.training.loop import batch_sums, means
-from bertworks.training.objectives import LossStats, PretrainingModel, figures, heads_of
+from bertworks.training.loop import LossStats, batch_sums, means
+from bertworks.training.objectives import PretrainingModel, figures, heads_of
 from bertworks.training.recipe import ObjectiveKind
 
 Kind = Literal["masks", "bits"]

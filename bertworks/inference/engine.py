@@ -73,7 +73,8 @@ from bertworks.training.device import (
     choose_device,
     total_memory,
 )
-from bertworks.training.objectives import LossStats, PretrainingModel
+from bertworks.training.loop import LossStats
+from bertworks.training.objectives import PretrainingModel
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 OUTPUTS = (["last_hidden_state"], ["logits"], ["start_logits", "end_logits"])

@@ -1,11 +1,12 @@
 """A Transformer: token ids -> hidden states of every layer.
 
 - `Encoder`: embeddings and blocks
-- `select_blocks`: the state of a network with some of the blocks of another one
+- `select_layers`: a network with fewer layers
 - `scale_residual`, `init_local_attention`: other initial weights
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -22,6 +23,7 @@ from bertworks.models.kernels import Bias
 from bertworks.models.layers import compiles_sizes, initialize, pad_rows_to_bucket
 from bertworks.models.layout import Layout
 
+PUBLISHED_LAYERS = {(12, 6): (0, 2, 4, 7, 9, 11)}  # Sanh et al. 2019, in the authors' code
 _BLOCKS = "encoder.blocks."  # how the names of their parameters begin, in a whole network
 
 
@@ -133,21 +135,39 @@ class Encoder(nn.Module):
         ]
 
 
-def select_blocks(state: Mapping[str, Tensor], numbers: Sequence[int]) -> dict[str, Tensor]:
-    """Return the state of a network with some of the blocks of another one, in this order.
+def student_layers(teacher: int, student: int) -> tuple[int, ...]:
+    """Return the layers of a teacher from which a student starts.
 
-    state: of the other network, with its encoder under the name "encoder". Its other parameters
-        stay.
+    Of 12 for 6 they are the published ones; else layer i * teacher // student for i from 0, so that
+    3 of 6 are 0, 2, 4, and all layers are all.
     """
+    return PUBLISHED_LAYERS.get(
+        (teacher, student), tuple(i * teacher // student for i in range(student))
+    )
+
+
+def select_layers(
+    c: EncoderConfig, state: Mapping[str, Tensor], count: int
+) -> tuple[EncoderConfig, dict[str, Tensor]]:
+    """Return a network with some of its layers, see `student_layers`.
+
+    state: of the network, with its encoder under the name "encoder". Its other parameters stay.
+        Where all layers share one block, so do those of the result.
+    """
+    shared = c.num_groups == 1
+    chosen = [
+        i * c.num_groups // c.num_hidden_layers for i in student_layers(c.num_hidden_layers, count)
+    ]
+    groups = (1 if shared else count) if c.num_hidden_groups else 0
     result = {name: value for name, value in state.items() if not name.startswith(_BLOCKS)}
-    for new, old in enumerate(numbers):
+    for new, old in enumerate(chosen[:1] if shared else chosen):
         prefix = f"{_BLOCKS}{old}."
         result |= {
             f"{_BLOCKS}{new}.{name.removeprefix(prefix)}": value
             for name, value in state.items()
             if name.startswith(prefix)
         }
-    return result
+    return replace(c, num_hidden_layers=count, num_hidden_groups=groups), result
 
 
 @torch.no_grad()

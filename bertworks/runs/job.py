@@ -10,8 +10,8 @@ from torch import nn
 from bertworks.batching.batch import Batch
 from bertworks.training.budget import Schedule
 from bertworks.training.device import Precision
-from bertworks.training.objectives import TrainableModel
-from bertworks.training.optimization import OptimizerConfig
+from bertworks.training.loop import TrainableModel
+from bertworks.training.recipe import OptimizerConfig
 
 
 @dataclass(frozen=True)

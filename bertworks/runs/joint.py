@@ -33,7 +33,7 @@ from bertworks.runs.finetune import (
     make_finetune_request,
     open_trained,
 )
-from bertworks.runs.finetune_job import FinetuneJob, forecast, run_settings
+from bertworks.runs.finetune_job import FinetuneJob, VocabSubset, forecast, run_settings
 from bertworks.runs.job import Progress
 from bertworks.runs.preparation import FinetuneRequest, prepare_finetuning, task_name
 from bertworks.runs.processes import Processes
@@ -41,9 +41,8 @@ from bertworks.runs.report import joint_card, write_task_report
 from bertworks.runs.run_folder import stored_request
 from bertworks.runs.training_run import TrainingRun
 from bertworks.tasks.heads import JointModel, TaskModel
-from bertworks.training.objectives import TrainableModel
+from bertworks.training.loop import TrainableModel
 from bertworks.training.recipe import FinetuneRecipe, load_finetune_recipe
-from bertworks.training.vocab_subset import VocabSubset
 
 # Options of one data set, and their values that mean nothing
 _OF_ONE: dict[str, tuple[Any, ...]] = dict.fromkeys(

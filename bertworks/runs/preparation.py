@@ -23,6 +23,7 @@ from bertworks.io.atomic_write import sha256
 from bertworks.io.inputs import as_path
 from bertworks.io.options import ReadOptions
 from bertworks.io.tables import StoredRows
+from bertworks.models.transformer import select_layers
 from bertworks.runs.data_splits import (
     DataRequest,
     LabelledData,
@@ -34,7 +35,6 @@ from bertworks.runs.data_splits import (
 from bertworks.tasks.settings import TaskType
 from bertworks.training import recipe as recipes
 from bertworks.training.device import best_precision
-from bertworks.training.distillation import select_layers
 from bertworks.training.recipe import FinetuneRecipe
 
 
@@ -68,7 +68,7 @@ class FinetuneRequest:
     teacher: a model that was fine-tuned for the same task, from which this one learns too; None:
         from the labels alone.
     layers: the number of layers that are kept of the initial model, see
-        `training.distillation.student_layers`; None: all.
+        `models.transformer.student_layers`; None: all.
     budget: a time such as "5m" for everything: fewer epochs, if those of the recipe take longer;
         None: no limit.
     near_copies: whether near-copies stay on one side of a split, see `data_splits.DataRequest`;

@@ -32,7 +32,7 @@ from bertworks.inference.detect import GENERATOR, state_with_generator
 from bertworks.io.arrays import write_npy
 from bertworks.io.atomic_write import is_sealed, sealing
 from bertworks.models.config import EncoderConfig
-from bertworks.models.transformer import init_local_attention, scale_residual
+from bertworks.models.transformer import init_local_attention, scale_residual, student_layers
 from bertworks.runs.adaptation import BitsBatches, bits_batches, bits_per_character, extended_state
 from bertworks.runs.job import Progress, RunSettings
 from bertworks.runs.report import write_report
@@ -44,16 +44,9 @@ from bertworks.text.tokenizer_pipeline import END_OF_TEXT
 from bertworks.text.wordpiece import without_last
 from bertworks.training.budget import Schedule
 from bertworks.training.device import DTYPES, Precision
-from bertworks.training.distillation import Teacher, student_config, student_layers, student_state
-from bertworks.training.loop import evaluate
-from bertworks.training.objectives import (
-    OBJECTIVES,
-    SHARED,
-    PretrainingModel,
-    TrainableModel,
-    figures,
-    heads_of,
-)
+from bertworks.training.distillation import Teacher, student_config, student_state
+from bertworks.training.loop import TrainableModel, evaluate
+from bertworks.training.objectives import OBJECTIVES, SHARED, PretrainingModel, figures, heads_of
 from bertworks.training.recipe import Recipe, TokenObjective
 
 # No document is longer than this fraction of the text: wrong sentences come from other documents,

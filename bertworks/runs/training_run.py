@@ -30,9 +30,8 @@ from bertworks.runs.processes import GracefulShutdown, Processes
 from bertworks.runs.run_folder import Metrics, finite, read_metrics, write_plans
 from bertworks.training.budget import MEMORY, Pace
 from bertworks.training.device import DTYPES, THREADS, HeapTrimmer, fixed_order, measure_matmul
-from bertworks.training.loop import Step, train
-from bertworks.training.objectives import ACCURACY, OBJECTIVES, LossStats, TrainableModel, figures
-from bertworks.training.optimization import make_optimizer
+from bertworks.training.loop import LossStats, Step, TrainableModel, make_optimizer, train
+from bertworks.training.objectives import ACCURACY, OBJECTIVES, figures
 
 EVALUATIONS = 20
 SAVE_SECONDS = 120.0

@@ -23,13 +23,8 @@ from bertworks.models.layers import initialize
 from bertworks.models.recurrent import BiLSTM
 from bertworks.models.transformer import Encoder
 from bertworks.tasks.settings import FeatureLayers, LSTMEncoder, SentenceVectors
-from bertworks.training.objectives import (
-    LossSum,
-    TrainableModel,
-    cross_entropy,
-    divergence,
-    vocabulary_cross_entropy,
-)
+from bertworks.training.loop import LossSum, TrainableModel, cross_entropy
+from bertworks.training.objectives import divergence, vocabulary_cross_entropy
 
 MAX_FEATURE_BYTES = 2 << 30  # of cached features
 FEATURE_BATCH_TOKENS = 4096  # of a batch whose features are cached, with padding

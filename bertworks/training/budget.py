@@ -2,7 +2,6 @@
 
 Size, vocabulary, batch, phases and steps come from the measured speed of the machine.
 
-- `time_step`: the time of a training step
 - `SIZE_PRESETS`: what suits which amount of arithmetic, from sizes.toml
 - `Schedule`: the steps of a run, planned again where the speed changes; `Pace`: the recent speed
 """
@@ -11,7 +10,6 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import accumulate
 from operator import mul
 from typing import NamedTuple, cast
@@ -30,57 +28,14 @@ from bertworks.models.config import BERT_SIZES, EncoderConfig
 from bertworks.models.heads import PRETRAINING_HEADS
 from bertworks.training.device import (
     DTYPES,
-    THREADS,
     Precision,
     disable_heap_trim,
     measure_matmul,
-    time_when_done,
 )
 from bertworks.training.distillation import Teacher
-from bertworks.training.loop import MixedPrecision, train
-from bertworks.training.objectives import PretrainingModel, TrainableModel
-from bertworks.training.optimization import OptimizerConfig, make_optimizer
-from bertworks.training.recipe import Phase, Recipe, TrainConfig
-
-
-def time_step(
-    objective: TrainableModel,
-    optimizer: OptimizerConfig,
-    precision: Precision,
-    batch: Batch | Callable[[int], Sequence[Batch]],
-    seconds: float,
-    start: int = 0,
-) -> tuple[float, float]:
-    """Return the seconds of a micro-batch and of an update.
-
-    They are medians of three steps or more, as the time allows, with the threads that a training
-    would use. The parameters are changed. batch: of all steps; or what makes that of a step from
-    `start` on, in the time that is measured.
-    """
-    now = partial(time_when_done, next(objective.parameters()).device)
-    begins: list[float] = []  # of the updates
-    times: list[tuple[float, float]] = []  # of a step, and of its update
-    steps = train(
-        objective,
-        make_optimizer(objective, optimizer),
-        batch if callable(batch) else lambda _: [batch],
-        optimizer,
-        start + MANY_STEPS,
-        precision=precision,
-        start=start,
-        before_update=lambda: begins.append(now()),
-    )
-    with THREADS.hold():
-        begin = last = now()
-        for _ in steps:
-            end = now()
-            times.append((end - last, end - begins[-1]))
-            last = end
-            if len(times) >= 3 and end - begin > seconds:
-                break
-    # the first step prepares kernels and memory
-    step, update = np.median(times[1:], axis=0).tolist()
-    return step - update, update
+from bertworks.training.loop import MANY_STEPS, MixedPrecision, time_step
+from bertworks.training.objectives import PretrainingModel
+from bertworks.training.recipe import OptimizerConfig, Phase, Recipe, TrainConfig
 
 
 class SizePreset(NamedTuple):
@@ -108,7 +63,6 @@ LATER_FRACTION = 0.2
 REPETITIONS = 4  # of a text, after which a large network may memorize it
 OVERRUN = 1.5  # times the budget that a plan may take, if every phase has one step
 PROCESS = 400 << 20  # bytes of Python and torch, without a model
-MANY_STEPS = 1 << 30
 # The rest of a run is planned again if it would end this much earlier or later: fractions of the
 # budget and the rest.
 TOLERANCE = 0.02

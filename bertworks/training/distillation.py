@@ -1,7 +1,6 @@
 """Distillation: a student is made from layers of its teacher, and reads what it computes.
 
-- `select_layers`: a network -> one with fewer layers; `student_config`, `student_state`: those of a
-  pre-training
+- `student_config`, `student_state`: the student of a pre-training
 - `Teacher`: a frozen network with a masked LM head
 """
 
@@ -15,38 +14,10 @@ from bertworks.batching.batch import Batch
 from bertworks.errors import check
 from bertworks.models.config import EncoderConfig
 from bertworks.models.heads import LMHead
-from bertworks.models.transformer import Encoder, select_blocks
+from bertworks.models.transformer import Encoder, select_layers
 from bertworks.training.objectives import TeacherStates
 
-PUBLISHED_LAYERS = {(12, 6): (0, 2, 4, 7, 9, 11)}  # Sanh et al. 2019, in the authors' code
 POSITIONS, TYPES = (f"encoder.embeddings.{name}.weight" for name in ("position", "token_type"))
-
-
-def student_layers(teacher: int, student: int) -> tuple[int, ...]:
-    """Return the layers of a teacher from which a student starts.
-
-    Of 12 for 6 they are the published ones; else layer i * teacher // student for i from 0, so that
-    3 of 6 are 0, 2, 4, and all layers are all.
-    """
-    return PUBLISHED_LAYERS.get(
-        (teacher, student), tuple(i * teacher // student for i in range(student))
-    )
-
-
-def select_layers(
-    c: EncoderConfig, state: Mapping[str, Tensor], count: int
-) -> tuple[EncoderConfig, dict[str, Tensor]]:
-    """Return a network with some of its layers, see `student_layers`.
-
-    Its other parameters stay. Where all layers share one block, so do those of the result.
-    """
-    shared = c.num_groups == 1
-    chosen = [
-        i * c.num_groups // c.num_hidden_layers for i in student_layers(c.num_hidden_layers, count)
-    ]
-    groups = (1 if shared else count) if c.num_hidden_groups else 0
-    result = select_blocks(state, chosen[:1] if shared else chosen)
-    return replace(c, num_hidden_layers=count, num_hidden_groups=groups), result
 
 
 # What a student of a pre-training does not take from its teacher.

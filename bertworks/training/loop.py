@@ -1,18 +1,26 @@
-"""The training loop.
+"""The training loop, its optimizers and their update.
 
-It yields after every step; the caller logs, evaluates and saves.
+- `TrainableModel`: what the loop needs of a network
+- `LossSum`: losses as sums. The mean is taken once, over all micro-batches and processes, so that
+  an accumulated batch equals a large one however unequal its parts are
+- `train`: yields after every step; the caller logs, evaluates and saves
+- `time_step`: the time of a training step
+- `make_optimizer`, `update`: AdamW, LAMB or Adamax; they skip steps that are not finite
 """
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import count as numbers_from, groupby
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
@@ -20,9 +28,60 @@ from torch.nn.parallel import DistributedDataParallel
 from bertworks.batching.batch import Batch
 from bertworks.models.heads import OutputLayer
 from bertworks.models.transformer import Encoder
-from bertworks.training.device import DTYPES, Precision
-from bertworks.training.objectives import LossStats, LossSum, TrainableModel
-from bertworks.training.optimization import OptimizerConfig, update
+from bertworks.training.device import DTYPES, THREADS, Precision, time_when_done
+from bertworks.training.recipe import OptimizerConfig
+
+STACKED = ".attention.qkv.weight"  # three matrices in one
+State = dict[str, Tensor]  # of a parameter
+UNCORRECTED = 1e7  # steps after which Adam's bias corrections are 1 to the last bit
+MANY_STEPS = 1 << 30  # of a training whose end does not matter
+
+
+class LossSum(NamedTuple):
+    """A loss over a batch, and the number of correct predictions."""
+
+    loss: Tensor  # float32 []: sum of the losses
+    correct: Tensor  # float32 []: how often the label has the highest logit
+
+
+@dataclass(frozen=True)
+class LossStats:
+    """A loss and its accuracy over many batches and processes."""
+
+    loss: float
+    accuracy: float
+    count: int
+
+
+def cross_entropy(
+    logits: Tensor, labels: Tensor, weights: Tensor | None = None, smoothing: float = 0.0
+) -> LossSum:
+    """Return the cross-entropy of logits [M, C] with labels int64 [M].
+
+    weights: [C], of the labels.
+    smoothing: fraction of the target probability that is spread over all labels.
+    """
+    loss = F.cross_entropy(
+        logits.float(), labels, weights, reduction="sum", label_smoothing=smoothing
+    )
+    return LossSum(loss, (logits.detach().argmax(-1) == labels).sum().float())
+
+
+class TrainableModel(nn.Module, ABC):
+    """A network that turns a batch into named sums of losses.
+
+    `model(batch)` is a dict of `LossSum`.
+
+    weights: of the losses in the sum that is minimized, by name. counts(batch): the denominators,
+    known before the forward pass: that of a whole step is needed for its first
+        gradient.
+    """
+
+    weights: dict[str, float]
+
+    @abstractmethod
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Return the number of predictions of each loss for a batch."""
 
 
 @dataclass(frozen=True)
@@ -257,3 +316,189 @@ def _global_counts(
         counts = Counter(dict(zip(counts, row.tolist(), strict=True)))
     tokens = counts.pop("tokens")
     return {name: max(count, 1) for name, count in counts.items()}, tokens
+
+
+def time_step(
+    objective: TrainableModel,
+    optimizer: OptimizerConfig,
+    precision: Precision,
+    batch: Batch | Callable[[int], Sequence[Batch]],
+    seconds: float,
+    start: int = 0,
+) -> tuple[float, float]:
+    """Return the seconds of a micro-batch and of an update.
+
+    They are medians of three steps or more, as the time allows, with the threads that a training
+    would use. The parameters are changed. batch: of all steps; or what makes that of a step from
+    `start` on, in the time that is measured.
+    """
+    now = partial(time_when_done, next(objective.parameters()).device)
+    begins: list[float] = []  # of the updates
+    times: list[tuple[float, float]] = []  # of a step, and of its update
+    steps = train(
+        objective,
+        make_optimizer(objective, optimizer),
+        batch if callable(batch) else lambda _: [batch],
+        optimizer,
+        start + MANY_STEPS,
+        precision=precision,
+        start=start,
+        before_update=lambda: begins.append(now()),
+    )
+    with THREADS.hold():
+        begin = last = now()
+        for _ in steps:
+            end = now()
+            times.append((end - last, end - begins[-1]))
+            last = end
+            if len(times) >= 3 and end - begin > seconds:
+                break
+    # the first step prepares kernels and memory
+    step, update = np.median(times[1:], axis=0).tolist()
+    return step - update, update
+
+
+class SkippingOptimizer(torch.optim.Optimizer):
+    """An optimizer that divides gradients and skips steps inside the step, as fused AdamW does."""
+
+    found_inf: Tensor | None = None  # 1: nothing changes
+    grad_scale: Tensor | None = None  # by which gradients are divided
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """One step, without waiting for the device."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    gradient = p.grad if self.grad_scale is None else p.grad / self.grad_scale
+                    skips = (
+                        torch.zeros((), device=p.device)
+                        if self.found_inf is None
+                        else self.found_inf
+                    )
+                    for name, new in self._after(p, gradient, group, self.state[p]).items():
+                        old = self.state[p].get(name, p)
+                        old.copy_(torch.where(skips > 0, old, new))
+
+    def _after(self, p: Tensor, gradient: Tensor, group: dict[str, Any], state: State) -> State:
+        """Return a parameter, as "parameter", and its state after the step."""
+        raise NotImplementedError
+
+
+class Adamax(SkippingOptimizer):
+    """Adamax (Kingma and Ba 2015, algorithm 2), in the form of torch.optim.Adamax."""
+
+    def _after(self, p: Tensor, gradient: Tensor, group: dict[str, Any], state: State) -> State:
+        beta1, beta2 = group["betas"]
+        gradient = gradient.add(p, alpha=group["weight_decay"])
+        step = state["step"] + 1
+        mean = state["exp_avg"].lerp(gradient, 1 - beta1)
+        largest = torch.maximum(state["exp_inf"] * beta2, gradient.abs() + group["eps"])
+        new = p - group["lr"] / (1 - beta1**step) * (mean / largest)
+        return {"parameter": new, "step": step, "exp_avg": mean, "exp_inf": largest}
+
+
+class Lamb(SkippingOptimizer):
+    """LAMB (You et al. 2020, algorithm 2).
+
+    The update of AdamW, weight decay included, is scaled to the norm of its matrix. Vectors (biases
+    and norms) have the scale 1, as in google-research/albert `lamb_optimizer.py`.
+
+    `stacked` of a group: matrices in each parameter, along the first axis, each with a scale of its
+    own.
+    """
+
+    def _after(self, p: Tensor, gradient: Tensor, group: dict[str, Any], state: State) -> State:
+        beta1, beta2 = group["betas"]
+        step = state["step"] + 1
+        mean = beta1 * state["exp_avg"] + (1 - beta1) * gradient
+        square = beta2 * state["exp_avg_sq"] + (1 - beta2) * gradient.square()
+        root = (square / (1 - beta2**step)).sqrt_()
+        change = (
+            (mean / (1 - beta1**step))
+            .div_(root.add_(group["eps"]))
+            .add_(p, alpha=group["weight_decay"])
+        )
+        if p.ndim > 1:
+            for part, weights in zip(
+                change.chunk(group["stacked"]), p.chunk(group["stacked"]), strict=True
+            ):
+                of_weights = weights.norm()
+                of_change = part.norm()
+                part.mul_(
+                    torch.where((of_weights > 0) & (of_change > 0), of_weights / of_change, 1.0)
+                )
+        return {
+            "parameter": p - group["lr"] * change,
+            "step": step,
+            "exp_avg": mean,
+            "exp_avg_sq": square,
+        }
+
+
+def make_optimizer(model: nn.Module, c: OptimizerConfig) -> torch.optim.Optimizer:
+    """Return the optimizer, with weight decay on matrices and embeddings, not on biases and norms.
+
+    AdamW is fused: one pass over memory.
+    """
+    layers_above = _layers_above(model)
+    groups: dict[tuple[float, float, int], dict[str, Any]] = {}
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            above = layers_above.get(p, 0)
+            factor = c.layer_decay ** (above + c.layer_decay_offset * (above > 0))
+            decay = c.weight_decay * (p.ndim > 1)
+            stacked = 3 if c.optimizer == "lamb" and name.endswith(STACKED) else 1
+            group = {"params": [], "weight_decay": decay, "factor": factor, "stacked": stacked}
+            groups.setdefault((factor, decay, stacked), group)["params"].append(p)
+    defaults: dict[str, Any] = {"lr": c.learning_rate, "betas": (c.beta1, c.beta2), "eps": c.eps}
+    own_classes: dict[str, type[SkippingOptimizer]] = {"lamb": Lamb, "adamax": Adamax}
+    parts = [*groups.values()]
+    kind = own_classes.get(c.optimizer)
+    optimizer: torch.optim.Optimizer
+    optimizer = kind(parts, defaults) if kind else torch.optim.AdamW(parts, **defaults, fused=True)
+    second = "exp_inf" if c.optimizer == "adamax" else "exp_avg_sq"
+    for p in (p for group in parts for p in group["params"]):
+        # The corrections are powers of the betas: after many steps there is no correction.
+        step = torch.tensor(0.0 if c.bias_correction else UNCORRECTED, device=p.device)
+        optimizer.state[p] = {
+            "step": step,
+            "exp_avg": torch.zeros_like(p),
+            second: torch.zeros_like(p),
+        }
+    return optimizer
+
+
+def _layers_above(model: nn.Module) -> dict[nn.Parameter, int]:
+    """Return the number of layers between each parameter of the encoder and the loss.
+
+    It is 1 for the last block, and the largest for the embeddings. Heads are not in it: it is 0.
+    """
+    encoder = getattr(model, "encoder", None)
+    if not isinstance(encoder, Encoder):
+        return {}
+    num_blocks = len(encoder.blocks)
+    layers = dict.fromkeys(encoder.parameters(), num_blocks + 1)
+    for number, block in enumerate(encoder.blocks):
+        layers |= dict.fromkeys(block.parameters(), num_blocks - number)
+    return layers
+
+
+def update(
+    optimizer: torch.optim.Optimizer, learning_rate: float, grad_norm: Tensor, max_grad_norm: float
+) -> Tensor:
+    """Make one step, with gradients scaled down to `max_grad_norm`.
+
+    Nothing changes if `grad_norm` is not finite.
+
+    Both are done inside the step, without waiting for the device. Returns 1 if the step was
+    skipped, else 0.
+    """
+    skipped = (~grad_norm.isfinite()).float()
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate * group["factor"]
+    optimizer.found_inf = skipped  # type: ignore[attr-defined]
+    if max_grad_norm:
+        optimizer.grad_scale = (grad_norm / max_grad_norm).clamp_min(1.0)  # type: ignore[attr-defined]
+    optimizer.step()
+    return skipped

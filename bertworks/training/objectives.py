@@ -5,61 +5,27 @@
 - `PretrainingModel`: an encoder with the heads of its objectives; BERT is `masked_lm` +
   `next_sentence`, ELECTRA `masked_lm` + 50 `replaced_token`, with a second encoder that replaces
   tokens
-- `TrainableModel`: what the training loop needs of a network
-- `LossSum`: losses as sums. The mean is taken once, over all micro-batches and processes, so that
-  an accumulated batch equals a large one however unequal its parts are
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from bertworks.batching.batch import Batch
 from bertworks.models.config import EncoderConfig
 from bertworks.models.heads import Head, LMHead, Pooler, TokenHead, add_heads
 from bertworks.models.layers import compiles_sizes, meta_device_init, pad_rows_to_bucket
 from bertworks.models.transformer import Encoder
+from bertworks.training.loop import LossStats, LossSum, TrainableModel, cross_entropy
 from bertworks.training.recipe import TEACHER_OBJECTIVES, ObjectiveKind, Recipe
 
 CHUNK_BYTES = 1 << 27
 GPU_CHUNK_BYTES = 1 << 31  # of logits in memory at the same time
 _ALIGNED = 8  # numbers: a GPU multiplies matrices slowly where a row is no multiple of 16 bytes
-
-
-class LossSum(NamedTuple):
-    """A loss over a batch, and the number of correct predictions."""
-
-    loss: Tensor  # float32 []: sum of the losses
-    correct: Tensor  # float32 []: how often the label has the highest logit
-
-
-@dataclass(frozen=True)
-class LossStats:
-    """A loss and its accuracy over many batches and processes."""
-
-    loss: float
-    accuracy: float
-    count: int
-
-
-def cross_entropy(
-    logits: Tensor, labels: Tensor, weights: Tensor | None = None, smoothing: float = 0.0
-) -> LossSum:
-    """Return the cross-entropy of logits [M, C] with labels int64 [M].
-
-    weights: [C], of the labels.
-    smoothing: fraction of the target probability that is spread over all labels.
-    """
-    loss = F.cross_entropy(
-        logits.float(), labels, weights, reduction="sum", label_smoothing=smoothing
-    )
-    return LossSum(loss, (logits.detach().argmax(-1) == labels).sum().float())
 
 
 def vocabulary_cross_entropy(
@@ -225,23 +191,6 @@ def _num_correct(logits: Tensor, labels: Tensor) -> Tensor:
         logits = logits.index_select(0, best)
         labels = labels.index_select(0, best)
     return (logits.argmax(-1) == labels).sum()
-
-
-class TrainableModel(nn.Module, ABC):
-    """A network that turns a batch into named sums of losses.
-
-    `model(batch)` is a dict of `LossSum`.
-
-    weights: of the losses in the sum that is minimized, by name. counts(batch): the denominators,
-    known before the forward pass: that of a whole step is needed for its first
-        gradient.
-    """
-
-    weights: dict[str, float]
-
-    @abstractmethod
-    def counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of predictions of each loss for a batch."""
 
 
 class Measure(NamedTuple):

@@ -30,7 +30,6 @@ from bertworks.errors import UsageError
 from bertworks.models.config import EncoderConfig
 from bertworks.tasks.settings import FeatureLayers, LSTMEncoder
 from bertworks.text.vocabulary import VocabularyConfig
-from bertworks.training.optimization import OptimizerConfig
 
 HELD_OUT_LENGTH = 128
 Seed = Annotated[
@@ -131,6 +130,74 @@ class ObjectiveConfig(Settings):
 
     kind: ObjectiveKind
     weight: Annotated[float, Range("a number above 0", lambda x: 0 < x < math.inf)] = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig(Settings):
+    """AdamW (Loshchilov and Hutter 2019), LAMB or Adamax, clipping, warm-up and linear decay.
+
+    optimizer: "adamw"; "lamb" for batches of thousands of sequences (You et al. 2020; ALBERT); or
+    "adamax" (Kingma and Ba 2015, section 7.1; MT-DNN), with weight decay in the gradient.
+    learning_rate: the peak; 0: a default for the width of the network (fine-tuning only).
+    bias_correction: of the moments. False is google-research/bert's AdamWeightDecayOptimizer, and
+        the LAMB of ALBERT.
+    warmup: fraction of the steps in which the rate rises linearly from 0.
+    schedule: "linear" falls from the peak to 0 at the last step. "linear_from_start" is that of
+    google-research/bert: the falling line begins at step 0, so that the rate drops a little where
+    the warm-up ends. "cosine" falls along half a period (Radford et al. 2018, section 4.1),
+    "inverse_sqrt" with the root of the step (Vaswani et al. 2017, section 5.3).
+    weight_decay: of matrices and embeddings, not of biases and norms.
+    beta1, beta2: decay rates of the moments.
+    eps: added to the root of the second moment.
+    max_grad_norm: gradients are scaled down to this norm, of all parameters together; 0: no
+        clipping.
+    layer_decay: the rate of a layer is that of the layer above times this; heads have the full
+    rate, the embeddings the smallest (Sun et al. 2019, section 5.3.3). Layers that share a block
+    count as one. 1: all have the same rate.
+    layer_decay_offset: layers that are counted between the heads and the last block, which then has
+    the full rate times layer_decay to the power of 1 + this number (google-research/electra: 1).
+    """
+
+    optimizer: Literal["adamw", "lamb", "adamax"] = "adamw"
+    learning_rate: Annotated[
+        float, Range("a number above 0, and well below 10", lambda x: 0 <= x < 10)
+    ] = 1e-4
+    warmup: Annotated[
+        float, Range("a fraction of the steps, from 0 to 1", lambda x: 0 <= x <= 1)
+    ] = 0.01
+    schedule: Literal["linear", "linear_from_start", "cosine", "inverse_sqrt", "constant"] = (
+        "linear"
+    )
+    weight_decay: Annotated[float, Range("0 or more", lambda x: x >= 0)] = 0.01
+    beta1: Annotated[float, Range("a number from 0 to below 1", lambda x: 0 <= x < 1)] = 0.9
+    beta2: Annotated[float, Range("a number from 0 to below 1", lambda x: 0 <= x < 1)] = 0.999
+    eps: Annotated[float, Range("a number above 0", lambda x: x > 0)] = 1e-6
+    bias_correction: bool = True
+    max_grad_norm: Annotated[float, Range("0 or more", lambda x: x >= 0)] = 1.0
+    layer_decay: Annotated[float, Range("a factor above 0, at most 1", lambda x: 0 < x <= 1)] = 1.0
+    layer_decay_offset: Annotated[
+        int, Range("a number of layers, or 0", lambda x: 0 <= x < 1000)
+    ] = 0
+
+    def rate(self, step: float, num_steps: int) -> float:
+        """Return the learning rate of a step, counted from 0.
+
+        As in both published forms the first step of a warm-up is 0.
+
+        step: with a fraction where a plan was changed on the way (`training.budget.Schedule`).
+        """
+        warmup_steps = round(self.warmup * num_steps)
+        if step < warmup_steps:
+            return self.learning_rate * step / warmup_steps
+        rest = (num_steps - step) / max(1, num_steps - warmup_steps)
+        factors = {
+            "linear": rest,
+            "cosine": (1 - math.cos(math.pi * rest)) / 2,
+            "linear_from_start": 1 - step / num_steps,
+            "inverse_sqrt": math.sqrt(max(1, warmup_steps) / max(1, step)),
+            "constant": 1.0,
+        }
+        return self.learning_rate * factors[self.schedule]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from bertworks.runs.pretrain import pretrain
 from bertworks.runs.pretrain_job import held_out_batches, split_long_documents
 from bertworks.tasks.heads import Classification, TaskModel
 from bertworks.text.shards import write_shards
-from bertworks.training.optimization import make_optimizer
+from bertworks.training.loop import make_optimizer
 from bertworks.training.recipe import load_finetune_recipe
 from tests.batching.test_sampling import every
 from tests.support.tiny import documents, write_corpus, write_recipe

@@ -18,9 +18,8 @@ from bertworks.models.layers import meta_device_init
 from bertworks.models.layout import Layout
 from bertworks.models.packed_linear import to_bf16_inference, to_fp32_inference
 from bertworks.models.transformer import Encoder
-from bertworks.training.loop import MixedPrecision
-from bertworks.training.optimization import OptimizerConfig, make_optimizer
-from bertworks.training.recipe import Phase, Recipe, TrainConfig, load_recipe
+from bertworks.training.loop import MixedPrecision, make_optimizer
+from bertworks.training.recipe import OptimizerConfig, Phase, Recipe, TrainConfig, load_recipe
 
 SMALL = EncoderConfig(
     vocab_size=60,

@@ -20,8 +20,8 @@ from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.runs.joint import finetune_joint, joint_events, make_joint_request
 from bertworks.tasks.heads import JointModel, TaskModel
-from bertworks.training.loop import train
-from bertworks.training.optimization import OptimizerConfig, make_optimizer
+from bertworks.training.loop import make_optimizer, train
+from bertworks.training.recipe import OptimizerConfig
 from tests.scenarios.test_finetune_processes import torchrun
 from tests.support.fine import (
     write_conll,

@@ -41,7 +41,8 @@ from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import Shards, write_shards
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from bertworks.training.budget import Measurement, measure_steps
-from bertworks.training.objectives import LossSum, PretrainingModel
+from bertworks.training.loop import LossSum
+from bertworks.training.objectives import PretrainingModel
 from bertworks.training.recipe import Recipe, load_recipe
 from tests.support import SUPPORT
 from tests.support.tiny import documents, leftovers, metrics, newest, write_corpus, write_recipe

@@ -19,7 +19,7 @@ from bertworks.runs.pretrain import RESERVE, estimate, pretrain
 from bertworks.runs.run_folder import read_plans
 from bertworks.training.budget import MEMORY, TOLERANCE, Measurement, Pace, Plan, Schedule
 from bertworks.training.objectives import PretrainingModel
-from bertworks.training.optimization import OptimizerConfig
+from bertworks.training.recipe import OptimizerConfig
 from tests.runs.test_pretrain import assert_same_tensors, finish, torchrun
 from tests.support.tiny import metrics, newest, write_corpus, write_recipe
 

@@ -24,8 +24,7 @@ from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.preparation import prepare_finetuning
 from bertworks.serve.endpoints import Abilities
 from bertworks.tasks.heads import Classification, Regression, TaskModel
-from bertworks.training.loop import train
-from bertworks.training.optimization import make_optimizer
+from bertworks.training.loop import make_optimizer, train
 from bertworks.training.recipe import load_finetune_recipe
 from tests.support.fine import write_choices, write_conll, write_spans, write_squad
 from tests.support.gpt import END, END_ID, POSITIONS, write_gpt, write_gpt2

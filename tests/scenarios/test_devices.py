@@ -26,9 +26,9 @@ from bertworks.tasks.heads import (
     TaskModel,
 )
 from bertworks.training.device import Precision
-from bertworks.training.loop import MixedPrecision
+from bertworks.training.loop import MixedPrecision, make_optimizer, update
 from bertworks.training.objectives import PretrainingModel
-from bertworks.training.optimization import OptimizerConfig, make_optimizer, update
+from bertworks.training.recipe import OptimizerConfig
 
 CONFIG = EncoderConfig(
     vocab_size=100,

@@ -26,8 +26,7 @@ from bertworks.serve.endpoints import Abilities
 from bertworks.text.shards import Shards, TokenStore
 from bertworks.text.tokenizer import Template
 from bertworks.text.translations import read_translations
-from bertworks.training.optimization import OptimizerConfig
-from bertworks.training.recipe import load_recipe
+from bertworks.training.recipe import OptimizerConfig, load_recipe
 from tests.runs.test_pretrain import finish, torchrun
 from tests.support.served import Local
 from tests.support.tiny import documents, metrics, write_recipe

@@ -13,8 +13,8 @@ from transformers import Trainer, TrainingArguments
 
 from bertworks.batching.batch import Batch, LabelledBatches
 from bertworks.checkpoints.hf_mapping import from_huggingface
-from bertworks.training.loop import train
-from bertworks.training.optimization import OptimizerConfig, make_optimizer
+from bertworks.training.loop import make_optimizer, train
+from bertworks.training.recipe import OptimizerConfig
 from tests.support.heads import CASES, CONFIG, example, pair, rectangles
 
 SETTINGS = OptimizerConfig(learning_rate=1e-3, warmup=0.1, weight_decay=0.1, max_grad_norm=0.5)

@@ -31,9 +31,8 @@ from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.tasks import heads as task_heads
 from bertworks.tasks.heads import Classification, TaskModel
 from bertworks.tasks.settings import FeatureLayers
-from bertworks.training.loop import train
+from bertworks.training.loop import make_optimizer, train
 from bertworks.training.objectives import PretrainingModel
-from bertworks.training.optimization import make_optimizer
 from bertworks.training.recipe import load_finetune_recipe
 from tests.support.fine import (
     PEOPLE,

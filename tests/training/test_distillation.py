@@ -20,7 +20,7 @@ from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.config import override
 from bertworks.errors import BertworksError, UsageError
 from bertworks.models.config import PRESETS, EncoderConfig
-from bertworks.models.transformer import Encoder
+from bertworks.models.transformer import Encoder, select_layers, student_layers
 from bertworks.runs.prepare import make_shards, make_vocabulary, read_text
 from bertworks.runs.pretrain import estimate, pretrain
 from bertworks.tasks.heads import (
@@ -31,17 +31,10 @@ from bertworks.tasks.heads import (
     teacher_loss,
 )
 from bertworks.training.budget import Measurement, measure_steps
-from bertworks.training.distillation import (
-    Teacher,
-    select_layers,
-    student_config,
-    student_layers,
-    student_state,
-)
-from bertworks.training.loop import train
+from bertworks.training.distillation import Teacher, student_config, student_state
+from bertworks.training.loop import make_optimizer, train
 from bertworks.training.objectives import PretrainingModel, TeacherStates
-from bertworks.training.optimization import OptimizerConfig, make_optimizer
-from bertworks.training.recipe import ObjectiveKind, load_recipe
+from bertworks.training.recipe import ObjectiveKind, OptimizerConfig, load_recipe
 from tests.batching.test_batch import Numbers
 from tests.support.fine import write_reviews
 from tests.support.tiny import write_corpus, write_recipe

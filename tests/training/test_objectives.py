@@ -21,7 +21,7 @@ from bertworks.models.config import PRESETS, EncoderConfig
 from bertworks.models.heads import LMHead
 from bertworks.runs.pretrain import estimate, pretrain
 from bertworks.text.tokenizer import Template
-from bertworks.training.loop import train
+from bertworks.training.loop import make_optimizer, train
 from bertworks.training.objectives import (
     CHUNK_BYTES,
     SHARED,
@@ -29,8 +29,7 @@ from bertworks.training.objectives import (
     num_trained,
     sample_tokens,
 )
-from bertworks.training.optimization import OptimizerConfig, make_optimizer
-from bertworks.training.recipe import ObjectiveKind, load_recipe
+from bertworks.training.recipe import ObjectiveKind, OptimizerConfig, load_recipe
 from tests.batching.test_batch import Numbers
 from tests.batching.test_sampling import CLS, SEP, every, make_store, planned
 from tests.support.tiny import write_corpus, write_recipe

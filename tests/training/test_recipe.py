@@ -16,9 +16,9 @@ from bertworks.config import dump_recipe, parse_as
 from bertworks.errors import UsageError
 from bertworks.models.config import BERT_SIZES, PRESETS, EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig
-from bertworks.training.optimization import OptimizerConfig
 from bertworks.training.recipe import (
     FinetuneRecipe,
+    OptimizerConfig,
     Phase,
     Recipe,
     TrainConfig,
