@@ -19,7 +19,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.inference.whitening import normalized
+from bertworks.inference.embedder import normalized
 from bertworks.retrieval.ranking import top_k
 
 QUERIES, K = 100, 10

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from provenance import provenance, publish
 
-from bertworks.inference.whitening import normalized
+from bertworks.inference.embedder import normalized
 from bertworks.io.file_job import ROWS_AT_ONCE
 from bertworks.retrieval.index import Index
 

@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from bertworks.inference.explain import explain as explain
     from bertworks.inference.generation import generate as generate
     from bertworks.inference.masked_lm import fill as fill, score as score
-    from bertworks.inference.predict import (
+    from bertworks.inference.predictor import (
+        Predictor as Predictor,
         answer_questions as answer_questions,
         predict_file as predict_file,
     )
-    from bertworks.inference.predictor import Predictor as Predictor
     from bertworks.interop.convert import convert as convert, import_checkpoint as import_checkpoint
     from bertworks.interop.export import export as export
     from bertworks.interop.load import (

@@ -38,9 +38,8 @@ from bertworks.checkpoints.resolve import NETWORK_FILES, split_files
 from bertworks.checkpoints.task_config import TASK_FILE
 from bertworks.datasets.values import canonical_label, first_names, label_text
 from bertworks.errors import BertworksError, UsageError, column_names_of, listed
-from bertworks.inference.embedder import Embedder
+from bertworks.inference.embedder import Embedder, Vectors
 from bertworks.inference.predictor import Predictor
-from bertworks.inference.whitening import Vectors
 from bertworks.io.atomic_write import temporary_folder
 from bertworks.io.tables import is_missing, missing_hint, plain_value, rows_of
 from bertworks.models.heads import Pooling

@@ -24,12 +24,10 @@ from bertworks.datasets.values import first_names, misspelt_labels
 from bertworks.errors import BertworksError, UsageError, expect, names_of, quoted, require
 from bertworks.events import Event, no_notes, printable
 from bertworks.inference.embed_file import vectors_of_file
-from bertworks.inference.embedder import Embedder
+from bertworks.inference.embedder import Embedder, Moments, Whitening, normalized
 from bertworks.inference.engine import open_model
 from bertworks.inference.masked_lm import is_better, score
-from bertworks.inference.predict import schema_for
-from bertworks.inference.predictor import Predictor
-from bertworks.inference.whitening import Moments, Whitening, normalized
+from bertworks.inference.predictor import Predictor, schema_for
 from bertworks.io.atomic_write import refuse_unwritable, url_of, write_json
 from bertworks.io.inputs import IssueCounter, as_path, nothing_there
 from bertworks.io.options import ReadOptions

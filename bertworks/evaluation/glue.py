@@ -18,8 +18,7 @@ from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Schema, items
 from bertworks.errors import BertworksError, expect, names_of, require
 from bertworks.events import Event, forward_events
-from bertworks.inference.predict import rows_with_items
-from bertworks.inference.predictor import Predictor
+from bertworks.inference.predictor import Predictor, rows_with_items
 from bertworks.io.atomic_write import local_path, write_json, write_text
 from bertworks.io.inputs import IssueCounter, as_path
 from bertworks.io.options import ReadOptions

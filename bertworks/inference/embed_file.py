@@ -26,10 +26,9 @@ from bertworks.datasets.writer import (
 )
 from bertworks.errors import BertworksError, expect, names_of, quoted
 from bertworks.events import Event
-from bertworks.inference.embedder import Embedder
+from bertworks.inference.embedder import Embedder, Moments, Vectors, Whitening, normalized
 from bertworks.inference.engine import open_model
 from bertworks.inference.predictor import COMPARED
-from bertworks.inference.whitening import Moments, Vectors, Whitening, normalized
 from bertworks.io.arrays import write_npy
 from bertworks.io.atomic_write import local_path
 from bertworks.io.file_job import (

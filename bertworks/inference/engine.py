@@ -1,22 +1,24 @@
 """Opens model folders for inference, and computes batches of examples.
 
 - `LazyModel`: the networks of a model folder, over one copy of its weights
-- `ModelUser`: the base class of public objects over a `LazyModel`, which pickles hold by path,
-  settings and hash
+- `Reopened`: the base class of objects whose pickles say how to open them again;
+  `ModelUser`: of those over a `LazyModel`, which pickles hold by path, settings and hash
 - `OnnxModel`: the network of an ONNX file, computed by onnxruntime, with the interface of our
   networks
 - `prepared_encoder`: an encoder in a precision
 - `compute_logits`, `compute_vectors`, `log_probabilities`: results in the order of the examples
 """
 
+import copy
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar, get_args
+from threading import RLock
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -51,7 +53,6 @@ from bertworks.errors import (
     optional_import,
     require,
 )
-from bertworks.inference.reopening import NUM_KEPT_OPEN, Opening, Reopened
 from bertworks.io.atomic_write import LFS_POINTER, refuse_lfs_pointer, url_of, utf8_path
 from bertworks.io.inputs import as_path
 from bertworks.io.protobuf import read_protobuf
@@ -75,6 +76,90 @@ from bertworks.training.device import (
 )
 from bertworks.training.loop import LossStats
 from bertworks.training.objectives import PretrainingModel
+
+# objects, and models, that a process keeps open: each task that it gets brings a pickle of the same
+NUM_KEPT_OPEN = 2
+_OPENING = RLock()
+
+
+class Opening(NamedTuple):
+    """A call that opens an object: a function of a module, and its few short arguments."""
+
+    function: Callable[..., "Reopened"]
+    arguments: tuple[Hashable, ...]
+
+
+class Reopened:
+    """An object whose pickle holds the call that opens it again, in a few hundred bytes.
+
+    The object in another process is opened when it is first used. An error, such as a folder that
+    has changed, is then raised where the object is used: `multiprocessing.Pool` would wait for ever
+    for a process that cannot read its task. Copies by the module `copy` do not open anything.
+
+    A subclass has a method `_opening_call`, and calls `_is_open` at the end of its constructor.
+    Attributes that are assigned later, such as those of a subclass of it, are part of the pickle.
+    """
+
+    def _opening_call(self) -> Opening:
+        """Return the call that opens an equal object."""
+        raise NotImplementedError
+
+    def _is_open(self) -> None:
+        self._opened_attributes = frozenset(vars(self))
+
+    def __getstate__(self) -> dict[str, Any]:
+        attributes = vars(self)
+        if "_closed" in attributes:
+            return dict(attributes)
+        restored = {*self._opened_attributes, "_opened_attributes"}
+        state: dict[str, Any] = {"_closed": self._opening_call()}
+        for name, value in attributes.items():
+            is_cached_property = hasattr(type(self), name)
+            if name not in restored and not is_cached_property:
+                state[name] = value
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+    if not TYPE_CHECKING:  # mypy would accept any name
+
+        def __getattr__(self, name: str) -> Any:
+            """Open the object if it is not open yet.
+
+            Python looks here for attributes that it lacks.
+            """
+            attributes = vars(self)
+            with _OPENING:
+                is_closed = "_closed" in attributes
+                # special methods are methods of the class
+                if is_closed and not name.startswith("__"):
+                    opened = _opened_object(attributes["_closed"])
+                    attributes.update(vars(opened) | attributes)
+                    del attributes["_closed"]
+                    return getattr(self, name)
+            if name in attributes:  # another thread has opened the object
+                return attributes[name]
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+            )
+
+    def __copy__(self) -> Self:
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        return other
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        other = object.__new__(type(self))
+        memo[id(self)] = other
+        vars(other).update(copy.deepcopy(vars(self), memo))
+        return other
+
+
+@lru_cache(maxsize=NUM_KEPT_OPEN)
+def _opened_object(opening: Opening) -> Reopened:
+    return opening.function(*opening.arguments)
+
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 OUTPUTS = (["last_hidden_state"], ["logits"], ["start_logits", "end_logits"])

@@ -46,8 +46,7 @@ from bertworks.errors import BertworksError, UsageError, expect, optional_import
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.events import Event
 from bertworks.inference.engine import BATCH_TOKENS, INPUTS, LazyModel, OnnxModel
-from bertworks.inference.predict import schema_for
-from bertworks.inference.predictor import Predictor, copy_files
+from bertworks.inference.predictor import Predictor, copy_files, schema_for
 from bertworks.io.atomic_write import (
     local_path,
     refuse_not_empty,

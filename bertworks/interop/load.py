@@ -16,13 +16,12 @@ from bertworks.config import packaged_table
 from bertworks.errors import BertworksError
 from bertworks.inference.causal_lm import Score
 from bertworks.inference.detect import Detection, detect
-from bertworks.inference.embedder import Embedder
+from bertworks.inference.embedder import Embedder, Vectors
 from bertworks.inference.engine import LazyModel, ModelUser, open_model
 from bertworks.inference.explain import Explanation, explain
 from bertworks.inference.generation import Generation, SamplingOptions, TextGenerator
 from bertworks.inference.masked_lm import Filler, Filling, score
 from bertworks.inference.predictor import Predictor
-from bertworks.inference.whitening import Vectors
 from bertworks.interop.convert import convert
 from bertworks.io.tables import Data, texts_of
 from bertworks.tasks.task import Answer

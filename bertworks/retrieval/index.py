@@ -29,11 +29,9 @@ from bertworks.inference.embed_file import (
     text_columns,
     vector_job,
 )
-from bertworks.inference.embedder import Embedder
+from bertworks.inference.embedder import Embedder, Vectors, normalized
 from bertworks.inference.encode import DOCUMENT_PROMPTS
-from bertworks.inference.engine import LazyModel, ModelReference, reopened_model
-from bertworks.inference.reopening import Opening, Reopened
-from bertworks.inference.whitening import Vectors, normalized
+from bertworks.inference.engine import LazyModel, ModelReference, Opening, Reopened, reopened_model
 from bertworks.io.atomic_write import local_path, url_of
 from bertworks.io.file_job import FileJob, content_of, portions_of
 from bertworks.io.inputs import IssueCounter, as_path

@@ -26,8 +26,8 @@ from torch import Tensor
 from bertworks.batching.batch import Batch, Example, ExampleGroup
 from bertworks.checkpoints.model_folder import Model
 from bertworks.datasets.schema import Item
+from bertworks.inference.embedder import Vectors, normalized
 from bertworks.inference.engine import compute_each, compute_vectors, prepared_encoder
-from bertworks.inference.whitening import Vectors, normalized
 from bertworks.io.inputs import chunk_by_size
 from bertworks.metrics.classification import count_spans
 from bertworks.metrics.intervals import (

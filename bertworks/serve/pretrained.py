@@ -14,10 +14,9 @@ import numpy as np
 
 from bertworks.batching.batch import ExampleGroup
 from bertworks.errors import BertworksError, UsageError
-from bertworks.inference.embedder import Embedder
+from bertworks.inference.embedder import Embedder, normalized
 from bertworks.inference.engine import LazyModel
 from bertworks.inference.masked_lm import Filler, Filling, MaskedText
-from bertworks.inference.whitening import normalized
 from bertworks.serve.batching import InferenceJob, Limits
 from bertworks.serve.steps import (
     CHARACTER_BYTES,

@@ -15,8 +15,7 @@ from bertworks.checkpoints.sentence_transformers import read_sentence_transforme
 from bertworks.checkpoints.vector_modules import VectorModule, vector_network
 from bertworks.errors import BertworksError
 from bertworks.inference.embed_file import embed_file
-from bertworks.inference.embedder import Embedder
-from bertworks.inference.whitening import normalized
+from bertworks.inference.embedder import Embedder, normalized
 from bertworks.interop.convert import convert
 from bertworks.interop.export import export
 from bertworks.retrieval.index import Index

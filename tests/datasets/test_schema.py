@@ -34,7 +34,7 @@ from bertworks.datasets.values import (
 from bertworks.datasets.writer import write_rows
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_task
-from bertworks.inference.predict import predict_file
+from bertworks.inference.predictor import predict_file
 from bertworks.io.inputs import IssueCounter
 from bertworks.io.options import ReadOptions
 from bertworks.runs.finetune import finetune

@@ -12,7 +12,7 @@ from bertworks.checkpoints.storage import read_json
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_task
-from bertworks.inference.predict import predict_file
+from bertworks.inference.predictor import predict_file
 from bertworks.io.options import ReadOptions
 from bertworks.models.packed_linear import cpu_supports_int8
 from bertworks.runs.finetune import finetune

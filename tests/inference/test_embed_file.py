@@ -13,8 +13,7 @@ from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_sts
 from bertworks.inference.embed_file import embed_file
-from bertworks.inference.embedder import Embedder
-from bertworks.inference.whitening import normalized
+from bertworks.inference.embedder import Embedder, normalized
 from bertworks.metrics.intervals import correlations
 from bertworks.models.packed_linear import cpu_supports_int8
 from tests.support.fine import write_pairs

@@ -16,8 +16,7 @@ from bertworks.checkpoints.sentence_transformers import (
     read_sentence_transformer,
 )
 from bertworks.errors import BertworksError, UsageError
-from bertworks.inference.embedder import Embedder
-from bertworks.inference.whitening import normalized
+from bertworks.inference.embedder import Embedder, Moments, normalized
 from bertworks.models.packed_linear import cpu_supports_int8
 
 whole_numbers = pytest.mark.skipif(
@@ -257,3 +256,16 @@ def test_wrong_calls(model: Path):
     with pytest.raises(UsageError, match="no pooling 'median'"):
         Embedder(model, pooling="median")
     assert bertworks.embed(model, [], device="cpu").shape == (0, 32)
+
+
+def test_whitening_by_numpy():
+    draw = np.random.default_rng(0)
+    # six of eight directions
+    x = (draw.normal(size=(500, 6)) @ draw.normal(size=(6, 8)) + 3).astype(np.float32)
+    moments = Moments(8, np.array_split(x, 7))
+    white = moments.whitener("whiten")(x).astype(np.float64)
+    values = np.linalg.eigvalsh(np.cov(white.T, bias=True))
+    np.testing.assert_allclose(values, [0, 0, 1, 1, 1, 1, 1, 1], atol=1e-4)
+    np.testing.assert_allclose(moments.whitener("center")(x), x - x.mean(0), atol=1e-5)
+    with pytest.raises(BertworksError, match="more vectors than dimensions"):
+        Moments(8, [x[:8]]).whitener("whiten")

@@ -19,8 +19,7 @@ import bertworks as bw
 from bertworks.checkpoints.resolve import packaged_minilm
 from bertworks.checkpoints.sentence_transformers import SentenceTransformerSettings
 from bertworks.errors import BertworksError, UsageError
-from bertworks.inference.embedder import Embedder
-from bertworks.inference.whitening import normalized
+from bertworks.inference.embedder import Embedder, normalized
 from tests.support.fine import write_model
 from tests.support.served import write_head
 

@@ -35,8 +35,7 @@ from bertworks.inference.embed_file import embed_file
 from bertworks.inference.embedder import Embedder
 from bertworks.inference.engine import OnnxModel
 from bertworks.inference.masked_lm import Filler
-from bertworks.inference.predict import predict_file, schema_for
-from bertworks.inference.predictor import Predictor
+from bertworks.inference.predictor import Predictor, predict_file, schema_for
 from bertworks.interop.export import export, write_onnx
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layout import Layout

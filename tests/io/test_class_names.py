@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 import bertworks as bw
 from bertworks.datasets.reader import RowReader
-from bertworks.inference.predict import predict_file
+from bertworks.inference.predictor import predict_file
 from bertworks.io.class_names import ClassNames
 
 CLASSES = {"names": ["neg", "pos"], "_type": "ClassLabel"}

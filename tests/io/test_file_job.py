@@ -21,7 +21,7 @@ import bertworks as bw
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.embed_file import embed_file
-from bertworks.inference.predict import predict_file
+from bertworks.inference.predictor import predict_file
 from bertworks.io.file_job import create, pack, refuse_finished, unpacked_values
 from bertworks.io.options import Bulk
 from bertworks.runs.prepare import make_shards, make_vocabulary, read_text

@@ -19,8 +19,7 @@ from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.checkpoints.task_config import task_settings
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
-from bertworks.inference.embedder import Embedder
-from bertworks.inference.whitening import normalized
+from bertworks.inference.embedder import Embedder, normalized
 from bertworks.io.atomic_write import json_sha256
 from bertworks.io.options import Bulk, ReadOptions
 from bertworks.retrieval.index import Index, index_file

@@ -28,8 +28,7 @@ from bertworks.datasets.writer import write_rows
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.events import Event, duration
-from bertworks.inference.predict import predict_file
-from bertworks.inference.predictor import Predictor
+from bertworks.inference.predictor import Predictor, predict_file
 from bertworks.metrics.intervals import SAMPLES, wilson_interval
 from bertworks.models.config import EncoderConfig
 from bertworks.runs import finetune as finetune_module

@@ -25,9 +25,8 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_sts
 from bertworks.evaluation.retrieval import read_collection
 from bertworks.inference.embed_file import embed_file
-from bertworks.inference.predict import predict_file
-from bertworks.inference.predictor import Predictor
-from bertworks.inference.whitening import Moments
+from bertworks.inference.embedder import Moments
+from bertworks.inference.predictor import Predictor, predict_file
 from bertworks.io.inputs import IssueCounter
 from bertworks.metrics.squad import SquadQuestion, evaluate_answers
 from bertworks.retrieval.index import Index

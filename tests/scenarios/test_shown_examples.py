@@ -17,7 +17,7 @@ from bertworks.errors import BertworksError
 from bertworks.events import Event, printable
 from bertworks.inference.embed_file import embed_file
 from bertworks.inference.embedder import Embedder
-from bertworks.inference.predict import predict_file
+from bertworks.inference.predictor import predict_file
 from bertworks.retrieval.index import index_file
 from bertworks.runs.dataset_report import check_file
 from bertworks.runs.finetune import finetune_events, make_finetune_request

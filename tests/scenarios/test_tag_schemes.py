@@ -15,8 +15,7 @@ from seqeval.metrics.sequence_labeling import get_entities
 from bertworks.datasets.annotations import tag_scheme
 from bertworks.datasets.reader import RowReader
 from bertworks.evaluation.evaluate import evaluate_task
-from bertworks.inference.predict import predict_file
-from bertworks.inference.predictor import Predictor
+from bertworks.inference.predictor import Predictor, predict_file
 from bertworks.metrics.classification import Span
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from tests.support.fine import FILLER, PEOPLE, PLACES, read_data

@@ -22,8 +22,7 @@ from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.events import Event
-from bertworks.inference.predict import predict_file
-from bertworks.inference.predictor import Predictor
+from bertworks.inference.predictor import Predictor, predict_file
 from bertworks.io.atomic_write import folder_lock
 from bertworks.io.file_job import FileJob, compute_file, content_of
 from bertworks.io.options import Bulk, ReadOptions
@@ -552,7 +551,7 @@ def test_a_model_without_threshold_says_so(tagger: Path) -> None:
 
 _MEASURE = """
 import sys, torch
-from bertworks.inference.predict import predict_file
+from bertworks.inference.predictor import predict_file
 torch.set_num_threads(1)
 for _ in predict_file(*sys.argv[1:], device="cpu"):
     pass

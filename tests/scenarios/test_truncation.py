@@ -13,8 +13,7 @@ from bertworks.cli.main import main
 from bertworks.evaluation.evaluate import evaluate_sts, evaluate_task
 from bertworks.evaluation.retrieval import evaluate_pairs, evaluate_retrieval
 from bertworks.inference.embedder import Embedder
-from bertworks.inference.predict import predict_file
-from bertworks.inference.predictor import Predictor
+from bertworks.inference.predictor import Predictor, predict_file
 from bertworks.io.options import Bulk
 from bertworks.retrieval.index import index_file
 from bertworks.tasks.sequences import Truncation, format_truncation

@@ -18,8 +18,7 @@ from bertworks.checkpoints.storage import read_tensors, write_tensors
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
 from bertworks.inference.explain import explain
-from bertworks.inference.predict import predict_file
-from bertworks.inference.predictor import Predictor
+from bertworks.inference.predictor import Predictor, predict_file
 from bertworks.interop.convert import convert
 from bertworks.interop.export import export
 from bertworks.models import packed_linear
