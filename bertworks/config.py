@@ -88,7 +88,7 @@ class Settings:
 
 def packaged_table(module: str, name: str) -> dict[str, Any]:
     """Return the content of a TOML file of the package, beside a module. module: its `__file__`."""
-    return tomllib.loads(Path(module).with_name(name).read_text(encoding="utf-8"))
+    return tomllib.loads((Path(module).parent / name).read_text(encoding="utf-8"))
 
 
 def read_recipe_text(name: str, what: str, known: Mapping[str, str]) -> str:

@@ -20,19 +20,27 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
-from bertworks.checkpoints.families.family import FAMILIES
+from bertworks.checkpoints.hf_mapping import FAMILIES
 from bertworks.checkpoints.model_card import with_tokenizer_note, without_division
 from bertworks.checkpoints.pickled_weights import find_pickle
 from bertworks.checkpoints.resolve import INDEX, WEIGHTS as WEIGHTS, joint_tasks, resolve_model
 from bertworks.checkpoints.sentence_transformers import (
+    MODULES_FILE,
     SentenceTransformer,
     read_sentence_transformer,
 )
 from bertworks.checkpoints.storage import (
+    EVALUATION_FILE,
+    WeightsRecord,
+    combined_sha256,
+    file_sha256,
     read_index,
     read_json,
+    read_record,
     read_tensors,
+    record_files,
     refuse_non_finite,
+    write_record,
     write_sharded,
     write_weights,
 )
@@ -44,15 +52,6 @@ from bertworks.checkpoints.task_config import (
     save_task,
     task_from_settings,
     tasks_of,
-)
-from bertworks.checkpoints.weights_record import (
-    EVALUATION_FILE,
-    WeightsRecord,
-    combined_sha256,
-    file_sha256,
-    read_record,
-    record_files,
-    write_record,
 )
 from bertworks.errors import BertworksError, UsageError, expect, quoted, require
 from bertworks.io.atomic_write import local_path, write_json, write_text
@@ -91,7 +90,7 @@ class ModelFolder:
         folder: its path.
         language: of all texts, for a model with several; "": none is chosen.
         accepts_changes: whether the folder may differ from what bertworks wrote (see
-            `weights_record`).
+            `storage.read_record`).
         weights: the tensors under the names in their files, if they were read already; None: those
             of the folder.
 
@@ -143,6 +142,8 @@ class ModelFolder:
     @cached_property
     def within(self) -> Path:
         """The folder of config.json, weights and tokenizer."""
+        if not (self.folder / MODULES_FILE).exists():
+            return self.folder
         try:
             return self.sentence_transformer.weights_folder
         except BertworksError:  # other uses of the model do not need these settings

@@ -12,11 +12,10 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from bertworks.checkpoints.families.family import FAMILIES
 from bertworks.checkpoints.generation_config import GENERATION_FILE
+from bertworks.checkpoints.hf_mapping import FAMILIES, config_from_huggingface
 from bertworks.checkpoints.pickled_weights import PICKLE, PICKLE_FILES, PICKLE_INDEX
-from bertworks.checkpoints.storage import read_json
-from bertworks.checkpoints.weights_record import RECORD_FILE, file_sha256
+from bertworks.checkpoints.storage import RECORD_FILE, file_sha256, read_json
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, one_line, quoted, require
 from bertworks.events import printable
@@ -287,8 +286,6 @@ def _refuse_unsupported(hub_id: str, fetch: bool) -> None:
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
-
-    from bertworks.checkpoints.hf_mapping import config_from_huggingface  # brings torch
 
     # If there is none, it is in a subfolder of the model, or the next step reports what is missing.
     with suppress(EntryNotFoundError):

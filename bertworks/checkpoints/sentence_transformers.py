@@ -20,7 +20,7 @@ from bertworks.io.atomic_write import write_json
 from bertworks.models.heads import Pooling
 
 MODEL_FILE = "config_sentence_transformers.json"  # of the whole model: prompts and similarity
-_MODULES = "modules.json"
+MODULES_FILE = "modules.json"
 _TRANSFORMER = "sentence_bert_config.json"
 # Names of the file of the network, which older versions called by its family. The first that exists
 # is read.
@@ -120,7 +120,7 @@ class SentenceTransformerSettings:
             path = f"{number}_{kind}" if number else ""
             module_class = f"sentence_transformers.models.{kind}"
             entries.append({"idx": number, "name": str(number), "path": path, "type": module_class})
-        files[_MODULES] = entries  # the last file: readers start from it
+        files[MODULES_FILE] = entries  # the last file: readers start from it
         for name, content in files.items():
             write_json(folder / name, content)
 
@@ -152,7 +152,7 @@ def read_sentence_transformer(folder: str | Path) -> SentenceTransformer:
     kinds = [kind for kind, _ in modules]
     what = f"unsupported modules of sentence-transformers: {', '.join(kinds)[:200]}"
     is_supported = kinds[:2] == _FIRST_KINDS and MODULE_KINDS.keys() >= {*kinds[2:]}
-    require(is_supported, what, folder / _MODULES, _SUPPORTED)
+    require(is_supported, what, folder / MODULES_FILE, _SUPPORTED)
     inner = modules[0][1]
     pooling_path = modules[1][1] / "config.json"
     names = [name for name in _TRANSFORMER_FILES if (inner / name).is_file()] or [_TRANSFORMER]
@@ -227,7 +227,7 @@ def module_files(folder: str | Path, *, trusts_pickles: bool = False) -> list[st
     if pickles:
         raise BertworksError(PICKLED_MODULE, where=str(pickles[0].parent))
     modules = _modules(folder)
-    names = [_MODULES, *_TRANSFORMER_FILES, MODEL_FILE] if modules else []
+    names = [MODULES_FILE, *_TRANSFORMER_FILES, MODEL_FILE] if modules else []
     for _, inside in modules[1:]:
         names += [f"{inside.name}/{name}" for name in ("config.json", WEIGHTS) if inside != folder]
     return [name for name in names if (folder / name).is_file()]
@@ -235,7 +235,7 @@ def module_files(folder: str | Path, *, trusts_pickles: bool = False) -> list[st
 
 def _modules(folder: Path) -> list[tuple[str, Path]]:
     """Return the kind and the folder of each module."""
-    path = folder / _MODULES
+    path = folder / MODULES_FILE
     if not path.exists():
         return []
     modules = read_json(path, list)

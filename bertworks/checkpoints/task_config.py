@@ -11,8 +11,12 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from bertworks.checkpoints.families.family import FAMILIES
-from bertworks.checkpoints.hf_mapping import VECTOR_CLASS, config_from_huggingface, own_type
+from bertworks.checkpoints.hf_mapping import (
+    FAMILIES,
+    VECTOR_CLASS,
+    config_from_huggingface,
+    own_type,
+)
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import build
 from bertworks.datasets.values import first_names

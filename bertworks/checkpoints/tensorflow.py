@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
-from bertworks.checkpoints.families.family import FAMILIES
+from bertworks.checkpoints.hf_mapping import FAMILIES
 from bertworks.checkpoints.model_folder import Model, check_vocabulary
 from bertworks.checkpoints.storage import DAMAGED, read_json, refuse_non_finite
 from bertworks.errors import BertworksError, check, explain_os_errors, quoted, require, some_names

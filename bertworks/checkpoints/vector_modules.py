@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from bertworks.checkpoints.pickled_weights import find_pickle
 from bertworks.checkpoints.resolve import WEIGHTS
-from bertworks.checkpoints.storage import read_tensors, refuse_non_finite
-from bertworks.checkpoints.weights_record import file_sha256
+from bertworks.checkpoints.storage import file_sha256, read_tensors, refuse_non_finite
 from bertworks.errors import BertworksError, quoted, require
 from bertworks.models.layers import LIMITS
 

@@ -43,7 +43,7 @@ from bertworks.checkpoints.resolve import (
     resolve_model,
     split_files,
 )
-from bertworks.checkpoints.weights_record import RECORD_FILE, file_sha256
+from bertworks.checkpoints.storage import RECORD_FILE, file_sha256
 from bertworks.errors import (
     BertworksError,
     UsageError,

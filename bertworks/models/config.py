@@ -11,6 +11,7 @@ from typing import Any
 
 from bertworks.errors import check
 from bertworks.models.attention import TransformerConfig
+from bertworks.models.embeddings import EmbeddingsConfig
 from bertworks.models.heads import Head, HeadsConfig
 
 _TABLES: dict[str, Any] = tomllib.loads(
@@ -19,7 +20,7 @@ _TABLES: dict[str, Any] = tomllib.loads(
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderConfig(TransformerConfig, HeadsConfig):
+class EncoderConfig(HeadsConfig, TransformerConfig, EmbeddingsConfig):
     """The shape of a network: what its parts have, under the same names.
 
     `EmbeddingsConfig`, `TransformerConfig` and `HeadsConfig` describe their fields, check them and

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch, ExampleGroup, LabelledBatches, collate, num_tokens
-from bertworks.checkpoints.families.family import FAMILIES
+from bertworks.checkpoints.hf_mapping import FAMILIES
 from bertworks.checkpoints.model_folder import (
     ModelFolder,
     save_model,

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bertworks.checkpoints.families.family import FAMILIES
+from bertworks.checkpoints.hf_mapping import FAMILIES
 from bertworks.checkpoints.model_folder import named_weights_sha256
 from bertworks.checkpoints.resolve import is_model_name
 from bertworks.errors import UsageError, expect, names_of

@@ -21,7 +21,7 @@ import torch
 
 import bertworks
 from bertworks.checkpoints.resolve import TASKS
-from bertworks.checkpoints.weights_record import RECORD_FILE
+from bertworks.checkpoints.storage import RECORD_FILE
 from bertworks.errors import UsageError, expect, explain_os_errors
 from bertworks.io.atomic_write import folder_lock, url_of, write_json, write_text
 from bertworks.io.inputs import as_path

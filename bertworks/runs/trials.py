@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertworks.checkpoints.storage import read_json
-from bertworks.checkpoints.weights_record import record_files
+from bertworks.checkpoints.storage import read_json, record_files
 from bertworks.config import parse_overrides
 from bertworks.errors import UsageError, expect, names_of
 from bertworks.events import Event, forward_events

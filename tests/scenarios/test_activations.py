@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers.activations import ACT2FN
 from transformers.models.openai.modeling_openai import ACT_FNS
 
-from bertworks.checkpoints.families.family import FAMILIES
 from bertworks.checkpoints.hf_mapping import (
+    FAMILIES,
     UNUSED_POSITIONS,
     check_lm_head_act,
     config_from_huggingface,

@@ -15,7 +15,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import bertworks as bw
-from bertworks.checkpoints import weights_record
+from bertworks.checkpoints import storage
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError
@@ -236,19 +236,19 @@ def test_a_training_that_goes_on_leaves_no_wrong_record(
 
 def test_a_file_is_hashed_once_for_each_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     hashed: list[Path] = []
-    real = weights_record.sha256
-    monkeypatch.setattr(weights_record, "sha256", lambda path: hashed.append(path) or real(path))
-    monkeypatch.setattr(weights_record, "_known_hashes", {})
-    monkeypatch.setattr(weights_record, "_TRUSTED_AGE", -1)
+    real = storage.sha256
+    monkeypatch.setattr(storage, "sha256", lambda path: hashed.append(path) or real(path))
+    monkeypatch.setattr(storage, "_known_hashes", {})
+    monkeypatch.setattr(storage, "_TRUSTED_AGE", -1)
     folder = write_model(tmp_path / "m")
     hashed.clear()
     for _ in range(3):
         bw.embed(folder, TEXTS, device="cpu")
         assert bw.load(folder, device="cpu").can
     assert [path.name for path in hashed] == ["model.safetensors"]
-    monkeypatch.setattr(weights_record, "_TRUSTED_AGE", 10**18)  # too new to be remembered
+    monkeypatch.setattr(storage, "_TRUSTED_AGE", 10**18)  # too new to be remembered
     path = tmp_path / "x"
     path.write_bytes(b"a")
-    first = weights_record.file_sha256(path)
+    first = storage.file_sha256(path)
     path.write_bytes(b"b")
-    assert weights_record.file_sha256(path) != first
+    assert storage.file_sha256(path) != first

@@ -16,8 +16,7 @@ import transformers
 
 import bertworks as bw
 from bertworks.checkpoints import hf_mapping
-from bertworks.checkpoints.families.family import FAMILIES
-from bertworks.checkpoints.hf_mapping import REQUIRED, config_from_huggingface
+from bertworks.checkpoints.hf_mapping import FAMILIES, REQUIRED, config_from_huggingface
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError
