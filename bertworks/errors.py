@@ -130,6 +130,16 @@ def one_line(error: object) -> str:
     return " ".join(str(error).split())[:200]
 
 
+def printable(text: str) -> str:
+    """Return a text in one line, with control characters as escapes.
+
+    One of them is ESC, which commands a terminal.
+    """
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )
+
+
 def quoted(path: object) -> str:
     """Return a path or a name as it is typed in a shell."""
     return shlex.quote(str(path))

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal
 
+from bertworks.errors import printable
+
 Kind = Literal["note", "stage", "plan", "step", "evaluation", "saved", "done"]
 
 
@@ -41,16 +43,6 @@ def forward_events(events: Iterable[Event]) -> Generator[Event, None, Event]:
             yield event
     assert done is not None
     return done
-
-
-def printable(text: str) -> str:
-    """Return a text in one line, with control characters as escapes.
-
-    One of them is ESC, which commands a terminal.
-    """
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
-    )
 
 
 def duration(seconds: float) -> str:

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from bertworks.checkpoints import pickle_reader
 from bertworks.checkpoints.storage import read_index, read_tensors
-from bertworks.errors import BertworksError, explain_os_errors, require, some_names
-from bertworks.events import printable
+from bertworks.errors import BertworksError, explain_os_errors, printable, require, some_names
 from bertworks.io.atomic_write import LFS_POINTER, refuse_lfs_pointer
 
 PICKLE = "pytorch_model.bin"

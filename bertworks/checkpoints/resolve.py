@@ -17,8 +17,7 @@ from bertworks.checkpoints.hf_mapping import FAMILIES, config_from_huggingface
 from bertworks.checkpoints.pickled_weights import PICKLE, PICKLE_FILES, PICKLE_INDEX
 from bertworks.checkpoints.storage import RECORD_FILE, file_sha256, read_json
 from bertworks.config import packaged_table
-from bertworks.errors import BertworksError, one_line, quoted, require
-from bertworks.events import printable
+from bertworks.errors import BertworksError, one_line, printable, quoted, require
 from bertworks.io.inputs import as_path
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 

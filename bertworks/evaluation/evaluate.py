@@ -21,8 +21,16 @@ from bertworks.checkpoints.storage import read_json
 from bertworks.datasets.reader import RowReader, parse_json, utf8_lines
 from bertworks.datasets.schema import Item, Schema, infer_schema, items, label_names
 from bertworks.datasets.values import first_names, misspelt_labels
-from bertworks.errors import BertworksError, UsageError, expect, names_of, quoted, require
-from bertworks.events import Event, no_notes, printable
+from bertworks.errors import (
+    BertworksError,
+    UsageError,
+    expect,
+    names_of,
+    printable,
+    quoted,
+    require,
+)
+from bertworks.events import Event, no_notes
 from bertworks.inference.embed_file import vectors_of_file
 from bertworks.inference.embedder import Embedder, Moments, Whitening, normalized
 from bertworks.inference.engine import open_model

@@ -17,8 +17,8 @@ import torch
 
 from bertworks.batching.batch import shuffled_index
 from bertworks.datasets.treebank import Treebank, TreeSentence, read_treebank
-from bertworks.errors import expect, require
-from bertworks.events import Event, printable
+from bertworks.errors import expect, printable, require
+from bertworks.events import Event
 from bertworks.inference import word_states
 from bertworks.inference.engine import LazyModel, open_model, prepared_encoder
 from bertworks.io.atomic_write import local_path, refuse_not_empty, write_json, write_text

@@ -3,12 +3,10 @@
 An open one with its output layer; and sentences -> log-likelihoods.
 
 - `CausalModel`: texts -> tokens, hidden states, logits, in a precision
-- `mark_texts`: a model with a tokenizer that separates the texts of a pair, for fine-tuning
 - `log_likelihoods`: the probability of every token given those before it, in one pass
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Literal, TypedDict
 
@@ -20,7 +18,6 @@ from torch import Tensor
 from bertworks.batching.batch import Batch, Example, Ids, Target
 from bertworks.checkpoints.generation_config import read_generation_config
 from bertworks.checkpoints.hf_mapping import check_output_layer
-from bertworks.checkpoints.model_folder import Model
 from bertworks.checkpoints.storage import read_json
 from bertworks.errors import quoted, require
 from bertworks.inference.engine import (
@@ -34,11 +31,9 @@ from bertworks.io.inputs import chunk_by_size
 from bertworks.models.cache import KeyValueCache
 from bertworks.models.layout import Layout
 from bertworks.models.packed_linear import pack_output, to_int8_inference
-from bertworks.text.tokenizer_pipeline import END_OF_TEXT, begin_with
 from bertworks.training.device import PrecisionOption
 from bertworks.training.objectives import PretrainingModel
 
-TOKEN_EMBEDDING_KEY = "encoder.embeddings.token.weight"  # in a state dict
 AT_ONCE = 64  # sentences that are tokenized together
 
 # Each token given those before it; or given all others, when it alone is masked.
@@ -171,28 +166,6 @@ def _end_ids(source: LazyModel) -> list[int]:
         for number in numbers
         if type(number) is int and 0 <= number < source.tokenizer.vocab_size
     ]
-
-
-def mark_texts(model: Model) -> Model:
-    """Return a causal model with <|endoftext|> in front of each text.
-
-    It is added where the tokenizer has nothing between two texts. The mark is also the padding,
-    unless there is another one. An embedding is added for a mark that the vocabulary lacks.
-    """
-    c = model.config
-    t = model.tokenizer
-    if c.direction != "left_to_right" or t.template.between:
-        return model
-    make, (serialized,) = t.__reduce__()
-    tokenizer = make(
-        begin_with(serialized, END_OF_TEXT),
-        special_tokens={"pad_token": END_OF_TEXT} | t.special_tokens,
-    )
-    embeddings = model.state[TOKEN_EMBEDDING_KEY]
-    shape = max(0, tokenizer.vocab_size - c.vocab_size), embeddings.shape[1]
-    new = torch.normal(0.0, c.initializer_range, shape, generator=torch.Generator().manual_seed(0))
-    state = {**model.state, TOKEN_EMBEDDING_KEY: torch.cat([embeddings, new])}
-    return Model(replace(c, vocab_size=c.vocab_size + len(new)), state, tokenizer)
 
 
 def log_likelihoods(model: CausalModel, sentences: Iterable[str]) -> Iterator[Score]:

@@ -65,7 +65,7 @@ from bertworks.runs.report import VALIDATED, errors_note, write_errors, write_ta
 from bertworks.runs.request import seconds_of
 from bertworks.runs.run_folder import absolute, check_same_request, open_run, stored_request
 from bertworks.runs.training_run import TrainingRun
-from bertworks.runs.validation import FOLDER, choose_method, compared_methods, trainings
+from bertworks.runs.validation import FOLDER, choose_method, trainings
 from bertworks.tasks import scores as task_metrics
 from bertworks.tasks.calibration import FEWEST_CALIBRATED, fit_outputs
 from bertworks.tasks.registry import TASKS
@@ -277,7 +277,7 @@ def _train(
     The folder exists and is locked; only the first process writes to it.
     """
     survey = job.data_report.as_dict()
-    methods = compared_methods(job)
+    methods = job.compared_methods
     seconds = 0.0
     if processes.first:
         write_json(output / "data.json", survey)
@@ -508,7 +508,7 @@ def _summary(folder: Path, result: Mapping[str, Any], where: str) -> str:
 
 
 def _plan(job: FinetuneJob, seconds: float) -> str:
-    methods = compared_methods(job)
+    methods = job.compared_methods
     job = job.variant(methods[0])
     recipe = job.recipe
     settings = job.settings

@@ -30,7 +30,6 @@ from bertworks.checkpoints.task_config import (
     task_settings,
 )
 from bertworks.errors import UsageError
-from bertworks.inference.causal_lm import TOKEN_EMBEDDING_KEY
 from bertworks.inference.engine import compute_each, compute_logits_and_loss
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layers import meta_device_init
@@ -39,10 +38,11 @@ from bertworks.runs.data_splits import (
     EVALUATED,
     Method,
     describe_task,
+    methods_of,
 )
 from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
 from bertworks.runs.job import Progress, RunSettings
-from bertworks.runs.preparation import Preparation, requested_recipe
+from bertworks.runs.preparation import TOKEN_EMBEDDING_KEY, Preparation, requested_recipe
 from bertworks.runs.report import task_card, write_task_report
 from bertworks.runs.task_teacher import TaskTeacher
 from bertworks.tasks.heads import TaskModel, feature_numbers, lstm_input_size
@@ -278,6 +278,14 @@ class FinetuneJob:
     def min_batch_size(self) -> int:
         """The number of rows in a step, if all of them are not fewer."""
         return min(self.recipe.batch_size, len(self.groups))
+
+    @property
+    def compared_methods(self) -> tuple[Method, ...]:
+        """The methods that are compared; one: there is no choice."""
+        if self.method != "auto":
+            return (self.method,)
+        has_choice = self.data.parts and not self.recipe.lstm_units
+        return methods_of(self.data.schema) if has_choice else ("full",)
 
     @cached_property
     def data_report(self) -> DatasetReport:

@@ -18,7 +18,6 @@ from bertworks.checkpoints.model_folder import (
     named_weights_sha256,
 )
 from bertworks.errors import UsageError
-from bertworks.inference.causal_lm import mark_texts
 from bertworks.io.atomic_write import sha256
 from bertworks.io.inputs import as_path
 from bertworks.io.options import ReadOptions
@@ -33,9 +32,12 @@ from bertworks.runs.data_splits import (
     read_data,
 )
 from bertworks.tasks.settings import TaskType
+from bertworks.text.tokenizer_pipeline import END_OF_TEXT, begin_with
 from bertworks.training import recipe as recipes
 from bertworks.training.device import best_precision
 from bertworks.training.recipe import FinetuneRecipe
+
+TOKEN_EMBEDDING_KEY = "encoder.embeddings.token.weight"  # in a state dict
 
 
 @dataclass(frozen=True)
@@ -244,4 +246,26 @@ def _initial_model(folder: ModelFolder, layers: int | None) -> Model:
         what = f"--layers {num_layers}: expected a number from 1 to {most}, the layers of the model"
         raise UsageError(what)
     config, state = select_layers(model.config, model.state, num_layers)
-    return mark_texts(Model(config, state, model.tokenizer))
+    return _mark_texts(Model(config, state, model.tokenizer))
+
+
+def _mark_texts(model: Model) -> Model:
+    """Return a causal model with <|endoftext|> in front of each text.
+
+    It is added where the tokenizer has nothing between two texts. The mark is also the padding,
+    unless there is another one. An embedding is added for a mark that the vocabulary lacks.
+    """
+    c = model.config
+    t = model.tokenizer
+    if c.direction != "left_to_right" or t.template.between:
+        return model
+    make, (serialized,) = t.__reduce__()
+    tokenizer = make(
+        begin_with(serialized, END_OF_TEXT),
+        special_tokens={"pad_token": END_OF_TEXT} | t.special_tokens,
+    )
+    embeddings = model.state[TOKEN_EMBEDDING_KEY]
+    shape = max(0, tokenizer.vocab_size - c.vocab_size), embeddings.shape[1]
+    new = torch.normal(0.0, c.initializer_range, shape, generator=torch.Generator().manual_seed(0))
+    state = {**model.state, TOKEN_EMBEDDING_KEY: torch.cat([embeddings, new])}
+    return Model(replace(c, vocab_size=c.vocab_size + len(new)), state, tokenizer)

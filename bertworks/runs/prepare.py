@@ -11,8 +11,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bertworks.errors import expect, quoted
-from bertworks.events import Event, printable
+from bertworks.errors import expect, printable, quoted
+from bertworks.events import Event
 from bertworks.io.atomic_write import refuse_file, refuse_nested, replacing_folder
 from bertworks.io.file_job import FileJob
 from bertworks.io.inputs import as_path

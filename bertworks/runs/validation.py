@@ -21,7 +21,7 @@ from bertworks.config import dump_recipe
 from bertworks.events import Event, forward_events
 from bertworks.io.atomic_write import is_sealed, sealing, write_text
 from bertworks.metrics.intervals import resampled
-from bertworks.runs.data_splits import EVALUATED, PARTS, Method, methods_of
+from bertworks.runs.data_splits import EVALUATED, PARTS, Method
 from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.training_run import TrainingRun
 from bertworks.tasks.registry import task_of
@@ -35,21 +35,12 @@ _KEY = "logits"
 CLEARLY = 2.0
 
 
-def compared_methods(job: FinetuneJob) -> tuple[Method, ...]:
-    """Return the methods that are compared for a job; one: there is no choice."""
-    if job.method != "auto":
-        return (job.method,)
-    return (
-        methods_of(job.data.schema) if job.data.parts and not job.recipe.lstm_units else ("full",)
-    )
-
-
 def trainings(job: FinetuneJob) -> float:
     """Return the time of the whole job, in trainings of this job.
 
     It ends with the method that takes longest.
     """
-    methods = compared_methods(job)
+    methods = job.compared_methods
     parts = [
         job.variant(method).settings.num_steps / job.settings.num_steps
         for method in methods
@@ -68,7 +59,7 @@ def choose_method(job: FinetuneJob, folder: Path) -> Generator[Event, None, Fine
         job: of the method "auto", or of another one, which is then used.
         folder: of the run.
     """
-    methods = compared_methods(job)
+    methods = job.compared_methods
     if len(methods) == 1 and not job.data.is_validated:
         return job.variant(methods[0])
     logits: dict[Method, list[list[Logits]]] = {}

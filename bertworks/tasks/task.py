@@ -21,8 +21,8 @@ from torch import Tensor
 from bertworks.batching.batch import Example, ExampleGroup, Ids, add_special_tokens, keyed_rng
 from bertworks.config import packaged_table
 from bertworks.datasets.schema import Item, RowTask, Schema
-from bertworks.errors import BertworksError, expect
-from bertworks.events import Event, printable
+from bertworks.errors import BertworksError, expect, printable
+from bertworks.events import Event
 from bertworks.io.inputs import chunk_by_size
 from bertworks.metrics import intervals
 from bertworks.metrics.classification import Span, count_spans, figures_by_type

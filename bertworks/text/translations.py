@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from bertworks.errors import BertworksError, expect, require
-from bertworks.events import printable
+from bertworks.errors import BertworksError, expect, printable, require
 from bertworks.io.inputs import IssueCounter, Issues, LineReader, as_path, open_lines
 
 _ALIGNED = "give a sentence and its translation in each line, without lines that have no text"

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from bertworks.cli.main import main
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item
-from bertworks.errors import BertworksError
-from bertworks.events import Event, printable
+from bertworks.errors import BertworksError, printable
+from bertworks.events import Event
 from bertworks.inference.embed_file import embed_file
 from bertworks.inference.embedder import Embedder
 from bertworks.inference.predictor import predict_file
