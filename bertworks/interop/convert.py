@@ -8,7 +8,7 @@ are.
 """
 
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,6 @@ from bertworks.io.atomic_write import (
     write_text,
 )
 from bertworks.io.inputs import as_path
-from bertworks.models.config import EncoderConfig
 from bertworks.tasks.registry import task_of
 from bertworks.tasks.settings import TaskConfig
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
@@ -224,26 +223,20 @@ def import_checkpoint(
         )
     refuse_not_empty(local_path(output))
     model, notes = load_checkpoint(prefix, **options)
-    yield from _write(prefix.name, Path(output), _with_head(model, notes))
-
-
-def _with_head(model: Model, notes: list[str]) -> _Source:
-    """Return a model from a checkpoint with settings for its head.
-
-    Checkpoints do not name the head.
-    """
-    parts = hf_mapping.component_names(model.state)
+    parts = hf_mapping.component_names(model.state)  # checkpoints do not name the head
     if "span" in parts:
-        return _Source(model, task_settings(TaskConfig(task="qa")), notes)
-    if "classifier" not in parts:
-        architecture = hf_mapping.architecture_of(model.state, model.config)
-        return _Source(model, {"architectures": [architecture]}, notes)
-    labels = tuple(f"LABEL_{number}" for number in range(len(model.state["classifier.weight"])))
-    notes.append(
-        f"output_weights is read as a classifier of whole texts with {len(labels)} labels. "
-        "Checkpoints do not name labels: write the names into id2label and label2id of config.json"
-    )
-    return _Source(model, task_settings(TaskConfig(task="classification", labels=labels)), notes)
+        head = task_settings(TaskConfig(task="qa"))
+    elif "classifier" in parts:
+        labels = tuple(f"LABEL_{n}" for n in range(len(model.state["classifier.weight"])))
+        notes.append(
+            f"output_weights is read as a classifier of whole texts with {len(labels)} labels. "
+            "Checkpoints do not name labels: write the names into id2label and label2id of "
+            "config.json"
+        )
+        head = task_settings(TaskConfig(task="classification", labels=labels))
+    else:
+        head = {"architectures": [hf_mapping.architecture_of(model.state, model.config)]}
+    yield from _write(prefix.name, Path(output), _Source(model, head, notes))
 
 
 def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
@@ -254,7 +247,7 @@ def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
     """
     model = source.model
     notes = source.notes
-    longest = source.model.config.max_position_embeddings
+    longest = model.config.max_position_embeddings
     # Programs truncate their texts to this length.
     if model.tokenizer.model_max_length > longest and not source.tokenizer_files:
         notes.append(
@@ -262,14 +255,26 @@ def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
             "model"
         )
         model.tokenizer.model_max_length = longest
+    architecture = source.head["architectures"][0]
+    has_own_type = str(source.head.get("model_type")).startswith(hf_mapping.OWN_TYPE)
+    is_own = has_own_type or hf_mapping.is_own_lm_head(model.config, [architecture])
+    is_own = is_own or architecture == hf_mapping.VECTOR_CLASS
+    values = {
+        "name": " ".join(output.resolve().name.split()),
+        "source": " ".join(name.split()),
+        "c": model.config,
+        "kind": architecture,
+        "library": "bertworks" if is_own else "transformers",
+        "notes": "\n".join(f"- {note}" for note in notes or ["nothing was left out"]),
+        "use": loading_code(model.config, architecture, in_transformers=not is_own),
+    }
     with replacing_folder(output) as temporary:
-        card = _card(output.resolve().name, name, model, source.head, notes)
         save_model(
             temporary,
             model.state,
             model.config,
             model.tokenizer,
-            card=card,
+            card=fill_template(Path(__file__).with_name("converted.md"), **values),
             head=source.head,
             task=source.task,
         )
@@ -282,30 +287,21 @@ def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
             source.sentence.save(temporary, model.config.hidden_size)
         copy_files(source.folder, temporary, source.files)
         if source.task is not None and "README.md" in source.files:
-            _update_card(temporary / "README.md", source.task, model.config)
+            # Sentences of an earlier version are replaced that are not true any more.
+            path = temporary / "README.md"
+            source_card = path.read_text(encoding="utf-8")
+            card = without_division(source_card) if source.task.divides_logits else source_card
+            if source.task.reads_means:
+                card = with_encoder_use(card, source.task, model.config)
+            if card != source_card:
+                write_text(path, card)
     yield from (Event("note", note) for note in notes)
     parts = sorted(hf_mapping.component_names(model.state))
     count = sum(value.numel() for value in model.state.values())
-    text = f"{output}: {source.head['architectures'][0]}, {count:,} parameters ({', '.join(parts)})"
+    text = f"{output}: {architecture}, {count:,} parameters ({', '.join(parts)})"
     yield Event(
         "done", text, {"folder": str(output), "parts": parts, "parameters": count, "notes": notes}
     )
-
-
-def _update_card(path: Path, task: TaskConfig, config: EncoderConfig) -> None:
-    """Replace sentences of an earlier version on a model card that are not true any more.
-
-    Args:
-        task: of the fine-tuned source.
-    """
-    source_card = path.read_text(encoding="utf-8")
-    card = source_card
-    if task.divides_logits:
-        card = without_division(card)
-    if task.reads_means:
-        card = with_encoder_use(card, task, config)
-    if card != source_card:
-        write_text(path, card)
 
 
 def _require_config(source: ModelFolder) -> None:
@@ -458,19 +454,3 @@ def _head(
     elif not task.labels:
         label_settings |= {"id2label": None, "label2id": None}
     return {name: value for name, value in (head | label_settings).items() if value}, None
-
-
-def _card(
-    name: str, source: str, model: Model, head: Mapping[str, Any], notes: Collection[str]
-) -> str:
-    """Return README.md for a source without one."""
-    has_own_type = str(head.get("model_type")).startswith(hf_mapping.OWN_TYPE)
-    is_own = has_own_type or hf_mapping.is_own_lm_head(model.config, head["architectures"])
-    is_own = is_own or head["architectures"] == [hf_mapping.VECTOR_CLASS]
-    library = "bertworks" if is_own else "transformers"
-    remarks = "\n".join(f"- {note}" for note in notes or ["nothing was left out"])
-    values = {"name": " ".join(name.split()), "source": " ".join(source.split()), "c": model.config}
-    kind = head["architectures"][0]
-    use = loading_code(model.config, kind, in_transformers=library == "transformers")
-    values |= {"kind": kind, "library": library, "notes": remarks, "use": use}
-    return fill_template(Path(__file__).with_name("converted.md"), **values)

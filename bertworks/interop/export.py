@@ -361,87 +361,87 @@ def export(
     else:
         refuse_not_empty(target)
         with replacing_folder(target) as folder:
-            yield from _export(source, folder, results, int8=int8, data=data, place=place)
+            path = folder / place
+            path.parent.mkdir(exist_ok=True)
+            is_encoder = isinstance(source.network, Encoder)
+            config = source.model.config
+            names = ["encoder."] if is_encoder else ["encoder.", "lm_head."]
+            head: dict[str, Any] = {"architectures": [architecture_of(names, config)]}
+            if source.task:
+                head = exported_settings(source.task, config)
+                save_task(source.task, folder)
+            max_length = source.task.max_length if source.task else None
+            save_settings(folder, config, source.model.tokenizer, head, max_length=max_length)
+            if is_encoder:  # the files that say how vectors are made
+                copy_files(source.model.folder, folder, module_files(source.model.folder))
+            write_onnx(path, source.network)
+            exported = OnnxModel(path)
+            results["largest_difference"] = _compare(source, exported, results["output"])
+            longest = min(512, config.max_position_embeddings)
+            yield Event(
+                "note",
+                f"onnxruntime agrees on {len(_SHAPES)} shapes, from 1 x 1 to 2 x {longest}: "
+                f"differences up to {results['largest_difference']:.1e}",
+            )
+            batches = _batches(source, data)
+            quantized = ""
+            if int8:
+                _quantize(path, source.network)
+                exported = OnnxModel(path)
+                expected = _outputs(source.logits, batches)
+                differences = (expected - _outputs(exported.logits, batches)).abs()
+                cost = {
+                    "largest": float(differences.max()),
+                    "mean": float(differences.mean()),
+                    "deviation": float(expected.std()),
+                }
+                results["cost"] = cost
+                quantized = f" With 8-bit weights they differ by up to {cost['largest']:.3f}."
+                yield Event(
+                    "note",
+                    f"int8: outputs differ by up to {cost['largest']:.3f}, by {cost['mean']:.4f} "
+                    f"on average, and have a standard deviation of {cost['deviation']:.3f}",
+                    cost,
+                )
+            timers = [
+                Timer(partial(_outputs, compute, batches))
+                for compute in (source.logits, exported.logits)
+            ]
+            rounds = [[timer.timeit(1) for timer in timers] for _ in range(_ROUNDS)]
+            torch_seconds, onnx_seconds = map(min, zip(*rounds))
+            results |= {"seconds": onnx_seconds, "seconds_ours": torch_seconds}
+            count = sum(batch.layout.num_sequences for batch in batches)
+            yield Event(
+                "note",
+                f"speed: {count} sequences take {onnx_seconds:.3f} s, by torch "
+                f"{torch_seconds:.3f} s: {torch_seconds / onnx_seconds:.2f} times as fast",
+            )
+            if data is not None:
+                texts = []
+                for name, evaluated in (("figures_ours", source.model.folder), ("figures", folder)):
+                    evaluation = evaluate_task(evaluated, data, device="cpu", precision="fp32")
+                    figures = results[name] = evaluation["figures"]
+                    texts.append(format_metrics(figures, positive=evaluation["positive"]))
+                before_export, after = texts
+                yield Event("note", f"{data}: {after}; before the export {before_export}")
+            card = fill_template(
+                Path(__file__).with_name("exported.md"),
+                name=source.name,
+                file=place,
+                kind=f"a BERT fine-tuned for {source.task.task}" if source.task else "a BERT",
+                opset=OPSET,
+                version=bertworks.__version__,
+                shape=exported.session.get_inputs()[0].shape,
+                outputs=" and ".join(
+                    f"`{value.name}` {value.shape}" for value in exported.session.get_outputs()
+                ),
+                difference=results["largest_difference"],
+                quantized=quantized,
+            )
+            write_text(folder / "README.md", with_tokenizer_note(card, source.model.tokenizer))
             write_json(folder / _RECORD, {"request": request, "sha256": weights_sha256(folder)})
     results["bytes"] = (target / place).stat().st_size
     yield Event("done", f"{target / place}: {results['bytes'] / 1e6:,.1f} MB", results)
-
-
-def _export(
-    source: _Source,
-    folder: Path,
-    results: dict[str, Any],
-    *,
-    int8: bool,
-    data: str | Path | None,
-    place: str,
-) -> Iterator[Event]:
-    """Write all files of an export into a folder, and add figures to `results`.
-
-    Args:
-        place: of the ONNX file, within the folder.
-    """
-    path = folder / place
-    path.parent.mkdir(exist_ok=True)
-    is_encoder = isinstance(source.network, Encoder)
-    config = source.model.config
-    names = ["encoder."] if is_encoder else ["encoder.", "lm_head."]
-    head: dict[str, Any] = {"architectures": [architecture_of(names, config)]}
-    if source.task:
-        head = exported_settings(source.task, config)
-        save_task(source.task, folder)
-    max_length = source.task.max_length if source.task else None
-    save_settings(folder, config, source.model.tokenizer, head, max_length=max_length)
-    if is_encoder:  # the files that say how vectors are made
-        copy_files(source.model.folder, folder, module_files(source.model.folder))
-    write_onnx(path, source.network)
-    exported = OnnxModel(path)
-    results["largest_difference"] = _compare(source, exported, results["output"])
-    longest = min(512, config.max_position_embeddings)
-    yield Event(
-        "note",
-        f"onnxruntime agrees on {len(_SHAPES)} shapes, from 1 x 1 to 2 x {longest}: differences "
-        f"up to {results['largest_difference']:.1e}",
-    )
-    batches = _batches(source, data)
-    if int8:
-        _quantize(path, source.network)
-        exported = OnnxModel(path)
-        expected = _outputs(source.logits, batches)
-        differences = (expected - _outputs(exported.logits, batches)).abs()
-        cost = {
-            "largest": float(differences.max()),
-            "mean": float(differences.mean()),
-            "deviation": float(expected.std()),
-        }
-        results["cost"] = cost
-        yield Event(
-            "note",
-            f"int8: outputs differ by up to {cost['largest']:.3f}, by {cost['mean']:.4f} on "
-            f"average, and have a standard deviation of {cost['deviation']:.3f}",
-            cost,
-        )
-    timers = [
-        Timer(partial(_outputs, compute, batches)) for compute in (source.logits, exported.logits)
-    ]
-    rounds = [[timer.timeit(1) for timer in timers] for _ in range(_ROUNDS)]
-    torch_seconds, onnx_seconds = map(min, zip(*rounds))
-    results |= {"seconds": onnx_seconds, "seconds_ours": torch_seconds}
-    count = sum(batch.layout.num_sequences for batch in batches)
-    yield Event(
-        "note",
-        f"speed: {count} sequences take {onnx_seconds:.3f} s, by torch {torch_seconds:.3f} s: "
-        f"{torch_seconds / onnx_seconds:.2f} times as fast",
-    )
-    if data is not None:
-        for name, model in (("figures_ours", source.model.folder), ("figures", folder)):
-            evaluation = evaluate_task(model, data, device="cpu", precision="fp32")
-            results[name] = evaluation["figures"]
-        after = format_metrics(results["figures"], positive=evaluation["positive"])
-        before_export = format_metrics(results["figures_ours"], positive=evaluation["positive"])
-        yield Event("note", f"{data}: {after}; before the export {before_export}")
-    card = with_tokenizer_note(_card(source, exported, results, place), source.model.tokenizer)
-    write_text(folder / "README.md", card)
 
 
 def _open(model: str | Path, *, encoder_only: bool) -> _Source:
@@ -559,23 +559,3 @@ def _quantize(path: Path, network: ExportedNetwork) -> None:
 def _outputs(compute: Callable[[Batch], Tensor], batches: Sequence[Batch]) -> Tensor:
     """Return the outputs of all batches in a row."""
     return torch.cat([compute(batch).flatten() for batch in batches])
-
-
-def _card(source: _Source, exported: OnnxModel, results: dict[str, Any], place: str) -> str:
-    """Return the model card of an export."""
-    cost = results.get("cost")
-    quantized = f" With 8-bit weights they differ by up to {cost['largest']:.3f}." if cost else ""
-    return fill_template(
-        Path(__file__).with_name("exported.md"),
-        name=source.name,
-        file=place,
-        kind=f"a BERT fine-tuned for {source.task.task}" if source.task else "a BERT",
-        opset=OPSET,
-        version=bertworks.__version__,
-        shape=exported.session.get_inputs()[0].shape,
-        outputs=" and ".join(
-            f"`{value.name}` {value.shape}" for value in exported.session.get_outputs()
-        ),
-        difference=results["largest_difference"],
-        quantized=quantized,
-    )

@@ -122,6 +122,11 @@ class LoadedModel(ModelUser):
         detects: list[Ability] = ["detect"] if "replaced_token" in parts else []
         return ("embed", "explain", *fills, *detects, *predicts)
 
+    @property
+    def _vectors(self) -> Embedder:
+        self._check("embed")
+        return self._embedder()
+
     def embed(self, texts: Iterable[str], *, prompt: str | None = None) -> Vectors:
         """Return the vector of each text, float32 [texts, dimension].
 
@@ -136,8 +141,7 @@ class LoadedModel(ModelUser):
             BertworksError: only the model's answers were exported; its vectors are made in a way
                 not known here.
         """
-        self._check("embed")
-        return self._embedder().embed(texts, prompt=prompt)
+        return self._vectors.embed(texts, prompt=prompt)
 
     def encode(self, inputs: str | Iterable[Any], **options: Any) -> Any:
         """Return vectors for programs that look for this method of sentence-transformers.
@@ -150,27 +154,23 @@ class LoadedModel(ModelUser):
             TypeError: an unknown argument.
             BertworksError: only the model's answers were exported.
         """
-        self._check("embed")
-        return self._embedder().encode(inputs, **options)
+        return self._vectors.encode(inputs, **options)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Tensor:
         """Return how similar each vector is to each other one: see `Embedder.similarity`."""
-        self._check("embed")
-        return self._embedder().similarity(embeddings1, embeddings2)
+        return self._vectors.similarity(embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Tensor:
         """Return how similar each vector is to the one with the same number.
 
         See `Embedder.similarity_pairwise`.
         """
-        self._check("embed")
-        return self._embedder().similarity_pairwise(embeddings1, embeddings2)
+        return self._vectors.similarity_pairwise(embeddings1, embeddings2)
 
     @property
     def mteb_model_meta(self) -> Any:
         """The description of the model for mteb: see `Embedder.mteb_model_meta`."""
-        self._check("embed")
-        return self._embedder().mteb_model_meta
+        return self._vectors.mteb_model_meta
 
     def fill(self, texts: Iterable[str], k: int = 5) -> list[list[list[Filling]]]:
         """For each text, for each of its masks, the k most probable tokens.

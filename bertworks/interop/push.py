@@ -58,7 +58,16 @@ def push(
     model = ModelFolder(folder)
     model.load()
     model.refuse_nested()
-    files, unsent = _list_files(folder)
+    names, unsent = split_files(folder, MODEL_FILES)
+    converting = f"bertworks convert {quoted(folder)} -o ANOTHER-FOLDER"
+    what = "links are not sent: they may lead to private files"
+    hint = f"copy the model to a new folder: {converting}"
+    for file in [folder / name for name in names]:
+        require(not file.is_symlink() and not file.parent.is_symlink(), what, file, hint)
+    files = {name: (folder / name).stat().st_size for name in names}
+    what = f"there is no model card ({_CARD})"
+    hint = f"write one, or start from that of `{converting}`"
+    require(files.get(_CARD, _LONGEST_CARD + 1) <= _LONGEST_CARD, what, folder, hint)
     card, notes = _complete_card(folder / _CARD, repository, licence)
     files[_CARD] = len(card.encode())
     yield from (Event("note", note) for note in notes)
@@ -89,29 +98,6 @@ def push(
     content[_CARD] = card.encode()
     url = _send(repository, content, private=private)
     yield Event("done", f"sent: {url}", fields | {"sent": True, "url": url})
-
-
-def _list_files(folder: Path) -> tuple[dict[str, int], list[str]]:
-    """Return the sizes of the files to send, in bytes, and the names of the other files.
-
-    Raises:
-        BertworksError: a link, or no model card.
-    """
-    names, unsent = split_files(folder, MODEL_FILES)
-    convert = f"bertworks convert {quoted(folder)} -o ANOTHER-FOLDER"
-    what = "links are not sent: they may lead to private files"
-    hint = f"copy the model to a new folder: {convert}"
-    for file in [folder / name for name in names]:
-        require(not file.is_symlink() and not file.parent.is_symlink(), what, file, hint)
-    files = {name: (folder / name).stat().st_size for name in names}
-    hint = f"write one, or start from that of `{convert}`"
-    require(
-        files.get(_CARD, _LONGEST_CARD + 1) <= _LONGEST_CARD,
-        f"there is no model card ({_CARD})",
-        folder,
-        hint,
-    )
-    return files, unsent
 
 
 def _complete_card(path: Path, repository: str, licence: str | None) -> tuple[str, list[str]]:
