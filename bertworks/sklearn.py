@@ -79,13 +79,6 @@ class _ModelFiles(NamedTuple):
     precision: InferencePrecision
 
 
-def _pack_model(predictor: Predictor) -> _ModelFiles:
-    folder = Path(predictor.folder)
-    names, _ = split_files(folder, _CARRIED_FILES)
-    contents = {name: (folder / name).read_bytes() for name in names}
-    return _ModelFiles(contents, predictor.precision)
-
-
 def _unpack_model(files: _ModelFiles, device: str) -> Predictor:
     """Write the files into a temporary folder, which is deleted together with the returned model.
 
@@ -258,7 +251,11 @@ class _FineTunedEstimator(_TextEstimator):
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())
         if "predictor_" in state:
-            state["predictor_"] = _pack_model(state["predictor_"])
+            predictor: Predictor = state["predictor_"]
+            folder = Path(predictor.folder)
+            names, _ = split_files(folder, _CARRIED_FILES)
+            contents = {name: (folder / name).read_bytes() for name in names}
+            state["predictor_"] = _ModelFiles(contents, predictor.precision)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

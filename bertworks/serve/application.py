@@ -192,7 +192,7 @@ class Access:
 
 
 class UnknownModelError(RequestError):
-    """The server has another model."""
+    """The server has another model than that of a path."""
 
     code = "model_not_found"  # of OpenAI
 
@@ -311,8 +311,11 @@ class Application:
                 *(["POST"] if path in self._post else []),
                 *(READING if path in self._get else []),
             ]
-            if not allowed:
-                raise self._not_found(path)
+            if not allowed and path.startswith(MODEL_PATH):
+                name = path.removeprefix(MODEL_PATH)[:100]
+                what = f"there is no model {name!r}: this server has {self._abilities.name!r}"
+                raise UnknownModelError(404, what)
+            grant(allowed, 404, "Not Found")
             grant(
                 request.method in allowed,
                 405,
@@ -345,15 +348,6 @@ class Application:
         else:
             body = {"error": what, "error_type": _KINDS.get(status, "Validation")}
         return Answer(body, status, headers)
-
-    def _not_found(self, path: str) -> RequestError:
-        """Return the error for an unknown path."""
-        if not path.startswith(MODEL_PATH):
-            return RequestError(404, "Not Found")
-        name = path.removeprefix(MODEL_PATH)
-        return UnknownModelError(
-            404, f"there is no model {name[:100]!r}: this server has {self._abilities.name!r}"
-        )
 
     def _health(self) -> Answer:
         seconds = self.pipeline.busy_seconds()

@@ -6,7 +6,7 @@ those that every model has: search in an index, explanations, tokens.
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from itertools import chain, islice
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,8 @@ from bertworks.serve.steps import (
     call_each,
     check_answer,
     check_tokens,
+    joined_groups,
     joined_list,
-    joined_lists,
     list_of,
     only_part,
     ready_json,
@@ -295,11 +295,7 @@ class Abilities:
                 makes.append(partial(tokens, ids, offsets, start))
                 sizes.append(2 + TOKEN_BYTES * len(part) + self._spelled_size(part))
 
-        def join(parts: Sequence[bytes]) -> bytes:
-            remaining = iter(parts)
-            return joined_list(joined_lists(islice(remaining, count)) for count in counts)
-
-        return AnswerParts(makes, sizes, join)
+        return AnswerParts(makes, sizes, partial(joined_groups, counts))
 
     def decode(self, request: Request) -> Steps:
         """Return the texts of ids."""

@@ -3,7 +3,7 @@
 Their formats are those of Text Embeddings Inference (TEI) and of Hugging Face's pipelines.
 """
 
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice
@@ -39,7 +39,6 @@ from bertworks.serve.steps import (
 from bertworks.tasks.questions import NUM_BEST_SPANS
 from bertworks.tasks.registry import task_of
 from bertworks.tasks.sequences import Features
-from bertworks.tasks.settings import TaskConfig
 from bertworks.tasks.task import Featurizer, TooManyTokensError, sigmoid, softmax
 from bertworks.training.device import PrecisionOption
 
@@ -185,62 +184,51 @@ class FinetunedEndpoints:
             return labels_size + sum(json_size(name) + LABEL_BYTES for name in names)
 
         function = request.get("function_to_apply") or ("none" if request["raw_scores"] else None)
-        decode = partial(self._label_scores, function=function, top_k=request.get("top_k"))
+        top_k = request.get("top_k")
+
+        def decode(features: Features, logits: Rows) -> list[dict[str, Any]]:
+            """Return the labels of an item with their scores, the best first."""
+            answer = self._task.decode(features, logits)
+            if self._task.predicts_numbers:
+                return [{"score": answer["value"], "label": "LABEL_0"}]
+            names = self._task.score_names(features.item)
+            scores = answer["scores"] if is_choice else list(answer["scores"].values())
+            raw = logits[:, 0] if is_choice else logits[0]
+            if function == "none":
+                scores = raw.tolist()
+            elif function is not None:
+                to_probabilities = {"softmax": softmax, "sigmoid": sigmoid}[function]
+                scores = to_probabilities(raw / self._config.temperature).tolist()
+            items = [
+                {"score": score, "label": name} for score, name in zip(scores, names, strict=True)
+            ]
+            for number, item in enumerate(items):
+                if is_choice:
+                    item["index"] = number
+                if self._task.has_many_labels:
+                    item["given"] = item["label"] in answer["labels"]
+            return sorted(items, key=itemgetter("score"), reverse=True)[:top_k]
+
+        # In TEI a string is a text, a list is a pair (here also a prompt with its choices), a list
+        # of lists is a list of items. In pipelines a list is a list of texts, and an item may be an
+        # object.
         nested = request["parameters"] is not None
-        return self._answers(self._predicted(request), request, decode, size, nested=nested)
-
-    def _predicted(self, request: Request) -> Any:
-        """Return a list of items, or one item, which is no list.
-
-        In TEI a string is a text, a list is a pair (here also a prompt with its choices), a list of
-        lists is a list of items. In pipelines a list is a list of texts, and an item may be an
-        object.
-        """
         inputs = request["inputs"]
         if not isinstance(inputs, list):
-            return _item(inputs)
-        is_pipeline = request["parameters"] is not None and self.info["reads"] in (
-            "text",
-            "text or pair",
-        )
-        if is_pipeline or not isinstance(inputs[0], str):
-            return list(map(_item, inputs))
-        return tuple(inputs)
+            inputs = _item(inputs)
+        elif not isinstance(inputs[0], str) or (
+            nested and self.info["reads"] in ("text", "text or pair")
+        ):
+            inputs = list(map(_item, inputs))
+        else:
+            inputs = tuple(inputs)
+        return self._answers(inputs, request, decode, size, nested=nested)
 
     @cached_property
     def _labels_size(self) -> int:
         """The bytes of an answer with all labels, at most."""
         names = self._config.labels or ("LABEL_0",)
         return sum(json_size(name) + LABEL_BYTES for name in names) + 2
-
-    def _label_scores(
-        self, features: Features, logits: Rows, *, function: str | None, top_k: int | None
-    ) -> list[dict[str, Any]]:
-        """Return the labels of an item with their scores, the best first.
-
-        Args:
-            function: of the logits that gives the scores; None: that of the task.
-            top_k: the number of labels; None: all.
-        """
-        answer = self._task.decode(features, logits)
-        if self._task.predicts_numbers:
-            return [{"score": answer["value"], "label": "LABEL_0"}]
-        is_choice = self._task.counts_choices
-        names = self._task.score_names(features.item)
-        scores = answer["scores"] if is_choice else list(answer["scores"].values())
-        raw = logits[:, 0] if is_choice else logits[0]
-        if function == "none":
-            scores = raw.tolist()
-        elif function is not None:
-            to_probabilities = {"softmax": softmax, "sigmoid": sigmoid}[function]
-            scores = to_probabilities(raw / self._config.temperature).tolist()
-        items = [{"score": score, "label": name} for score, name in zip(scores, names, strict=True)]
-        for number, item in enumerate(items):
-            if is_choice:
-                item["index"] = number
-            if self._task.has_many_labels:
-                item["given"] = item["label"] in answer["labels"]
-        return sorted(items, key=itemgetter("score"), reverse=True)[:top_k]
 
     def relevance(
         self, query: str, texts: Sequence[str], request: Request, at_once: int | None = None
@@ -302,40 +290,45 @@ class FinetunedEndpoints:
                 + 2
             )
 
-        return self._answers(
-            request["inputs"], request, partial(self._entities, ignored=ignored), size
-        )
+        def decode(features: Features, logits: Rows) -> list[dict[str, Any]]:
+            """Return the entities of a text, or its words with their tags."""
+            answer = self._task.decode(features, logits)
+            text = features.item.texts[0]
+            if self._config.tag_scheme:
+                entities = [
+                    (e["type"], e["score"], e["start"], e["end"]) for e in answer["entities"]
+                ]
+            else:
+                spans = zip(
+                    answer["tags"], answer["scores"], features.offsets.tolist(), strict=True
+                )
+                entities = [(tag, score, start, end) for tag, score, (start, end) in spans]
+            return [
+                {
+                    "entity_group": group,
+                    "score": score,
+                    "start": start,
+                    "end": end,
+                    "word": text[start:end],
+                }
+                for group, score, start, end in entities
+                if group not in ignored
+            ]
 
-    def _entities(
-        self, features: Features, logits: Rows, *, ignored: Collection[str]
-    ) -> list[dict[str, Any]]:
-        """Return the entities of a text, or its words with their tags.
-
-        ignored: groups that are left out.
-        """
-        answer = self._task.decode(features, logits)
-        text = features.item.texts[0]
-        if self._config.tag_scheme:
-            entities = [(e["type"], e["score"], e["start"], e["end"]) for e in answer["entities"]]
-        else:
-            spans = zip(answer["tags"], answer["scores"], features.offsets.tolist(), strict=True)
-            entities = [(tag, score, start, end) for tag, score, (start, end) in spans]
-        return [
-            {
-                "entity_group": group,
-                "score": score,
-                "start": start,
-                "end": end,
-                "word": text[start:end],
-            }
-            for group, score, start, end in entities
-            if group not in ignored
-        ]
+        return self._answers(request["inputs"], request, decode, size)
 
     def qa(self, request: Request) -> Steps:
         """Answer questions."""
         k = request["top_k"]
-        config = self._config_of_answers(request)
+        config = self._config
+        if "max_answer_len" in request:
+            config = replace(config, max_answer=request["max_answer_len"])
+        match request.get("handle_impossible_answer"):
+            case True if config.threshold is None:
+                # no answer, if that is better than the best one
+                config = replace(config, threshold=0.0)
+            case False:
+                config = replace(config, threshold=None)
         task = task_of(config)
 
         def decode(features: Features, logits: Rows) -> Any:
@@ -363,23 +356,6 @@ class FinetunedEndpoints:
         return self._answers(
             questions if isinstance(inputs, list) else questions[0], request, decode, size
         )
-
-    def _config_of_answers(self, request: Request) -> TaskConfig:
-        """Return the task with the settings of a request.
-
-        They are `max_answer_len`, and `handle_impossible_answer`, whether a question may have no
-        answer.
-        """
-        config = self._config
-        if "max_answer_len" in request:
-            config = replace(config, max_answer=request["max_answer_len"])
-        match request.get("handle_impossible_answer"):
-            case True if config.threshold is None:
-                # no answer, if that is better than the best one
-                config = replace(config, threshold=0.0)
-            case False:
-                config = replace(config, threshold=None)
-        return config
 
 
 def _item(value: Any) -> Any:

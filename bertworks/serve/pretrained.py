@@ -16,7 +16,7 @@ from bertworks.batching.batch import ExampleGroup
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.embedder import Embedder, normalized
 from bertworks.inference.engine import LazyModel
-from bertworks.inference.masked_lm import Filler, Filling, MaskedText
+from bertworks.inference.masked_lm import Filler, Filling
 from bertworks.serve.batching import InferenceJob, Limits
 from bertworks.serve.steps import (
     CHARACTER_BYTES,
@@ -31,6 +31,7 @@ from bertworks.serve.steps import (
     Steps,
     check_answer,
     check_tokens,
+    joined_groups,
     joined_list,
     joined_lists,
     json_size,
@@ -165,11 +166,7 @@ class PretrainedEndpoints:
             makes += [partial(np.asarray, part) for part in parts]
             sizes += [row_bytes * len(part) + 2 for part in parts]
 
-        def join(pieces: Sequence[bytes]) -> bytes:
-            remaining = iter(pieces)
-            return joined_list(joined_lists(islice(remaining, count)) for count in counts)
-
-        return AnswerParts(makes, sizes, join, truncated)
+        return AnswerParts(makes, sizes, partial(joined_groups, counts), truncated)
 
     def trial_job(self, text: str, count: int) -> InferenceJob:
         """Return what the network computes for `count` texts."""
@@ -182,8 +179,7 @@ class PretrainedEndpoints:
 
     def embed(self, request: Request) -> Steps:
         """Compute the vectors of texts, as Text Embeddings Inference does."""
-        texts = _texts_or_ids(request["inputs"])
-        self._check_length_of_ids(texts)
+        texts = self._texts_or_ids(request["inputs"])
         raw, truncated, _ = yield from self._vectors(texts, request, FLOAT32_BYTES)
         vectors = raw[:, : request["dimensions"]]
         if request["normalize"]:
@@ -208,7 +204,9 @@ class PretrainedEndpoints:
     def embeddings(self, request: Request) -> Steps:
         """Compute the vectors of texts, as OpenAI's API does."""
         is_base64 = request["encoding_format"] == "base64"
-        texts = self._texts_of_input(request["input"])
+        texts = self._texts_or_ids(request["input"])
+        if self._token_table is not None and not isinstance(texts[0], str):
+            texts = [self._token_table.text(ids) for ids in texts]
         raw, truncated, tokens = yield from self._vectors(
             texts, request, 6 if is_base64 else FLOAT32_BYTES
         )
@@ -237,19 +235,18 @@ class PretrainedEndpoints:
             truncated=truncated,
         )
 
-    def _texts_of_input(self, inputs: Any) -> list[Any]:
-        """Return the texts for `/v1/embeddings`, or the ids of the model's own tokens."""
-        texts = _texts_or_ids(inputs)
-        self._check_length_of_ids(texts)
-        table = self._token_table
-        if table is None or isinstance(texts[0], str):
-            return texts
-        return [table.text(ids) for ids in texts]
+    def _texts_or_ids(self, inputs: Any) -> list[Any]:
+        """Return a list of texts, or of lists with the ids of the tokens of each text.
 
-    def _check_length_of_ids(self, texts: list[Any]) -> None:
-        """Raise RequestError if texts that are lists of ids are too long together."""
+        Raises:
+            RequestError: the lists of ids are too long together.
+        """
+        if isinstance(inputs, list) and isinstance(inputs[0], int):
+            inputs = [inputs]
+        texts = list_of(inputs)
         if not isinstance(texts[0], str):
             check_tokens(sum(map(len, texts)), self._limits.tokens)
+        return texts
 
     def fill(self, request: Request) -> Steps:
         """Compute the most probable tokens of masks."""
@@ -264,7 +261,12 @@ class PretrainedEndpoints:
             targets = list(dict.fromkeys(map(self._filler.target, request["targets"])))
             compute = partial(self._filler.top_tokens, k=top_k, targets=targets)
         costs = [sum(query.costs) for query in queries]
-        check_answer(self._least_size_of_fillings(queries, request), self._limits.answer_bytes)
+        least_size = 0  # of the answer: known before anything is computed
+        for query in queries:
+            copied = len(query.text) if has_text and len(query.masks) == 1 else 0
+            least_size += len(query.masks) * FILLING_BYTES + copied
+        least_size *= min(top_k, self._filler.tokenizer.vocab_size)
+        check_answer(least_size, self._limits.answer_bytes)
         rows = yield InferenceJob(queries, costs, compute)
         parts: list[tuple[Callable[[], list[Filling]], int]] = []
         counts = list[list[int]]()  # of each text, of each mask: the number of its parts
@@ -274,9 +276,13 @@ class PretrainedEndpoints:
             has_sequence = len(query.masks) == 1
             spelled = max(1, len(query.ids) * (has_sequence + has_text))
             at_once = max(1, PART_TOKENS // spelled) if has_sequence or has_text else top_k
-            size = self._filling_size(
-                query, has_sequence=has_sequence, has_text=has_text and has_sequence
-            )
+            longest = CHARACTER_BYTES * self._longest_token
+            size = FILLING_BYTES + longest  # of one filling, at most
+            if has_sequence:
+                sequence = self._filler.tokenizer.decode(query.ids, skip_special_tokens=False)
+                size += json_size(sequence) + longest
+            if has_sequence and has_text:
+                size += json_size(query.text) + longest
             counts.append([])
             for mask in range(len(query.masks)):
                 starts = range(0, min(top_k, top_tokens.shape[2]), at_once)
@@ -303,38 +309,7 @@ class PretrainedEndpoints:
 
         return AnswerParts([make for make, _ in parts], [size + 4 for _, size in parts], join)
 
-    def _least_size_of_fillings(self, queries: Sequence[MaskedText], request: Request) -> int:
-        """Return the bytes that the answer has at least: known before anything is computed."""
-        count = min(request["top_k"], self._filler.tokenizer.vocab_size)
-        copies = [
-            len(query.text) if request["return_text"] and len(query.masks) == 1 else 0
-            for query in queries
-        ]
-        return sum(
-            count * (len(query.masks) * FILLING_BYTES + copy)
-            for query, copy in zip(queries, copies, strict=True)
-        )
-
-    def _filling_size(self, query: MaskedText, *, has_sequence: bool, has_text: bool) -> int:
-        """Return the bytes of one filling, at most."""
-        longest = CHARACTER_BYTES * self._longest_token
-        size = FILLING_BYTES + longest
-        if has_sequence:
-            size += (
-                json_size(self._filler.tokenizer.decode(query.ids, skip_special_tokens=False))
-                + longest
-            )
-        if has_text:
-            size += json_size(query.text) + longest
-        return size
-
     @cached_property
     def _longest_token(self) -> int:
         """The characters of the longest token of the vocabulary."""
         return max(map(len, self._filler.tokenizer.tokens))
-
-
-def _texts_or_ids(inputs: Any) -> list[Any]:
-    """Return a list of texts, or of lists with the ids of the tokens of each text."""
-    is_one_list_of_ids = isinstance(inputs, list) and isinstance(inputs[0], int)
-    return [inputs] if is_one_list_of_ids else list_of(inputs)

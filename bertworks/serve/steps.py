@@ -12,6 +12,7 @@ they fit into its limit of bytes. No HTTP, no threads.
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -79,6 +80,12 @@ def joined_list(parts: Iterable[bytes]) -> bytes:
 def joined_lists(parts: Iterable[bytes]) -> bytes:
     """Return the items of several lists that are JSON already, as one list."""
     return joined_list(part[1:-1] for part in parts if len(part) > 2)
+
+
+def joined_groups(counts: Iterable[int], parts: Iterable[bytes]) -> bytes:
+    """Return a list of lists, each of which is joined from a number of parts that are lists."""
+    remaining = iter(parts)
+    return joined_list(joined_lists(islice(remaining, count)) for count in counts)
 
 
 def only_part(parts: Sequence[bytes]) -> bytes:
