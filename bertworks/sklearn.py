@@ -43,8 +43,8 @@ from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import temporary_folder
 from bertworks.io.tables import is_missing, missing_hint, plain_value, rows_of
 from bertworks.models.heads import Pooling
-from bertworks.runs.data_splits import Method, Validation
 from bertworks.runs.finetune import finetune_events, make_finetune_request, open_trained
+from bertworks.runs.options import Method, Validation
 from bertworks.tasks.settings import TaskType
 from bertworks.training.device import InferencePrecision, PrecisionOption
 

@@ -14,6 +14,7 @@ Options that several commands share:
     text_input: A text, whatever it is like. Repeatable.
     text: Column of the text; give two for pairs. Unset: inferred and printed. Repeatable.
     label: Column of the label; give several if each holds 0 and 1. Unset: inferred and printed.
+    dev: Dev data. Unset: a random 10 % of the rows is held out.
     pooling: How token vectors become one vector. Unset: as in the model's files, else the mean.
     max_length: Maximum number of tokens. Unset: as in the model's files.
     learn_from: Texts to compute centering and whitening from. Unset: the data.
@@ -75,6 +76,8 @@ output_file = partial(Parameter, ["--output", "-o"])
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]  # an option without a value
 # an option that may be given several times
 Repeatable = Annotated[list[str] | None, Parameter(negative="")]
+Names = Annotated[tuple[str, ...], Parameter(show_default=False)]  # the same in a group of options
+words = Parameter("*", negative="")  # of a group: each of its fields is an option
 
 Inputs = Annotated[list[str], stdin_or()]
 TopK = Annotated[int, at_least(1, ["--top-k", "-k"])]

@@ -162,8 +162,9 @@ def _prepared(function: Callable[..., object]) -> tuple[Callable[..., object], s
     function.__doc__ = _join_lines(text)
     for parameter in inspect.signature(function).parameters.values():
         group = next(iter(get_args(parameter.annotation)), None)
-        if is_dataclass(group):
-            group.__doc__ = _join_lines(inspect.getdoc(group) or "")
+        if isinstance(group, type) and is_dataclass(group):
+            for kind in inspect.getmro(group)[:-1]:  # a group has the help of those it extends
+                kind.__doc__ = _join_lines(inspect.getdoc(kind) or "")
     # A second parser finds no examples in the docstring any more.
     formatted = vars(function).setdefault("examples", _format_examples(examples))
     return with_urls(with_json(function)), formatted

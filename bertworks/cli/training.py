@@ -16,6 +16,7 @@ from bertworks.cli import console
 from bertworks.errors import UsageError, expect, names_of
 from bertworks.events import Event
 from bertworks.io.options import Bulk, ReadOptions
+from bertworks.runs.options import FinetuneOptions, LabelledOptions
 
 
 def vocab(
@@ -173,32 +174,11 @@ def pretrain(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meaning:
-    """What labelled data means.
+class LabelledWords(LabelledOptions):
+    """These options as words of the command line."""
 
-    Args:
-        dev: Dev data. Unset: a random 10 % of the rows is held out.
-        task: The task. Unset: inferred from the columns and printed.
-        text: Column of the text; give two for pairs. Unset: inferred and printed. Repeatable.
-        label: Column of the label; give several if each holds 0 and 1. Unset: inferred and printed.
-        group: Rows with the same value in this column stay on one side of the split.
-        positive: Of two classes the one whose F1 is reported. Unset: 1, yes, true or pos, else the
-            rarer one.
-    """
-
-    dev: str | None = None
-    # as in `datasets.schema`, which is not imported for help
-    task: (
-        Literal["classification", "multilabel", "regression", "tagging", "spans", "qa", "choice"]
-        | None
-    ) = None
-    text: console.Repeatable = None
-    label: console.Repeatable = None
-    group: str | None = None
-    positive: str | None = None
-
-
-Meanings = Annotated[Meaning, Parameter("*")]
+    text: console.Names = ()
+    label: console.Names = ()
 
 
 def check(
@@ -206,7 +186,8 @@ def check(
     /,
     *,
     model: str = "minilm",
-    meaning: Meanings = Meaning(),
+    dev: str | None = None,
+    labelled: Annotated[LabelledWords, console.words] = LabelledWords(),
     read: console.Read = ReadOptions(),
 ) -> Iterator[console.Result]:
     """Report what is in labelled data before training: labels, lengths, duplicates, conflicting
@@ -220,10 +201,10 @@ def check(
         bertworks check reviews.csv
         bertworks check pairs.tsv --text question --text answer --label related
     """
-    report = bw.check_file(data, model=model, read=read, **vars(meaning))
+    report = bw.check_file(data, model=model, dev=dev, read=read, **vars(labelled))
     console.say("\n".join(report.examples))
     yield report.as_dict(), str(report)
-    options = {"model": None if model == "minilm" else model, **vars(meaning)}
+    options = {"model": None if model == "minilm" else model, "dev": dev, **vars(labelled)}
     words = [
         word
         for option, values in options.items()
@@ -236,32 +217,13 @@ def check(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Joint:
-    """Several data sets.
+class FinetuneWords(LabelledWords, FinetuneOptions):
+    """These options as words of the command line."""
 
-    Args:
-        joint: One encoder with a head for each data set (MT-DNN): each step is a batch of one of
-            them. A task has the name of its file or folder.
-        mix: With --joint, batches of all other data sets together for one of the first; 0: all.
-    """
-
-    joint: console.Flag = False
-    mix: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """What a fine-tuning starts from.
-
-    Args:
-        model: minilm, a model folder, or the name of a model on the Hugging Face hub.
-        layers: Keep this number of layers of the model, evenly spread. Unset: all.
-        teacher: Distillation: a model fine-tuned for the same task, from which this one learns too.
-    """
-
-    model: str = "minilm"
     layers: Annotated[int | None, console.at_least(1)] = None
-    teacher: str | None = None
+    overrides: Annotated[console.Names, Parameter("--set")] = ()
+    new_head: Annotated[console.Flag, Parameter("--reset-head")] = False
+    precision: console.TrainingPrecision = "auto"
 
 
 def finetune(
@@ -269,24 +231,16 @@ def finetune(
     /,
     *,
     output: console.Output,
-    start: Annotated[Start, Parameter("*")] = Start(),
-    meaning: Meanings = Meaning(),
-    method: Literal["auto", "full", "frozen", "cosine"] = "auto",
-    validation: Literal["auto", "split", "folds"] = "auto",
+    dev: str | None = None,
+    options: Annotated[FinetuneWords, console.words] = FinetuneWords(),
     training: console.Trainings = console.Training(),
-    several: Annotated[Joint, Parameter("*")] = Joint(),
-    budget: str | None = None,
-    recipe: str | None = None,
-    settings: console.Settings = None,
-    metric: str | None = None,
-    seed: int | None = None,
+    joint: console.Flag = False,
+    mix: float = 0.0,
     seeds: Annotated[int, console.at_least(1)] = 1,
     folds: Annotated[int, console.at_least(0)] = 0,
     sweep: console.Repeatable = None,
-    reset_head: console.Flag = False,
     read: console.Read = ReadOptions(),
     device: str = "auto",
-    precision: console.TrainingPrecision = "auto",
     group: console.Grouped = console.Group(),
     overwrite: console.Overwrite = False,
 ) -> Iterable[Event]:
@@ -300,87 +254,36 @@ def finetune(
     Args:
         data: A file (.csv, .tsv, .jsonl, .parquet, CoNLL columns, SQuAD or entity JSON, also
             compressed), or a folder with a train and a dev file. With --joint several.
-        method: full: train the whole network. frozen: a linear head on its vectors, in seconds.
-            cosine: compare pairs by the cosine of their vectors, and train from there. auto: with
-            few rows cosine for pairs, full for other data, unless another one is clearly better in
-            a cross-validation; else full.
-        validation: Without a dev file. split: a random tenth of the rows is dev. folds: scores come
-            from a cross-validation, the model from all rows. auto: folds for fewer than 2,000 rows.
-        budget: Time of each run (5m, 1h): fewer epochs, if those of the recipe take longer.
-        recipe: stable, mt-dnn (with --joint), paper, electra, gpt, feature_based (LSTM on a frozen
-            BERT), or a .toml.
-        metric: The metric that is reported first, and compares methods.
-        seed: Seed of the new head, the order of the rows and dropout. Unset: the recipe's.
+        joint: One encoder with a head for each data set (MT-DNN): each step is a batch of one of
+            them. A task has the name of its file or folder.
+        mix: With --joint, batches of all other data sets together for one of the first; 0: all.
         seeds: Number of runs with different seeds; reports mean and 95 % interval.
         folds: k-fold cross-validation with this number of folds; 0: none.
         sweep: Try several values: --sweep batch_size=16,32; or paper: the grid of the BERT paper.
             Repeatable.
-        reset_head: Discard the existing task head and train a new one.
-        precision: auto: that of the recipe, else bf16 where the hardware is faster with it.
 
     Examples:
         bertworks finetune reviews.csv -o MODEL
         bertworks finetune train.csv --dev dev.csv -o MODEL --epochs 4
     """
-    options: dict[str, Any] = {
-        "recipe": recipe or ("mt-dnn" if several.joint else "stable"),
-        "overrides": settings or [],
-        "metric": metric,
-        "read": read,
-        "seed": seed,
-        "new_head": reset_head,
-        "method": method,
-        "precision": None if precision == "auto" else precision,
-        "validation": validation,
-        "budget": budget,
-        **vars(start),
-        **vars(training),
-        **vars(meaning),
-    }
-    return _finetune(
-        data,
-        output,
-        several,
-        {"device": device, "overwrite": overwrite},
-        options,
-        seeds,
-        folds,
-        sweep,
-    )
-
-
-def _finetune(
-    data: list[str],
-    output: Path,
-    several: Joint,
-    run: dict[str, Any],
-    options: dict[str, Any],
-    seeds: int,
-    folds: int,
-    sweep: list[str] | None,
-) -> Iterable[Event]:
-    if several.joint:
-        joint = bw.make_joint_request(
-            data, mix=several.mix, seeds=seeds, folds=folds, sweep=sweep, **options
+    settings = vars(options) | vars(training)
+    if options.precision == "auto":
+        settings["precision"] = None
+    if joint:
+        joint_request = bw.make_joint_request(
+            data, mix=mix, seeds=seeds, folds=folds, sweep=sweep, dev=dev, read=read, **settings
         )
-        return bw.joint_events(output, joint, **run)
+        return bw.joint_events(output, joint_request, device=device, overwrite=overwrite)
     what = (
-        "--mix is for --joint"
-        if several.mix
-        else f"{len(data)} data sets, and a model for one is trained"
+        "--mix is for --joint" if mix else f"{len(data)} data sets, and a model for one is trained"
     )
-    expect(
-        len(data) < 2 and not several.mix,
-        what,
-        hint="--joint trains one encoder with a head for each",
-    )
-    request = bw.make_finetune_request(data[0], **options)
+    hint = "--joint trains one encoder with a head for each"
+    expect(len(data) < 2 and not mix, what, hint=hint)
+    request = bw.make_finetune_request(data[0], dev=dev, read=read, **settings)
     trials = bw.plan_trials(request, seeds=seeds, folds=folds, sweep=sweep or [])
-    return (
-        bw.finetune_events(output, request, **run)
-        if len(trials) == 1
-        else bw.run_trials(output, trials, **run)
-    )
+    if len(trials) == 1:
+        return bw.finetune_events(output, request, device=device, overwrite=overwrite)
+    return bw.run_trials(output, trials, device=device, overwrite=overwrite)
 
 
 def predict(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from numpy.random import Generator
 
@@ -32,6 +32,7 @@ from bertworks.errors import BertworksError, UsageError, expect, quoted, require
 from bertworks.io.inputs import IssueCounter, as_path
 from bertworks.io.options import ReadOptions
 from bertworks.io.tables import Data, stored
+from bertworks.runs.options import Method, Validation
 from bertworks.tasks.registry import TASKS
 from bertworks.tasks.settings import SentenceVectors, TaskConfig, TaskType
 from bertworks.text.near_copies import near_copies_of_rows
@@ -39,8 +40,6 @@ from bertworks.training.recipe import FinetuneRecipe
 
 File = str | PathLike[str]
 Fold = tuple[int, int]  # its number from 0, and of how many
-Validation = Literal["auto", "split", "folds"]
-Method = Literal["auto", "full", "frozen", "cosine"]
 # fewer are too few to set some aside: scores come from cross-validation, the model from all rows
 FEW_ROWS = 2000
 # of the rows in a cross-validation, and those that are predicted by a model of the others

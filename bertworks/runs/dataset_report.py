@@ -31,11 +31,11 @@ from bertworks.io.tables import Data
 from bertworks.runs.data_splits import (
     DataRequest,
     LabelledData,
-    Validation,
     describe_task,
     read_data,
     text_key,
 )
+from bertworks.runs.options import Validation
 from bertworks.tasks.registry import TASKS, task_of
 from bertworks.tasks.sequences import Features
 from bertworks.tasks.settings import TaskType

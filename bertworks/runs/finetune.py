@@ -54,11 +54,10 @@ from bertworks.runs.data_splits import (
     PARTS,
     READING,
     LabelledData,
-    Method,
-    Validation,
     methods_of,
 )
 from bertworks.runs.finetune_job import FinetuneJob, Forecast, forecast
+from bertworks.runs.options import Method, Validation
 from bertworks.runs.preparation import FinetuneRequest, prepare_finetuning
 from bertworks.runs.processes import Processes, training_processes
 from bertworks.runs.report import VALIDATED, errors_note, write_errors, write_task_report
@@ -562,31 +561,36 @@ def make_finetune_request(data: Data, **options: Any) -> FinetuneRequest:
             input in several processes.
     """
     settings = {field: options.pop(name, None) for name, field in _SETTINGS.items()}
-    options["overrides"] = words = add_overrides(names_of(options.get("overrides")), settings)
+    request = FinetuneRequest(_source(data, "rows"), **options)
+    overrides = add_overrides(names_of(request.overrides), settings)
     changed = parse_overrides(
-        add_overrides(words, {name: options.get(name) for name in ("seed", "precision")})
+        add_overrides(overrides, {"seed": request.seed, "precision": request.precision})
     )
-    if budget := options.get("budget"):
-        seconds_of(budget)
+    if request.budget:
+        seconds_of(request.budget)
         hint = "give --budget or --epochs, not both"
         expect(not changed.get("epochs"), "a budget decides the number of epochs", hint=hint)
-    refuse_unused(method := options.get("method", "auto"), changed)
-    if options.get("teacher"):
+    method = request.method
+    refuse_unused(method, changed)
+    if request.teacher:
         what = f"the method {method!r} does not use --teacher"
         expect(method in ("auto", "full"), what, hint="leave out --teacher; or --method full")
-        options["method"] = "full"
+        method = "full"
+    models: dict[str, Any] = {}
     for name in ("model", "teacher"):
-        if value := options.get(name):
-            options[name] = absolute(value) if as_path(value, name).is_dir() else str(value)
-    recipe = str(options.get("recipe", "stable"))
-    options["recipe"] = absolute(recipe) if recipe.endswith(".toml") else recipe
-    files = {"data": data} | ({} if options.get("dev") is None else {"dev": options["dev"]})
-    options |= {
-        name: _source(source, "rows" if name == "data" else "dev rows")
-        for name, source in files.items()
-    }
-    options |= {name: names_of(options.get(name)) for name in ("text", "label")}
-    return FinetuneRequest(**options)
+        if model := options.get(name):
+            models[name] = absolute(model) if as_path(model, name).is_dir() else str(model)
+    recipe = str(request.recipe or "stable")
+    return replace(
+        request,
+        dev=None if request.dev is None else _source(request.dev, "dev rows"),
+        overrides=overrides,
+        method=method,
+        recipe=absolute(recipe) if recipe.endswith(".toml") else recipe,
+        text=names_of(request.text),
+        label=names_of(request.label),
+        **models,
+    )
 
 
 def refuse_unused(method: Method, names: Iterable[str]) -> None:
@@ -687,14 +691,33 @@ def finetune(
     Raises:
         UsageError, BertworksError: see `finetune_events`.
     """
-    names = FinetuneRequest.__dataclass_fields__.keys() | _SETTINGS.keys()
-    options = {name: value for name, value in locals().items() if name in names}
-    run = partial(
-        finetune_events,
-        request=make_finetune_request(**options),
-        device=device,
-        overwrite=overwrite,
+    request = make_finetune_request(
+        data,
+        dev=dev,
+        model=model,
+        epochs=epochs,
+        learning_rate=learning_rate,
+        batch_size=batch_size,
+        max_length=max_length,
+        method=method,
+        validation=validation,
+        task=task,
+        text=text,
+        label=label,
+        group=group,
+        positive=positive,
+        metric=metric,
+        recipe=recipe,
+        overrides=overrides,
+        seed=seed,
+        new_head=new_head,
+        precision=precision,
+        budget=budget,
+        read=read,
+        teacher=teacher,
+        layers=layers,
     )
+    run = partial(finetune_events, request=request, device=device, overwrite=overwrite)
     return open_trained(run, output, [""], device, progress)[0]
 
 

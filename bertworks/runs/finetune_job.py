@@ -36,12 +36,12 @@ from bertworks.models.layers import meta_device_init
 from bertworks.models.recurrent import num_lstm_parameters
 from bertworks.runs.data_splits import (
     EVALUATED,
-    Method,
     describe_task,
     methods_of,
 )
 from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
 from bertworks.runs.job import Progress, RunSettings
+from bertworks.runs.options import Method
 from bertworks.runs.preparation import TOKEN_EMBEDDING_KEY, Preparation, requested_recipe
 from bertworks.runs.report import task_card, write_task_report
 from bertworks.runs.task_teacher import TaskTeacher

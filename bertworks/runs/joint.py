@@ -258,6 +258,7 @@ def make_joint_request(
                 f"{word} is for one data set, not for a joint fine-tuning",
                 hint=f"leave out {word}",
             )
+    options["recipe"] = options.get("recipe") or "mt-dnn"
     expect(0 <= mix < 1e6, f"mix is {mix}: expected 0 or more", hint="--mix 1")
     pairs = (
         [*data.items()]
@@ -275,9 +276,7 @@ def make_joint_request(
             raise UsageError(
                 f"{name!r} is not a name of a task: expected one that a folder can have"
             )
-        tasks[name] = make_finetune_request(
-            part, **{"recipe": "mt-dnn", **options}, method="full", validation="split"
-        )
+        tasks[name] = make_finetune_request(part, **options, method="full", validation="split")
     return JointRequest(tasks, mix)
 
 

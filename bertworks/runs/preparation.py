@@ -5,7 +5,7 @@ It is the recipe, the initial model and the rows.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,10 @@ from bertworks.models.transformer import select_layers
 from bertworks.runs.data_splits import (
     DataRequest,
     LabelledData,
-    Method,
-    Validation,
     find_files,
     read_data,
 )
-from bertworks.tasks.settings import TaskType
+from bertworks.runs.options import FinetuneOptions
 from bertworks.text.tokenizer_pipeline import END_OF_TEXT, begin_with
 from bertworks.training import recipe as recipes
 from bertworks.training.device import best_precision
@@ -41,64 +39,25 @@ TOKEN_EMBEDDING_KEY = "encoder.embeddings.token.weight"  # in a state dict
 
 
 @dataclass(frozen=True)
-class FinetuneRequest:
+class FinetuneRequest(FinetuneOptions):
     """The request of a user: the same one in the same folder resumes, another one is refused.
 
     data: a file, a folder with a train and a dev file, or `io.tables.StoredRows`.
-    model: the initial model: `minilm`, a model folder, or the name of a BERT on the Hugging Face
-        hub.
     dev: the dev file; None: that of the folder, or else see `validation`.
-    recipe: "stable", "paper", "feature_based", or a TOML file; overrides: `field=value` settings.
-    task, text, label: the meaning of the columns; None and (): inferred. Several labels: columns of
-        0 and 1.
-    group: a column; rows with the same value stay on one side of the split.
-    positive: the class whose F1 is reported, if there are two; None if
-        `data_splits.choose_positive` is to infer it.
-    metric: the metric that is reported first, and compares methods and checkpoints; None: that of
-        the task.
+    recipe: a name of a packaged recipe, or a TOML file.
     read: how the files are read.
-    precision: None: that of the recipe.
-    seed: of the new head, the order of the rows and dropout; None: the recipe's.
-    new_head: whether the head of a fine-tuned model is replaced by a new one.
     fold: the part of the data, of `folds`, that is the dev data.
-    method: "full": the whole network is trained. "frozen": a linear head on the vectors of the
-        frozen encoder. "cosine": pairs are compared by the cosine of their vectors, and the network
-        is trained from there. "auto": with few rows "cosine" for pairs (two labels or a number),
-        "full" for other data, unless another one is clearly better in a cross-validation; else
-        "full".
-    validation: what is evaluated without a dev file, see `data_splits.DataRequest`.
-    teacher: a model that was fine-tuned for the same task, from which this one learns too; None:
-        from the labels alone.
-    layers: the number of layers that are kept of the initial model, see
-        `models.transformer.student_layers`; None: all.
-    budget: a time such as "5m" for everything: fewer epochs, if those of the recipe take longer;
-        None: no limit.
     near_copies: whether near-copies stay on one side of a split, see `data_splits.DataRequest`;
         False: a run that was begun before they did, and keeps its split when it is resumed.
     """
 
     data: str | StoredRows
-    model: str = "minilm"
+    _: KW_ONLY
     dev: str | StoredRows | None = None
     recipe: str = "stable"
-    overrides: tuple[str, ...] = ()
-    task: TaskType | None = None
-    text: tuple[str, ...] = ()
-    label: tuple[str, ...] = ()
-    group: str | None = None
-    positive: str | None = None
-    metric: str | None = None
     read: ReadOptions = ReadOptions()
-    precision: str | None = None
-    seed: int | None = None
-    new_head: bool = False
     fold: int | None = None
     folds: int = 0
-    method: Method = "auto"
-    validation: Validation = "auto"
-    budget: str | None = None
-    teacher: str | None = None
-    layers: int | None = None
     near_copies: bool = True
 
     @property

@@ -21,8 +21,9 @@ from bertworks.config import dump_recipe
 from bertworks.events import Event, forward_events
 from bertworks.io.atomic_write import is_sealed, sealing, write_text
 from bertworks.metrics.intervals import resampled
-from bertworks.runs.data_splits import EVALUATED, PARTS, Method
+from bertworks.runs.data_splits import EVALUATED, PARTS
 from bertworks.runs.finetune_job import FinetuneJob
+from bertworks.runs.options import Method
 from bertworks.runs.training_run import TrainingRun
 from bertworks.tasks.registry import task_of
 from bertworks.tasks.scores import groups_of, row_sums

@@ -1,0 +1,72 @@
+"""The options of trainings: the command line reads them, and a run folder stores them.
+
+Their docstrings are the help. Nothing large is imported: help is fast.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Method = Literal["auto", "full", "frozen", "cosine"]
+Validation = Literal["auto", "split", "folds"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledOptions:
+    """What labelled data means.
+
+    Args:
+        task: The task. Unset: inferred from the columns and printed.
+        text: Column of the text; give two for pairs. Unset: inferred and printed. Repeatable.
+        label: Column of the label; give several if each holds 0 and 1. Unset: inferred and printed.
+        group: Rows with the same value in this column stay on one side of the split.
+        positive: Of two classes the one whose F1 is reported. Unset: 1, yes, true or pos, else the
+            rarer one.
+    """
+
+    # as in `tasks.settings`, which is not imported for help
+    task: (
+        Literal["classification", "multilabel", "regression", "tagging", "spans", "qa", "choice"]
+        | None
+    ) = None
+    text: tuple[str, ...] = ()
+    label: tuple[str, ...] = ()
+    group: str | None = None
+    positive: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneOptions(LabelledOptions):
+    """What a fine-tuning starts from, and how it trains.
+
+    Args:
+        model: minilm, a model folder, or the name of a model on the Hugging Face hub.
+        layers: Keep this number of layers of the model, evenly spread. Unset: all.
+        teacher: Distillation: a model fine-tuned for the same task, from which this one learns too.
+        method: full: train the whole network. frozen: a linear head on its vectors, in seconds.
+            cosine: compare pairs by the cosine of their vectors, and train from there. auto: with
+            few rows cosine for pairs, full for other data, unless another one is clearly better in
+            a cross-validation; else full.
+        validation: Without a dev file. split: a random tenth of the rows is dev. folds: scores come
+            from a cross-validation, the model from all rows. auto: folds for fewer than 2,000 rows.
+        budget: Time of each run (5m, 1h): fewer epochs, if those of the recipe take longer.
+        recipe: stable, mt-dnn (with --joint), paper, electra, gpt, feature_based (LSTM on a frozen
+            BERT), or a .toml.
+        overrides: Change a field of the recipe: --set seed=1. Repeatable.
+        metric: The metric that is reported first, and compares methods.
+        seed: Seed of the new head, the order of the rows and dropout. Unset: the recipe's.
+        new_head: Discard the existing task head and train a new one.
+        precision: auto: that of the recipe, else bf16 where the hardware is faster with it.
+    """
+
+    model: str = "minilm"
+    layers: int | None = None
+    teacher: str | None = None
+    method: Method = "auto"
+    validation: Validation = "auto"
+    budget: str | None = None
+    recipe: str | None = None
+    overrides: tuple[str, ...] = ()
+    metric: str | None = None
+    seed: int | None = None
+    new_head: bool = False
+    precision: str | None = None
