@@ -361,14 +361,8 @@ class RowReader:
         if stream.is_parquet:
             with tables.open_parquet(self.path, self.name) as file:
                 self._class_names = class_names_of_schema(file.schema_arrow, self.name)
-                return (
-                    "parquet",
-                    tables.distinct_names(file.schema_arrow.names, self.name),
-                    self._parquet_rows,
-                )
-        return self._recognize_text(stream)
-
-    def _recognize_text(self, stream: LineReader) -> _Recognized:
+                names = tables.distinct_names(file.schema_arrow.names, self.name)
+                return "parquet", names, self._parquet_rows
         head = stream.head.lstrip()
         require(head, "the file is empty", self.name, "name a file that holds rows")
         if stream.not_text:

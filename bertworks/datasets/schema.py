@@ -393,22 +393,23 @@ def find_labels(
                     f"the label {name!r} is true of every row", where=reader.name, hint=hint
                 )
     names = fitted(schema, reader).label_names or (schema.label[1:] and schema.label)
-    labels = values.sorted_labels(_true_tags(totals) if task.reads_words else totals)
+    if task.reads_words:
+        # If nearly all tags but O say where an entity begins or continues, all others, as those of
+        # a header, are errors.
+        marks = {tag for tag in totals if ENTITY_TAG.fullmatch(tag)}
+        marked = sum(totals[tag] for tag in marks)
+        if marked >= values.MOST * (sum(totals.values()) - totals.get("O", 0)):
+            totals = {tag: totals[tag] for tag in totals if tag in marks or tag == "O"}
+    labels = values.sorted_labels(totals)
     if names and labels:
         return tuple(names), []
-    return labels, [_spelling_note(classes[name]) for name in labels if len(classes[name]) > 1]
-
-
-def _spelling_note(spellings: Mapping[str, int]) -> str:
-    """Return a note on the spellings of a class, with their counts.
-
-    Args:
-        spellings: the number of rows of each spelling. The first one is the name of the class.
-    """
-    descriptions = [f"{spelling!r} ({count:,})" for spelling, count in spellings.items()]
-    name = next(iter(spellings))
-    listed = values.first_names(descriptions, _SHOWN_LABELS)
-    return f"one label in several spellings, read as {name!r}: {listed}"
+    notes = []
+    for name in labels:
+        spellings = [f"{spelling!r} ({count:,})" for spelling, count in classes[name].items()]
+        if len(spellings) > 1:
+            listed = values.first_names(spellings, _SHOWN_LABELS)
+            notes.append(f"one label in several spellings, read as {name!r}: {listed}")
+    return labels, notes
 
 
 def label_names(item: Item) -> list[str]:
@@ -431,21 +432,6 @@ def _no_words(rows: Sequence[tuple[str, ...]]) -> str:
     ):
         return "count"
     return "are all the same" if all(len(set(row)) == 1 for row in long) else ""
-
-
-def _true_tags(counts: Mapping[str, int]) -> Iterable[str]:
-    """Return the tags without errors, such as a header or a 0.
-
-    If nearly all tags but O say where an entity begins or continues, all others are errors.
-    """
-    marks = {tag for tag in counts if ENTITY_TAG.fullmatch(tag)}
-    marked = sum(counts[tag] for tag in marks)
-    total = sum(counts.values()) - counts.get("O", 0)
-    return (
-        [tag for tag in counts if tag in marks or tag == "O"]
-        if marked >= values.MOST * total
-        else counts
-    )
 
 
 def schema_notes(schema: Schema, columns: Columns, task: RowTask) -> list[str]:
@@ -599,7 +585,17 @@ def infer_schema(
             )
             raise BertworksError(problem, where=reader.name, hint=hint)
     schema_task = tasks[schema.task]
-    _check_texts(schema, schema_task, columns, reader.name, is_explicit=bool(text) or not labelled)
+    least, most = schema_task.num_texts
+    reads = f"{schema.task} reads {schema_task.texts}"
+    what = f"{reads}, not {len(schema.text)} columns: {', '.join(map(repr, schema.text))}"
+    is_fitting = least <= len(schema.text) <= most
+    expect(is_fitting, what, where=reader.name, hint=schema_task.texts_hint)
+    num_rows = max(column.filled for column in columns.values())
+    num_texts = num_rows if text or not labelled else columns[schema.text[0]].filled
+    name = schema.text[0]
+    what = f"only {num_texts:,} of {num_rows:,} rows have a text in {name!r}"
+    hint = "name another column with --text, or leave the other rows out: --text "
+    expect(num_texts >= _MIN_FILLED * num_rows, what, where=reader.name, hint=hint + quoted(name))
     row_id = "id" if reader.kind == "squad" else _find_id(columns)
     schema = replace(schema, id=row_id, document=group or schema.document)
     if not labelled:
@@ -832,7 +828,9 @@ def find_texts(columns: Columns, excluded: Names, *, is_one: bool = False) -> Na
     """
     possible_columns = [column for name, column in columns.items() if name not in excluded]
     columns_by_name = named_columns(
-        column for column in possible_columns if not column.holds_codes() and not _is_unused(column)
+        column
+        for column in possible_columns
+        if not (column.holds_codes() or column.holds_one_word())
     )
     for pair in values.PAIRS:
         if all(name in columns_by_name for name in pair):
@@ -848,7 +846,7 @@ def find_texts(columns: Columns, excluded: Names, *, is_one: bool = False) -> Na
         if is_language and name not in values.KNOWN_NO_TEXTS:
             texts.append(column)
     longest = first_column(columns_by_name, text_names) or max(
-        texts, key=_mean_length, default=None
+        texts, key=lambda column: column.mean_length, default=None
     )
     if longest is None:
         return _only_words_or_codes(possible_columns)
@@ -871,15 +869,6 @@ def find_texts(columns: Columns, excluded: Names, *, is_one: bool = False) -> Na
             f"several columns hold texts: {names}", hint=f"{single_option}, or {pair_options}"
         )
     return (longest.name,)
-
-
-def _mean_length(column: Column) -> float:
-    return column.mean_length
-
-
-def _is_unused(column: Column) -> bool:
-    """Return whether a column has one word in most rows, as NO_QUERY where there was no query."""
-    return column.is_constant and column.is_text and " " not in column.values.most_common(1)[0][0]
 
 
 def _only_words_or_codes(possible_columns: Sequence[Column]) -> Names:
@@ -1003,29 +992,6 @@ def _doubt_about_text(column: Column) -> list[str]:
 def are_nameless(columns: Columns) -> bool:
     """Return whether all columns have numbers for names, as in a file without a header."""
     return all(re.fullmatch(r"column \d+", name) for name in columns)
-
-
-# --- the labels of the file
-# -------------------------------------------------------------------------------------------
-
-
-def _check_texts(
-    schema: Schema, task: RowTask, columns: Columns, name: str, *, is_explicit: bool
-) -> None:
-    """Raises UsageError if the task reads more or fewer texts, or if most rows have none."""
-    least, most = task.num_texts
-    reads = f"{task.name} reads {task.texts}"
-    what = f"{reads}, not {len(schema.text)} columns: {', '.join(map(repr, schema.text))}"
-    expect(least <= len(schema.text) <= most, what, where=name, hint=task.texts_hint)
-    rows = max(column.filled for column in columns.values())
-    column = columns[schema.text[0]] if not is_explicit else None
-    if column is not None and column.filled < _MIN_FILLED * rows:
-        what = f"only {column.filled:,} of {rows:,} rows have a text in {column.name!r}"
-        hint = (
-            "name another column with --text, or leave the other rows out: --text "
-            f"{quoted(column.name)}"
-        )
-        raise UsageError(what, where=name, hint=hint)
 
 
 def _certainty(

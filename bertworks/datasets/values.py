@@ -537,6 +537,10 @@ class Column:
         largest_count = max(self.values.values(), default=0)
         return self.filled >= _MANY_ROWS and 2 * largest_count >= self.filled
 
+    def holds_one_word(self) -> bool:
+        """Return whether most rows have the same word, as NO_QUERY where there was no query."""
+        return self.is_constant and self.is_text and " " not in self.values.most_common(1)[0][0]
+
     def holds_codes(self) -> bool:
         """Return whether the values are dates, ids, paths, addresses or numbers, not language."""
         if self.known_name not in KNOWN_NAMES and self.holds(NUMBERED):

@@ -685,7 +685,7 @@ def _json_value(value: Any) -> Any:
 
     Bytes become no text.
     """
-    if type(value).__name__ in ("NAType", "NaTType"):  # a missing value of pandas
+    if is_missing(value):
         return None
     if isinstance(value, bytes | set | frozenset):
         return list(value) if isinstance(value, bytes) else sorted(value, key=str)

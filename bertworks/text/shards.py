@@ -162,7 +162,7 @@ class Shards(TokenStore):
         """Map the files of a finished folder and check their sizes.
 
         The CRC-32 of all sentences and documents is checked, too; that of a block of tokens when it
-        is first read. A folder of an older version gets them here, which reads all files once.
+        is first read.
 
         Args:
             verify: also check the sha256 of every file, which reads all of them.
