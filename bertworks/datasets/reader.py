@@ -10,7 +10,9 @@ import hashlib
 import itertools
 import json
 import re
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
@@ -76,33 +78,40 @@ def refuse_columns(row: Row, names: Iterable[str]) -> None:
 
 
 class _Head:
-    """The first lines of an open file, which can be iterated again as long as it is open.
+    """The lines of an open file, of which the first ones can be iterated repeatedly.
 
     Attributes:
+        first_lines: those that are kept.
         json: the value of a file that is one JSON value, once it is parsed.
+        is_recognized: whether the kind of file is known: no more lines are kept.
     """
 
     def __init__(self, stream: LineReader, lines: Iterator[tuple[int, str]]):
         self.stream = stream
         self.json: Any = None
+        self.is_recognized = False
         self._lines = lines
-        self._read: list[tuple[int, str]] = []
+        self.first_lines: list[tuple[int, str]] = []
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         for position in itertools.count():
-            if position == len(self._read):
-                line = next(self._lines, None)
-                if line is None:
-                    return
-                self._read.append(line)
-            yield self._read[position]
+            if position < len(self.first_lines):
+                yield self.first_lines[position]
+                continue
+            line = next(self._lines, None)
+            if line is None:
+                return
+            if not self.is_recognized:
+                self.first_lines.append(line)
+            yield line
 
 
 class RowReader:
     """The rows of one file.
 
     It can be iterated any number of times: each is one pass over the file, unless all rows are in
-    memory, as those of a small file (see `sample`) and after `load`.
+    memory, as those of a small file (see `sample`) and after `load`. The first pass continues the
+    reading of the rows by which the file was recognized.
 
     Values by kind: cells of a table are strings, and columns without a header are "column 1",
     "column 2", ...; plain text has a row for each line, `text`. CoNLL: `tokens`, `tags` (if there
@@ -162,12 +171,23 @@ class RowReader:
         self._head: _Head | None = None  # while the file is recognized
         self._first: list[Row] = []
         self._holds_all = False  # whether these are all rows
-        with open_lines(self.path, self.name, encoding=options.encoding) as stream:
-            self._open(stream)
+        with ExitStack() as stack:
+            lines = open_lines(self.path, self.name, encoding=options.encoding)
+            self._open(stack.enter_context(lines))
+            opened = stack.pop_all()
+        # the rows after the first ones, in the open file; None: they are read already
+        self._rest: Iterator[Row] | None = self._continued(opened)
+        # in a cycle of references, the file would be found unclosed
+        weakref.finalize(self, opened.close)
+        self._read_first(self._rest)
         self._head = None
 
+    def _continued(self, opened: ExitStack) -> Iterator[Row]:
+        with opened:
+            yield from self._pass()
+
     def _open(self, stream: LineReader) -> None:
-        """Recognize the file, and read its first rows."""
+        """Recognize the file."""
         self.kind, self.written_columns, self._rows = self._recognize(stream)
         self.columns = list(
             dict.fromkeys(
@@ -186,24 +206,35 @@ class RowReader:
             if self._answers is not None:
                 remaining = [name for name in self.columns if name not in self._answers[1:]]
                 self.columns = [*remaining, "answers"]
+
+    def _read_first(self, rows: Iterator[Row]) -> None:
+        """Keep the first rows in memory, and the place in the file after them."""
         self._counts.clear()
         characters = 0
         try:
-            for row in self._pass():
+            for row in rows:
                 self._first.append(row)
                 characters += len(str(row.values))
                 if len(self._first) == _SAMPLE_ROWS or characters > _SAMPLE_CHARACTERS:
-                    return
-            self._keep()
+                    if self._head:
+                        self._head.is_recognized = True
+                    break
+            else:
+                self._holds_all = True
+                self._rest = None
         except BertworksError:
-            return  # the pass that comes to this row raises it again
+            self._rest = None  # the pass that comes to this row raises it again
+        self._counts_of_first = deepcopy(self._counts)
 
     def __iter__(self) -> Iterator[Row]:
         self._check_unchanged()
         self._counts.clear()
-        if self._holds_all:
-            self._counts.update(deepcopy(self._counts_of_all))
+        rest = self._rest
+        if self._holds_all or rest is not None:
+            self._rest = None
+            self._counts.update(deepcopy(self._counts_of_first))
             yield from self._first
+            yield from rest or ()
         else:
             yield from self._pass()
         self._check_unchanged()
@@ -221,12 +252,8 @@ class RowReader:
         """Read all rows into memory, in one pass."""
         if not self._holds_all:
             self._first = list(self)
-            self._keep()
-
-    def _keep(self) -> None:
-        """From now on all rows come from memory, with the counts of the pass that read them."""
-        self._counts_of_all = deepcopy(self._counts)
-        self._holds_all = True
+            self._counts_of_first = deepcopy(self._counts)
+            self._holds_all = True
 
     def fingerprint(self, *settings: object) -> str:
         """Return a hash of the file, of how it is read, and of settings.
@@ -615,6 +642,7 @@ class RowReader:
         if self._head.json is None:
             lines = _lines_of_value(self._head, self._head.stream, largest)
             self._head.json = self._rows_of_json("\n".join(line for _, line in lines))
+            self._head.first_lines.clear()
         return self._head.json
 
     def _rows_of_json(self, text: str) -> Any:
