@@ -170,21 +170,17 @@ class RowReader:
         self._class_names: ClassNames | None = None  # of a Parquet file
         self._head: _Head | None = None  # while the file is recognized
         self._first: list[Row] = []
-        self._holds_all = False  # whether these are all rows
         with ExitStack() as stack:
             lines = open_lines(self.path, self.name, encoding=options.encoding)
             self._open(stack.enter_context(lines))
             opened = stack.pop_all()
-        # the rows after the first ones, in the open file; None: they are read already
-        self._rest: Iterator[Row] | None = self._continued(opened)
         # in a cycle of references, the file would be found unclosed
         weakref.finalize(self, opened.close)
-        self._read_first(self._rest)
+        # the rows after the first ones: in the open file; (): there are none; None: they are read
+        # in another pass
+        self._rest: Iterable[Row] | None = self._read_first(opened)
+        self._counts_of_first = deepcopy(self._counts)
         self._head = None
-
-    def _continued(self, opened: ExitStack) -> Iterator[Row]:
-        with opened:
-            yield from self._pass()
 
     def _open(self, stream: LineReader) -> None:
         """Recognize the file."""
@@ -207,36 +203,42 @@ class RowReader:
                 remaining = [name for name in self.columns if name not in self._answers[1:]]
                 self.columns = [*remaining, "answers"]
 
-    def _read_first(self, rows: Iterator[Row]) -> None:
-        """Keep the first rows in memory, and the place in the file after them."""
+    def _read_first(self, opened: ExitStack) -> Iterable[Row] | None:
+        """Keep the first rows in memory, and return the others.
+
+        opened: the file, to be closed after them.
+        """
+
+        def rows() -> Iterator[Row]:
+            with opened:
+                yield from self._pass()
+
         self._counts.clear()
+        rest = rows()
         characters = 0
         try:
-            for row in rows:
+            for row in rest:
                 self._first.append(row)
                 characters += len(str(row.values))
                 if len(self._first) == _SAMPLE_ROWS or characters > _SAMPLE_CHARACTERS:
                     if self._head:
                         self._head.is_recognized = True
-                    break
-            else:
-                self._holds_all = True
-                self._rest = None
+                    return rest
         except BertworksError:
-            self._rest = None  # the pass that comes to this row raises it again
-        self._counts_of_first = deepcopy(self._counts)
+            return None  # the pass that comes to this row raises it again
+        return ()
 
     def __iter__(self) -> Iterator[Row]:
         self._check_unchanged()
         self._counts.clear()
         rest = self._rest
-        if self._holds_all or rest is not None:
-            self._rest = None
+        if rest is None:
+            yield from self._pass()
+        else:
+            self._rest = None if rest else ()
             self._counts.update(deepcopy(self._counts_of_first))
             yield from self._first
-            yield from rest or ()
-        else:
-            yield from self._pass()
+            yield from rest
         self._check_unchanged()
 
     def sample(self, count: int) -> Iterator[Row]:
@@ -244,16 +246,16 @@ class RowReader:
 
         The first 1,000 are in memory, unless they have more than 4 million characters.
         """
-        if self._holds_all or count <= len(self._first):
+        if self._rest == () or count <= len(self._first):
             return iter(self._first[:count])
         return itertools.islice(self, count)
 
     def load(self) -> None:
         """Read all rows into memory, in one pass."""
-        if not self._holds_all:
+        if self._rest != ():
             self._first = list(self)
             self._counts_of_first = deepcopy(self._counts)
-            self._holds_all = True
+            self._rest = ()
 
     def fingerprint(self, *settings: object) -> str:
         """Return a hash of the file, of how it is read, and of settings.
