@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from bertworks.checkpoints.families.family import FAMILIES
 from bertworks.checkpoints.hf_mapping import (
     architecture_of,
+    check_lm_head_act,
     component_names,
     config_from_huggingface,
     config_to_huggingface,
@@ -18,6 +20,7 @@ from bertworks.checkpoints.hf_mapping import (
 from bertworks.errors import BertworksError
 from bertworks.models.config import BERT_SIZES, EncoderConfig
 from bertworks.training.objectives import PretrainingModel
+from tests.support.refusals import refusal
 
 CONFIG = EncoderConfig(
     vocab_size=60,
@@ -391,3 +394,63 @@ def test_a_configuration_of_2019_is_known_by_its_class():
 def test_what_is_no_configuration_is_refused(content):
     with pytest.raises(BertworksError, match="there is no model_type"):
         config_from_huggingface(content)
+
+
+@pytest.mark.parametrize(
+    ("fields", "what", "hint"),
+    [
+        ({"family": "xlm", "type_vocab_size": 1}, "a table of one type", "use type_vocab_size 0"),
+        (
+            {"family": "roberta", "hidden_dropout": 0.1, "choice_dropout": 0.5},
+            "encoder.choice_dropout is 0.5: in roberta it is hidden_dropout",
+            "--set encoder.choice_dropout=0.1",
+        ),
+        (
+            {"pooler_dropout": True},
+            "encoder.pooler_dropout is True: files of bert can only hold False",
+            "--set encoder.pooler_dropout=false",
+        ),
+        (
+            {"family": "albert", "embedding_size": 8},
+            "encoder.embedding_size and encoder.hidden_size are both 8",
+            "--set encoder.embedding_size=4",
+        ),
+        (
+            {"family": "xlm", "type_vocab_size": 0, "hidden_act": "silu"},
+            "encoder.hidden_act is 'silu': files of xlm cannot name it",
+            "use relu or gelu",
+        ),
+    ],
+)
+def test_a_network_that_files_of_its_family_cannot_hold_is_refused(fields, what, hint):
+    family = fields.get("family", "bert")
+    default = FAMILIES[family].default_of(False)
+    with refusal(what, hint):
+        config_to_huggingface(
+            replace(
+                default, **{"hidden_size": 8, "num_attention_heads": 2, "family": family} | fields
+            ),
+            architectures=(),
+            pad_token_id=FAMILIES[family].required.get("pad_token_id", 0),
+        )
+
+
+def test_a_head_with_another_activation_than_those_of_its_family_is_refused():
+    config = replace(CONFIG, hidden_act="relu", lm_head_act="gelu_tanh")
+    with refusal("the head for masked tokens has the activation 'gelu_tanh'", "lm_head_act=relu"):
+        check_lm_head_act(config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"model_type": "bert", "lm_head_act": "cube"}, "lm_head_act is 'cube': expected one of"),
+        (
+            {"model_type": "xlm", "n_langs": 2, "lang2id": {"en": 0, "de": 7}},
+            "expected a number from 0 for each name",
+        ),
+    ],
+)
+def test_settings_that_are_none_of_their_kind_are_refused(settings, what):
+    with refusal(what, "correct the file, or get it again"):
+        config_from_huggingface(settings)

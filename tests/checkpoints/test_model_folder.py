@@ -20,6 +20,7 @@ from bertworks.models.config import EncoderConfig
 from bertworks.models.heads import PRETRAINING_HEADS
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.objectives import PretrainingModel
+from tests.support.refusals import refusal
 
 TOKENS = [
     "[PAD]",
@@ -428,3 +429,20 @@ def test_the_parameters_of_the_card_are_those_of_the_network():
     assert CONFIG.num_parameters(*PRETRAINING_HEADS) == sum(
         p.numel() for p in PretrainingModel(CONFIG).parameters()
     )
+
+
+def test_a_tokenizer_with_more_types_than_the_model_is_refused(folder):
+    path = folder / "tokenizer.json"
+    content = path.read_text()
+    assert '"type_id": 1' in content
+    path.write_text(content.replace('"type_id": 1', '"type_id": 2'))
+    what = "the tokenizer gives tokens the type 2, the model has 2 types"
+    with refusal(what, "use the tokenizer that the model was trained with"):
+        load_model(folder)
+
+
+def test_an_adapter_is_no_model(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "bert-base"}')
+    with refusal("this is an adapter of PEFT", "merge both with peft"):
+        load_model(folder)

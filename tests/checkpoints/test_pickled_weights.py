@@ -40,6 +40,7 @@ from tests.interop.test_convert import (
 )
 from tests.scenarios import test_xlm
 from tests.scenarios.test_families import theirs_of
+from tests.support.refusals import refusal
 
 PICKLE = "pytorch_model.bin"
 REBUILD = torch._utils._rebuild_tensor_v2
@@ -669,3 +670,21 @@ def test_a_child_that_crashes_is_reported(bert: Path):
     refused(
         bert, archive(nested(1_900_000)), "signal 11|a table of tensors has names|restricted loader"
     )
+
+
+def test_a_folder_in_place_of_a_pickle_is_refused(tmp_path: Path):
+    (tmp_path / PICKLE).mkdir()
+    with refusal("a folder, a pipe or a device", "choose a model with safetensors"):
+        pickled_weights.read_pickled_weights(tmp_path / PICKLE, tmp_path, tmp_path)
+
+
+def test_the_end_of_the_process_that_reads_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    torch.save({"a": torch.ones(2)}, tmp_path / PICKLE)
+    program = tmp_path / "reader.py"
+    program.write_text("import sys; sys.exit('no memory')")
+    monkeypatch.setattr(pickled_weights.pickle_reader, "__file__", str(program))
+    with refusal(
+        "the process that read it has ended (exit code 1 no memory)",
+        "choose a model with safetensors",
+    ):
+        pickled_weights.read_pickled_weights(tmp_path / PICKLE, tmp_path, tmp_path)

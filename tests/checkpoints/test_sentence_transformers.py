@@ -26,6 +26,7 @@ from bertworks.inference.embedder import Embedder
 from bertworks.interop.convert import convert
 from bertworks.interop.export import export
 from bertworks.interop.push import push
+from tests.support.refusals import refusal
 
 TEXTS = [
     "good film",
@@ -213,6 +214,15 @@ def test_a_pooling_that_leaves_out_the_prompt_is_refused(model: Path, tmp_path: 
     path.write_text(json.dumps(json.loads(path.read_text()) | {"prompts": {"query": "good "}}))
     with pytest.raises(BertworksError, match="without the tokens of the prompt"):
         Embedder(tmp_path / "m", device="cpu")
+
+
+@pytest.mark.parametrize("length", [2, True, "64"])
+def test_a_damaged_length_is_refused(length: Any, model: Path, tmp_path: Path):
+    Embedder(model, device="cpu").save(tmp_path / "m")
+    path = tmp_path / "m/sentence_bert_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"max_seq_length": length}))
+    with refusal(f"max_seq_length is {length!r}", "write 3 or more"):
+        read_sentence_transformer(tmp_path / "m")
 
 
 # --- every field of their files
