@@ -29,15 +29,21 @@ from bertworks.evaluation.ablation import (
     about_ablation,
     evaluate_ablation,
     measure_held_out,
+    measure_training,
     summarize,
 )
 from bertworks.events import Event
 from bertworks.metrics.intervals import SAMPLES
 from bertworks.runs.pretrain_job import held_out_batches, split_documents, split_long_documents
-from bertworks.text.shards import Shards
+from bertworks.text.corpus import CorpusReader
+from bertworks.text.shards import Shards, write_shards
+from bertworks.text.tokenizer import Tokenizer
+from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from bertworks.training.objectives import PretrainingModel, heads_of
 from bertworks.training.recipe import Recipe, load_recipe
 from tests.support.fine import write_reviews
+from tests.support.refusals import refusal
+from tests.support.tables import write_text
 from tests.support.tiny import write_corpus
 
 HEAD = """
@@ -528,3 +534,22 @@ def test_held_out_figures_are_those_of_the_network(
         measured(predict="pairs")
     with pytest.raises(BertworksError, match="64 tokens, not 128"):
         list(measure_held_out(arm))
+
+
+def test_what_cannot_be_measured_is_refused(model: Path, tmp_path: Path) -> None:
+    write_text(tmp_path / "a.txt")
+    tokenizer = Tokenizer.load(model)
+    write_shards(CorpusReader([tmp_path / "a.txt"]), tokenizer, tmp_path / "shards", workers=1)
+    arm = Arm(str(model), 0, tmp_path / "shards", tmp_path / "none", {"loss": 1.0}, {}, "cpu")
+    with refusal("the training of", "name one of loss"):
+        list(measure_training(arm, figure="speed"))
+    with refusal("the model reads 64 tokens, not 128", "set sequence_length in the options"):
+        list(measure_held_out(arm))
+    with refusal("sequences of the format 'full_sentences' have no pairs", "next_sentence"):
+        list(measure_held_out(arm, predict="pairs", sequence_length=32))
+    vocabulary, _ = train_vocabulary(["other words"] * 5, VocabularyConfig(size=60))
+    write_shards(CorpusReader([tmp_path / "a.txt"]), vocabulary, tmp_path / "others", workers=1)
+    arm = arm._replace(shards=tmp_path / "others")
+    what = "the vocabulary of the model is not that of the held-out text"
+    with refusal(what, "measure a fine-tuning instead"):
+        list(measure_held_out(arm, sequence_length=32))

@@ -10,8 +10,9 @@ import pytest
 
 from bertworks.checkpoints.storage import read_json
 from bertworks.cli.main import main
+from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError, UsageError
-from bertworks.evaluation.evaluate import evaluate_task
+from bertworks.evaluation.evaluate import evaluate_sts, evaluate_task, training_copies
 from bertworks.inference.predictor import predict_file
 from bertworks.io.options import ReadOptions
 from bertworks.models.packed_linear import cpu_supports_int8
@@ -27,7 +28,9 @@ from tests.support.fine import (
     write_spans,
     write_squad,
 )
+from tests.support.refusals import refusal
 from tests.support.served import write_head
+from tests.support.tables import write_records, write_table
 
 TASKS: dict[str, tuple[str, Callable[..., Path]]] = {
     "classification": ("d.csv", write_reviews),
@@ -265,3 +268,86 @@ def test_a_file_of_other_labels_only_is_refused(classifier: Path, tmp_path: Path
     ) as caught:
         evaluate_task(classifier, tmp_path / "test.csv", label="label", device="cpu")
     assert caught.value.hint == "its labels are: neg, pos"
+
+
+def test_a_fine_tuned_model_is_evaluated(tmp_path: Path):
+    classifier = write_head(
+        tmp_path / "c",
+        task="classification",
+        text=("text",),
+        label=("label",),
+        labels=("neg", "pos"),
+    )
+    rows = [(f"a film {n}", ["neg", "pos"][n % 2]) for n in range(6)]
+    result = evaluate_task(
+        classifier, write_table(tmp_path / "d.csv", ("text", "label"), *rows), device="cpu"
+    )
+    assert (result["task"], result["rows"]) == ("classification", 6)
+    assert 0 <= result["figures"]["accuracy"] <= 1
+    with refusal("no row has a text and a label", "name another file, or --text COLUMN"):
+        rows = [("", "pos")] * 3
+        evaluate_task(classifier, write_table(tmp_path / "e.csv", ("text", "label"), *rows))
+    with refusal("the model knows none of these labels: a", "its labels are: neg, pos"):
+        rows = [("a film", "a")] * 3
+        evaluate_task(classifier, write_table(tmp_path / "f.csv", ("text", "label"), *rows))
+
+
+def test_tags_of_another_scheme_are_refused(tmp_path: Path):
+    labels = ("O", "B-work", "I-work")
+    tagger = write_head(
+        tmp_path / "t", task="tagging", text=("tokens",), label=("tags",), labels=labels
+    )
+    rows = [{"tokens": ["the", "film"], "tags": ["O", tag]} for tag in ("B-work", "work")]
+    with refusal("some of these tags mark no entities", "the tags of the model are: O, B-work"):
+        evaluate_task(tagger, write_records(tmp_path / "d.jsonl", *rows), device="cpu")
+
+
+def test_one_text_has_no_similarity(model: Path, tmp_path: Path):
+    rows = [("a film", 1.5), ("a dog", 2.5)] * 9
+    data = write_table(tmp_path / "d.csv", ("text", "score"), *rows)
+    with refusal("these rows have no two texts to compare", "name another file"):
+        evaluate_sts(model, data)
+
+
+MOODS = TaskConfig(
+    task="classification", labels=("bad", "good"), text=("text",), label=("label",), max_length=32
+)
+TRAINED = [
+    (f"a {mood} film of the town, seen {n} times", mood) for n in range(12) for mood in MOODS.labels
+]
+
+
+def items_of(*rows: tuple[str, str]) -> list[Item]:
+    return [Item((text,), label, f"new.csv:{n}") for n, (text, label) in enumerate(rows, 2)]
+
+
+@pytest.fixture(scope="module")
+def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    data = write_table(folder / "d.csv", ("text", "label"), *TRAINED)
+    finetune(data, model=model, output=folder / "m", device="cpu", method="frozen")
+    return folder / "m"
+
+
+def test_copies_are_counted_with_their_places(trained: Path):
+    rows = items_of(TRAINED[0], TRAINED[5], ("men heard music last night", "good"))
+    count, note = training_copies(trained, rows, MOODS)
+    assert count == 2
+    assert "2 of the 3 rows (66.7%) are copies or near-copies" in note
+    assert "new.csv:2 = d.csv:2" in note
+    copies = training_copies(trained, rows[2:], MOODS)
+    assert copies == (0, "no row is a copy or a near-copy of one in the training data d.csv")
+
+
+def test_training_data_that_is_not_known(trained: Path, model: Path, tmp_path: Path):
+    rows = items_of(TRAINED[0])
+    assert training_copies(model, rows, MOODS) == (None, "")
+    run = read_json(trained / "run.json")
+    run["request"]["data_sha256"] = "0" * 64
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    count, note = training_copies(tmp_path, rows, MOODS)
+    assert count is None
+    assert "d.csv: it is not on this machine, or has changed since the training" in note
+    run["request"]["data"] = str(tmp_path / "gone.csv")
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    assert training_copies(tmp_path, rows, MOODS)[0] is None

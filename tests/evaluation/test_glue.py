@@ -9,9 +9,10 @@ import pytest
 
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
-from bertworks.evaluation.glue import evaluate_glue, table
+from bertworks.evaluation.glue import evaluate_glue, find_glue_tasks, table
 from bertworks.training.recipe import load_finetune_recipe
 from tests.support.fine import write_pairs, write_reviews
+from tests.support.refusals import refusal
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=3", "patience=0", "precision=fp32")
 
@@ -159,3 +160,9 @@ def test_what_is_no_task_is_refused(model: Path, tmp_path: Path) -> None:
         list(evaluate_glue(data, tmp_path / "out", model=model, tasks=["CoLA"]))
     with pytest.raises(BertworksError, match="no task has both"):
         list(evaluate_glue(data, tmp_path / "out", model=model, tasks=["RTE"]))
+    with refusal("no task of GLUE is here", "name the folder that holds them, such as glue_data"):
+        find_glue_tasks(tmp_path / "elsewhere")
+    for path in data.rglob("*.tsv"):
+        path.write_text("a\tb\nc\td\n")
+    with refusal("no column is called", "is this file of another task?"):
+        list(evaluate_glue(data, tmp_path / "other", model=model))

@@ -1,0 +1,144 @@
+"""Commands that use a model: what they refuse, and what they print."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import bertworks
+from tests.support.fine import write_reviews, write_squad
+from tests.support.gpt import write_gpt2
+from tests.support.served import write_head
+from tests.support.shell import Shell
+from tests.support.tables import read_table, write_table
+
+GENERATES = "bertworks generate gpt 'a text'"
+
+
+@pytest.fixture
+def gpt(shell: Shell) -> Path:
+    write_gpt2(Path("gpt"))
+    return Path("gpt")
+
+
+@pytest.fixture
+def classifier(shell: Shell) -> Path:
+    return write_head(
+        Path("classifier"), task="classification", text=("text",), labels=("neg", "pos")
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "error", "hint"),
+    [
+        (
+            "fill gpt 'a [MASK]'",
+            "this model reads from left to right: it continues texts",
+            'bertworks generate gpt "a text"',
+        ),
+        (
+            "generate MODEL 'a text'",
+            "this model reads in both directions: it cannot continue texts",
+            'bertworks fill MODEL "a text with [MASK]"',
+        ),
+        (
+            "generate gpt 'a text' --top-k 3",
+            "temperature",
+            "add --temperature 1, or leave them out",
+        ),
+        ("generate gpt 'a text' --text b", "text", "leave --text out"),
+        (
+            "generate gpt 'a text' --sampling model --temperature 1",
+            "temperature, top_k and top_p are those of the model",
+            "leave --sampling out, or the others",
+        ),
+        ("score gpt 'a text' --within-word", "masks nothing", "leave --within-word out"),
+    ],
+)
+def test_models_of_the_other_direction(
+    command: str, error: str, hint: str, gpt: Path, model: Path, shell: Shell
+):
+    shell.refuses(command.replace("MODEL", str(model)), error, hint.replace("MODEL", str(model)))
+
+
+def test_threads_and_devices_that_do_not_exist(model: Path, shell: Shell):
+    shell.refuses(
+        f"fill {model} 'the [MASK]' --threads 0",
+        "--threads 0: expected a number from 1",
+        "--threads 1, or --threads auto",
+    )
+    data = write_reviews(Path("r.csv"), 5)
+    shell.refuses(
+        ["embed", model, data, "--text", "text", "-o", "v.npy", "--device", "cuda:99"],
+        "there is no cuda:99",
+        "leave --device out: `bertworks doctor` lists the devices",
+    )
+
+
+def test_a_model_without_a_mask_fills_nothing(model: Path, shell: Shell, tmp_path: Path):
+    source = bertworks.load(model)
+    tokens = [token for token in source.tokenizer.tokens if token != "[MASK]"]
+    folder = tmp_path / "maskless"
+    folder.mkdir()
+    for path in model.iterdir():
+        if path.name not in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+            (folder / path.name).write_bytes(path.read_bytes())
+    (folder / "vocab.txt").write_text("\n".join(tokens))
+    shell.refuses(
+        ["fill", folder, "the [MASK]"], "the vocabulary lacks [MASK]", "add it, one token per line"
+    )
+
+
+def test_answers_of_a_model_without_questions(classifier: Path, shell: Shell):
+    data = write_squad(Path("d.json"), 12)
+    shell.refuses(
+        ["evaluate", "squad", "--data", data, "--model", classifier],
+        "this model was fine-tuned for classification, not for answering questions",
+        "fine-tune one: bertworks finetune TRAIN.json --dev DEV.json -o FOLDER",
+    )
+    shell.refuses(
+        ["evaluate", "squad", "--data", data], "expected either a file of answers or a model", "give --predictions or --model"
+    )
+
+
+def test_columns_without_texts(model: Path, shell: Shell):
+    rows = [(f"2024-11-{day:02} 10:{day:02}:00, Monday", f"b{day}") for day in range(1, 29)]
+    data = write_table("a.csv", ("time", "place"), *rows)
+    shell.refuses(
+        ["embed", model, data, "-o", "v.npy"],
+        "holds dates, ids or numbers, not texts",
+        "name another column with --text; or this one, --text time",
+    )
+    shell.refuses(
+        ["embed", model, data, "--text", "place", "-o", "v.conll"],
+        "CoNLL files cannot hold vectors",
+        "use another format",
+    )
+    shell.refuses(["search", "nothing", "dogs"], "nothing", "bertworks index DOCUMENTS -o nothing")
+
+
+def test_an_answer_needs_a_place(classifier: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch):
+    data = write_reviews(Path("r.csv"), 5)
+    Path("folder.csv").mkdir()
+    shell.refuses(
+        ["evaluate", "task", classifier, data, "--errors", "folder.csv"],
+        "it is a folder",
+        "choose another path with -o",
+    )
+    shell.works("predict", classifier, data, "-o", "out.csv")
+    assert len(read_table("out.csv")) == 5
+    monkeypatch.setattr("sys.stdout", None)  # as after >&-
+    assert bertworks.cli.main.main(["predict", str(classifier), str(data)]) == 1
+
+
+def test_a_note_on_the_sampling_of_a_model(gpt: Path, shell: Shell):
+    file = gpt / "generation_config.json"
+    file.write_text('{"do_sample": true, "top_k": 3}')
+    answer = shell.works("generate", gpt, "a text")
+    shell.shows(answer, "{} of the model has {}: not used without --sampling model")
+    file.write_text(json.dumps({"do_sample": True, "min_p": 0.1}))
+    shell.refuses(
+        ["generate", gpt, "a text", "--sampling", "model"],
+        "min_p",
+        "leave --sampling out, and choose --temperature, --top-k and --top-p",
+    )
