@@ -97,7 +97,9 @@ def test_answers_of_a_model_without_questions(classifier: Path, shell: Shell):
         "fine-tune one: bertworks finetune TRAIN.json --dev DEV.json -o FOLDER",
     )
     shell.refuses(
-        ["evaluate", "squad", "--data", data], "expected either a file of answers or a model", "give --predictions or --model"
+        ["evaluate", "squad", "--data", data],
+        "expected either a file of answers or a model",
+        "give --predictions or --model",
     )
 
 

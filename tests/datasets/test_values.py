@@ -12,10 +12,11 @@ import bertworks as bw
 from bertworks.cli.main import main
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Schema, infer_schema, items
-from bertworks.datasets.values import canonical_label, choice_number, folded_label
+from bertworks.datasets.values import canonical_label, choice_number, flag_of, folded_label
 from bertworks.errors import BertworksError
 from bertworks.io.options import ReadOptions
 from bertworks.tasks.registry import TASKS
+from tests.support.refusals import refusal
 
 
 def write_labels(path: Path, labels: list[str], name: str = "label") -> Path:
@@ -230,3 +231,13 @@ def test_what_was_trained_on_two_spellings_has_one_class(tmp_path: Path, model: 
     path = write_labels(tmp_path / "a.csv", ["0", "1", "0.0", "1.0"] * 10)
     report = bw.check_file(path, model=model)
     assert report.labels.keys() == {"0", "1"}
+
+
+@pytest.mark.parametrize(
+    ("value", "what"), [("", "the label in 'rude' is missing"), ("perhaps", "holds 'perhaps'")]
+)
+def test_a_flag_is_0_or_1(value: str, what: str) -> None:
+    assert flag_of("1", "rude", "d.csv:2")
+    assert not flag_of("no", "rude", "d.csv:2")
+    with refusal(what, "write 1 where the label is true, 0 where it is not"):
+        flag_of(value, "rude", "d.csv:2")

@@ -18,6 +18,7 @@ from bertworks.checkpoints.sentence_transformers import (
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.embedder import Embedder, Moments, normalized
 from bertworks.models.packed_linear import cpu_supports_int8
+from tests.support.refusals import refusal
 
 whole_numbers = pytest.mark.skipif(
     not cpu_supports_int8(), reason="this processor does not multiply 8 bits"
@@ -256,6 +257,10 @@ def test_wrong_calls(model: Path):
     with pytest.raises(UsageError, match="no pooling 'median'"):
         Embedder(model, pooling="median")
     assert bertworks.embed(model, [], device="cpu").shape == (0, 32)
+    with refusal("precision is 'int8': bertworks has only 'float32'", "leave precision out"):
+        Embedder(model, device="cpu").encode("dogs", precision="int8")
+    with refusal("output_value is 'token_embeddings'", "leave output_value out"):
+        Embedder(model, device="cpu").encode("dogs", output_value="token_embeddings")
 
 
 def test_whitening_by_numpy():
@@ -269,3 +274,14 @@ def test_whitening_by_numpy():
     np.testing.assert_allclose(moments.whitener("center")(x), x - x.mean(0), atol=1e-5)
     with pytest.raises(BertworksError, match="more vectors than dimensions"):
         Moments(8, [x[:8]]).whitener("whiten")
+
+
+def test_vectors_by_the_method_of_sentence_transformers(model: Path):
+    embedder = Embedder(model, device="cpu", precision="fp32")
+    expected = embedder.embed(TEXTS)
+    np.testing.assert_array_equal(embedder.encode(TEXTS), expected)
+    np.testing.assert_allclose(embedder.encode(TEXTS[0]), expected[0], atol=2e-6)
+    short = embedder.encode(TEXTS, truncate_dim=4, normalize_embeddings=True)
+    np.testing.assert_allclose(short, normalized(expected[:, :4]), atol=1e-6)
+    tensor = embedder.encode(TEXTS, convert_to_tensor=True)
+    assert torch.equal(tensor, torch.from_numpy(expected))

@@ -27,13 +27,17 @@ from bertworks.inference import engine
 from bertworks.inference.engine import LazyModel, OnnxModel
 from bertworks.inference.generation import TextGenerator
 from bertworks.inference.masked_lm import Filler
+from bertworks.models.layout import Layout
 from bertworks.retrieval.ranking import Reranker
+from bertworks.tasks.heads import TaskModel
+from bertworks.tasks.registry import task_of
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.recipe import load_recipe
 from tests.interop.test_export import classifier as classifier, exported as exported
 from tests.interop.test_load import folders as folders
 from tests.support.fine import BAD, GOOD, write_model, write_reviews
 from tests.support.gpt import write_gpt2
+from tests.support.refusals import refusal
 from tests.support.served import VOCABULARY, write_head
 
 TEXTS = ["good men and dogs", "a story of music", "bad town", "the film was lovely"]
@@ -407,3 +411,28 @@ def test_an_open_model_does_not_change_with_its_file(model: Path, tmp_path: Path
 def test_as_many_threads_as_torch(exported: Path):
     found = OnnxModel(exported / "model.onnx").session.get_session_options().intra_op_num_threads
     assert found == torch.get_num_threads()
+
+
+def test_a_network_that_the_weights_do_not_fit_is_refused(folders: dict[str, Path]):
+    source = LazyModel(folders["classifier"], "cpu")
+    hint = "its task.json or config.json belongs to another model"
+    with refusal("classifier.weight is [2, 32], but the task needs [3, 32]", hint):
+        task = task_of(replace(source.task_config, labels=("a", "b", "c")))
+        source.network(lambda config: TaskModel(config, task.head()))
+
+
+def test_eight_bits_are_for_processors(monkeypatch: pytest.MonkeyPatch):
+    with refusal("int8 is for CPUs", "leave --precision out: GPUs use bf16"):
+        engine.precision_for(torch.nn.Linear(2, 2, device="meta"), "int8")
+    with refusal("the precision 'fp8' is not known", "use auto, "):
+        engine.precision_for(torch.nn.Linear(2, 2), "fp8")  # type: ignore[arg-type]
+
+
+def test_an_exported_file_that_fails(exported: Path):
+    network = OnnxModel(exported / "model.onnx")
+    ids = torch.tensor([1 << 20])
+    with refusal("onnxruntime fails", "its tokenizer or config.json belongs to another model"):
+        network._run(ids, Layout.of([1]), None)
+    network.width += 1
+    with refusal("which the file does not declare", "export the model again"):
+        network._run(torch.tensor([1]), Layout.of([1]), None)

@@ -24,6 +24,7 @@ from bertworks.checkpoints.task_config import save_task, task_settings
 from bertworks.cli.main import main
 from bertworks.errors import UsageError
 from bertworks.inference.attribution import TOLERANCE, read_tokens
+from bertworks.inference.detect import Discriminator
 from bertworks.inference.explain import MAPS, TEMPLATE, Explanation, explain
 from bertworks.inference.predictor import Predictor
 from bertworks.models.config import EncoderConfig
@@ -34,6 +35,7 @@ from bertworks.tasks.registry import task_of
 from bertworks.tasks.settings import TaskConfig, TaskType
 from tests.support.fine import tokenizer
 from tests.support.gpt import write_gpt, write_gpt2
+from tests.support.refusals import refusal
 from tests.support.served import write_head
 
 TEXT = "the film was good in this storytown"
@@ -559,3 +561,22 @@ def test_bert_reads_everything(found: Explanation):
     assert found.reads.shape == (n, n)
     assert found.reads.all()
     assert found.html().count('class="cell"') == n * n
+
+
+def test_a_discriminator_explains_only_words(tmp_path: Path):
+    config = EncoderConfig(
+        vocab_size=tokenizer().vocab_size,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+        family="electra",
+        embedding_size=16,
+        pooler="first_gelu",
+        pooler_dropout=True,
+    )
+    torch.manual_seed(0)
+    weights = Discriminator(config).state_dict()
+    save_model(tmp_path, weights, config, tokenizer(32), card="tiny")
+    with refusal("the text has no words", "give a text"):
+        explain(tmp_path, " ", device="cpu")

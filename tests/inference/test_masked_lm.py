@@ -13,12 +13,15 @@ from bertworks.checkpoints.hf_mapping import to_huggingface
 from bertworks.checkpoints.model_folder import save_model
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.explain import explain
-from bertworks.inference.masked_lm import Filler, fill
+from bertworks.inference.masked_lm import Filler, fill, score
 from bertworks.models.config import EncoderConfig
 from bertworks.runs.pretrain import pretrain
+from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from bertworks.training.objectives import PretrainingModel
 from tests.support.fine import tokenizer
+from tests.support.gpt import write_gpt2
+from tests.support.refusals import refusal
 from tests.support.tiny import documents, write_corpus, write_recipe
 
 
@@ -232,3 +235,40 @@ def test_a_long_text_of_masks_is_read_in_little_memory(model: Path):
     read = Filler(model).read("[MASK]" * 1000)
     assert len(read.windows) == 1000
     assert all(np.shares_memory(tokens, read.ids) for tokens, _ in read.windows)
+
+
+def test_a_target_is_one_token_of_the_vocabulary(model: Path):
+    filler = Filler(model, device="cpu")
+    word = next(token for token in filler.tokenizer.tokens if token.isalpha())
+    assert filler.tokenizer.tokens[filler.target(word)] == word
+    hint = "give words that the vocabulary has as a whole"
+    with refusal("tokens of this model: expected one", hint):
+        filler.target(f"{word} {word}")
+    with refusal("the target '☃' is not in the vocabulary", hint):
+        filler.target("☃")
+
+
+def test_a_score_is_the_sum_of_its_tokens(model: Path):
+    (sentence,) = score(model, ["a sentence of words"], device="cpu", precision="fp32")
+    tokenizer = Filler(model, device="cpu").tokenizer
+    assert len(sentence["tokens"]) == len(tokenizer.ids(["a sentence of words"])[0])
+    assert sentence["score"] == pytest.approx(sum(sentence["log_probabilities"]), abs=1e-4)
+    with refusal("expected a list of texts, not one text", "score(model, [text])"):
+        next(score(model, "a sentence"))
+
+
+def test_a_model_without_a_mask_token_fills_nothing(tmp_path: Path):
+    network = write_gpt2(tmp_path / "gpt")
+    text_config = EncoderConfig(
+        vocab_size=network.config.vocab_size,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+    )
+    t = Tokenizer.load(tmp_path / "gpt")
+    save_model(
+        tmp_path / "m", PretrainingModel(text_config).state_dict(), text_config, t, card="tiny"
+    )
+    with refusal("this model has no mask token", "use a masked language model, such as BERT"):
+        list(fill(tmp_path / "m", ["a text"]))

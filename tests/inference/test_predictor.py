@@ -12,11 +12,15 @@ from bertworks.datasets.schema import Item
 from bertworks.datasets.writer import RowFormat
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.predictor import PredictionFormat, Predictor, Unit, predict_file
+from tests.interop.test_export import write_head
 from tests.runs.test_finetune import Trained, classifier as classifier, trained as trained
+from tests.support import served
 from tests.support.fine import (
     write_choices,
     write_reviews,
 )
+from tests.support.refusals import refusal
+from tests.support.tables import read_table, write_table
 
 
 def test_answers_have_what_was_requested(classifier: Path, trained: Trained) -> None:
@@ -132,3 +136,35 @@ def test_words_become_lines_of_conll() -> None:
     with pytest.raises(BertworksError, match="does not fit in a line") as caught:
         finished_rows(PredictionFormat(rows=CONLL), wrong, TAGS)
     assert caught.value.where == "a.jsonl:7"
+
+
+def test_the_score_is_the_first_metric_of_the_task(classifier: Path) -> None:
+    predictor = Predictor(classifier, device="cpu")
+    texts = ["a good film", "awful dogs", "great music", "sad men"]
+    labels = [answer["label"] for answer in predictor.predict(texts)]
+    assert predictor.score(texts, labels) == 1.0
+    others = {"pos": "neg", "neg": "pos"}
+    assert predictor.score(texts, [others[labels[0]], *labels[1:]]) == 0.75
+    with refusal("4 texts and 3 labels", "give one label for each text"):
+        predictor.score(texts, labels[:3])
+    with refusal("expected a list of labels, not one label", "score([text], [label])"):
+        predictor.score(texts[:1], "pos")
+
+
+def test_an_lstm_has_no_int8(tmp_path: Path) -> None:
+    write_head(tmp_path, "tagging", lstm_units=8)
+    with refusal("a model of the recipe `feature_based` has no int8", "leave --precision out"):
+        Predictor(tmp_path, device="cpu", precision="int8")
+
+
+def test_every_row_of_a_file_gets_a_prediction(tmp_path: Path) -> None:
+    model = served.write_head(
+        tmp_path / "m", task="classification", text=("text",), labels=("neg", "pos")
+    )
+    data = write_table(tmp_path / "d.csv", ("text", "n"), ("a good film", 1), ("sad dogs", 2))
+    *_, done = predict_file(model, data, tmp_path / "out.csv", device="cpu")
+    rows = read_table(tmp_path / "out.csv")
+    assert [(row["text"], row["n"]) for row in rows] == [("a good film", "1"), ("sad dogs", "2")]
+    expected = Predictor(model, device="cpu").predict([row["text"] for row in rows])
+    assert [row["predicted_label"] for row in rows] == [answer["label"] for answer in expected]
+    assert done.kind == "done"

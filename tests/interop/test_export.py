@@ -54,6 +54,8 @@ from tests.support.fine import (
     write_spans,
     write_squad,
 )
+from tests.support.gpt import write_gpt2
+from tests.support.refusals import refusal
 
 LENGTH = 64
 CONFIG = EncoderConfig(
@@ -514,6 +516,10 @@ def test_models_that_cannot_be_exported(
         run(tmp_path / "recurrent", tmp_path / "onnx")
     with pytest.raises(UsageError, match="exported one"):
         run(exported, tmp_path / "onnx")
+    write_gpt2(tmp_path / "gpt")
+    what = "only fine-tuned models are exported of those that read left to right"
+    with refusal(what, "fine-tune it first, or export a model that reads in both directions"):
+        run(tmp_path / "gpt", tmp_path / "onnx")
     model = write_encoder(tmp_path / "encoder")
     with pytest.raises(UsageError, match="no head of a task"):
         run(model, tmp_path / "onnx", data=write_reviews(tmp_path / "d.csv"))

@@ -28,6 +28,7 @@ from bertworks.io.atomic_write import (
     write_json,
     write_text,
 )
+from tests.support.refusals import refusal
 
 BIG = os.urandom(300_000)
 
@@ -343,3 +344,12 @@ def test_a_file_is_on_the_disk_before_its_name_is(
     with replacing(tmp_path / "x") as temporary:
         temporary.write_text("new")
     assert put_on_disk == [("fsync", temporary), ("rename", tmp_path / "x"), ("fsync", tmp_path)]
+
+
+def test_small_files_are_regular_files(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"12345")
+    assert atomic_write.read_small(tmp_path / "a", 5) == b"12345"
+    with refusal("too much for this file", "name another file"):
+        atomic_write.read_small(tmp_path / "a", 4)
+    with refusal("this is not a file, but a folder, a pipe or a device", "name another file"):
+        atomic_write.read_small(tmp_path, 5)

@@ -16,6 +16,7 @@ from bertworks.retrieval.store import (
     read_manifest,
     refuse_documents,
 )
+from tests.support.refusals import refusal
 
 TEXTS = ["a good film", "sad dogs", "music of the night"]
 
@@ -83,3 +84,19 @@ def test_an_index_is_made_in_an_empty_folder_or_over_one_without_documents(
     (tmp_path / "c" / "a.txt").write_text("")
     with pytest.raises(UsageError, match=r"not empty: a\.txt"):
         refuse_documents(tmp_path / "c")
+
+
+def test_damaged_files_are_refused_with_what_to_do(folder: Path) -> None:
+    advice = "make the index again: delete its folder and repeat the `bertworks index` command"
+    documents = Documents(folder)
+    (path,) = folder.glob("segment-000001.jsonl")
+    segment, row = documents.segment_of(0)
+    offsets = segment.offsets[:].copy()
+    segment = segment._replace(offsets=offsets)
+    offsets[1] -= 5
+    with refusal("row 0 is damaged", advice):
+        segment.row(row)
+    path.write_bytes(path.read_bytes()[::-1])
+    with pytest.raises(BertworksError, match="sha256") as error:
+        documents.verify()
+    assert error.value.hint == advice

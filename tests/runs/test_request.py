@@ -7,7 +7,9 @@ import pytest
 
 from bertworks.errors import BertworksError
 from bertworks.runs.pretrain import pretrain
+from bertworks.runs.request import make_request
 from tests.runs.test_pretrain import shards as shards
+from tests.support.refusals import refusal
 from tests.support.tiny import write_recipe
 
 
@@ -62,3 +64,40 @@ def test_a_wrong_request_touches_nothing(
     with pytest.raises(BertworksError, match=message):
         list(pretrain([shards], tmp_path / "a", device="cpu", **requested))
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "what", "hint"),
+    [
+        ([], {}, "no input was given", "name files, folders, a glob in quotes, or - for"),
+        (
+            ["a.txt"],
+            {"tokenizer": "t", "init": "m"},
+            "--init takes the tokenizer of the model",
+            "give --tokenizer or --init, not both",
+        ),
+        (
+            ["a.txt"],
+            {"extend_vocabulary": 0, "init": "m"},
+            "--extend-vocabulary 0 adds words to the vocabulary of a model",
+            "give a model and a number: --init MODEL --extend-vocabulary 1000",
+        ),
+        (
+            ["a.txt"],
+            {"languages": ["en", "de"]},
+            "1 inputs and the languages en, de: expected a name for each input",
+            "give --language once per input, such as en, in their order",
+        ),
+        (
+            ["-"],
+            {"languages": ["en"]},
+            "languages are for files and folders of text",
+            "write the text into a file",
+        ),
+    ],
+)
+def test_requests_that_contradict_themselves(
+    inputs: list[str], options: dict[str, Any], what: str, hint: str
+) -> None:
+    with refusal(what, hint):
+        make_request(inputs, **options)

@@ -21,6 +21,7 @@ from bertworks.errors import UsageError
 from bertworks.runs.finetune import make_finetune_request
 from bertworks.runs.trials import Trial, plan_trials, run_trials
 from tests.support.fine import write_model, write_reviews
+from tests.support.refusals import refusal
 
 FAST = ("epochs=1", "batch_size=16", "optimizer.learning_rate=2e-3", "precision=fp32")
 KINDS: dict[str, dict[str, Any]] = {
@@ -251,3 +252,10 @@ def test_an_interrupted_overwriting_resumes_without_the_option(
     # seed-0 is cleared, seed-1 is not
     with pytest.raises(UsageError, match="a run with other settings"):
         run(copies[copies.index(cleared[0]) - 1], command, "seeds")
+
+
+def test_trials_need_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    what = "several fine-tunings run one after the other, in one process, and there are 2"
+    with refusal(what, "leave torchrun out; or type one command for each: --seed 1 -o FOLDER-1"):
+        next(run_trials(tmp_path, []))

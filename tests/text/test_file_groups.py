@@ -10,6 +10,9 @@ from bertworks.errors import UsageError
 from bertworks.io.file_job import create
 from bertworks.text import file_groups
 from bertworks.text.corpus import CorpusReader
+from bertworks.text.file_groups import shard_maker, source_of
+from tests.support.fine import tokenizer
+from tests.support.refusals import refusal
 
 
 @pytest.fixture
@@ -60,3 +63,11 @@ def test_reports_of_groups_add_up(reader: CorpusReader, tmp_path: Path) -> None:
 def test_rows_in_memory_are_read_by_one_process() -> None:
     with pytest.raises(UsageError, match="by one process only"):
         file_groups.source_of(CorpusReader([{"text": "a film"}]))
+
+
+def test_another_tokenizer_makes_no_shards(tmp_path: Path) -> None:
+    tokenizer().save(tmp_path / "tokenizer")
+    (tmp_path / "a.txt").write_text("a film")
+    source = source_of(CorpusReader([tmp_path / "a.txt"]))
+    with refusal("this is another tokenizer", "run the same command again"):
+        shard_maker(str(tmp_path), source, "0" * 64, 100)

@@ -7,6 +7,7 @@ import pytest
 from bertworks.errors import BertworksError
 from bertworks.text.translations import read_translations
 from tests.scenarios.test_line_ends import INSIDE, SENTENCES, with_stray, write_lines
+from tests.support.refusals import refusal
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -82,3 +83,10 @@ def test_empty_sides_are_counted_and_named(tmp_path: Path) -> None:
     )
     with pytest.raises(BertworksError, match=message):
         read_translations(files)
+
+
+def test_no_lines_are_no_translations(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("")
+    (tmp_path / "b").write_text("")
+    with refusal("the file has no lines", ""):
+        read_translations([tmp_path / "a", tmp_path / "b"])

@@ -12,6 +12,7 @@ import torch
 from bertworks.errors import UsageError
 from bertworks.training import device
 from tests.support import ROOT
+from tests.support.refusals import refusal
 
 GLIBC = hasattr(os, "confstr") and (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
 
@@ -157,3 +158,15 @@ def test_who_has_instructions_for_bf16(
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     assert device._has_bfloat16() == there
+
+
+def test_threads_are_a_number_or_adapt() -> None:
+    policy = device.ThreadPolicy()
+    policy.set(3)
+    assert (policy.fixed, policy.training_adapts) == (3, False)
+    policy.set("auto")
+    assert (policy.fixed, policy.training_adapts) == (None, True)
+    policy.set(None)
+    assert policy.training_adapts
+    with refusal("0 threads: expected 1 or more", "--threads 1, or --threads auto"):
+        policy.set(0)
