@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bertworks.checkpoints.families.family import FAMILIES
 from bertworks.checkpoints.hf_mapping import (
+    FAMILIES,
     architecture_of,
     check_lm_head_act,
     component_names,
