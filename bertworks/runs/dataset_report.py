@@ -42,7 +42,7 @@ from bertworks.tasks.settings import TaskType
 from bertworks.tasks.task import Featurizer, Task
 from bertworks.text.near_copies import near_copies_of_rows
 from bertworks.text.tokenizer import MANY_UNKNOWN, Tokenizer
-from bertworks.text.tokenizer_pipeline import LETTER_FRACTION, is_letter_mark
+from bertworks.text.vocabulary import LETTER_FRACTION, is_letter_mark
 from bertworks.training.recipe import default_max_length, load_finetune_recipe
 
 WARNINGS = packaged_table(__file__, "data_warnings.toml")

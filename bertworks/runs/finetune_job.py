@@ -51,7 +51,7 @@ from bertworks.tasks.registry import TASKS, task_of
 from bertworks.tasks.scores import compute_metrics, format_metrics
 from bertworks.tasks.settings import TaskConfig, TaskType
 from bertworks.tasks.task import Featurizer, Logits
-from bertworks.text.tokenizer_pipeline import END_OF_TEXT
+from bertworks.text.tokenizer_folder import END_OF_TEXT
 from bertworks.training import recipe as recipes
 from bertworks.training.device import Precision, micro_tokens
 from bertworks.training.loop import TrainableModel, time_step

@@ -30,7 +30,7 @@ from bertworks.runs.data_splits import (
     read_data,
 )
 from bertworks.runs.options import FinetuneOptions
-from bertworks.text.tokenizer_pipeline import END_OF_TEXT, begin_with
+from bertworks.text.tokenizer_folder import END_OF_TEXT, begin_with
 from bertworks.training import recipe as recipes
 from bertworks.training.device import best_precision
 from bertworks.training.recipe import FinetuneRecipe

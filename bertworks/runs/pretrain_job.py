@@ -39,7 +39,7 @@ from bertworks.runs.run_folder import BITS, BITS_BEFORE, describe, versions
 from bertworks.tasks.task import shortened
 from bertworks.text.shards import Shards, TokenStore
 from bertworks.text.tokenizer import Template, Tokenizer
-from bertworks.text.tokenizer_pipeline import END_OF_TEXT
+from bertworks.text.tokenizer_folder import END_OF_TEXT
 from bertworks.text.wordpiece import without_last
 from bertworks.training.budget import Schedule
 from bertworks.training.device import DTYPES, Precision

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from bertworks.batching.batch import Example, Ids, Target, TokenSequence
 from bertworks.datasets.schema import Item
+from bertworks.text.long_texts import with_marks
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.text.tokenizer_pipeline import with_marks
 
 ShortIds = NDArray[np.int32]  # half the memory, for long texts
 Offsets = NDArray[np.int32]  # [n, 2]

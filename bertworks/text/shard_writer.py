@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 from bertworks.io.arrays import open_npy
 from bertworks.io.atomic_write import is_sealed, json_sha256, replacing, sealing
 from bertworks.io.inputs import chunk_by_size
+from bertworks.text.long_texts import steps_of
 from bertworks.text.segmentation import split_sentences
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.text.tokenizer_pipeline import steps_of
 
 Arrays = tuple[NDArray[np.int32], NDArray[np.int64]]
 

@@ -38,19 +38,19 @@ from numpy.typing import NDArray
 from bertworks.errors import BertworksError, UsageError, expect, several
 from bertworks.io.atomic_write import json_sha256, local_path, write_bytes, write_json, write_text
 from bertworks.io.inputs import as_path, chunk_by_size
-from bertworks.text import tokenizer_pipeline
+from bertworks.text import long_texts
+from bertworks.text.long_texts import ShortText, steps_of
 from bertworks.text.tokenizer_folder import (
     DEFAULT_LENGTH,
-    check_description,
-    count_cased,
-    read_folder,
-    read_vocabulary,
-)
-from bertworks.text.tokenizer_pipeline import (
+    LONGEST_WORD,
     NORMALIZER_SETTINGS,
     SPECIAL_TOKENS,
-    ShortText,
+    check_description,
+    count_cased,
     guarded,
+    read_folder,
+    read_vocabulary,
+    spell_special_tokens,
 )
 
 # A larger fraction of [UNK] among the tokens of a text is a warning; published vocabularies have
@@ -159,9 +159,12 @@ class Tokenizer:
             lambda: tokenizers.Tokenizer.from_str(serialized), "not a tokenizer"
         )
         # Comes first: to_str() of the library counts up to the largest id.
-        self.tokens = tokenizer_pipeline.tokens_in_order(
-            self._library.get_vocab(with_added_tokens=True)
-        )
+        ids = self._library.get_vocab(with_added_tokens=True)
+        self.tokens = sorted(ids, key=ids.__getitem__)
+        for number, token in enumerate(self.tokens):
+            if ids[token] != number:
+                what = f"ids of the vocabulary are not 0..{len(ids) - 1}"
+                raise BertworksError(f"{what}: {token!r} has id {ids[token]}")
         self.vocab_size = len(self.tokens)
         for token in description.get("added_tokens") or ():
             if self._library.token_to_id(token["content"]) != token["id"]:
@@ -178,15 +181,13 @@ class Tokenizer:
         self._literal = tokenizers.Tokenizer.from_str(content)
         self._literal.encode_special_tokens = True
         self._description: dict[str, Any] = json.loads(content)
-        self._cuts = tokenizer_pipeline.cut_points(self._description)
-        self._long_runs = tokenizer_pipeline.long_runs(self._description)
         self._is_bpe = (
             self._description["model"]["type"] == "BPE"
             and not self._description["model"]["dropout"]
         )
         numbers = {token: number for number, token in enumerate(self.tokens)}
         names = special_tokens or {}
-        self.special_tokens = tokenizer_pipeline.spell_special_tokens(names, numbers)
+        self.special_tokens = spell_special_tokens(names, numbers)
         missing = [
             token
             for name, token in (SPECIAL_TOKENS | names).items()
@@ -208,6 +209,14 @@ class Tokenizer:
         guarded(
             lambda: self._library.encode("a", "b"), "the tokenizer cannot encode a pair of texts"
         )
+
+    @cached_property
+    def _cuts(self) -> re.Pattern[str] | None:
+        return long_texts.cut_points(self._description)
+
+    @cached_property
+    def _long_runs(self) -> re.Pattern[str] | None:
+        return long_texts.long_runs(self._description)
 
     @cached_property
     def template(self) -> Template:
@@ -311,7 +320,7 @@ class Tokenizer:
         special_tokens_map: dict[str, Any] = dict(self.special_tokens)
         if additional_tokens:
             special_tokens_map["additional_special_tokens"] = additional_tokens
-        steps = tokenizer_pipeline.steps_of(self._description["normalizer"])
+        steps = steps_of(self._description["normalizer"])
         normalizer: Mapping[str, Any] = next(
             (step for step in steps if step["type"] == "BertNormalizer"), {}
         )
@@ -344,7 +353,7 @@ class Tokenizer:
 
         Then composed and decomposed characters have the same tokens.
         """
-        steps = tokenizer_pipeline.steps_of(self._description["normalizer"])
+        steps = steps_of(self._description["normalizer"])
         return self._description["model"]["type"] == "WordPiece" and any(
             step["type"] == "NFC" for step in steps
         )
@@ -363,7 +372,7 @@ class Tokenizer:
         return (
             model["type"] == "WordPiece"
             and model["continuing_subword_prefix"] == "##"
-            and model["max_input_chars_per_word"] == tokenizer_pipeline.LONGEST_WORD
+            and model["max_input_chars_per_word"] == LONGEST_WORD
             and normalizer.get("type") == "BertNormalizer"
             and normalizer["clean_text"]
             and pre_tokenizer.get("type") == "BertPreTokenizer"
@@ -495,7 +504,7 @@ class Tokenizer:
         for number, parts in groupby(self._parts(self._literal, short), itemgetter(0)):
             spans_of_parts = [np.zeros((0, 2), np.int32)]
             for _, begin, skipped, part in parts:
-                spans = tokenizer_pipeline.words_of(short[number].text, begin, skipped, part)
+                spans = long_texts.words_of(short[number].text, begin, skipped, part)
                 continues_word = (
                     skipped
                     and part.word_ids[skipped - 1 : skipped] == part.word_ids[skipped : skipped + 1]
@@ -587,7 +596,8 @@ class Tokenizer:
             if not isinstance(text, str):
                 raise UsageError(f"{text!r:.60} is not a text", hint="give a string")
         return [
-            ShortText.of(text, self._long_runs if len(text) > _PART else None) for text in texts
+            ShortText.of(text, self._long_runs) if len(text) > _PART else ShortText(text)
+            for text in texts
         ]
 
     def _prefixes(self, texts: Sequence[str], num_tokens: int | None) -> Iterator[_Prefix]:
@@ -672,10 +682,10 @@ class Tokenizer:
     def _overlapping(
         self, library: tokenizers.Tokenizer, text: str, longest: int
     ) -> Iterator[tuple[int, int, Any]]:
-        """Yield overlapping parts of a text: see `tokenizer_pipeline.overlapping`."""
+        """Yield overlapping parts of a text: see `long_texts.overlapping`."""
         longest = longest if self._cuts else len(text)
         unfit = self.unk_id if self._is_bpe else None
-        return tokenizer_pipeline.overlapping(
+        return long_texts.overlapping(
             lambda part: self._run(library.encode_batch, [part])[0], text, longest, _OVERLAP, unfit
         )
 
@@ -685,11 +695,11 @@ class Tokenizer:
         A lone surrogate counts as U+FFFD.
         """
         try:
-            return guarded(
-                lambda: encode(texts, add_special_tokens=False), "the text cannot be encoded"
-            )
-        except BertworksError:
-            valid = [tokenizer_pipeline.SURROGATES.sub("\ufffd", text) for text in texts]
+            return encode(texts, add_special_tokens=False)
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException:  # a panic of the library is no Exception
+            valid = [long_texts.SURROGATES.sub("\ufffd", text) for text in texts]
             return guarded(
                 lambda: encode(valid, add_special_tokens=False), "the text cannot be encoded"
             )

@@ -1,37 +1,77 @@
-"""Read Hugging Face tokenizer folders.
+"""Read Hugging Face tokenizer folders, and build tokenizers of the `tokenizers` library.
 
-Their files are read, checked and turned into the content of a tokenizer.json.
+The files of a folder are read, checked and turned into the content of a tokenizer.json.
 
 - tokenizer.json, as it is
 - vocab.txt: WordPiece
 - vocab.json and merges.txt: byte-level BPE, or GPT's BPE of lower-cased words
 - spiece.model, sentencepiece.bpe.model, tokenizer.model: SentencePiece (Kudo and Richardson 2018),
   unigram or BPE
+
+What comes before and after a model:
+
+- `bert_pipeline`: WordPiece, or another model with BERT's normalizer and template
+- `byte_level_pipeline`: the bytes of a text as it is
+- `sentencepiece_pipeline`: a SentencePiece file
 """
 
 import base64
 import json
+import math
 import re
+import struct
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn, TypedDict, TypeVar
 
+import numpy as np
 import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from tokenizers.normalizers import BertNormalizer
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from bertworks.errors import BertworksError, quoted, require
+from bertworks.config import packaged_table
+from bertworks.errors import BertworksError, check, quoted, require
 from bertworks.io.atomic_write import parse_json, read_small
-from bertworks.text import tokenizer_pipeline as pipeline
-from bertworks.text.tokenizer_pipeline import (
-    LONGEST_WORD,
-    NORMALIZER_SETTINGS,
-    SPECIAL_TOKENS,
-    guarded,
-)
+from bertworks.io.protobuf import last_value, read_protobuf
 
+Result = TypeVar("Result")
+
+
+class _FirstTokens(TypedDict):
+    """The front of the vocabulary of a family of SentencePiece files.
+
+    replaced_pieces: how many pieces at the beginning of the file are not in the vocabulary.
+    scores: the tokens that come in their place, in the order of their ids, and their scores.
+    """
+
+    replaced_pieces: int
+    scores: dict[str, float]
+
+
+_TABLES = packaged_table(__file__, "pipelines.toml")
+NORMALIZER_SETTINGS: dict[str, str] = _TABLES["normalizer_settings"]
+SPELLINGS: dict[str, tuple[str, ...]] = {
+    name: tuple(tokens) for name, tokens in _TABLES["spellings"].items()
+}
+_STYLES: dict[str, tuple[str, str]] = {
+    name: tuple(templates) for name, templates in _TABLES["styles"].items()
+}
+_FIRST_TOKENS: dict[str, _FirstTokens] = _TABLES["first_tokens"]
+# families of WordPiece vocabularies with RoBERTa's template, and their special tokens
+WORD_PIECE_FAMILIES: dict[str, dict[str, str]] = _TABLES["word_piece_families"]
+# with BERT's normalizer, of which tokenizer_config.json has the settings
+WORD_PIECE_CLASSES: list[str] = _TABLES["word_piece_classes"]
+END_OF_TEXT = "<|endoftext|>"
+# [PAD], [UNK], [CLS], [SEP], [MASK]
+SPECIAL_TOKENS = {name: spellings[0] for name, spellings in SPELLINGS.items()}
+LONGEST_WORD = 100  # characters; a longer word becomes one [UNK]
+_LARGEST_SENTENCEPIECE = 1 << 23  # bytes; that of XLM-R has 5 MB
+# bytes of the pieces of a unigram model: the library takes up to 340 bytes for each
+_LARGEST_TRIE = 1 << 22
+_LONGEST_PIECE = 512  # characters; SentencePiece stops at 16 by default
+NO_TEMPLATE = _STYLES["sentencepiece"]
+_STYLE_MARKS = {"albert": {"[CLS]", "[SEP]"}, "xlnet": {"<cls>", "<sep>"}}
 DEFAULT_LENGTH = 512
 COPIED_FILES = (
     "vocab.json",
@@ -85,8 +125,8 @@ def read_folder(folder: Path) -> tuple[Path, dict[str, Any]]:
         serialized = _as_configured(_read_text(path), path, config, notes)
     else:
         style = _style_of(folder, config)
-        if path.name == "vocab.txt" and style in pipeline.WORD_PIECE_FAMILIES:
-            special_tokens = pipeline.WORD_PIECE_FAMILIES[style] | special_tokens
+        if path.name == "vocab.txt" and style in WORD_PIECE_FAMILIES:
+            special_tokens = WORD_PIECE_FAMILIES[style] | special_tokens
         library = guarded(
             lambda: _read_model(path, config, special_tokens, style, notes),
             "not a tokenizer",
@@ -119,7 +159,7 @@ def _read_model(
         return _from_vocabulary(path, config, names, style, notes)
     if path.name == "vocab.json":
         return _from_merges(path, config, names, style)
-    return pipeline.sentencepiece_pipeline(path, config, names, style)
+    return sentencepiece_pipeline(path, config, names, style)
 
 
 def read_vocabulary(path: Path, lowercase: bool | None) -> tuple[Path, dict[str, Any]]:
@@ -151,7 +191,7 @@ def check_description(serialized: str) -> dict[str, Any]:
         return content  # the library refuses it, and names the line
     vocabulary: Any = model["vocab"]
     if isinstance(vocabulary, list):
-        pipeline.refuse_large_trie(piece for piece, _ in vocabulary)
+        refuse_large_trie(piece for piece, _ in vocabulary)
         vocabulary = {piece: number for number, (piece, _) in enumerate(vocabulary)}
     claims = [(token["content"], token["id"]) for token in content.get("added_tokens") or ()]
     ids = dict(claims) | vocabulary
@@ -186,7 +226,7 @@ def check_description(serialized: str) -> dict[str, Any]:
             case {"type": "Prepend", "prepend": text}:
                 growth *= 1 + len(text)
             case {"type": "Precompiled", "precompiled_charsmap": table}:
-                growth *= pipeline.charsmap_growth(base64.b64decode(table, validate=True))
+                growth *= charsmap_growth(base64.b64decode(table, validate=True))
             case {"type": "FixedLength", "length": length}:
                 require(length >= 1, "words of length 0")
             case {"type": "BertProcessing" | "RobertaProcessing", "sep": sep, "cls": cls}:
@@ -361,8 +401,8 @@ def _from_vocabulary(
         )
         capitals = f"{cased} of {len(tokens)} tokens have capitals"
         notes.append(f"casing inferred from the vocabulary: {capitals}, so text is {change}")
-    model = pipeline.word_piece_model(tokens, special_tokens["unk_token"])
-    return pipeline.bert_pipeline(model, special_tokens, style, **normalizer)
+    model = word_piece_model(tokens, special_tokens["unk_token"])
+    return bert_pipeline(model, special_tokens, style, **normalizer)
 
 
 def _normalizer_settings(config: dict[str, Any]) -> dict[str, bool | None]:
@@ -398,7 +438,7 @@ def _as_configured(serialized: str, path: Path, config: dict[str, Any], notes: l
     old = content.get("normalizer")
     name = str(config.get("tokenizer_class", "BertTokenizer")).removesuffix("Fast")
     if (
-        name not in pipeline.WORD_PIECE_CLASSES
+        name not in WORD_PIECE_CLASSES
         or not isinstance(old, dict)
         or old.get("type") != "BertNormalizer"
     ):
@@ -493,7 +533,7 @@ def _from_merges(
     lower-cased words that end with </w> (Radford et al. 2018; Sennrich et al. 2016).
     """
     if style and style not in _HAS_TEMPLATE:
-        pipeline.refuse_style(path, style)
+        refuse_style(path, style)
     ids = _parse_json(_read_text(path), path)
     is_gpt = style == "openaigpt"
     has_ends = any(token.endswith("</w>") for token in ids)
@@ -507,7 +547,7 @@ def _from_merges(
         f"ids of the vocabulary are not 0..{len(ids) - 1}",
         path,
     )
-    tokens = pipeline.spell_special_tokens(names, ids)
+    tokens = spell_special_tokens(names, ids)
     has_template = _HAS_TEMPLATE.get(style, {"<s>", "</s>"} <= ids.keys())
     require(
         not has_template or {"cls_token", "sep_token"} <= tokens.keys(),
@@ -519,18 +559,16 @@ def _from_merges(
     if not is_gpt:
         model = models.BPE(ids, merges, continuing_subword_prefix="", end_of_word_suffix="")
         add_prefix_space = config.get("add_prefix_space") is True
-        return pipeline.byte_level_pipeline(
-            model, tokens, has_template, add_prefix_space=add_prefix_space
-        )
+        return byte_level_pipeline(model, tokens, has_template, add_prefix_space=add_prefix_space)
     unknown = tokens["unk_token"]
     model = models.BPE(
         ids, merges, unk_token=unknown, continuing_subword_prefix="", end_of_word_suffix="</w>"
     )
     library = tokenizers.Tokenizer(model)
-    library.normalizer = BertNormalizer(lowercase=True)
+    library.normalizer = normalizers.BertNormalizer(lowercase=True)
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.decoder = decoders.BPEDecoder(suffix="</w>")
-    library.post_processor = pipeline.template(library, pipeline.NO_TEMPLATE, {})
+    library.post_processor = template(library, NO_TEMPLATE, {})
     return library
 
 
@@ -572,7 +610,7 @@ def _add_tokens(
     for number, token in decoder.items():
         ids.setdefault(str(_content(token)), int(number[:10]))
         entries[str(_content(token))] = token
-    named = pipeline.spell_special_tokens(names, ids)
+    named = spell_special_tokens(names, ids)
     named |= {
         name: str(_content(settings.get(name)))
         for name in ("bos_token", "eos_token")
@@ -606,3 +644,310 @@ def _added_token(content: str, flags: dict[str, Any]) -> AddedToken:
     }
     special = settings.setdefault("special", True)
     return AddedToken(content, **({"normalized": not special} | settings))
+
+
+def guarded(call: Callable[[], Result], what: str, where: str = "") -> Result:
+    """Call the library.
+
+    Its panics, which are not an `Exception`, become BertworksError.
+    """
+    try:
+        return call()
+    except (BertworksError, KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        raise BertworksError(f"{what}: {str(error)[:200]}", where=where) from None
+
+
+def refuse_large_trie(pieces: Iterable[str]) -> None:
+    """Raises ValueError for pieces of a unigram model that would take gigabytes."""
+    size = sum(len(piece.encode()) for piece in pieces)
+    check(
+        size <= _LARGEST_TRIE,
+        f"the pieces of the vocabulary have {size / 1e6:.1f} MB in all: too much",
+    )
+
+
+def charsmap_growth(charsmap: bytes) -> int:
+    """Return the most characters that a table of SentencePiece's normalization puts for one.
+
+    All places of its trie and all replacements are checked: the library reads them without a check.
+
+    The table: the size of the trie; the trie, a double array (darts-clone); replacements that end
+    in NUL.
+
+    Raises:
+        ValueError: a damaged table.
+    """
+    end = 4 + int.from_bytes(charsmap[:4], "little")
+    texts = np.frombuffer(charsmap[end:] + b"\0", np.uint8)
+    units = np.frombuffer(
+        charsmap[4:end] if 4 < end <= len(charsmap) and not end % 4 else b"", np.uint32
+    )
+    place = np.arange(len(units)) ^ ((units >> 10).astype(np.int64) << ((units >> 6) & 8))
+    inner = units >> 31 == 0
+    inner[:1] = True  # the root
+    good = len(units) > 0 and bool(((place | 255) < len(units))[inner].all())
+    values = units[place[inner & (units >> 8 & 1 == 1)]] & 0x7FFFFFFF if good else units
+    if not good or values.max(initial=0) >= len(texts) or (texts[values] & 0xC0 == 0x80).any():
+        raise ValueError("the table of the normalizer (precompiled_charsmap) is damaged")
+    return max(map(len, charsmap[end:].decode().split("\0")))
+
+
+def word_piece_model(tokens: Sequence[str], unk_token: str = "[UNK]") -> models.WordPiece:
+    """Return a WordPiece model for a vocabulary in the order of its ids."""
+    ids = {token: number for number, token in enumerate(tokens)}
+    return models.WordPiece(ids, unk_token=unk_token, max_input_chars_per_word=LONGEST_WORD)
+
+
+def bert_pipeline(
+    model: models.Model, special_tokens: dict[str, str], style: str = "", /, **normalizer: Any
+) -> tokenizers.Tokenizer:
+    """Return a tokenizer with BERT's normalizer, pre-tokenizer and template.
+
+    Args:
+        special_tokens: as for Tokenizer.
+        style: the family; those in WORD_PIECE_FAMILIES have RoBERTa's template. Their mask is not
+            added yet: it replaces the space before it as well.
+        normalizer: settings of `tokenizers.normalizers.BertNormalizer`: `lowercase`;
+            `strip_accents`, where None follows `lowercase`; `handle_chinese_chars`: put every
+            Chinese character on its own.
+    """
+    library = tokenizers.Tokenizer(model)
+    library.normalizer = normalizers.BertNormalizer(**normalizer)
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.decoder = decoders.WordPiece()
+    if style not in WORD_PIECE_FAMILIES:
+        library.post_processor = template(library, _STYLES["albert"], special_tokens)
+        library.add_special_tokens(list(special_tokens.values()))
+        return library
+    library.post_processor = _roberta_template(library, special_tokens)
+    added = {name: token for name, token in special_tokens.items() if name != "mask_token"}
+    library.add_special_tokens(list(added.values()))
+    return library
+
+
+def _roberta_template(
+    library: tokenizers.Tokenizer, special_tokens: Mapping[str, str], **options: bool
+) -> processors.RobertaProcessing:
+    """Return RoBERTa's special tokens around one text and two. They trim spaces off the offsets."""
+    id_of: Callable[[str], Any] = library.token_to_id
+    tokens = [special_tokens[name] for name in ("cls_token", "sep_token")]
+    cls, sep = ((token, id_of(token)) for token in tokens)
+    return processors.RobertaProcessing(sep, cls, **options)
+
+
+def byte_level_pipeline(
+    model: models.Model,
+    special_tokens: Mapping[str, str],
+    has_template: bool,
+    *,
+    add_prefix_space: bool = False,
+) -> tokenizers.Tokenizer:
+    """Return a tokenizer of the bytes of a text as it is, with RoBERTa's template or none."""
+    library = tokenizers.Tokenizer(model)
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    library.decoder = decoders.ByteLevel()
+    if has_template:
+        library.post_processor = _roberta_template(
+            library, special_tokens, add_prefix_space=add_prefix_space
+        )
+    else:
+        library.post_processor = template(library, NO_TEMPLATE, special_tokens)
+    return library
+
+
+def template(
+    library: tokenizers.Tokenizer, patterns: tuple[str, str], special_tokens: Mapping[str, str]
+) -> processors.TemplateProcessing:
+    """Return the special tokens around one text and two.
+
+    patterns: $A and $B for the texts, C and S for the special tokens, each with its token type.
+    """
+    names = {"C": special_tokens.get("cls_token", ""), "S": special_tokens.get("sep_token", "")}
+    single, pair = (
+        [names.get(part[:-2], part[:-2]) + part[-2:] for part in pattern.split()]
+        for pattern in patterns
+    )
+    ids = ((token, library.token_to_id(token)) for token in names.values())
+    special = [(token, number) for token, number in ids if number is not None]
+    return processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
+
+
+def begin_with(serialized: str, token: str) -> str:
+    """Return a tokenizer.json with a special token in front of each text of one or two.
+
+    A vocabulary without it gets it.
+    """
+    library = tokenizers.Tokenizer.from_str(serialized)
+    library.add_special_tokens([token])
+    library.post_processor = template(
+        library, ("C:0 $A:0", "C:0 $A:0 C:0 $B:0"), {"cls_token": token}
+    )
+    return str(library.to_str())
+
+
+def spell_special_tokens(names: Mapping[str, str], tokens: Container[str]) -> dict[str, str]:
+    """The special tokens that a vocabulary has: as they are named, else in a usual spelling."""
+    spellings = SPELLINGS | {name: (token,) for name, token in names.items()}
+    spelled = {
+        name: next((token for token in spellings[name] if token in tokens), None)
+        for name in SPELLINGS
+    }
+    return {name: token for name, token in spelled.items() if token is not None}
+
+
+def refuse_style(path: Path, style: str) -> NoReturn:
+    """Raise BertworksError for a family with its own normalization and ids.
+
+    It is not read as if it were another.
+    """
+    load = "from transformers import AutoTokenizer as T; T.from_pretrained(f).save_pretrained(f)"
+    hint = f"make tokenizer.json: `python -c {quoted(f'f = {str(path.parent)!r}; {load}')}`"
+    what = f"{path.name} of the family {style} cannot be read without tokenizer.json"
+    raise BertworksError(what, where=str(path), hint=hint)
+
+
+class _SentencePiece(NamedTuple):
+    pieces: list[tuple[str, float]]
+    is_bpe: bool
+    unk_id: int
+    byte_fallback: bool
+    charsmap: bytes
+    adds_space: bool  # in front of a text
+    removes_spaces: bool  # at both ends of a text and where there are several
+    control: list[str]  # special tokens that no text has
+    user_defined: list[str]  # tokens that are never split
+
+
+def sentencepiece_pipeline(
+    path: Path, config: dict[str, Any], names: dict[str, str], style: str
+) -> tokenizers.Tokenizer:
+    """SentencePiece in the pipeline of its family: ids as in transformers.
+
+    Of no family: as the sentencepiece library reads it, without special tokens around a text.
+    """
+    s = guarded(lambda: _read_sentencepiece(path), "a damaged SentencePiece file", str(path))
+    pieces = s.pieces
+    unk_id = s.unk_id
+    known = {piece for piece, _ in s.pieces}
+    if not style:
+        style = next(
+            (style for style, ends in _STYLE_MARKS.items() if ends <= known), "sentencepiece"
+        )
+        if style == "sentencepiece" and path.name == "sentencepiece.bpe.model":
+            hint = (
+                'write the class into tokenizer_config.json, such as "tokenizer_class": '
+                '"XLMRobertaTokenizer"'
+            )
+            raise BertworksError(
+                f"{path.name} does not say of which family it is", where=str(path), hint=hint
+            )
+    if style not in _STYLES:
+        refuse_style(path, style)
+    if style in _FIRST_TOKENS:
+        pieces = _with_first_tokens(pieces, _FIRST_TOKENS[style], path)
+        unk_id = [piece for piece, _ in pieces].index("<unk>")
+    ids = {piece: number for number, (piece, _) in enumerate(pieces)}
+    tokens = spell_special_tokens(names, ids)
+    is_complete = "C" not in _STYLES[style][0] or {"cls_token", "sep_token"} <= tokens.keys()
+    require(is_complete, "the vocabulary lacks the special tokens of its family", path)
+    model: models.Model
+    if s.is_bpe:
+        cuts = ((piece[:n], piece[n:]) for piece in ids for n in range(1, len(piece)))
+        merges = [pair for pair in cuts if pair[0] in ids and pair[1] in ids]
+        model = models.BPE(
+            ids, merges, unk_token=pieces[unk_id][0], fuse_unk=True, byte_fallback=s.byte_fallback
+        )
+    else:
+        model = models.Unigram(pieces, unk_id, s.byte_fallback)
+    library = tokenizers.Tokenizer(model)
+    library.normalizer = normalizers.Sequence(_sentencepiece_normalizers(s, style, config))
+    is_family = style != "sentencepiece"
+    scheme = "always" if is_family or s.adds_space else "never"
+    split = is_family or not any("▁" in piece[1:] for piece in ids)
+    spaces = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=split)
+    library.pre_tokenizer = (
+        pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), spaces]) if is_family else spaces
+    )
+    library.post_processor = template(library, _STYLES[style], tokens)
+    library.decoder = decoders.Metaspace(prepend_scheme=scheme, split=split)
+    if s.byte_fallback:
+        steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        library.decoder = decoders.Sequence([*steps, decoders.Strip(" ", int(s.adds_space), 0)])
+    library.add_special_tokens([token for token in s.control if token in ids])
+    if s.is_bpe:  # the scores of unigram pieces make them win by themselves
+        library.add_tokens([AddedToken(token, normalized=False) for token in s.user_defined])
+    return library
+
+
+def _with_first_tokens(
+    pieces: Sequence[tuple[str, float]], first_tokens: _FirstTokens, path: Path
+) -> list[tuple[str, float]]:
+    """Return the vocabulary of a family with tokens of its own at the front.
+
+    Its ids are not the numbers of the pieces in the file: the tokens of the family stand at the
+    front, and <mask> at the end.
+
+    Raises:
+        BertworksError: the file does not begin with <unk>, <s> and </s>.
+    """
+    is_fairseq = [piece for piece, _ in pieces[:3]] == ["<unk>", "<s>", "</s>"]
+    require(is_fairseq, "its first pieces are not <unk>, <s> and </s>", path)
+    tokens = [(token, float(score)) for token, score in first_tokens["scores"].items()]
+    return [*tokens, *pieces[first_tokens["replaced_pieces"] :], ("<mask>", 0.0)]
+
+
+def _sentencepiece_normalizers(
+    s: _SentencePiece, style: str, config: dict[str, Any]
+) -> list[normalizers.Normalizer]:
+    steps: list[normalizers.Normalizer] = []
+    if style in ("albert", "xlnet"):
+        steps += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+        if config.get("keep_accents") is not True:
+            steps += [normalizers.NFKD(), normalizers.StripAccents()]
+        if config.get("do_lower_case", style == "albert") is not False:
+            steps.append(normalizers.Lowercase())
+    if s.charsmap:
+        charsmap_growth(s.charsmap)
+        steps.append(normalizers.Precompiled(s.charsmap))
+    if style == "sentencepiece" and s.removes_spaces:
+        steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex("^ | $"), "")]
+    return steps
+
+
+def _read_sentencepiece(path: Path) -> _SentencePiece:
+    """Read a SentencePiece file.
+
+    It is the protobuf message ModelProto of google/sentencepiece, src/sentencepiece_model.proto.
+    """
+    model = read_protobuf(read_small(path, _LARGEST_SENTENCEPIECE))
+    trainer, normalizer = (read_protobuf(last_value(model, number, b"")) for number in (2, 3))
+    pieces: list[tuple[str, float]] = []
+    kinds: dict[int, list[str]] = {}
+    for message in map(read_protobuf, model.get(1, [])):
+        text = last_value(message, 1, b"").decode()
+        (score,) = struct.unpack("<f", struct.pack("<I", last_value(message, 2, 0)))
+        if not 0 < len(text) <= _LONGEST_PIECE or not math.isfinite(score):
+            raise ValueError(f"piece {len(pieces)} is {text[:20]!r} with score {score}")
+        kinds.setdefault(last_value(message, 3, 1), []).append(text)
+        pieces.append((text, score))
+    refuse_large_trie(text for text, _ in pieces)
+    kind = last_value(trainer, 3, 1)
+    unk_id = last_value(trainer, 40, 0)
+    is_good = kind in (1, 2) and len(dict(pieces)) == len(pieces) > unk_id
+    check(
+        is_good,
+        "not a unigram or BPE model, or one with a repeated piece or without the unknown one",
+    )
+    return _SentencePiece(
+        pieces,
+        kind == 2,
+        unk_id,
+        control=kinds.get(3, []),
+        user_defined=kinds.get(4, []),
+        byte_fallback=bool(last_value(trainer, 35, 0)),
+        charsmap=last_value(normalizer, 2, b""),
+        adds_space=bool(last_value(normalizer, 3, 1)),
+        removes_spaces=bool(last_value(normalizer, 4, 1)),
+    )

@@ -5,6 +5,7 @@ words are counted exactly and sorted, and ties are broken by code points.
 """
 
 import io
+import re
 import sys
 import time
 import unicodedata
@@ -20,9 +21,15 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from bertworks.errors import BertworksError, expect, optional_import, several
-from bertworks.text import tokenizer_pipeline as pipeline
 from bertworks.text.tokenizer import MANY_UNKNOWN, Tokenizer
-from bertworks.text.tokenizer_pipeline import SPECIAL_TOKENS
+from bertworks.text.tokenizer_folder import (
+    END_OF_TEXT,
+    LONGEST_WORD,
+    SPECIAL_TOKENS,
+    bert_pipeline,
+    byte_level_pipeline,
+    word_piece_model,
+)
 from bertworks.text.word_counts import (
     REPLACEMENT,
     AccentCounts,
@@ -45,12 +52,20 @@ _AROUND: dict[SpecialTokens, tuple[list[str], list[str]]] = {
     "bert": (_SPECIALS, []),
     "roberta": (_ROBERTA, ["<mask>"]),
     "xlm": (_ROBERTA, ["<mask>"]),
-    "gpt2": ([], [pipeline.END_OF_TEXT]),
+    "gpt2": ([], [END_OF_TEXT]),
 }
 # Characters of an unknown word that a message shows.
 _SHOWN_CHARACTERS = 40
 # A larger fraction of the text in words that are too long is reported.
 _MUCH_LEFT_OUT = 0.01
+# of all characters: a text with fewer marks that are letters, or kana, is of another language
+LETTER_FRACTION = 0.001
+# Marks whose removal leaves the letters of a word: accents, the points of Hebrew and Arabic, and
+# the marks of no script, such as the variation selectors of emoji.
+_ACCENTS_AND_POINTS = re.compile(
+    r"[\u0300-\u036f\u0590-\u06ff\u0870-\u08ff\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufb1e\ufe00-\ufe0f\ufe20-\ufe2f"
+    r"\U00010ec0-\U00010eff\U000e0100-\U000e01ef]"
+)
 # Characters of the longest word for BPE and unigram, where words may be whole sentences.
 _LONGEST_UNBROKEN = 1000
 
@@ -302,6 +317,25 @@ def _long_word_hint(splitter: AccentSplitter) -> str:
     return hint
 
 
+def is_letter_mark(character: str) -> bool:
+    """Return whether a character is a mark that is a letter of its script.
+
+    It is a vowel sign, a virama or a tone mark, as in Hindi or Thai. A text without these marks has
+    other words.
+    """
+    return unicodedata.category(character).startswith("M") and not _ACCENTS_AND_POINTS.match(
+        character
+    )
+
+
+def is_kana_or_hangul(character: str) -> bool:
+    """Return whether a character is kana or a Hangul syllable.
+
+    NFD separates the dakuten of kana, and takes Hangul syllables apart.
+    """
+    return "\u3040" <= character <= "\u30ff" or "\uac00" <= character <= "\ud7a3"
+
+
 def _decide_accents(
     config: VocabularyConfig, shared_words: WordCounts, accented_words: WordCounts, notes: list[str]
 ) -> bool:
@@ -320,15 +354,13 @@ def _decide_accents(
     characters = shared_words.character_counts() + accented_words.character_counts()
     total = max(characters.total(), 1)
     num_kana = sum(
-        number for character, number in characters.items() if pipeline.is_kana_or_hangul(character)
+        number for character, number in characters.items() if is_kana_or_hangul(character)
     )
-    num_marks = sum(
-        number for character, number in characters.items() if pipeline.is_letter_mark(character)
-    )
+    num_marks = sum(number for character, number in characters.items() if is_letter_mark(character))
     reasons = []
-    if num_kana >= pipeline.LETTER_FRACTION * total:
+    if num_kana >= LETTER_FRACTION * total:
         reasons.append(f"{num_kana / total:.1%} of the characters are kana or Hangul")
-    if num_marks >= pipeline.LETTER_FRACTION * total:
+    if num_marks >= LETTER_FRACTION * total:
         reasons.append(
             f"{num_marks / total:.1%} of the characters are marks that are letters of their script"
         )
@@ -361,8 +393,7 @@ def _changed_words(config: VocabularyConfig, accented_words: WordCounts) -> str:
             accented_words.text_of(part).strip() for part in stripping.words(text)
         )
         has_letters = any(
-            pipeline.is_kana_or_hangul(character) or pipeline.is_letter_mark(character)
-            for character in text
+            is_kana_or_hangul(character) or is_letter_mark(character) for character in text
         )
         if has_letters and unicodedata.normalize("NFC", plain_text) != text:
             examples.append(f"{text!r} would become {plain_text!r}")
@@ -396,7 +427,7 @@ def _train(
     model: models.Model
     if config.algorithm == "wordpiece":
         pieces = train_word_pieces(words, alphabet, room, min_frequency=least, progress=progress)
-        model = pipeline.word_piece_model(reserved + pieces)
+        model = word_piece_model(reserved + pieces)
     elif config.algorithm == "bpe":
         learner = MergeLearner(words, alphabet, "", min_frequency=least)
         learner.merge_until(room, progress)
@@ -475,7 +506,7 @@ def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Token
             if first
             else {}
         )
-        library = pipeline.byte_level_pipeline(model, around, bool(first))
+        library = byte_level_pipeline(model, around, bool(first))
         # A mask replaces a word together with the space before it.
         library.add_special_tokens(
             [*first, *(AddedToken(token, lstrip=token == "<mask>") for token in last)]
@@ -487,7 +518,7 @@ def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Token
         "strip_accents": config.strip_accents,
         "handle_chinese_chars": is_bert,
     }
-    library = pipeline.bert_pipeline(model, SPECIAL_TOKENS, **settings)
+    library = bert_pipeline(model, SPECIAL_TOKENS, **settings)
     steps = [library.normalizer]
     # Where accents are stripped, composed and decomposed text has the same tokens anyway.
     if not config.strip_accents:
@@ -516,13 +547,13 @@ def splitter_of(config: VocabularyConfig) -> AccentSplitter:
 
     Both are the same if the configuration decides about accents.
     """
-    longest = pipeline.LONGEST_WORD if config.algorithm == "wordpiece" else _LONGEST_UNBROKEN
+    longest = LONGEST_WORD if config.algorithm == "wordpiece" else _LONGEST_UNBROKEN
     if config.special_tokens != "bert":  # the text as it is
         library = tokenizers.Tokenizer(models.BPE())
         library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         serialized = library.to_str()
         return AccentSplitter(serialized, serialized, longest, reads_white_space=True)
-    model = pipeline.word_piece_model(_SPECIALS)
+    model = word_piece_model(_SPECIALS)
     choices = [False, config.lowercase] if config.strip_accents is None else [config.strip_accents]
     serialized_choices = [
         _pipeline(replace(config, strip_accents=strips), model).to_str() for strips in choices

@@ -27,7 +27,7 @@ from tokenizers import decoders
 from bertworks.errors import BertworksError
 from bertworks.io.inputs import chunk_by_size
 from bertworks.io.processes import in_processes
-from bertworks.text.tokenizer_pipeline import SURROGATES
+from bertworks.text.long_texts import SURROGATES
 
 BATCH = 4_000_000  # characters of the texts that a process counts at a time
 _ENTRY = 160  # bytes of a counted word in Python, without its characters

@@ -18,7 +18,7 @@ from tokenizers import models
 
 from bertworks.errors import UsageError, expect
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.text.tokenizer_pipeline import LONGEST_WORD, word_piece_model
+from bertworks.text.tokenizer_folder import LONGEST_WORD, word_piece_model
 from bertworks.text.word_counts import Splitter, WordCounts, count_words
 
 Words = Sequence[tuple[str, int]]  # words and their counts

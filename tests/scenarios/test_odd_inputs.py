@@ -36,7 +36,7 @@ from bertworks.runs.report import write_errors
 from bertworks.tasks.registry import task_of
 from bertworks.tasks.settings import TaskConfig
 from bertworks.tasks.task import Mistake
-from bertworks.text.tokenizer_pipeline import with_marks
+from bertworks.text.long_texts import with_marks
 from tests.support.fine import read_data, tokenizer, write_pairs, write_reviews, write_squad
 from tests.support.tasks import featurizer
 

@@ -19,8 +19,7 @@ import tokenizers
 import transformers
 
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.text.tokenizer_pipeline import is_letter_mark
-from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
+from bertworks.text.vocabulary import VocabularyConfig, is_letter_mark, train_vocabulary
 
 SIZE = 1500
 LONGEST_WORD = 100

@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.text.tokenizer import CHARACTERS_AT_ONCE, Tokenizer
-from bertworks.text.tokenizer_pipeline import SPECIAL_TOKENS, bert_pipeline, word_piece_model
+from bertworks.text.tokenizer_folder import SPECIAL_TOKENS, bert_pipeline, word_piece_model
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]

@@ -13,8 +13,8 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processo
 
 from bertworks.runs import data_splits
 from bertworks.text import tokenizer as module
+from bertworks.text.long_texts import cut_points, long_runs
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.text.tokenizer_pipeline import cut_points, long_runs
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 
 TEXT = (
