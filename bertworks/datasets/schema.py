@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from bertworks.datasets import values
 from bertworks.datasets.reader import Row, RowReader
@@ -126,24 +126,24 @@ class RowTask(ABC):
     expected: what to write instead of a label that cannot be read. NUMBERS: of choices.
     """
 
-    name: ClassVar[Any]
-    meaning: ClassVar[str]
-    num_texts: ClassVar[tuple[int, int]]
-    texts: ClassVar[str]
-    texts_hint: ClassVar[str] = "name others: --text, --task"
-    label_note: ClassVar[str]
-    file_kind: ClassVar[str] = ""
-    needed_columns: ClassVar[Names] = ()
-    needed_lists: ClassVar[int] = 0
-    has_labels: ClassVar[bool] = True
-    has_classes: ClassVar[bool] = False
-    has_many_labels: ClassVar[bool] = False
-    predicts_numbers: ClassVar[bool] = False
-    has_text_labels: ClassVar[bool] = False
-    reads_words: ClassVar[bool] = False
-    counts_choices: ClassVar[bool] = False
-    has_context: ClassVar[bool] = False
-    expected: ClassVar[str]
+    name: Any
+    meaning: str
+    num_texts: tuple[int, int]
+    texts: str
+    texts_hint = "name others: --text, --task"
+    label_note: str
+    file_kind = ""
+    needed_columns: Names = ()
+    needed_lists = 0
+    has_labels = True
+    has_classes = False
+    has_many_labels = False
+    predicts_numbers = False
+    has_text_labels = False
+    reads_words = False
+    counts_choices = False
+    has_context = False
+    expected: str
 
     def label_cell(self, value: Any) -> Any:
         """Return what a column of labels holds, as it is written in tables."""

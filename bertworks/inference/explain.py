@@ -485,7 +485,7 @@ def _finetuned(source: LazyModel, texts: Sequence[str], target: str | None) -> _
         if encoded.num_truncated
         else []
     )
-    parts = encoded.unit if d.reads_apart else ()
+    parts = encoded.unit if task.reads_apart else ()
     if task.reads_windows and len(encoded.unit) > 1:
         notes.append(
             "the text is longer than the model's maximum: the window with this prediction is "

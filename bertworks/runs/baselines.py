@@ -25,7 +25,6 @@ from torch import Tensor
 
 from bertworks.batching.batch import Batch, Example, ExampleGroup
 from bertworks.checkpoints.model_folder import Model
-from bertworks.datasets.schema import Item
 from bertworks.inference.embedder import Vectors, normalized
 from bertworks.inference.engine import compute_each, compute_vectors, prepared_encoder
 from bertworks.io.inputs import chunk_by_size
@@ -56,8 +55,10 @@ from bertworks.tasks.task import ABSENT_LOGIT, Answer, Logits, Task, targets_of
 from bertworks.text.segmentation import split_sentences
 from bertworks.training.device import InferencePrecision
 
-# Name of a method -> its answers; None for rows that it does not answer.
-Answers = dict[str, list[Answer | None]]
+Rows = Sequence[Features]
+SomeAnswers = Sequence[Answer | None]  # None for rows that a method does not answer
+Answers = dict[str, list[Answer | None]]  # by method
+_CommonRows = tuple[list[Any], ...]  # items, and the answers of two methods to all of them
 FINETUNED = "fine-tuned"
 # Method of a fine-tuning -> the name of its model in tables, and in sentences.
 MODEL_NAMES: Mapping[str, tuple[str, str]] = {
@@ -73,7 +74,6 @@ _FINETUNING_OF = {FROZEN: "frozen", COSINE: "cosine"}
 _UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]")
 _LETTER = re.compile(r"[^\W\d_]")
 _TERMS = {"token_pattern": r"\w+|[^\w\s]+", "ngram_range": (1, 2)}
-# The logit of a label that does not occur in the training rows.
 # Tokens times labels from which a bag of words learns.
 _MAX_TERMS = 3_000_000
 # A tagger learns from all words: with more words times labels than this it takes fewer iterations,
@@ -138,9 +138,7 @@ class FrozenEncoder:
         self._vectors |= zip(new, normalized(vectors), strict=True)
         return np.stack([self._vectors[text] for text in texts])
 
-    def predicted_tokens(
-        self, rows: Sequence[Features], head: LinearHead | None = None
-    ) -> NDArray[np.float32]:
+    def predicted_tokens(self, rows: Rows, head: LinearHead | None = None) -> NDArray[np.float32]:
         """Return the last hidden state of every token from which a label is predicted.
 
         It is float32 [M, width]; with a head it is the logits of the tokens, [M, outputs]: the
@@ -165,19 +163,18 @@ class _Prediction(NamedTuple):
     """What a simple method predicts for rows."""
 
     method: str
-    train: Sequence[Features]  # the rows from which it learns
+    train: Rows  # the rows from which it learns
     numbers: Sequence[int]  # of the rows that it predicts
     logits: Logits  # of these rows
 
 
 def baseline_answers(
-    train: Sequence[Features],
-    held_out: Sequence[Features],
+    train: Rows,
+    held_out: Rows,
     d: TaskConfig,
     encoder: FrozenEncoder,
     *,
     parts: Sequence[Sequence[int]] = (),
-    seed: int = 0,
 ) -> Answers:
     """Return the answers of simple methods, trained on `train`, on `held_out`, by method.
 
@@ -214,7 +211,7 @@ def baseline_answers(
     sample_sizes = dict[str, list[str]]()
     before = 0
     for fold_train, rows in folds:
-        for prediction in _predictions(fold_train, rows, task, encoder, seed, len(folds)):
+        for prediction in _predictions(fold_train, rows, task, encoder, len(folds)):
             answers = answers_of.setdefault(prediction.method, [None] * len(held_out))
             decoded = _decoded(task, [rows[n] for n in prediction.numbers], prediction.logits)
             for n, answer in zip(prediction.numbers, decoded, strict=True):
@@ -233,16 +230,15 @@ def baseline_answers(
 
 
 def _predictions(
-    train: Sequence[Features],
-    rows: Sequence[Features],
+    train: Rows,
+    rows: Rows,
     task: Task,
     encoder: FrozenEncoder,
-    seed: int,
     folds: int,
 ) -> Iterator[_Prediction]:
     """Yield the predictions of each method but the trivial one."""
     most_terms = _MAX_TERMS // max(2, len(task.d.labels))
-    numbers = sorted(_sampled(rows, HELD_OUT_WORK * encoder.max_tokens // folds, seed))
+    numbers = sorted(_sampled(rows, HELD_OUT_WORK * encoder.max_tokens // folds))
     all_numbers = range(len(rows))
     new = [rows[n] for n in numbers]
     if task.counts_choices:
@@ -250,7 +246,7 @@ def _predictions(
         cosines_of_choices = np.concatenate([v[1:] @ v[0] for v in vectors])[:, None]
         yield _Prediction("most similar choice", train, numbers, cosines_of_choices)
         return
-    encoded = sample(train, encoder.max_tokens, seed)
+    encoded = sample(train, encoder.max_tokens)
     if task.labels_tokens:
         num_targets = sum(len(targets_of(row)) for row in train)
         iterations = _MAX_ITERATIONS * _MAX_TAGGED // (num_targets * len(task.d.labels))
@@ -261,7 +257,7 @@ def _predictions(
         head = fit_linear_head(task.head(), states, _all_targets(encoded))
         yield _Prediction(FROZEN, encoded, numbers, encoder.predicted_tokens(new, head))
         return
-    counted = sample(train, most_terms, seed)
+    counted = sample(train, most_terms)
     logits = _linear(task, counted, _bags(counted, rows), 10.0)
     yield _Prediction("bag of words", counted, all_numbers, logits)
     sides = [[encoder.texts(side) for side in _sides(part)] for part in (encoded, new)]
@@ -285,7 +281,7 @@ def _frozen_features(sides: Sequence[Vectors]) -> Vectors:
     return combine_vectors(x, "pair" if len(sides) == 2 else "mean").numpy()
 
 
-def sample(rows: Sequence[Features], most: int, seed: int) -> list[Features]:
+def sample(rows: Rows, most: int, seed: int = 0) -> list[Features]:
     """Return shuffled rows with at most about `most` tokens together.
 
     They have the same fraction of every label.
@@ -293,7 +289,7 @@ def sample(rows: Sequence[Features], most: int, seed: int) -> list[Features]:
     return [rows[n] for n in _sampled(rows, most, seed)]
 
 
-def _sampled(rows: Sequence[Features], most: int, seed: int) -> list[int]:
+def _sampled(rows: Rows, most: int, seed: int = 0) -> list[int]:
     """Return the numbers of the rows of a sample.
 
     A row that is larger than a sample is in none, if there are others.
@@ -313,12 +309,12 @@ def _sampled(rows: Sequence[Features], most: int, seed: int) -> list[int]:
     return ordered[: max(1, int((totals <= most).sum()))]
 
 
-def _all_targets(rows: Sequence[Features]) -> NDArray[Any]:
+def _all_targets(rows: Rows) -> NDArray[Any]:
     """Return the labels of all targets of rows."""
     return np.concatenate(list(map(targets_of, rows)))
 
 
-def _sides(rows: Sequence[Features]) -> list[tuple[str, ...]]:
+def _sides(rows: Rows) -> list[tuple[str, ...]]:
     """Return the first texts, and the second ones of pairs.
 
     Of very long texts it is the beginnings.
@@ -327,7 +323,7 @@ def _sides(rows: Sequence[Features]) -> list[tuple[str, ...]]:
     return list(zip(*texts, strict=True))
 
 
-def _decoded(task: Task, rows: Sequence[Features], logits: Logits) -> list[Answer]:
+def _decoded(task: Task, rows: Rows, logits: Logits) -> list[Answer]:
     """Return the answer of each row.
 
     Args:
@@ -339,7 +335,7 @@ def _decoded(task: Task, rows: Sequence[Features], logits: Logits) -> list[Answe
 
 def _linear(
     task: Task,
-    train: Sequence[Features],
+    train: Rows,
     pair: Sequence[Any],
     strength: float = 0.0,
     iterations: int = _MAX_ITERATIONS,
@@ -419,7 +415,7 @@ def _vectorizer(texts: Collection[str]) -> Any:
     return TfidfVectorizer(sublinear_tf=True, max_features=_MAX_FEATURES, **terms).fit(texts)
 
 
-def _bags(train: Sequence[Features], held_out: Sequence[Features]) -> list[Any]:
+def _bags(train: Rows, held_out: Rows) -> list[Any]:
     """Return the tf-idf of the words of the training rows, and of the held-out rows.
 
     Pairs also have that of the words in both texts, and their cosine.
@@ -435,7 +431,7 @@ def _bags(train: Sequence[Features], held_out: Sequence[Features]) -> list[Any]:
     return bags
 
 
-def _word_counts(train: Sequence[Features], held_out: Sequence[Features]) -> list[Any]:
+def _word_counts(train: Rows, held_out: Rows) -> list[Any]:
     """Return the features of every predicted word or token, of the training and the held-out rows.
 
     Those of the held-out rows are an iterator over blocks: they take twenty times the memory of the
@@ -473,7 +469,7 @@ def _features_of_words(row: Features) -> Iterator[list[str]]:
         ]
 
 
-def _nearest_sentences(train: Sequence[Features], rows: Sequence[Features]) -> list[Answer]:
+def _nearest_sentences(train: Rows, rows: Rows) -> list[Answer]:
     """Return the sentence of each context that has the largest tf-idf cosine with the question."""
     contexts = {
         context: split_sentences(context[:_LONGEST_TEXT])
@@ -508,8 +504,8 @@ def _nearest_sentences(train: Sequence[Features], rows: Sequence[Features]) -> l
 def compare_baselines(
     d: TaskConfig,
     metric: str,
-    rows: Sequence[Features],
-    answers: Mapping[str, Sequence[Answer | None]],
+    rows: Rows,
+    answers: Mapping[str, SomeAnswers],
     method: str = "full",
     tried: Collection[str] = ("full",),
     place: str = "on dev",
@@ -541,83 +537,49 @@ def compare_baselines(
     for name, method_answers in answers.items():
         if method == "frozen" and name.startswith(FROZEN):
             continue
-        common_rows = _common_rows(rows, method_answers, model_answers)
-        score = row_sums(d, common_rows.items, common_rows.answers)[metric]
-        model_score = row_sums(d, common_rows.items, common_rows.reference)[metric]
-        difference, difference_interval = paired_difference(
-            model_score, score, groups_of(d, common_rows.items)
-        )
+        items, *both_answers = _common_rows(rows, method_answers, model_answers)
+        score, model_score = (row_sums(d, items, each)[metric] for each in both_answers)
+        difference, difference_interval = paired_difference(model_score, score, groups_of(d, items))
         methods.append(
             {
                 "method": name,
                 "score": score.value,
-                "interval": interval_of(d, common_rows.items, score, metric),
+                "interval": interval_of(d, items, score, metric),
                 "difference": difference,
                 "difference_interval": difference_interval,
             }
         )
     best = min(range(1, len(methods)), key=lambda number: methods[number]["difference"])
-    evidence = _evidence(d, metric, rows, model_answers, trivial_answers)
     task = task_of(d)
     if not too_few and task.has_text_labels:
-        field = task.fields[0]
-        right_answers = [{field: row.item.label} for row in rows]
-        _, interval = _evidence(d, metric, rows, right_answers, trivial_answers)
+        right_answers = [{task.fields[0]: row.item.label} for row in rows]
+        _, interval = _evidence(task, metric, _common_rows(rows, right_answers, trivial_answers))
         if interval.low <= 0:
             too_few = (
                 f"on {len(rows):,} rows even answers that are all right would not be "
                 "clearly better than chance"
             )
-    verdict = _verdict(
-        d,
-        metric,
-        methods[1],
-        methods[best],
-        evidence,
-        MODEL_NAMES[method][1],
-        tried,
-        too_few,
-        advice,
-    )
-    return {
+    compared = {
         "metric": metric,
         "method": method,
         "place": place,
         "methods": methods,
         "positive": d.positive_label,
         "best": best - 1,
-        "verdict": verdict,
     }
+    common_rows = _common_rows(rows, model_answers, trivial_answers)
+    evidence = _evidence(task, metric, common_rows)
+    return compared | {"verdict": _verdict(compared, evidence, tried, too_few, advice)}
 
 
-class _CommonRows(NamedTuple):
-    """The rows that two methods have answered, and the answers of both."""
-
-    items: list[Item]
-    answers: list[Answer]
-    reference: list[Answer]
-
-
-def _common_rows(
-    rows: Sequence[Features], answers: Sequence[Answer | None], reference: Sequence[Answer | None]
-) -> _CommonRows:
-    """Return the rows with an answer of a method and one of the method that it is compared with."""
-    common_rows = _CommonRows([], [], [])
-    for row, answer, reference_answer in zip(rows, answers, reference, strict=True):
-        if answer and reference_answer:
-            common_rows.items.append(row.item)
-            common_rows.answers.append(answer)
-            common_rows.reference.append(reference_answer)
-    return common_rows
+def _common_rows(rows: Rows, answers: SomeAnswers, reference: SomeAnswers) -> _CommonRows:
+    """Return the items with an answer of both of two methods, and the answers of each."""
+    triples = zip((row.item for row in rows), answers, reference, strict=True)
+    common_rows = [triple for triple in triples if triple[1] and triple[2]]
+    return tuple(map(list, zip(*common_rows, strict=True)))
 
 
-def _evidence(
-    d: TaskConfig,
-    metric: str,
-    rows: Sequence[Features],
-    model_answers: Sequence[Answer | None],
-    trivial_answers: Sequence[Answer | None],
-) -> tuple[float, Interval]:
+def _evidence(task: Task, metric: str, common_rows: _CommonRows) -> tuple[float, Interval]:
     """Return a figure of a model that is 0 if it has learned nothing, and its interval.
 
     Of labels this is the Matthews correlation of the predictions with them. Accuracy is no such
@@ -630,19 +592,17 @@ def _evidence(
     better by than the trivial method. The interval is that over resampled rows, so that few rows
     give a wide one.
     """
-    common_rows = _common_rows(rows, model_answers, trivial_answers)
-    sums = row_sums(d, common_rows.items, common_rows.answers)
-    groups = groups_of(d, common_rows.items)
-    if "matthews_correlation" in sums:
-        correlation = sums["matthews_correlation"]
-        return correlation.value, middle(resampled(correlation, groups))
-    task = task_of(d)
+    items, answers, constant_answers = common_rows
+    sums = row_sums(task.d, items, answers)
+    groups = groups_of(task.d, items)
+    correlation = sums.get("matthews_correlation")
     if task.has_many_labels:
-        pairs = [*zip(common_rows.items, common_rows.answers, strict=True)]
-        _, counts = count_spans(task.span_pairs(pairs), d.labels)
+        pairs = [*zip(items, answers, strict=True)]
+        _, counts = count_spans(task.span_pairs(pairs), task.d.labels)
         correlation = label_correlation(counts)
+    if correlation is not None:
         return correlation.value, middle(resampled(correlation, groups))
-    trivial_sums = row_sums(d, common_rows.items, common_rows.reference)
+    trivial_sums = row_sums(task.d, items, constant_answers)
     return paired_difference(sums[metric], trivial_sums[metric], groups)
 
 
@@ -664,12 +624,8 @@ def format_baselines(compared: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _verdict(
-    d: TaskConfig,
-    metric: str,
-    trivial: Mapping[str, Any],
-    best: Mapping[str, Any],
+    compared: Mapping[str, Any],
     evidence: tuple[float, Interval],
-    model_name: str,
     tried: Collection[str],
     too_few: str,
     advice: Sequence[str],
@@ -680,11 +636,13 @@ def _verdict(
     the best baseline.
 
     Args:
-        trivial, best: the comparisons with the trivial method and with the best one.
+        compared: see `compare_baselines`.
         evidence: see `_evidence`.
-        model_name: see MODEL_NAMES.
         tried, too_few, advice: see `compare_baselines`.
     """
+    model_name = MODEL_NAMES[compared["method"]][1]
+    trivial, *others = compared["methods"][1:]
+    best = [trivial, *others][compared["best"]]
     value, interval = evidence
     has_learned = interval.low > 0
     parts = []
@@ -698,10 +656,12 @@ def _verdict(
     if best["difference_interval"][0] > 0:
         return "; ".join(parts)
     if has_learned or best is not trivial:
-        name = metric_name(metric, d.positive_label)
-        difference = format_score(metric, best["difference"], best["difference_interval"], "+")
-        compared = "worse than" if best["difference_interval"][1] < 0 else "not clearly better than"
-        parts.append(f'{model_name} is {compared} "{best["method"]}": {name} {difference}')
+        name = metric_name(compared["metric"], compared["positive"])
+        difference = format_score(
+            compared["metric"], best["difference"], best["difference_interval"], "+"
+        )
+        relation = "worse than" if best["difference_interval"][1] < 0 else "not clearly better than"
+        parts.append(f'{model_name} is {relation} "{best["method"]}": {name} {difference}')
     methods = [method for name, method in _FINETUNING_OF.items() if best["method"].startswith(name)]
     untried_methods = [method for method in (*methods, "full") if method not in tried]
     suggestions = list(advice)

@@ -35,6 +35,7 @@ from bertworks.io.tables import Data, stored
 from bertworks.runs.options import Method, Validation
 from bertworks.tasks.registry import TASKS
 from bertworks.tasks.settings import SentenceVectors, TaskConfig, TaskType
+from bertworks.tasks.task import Task
 from bertworks.text.near_copies import near_copies_of_rows
 from bertworks.training.recipe import FinetuneRecipe
 
@@ -174,7 +175,6 @@ def read_data(request: DataRequest) -> LabelledData:
     schema, scheme_notes = TASKS[schema.task].with_scheme(schema, all_items)
     notes += scheme_notes
     positive = choose_positive(all_items, schema, request.positive, notes)
-    by_document = request.group is not None or request.whole_documents
     by_parts = False
     if dev_reader is not None:
         train = all_items
@@ -187,17 +187,9 @@ def read_data(request: DataRequest) -> LabelledData:
     elif request.wants_parts(all_items):
         by_parts = True
         train = all_items
-        held_out = list[Item]()
+        held_out = []
     else:
-        num_parts = fold[1] if fold else None
-        groups = _groups(
-            all_items,
-            schema,
-            notes,
-            by_document=by_document,
-            near_copies=request.near_copies,
-            num_parts=num_parts,
-        )
+        groups = _groups(all_items, schema, request, notes, fold[1] if fold else None)
         train, held_out = divide(all_items, schema, groups, fold, str(path))
         of_all = f"{len(held_out):,} of the {len(all_items):,} rows"
         how = f"fold {fold[0] + 1} of {fold[1]}: {of_all}" if fold else f"{of_all}, a random split"
@@ -206,19 +198,15 @@ def read_data(request: DataRequest) -> LabelledData:
     train = _usable(train, schema, notes)
     parts: tuple[list[int], ...] = ()
     if request.wants_parts(train):
-        part_notes = notes if by_parts else list[str]()
-        groups = _groups(
-            train,
-            schema,
-            part_notes,
-            by_document=by_document,
-            near_copies=request.near_copies,
-            num_parts=PARTS,
-        )
+        groups = _groups(train, schema, request, notes if by_parts else [], PARTS)
         strata = _strata(train, schema, groups, keyed_rng("folds", 0))
         parts = tuple(sorted(_fold(strata, number, PARTS)) for number in range(PARTS))
         parts = parts if all(parts) else ()  # there are fewer groups
-    held_out = _validated_rows(train, parts, schema, notes) if by_parts and parts else held_out
+    if by_parts and parts:
+        held_out = [train[n] for part in parts[:EVALUATED] for n in part]
+        evaluated = f"{len(held_out):,} of the {len(train):,} rows"
+        notes.append(f"evaluated on {evaluated}, by models of the other rows ({PARTS} folds)")
+        notes += _document_notes(*_of_fold(train, parts[0]), schema)
     what = f"{len(all_items)} rows are too few to train and to evaluate"
     require(train and held_out, what, path, "--dev FILE")
     return LabelledData(schema, train, held_out, notes, parts, by_parts, positive)
@@ -274,25 +262,10 @@ def choose_positive(
     return positive_label
 
 
-def _validated_rows(
-    train: Sequence[Item], parts: Sequence[list[int]], schema: Schema, notes: list[str]
-) -> list[Item]:
-    rows = [train[n] for part in parts[:EVALUATED] for n in part]
-    notes.append(
-        f"evaluated on {len(rows):,} of the {len(train):,} rows, by models of the other rows "
-        f"({PARTS} folds)"
-    )
-    notes += _document_notes(*_of_fold(train, parts[0]), schema)
-    return rows
-
-
 def _usable(train: list[Item], schema: Schema, notes: list[str]) -> list[Item]:
     """The rows that can be learned. Notes name the others."""
     task = TASKS[schema.task]
-    if task.doubtful_note:
-        notes += _count_note(list(filter(task.is_doubtful, train)), task.doubtful_note)
-    if not task.left_out_note:
-        return train
+    notes += _count_note(list(filter(task.is_doubtful, train)), task.doubtful_note)
     notes += _count_note(list(filter(task.is_unusable, train)), task.left_out_note)
     return [item for item in train if not task.is_unusable(item)]
 
@@ -492,10 +465,8 @@ def text_key(texts: Sequence[str], lowercase: bool = True) -> bytes:
 def _groups(
     all_items: Sequence[Item],
     schema: Schema,
+    request: DataRequest,
     notes: list[str],
-    *,
-    by_document: bool,
-    near_copies: bool,
     num_parts: int | None,
 ) -> list[Hashable]:
     """Return the group of each item that stays together, and notes.
@@ -508,9 +479,10 @@ def _groups(
     of their texts, or not.
 
     Args:
-        near_copies: see `DataRequest`.
         num_parts: how many parts of equal size there are; None if a tenth of the rows is held out.
     """
+    task = TASKS[schema.task]
+    by_document = request.group is not None or request.whole_documents
     rows: list[Hashable] = list(range(len(all_items)))
     documents = [item.document or row for item, row in zip(all_items, rows, strict=True)]
     if (
@@ -521,8 +493,8 @@ def _groups(
         by_document = True
         notes.append(f"kept together: sentences of a document, {len(set(documents)):,} documents")
     groups = documents if by_document else rows
-    copies = _Copies(all_items, schema, near_copies)
-    if not TASKS[schema.task].divides_copies:
+    copies = _Copies(all_items, task, request.near_copies)
+    if not task.divides_copies:
         joined_groups = _joined(groups, copies.keys(num_parts, notes))
         notes += copies.division_notes(joined_groups)
         return joined_groups
@@ -530,7 +502,7 @@ def _groups(
     largest = max(len(rows) // FEWEST_GROUPS, *Counter(groups).values())
     joined_groups = groups
     warnings: list[str] = []
-    for kind in ("near-copies", "copies") if near_copies else ("copies",):
+    for kind in ("near-copies", "copies") if request.near_copies else ("copies",):
         copy_notes: list[str] = []
         if kind == "near-copies":
             keys = copies.keys(num_parts, copy_notes)
@@ -555,7 +527,7 @@ def _groups(
     else:
         notes += warnings
         return groups
-    options = TASKS[schema.task].shared_texts(len(schema.text))
+    options = task.shared_texts(len(schema.text))
     for sides in options:
         for side_keys in copies.keys_of_sides():
             keys = [side_keys[n][side] for side in sides for n in range(len(rows))]
@@ -581,9 +553,9 @@ class _Copies:
         are not looked for.
     """
 
-    def __init__(self, rows: Sequence[Item], schema: Schema, near_copies: bool):
+    def __init__(self, rows: Sequence[Item], task: Task, near_copies: bool):
         self._rows = rows
-        self._task = task = TASKS[schema.task]
+        self._task = task
         self._divided_copies: set[Hashable] = set()  # keys of `near`
         self._divided_rows: set[int] = set()  # that stay together with no other row
         rows = [item._replace(texts=task.divided_texts(item)) for item in rows]

@@ -394,9 +394,8 @@ def _same_texts(data: LabelledData, lowercase: bool) -> dict[str, Any]:
                 continue
             issues[kind].add(f"{_row_name(item)} = {_row_name(same)}")
             if task.comparable_label(item.label) != task.comparable_label(same.label):
-                both_labels = (
-                    f": {item.label!r} and {same.label!r}" if task.has_short_labels else ""
-                )
+                is_short = isinstance(item.label, str | float)
+                both_labels = f": {item.label!r} and {same.label!r}" if is_short else ""
                 issues["conflicts"].add(f"{_row_name(item)} and {_row_name(same)}{both_labels}")
     return issues
 

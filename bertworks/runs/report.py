@@ -36,7 +36,7 @@ from bertworks.runs.run_folder import (
 )
 from bertworks.tasks import scores as task_metrics
 from bertworks.tasks.registry import TASKS, task_of
-from bertworks.tasks.scores import NAMES, SHARES, format_metrics, metric_name
+from bertworks.tasks.scores import HUB_NAMES, NAMES, SHARES, format_metrics, metric_name
 from bertworks.tasks.settings import TaskConfig
 from bertworks.tasks.task import NOTHING, Mistake
 from bertworks.training.objectives import OBJECTIVES, PERPLEXITY
@@ -467,7 +467,7 @@ def task_card(
         model_name,
         library="bertworks" if is_own else "transformers",
         pipeline=TASKS[d.task].pipeline,
-        hub=_hub_fields(d, model_name, figures),
+        hub=_hub_fields(model_name, figures),
         kind=d.task,
         task=task,
         columns=" and ".join(f"`{render_cell(column)}`" for column in d.text) or "its text",
@@ -482,11 +482,12 @@ def task_card(
     )
 
 
-def _hub_fields(d: TaskConfig, model_name: str, figures: Mapping[str, float]) -> str:
+def _hub_fields(model_name: str, figures: Mapping[str, float]) -> str:
     """Return the model and the metrics, as the Hugging Face hub reads them."""
     base = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}.get(model_name, model_name)
-    names = TASKS[d.task].hub  # of metrics, where they are others
-    metrics = dict.fromkeys(names.get(name, name) for name in figures if name in {*NAMES, *SHARES})
+    metrics = dict.fromkeys(
+        HUB_NAMES.get(name, name) for name in figures if name in {*NAMES, *SHARES}
+    )
     lines = ""
     if is_model_name(model_name) and "/" in base:
         lines += f"base_model: {base}\n"

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,7 +67,6 @@ class QuestionsTask(Task):
     metrics = ("f1", "exact")
     fields = ("answer", "start", "end", "score")
     trivial = "no answer"
-    hub: ClassVar[Mapping[str, str]] = {"exact": "exact_match"}
     part = "kind of question"
     counted = "questions in train"
     pipeline = "question-answering"
@@ -116,7 +115,7 @@ class QuestionsTask(Task):
         return windows_with_targets(features)
 
     def example_sequences(self, features: Features) -> Sequence[Example]:
-        if self.d.reads_apart:
+        if self.reads_apart:
             return features.unit
         answered = (sequence for sequence in features.unit if sequence.target.labels.any())
         return [next(answered, features.unit[0])]

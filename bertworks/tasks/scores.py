@@ -30,6 +30,14 @@ NAMES: Mapping[str, str] = {
     "exact": "exact match",
     "f1": "F1",
 }
+# their names on the Hugging Face hub, where these are others
+HUB_NAMES: Mapping[str, str] = {
+    "macro_f1": "f1",
+    "micro_f1": "f1",
+    "pearson": "pearsonr",
+    "spearman": "spearmanr",
+    "exact": "exact_match",
+}
 # shown in per cent
 SHARES = ("accuracy", "macro_f1", "micro_f1", "exact", "f1", "precision", "recall")
 MAX_CONFUSION_LABELS = 50  # of a confusion matrix; larger ones cannot be read

@@ -1,4 +1,4 @@
-"""Items as the network reads them: sequences of token ids, with what is predicted.
+"""Items as the network reads them, and windows over long texts.
 
 - `sliding_windows`, `centered_window`: parts of a long text; each token counts in the window where
   it has most context.
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.batching.batch import Example, Ids, Target, TokenSequence
+from bertworks.batching.batch import Example, Ids
 from bertworks.datasets.schema import Item
 from bertworks.text.long_texts import with_marks
 from bertworks.text.tokenizer import Tokenizer
@@ -193,11 +193,3 @@ def format_truncation(result: Mapping[str, Any], what: str = "rows") -> str:
         return ""
     rows = f"{result['truncated']:,} of {result['rows']:,} {what} were truncated"
     return f"{rows}: {result['truncated_share']:.1%} of their tokens were left out"
-
-
-def target_example(
-    sequence: TokenSequence, positions: Ids | list[int], labels: NDArray[Any]
-) -> Example:
-    """Return a sequence with the tokens that are predicted and their labels."""
-    target = Target(np.asarray(positions, np.int64), labels)
-    return Example(sequence.input_ids, sequence.token_type_ids, {"task": target})

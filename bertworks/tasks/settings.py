@@ -91,11 +91,6 @@ class TaskConfig(Settings):
         return self.vectors != "pooler"
 
     @property
-    def reads_apart(self) -> bool:
-        """Whether the texts of a pair are sequences of their own."""
-        return self.vectors in ("pair", "cosine")
-
-    @property
     def tag_scheme(self) -> TagScheme | None:
         """How the labels mark entities; None: they mark none."""
         return tag_scheme(self.labels, self.bare_types)

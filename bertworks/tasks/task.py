@@ -11,16 +11,24 @@ from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertworks.batching.batch import Example, ExampleGroup, Ids, add_special_tokens, keyed_rng
+from bertworks.batching.batch import (
+    Example,
+    ExampleGroup,
+    Ids,
+    Target,
+    TokenSequence,
+    add_special_tokens,
+    keyed_rng,
+)
 from bertworks.config import packaged_table
-from bertworks.datasets.schema import Item, RowTask, Schema
+from bertworks.datasets.schema import Item, Names, RowTask, Schema
 from bertworks.errors import BertworksError, expect, printable
 from bertworks.events import Event
 from bertworks.io.inputs import chunk_by_size
@@ -34,7 +42,6 @@ from bertworks.tasks.sequences import (
     ShortIds,
     Window,
     sliding_windows,
-    target_example,
 )
 from bertworks.tasks.settings import TaskConfig, TaskType
 from bertworks.text.shard_writer import flat_arrays
@@ -50,6 +57,7 @@ Attributed = tuple[Example, str, Value | None]
 Pairs = Sequence[tuple[Item, Answer]]
 # with it, the prediction as names and values
 Explained = tuple[Attributed, Iterable[tuple[str, str]]]
+_Row = TypeVar("_Row")
 ABSENT_LOGIT = -30.0  # of what never occurs in the training rows
 NOTHING = "-"  # instead of a label, if there is none
 _USAGE = packaged_table(__file__, "usage.toml")
@@ -98,6 +106,12 @@ class TooManyTokensError(BertworksError):
     """The texts have more tokens than may be read together."""
 
 
+def _two(rows: Sequence[_Row], label_of: Callable[[_Row], Any]) -> list[_Row]:
+    """Return the first row, and one with another label if possible."""
+    others = [row for row in rows[1:1000] if label_of(row) != label_of(rows[0])]
+    return [*rows[:1], *(others or rows[1:2])[:1]]
+
+
 @dataclass(frozen=True)
 class Featurizer:
     """How the items of a task are read: `featurizer(items)` yields what they become, in order.
@@ -136,19 +150,14 @@ class Featurizer:
 
         They have different labels if possible.
         """
-        first = features[:1]
-        with_other_label = [
-            row for row in features[1:1000] if row.item.label != first[0].item.label
-        ]
-        return list(map(self._note, (*first, *(with_other_label or features[1:2])[:1])))
+        return list(map(self._note, _two(features, lambda row: row.item.label)))
 
     def preview(self, items: Sequence[Item]) -> list[Event]:
         """Yield `examples` of items that are not yet read.
 
         They are in their documents where these are context.
         """
-        with_other_label = [item for item in items[1:1000] if item.label != items[0].label]
-        rows = [*items[:1], *(with_other_label or items[1:2])[:1]]
+        rows = _two(items, lambda item: item.label)
         documents = {item.document for item in rows if self.task.d.document_context} - {""}
         if documents:
             rows = [item for item in items if item.document in documents or item in rows]
@@ -311,7 +320,7 @@ class Mistake:
     """
 
     where: str
-    texts: tuple[str, ...]
+    texts: Names
     gold: str
     predicted: str
     score: float | None
@@ -330,7 +339,6 @@ class Task(RowTask):
     figures: names of other figures, without intervals.
     fields: those of a prediction that are always written; the first one is compared with the label.
     trivial: the name of the method that learns a constant.
-    hub: names of metrics on the Hugging Face hub, where they are others.
     part: what the parts are of which figures are reported: "label"; "" if there are none.
     counted: what the numbers of labels count, if not rows.
     pipeline: the name of the pipeline of transformers.
@@ -342,7 +350,6 @@ class Task(RowTask):
     labels_tokens: words or tokens have labels.
     has_linear_head: a prediction is computed from one vector: a linear model of a frozen encoder
         can compute it, and a teacher can give its logits.
-    has_short_labels: labels are short enough to be named in a warning.
     is_stratified: each row has one label, of which both sides of a split have the same fraction.
     divides_copies: copies that are too many to stay together may be divided by rows.
     recipe_fields: fields of a recipe that not all tasks have.
@@ -358,42 +365,45 @@ class Task(RowTask):
     num_outputs: of a head without labels. head_settings: further settings of config.json.
     """
 
-    name: ClassVar[TaskType]
-    metrics: ClassVar[tuple[str, ...]]
-    figures: ClassVar[tuple[str, ...]] = ()
-    fields: ClassVar[tuple[str, ...]]
-    trivial: ClassVar[str]
-    hub: ClassVar[Mapping[str, str]] = {}
-    part: ClassVar[str] = ""
-    counted: ClassVar[str] = ""
-    pipeline: ClassVar[str]
-    row_fractions: ClassVar[tuple[str, ...]] = ("accuracy", "exact")
-    has_confusion: ClassVar[bool] = True
-    has_temperature: ClassVar[bool] = True
-    reads_documents: ClassVar[bool] = False
-    alternatives: ClassVar[str] = ""
-    labels_tokens: ClassVar[bool] = False
-    has_linear_head: ClassVar[bool] = True
-    has_short_labels: ClassVar[bool] = False
-    is_stratified: ClassVar[bool] = False
-    divides_copies: ClassVar[bool] = True
-    recipe_fields: ClassVar[tuple[str, ...]] = ()
-    rows_are: ClassVar[str] = "rows"
-    endpoint: ClassVar[str] = "predict"
-    reads: ClassVar[str] = ""
-    pipeline_functions: ClassVar[tuple[str, ...]] = ("softmax", "sigmoid", "none")
-    doubtful_note: ClassVar[str] = ""
-    left_out_note: ClassVar[str] = ""
-    predicts_texts: ClassVar[bool] = False
-    reads_pairs: ClassVar[bool] = False
-    reads_windows: ClassVar[bool] = False
-    problem_type: ClassVar[str] = ""
-    num_outputs: ClassVar[int] = 2
+    name: TaskType
+    metrics: Names
+    figures: Names = ()
+    fields: Names
+    trivial: str
+    part = ""
+    counted = ""
+    pipeline: str
+    row_fractions: Names = ("accuracy", "exact")
+    has_confusion = True
+    has_temperature = True
+    reads_documents = False
+    alternatives = ""
+    labels_tokens = False
+    has_linear_head = True
+    is_stratified = False
+    divides_copies = True
+    recipe_fields: Names = ()
+    rows_are = "rows"
+    endpoint = "predict"
+    reads = ""
+    pipeline_functions: Names = ("softmax", "sigmoid", "none")
+    doubtful_note = ""
+    left_out_note = ""
+    predicts_texts = False
+    reads_pairs = False
+    reads_windows = False
+    problem_type = ""
+    num_outputs = 2
     head_settings: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, d: TaskConfig | None = None):
         """d: None: settings without labels, for what is the same with all of them."""
         self.d = d or TaskConfig(task=self.name)
+
+    @property
+    def reads_apart(self) -> bool:
+        """Whether the texts of a pair are sequences of their own."""
+        return self.d.vectors in ("pair", "cosine")
 
     # --- rows of labelled data
 
@@ -409,11 +419,11 @@ class Task(RowTask):
         """Return whether a row has a label that cannot be learned."""
         return False
 
-    def compared_texts(self, rows: Sequence[Item]) -> list[tuple[str, ...]]:
+    def compared_texts(self, rows: Sequence[Item]) -> list[Names]:
         """Return the texts by which rows are compared, to find near-copies."""
         return [item.texts for item in rows]
 
-    def divided_texts(self, item: Item) -> tuple[str, ...]:
+    def divided_texts(self, item: Item) -> Names:
         """Return the texts of a row whose copies stay on one side of a split."""
         return item.texts
 
@@ -428,7 +438,7 @@ class Task(RowTask):
         """Return a label that differs from that of a copy if one of both is wrong."""
         return label
 
-    def network_labels(self, labels: tuple[str, ...]) -> tuple[str, ...]:
+    def network_labels(self, labels: Names) -> Names:
         """Return the names of the network's outputs. labels: those of the rows."""
         return labels
 
@@ -440,7 +450,7 @@ class Task(RowTask):
         """Return what the numbers of labels count; "": rows."""
         return self.counted
 
-    def mistake_columns(self) -> tuple[str, ...]:
+    def mistake_columns(self) -> Names:
         """Return the names of the columns of `Mistake.texts`."""
         return self.d.text
 
@@ -469,7 +479,7 @@ class Task(RowTask):
 
     def example_sequences(self, features: Features) -> Sequence[Example]:
         """Return the sequences of an item that a note shows."""
-        return features.unit if self.d.reads_apart else features.unit[:1]
+        return features.unit if self.reads_apart else features.unit[:1]
 
     def with_targets(self, reader: Featurizer, example: Example, pieces: list[str]) -> list[str]:
         """Return the tokens of a sequence, in words, with what is predicted for each."""
@@ -512,7 +522,7 @@ class Task(RowTask):
         The second value says in words what it has to be.
         """
 
-    def text_columns(self) -> tuple[str, ...]:
+    def text_columns(self) -> Names:
         """Return names for the texts of rows that are not named."""
         return self.d.text or ("text",)
 
@@ -529,7 +539,7 @@ class Task(RowTask):
         """Return a label that users write as it is written in files."""
         return value
 
-    def row_labels(self, labels: tuple[str, ...]) -> tuple[str, ...]:
+    def row_labels(self, labels: Names) -> Names:
         """Return the names in the labels of rows. labels: those of the network's outputs."""
         return labels
 
@@ -571,7 +581,7 @@ class Task(RowTask):
 
     # --- figures of predictions
 
-    def metrics_of(self) -> tuple[str, ...]:
+    def metrics_of(self) -> Names:
         """Return the metrics with these labels."""
         return self.metrics
 
@@ -697,6 +707,14 @@ class Task(RowTask):
         LANGUAGE and NAME stand for the number and the name of its language.
         """
         return str(_USAGE[self.name]["usage_in_a_language"])
+
+
+def target_example(
+    sequence: TokenSequence, positions: Ids | list[int], labels: NDArray[Any]
+) -> Example:
+    """Return a sequence with the tokens that are predicted and their labels."""
+    target = Target(np.asarray(positions, np.int64), labels)
+    return Example(sequence.input_ids, sequence.token_type_ids, {"task": target})
 
 
 def targets_of(features: Features) -> NDArray[Any]:

@@ -44,7 +44,7 @@ from bertworks.datasets.values import (
 from bertworks.errors import BertworksError, expect
 from bertworks.metrics import intervals
 from bertworks.tasks.heads import MultiLabel, MultipleChoice, Regression, TaskHead
-from bertworks.tasks.sequences import Features, target_example
+from bertworks.tasks.sequences import Features
 from bertworks.tasks.settings import TaskConfig
 from bertworks.tasks.task import (
     ABSENT_LOGIT,
@@ -59,6 +59,7 @@ from bertworks.tasks.task import (
     log_odds,
     sigmoid,
     softmax,
+    target_example,
     targets_of,
 )
 from bertworks.text.tokenizer import truncated_lengths
@@ -89,7 +90,7 @@ class TextTask(Task):
         template = reader.tokenizer.template
         for item in items:
             texts = list(islice(tokens, len(item.texts)))
-            sequences = [[text] for text in texts] if self.d.reads_apart else self.sequences(texts)
+            sequences = [[text] for text in texts] if self.reads_apart else self.sequences(texts)
             unit = []
             num_truncated = 0
             for number, segments in enumerate(sequences):
@@ -101,7 +102,7 @@ class TextTask(Task):
                     for (ids, _), length in zip(segments, lengths)
                 ]
                 sequence = add_special_tokens(parts, template)
-                num_targets = 0 if self.d.reads_apart and number else 1  # one for both texts
+                num_targets = 0 if self.reads_apart and number else 1  # one for both texts
                 targets = self.targets(item, number)[:num_targets]
                 unit.append(target_example(sequence, [0][:num_targets], targets))
                 num_truncated += first + second - sum(lengths)
@@ -154,12 +155,10 @@ class ClassificationTask(TextTask):
     metrics = ("accuracy", "macro_f1", "matthews_correlation", "f1")
     fields = ("label", "score")
     trivial = "most frequent label"
-    hub: ClassVar[Mapping[str, str]] = {"macro_f1": "f1"}
     part = "label"
     alternatives = "scores"
     has_classes = True
     has_text_labels = True
-    has_short_labels = True
     is_stratified = True
     recipe_fields = ("class_weights", "label_smoothing")
     problem_type = "single_label_classification"
@@ -215,7 +214,7 @@ class ClassificationTask(TextTask):
     def explained(self, features: Features, answer: Answer, target: str | None) -> Explained:
         return self.label_explained(features, answer, target, log_odds)
 
-    def metrics_of(self) -> tuple[str, ...]:
+    def metrics_of(self) -> Names:
         # F1 is that of one of two classes.
         return self.metrics if len(self.d.labels) in (0, 2) else self.metrics[:-1]
 
@@ -259,7 +258,6 @@ class MultiLabelTask(TextTask):
     figures = ("precision", "recall")
     fields = ("labels",)
     trivial = "most frequent labels"
-    hub: ClassVar[Mapping[str, str]] = {"macro_f1": "f1", "micro_f1": "f1"}
     part = "label"
     alternatives = "scores"
     has_confusion = False
@@ -371,12 +369,10 @@ class RegressionTask(TextTask):
     figures = ("rmse",)
     fields = ("value",)
     trivial = "mean"
-    hub: ClassVar[Mapping[str, str]] = {"pearson": "pearsonr", "spearman": "spearmanr"}
     has_confusion = False
     has_temperature = False
     has_labels = False
     predicts_numbers = True
-    has_short_labels = True
     pipeline_functions = ("none",)
     problem_type = "regression"
     num_outputs = 1
@@ -538,7 +534,7 @@ class ChoiceTask(TextTask):
     def shared_texts(self, num_texts: int) -> list[tuple[int, ...]]:
         return [(0,)]
 
-    def mistake_columns(self) -> tuple[str, ...]:
+    def mistake_columns(self) -> Names:
         return self.d.text[:1]
 
     def constant_logits(self, train: Sequence[Features], count: int) -> Logits:
@@ -600,7 +596,7 @@ class ChoiceTask(TextTask):
         return row_logits, np.array(gold).argmax(1), np.arange(len(rows))
 
 
-def _find_choices(columns: Columns) -> tuple[str, ...]:
+def _find_choices(columns: Columns) -> Names:
     """Return the prompt and the choices, or the one column with a list of them.
 
     It is () if there are none.

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain
 from operator import eq
 from sys import intern
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,6 @@ from bertworks.tasks.sequences import (
     Window,
     centered_window,
     strip_span,
-    target_example,
     tokens_in_span,
 )
 from bertworks.tasks.settings import TaskConfig
@@ -55,6 +54,7 @@ from bertworks.tasks.task import (
     Task,
     log_odds,
     softmax,
+    target_example,
 )
 
 DECODED_AT_ONCE = 1 << 16  # words or tokens of a long text whose probabilities are in memory
@@ -77,10 +77,10 @@ class TokenTask(Task):
     pipeline = "token-classification"
     reads_windows = True
     labels_tokens = True
-    recipe_fields: ClassVar[tuple[str, ...]] = ("lstm_units", "class_weights", "label_smoothing")
+    recipe_fields: Names = ("lstm_units", "class_weights", "label_smoothing")
     endpoint = "ner"
     reads = "text"
-    near: ClassVar[int]
+    near: int
 
     def training_groups(self, features: Features) -> list[ExampleGroup]:
         return windows_with_targets(features)
@@ -97,7 +97,7 @@ class TokenTask(Task):
             tagged[end - 1] += f"/{self.d.labels[tag]}"
         return tagged
 
-    def mistake_columns(self) -> tuple[str, ...]:
+    def mistake_columns(self) -> Names:
         return self.d.text[:1]
 
     def best_labels(self, logits: Logits) -> tuple[list[str], "array[float]"]:
@@ -364,7 +364,7 @@ class TaggingTask(TokenTask):
             note = f"tags: {scheme.name}, {types}"
         return replace(schema, bare_types=bare), [note]
 
-    def compared_texts(self, rows: Sequence[Item]) -> list[tuple[str, ...]]:
+    def compared_texts(self, rows: Sequence[Item]) -> list[Names]:
         """Return the sentence of the words."""
         return [(" ".join(item.texts),) for item in rows]
 
@@ -378,7 +378,7 @@ class TaggingTask(TokenTask):
         tags = answer["tags"]
         return self.tag_output(features, tags, target), zip(features.words, tags)
 
-    def metrics_of(self) -> tuple[str, ...]:
+    def metrics_of(self) -> Names:
         if self.d.tag_scheme is None:
             return ("accuracy", "macro_f1", "matthews_correlation")
         return self.metrics
@@ -501,11 +501,11 @@ class SpansTask(TokenTask):
         """The order of spans means nothing."""
         return frozenset(label)
 
-    def network_labels(self, labels: tuple[str, ...]) -> tuple[str, ...]:
+    def network_labels(self, labels: Names) -> Names:
         """The network has a label for the first token of each type, and one for the others."""
         return ("O", *(f"{part}-{kind}" for kind in labels for part in "BI"))
 
-    def row_labels(self, labels: tuple[str, ...]) -> tuple[str, ...]:
+    def row_labels(self, labels: Names) -> Names:
         return tuple(label[2:] for label in labels if label.startswith("B-"))
 
     def with_labels(self, labels: Sequence[str]) -> TaskConfig:

@@ -24,6 +24,7 @@ from bertworks.runs.preparation import prepare_finetuning
 from bertworks.runs.report import task_card, write_errors
 from bertworks.runs.run_folder import create_run_folder
 from bertworks.tasks import scores as task_metrics
+from bertworks.tasks.registry import TASKS
 from bertworks.tasks.scores import compute_metrics
 from bertworks.tasks.settings import TaskConfig
 from tests.support.fine import (
@@ -214,7 +215,8 @@ def test_contexts_in_several_pieces_have_their_own_figures() -> None:
         Item(("who ?", "Anna lives in Oslo . " * times), ((0, "Anna"),), "q") for times in (1, 20)
     ]
     dev = list(featurizer(tokenizer(), "qa", (), 24, stride=8)(items))
-    found = task_metrics.table(TaskConfig(task="qa"), dev, [{"answer": "Anna"}, {"answer": "Oslo"}])
+    answers = [{"answer": "Anna"}, {"answer": "Oslo"}]
+    found = TASKS["qa"].table(dev, list(zip(items, answers, strict=True)))
     assert found == {
         "context in one piece": {"exact": 1.0, "f1": 1.0, "support": 1.0},
         "context in several pieces": {"exact": 0.0, "f1": 0.0, "support": 1.0},
