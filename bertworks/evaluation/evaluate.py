@@ -55,7 +55,7 @@ from bertworks.tasks.task import SHOWN, Answer, Featurizer, shortened
 from bertworks.text.near_copies import near_copies_of_rows
 from bertworks.training.device import Precision, PrecisionOption
 
-_DATA_FIELDS = ("data", "dev", "group", "validation", "fold", "folds", "near_copies", "task")
+_DATA_FIELDS = ("data", "dev", "group", "validation", "fold", "folds", "task")
 _PAIR_COLUMNS = ("sentence_good", "sentence_bad", "UID")
 _BLIMP = "give BLiMP's files: sentence_good, sentence_bad, UID"
 _REPORT_INTERVAL = 200  # pairs between two lines of progress
@@ -414,7 +414,6 @@ def _data_request(stored: Mapping[str, Any]) -> FinetuneRequest | None:
     fields = {name: stored[name] for name in _DATA_FIELDS if name in stored}
     fields["text"] = tuple(stored.get("text") or ())
     fields["label"] = tuple(stored.get("label") or ())
-    fields["near_copies"] = bool(stored.get("near_copies"))
     request = FinetuneRequest(**fields, read=ReadOptions(**stored.get("read", {})))
     if request.dev is not None:  # then all rows of the data are training rows
         request = replace(request, dev=None, validation="folds", fold=None)

@@ -120,9 +120,6 @@ class DataRequest:
             read together.
         positive: the class whose F1 is reported, if there are two; None if `choose_positive` is to
             infer it.
-        near_copies: whether texts that are nearly the same (`text.near_copies`) count as the same
-            text; False: only those that differ in case and white space, as in runs that were begun
-            before near-copies were looked for.
     """
 
     data: Data
@@ -136,7 +133,6 @@ class DataRequest:
     validation: Validation = "split"
     whole_documents: bool = False
     positive: str | None = None
-    near_copies: bool = True
 
     def wants_parts(self, rows: Sequence[Item]) -> bool:
         """Return whether these rows are divided into the parts of a cross-validation."""
@@ -493,7 +489,7 @@ def _groups(
         by_document = True
         notes.append(f"kept together: sentences of a document, {len(set(documents)):,} documents")
     groups = documents if by_document else rows
-    copies = _Copies(all_items, task, request.near_copies)
+    copies = _Copies(all_items, task)
     if not task.divides_copies:
         joined_groups = _joined(groups, copies.keys(num_parts, notes))
         notes += copies.division_notes(joined_groups)
@@ -502,7 +498,7 @@ def _groups(
     largest = max(len(rows) // FEWEST_GROUPS, *Counter(groups).values())
     joined_groups = groups
     warnings: list[str] = []
-    for kind in ("near-copies", "copies") if request.near_copies else ("copies",):
+    for kind in ("near-copies", "copies"):
         copy_notes: list[str] = []
         if kind == "near-copies":
             keys = copies.keys(num_parts, copy_notes)
@@ -549,11 +545,10 @@ class _Copies:
     """The copies and near-copies among labelled rows. Questions are compared by their contexts.
 
     exact: for each row a key that is the same for rows with the same texts (`text_key`).
-    near: for each row a key of each of its texts, the same for near-copies; empty if near-copies
-        are not looked for.
+    near: for each row a key of each of its texts, the same for near-copies (`text.near_copies`).
     """
 
-    def __init__(self, rows: Sequence[Item], task: Task, near_copies: bool):
+    def __init__(self, rows: Sequence[Item], task: Task):
         self._rows = rows
         self._task = task
         self._divided_copies: set[Hashable] = set()  # keys of `near`
@@ -561,7 +556,7 @@ class _Copies:
         rows = [item._replace(texts=task.divided_texts(item)) for item in rows]
         self._texts = [item.texts for item in rows]
         self.exact: list[Hashable] = [text_key(texts) for texts in self._texts]
-        self.near = near_copies_of_rows(task.compared_texts(rows)) if near_copies else []
+        self.near = near_copies_of_rows(task.compared_texts(rows))
 
     def keys(self, num_parts: int | None, notes: list[str]) -> list[Hashable]:
         """Return a key for each row, the same for rows that stay together.
@@ -573,9 +568,6 @@ class _Copies:
         could learn and be evaluated on. Copies for which that still holds are divided by rows,
         except the questions on one context.
         """
-        if not self.near:
-            notes += self.exact_notes()
-            return self.exact
         near: list[Hashable] = list(self.near)
         if num_parts is None:
             largest = max(1, int(min(DEV_FRACTION * len(near), MAX_DEV_ROWS)))
@@ -616,7 +608,7 @@ class _Copies:
             [text_key([text]) for text in texts] for texts in self._texts
         ]
         near: list[list[Hashable]] = [list(key) for key in self.near]
-        for keys in [near, exact] if near else [exact]:
+        for keys in (near, exact):
             for row in self._divided_rows:
                 keys[row] = [("divided", row) for _ in keys[row]]
             yield keys
@@ -650,7 +642,7 @@ class _Copies:
         kept them together.
         """
         groups_of_copies: dict[Hashable, set[Hashable]] = defaultdict(set)
-        for key, group in zip(self.near, groups, strict=bool(self.near)):
+        for key, group in zip(self.near, groups, strict=True):
             if key in self._divided_copies:
                 groups_of_copies[key].add(group)
         divided = [

@@ -62,7 +62,7 @@ from bertworks.runs.preparation import FinetuneRequest, prepare_finetuning
 from bertworks.runs.processes import Processes, training_processes
 from bertworks.runs.report import VALIDATED, errors_note, write_errors, write_task_report
 from bertworks.runs.request import seconds_of
-from bertworks.runs.run_folder import absolute, check_same_request, open_run, stored_request
+from bertworks.runs.run_folder import absolute, check_same_request, open_run
 from bertworks.runs.training_run import TrainingRun
 from bertworks.runs.validation import FOLDER, choose_method, trainings
 from bertworks.tasks import scores as task_metrics
@@ -127,7 +127,6 @@ def finetune_events(
         BertworksError: the data, the model, the disk or the training does not allow it.
     """
     begin = time.perf_counter()
-    request = request_of_run(output, request, overwrite)
 
     def make_job(
         device: torch.device, recipe: FinetuneRecipe | None, processes: int
@@ -147,22 +146,6 @@ def finetune_events(
     train = partial(_train, baselines=baselines, compares=compares)
     yield from finetuning(
         output, request.content(), request.paths, device, overwrite, make_job, train, before_writing
-    )
-
-
-def request_of_run(
-    output: str | Path, request: FinetuneRequest, overwrite: bool
-) -> FinetuneRequest:
-    """Return the request with the rule for near-copies of the run in the folder.
-
-    By this rule the run divided its rows, if it is to be resumed.
-
-    Raises:
-        UsageError: the request in the folder is damaged.
-    """
-    stored = None if overwrite else stored_request(local_path(output, "output folder"))
-    return (
-        request if stored is None else replace(request, near_copies=bool(stored.get("near_copies")))
     )
 
 

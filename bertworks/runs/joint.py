@@ -23,7 +23,7 @@ from bertworks.config import option_of
 from bertworks.errors import BertworksError, UsageError, expect
 from bertworks.events import Event, duration, forward_events
 from bertworks.inference.predictor import Predictor
-from bertworks.io.atomic_write import local_path, write_text
+from bertworks.io.atomic_write import write_text
 from bertworks.io.tables import Data
 from bertworks.runs.finetune import (
     End,
@@ -38,7 +38,6 @@ from bertworks.runs.job import Progress
 from bertworks.runs.preparation import FinetuneRequest, prepare_finetuning, task_name
 from bertworks.runs.processes import Processes
 from bertworks.runs.report import joint_card, write_task_report
-from bertworks.runs.run_folder import stored_request
 from bertworks.runs.training_run import TrainingRun
 from bertworks.tasks.heads import JointModel, TaskModel
 from bertworks.training.loop import TrainableModel
@@ -298,14 +297,6 @@ def joint_events(
     Raises:
         UsageError, BertworksError: as `finetune_events`.
     """
-    stored = None if overwrite else stored_request(local_path(output, "output folder"))
-    if stored is not None:  # a run that is resumed keeps its rule for near-copies
-        stored_tasks = stored.get("joint", {})
-        tasks = {}
-        for name, task_request in request.tasks.items():
-            near_copies = bool(stored_tasks.get(name, {}).get("near_copies"))
-            tasks[name] = replace(task_request, near_copies=near_copies)
-        request = replace(request, tasks=tasks)
     yield from finetuning(
         output,
         request.content(),

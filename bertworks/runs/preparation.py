@@ -47,8 +47,6 @@ class FinetuneRequest(FinetuneOptions):
     recipe: a name of a packaged recipe, or a TOML file.
     read: how the files are read.
     fold: the part of the data, of `folds`, that is the dev data.
-    near_copies: whether near-copies stay on one side of a split, see `data_splits.DataRequest`;
-        False: a run that was begun before they did, and keeps its split when it is resumed.
     """
 
     data: str | StoredRows
@@ -58,7 +56,6 @@ class FinetuneRequest(FinetuneOptions):
     read: ReadOptions = ReadOptions()
     fold: int | None = None
     folds: int = 0
-    near_copies: bool = True
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -91,7 +88,6 @@ class FinetuneRequest(FinetuneOptions):
             fold=None if self.fold is None else (self.fold, self.folds),
             validation=self.validation,
             positive=self.positive,
-            near_copies=self.near_copies,
         )
 
     def content(self) -> dict[str, Any]:
@@ -101,9 +97,6 @@ class FinetuneRequest(FinetuneOptions):
             if isinstance(value, tuple):
                 value = list(value)
             content[name] = str(value) if isinstance(value, StoredRows) else value
-        if not self.near_copies:
-            # runs that were begun before near-copies were looked for do not name them
-            del content["near_copies"]
         sources = {"data": self.data, "dev": self.dev}
         if self.recipe.endswith(".toml"):
             sources["recipe"] = self.recipe

@@ -21,7 +21,7 @@ from bertworks.events import Event, forward_events
 from bertworks.io.atomic_write import local_path, refuse_nested, replacing, write_json, write_text
 from bertworks.metrics.intervals import Array, Interval, interval_of_mean
 from bertworks.runs.data_splits import LabelledData
-from bertworks.runs.finetune import Baselines, finetune_events, refuse_unused, request_of_run
+from bertworks.runs.finetune import Baselines, finetune_events, refuse_unused
 from bertworks.runs.preparation import FinetuneRequest
 from bertworks.runs.report import place_of, write_trials_report
 from bertworks.runs.run_folder import FILES, check_same_request, open_run
@@ -128,12 +128,6 @@ def run_trials(
             what, hint="leave torchrun out; or type one command for each: --seed 1 -o FOLDER-1"
         )
     output = local_path(output, "output folder")
-    # Trainings of one run have the same rule for near-copies, also those that begin only when it is
-    # resumed.
-    near_copies = request_of_run(output, trials[0].request, overwrite).near_copies
-    trials = [
-        trial._replace(request=replace(trial.request, near_copies=near_copies)) for trial in trials
-    ]
     shared = {
         k: v
         for k, v in trials[0].request.content().items()

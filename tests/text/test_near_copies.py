@@ -15,9 +15,7 @@ from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.runs import dataset_report
 from bertworks.runs.data_splits import PARTS, LabelledData
 from bertworks.runs.dataset_report import check_file
-from bertworks.runs.finetune import finetune, finetune_events, make_finetune_request
-from bertworks.runs.finetune_job import FinetuneJob
-from bertworks.runs.trials import plan_trials, run_trials
+from bertworks.runs.finetune import finetune
 from bertworks.text import near_copies as module
 from bertworks.text.near_copies import MIN_SIMILARITY, near_copies, near_copies_of_rows
 from tests.support.fine import FILLER, read_data, write_model
@@ -272,7 +270,6 @@ def test_near_copies_are_on_one_side_of_a_split(fold: tuple[int, int] | None) ->
     (note,) = [note for note in data.notes if "near-copies" in note]
     assert note.startswith("kept together: 3")
     assert note.count(" = ") == 2, "there are two examples"
-    assert both_sides(read_data(rows, fold=fold, near_copies=False)), "the rule of earlier runs"
 
 
 def test_near_copies_are_in_one_part_of_a_cross_validation() -> None:
@@ -495,76 +492,6 @@ def test_capitals_are_near_copies_where_the_model_sees_them(tmp_path: Path) -> N
     data = LabelledData(Schema(task="classification", text=("text",), labels=("x",)), train, [])
     assert dataset_report._near_copies(data, lowercase=True)[0].places == ["t.csv:2 = t.csv:0"]
     assert dataset_report._near_copies(data, lowercase=False)[0].count == 2, "film and film."
-
-
-# --- runs that are resumed
-# --------------------------------------------------------------------------------------------
-
-
-def forget_rule(folder: Path) -> None:
-    """Change run.json into that of a run that was begun before near-copies were looked for."""
-    content = json.loads((folder / "run.json").read_text())
-    assert content["request"].pop("near_copies") is True
-    (folder / "run.json").write_text(json.dumps(content))
-
-
-def dev_of(job: FinetuneJob) -> list[str]:
-    return [item.where for item in job.data.dev]
-
-
-def test_a_run_that_was_begun_before_keeps_its_split(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = write_model(tmp_path / "model")
-    data = write_questions(tmp_path / "d.jsonl", questions(60, 3))
-    request = make_finetune_request(data, model=model, validation="split", epochs=1, method="full")
-    jobs: list[FinetuneJob] = []
-
-    def stopping(job: FinetuneJob) -> Any:
-        jobs.append(job)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(FinetuneJob, "initial_network", stopping)
-    for name in ("now", "before", "now", "before"):
-        with pytest.raises(KeyboardInterrupt):
-            list(finetune_events(tmp_path / name, request, device="cpu"))
-        if len(jobs) == 2:
-            forget_rule(tmp_path / "before")
-    now, _, again, before = jobs
-    assert dev_of(now) == dev_of(again)
-    assert both_sides(before.data)
-    assert not both_sides(now.data)
-    old = read_data(data, validation="split", near_copies=False)
-    assert dev_of(before) == [item.where for item in old.dev]
-    # Written over, the folder has the rule of new runs.
-    with pytest.raises(KeyboardInterrupt):
-        list(finetune_events(tmp_path / "before", request, device="cpu", overwrite=True))
-    assert dev_of(jobs[-1]) == dev_of(now)
-    assert (
-        json.loads((tmp_path / "before" / "run.json").read_text())["request"]["near_copies"] is True
-    )
-
-
-@pytest.mark.slow
-def test_trainings_that_begin_when_an_earlier_run_is_resumed_have_its_split(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model")
-    data = write_questions(tmp_path / "d.jsonl", questions(40, 3))
-    request = make_finetune_request(data, model=model, validation="split", epochs=1, method="full")
-    list(run_trials(tmp_path / "run", plan_trials(request, seeds=1), device="cpu"))
-    forget_rule(tmp_path / "run")
-    forget_rule(tmp_path / "run" / "seed-0")
-    list(run_trials(tmp_path / "run", plan_trials(request, seeds=2), device="cpu"))
-    stored = [
-        json.loads((tmp_path / "run" / f"seed-{n}" / "run.json").read_text())["request"]
-        for n in range(2)
-    ]
-    assert "near_copies" not in stored[1]
-    rows = [
-        json.loads((tmp_path / "run" / f"seed-{n}" / "result.json").read_text())["rows"]
-        for n in range(2)
-    ]
-    old = read_data(data, validation="split", near_copies=False)
-    assert rows[1] == len(old.dev)
 
 
 # --- evaluation
