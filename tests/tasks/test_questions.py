@@ -10,6 +10,7 @@ import pytest
 from bertworks.datasets.schema import Item
 from bertworks.tasks.questions import best_spans, best_threshold
 from bertworks.tasks.registry import task_of
+from bertworks.tasks.scores import mistakes
 from bertworks.tasks.sequences import Features
 from bertworks.tasks.settings import TaskConfig
 from bertworks.tasks.task import softmax
@@ -158,3 +159,40 @@ def test_a_model_that_had_better_not_answer_does_not() -> None:
     answers = [{"no_answer_margin": margin} for margin in (-3.0, 2.0)]
     assert best_threshold(answers, {"threshold": 0.0}) < -3.0
     assert best_threshold([{"no_answer_margin": 5.0}], {"threshold": 0.0}) < 0
+
+
+@pytest.mark.parametrize(
+    ("golds", "answer", "kind", "f1"),
+    [
+        (["in Paris", "Paris"], "Paris", None, 1.0),
+        (["the Paris"], "paris.", None, 1.0),
+        (["in Paris"], "Paris now", "partly right", 0.5),
+        (["Paris"], "Oslo", "quite another answer", 0.0),
+        (["Paris"], "", "left without an answer", 0.0),
+        ([], "Oslo", "answered, but there is no answer", 0.0),
+        ([], "", None, 1.0),
+    ],
+)
+def test_answers_are_wrong_in_five_ways(
+    golds: list[str], answer: str, kind: str | None, f1: float
+) -> None:
+    requested = Item(
+        ("who ?", "a context"), tuple((0, gold) for gold in golds), "q.json: question 1", "1"
+    )
+    found = mistakes(TaskConfig(task="qa"), [requested], [{"answer": answer, "score": 0.5}])
+    assert [(one.kind, one.figures["f1"], one.texts) for one in found] == (
+        [(kind, f1, ("who ?",))] if kind else []
+    )
+
+
+def test_of_answers_equally_wrong_the_surer_one_comes_first() -> None:
+    requested = [
+        Item(("who ?", "a context"), ((0, "Paris"),), f"q.json: question {n}") for n in range(3)
+    ]
+    answers = [
+        {"answer": "Oslo", "score": 0.2},
+        {"answer": "Lima", "score": 0.9},
+        {"answer": "in Paris", "score": 0.9},
+    ]
+    found = mistakes(TaskConfig(task="qa"), requested, answers)
+    assert [one.where[-1] for one in found] == ["1", "2", "0"]

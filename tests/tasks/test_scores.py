@@ -2,15 +2,18 @@
 up."""
 
 import tracemalloc
+from collections import Counter
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings, strategies as some
+from sklearn.metrics import accuracy_score, f1_score
 
 from bertworks.datasets.schema import Item
 from bertworks.tasks import token_labels
-from bertworks.tasks.scores import confusion, counted, mistakes, row_sums
+from bertworks.tasks.scores import confusion, counted, mistakes, row_sums, task_results
+from bertworks.tasks.sequences import Features
 from bertworks.tasks.settings import TaskConfig, TaskType
 
 TAGS = ("O", "B-x", "I-x", "B-y", "I-y")
@@ -22,43 +25,6 @@ def describe(task: TaskType, **fields: Any) -> TaskConfig:
 
 def tagged(tags: list[str]) -> dict[str, Any]:
     return {"tags": tags, "scores": [0.5] * len(tags)}
-
-
-@pytest.mark.parametrize(
-    ("golds", "answer", "kind", "f1"),
-    [
-        (["in Paris", "Paris"], "Paris", None, 1.0),
-        (["the Paris"], "paris.", None, 1.0),
-        (["in Paris"], "Paris now", "partly right", 0.5),
-        (["Paris"], "Oslo", "quite another answer", 0.0),
-        (["Paris"], "", "left without an answer", 0.0),
-        ([], "Oslo", "answered, but there is no answer", 0.0),
-        ([], "", None, 1.0),
-    ],
-)
-def test_answers_are_wrong_in_five_ways(
-    golds: list[str], answer: str, kind: str | None, f1: float
-) -> None:
-    requested = Item(
-        ("who ?", "a context"), tuple((0, gold) for gold in golds), "q.json: question 1", "1"
-    )
-    found = mistakes(describe("qa"), [requested], [{"answer": answer, "score": 0.5}])
-    assert [(one.kind, one.figures["f1"], one.texts) for one in found] == (
-        [(kind, f1, ("who ?",))] if kind else []
-    )
-
-
-def test_of_answers_equally_wrong_the_surer_one_comes_first() -> None:
-    requested = [
-        Item(("who ?", "a context"), ((0, "Paris"),), f"q.json: question {n}") for n in range(3)
-    ]
-    answers = [
-        {"answer": "Oslo", "score": 0.2},
-        {"answer": "Lima", "score": 0.9},
-        {"answer": "in Paris", "score": 0.9},
-    ]
-    found = mistakes(describe("qa"), requested, answers)
-    assert [one.where[-1] for one in found] == ["1", "2", "0"]
 
 
 def test_counts_in_words() -> None:
@@ -122,3 +88,22 @@ def test_each_mistake_of_a_long_row_shows_the_words_around_it() -> None:
     assert max(len(one.texts[0]) for one in found) == len("... ... ") + len("word " * 41) - 1
     short = mistakes(*long_row(1000, "B-x", "B-y"))
     assert short[0].texts == (" ".join(["word"] * 1000),)
+
+
+def test_results_are_those_of_scikit_learn() -> None:
+    d = describe("classification", labels=("a", "b", "c"))
+    gold = ["a", "a", "b", "b", "b", "c"]
+    predicted = ["a", "b", "b", "b", "b", "b"]
+    rows = [Features(Item((f"text {n}",), label, f"a.csv:{n}"), ()) for n, label in enumerate(gold)]
+    answers = [{"label": label, "score": 0.7, "scores": {label: 0.7}} for label in predicted]
+    results, wrong = task_results(d, rows, answers)
+    figures = results["figures"]
+    assert figures["accuracy"] == pytest.approx(accuracy_score(gold, predicted))
+    assert figures["macro_f1"] == pytest.approx(f1_score(gold, predicted, average="macro"))
+    assert results["intervals"].keys() == figures.keys()
+    assert all(low <= figures[name] <= high for name, (low, high) in results["intervals"].items())
+    assert (results["task"], results["rows"], results["positive"]) == ("classification", 6, None)
+    assert {name: row["support"] for name, row in results["table"].items()} == Counter(gold)
+    assert results["never_found"] == {"c": 1}
+    assert [one.where for one in wrong] == ["a.csv:1", "a.csv:5"]
+    assert results["mistakes"] == 2

@@ -1,11 +1,16 @@
-"""How items are read: clozes, which are questions that are made from texts."""
+"""The task of settings, and how items are read: clozes, which are questions made from texts."""
 
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.special
 
 from bertworks.datasets.schema import Item
-from bertworks.tasks.task import CLOZE_NEAR, CLOZE_TEXT
+from bertworks.errors import UsageError
+from bertworks.tasks.registry import TASKS, task_of
+from bertworks.tasks.settings import TaskConfig
+from bertworks.tasks.task import CLOZE_NEAR, CLOZE_TEXT, sigmoid, softmax
 from tests.support.fine import BAD, GOOD, PEOPLE, PLACES, tokenizer
 from tests.support.tasks import featurizer
 
@@ -79,3 +84,28 @@ def test_texts_of_one_token_or_none_make_clozes_too(context: str) -> None:
         answers.add(tuple(one.input_ids[first : last + 1].tolist()))
     token = tokenizer().ids([context])[0]
     assert answers == {(*token, tokenizer().unk_id)}
+
+
+def test_a_task_has_the_settings_of_its_model_and_others_stay() -> None:
+    d = TaskConfig(task="tagging", labels=("O", "B-x"))
+    task = task_of(d)
+    assert task.d is d
+    assert type(task) is type(TASKS["tagging"])
+    assert TASKS["tagging"].d.labels == ()
+    assert [name for name, one in TASKS.items() if one.name != name or one.d.task != name] == []
+
+
+def test_the_first_metric_is_the_default_and_others_are_refused() -> None:
+    two, three = (
+        task_of(TaskConfig(task="classification", labels=labels)) for labels in ("ab", "abc")
+    )
+    assert (two.metric(), two.metric("f1")) == ("accuracy", "f1")
+    with pytest.raises(UsageError, match="'f1' is not a metric of classification") as raised:
+        three.metric("f1")
+    assert raised.value.hint == "name one of accuracy, macro_f1, matthews_correlation"
+
+
+def test_probabilities_are_those_of_scipy() -> None:
+    x = np.random.default_rng(0).normal(0, 50, (5, 7)).astype(np.float32)
+    assert softmax(x) == pytest.approx(scipy.special.softmax(x.astype(np.float64), -1))
+    assert sigmoid(x / 10) == pytest.approx(scipy.special.expit((x / 10).astype(np.float64)))

@@ -1,5 +1,6 @@
 """Mistakes of models with labels of texts, and of those that choose an answer."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ from sklearn.metrics import confusion_matrix
 
 from bertworks.datasets.schema import Item
 from bertworks.tasks.scores import confusion, frequent, mistakes
+from tests.support.fine import tokenizer
+from tests.support.tasks import featurizer
 from tests.tasks.test_scores import describe
 
 LABELS = ("a", "b", "c")
@@ -115,3 +118,37 @@ def test_choices_are_shown_as_texts() -> None:
     names, counts = confusion(d, items, answers).values()
     assert names == ["1", "2", "3"]
     assert counts == [[1, 0, 0], [0, 0, 0], [1, 0, 0]]
+
+
+def test_texts_lose_their_end_and_a_pair_that_of_the_longer_text() -> None:
+    t = tokenizer()
+    read = featurizer(t, "classification", ("neg", "pos"), 12)
+    long = "the film was a story of men and dogs in this town"
+    ids = t.encode(long).ids[1:-1]
+    cls, sep = (t.encode(long).ids[place] for place in (0, -1))
+    single, pair = read([Item((long,), "pos", "a:1"), Item(("good film", long), "neg", "a:2")])
+    (example,) = single.unit
+    assert example.input_ids.tolist() == [cls, *ids[:10], sep]
+    assert (example.target.positions.tolist(), example.target.labels.tolist()) == ([0], [1])
+    assert single.num_truncated == len(ids) - 10
+    (example,) = pair.unit
+    good = t.encode("good film").ids[1:-1]
+    assert example.input_ids.tolist() == [cls, *good, sep, *ids[: 9 - len(good)], sep]
+    assert example.target.labels.tolist() == [0]
+    assert pair.num_truncated == len(good) + len(ids) - 9
+    (end,) = replace(read, keep_end=True)([Item((long,), "pos", "a:1")])
+    assert end.unit[0].input_ids.tolist() == [cls, *ids[-10:], sep]
+
+
+def test_texts_that_are_read_apart_have_one_target_and_each_choice_has_its_own() -> None:
+    t = tokenizer()
+    texts = ("good film", "bad film", "sad film")
+    apart = featurizer(t, "regression", vectors="pair")
+    ((_, unit, *_),) = apart([Item(texts[:2], 2.5, "a:1")])
+    assert [one.input_ids.tolist() for one in unit] == [t.encode(text).ids for text in texts[:2]]
+    assert [one.target.labels.tolist() for one in unit] == [[2.5], []]
+    ((_, unit, *_),) = featurizer(t, "choice")([Item(texts, 1, "a:2")])
+    assert [one.input_ids.tolist() for one in unit] == [
+        t.encode(texts[0]).ids + t.encode(choice).ids[1:] for choice in texts[1:]
+    ]
+    assert [one.target.labels.tolist() for one in unit] == [[0.0], [1.0]]
