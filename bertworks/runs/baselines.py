@@ -50,7 +50,7 @@ from bertworks.tasks.scores import (
     row_sums,
 )
 from bertworks.tasks.sequences import Features
-from bertworks.tasks.settings import TaskConfig
+from bertworks.tasks.settings import SentenceVectors, TaskConfig
 from bertworks.tasks.task import ABSENT_LOGIT, Answer, Logits, Task, targets_of
 from bertworks.text.segmentation import split_sentences
 from bertworks.training.device import InferencePrecision
@@ -261,24 +261,17 @@ def _predictions(
     logits = _linear(task, counted, _bags(counted, rows), 10.0)
     yield _Prediction("bag of words", counted, all_numbers, logits)
     sides = [[encoder.texts(side) for side in _sides(part)] for part in (encoded, new)]
-    logits = _linear(task, encoded, list(map(_frozen_features, sides)))
+    kind: SentenceVectors = "pair" if len(sides[0]) == 2 else "mean"
+    interleaved = [np.stack(side, 1).reshape(-1, encoder.width) for side in sides]
+    features = [combine_vectors(torch.from_numpy(x), kind).numpy() for x in interleaved]
+    logits = _linear(task, encoded, features)
     yield _Prediction(FROZEN, encoded, numbers, logits)
-    if len(sides[0]) == 2 and not task.has_many_labels:
+    if kind == "pair" and not task.has_many_labels:
         cosines = [(u * v).sum(1, keepdims=True) for u, v in sides]
         if task.predicts_numbers:
             yield _Prediction(COSINE, train, numbers, cosines[1])
         else:
             yield _Prediction(COSINE, encoded, numbers, _linear(task, encoded, cosines))
-
-
-def _frozen_features(sides: Sequence[Vectors]) -> Vectors:
-    """Return the features of `--method frozen`.
-
-    Args:
-        sides: the vectors of a text, or of both texts of a pair.
-    """
-    x = torch.from_numpy(np.stack(sides, 1).reshape(-1, sides[0].shape[1]))
-    return combine_vectors(x, "pair" if len(sides) == 2 else "mean").numpy()
 
 
 def sample(rows: Rows, most: int, seed: int = 0) -> list[Features]:

@@ -261,9 +261,11 @@ def choose_positive(
 def _usable(train: list[Item], schema: Schema, notes: list[str]) -> list[Item]:
     """The rows that can be learned. Notes name the others."""
     task = TASKS[schema.task]
-    notes += _count_note(list(filter(task.is_doubtful, train)), task.doubtful_note)
-    notes += _count_note(list(filter(task.is_unusable, train)), task.left_out_note)
-    return [item for item in train if not task.is_unusable(item)]
+    doubtful = [item for item in train if task.is_doubtful(item)]
+    notes += _count_note(doubtful, task.doubtful_note)
+    if not task.leaves_out_doubtful:
+        return train
+    return [item for item in train if not task.is_doubtful(item)]
 
 
 def _of_fold(rows: Sequence[Item], part: Sequence[int]) -> tuple[list[Item], list[Item]]:
@@ -503,7 +505,7 @@ def _groups(
         if kind == "near-copies":
             keys = copies.keys(num_parts, copy_notes)
         else:
-            keys = copies.exact_keys()
+            keys = copies.undivided(copies.exact)
             copy_notes = copies.exact_notes()
         joined_groups = _joined(groups, keys)
         has_few_groups = len(set(joined_groups)) < FEWEST_GROUPS
@@ -581,14 +583,14 @@ class _Copies:
         if self._task.divides_copies:
             divided = self._groups_to_divide(keys, largest)
             self._divided_rows = {row for row, key in enumerate(keys) if key in divided}
-            keys = [row if row in self._divided_rows else key for row, key in enumerate(keys)]
+            keys = self.undivided(keys)
         notes += self.exact_notes()
         notes += self._near_notes(keys)
         return keys
 
-    def exact_keys(self) -> list[Hashable]:
-        """Return a key for each row, the same for rows with the same texts that stay together."""
-        return [row if row in self._divided_rows else key for row, key in enumerate(self.exact)]
+    def undivided(self, keys: Sequence[Hashable]) -> list[Hashable]:
+        """Return the keys of rows, but another one for each row that is divided from its copies."""
+        return [row if row in self._divided_rows else key for row, key in enumerate(keys)]
 
     def _groups_to_divide(self, keys: Sequence[Hashable], largest: int) -> set[Hashable]:
         """Return the keys of groups that no split can leave whole.
@@ -596,7 +598,17 @@ class _Copies:
         They have more than `largest` rows, or all rows of a label.
         """
         too_large = {key for key, count in Counter(keys).items() if count > largest}
-        return too_large | self._whole_labels(keys).keys()
+        if not self._task.has_text_labels:
+            return too_large
+        totals = Counter(chain.from_iterable(map(label_names, self._rows)))
+        in_groups = Counter(
+            (key, label)
+            for key, item in zip(keys, self._rows, strict=True)
+            for label in label_names(item)
+        )
+        return too_large | {
+            key for (key, label), count in in_groups.items() if count == totals[label] > 1
+        }
 
     def keys_of_sides(self) -> Iterator[Sequence[Sequence[Hashable]]]:
         """Yield for each row a key for each of its texts.
@@ -662,23 +674,6 @@ class _Copies:
             "fold or the held-out part has: the score is too high for them. Remove the copies for "
             "a true score"
         ]
-
-    def _whole_labels(self, keys: Sequence[Hashable]) -> dict[Hashable, str]:
-        """Return the keys of groups that have all rows of a label, and that label.
-
-        There are several labels.
-        """
-        if not self._task.has_text_labels:
-            return {}
-        totals: Counter[str] = Counter()
-        in_groups: Counter[tuple[Hashable, str]] = Counter()
-        for key, item in zip(keys, self._rows, strict=True):
-            for label in label_names(item):
-                totals[label] += 1
-                in_groups[key, label] += 1
-        return {
-            key: label for (key, label), count in in_groups.items() if count == totals[label] > 1
-        }
 
     def _place(self, row: int) -> str:
         return self._rows[row].where.rpartition("/")[2]

@@ -244,7 +244,6 @@ def make_dataset_report(
     schema = data.schema
     settings = TASKS[schema.task].d
     task = task_of(replace(settings, labels=schema.labels, bare_types=schema.bare_types))
-    near_copies, near_leaked = _near_copies(data, tokenizer.lowercase)
     both = list(train) if data.is_validated else [*train, *dev]
     in_train, in_dev = (count_labels(part, task) for part in (data.train, data.dev))
     names = sorted({*in_train, *in_dev}, key=lambda name: (-in_train[name], name))
@@ -258,9 +257,7 @@ def make_dataset_report(
         unit=task.count_unit(),
         targets=_targets(data.train) if task.predicts_numbers else {},
         lengths=_lengths(both, task, tokenizer, max_length),
-        near_copies=near_copies,
-        near_leaked=near_leaked,
-        **_same_texts(data, tokenizer.lowercase),
+        **_copies(data, tokenizer.lowercase),
         **_vocabulary(both, tokenizer),
     )
     texts = [" ".join(item.texts)[:SAMPLED] for item in (*data.train[:SAMPLE], *data.dev[:SAMPLE])]
@@ -376,56 +373,39 @@ def _length(features: Features, task: Task, tokenizer: Tokenizer) -> int:
     )
 
 
-def _same_texts(data: LabelledData, lowercase: bool) -> dict[str, Any]:
-    """Return the copies within train, and two other kinds of repeated rows.
+def _copies(data: LabelledData, lowercase: bool) -> dict[str, Any]:
+    """Return the copies and near-copies within train, and the rows of dev that have one in train.
 
-    They are the rows of dev that are in train, and the rows with the text of an earlier one and
-    another label.
+    Also the rows with the text of an earlier one and another label. Rows with the same text as an
+    earlier one do not count as near-copies.
     """
     task = TASKS[data.schema.task]
+    kinds = ("copies", "leaked", "conflicts", "near_copies", "near_leaked")
+    issues = {kind: IssueCounter() for kind in kinds}
+    rows = [*data.train, *(() if data.is_validated else data.dev)]
     earlier: dict[bytes, Item] = {}
-    issues = {kind: IssueCounter() for kind in ("copies", "leaked", "conflicts")}
-    dev = [] if data.is_validated else data.dev
-    for part, kind in ((data.train, "copies"), (dev, "leaked")):
-        for item in part:
-            key = text_key(item.texts, lowercase)
-            same = earlier.setdefault(key, item) if kind == "copies" else earlier.get(key, item)
-            if same is item:
-                continue
-            issues[kind].add(f"{_row_name(item)} = {_row_name(same)}")
+    near: dict[Hashable, Item] = {}
+    for number, near_key in enumerate(near_copies_of_rows(task.compared_texts(rows))):
+        item = rows[number]
+        key = text_key(item.texts, lowercase)
+        is_dev = number >= len(data.train)
+        same = earlier.get(key, item) if is_dev else earlier.setdefault(key, item)
+        similar = near.get(near_key, item) if is_dev else near.setdefault(near_key, item)
+        if same is not item:
+            issues["leaked" if is_dev else "copies"].add(_row_names(item, " = ", same))
             if task.comparable_label(item.label) != task.comparable_label(same.label):
                 is_short = isinstance(item.label, str | float)
                 both_labels = f": {item.label!r} and {same.label!r}" if is_short else ""
-                issues["conflicts"].add(f"{_row_name(item)} and {_row_name(same)}{both_labels}")
+                issues["conflicts"].add(_row_names(item, " and ", same) + both_labels)
+        elif similar is not item:
+            kind = "near_leaked" if is_dev else "near_copies"
+            issues[kind].add(_row_names(item, " = ", similar))
     return issues
 
 
-def _near_copies(data: LabelledData, lowercase: bool) -> tuple[IssueCounter, IssueCounter]:
-    """Return the near-copies within train, and the rows of dev that have a near-copy in train.
-
-    Rows with the same text as a row of train, which `_same_texts` counts, are not among them.
-    """
-    dev = [] if data.is_validated else data.dev
-    keys = near_copies_of_rows(TASKS[data.schema.task].compared_texts([*data.train, *dev]))
-    first_rows: dict[Hashable, Item] = {}
-    texts_of_train: set[bytes] = set()
-    in_train = IssueCounter()
-    for key, item in zip(keys, data.train):
-        text = text_key(item.texts, lowercase)
-        first = first_rows.setdefault(key, item)
-        if first is not item and text not in texts_of_train:
-            in_train.add(f"{_row_name(item)} = {_row_name(first)}")
-        texts_of_train.add(text)
-    in_dev = IssueCounter()
-    for key, item in zip(keys[len(data.train) :], dev, strict=True):
-        if key in first_rows and text_key(item.texts, lowercase) not in texts_of_train:
-            in_dev.add(f"{_row_name(item)} = {_row_name(first_rows[key])}")
-    return in_train, in_dev
-
-
-def _row_name(item: Item) -> str:
-    """File and row, without the folders."""
-    return item.where.rpartition("/")[2]
+def _row_names(item: Item, relation: str, other: Item) -> str:
+    """Return file and row of two items, without the folders."""
+    return relation.join(row.where.rpartition("/")[2] for row in (item, other))
 
 
 def _vocabulary(features: Sequence[Features], tokenizer: Tokenizer) -> dict[str, Any]:

@@ -43,6 +43,7 @@ from bertworks.training.objectives import OBJECTIVES, PERPLEXITY
 from bertworks.training.recipe import FinetuneRecipe
 
 Rows = list[dict[str, Any]]
+Result = Mapping[str, Any]  # of an evaluation, as in result.json
 # title, name of the figure, format, whether the axis begins at zero
 Chart = tuple[str, str, Show, bool]
 Column = tuple[str, str, Show]  # name of the figure, title, format
@@ -57,7 +58,7 @@ def _title(metric: str, place: str, positive: str | None = None) -> str:
     return f"{name[0].upper()}{name[1:]} {place}"
 
 
-def place_of(result: Mapping[str, Any] | None) -> str:
+def place_of(result: Result | None) -> str:
     """Return where the figures of a result come from: "on dev" or "in cross-validation"."""
     return str(((result or {}).get("baselines") or {}).get("place", "on dev"))
 
@@ -70,7 +71,7 @@ VALIDATED = (
 )  # of a cross-validation
 
 
-def errors_note(result: Mapping[str, Any]) -> str:
+def errors_note(result: Result) -> str:
     """Return the end of a sentence about errors.csv: what its first rows are.
 
     It is "" if there are no errors of this kind.
@@ -132,9 +133,7 @@ def write_report(folder: Path) -> Path:
     return _write(folder, "pre-training", summary, sections)
 
 
-def write_task_report(
-    folder: Path, metric: str, data: str, result: Mapping[str, Any] | None
-) -> Path:
+def write_task_report(folder: Path, metric: str, data: str, result: Result | None) -> Path:
     """Draw the page of a run folder and return its path.
 
     What is not there yet is left out.
@@ -192,7 +191,7 @@ def write_task_report(
 
 
 def joint_card(
-    folder: Path, recipe: FinetuneRecipe, model_name: str, results: Mapping[str, Mapping[str, Any]]
+    folder: Path, recipe: FinetuneRecipe, model_name: str, results: Mapping[str, Result]
 ) -> str:
     """Return the card of a joint fine-tuning. results: of each task, as in result.json."""
     scores: dict[str, str] = {}
@@ -221,7 +220,7 @@ def _card(
     )
 
 
-def _comparison(comparison: Mapping[str, Any], place: str, never_found: str) -> Iterable[Section]:
+def _comparison(comparison: Result, place: str, never_found: str) -> Iterable[Section]:
     """Return the comparison with simple methods as sections.
 
     They are a headline with the scores of the model and of the best simple method, the verdict, and
@@ -249,7 +248,7 @@ def _comparison(comparison: Mapping[str, Any], place: str, never_found: str) -> 
     yield svg.section("Beside simple methods", picture, svg.words(heads, table, wraps=False))
 
 
-def write_trials_report(folder: Path, done: Sequence[Mapping[str, Any]], summary: str) -> Path:
+def write_trials_report(folder: Path, done: Sequence[Result], summary: str) -> Path:
     """Draw the page of many fine-tunings and return its path.
 
     Args:
@@ -343,7 +342,7 @@ def _lines(
     return drawings
 
 
-def _evaluation_sections(result: Mapping[str, Any]) -> Iterable[Section]:
+def _evaluation_sections(result: Result) -> Iterable[Section]:
     """Sections of the final evaluation: confusion matrix, figures by label, the worst mistakes."""
     if confusion := result["confusion"]:
         parts = [svg.heat(confusion["labels"], confusion["counts"])]
@@ -411,12 +410,12 @@ def write_errors(path: Path, d: TaskConfig, wrong: Sequence[Mistake]) -> None:
     for number in range(1, 1 + len(texts)):
         if columns.count(columns[number]) > 1:
             columns[number] += " (text)"
-    figures = (
-        [f if f is None else round(f, 4) for f in (m.score, *m.figures.values())] for m in wrong
-    )
     rows = (
-        [m.where, *m.texts, m.gold, m.predicted, *values]
-        for m, values in zip(wrong, figures, strict=True)
+        [
+            *(m.where, *m.texts, m.gold, m.predicted),
+            *(f if f is None else round(f, 4) for f in (m.score, *m.figures.values())),
+        ]
+        for m in wrong
     )
     write_rows(
         path, columns, (dict(zip(columns, row, strict=True)) for row in rows), guard_formulas=True
@@ -436,7 +435,7 @@ def task_card(
     model_name: str,
     data_report: DatasetReport,
     figures: Mapping[str, float],
-    result: Mapping[str, Any] | None = None,
+    result: Result | None = None,
     config: EncoderConfig = BERT,
 ) -> str:
     """Return the card of a fine-tuned model.
@@ -447,8 +446,9 @@ def task_card(
         config: of the network.
     """
     result = result or {}
+    task = task_of(d)
     is_own = is_own_network(d, config)
-    task = next((note[6:] for note in data_report.notes if note.startswith("task: ")), d.task)
+    meanings = (note[6:] for note in data_report.notes if note.startswith("task: "))
     texts = '{"text": "A text", "text_pair": "and another"}' if len(d.text) == 2 else '"A text"'
     if d.reads_means:
         use = encoder_use(d, config)
@@ -456,9 +456,9 @@ def task_card(
         use = REFUSED
     elif config.languages:
         texts = texts if len(d.text) != 2 else '"A text", "and another"'
-        use = render_code("python", in_language(TASKS[d.task].usage_in_a_language, config))
+        use = render_code("python", in_language(task.usage_in_a_language, config))
     else:
-        use = render_code("python", TASKS[d.task].usage)
+        use = render_code("python", task.usage)
     use = use.replace("TEXTS", texts).replace("MOST", str(d.max_answer - 1))
     return _card(
         "finetuned.md",
@@ -466,18 +466,18 @@ def task_card(
         recipe,
         model_name,
         library="bertworks" if is_own else "transformers",
-        pipeline=TASKS[d.task].pipeline,
+        pipeline=task.pipeline,
         hub=_hub_fields(model_name, figures),
         kind=d.task,
-        task=task,
+        task=next(meanings, d.task),
         columns=" and ".join(f"`{render_cell(column)}`" for column in d.text) or "its text",
         max_length=d.max_length,
-        longer="read in windows" if TASKS[d.task].reads_windows else "truncated",
+        longer="read in windows" if task.reads_windows else "truncated",
         quality=_quality(data_report, figures, result)
         + (_SELECTED if recipe.select == "best" else ""),
         data=_data(data_report).strip(),
         use=use,
-        probabilities=_probabilities(d, result),
+        probabilities="" if task.predicts_numbers else _probabilities(result),
         software=render_table(("Package", ""), versions()),
     )
 
@@ -496,10 +496,8 @@ def _hub_fields(model_name: str, figures: Mapping[str, float]) -> str:
     return lines
 
 
-def _probabilities(d: TaskConfig, result: Mapping[str, Any]) -> str:
+def _probabilities(result: Result) -> str:
     """Return whether the probabilities are calibrated."""
-    if TASKS[d.task].predicts_numbers:
-        return ""
     calibration = result.get("calibration")
     if not calibration:
         return "\nIts probabilities are not calibrated."
@@ -510,9 +508,7 @@ def _probabilities(d: TaskConfig, result: Mapping[str, Any]) -> str:
     )
 
 
-def _quality(
-    data_report: DatasetReport, figures: Mapping[str, float], result: Mapping[str, Any]
-) -> str:
+def _quality(data_report: DatasetReport, figures: Mapping[str, float], result: Result) -> str:
     note = next(
         (note for note in data_report.notes if note.startswith("evaluated on")),
         "evaluated on held-out rows",

@@ -79,7 +79,8 @@ class QuestionsTask(Task):
     rows_are = "questions"
     endpoint = "qa"
     reads = "question"
-    left_out_note = "answers are not at their position in the context, and are left out of train"
+    doubtful_note = "answers are not at their position in the context, and are left out of train"
+    leaves_out_doubtful = True
     has_confusion = False
     has_temperature = False
 
@@ -182,7 +183,7 @@ class QuestionsTask(Task):
         ]
         return answers, no_answer
 
-    def is_unusable(self, item: Item) -> bool:
+    def is_doubtful(self, item: Item) -> bool:
         return misplaced(item)
 
     def divided_texts(self, item: Item) -> tuple[str, ...]:

@@ -53,6 +53,8 @@ Logits = NDArray[np.float32]
 Value = Callable[[Tensor], Tensor]  # [copies, M, outputs] -> [copies]
 # a sequence and an output for it: its name and value; "", None: none
 Attributed = tuple[Example, str, Value | None]
+# logits and gold labels of predictions, and the row of each
+Gold = tuple[Logits, NDArray[np.float64], NDArray[np.int64]]
 # labelled rows, and predictions for them
 Pairs = Sequence[tuple[Item, Answer]]
 # with it, the prediction as names and values
@@ -356,8 +358,7 @@ class Task(RowTask):
     rows_are: what rows are, in sentences.
     endpoint: the path of a server. reads: what its items are; "": what the columns are.
     pipeline_functions: functions of the logits, in pipelines of transformers.
-    doubtful_note: on rows that are learned although `is_doubtful`; "": there are none.
-    left_out_note: on rows that cannot be learned, of which `is_unusable`; "": there are none.
+    doubtful_note: on rows that are `is_doubtful`. leaves_out_doubtful: they cannot be learned.
     predicts_texts: there is one prediction for all sequences of an item.
     reads_pairs: it reads one text or two.
     reads_windows: long texts are read in windows, not truncated.
@@ -388,7 +389,7 @@ class Task(RowTask):
     reads = ""
     pipeline_functions: Names = ("softmax", "sigmoid", "none")
     doubtful_note = ""
-    left_out_note = ""
+    leaves_out_doubtful = False
     predicts_texts = False
     reads_pairs = False
     reads_windows = False
@@ -412,11 +413,7 @@ class Task(RowTask):
         return schema, []
 
     def is_doubtful(self, item: Item) -> bool:
-        """Return whether a row has a label that is not learned as it is written."""
-        return False
-
-    def is_unusable(self, item: Item) -> bool:
-        """Return whether a row has a label that cannot be learned."""
+        """Return whether a row has a label that cannot be learned as it is written."""
         return False
 
     def compared_texts(self, rows: Sequence[Item]) -> list[Names]:
@@ -667,7 +664,7 @@ class Task(RowTask):
 
     def confusion_labels(self, names: set[str]) -> list[str]:
         """Return the rows of the confusion matrix. names: those of labels and predictions."""
-        return [*sorted(names), NOTHING]
+        return [*self.counted_classes()] or [*sorted(names), NOTHING]
 
     def table(self, dev: Sequence[Features], pairs: Pairs) -> dict[str, dict[str, float]]:
         """Return the figures of each `part`."""
@@ -677,9 +674,7 @@ class Task(RowTask):
 
     # --- calibration
 
-    def gold_logits(
-        self, rows: Sequence[Features], logits: Sequence[Logits]
-    ) -> tuple[Logits, NDArray[np.float64], NDArray[np.int64]]:
+    def gold_logits(self, rows: Sequence[Features], logits: Sequence[Logits]) -> Gold:
         """Return logits [n, labels] and gold labels as in `metrics.intervals`, and the row of each.
 
         They are those of all predicted words, tokens or texts.

@@ -49,9 +49,9 @@ from bertworks.tasks.settings import TaskConfig
 from bertworks.tasks.task import (
     ABSENT_LOGIT,
     Answer,
-    Attributed,
     Explained,
     Featurizer,
+    Gold,
     Logits,
     Mistake,
     Pairs,
@@ -141,8 +141,8 @@ class TextTask(Task):
         expect(label in self.d.labels, f"the model has no label {label!r}", hint=hint)
         number = self.d.labels.index(label)
         name = f"the label “{label}” (log-odds)"
-        attributed: Attributed = features.unit[0], name, lambda x: value(x[:, 0], number)
-        return attributed, [(label, f"{p:.1%}") for label, p in best]
+        rows = [(label, f"{p:.1%}") for label, p in best]
+        return (features.unit[0], name, lambda x: value(x[:, 0], number)), rows
 
 
 class ClassificationTask(TextTask):
@@ -242,9 +242,6 @@ class ClassificationTask(TextTask):
                 kind,
                 {"gold_score": p},
             )
-
-    def confusion_labels(self, names: set[str]) -> list[str]:
-        return list(self.d.labels)
 
 
 class MultiLabelTask(TextTask):
@@ -432,8 +429,8 @@ class RegressionTask(TextTask):
         return text, {"largest": largest}
 
     def explained(self, features: Features, answer: Answer, target: str | None) -> Explained:
-        attributed: Attributed = features.unit[0], "the value", lambda x: x[:, 0, 0]
-        return attributed, [("value", f"{answer['value']:.4g}")]
+        prediction = ("value", f"{answer['value']:.4g}")
+        return (features.unit[0], "the value", lambda x: x[:, 0, 0]), [prediction]
 
     def row_sums(self, pairs: Pairs) -> dict[str, intervals.RowSums]:
         labels, values = zip(*((item.label, answer["value"]) for item, answer in pairs))
@@ -561,9 +558,9 @@ class ChoiceTask(TextTask):
     def explained(self, features: Features, answer: Answer, target: str | None) -> Explained:
         number = answer["choice"]
         name = f"choice {number + 1} (its score)"
-        attributed: Attributed = features.unit[number], name, lambda x: x[:, 0, 0]
         scores = (f"{p:.1%}" for p in answer["scores"])
-        return attributed, zip(features.item.texts[1:], scores, strict=True)
+        rows = zip(features.item.texts[1:], scores, strict=True)
+        return (features.unit[number], name, lambda x: x[:, 0, 0]), rows
 
     def label_names(self, label: Any) -> Iterable[str]:
         """Return the position of a choice."""
@@ -588,9 +585,7 @@ class ChoiceTask(TextTask):
     def confusion_labels(self, names: set[str]) -> list[str]:
         return [str(number + 1) for number in range(self.d.num_choices)]
 
-    def gold_logits(
-        self, rows: Sequence[Features], logits: Sequence[Logits]
-    ) -> tuple[Logits, NDArray[np.float64], NDArray[np.int64]]:
+    def gold_logits(self, rows: Sequence[Features], logits: Sequence[Logits]) -> Gold:
         gold = [[example.target.labels[0] for example in features.unit] for features in rows]
         row_logits = np.stack([x[:, 0] for x in logits])
         return row_logits, np.array(gold).argmax(1), np.arange(len(rows))

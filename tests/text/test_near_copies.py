@@ -490,8 +490,11 @@ def test_capitals_are_near_copies_where_the_model_sees_them(tmp_path: Path) -> N
         Item((text,), "x", f"t.csv:{n}") for n, text in enumerate(("Film", "film", "film.", "film"))
     ]
     data = LabelledData(Schema(task="classification", text=("text",), labels=("x",)), train, [])
-    assert dataset_report._near_copies(data, lowercase=True)[0].places == ["t.csv:2 = t.csv:0"]
-    assert dataset_report._near_copies(data, lowercase=False)[0].count == 2, "film and film."
+    cased, uncased = (
+        dataset_report._copies(data, lowercase)["near_copies"] for lowercase in (False, True)
+    )
+    assert uncased.places == ["t.csv:2 = t.csv:0"]
+    assert cased.count == 2, "film and film."
 
 
 # --- evaluation
