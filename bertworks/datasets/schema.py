@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from bertworks.datasets import values
@@ -336,17 +335,6 @@ def read_item(row: Row, schema: Schema, task: RowTask) -> Item:
     # rows of group 1 and of group 1.0 stay together
     document = values.canonical_label(name(schema.document))
     return Item(texts, label, where, name(schema.id), document, schema.raw)
-
-
-def misplaced(item: Item) -> bool:
-    """Whether an answer of a qa item is not in the context at the place that its label gives."""
-    context = item.texts[1]
-    return any(context[start : start + len(text)] != text for start, text in item.label or ())
-
-
-def overlapping(item: Item) -> bool:
-    """Return whether spans of an item overlap: tags can express only one of them."""
-    return any(second[0] < first[1] for first, second in pairwise(sorted(item.label or ())))
 
 
 def find_labels(

@@ -52,15 +52,15 @@ def figures_by_type(names: Sequence[str], counts: Array) -> dict[str, dict[str, 
         counts: see `count_spans`.
     """
     right, predicted, gold = counts.sum(0)
-    columns = {
+    figures = {
         "precision": ratio(right, predicted),
         "recall": ratio(right, gold),
         "f1": ratio(2 * right, predicted + gold),
+        "support": gold,
     }
-    rows = zip(*(column.tolist() for column in (columns | {"support": gold}).values()), strict=True)
     return {
-        name: dict(zip((*columns, "support"), row, strict=True))
-        for name, row in zip(names, rows, strict=True)
+        name: {figure: float(values[number]) for figure, values in figures.items()}
+        for number, name in enumerate(names)
     }
 
 

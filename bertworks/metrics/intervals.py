@@ -222,7 +222,9 @@ def count_sums(counts: Array) -> dict[str, RowSums]:
     num_labels = np.count_nonzero(counts[:, 1:].sum((0, 1)))
 
     def macro_f1(sums: Array) -> Array:
-        return ratio(_f1_of_labels(sums).sum(1), np.full(len(sums), float(num_labels)))
+        right, predicted, gold = sums.swapaxes(0, 1)
+        f1 = ratio(2 * right, predicted + gold)  # 0 of a label that does not occur
+        return ratio(f1.sum(1), np.full(len(sums), float(num_labels)))
 
     def metric(score: Callable[[Array], Array]) -> RowSums:
         return RowSums(rows, lambda sums: score(sums.reshape(len(sums), *shape)))
@@ -231,22 +233,17 @@ def count_sums(counts: Array) -> dict[str, RowSums]:
     return {name: metric(score) for name, score in scores.items()}
 
 
-def _f1_of_labels(counts: Array) -> Array:
-    """Return the F1 of each label: counts [samples, 3, labels] -> [samples, labels].
+def _pooled_correlation(counts: Array, num_rows: Array) -> Array:
+    """Return the correlation of decisions about labels, see `label_correlation`: [samples].
 
-    The F1 of a label that does not occur is 0.
+    Args:
+        counts: of right, predicted and gold labels [samples, 3, labels].
+        num_rows: the number of rows [samples, 1].
     """
     right, predicted, gold = counts.swapaxes(0, 1)
-    return ratio(2 * right, predicted + gold)
-
-
-def _matthews(counts: Array) -> Array:
-    """Return the Matthews correlation for any number of labels (Gorodkin 2004)."""
-    right, predicted, gold = counts.swapaxes(0, 1)
-    rows = gold.sum(1)
-    covariance = right.sum(1) * rows - (predicted * gold).sum(1)
-    predicted_variance = rows * rows - (predicted * predicted).sum(1)
-    gold_variance = rows * rows - (gold * gold).sum(1)
+    covariance = (num_rows * right - predicted * gold).sum(1)
+    predicted_variance = (num_rows * predicted - predicted * predicted).sum(1)
+    gold_variance = (num_rows * gold - gold * gold).sum(1)
     return ratio(covariance, np.sqrt(predicted_variance * gold_variance))
 
 
@@ -263,22 +260,17 @@ def label_correlation(counts: Array) -> RowSums:
             [rows, 3, labels], 0 or 1.
     """
     shape = counts.shape[1:]
-
-    def correlation(sums: Array) -> Array:
-        rows = sums[:, :1]
-        right, predicted, gold = sums[:, 1:].reshape(len(sums), *shape).swapaxes(0, 1)
-        covariance = (rows * right - predicted * gold).sum(1)
-        predicted_variance = (rows * predicted - predicted * predicted).sum(1)
-        gold_variance = (rows * gold - gold * gold).sum(1)
-        return ratio(covariance, np.sqrt(predicted_variance * gold_variance))
-
     row_counts = np.ones((len(counts), 1))
-    return RowSums(np.concatenate([row_counts, counts.reshape(len(counts), -1)], 1), correlation)
+    return RowSums(
+        np.concatenate([row_counts, counts.reshape(len(counts), -1)], 1),
+        lambda sums: _pooled_correlation(sums[:, 1:].reshape(len(sums), *shape), sums[:, :1]),
+    )
 
 
 # Metrics of counts (right, predicted, gold) [samples, 3, labels].
 _COUNT_METRICS: Mapping[str, Callable[[Array], Array]] = {
-    "matthews_correlation": _matthews,
+    # for any number of labels (Gorodkin 2004)
+    "matthews_correlation": lambda c: _pooled_correlation(c, c[:, 2].sum(1, keepdims=True)),
     "precision": lambda counts: ratio(counts[:, 0].sum(1), counts[:, 1].sum(1)),
     "recall": lambda counts: ratio(counts[:, 0].sum(1), counts[:, 2].sum(1)),
     **dict.fromkeys(("f1", "micro_f1"), lambda c: ratio(2 * c[:, 0].sum(1), c[:, 1:].sum((1, 2)))),

@@ -18,7 +18,6 @@ from bertworks.datasets.schema import (
     ReadName,
     Schema,
     first_column,
-    misplaced,
     named_columns,
 )
 from bertworks.datasets.values import MOST, answers_of
@@ -184,7 +183,8 @@ class QuestionsTask(Task):
         return answers, no_answer
 
     def is_doubtful(self, item: Item) -> bool:
-        return misplaced(item)
+        context = item.texts[1]
+        return any(context[start : start + len(text)] != text for start, text in item.label or ())
 
     def divided_texts(self, item: Item) -> tuple[str, ...]:
         """Questions on one context are on one side."""

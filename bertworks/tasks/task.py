@@ -53,12 +53,12 @@ Logits = NDArray[np.float32]
 Value = Callable[[Tensor], Tensor]  # [copies, M, outputs] -> [copies]
 # a sequence and an output for it: its name and value; "", None: none
 Attributed = tuple[Example, str, Value | None]
+# with it, the prediction as names and values
+Explained = tuple[Attributed, Iterable[tuple[str, str]]]
 # logits and gold labels of predictions, and the row of each
 Gold = tuple[Logits, NDArray[np.float64], NDArray[np.int64]]
 # labelled rows, and predictions for them
 Pairs = Sequence[tuple[Item, Answer]]
-# with it, the prediction as names and values
-Explained = tuple[Attributed, Iterable[tuple[str, str]]]
 _Row = TypeVar("_Row")
 ABSENT_LOGIT = -30.0  # of what never occurs in the training rows
 NOTHING = "-"  # instead of a label, if there is none
