@@ -165,31 +165,22 @@ def _text_rows(sample: Any) -> list[TextRow]:
             cells = tuple(value.values())
         elif isinstance(value, list | tuple | np.ndarray):
             cells = tuple(value)
-        if len(cells) not in (1, 2) or (rows and len(cells) != len(rows[0])):
-            raise _width_error((len(values), len(cells)), number, rows)
+        if rows and len(cells) != len(rows[0]):
+            what = (
+                f"row {number} has {len(cells)} texts, and the rows before it have {len(rows[0])}"
+            )
+            raise InputError(what, hint="give all rows the same number of texts")
+        if not cells:  # in the words of scikit-learn
+            what = f"0 feature(s) (shape={(len(values), 0)}) while a minimum of 1 is required"
+            raise InputError(
+                f"{what}: a column of texts", hint="give one column of texts, or two of pairs"
+            )
+        if len(cells) > 2:
+            what = f"the sample has {len(cells)} columns: expected one of texts, or two of pairs"
+            hint = "choose the columns, as TABLE[['text']], or with a ColumnTransformer"
+            raise InputError(f"{what} of texts", hint=hint)
         rows.append(tuple(_checked_text(plain_value(cell), number) for cell in cells))
     return rows
-
-
-def _width_error(shape: tuple[int, int], number: int, rows: Sequence[TextRow]) -> InputError:
-    """Return the error for a row with an unexpected number of texts.
-
-    Rows have one or two texts, and as many as the rows before them.
-
-    Args:
-        shape: of the sample, if all rows had as many texts as this one.
-        number: of the row.
-    """
-    if rows:
-        what = f"row {number} has {shape[1]} texts, and the rows before it have {len(rows[0])}"
-        return InputError(what, hint="give all rows the same number of texts")
-    if shape[1] == 0:  # in the words of scikit-learn
-        what = f"0 feature(s) (shape={shape}) while a minimum of 1 is required: a column of texts"
-        return InputError(what, hint="give one column of texts, or two of pairs")
-    what = f"the sample has {shape[1]} columns: expected one of texts, or two of pairs of texts"
-    return InputError(
-        what, hint="choose the columns, as TABLE[['text']], or with a ColumnTransformer"
-    )
 
 
 def _checked_text(value: Any, number: int) -> str:

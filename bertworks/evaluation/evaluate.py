@@ -58,6 +58,7 @@ from bertworks.training.device import Precision, PrecisionOption
 _DATA_FIELDS = ("data", "dev", "group", "validation", "fold", "folds", "task")
 _PAIR_COLUMNS = ("sentence_good", "sentence_bad", "UID")
 _BLIMP = "give BLiMP's files: sentence_good, sentence_bad, UID"
+_NAMED_LABELS = 5  # in a message
 _REPORT_INTERVAL = 200  # pairs between two lines of progress
 Pair = Mapping[str, Any]  # a row of BLiMP
 
@@ -305,7 +306,18 @@ def evaluate_task(
         rows, "no row has a text and a label", reader.name, "name another file, or --text COLUMN"
     )
     d, unknown = _with_labels_of(d, rows, schema.labels, reader.name)
-    notes += _unknown_notes(unknown, schema.labels)
+    if unknown:
+        descriptions = []
+        for name in list(unknown)[:_NAMED_LABELS]:
+            similar = misspelt_labels(name, schema.labels)
+            suggestion = "".join(f", did you mean {label!r}?" for label in similar)
+            descriptions.append(f"{name!r} ({unknown[name]:,}{suggestion})")
+        if len(unknown) > _NAMED_LABELS:
+            descriptions.append("...")
+        labels = "1 label" if len(unknown) == 1 else f"{len(unknown):,} labels"
+        notes.append(
+            f"{labels} never trained, rows that count as mistakes: {', '.join(descriptions)}"
+        )
     # Rows of a regression have no label names; `unknown` is empty then.
     has_known_labels = [
         not unknown or unknown.keys().isdisjoint(label_names(item)) for item in rows
@@ -356,8 +368,11 @@ def training_copies(folder: Path, rows: Sequence[Item], d: TaskConfig) -> tuple[
     """
     unknown = "not compared with the training data"
     try:
-        stored = _request_of(folder)
-        if stored is None:
+        stored = stored_request(folder)
+        if stored is None and folder.parent.name == TASKS_FOLDER:  # a task of a joint fine-tuning
+            joint_request = stored_request(folder.parent.parent) or {}
+            stored = joint_request.get("joint", {}).get(folder.name)
+        if not stored or not isinstance(stored.get("data"), str) or "data_sha256" not in stored:
             return None, ""
         name = Path(stored["data"]).name
         request = _data_request(stored)
@@ -392,18 +407,6 @@ def training_copies(folder: Path, rows: Sequence[Item], d: TaskConfig) -> tuple[
         f"are copies or near-copies of rows in the training data ({', '.join(copies.places[:2])})"
     )
     return copies.count, f"WARNING: {share} {what}: the figures are too good"
-
-
-def _request_of(folder: Path) -> dict[str, Any] | None:
-    """Return the stored request of the fine-tuning that made a model folder, or None."""
-    stored = stored_request(folder)
-    # the folder of a task of a joint fine-tuning
-    if stored is None and folder.parent.name == TASKS_FOLDER:
-        joint_request = stored_request(folder.parent.parent) or {}
-        stored = joint_request.get("joint", {}).get(folder.name)
-    if not stored or not isinstance(stored.get("data"), str) or "data_sha256" not in stored:
-        return None
-    return stored
 
 
 def _data_request(stored: Mapping[str, Any]) -> FinetuneRequest | None:
@@ -450,27 +453,6 @@ def _with_labels_of(
         f"the tags of the model are: {first_names(d.labels, 5)}",
     )
     return wider, dict(unknown.most_common())
-
-
-def _unknown_notes(unknown: Mapping[str, int], known: Sequence[str]) -> list[str]:
-    """Return a note on the labels that the model was not trained on.
-
-    It names at most 5, with the known one that may be meant.
-
-    Args:
-        unknown: the number of rows of each of these labels.
-        known: the labels of the model.
-    """
-    if not unknown:
-        return []
-    descriptions = []
-    for name in list(unknown)[:5]:
-        suggestion = "".join(f", did you mean {label!r}?" for label in misspelt_labels(name, known))
-        descriptions.append(f"{name!r} ({unknown[name]:,}{suggestion})")
-    if len(unknown) > 5:
-        descriptions.append("...")
-    labels = "1 label" if len(unknown) == 1 else f"{len(unknown):,} labels"
-    return [f"{labels} never trained, rows that count as mistakes: {', '.join(descriptions)}"]
 
 
 def _labelled(
@@ -532,7 +514,22 @@ def evaluate_blimp(
     """
     expect(sample >= 0, f"a sample of {sample} pairs: expected 1 or more, or 0 for all")
     refuse_unwritable(output)
-    pairs = list(_read_pairs(data, sample))
+    path = as_path(data)
+    pairs_of_paradigms = defaultdict[str, list[Pair]](list)
+    for file in sorted(path.glob("*.jsonl*")) if path.is_dir() else [path]:
+        for row in RowReader(file):
+            for column in _PAIR_COLUMNS:
+                is_text = isinstance(row.values.get(column), str)
+                require(is_text, f"no text in the field {column!r}", row.where, _BLIMP)
+            pairs_of_paradigms[row.values["UID"]].append(row.values)
+    require(pairs_of_paradigms, "no pairs of sentences", data, "name a .jsonl file of BLiMP")
+    pairs = list[Pair]()
+    for of_paradigm in pairs_of_paradigms.values():
+        total = len(of_paradigm)
+        numbers: Sequence[int] = range(total)
+        if 0 < sample < total:
+            numbers = [shuffled_index(i, total, 0, 0) for i in range(sample)]
+        pairs += [of_paradigm[number] for number in numbers]
     source = open_model(model, device)
     yield Event(
         "note", f"sentences: {' and '.join(map(repr, _PAIR_COLUMNS[:2]))}; {len(pairs):,} pairs"
@@ -568,26 +565,6 @@ def evaluate_blimp(
     if output is not None:
         write_json(output, result)
     yield Event("done", _pair_table(result), result)
-
-
-def _read_pairs(data: str | Path, sample: int) -> Iterator[Pair]:
-    """Yield the pairs, or a sample of them, by paradigm."""
-    path = as_path(data)
-    paradigms: dict[str, list[Pair]] = defaultdict(list)
-    for file in sorted(path.glob("*.jsonl*")) if path.is_dir() else [path]:
-        for row in RowReader(file):
-            for column in _PAIR_COLUMNS:
-                is_text = isinstance(row.values.get(column), str)
-                require(is_text, f"no text in the field {column!r}", row.where, _BLIMP)
-            paradigms[row.values["UID"]].append(row.values)
-    require(paradigms, "no pairs of sentences", data, "name a .jsonl file of BLiMP")
-    for pairs in paradigms.values():
-        count = min(sample or len(pairs), len(pairs))
-        yield from (
-            (pairs[shuffled_index(i, len(pairs), 0, 0)] for i in range(count))
-            if count < len(pairs)
-            else pairs
-        )
 
 
 def _pair_figures(pairs: Sequence[Pair], outcomes: Sequence[bool]) -> dict[str, Any]:

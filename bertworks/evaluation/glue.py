@@ -117,23 +117,21 @@ def find_glue_tasks(folder: str | Path) -> list[GlueTask]:
     names = ", ".join(task.name for task in GLUE)
     hint = "name the folder that holds them, such as glue_data"
     require(tasks, f"no task of GLUE is here; its folders are {names}", folder, hint)
-    return [task._replace(files=_files(path, task.splits)) for task, path in tasks]
-
-
-def _files(folder: Path, splits: Sequence[str]) -> dict[str, Path]:
-    """Return the best file of each split.
-
-    Every task may have a held-out set, MNLI also a mixed one.
-    """
-    present = {
-        tuple(path.name.split(".")[:2]): path for path in sorted(folder.iterdir()) if path.is_file()
-    }
-    files: dict[str, Path] = {}
-    for split in (*splits, "heldout", "dev_mixed"):
-        for name in product(_CONTENT["files"].get(split, (split,)), _SUFFIXES):
-            if name in present:
-                files.setdefault(split, present[name])
-    return files
+    tasks_with_files = []
+    for task, path in tasks:
+        present = {
+            tuple(file.name.split(".")[:2]): file
+            for file in sorted(path.iterdir())
+            if file.is_file()
+        }
+        # The best file of each split. Every task may have a held-out set, MNLI also a mixed one.
+        files: dict[str, Path] = {}
+        for split in (*task.splits, "heldout", "dev_mixed"):
+            for name in product(_CONTENT["files"].get(split, (split,)), _SUFFIXES):
+                if name in present:
+                    files.setdefault(split, present[name])
+        tasks_with_files.append(task._replace(files=files))
+    return tasks_with_files
 
 
 def _key(name: str) -> str:
@@ -247,7 +245,17 @@ def evaluate_glue(
             {"model": str(model), "recipe": recipe, "seeds": seeds, "columns": rows},
         )
         write_text(output / "table.md", text)
-        _submit(task, output, device)
+        # The files for the leaderboard, of the best model of the task.
+        key, default = ("label", task.labels[0]) if task.labels else ("value", 0.0)
+        for split in [split for split in task.submissions if split in task.files]:
+            test_items = [item for _, item in rows_with_items(*task.read(split), IssueCounter())]
+            answers = Predictor(output / name, device=device).answers(filter(None, test_items))
+            # The leaderboard expects a prediction for every row: a row without text gets any.
+            predictions = [
+                default if item is None else next(answers)[1][key] for item in test_items
+            ]
+            path = output / "submission" / task.submissions[split]
+            write_text(path, submission(task, predictions))
         summary = last.text.splitlines()[0]
         fields = {"task": name, "trials": last.fields["trials"]}
         yield Event("evaluation", f"{name}: {summary}", fields)
@@ -299,17 +307,6 @@ def _figures(
         name: {**about, "seeds": seeds, "interval": intervals[name]}
         for name, seeds in columns.items()
     }
-
-
-def _submit(task: GlueTask, output: Path, device: str) -> None:
-    """Write the files for the leaderboard, of the task's best model."""
-    key, default = ("label", task.labels[0]) if task.labels else ("value", 0.0)
-    for split in [split for split in task.submissions if split in task.files]:
-        rows = [item for _, item in rows_with_items(*task.read(split), IssueCounter())]
-        answers = Predictor(output / task.name, device=device).answers(filter(None, rows))
-        # The leaderboard expects a prediction for every row: a row without text gets any.
-        predictions = [default if row is None else next(answers)[1][key] for row in rows]
-        write_text(output / "submission" / task.submissions[split], submission(task, predictions))
 
 
 def macro_average(row: Mapping[str, float]) -> tuple[float, list[str]]:

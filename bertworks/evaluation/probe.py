@@ -438,11 +438,21 @@ def probe_page(result: Mapping[str, Any]) -> str:
         f"Syntax is clearest in layer {best['layer']}: UUAS {100 * best['uuas']:.1f}, DSpr "
         f"{best['dspr']:.2f}"
     )
-    uuas, dspr = (_series(result, key, name) for key in ("uuas", "dspr"))
-    charts = [
-        svg.chart("UUAS: edges of the trees that are found", uuas, svg.percent, True, "layer")
-    ]
-    charts += [svg.chart("DSpr: rank correlation of distances", dspr, svg.plain, True, "layer")]
+    charts = []
+    for key, title, unit in (
+        ("uuas", "UUAS: edges of the trees that are found", svg.percent),
+        ("dspr", "DSpr: rank correlation of distances", svg.plain),
+    ):
+        points, random = (
+            [(row["layer"], row[key]) for row in result[part]] for part in ("layers", "random")
+        )
+        chain = [(float(layer), result["chain"][key]) for layer, _ in (points[0], points[-1])]
+        series = [
+            Series(name, "held", points, (best["layer"], best[key])),
+            Series("untrained encoder", "train", random),
+            Series(_CHAIN, "base", chain),
+        ]
+        charts.append(svg.chart(title, series, unit, True, "layer"))
     over = "sentences and seeds" if result["seeds"] > 1 else "sentences"
     method = (
         "A probe is a linear map of the hidden states of a layer: squared distances of words "
@@ -464,17 +474,3 @@ def probe_page(result: Mapping[str, Any]) -> str:
         svg.note(method, quiet=False),
     ]
     return svg.page(name, "structural probes", _summary(result), sections)
-
-
-def _series(result: Mapping[str, Any], key: str, name: str) -> list[Series]:
-    """Return the lines of a chart: the model, the untrained encoder and the chain."""
-    points, random = (
-        [(row["layer"], row[key]) for row in result[part]] for part in ("layers", "random")
-    )
-    best = next(point for point in points if point[0] == result["best_layer"])
-    chain = [(float(layer), result["chain"][key]) for layer, _ in (points[0], points[-1])]
-    return [
-        Series(name, "held", points, best),
-        Series("untrained encoder", "train", random),
-        Series(_CHAIN, "base", chain),
-    ]

@@ -302,6 +302,7 @@ class Application:
             )
 
     async def _respond(self, request: Request, path: str) -> Answer:
+        """Return the answer to a request, or an error: under `/v1/` one as OpenAI has it."""
         has_failed = False
         code = None
         try:
@@ -343,11 +344,21 @@ class Application:
             status = 500
             what = "an error in bertworks; see the server's log"
             headers = None
-        if path.startswith("/v1/"):
-            status, body = openai_error(status, what, failed=has_failed, code=code)
-        else:
+        if not path.startswith("/v1/"):
             body = {"error": what, "error_type": _KINDS.get(status, "Validation")}
-        return Answer(body, status, headers)
+            return Answer(body, status, headers)
+        if has_failed:
+            status = 500
+        kind = "requests" if status == 429 else "invalid_request_error"
+        field = _PARAMETER.match(what)
+        openai_error = {
+            "message": what,
+            "type": "server_error" if status in (500, 503) else kind,
+            "param": field[1] if field else None,
+            "code": code or _OPENAI_CODES.get(status),
+        }
+        status = status if status in _OPENAI_STATUSES else 400
+        return Answer({"error": openai_error}, status, headers)
 
     def _health(self) -> Answer:
         seconds = self.pipeline.busy_seconds()
@@ -357,35 +368,6 @@ class Application:
             f"a computation has been going on for {seconds:.0f} seconds",
         )
         return Answer({"status": "ok"})
-
-
-def openai_error(
-    status: int, what: str, *, failed: bool = False, code: str | None = None
-) -> tuple[int, Any]:
-    """Return the status and the body of an error of a path under `/v1/`, as OpenAI has them.
-
-    Args:
-        status: on the other paths.
-        what: the message. If it begins with a field of the request, the error names that as
-            `param`.
-        failed: whether the server failed, and not the request.
-        code: a code of OpenAI; None: that of the status.
-    """
-    kind = "invalid_request_error"
-    if failed or status >= 500:
-        kind = "server_error"
-    elif status == 429:
-        kind = "requests"
-    if failed:
-        status = 500
-    field = _PARAMETER.match(what)
-    error = {
-        "message": what,
-        "type": kind,
-        "param": field[1] if field else None,
-        "code": code or _OPENAI_CODES.get(status),
-    }
-    return status if status in _OPENAI_STATUSES else 400, {"error": error}
 
 
 class LogHandler(logging.Handler):

@@ -116,23 +116,15 @@ def invoked_ability(request: Any, info: Mapping[str, Any]) -> str:
     if "question" in first:
         return "qa"
     default = next(name for name in INVOKED if name in info["abilities"])
-    if (
-        default == "embed"
-        and "fill" in info["abilities"]
-        and _has_masks(fields, items, info["mask_token"])
-    ):
-        return "fill"
-    return default
-
-
-def _has_masks(fields: Mapping[str, Any], texts: list[Any], mask: str) -> bool:
-    """Return whether masks are to be filled in the texts of a request."""
+    if default != "embed" or "fill" not in info["abilities"]:
+        return default
     parameters = fields.get("parameters")
     if isinstance(parameters, dict) and parameters.get("targets") is not None:
-        return True
+        return "fill"
     if any(fields.get(name) is not None for name in _VECTOR_SETTINGS):
-        return False
-    return all(isinstance(text, str) and mask in text for text in texts)
+        return "embed"
+    has_masks = all(isinstance(text, str) and info["mask_token"] in text for text in items)
+    return "fill" if has_masks else "embed"
 
 
 def read(value: Any, types: Sequence[Type]) -> dict[str, Any]:

@@ -389,7 +389,11 @@ class Pipeline:
         """Return the body of a request. size: the bytes that it has, if they are known."""
         place.task = asyncio.current_task()
         limit = self._limits.body_bytes
-        buffer = new_buffer(limit if size is None else size)
+        size = limit if size is None else size
+        # The memory of a large body goes back to the system as soon as the body is not used any
+        # more: in the heap, freed bodies would lie between the objects of other requests. It takes
+        # no memory before it is written.
+        buffer = memoryview(bytearray(size) if size < LARGE_BODY else mmap.mmap(-1, size))
         received = 0
         try:
             async with asyncio.timeout(BODY_SECONDS):
@@ -587,16 +591,6 @@ async def result_of(future: "Future[Result]") -> Result:
     if future.cancelled():
         raise asyncio.CancelledError
     return future.result()
-
-
-def new_buffer(size: int) -> memoryview:
-    """Memory for a body.
-
-    That of a large one goes back to the system as soon as the body is not used any more: in the
-    heap, freed bodies would lie between the objects of other requests. It takes no memory before it
-    is written.
-    """
-    return memoryview(bytearray(size) if size < LARGE_BODY else mmap.mmap(-1, size))
 
 
 def _made(make: Callable[[], Any]) -> bytes:
