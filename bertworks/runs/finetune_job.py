@@ -15,7 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bertworks.batching.batch import Batch, ExampleGroup, LabelledBatches, collate, num_tokens
+from bertworks.batching.batch import (
+    Batch,
+    ExampleGroup,
+    LabelledBatches,
+    Target,
+    collate,
+    num_tokens,
+)
 from bertworks.checkpoints.hf_mapping import FAMILIES
 from bertworks.checkpoints.model_folder import (
     ModelFolder,
@@ -29,8 +36,10 @@ from bertworks.checkpoints.task_config import (
     save_task,
     task_settings,
 )
-from bertworks.errors import UsageError
-from bertworks.inference.engine import compute_each, compute_logits_and_loss
+from bertworks.datasets.values import first_names
+from bertworks.errors import UsageError, expect, require
+from bertworks.inference.engine import LazyModel, compute_each, compute_logits_and_loss
+from bertworks.inference.predictor import task_network
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layers import meta_device_init
 from bertworks.models.recurrent import num_lstm_parameters
@@ -40,17 +49,17 @@ from bertworks.runs.data_splits import (
     methods_of,
 )
 from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
-from bertworks.runs.job import Progress, RunSettings
 from bertworks.runs.options import Method
 from bertworks.runs.preparation import TOKEN_EMBEDDING_KEY, Preparation, requested_recipe
 from bertworks.runs.report import task_card, write_task_report
-from bertworks.runs.task_teacher import TaskTeacher
-from bertworks.tasks.heads import TaskModel, feature_numbers, lstm_input_size
+from bertworks.runs.training_run import Progress, RunSettings
+from bertworks.tasks.heads import TEACHER, TaskModel, feature_numbers, lstm_input_size
 from bertworks.tasks.linear_head import LinearHead, fit_linear_head
 from bertworks.tasks.registry import TASKS, task_of
 from bertworks.tasks.scores import compute_metrics, format_metrics
 from bertworks.tasks.settings import TaskConfig, TaskType
 from bertworks.tasks.task import Featurizer, Logits
+from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_folder import END_OF_TEXT
 from bertworks.training import recipe as recipes
 from bertworks.training.device import Precision, micro_tokens
@@ -146,6 +155,77 @@ def run_settings(
         patience=recipe.patience * evaluate_every if recipe.select == "best" else 0,
         patience_start=recipe.cloze_steps,
     )
+
+
+class TaskTeacher:
+    """A fine-tuned model that teaches its task to a model with the same tokenizer.
+
+    Args:
+        d: the task of the data.
+
+    Raises:
+        UsageError: the task has no loss with a teacher.
+        BertworksError: no such model; one for another task, other labels or shorter texts, or with
+            another tokenizer.
+    """
+
+    def __init__(self, name: str, d: TaskConfig, tokenizer: Tokenizer, device: torch.device):
+        known = [task.name for task in TASKS.values() if task.has_linear_head]
+        what = f"--teacher is not available for {d.task}: expected {', '.join(known)}"
+        expect(d.task in known, what, hint="leave out --teacher")
+        self.source = LazyModel(name, str(device))
+        self.description = d
+        self.task = self.source.task_config
+        teacher = self.task
+        teacher_labels, data_labels = (
+            f" ({first_names(config.labels, 20)})" if config.labels else ""
+            for config in (teacher, d)
+        )
+        is_same_task = (
+            teacher.task == d.task
+            and {*teacher.labels} == {*d.labels}
+            and teacher.vectors == d.vectors
+        )
+        length = self.source.config.max_position_embeddings
+        hint = (
+            "fine-tune a teacher from the same model: bertworks finetune DATA --method full -o "
+            "TEACHER"
+        )
+        what = (
+            f"the teacher was fine-tuned for {teacher.task}{teacher_labels}, the data is for "
+            f"{d.task}{data_labels}"
+        )
+        require(is_same_task, what, name, hint)
+        has_same_tokenizer = self.source.tokenizer.sha256 == tokenizer.sha256
+        what = "the teacher has another tokenizer than the model"
+        require(has_same_tokenizer, what, name, hint)
+        what = f"the teacher reads at most {length} tokens, the model {d.max_length}"
+        require(length >= d.max_length, what, name, f"set max_length to {length}")
+
+    def label(
+        self, groups: Sequence[ExampleGroup], note: Callable[[str], None]
+    ) -> list[ExampleGroup]:
+        """Return the examples with the logits of the teacher as further targets.
+
+        They are in the order of the labels of the data. It reads each once, without dropout.
+        """
+        network = task_network(self.source, self.task)
+        order = torch.tensor(
+            [self.task.labels.index(label) for label in self.description.labels] or [0]
+        )
+        # the logits that the student learns are those of its training
+        temperature = self.task.weights_temperature
+
+        def compute(batch: Batch) -> Tensor:
+            return network.logits(batch)[:, order] * temperature
+
+        logits = compute_each(network, compute, groups, (len(order),))
+        result: list[ExampleGroup] = []
+        for (example,), rows in zip(groups, logits, strict=True):
+            targets = {**example.targets, TEACHER: Target(example.target.positions, rows)}
+            result.append([example._replace(targets=targets)])
+        note(f"the teacher has predicted {len(groups):,} training examples")
+        return result
 
 
 class VocabSubset:

@@ -33,9 +33,9 @@ from bertworks.io.atomic_write import is_sealed, sealing
 from bertworks.models.config import EncoderConfig
 from bertworks.models.transformer import init_local_attention, scale_residual, student_layers
 from bertworks.runs.adaptation import BitsBatches, bits_batches, bits_per_character, extended_state
-from bertworks.runs.job import Progress, RunSettings
 from bertworks.runs.report import write_report
 from bertworks.runs.run_folder import BITS, BITS_BEFORE, describe, versions
+from bertworks.runs.training_run import Progress, RunSettings
 from bertworks.tasks.task import shortened
 from bertworks.text.shards import Shards, TokenStore
 from bertworks.text.tokenizer import Template, Tokenizer

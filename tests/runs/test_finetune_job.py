@@ -24,14 +24,15 @@ from bertworks.interop.export import export
 from bertworks.runs.baselines import baseline_answers
 from bertworks.runs.data_splits import EVALUATED, PARTS
 from bertworks.runs.finetune import finetune_events, make_finetune_request
-from bertworks.runs.finetune_job import FinetuneJob, Forecast, VocabSubset
+from bertworks.runs.finetune_job import FinetuneJob, Forecast, TaskTeacher, VocabSubset
 from bertworks.runs.preparation import prepare_finetuning
 from bertworks.runs.trials import plan_trials, run_trials
-from bertworks.tasks.heads import Classification, TaskModel
+from bertworks.tasks.heads import TEACHER, Classification, TaskModel
 from bertworks.tasks.linear_head import SEQUENCE_DEVIATION
 from bertworks.tasks.task import softmax
 from bertworks.training.loop import make_optimizer, train
 from bertworks.training.recipe import OptimizerConfig, load_finetune_recipe
+from tests.scenarios.test_same_probabilities import CPU, calibrated as calibrated, job_of
 from tests.support.fine import (
     read_data,
     write_conll,
@@ -490,3 +491,20 @@ def test_a_row_of_zeros_gives_nothing_and_damages_nothing() -> None:
     table = torch.ones(4, 2)
     table[1] = 0
     assert torch.equal(shortlist.merge(table, shortlist.rows(table)), table)
+
+
+def test_a_student_gets_the_logits_of_the_training(
+    calibrated: tuple[Path, Path], model: Path
+) -> None:
+    data, folder = calibrated
+    description = ModelFolder(folder).task_config
+    job = job_of(data, model)
+    teacher = TaskTeacher(str(folder), job.description, job.model.tokenizer, CPU)
+    labelled = teacher.label(job.groups, lambda text: None)
+    found = torch.stack(
+        [torch.as_tensor(group[0].targets[TEACHER].labels)[0] for group in labelled]
+    )
+    predictor = Predictor(folder, device="cpu", precision="fp32")
+    outputs = np.concatenate(predictor.logits(list(job.groups))) * description.weights_temperature
+    order = [description.labels.index(label) for label in job.description.labels]
+    np.testing.assert_allclose(found.numpy(), outputs[:, order], atol=1e-5)
