@@ -137,11 +137,9 @@ def finetune_events(
             validation: Validation = "split" if final.validation == "auto" else final.validation
             final = replace(final, method=method, validation=validation)
         job = FinetuneJob(prepare_finetuning(final, device, recipe, data=data))
-        return (
+        if final.budget and recipe is None:
             _fit_budget(job, seconds_of(final.budget), begin, processes)
-            if final.budget and recipe is None
-            else job
-        )
+        return job
 
     train = partial(_train, baselines=baselines, compares=compares)
     yield from finetuning(
@@ -218,8 +216,8 @@ def _tidy(output: Path) -> None:
             shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def _fit_budget(job: FinetuneJob, budget: float, begin: float, processes: int) -> FinetuneJob:
-    """Return the job with as many epochs of its recipe as fit into a budget in seconds.
+def _fit_budget(job: FinetuneJob, budget: float, begin: float, processes: int) -> None:
+    """Give a job as many epochs of its recipe as fit into a budget in seconds.
 
     The budget began at `begin`.
 
@@ -227,8 +225,9 @@ def _fit_budget(job: FinetuneJob, budget: float, begin: float, processes: int) -
         UsageError: it is too short for a single epoch.
     """
     recipe = job.recipe
+    times = forecast(job, job.device, processes)
     # of an epoch
-    seconds = forecast(job, job.device, processes).training * trainings(job) / recipe.epochs
+    seconds = times.training * trainings(job) / recipe.epochs
     left = (1 - BUDGET_RESERVE) * budget - (time.perf_counter() - begin)
     needed = math.ceil((budget - left + seconds) / (1 - BUDGET_RESERVE) / 60)
     frozen = " or --method frozen" if "frozen" in methods_of(job.data.schema) else ""
@@ -237,13 +236,12 @@ def _fit_budget(job: FinetuneJob, budget: float, begin: float, processes: int) -
         f"{duration(seconds)} on this machine"
     )
     expect(seconds <= left, what, hint=f"--budget {needed}m{frozen}")
-    if seconds * recipe.epochs <= left:  # 0 seconds: a linear head
-        return job
-    epochs = int(left / seconds)
-    recipe = replace(
-        recipe, epochs=epochs, cloze_steps=recipe.cloze_steps * epochs // recipe.epochs
-    )
-    return FinetuneJob(replace(job.prepared, recipe=recipe))
+    epochs = recipe.epochs
+    if seconds * epochs > left:  # 0 seconds: a linear head
+        epochs = int(left / seconds)
+        clozes = recipe.cloze_steps * epochs // recipe.epochs
+        job.follow(replace(recipe, epochs=epochs, cloze_steps=clozes))
+    job.forecast = times._replace(training=times.training * epochs / recipe.epochs)
 
 
 def _train(
@@ -264,7 +262,7 @@ def _train(
     if processes.first:
         write_json(output / "data.json", survey)
         # Before the first step that all processes compute together.
-        times = forecast(job, device, processes.count)
+        times = job.forecast or forecast(job, device, processes.count)
         seconds = times.training * trainings(job)
         if "frozen" in methods:  # its features are computed once
             seconds += times.token * num_tokens(job.groups)

@@ -331,28 +331,35 @@ class FinetuneJob:
         recipe = recipes.resolve_recipe(recipe, len(self.groups), c, num_labels)
         if d.vectors == "cosine":
             recipe = recipes.resolve_fitted(recipe, requested)
-        self.recipe = recipe
         self.train_batches = LabelledBatches(
             self.groups, recipe.batch_size, recipe.micro_batch_tokens, recipe.seed
         )
-        num_clozes = recipe.cloze_steps * recipe.batch_size
-        self.clozes = list(self.featurize.clozes(self.data.train, num_clozes, recipe.seed))
         self.steps_per_epoch = self.train_batches.steps_per_epoch
-        self.settings = run_settings(
-            recipe, self.steps_per_epoch, evaluates=not self.data.is_validated
-        )
-        self.precision = self.settings.precision
-        units = [*self.groups, *self.clozes, *self.dev_units]
-        self.vocab_subset = VocabSubset(units, c.vocab_size, whole=recipe.lm_weight > 0)
-        names = [name for name in DROPOUTS if recipe.dropout >= 0 and getattr(c, name) is not None]
-        rates: dict[str, Any] = dict.fromkeys(names, recipe.dropout)
-        self.config = replace(c, vocab_size=len(self.vocab_subset.ids), **rates)
+        self.follow(recipe)
+        self.forecast: Forecast | None = None  # if a budget has needed it
         # Logits of all dev items: of the last evaluation; of the state in the folder, if known.
         self._last: list[Logits] = []
         self._saved: list[Logits] | None = None
         # Those of a cross-validation: by the method of this job, and by the methods that other rows
         # chose.
         self.validated: tuple[list[Logits], list[Logits]] | None = None
+
+    def follow(self, recipe: FinetuneRecipe) -> None:
+        """Train with a recipe that has other epochs and steps on clozes."""
+        self.recipe = recipe
+        self._variants: dict[Method, FinetuneJob] = {}
+        num_clozes = recipe.cloze_steps * recipe.batch_size
+        self.clozes = list(self.featurize.clozes(self.data.train, num_clozes, recipe.seed))
+        self.settings = run_settings(
+            recipe, self.steps_per_epoch, evaluates=not self.data.is_validated
+        )
+        self.precision = self.settings.precision
+        c = self.model.config
+        units = [*self.groups, *self.clozes, *self.dev_units]
+        self.vocab_subset = VocabSubset(units, c.vocab_size, whole=recipe.lm_weight > 0)
+        names = [name for name in DROPOUTS if recipe.dropout >= 0 and getattr(c, name) is not None]
+        rates: dict[str, Any] = dict.fromkeys(names, recipe.dropout)
+        self.config = replace(c, vocab_size=len(self.vocab_subset.ids), **rates)
 
     @property
     def min_batch_size(self) -> int:
@@ -454,7 +461,12 @@ class FinetuneJob:
         return network, notes
 
     def variant(self, method: Method) -> "FinetuneJob":
-        """Return the job of another method on the same data."""
+        """Return the job of another method on the same data, always the same one."""
+        if method not in self._variants:
+            self._variants[method] = self._make_variant(method)
+        return self._variants[method]
+
+    def _make_variant(self, method: Method) -> "FinetuneJob":
         if method == self.method or {method, self.method} <= {"auto", "full"}:
             job = copy(self)
             job.method = method
