@@ -217,9 +217,10 @@ def pretrain(
                 resolved = _with_vocabulary(
                     draft.recipe, shards.manifest.vocab_size
                 ).with_objectives()
-                resolved = yield from _fill_budget(
-                    resolved, request, shards, output, where, begin, processes.count
-                )
+                if request.budget:
+                    resolved = yield from _fill_budget(
+                        resolved, request, shards, output, where, begin, processes.count
+                    )
                 write_text(output / "recipe.toml", dump_recipe(resolved))
                 yield _plan_event(resolved)
         processes.meet(output)
@@ -278,41 +279,32 @@ def estimate(
     request = make_request(inputs, **options)
     where = choose_device(device)
     draft = _draft(request, where, starts=False)
-    resolved = _with_vocabulary(draft.recipe, draft.vocab_size)
-    measured = measure_steps(resolved, where) if speed else None
-    if measured and request.budget:
-        budget = seconds_of(request.budget) * (1 - RESERVE)
-        resolved = fit_steps(
-            resolved, budget, measured.step_seconds, parse_overrides(request.overrides)
-        )
-    train = resolved.train
-    parameters = _num_parameters(resolved)
-    generator = num_trained(resolved) - resolved.encoder.num_parameters(*heads_of(resolved.weights))
+    recipe = _with_vocabulary(draft.recipe, draft.vocab_size)
+    plan: Plan | None = None
+    memory = None
+    if speed:
+        step_seconds, memory = measure_steps(recipe, where)
+        recipe, plan = _plan(recipe, request, step_seconds, 0.0)
+    parameters = _num_parameters(recipe)
+    generator = num_trained(recipe) - recipe.encoder.num_parameters(*heads_of(recipe.weights))
     trained = parameters + generator
     ids = 0 if request.is_shards else draft.tokens
     disk = 4 * trained * (3 * CHECKPOINTS + 1) + ids * (
-        2 if resolved.encoder.vocab_size <= 1 << 16 else 4
+        2 if recipe.encoder.vocab_size <= 1 << 16 else 4
     )
-    if measured is None:
-        steps, tokens = (None, None) if request.budget else (train.num_steps, train.num_tokens)
-        return Estimate(resolved.title, parameters, trained, None, steps, tokens, None, disk, None)
-    seconds = sum(
-        phase.num_steps * cost
-        for phase, cost in zip(train.phases, measured.step_seconds, strict=True)
-    )
-    advice = _advice(resolved, request, measured.step_seconds)
-    tokens = train.num_tokens
+    has_steps = plan is not None or not request.budget
+    tokens = recipe.train.num_tokens
     return Estimate(
-        resolved.title,
+        recipe.title,
         parameters,
         trained,
-        measured.memory,
-        train.num_steps,
-        tokens,
-        seconds,
+        memory,
+        recipe.train.num_steps if has_steps else None,
+        tokens if has_steps else None,
+        plan and plan.seconds,
         disk,
-        tokens / seconds,
-        advice,
+        plan and tokens / plan.seconds,
+        plan and _advice(recipe, request, plan),
     )
 
 
@@ -494,6 +486,21 @@ def _prepare_text(
     return shards
 
 
+def _plan(
+    recipe: Recipe, request: Request, step_seconds: Sequence[float], spent: float
+) -> tuple[Recipe, Plan]:
+    """Return the recipe with the steps that fit into its budget, if there is one, and their plan.
+
+    Args:
+        step_seconds: the time of one step of each phase.
+        spent: seconds of the budget.
+    """
+    if request.budget:
+        left = seconds_of(request.budget) * (1 - RESERVE) - spent
+        recipe = fit_steps(recipe, left, step_seconds, parse_overrides(request.overrides))
+    return recipe, Plan(0, [phase.num_steps for phase in recipe.train.phases], step_seconds, spent)
+
+
 def _fill_budget(
     recipe: Recipe,
     request: Request,
@@ -503,13 +510,11 @@ def _fill_budget(
     begin: float,
     processes: int,
 ) -> Generator[Event, None, Recipe]:
-    """Return the recipe with the steps that fit into the rest of the budget, if there is one.
+    """Return the recipe with the steps that fit into the rest of the budget.
 
     The budget began at `begin`. The plan is recorded in the folder.
     """
-    if not request.budget:
-        return recipe
-    budget = seconds_of(request.budget)
+    budget = seconds_of(str(request.budget))
     measuring = time.perf_counter()
     # Measure longer for longer plans: a shared machine is fast and slow in turns.
     seconds = min(30.0, max(3.0, budget / 60))
@@ -517,35 +522,26 @@ def _fill_budget(
     def make_batches(timed: Recipe) -> Callable[[int], list[Batch]]:
         return request.job(timed, shards, output).batches(output / "plans", 0, 1, no_notes)
 
-    measured = measure_steps(recipe, device, seconds, make_batches)
+    measured = measure_steps(recipe, device, seconds, make_batches).step_seconds
     now = time.perf_counter()
+    spent = now - begin
     available = budget * (1 - RESERVE)
-    needed = math.ceil((now - begin + max(5, *measured.step_seconds)) / (1 - RESERVE))
+    needed = math.ceil((spent + max(5, *measured)) / (1 - RESERVE))
     what = "measuring the speed of this machine"
     hint = f"--budget {needed}s is the shortest; and --overwrite"
     if available - (now - measuring) >= 5:
         what = "making the vocabulary and the shards"
         hint = "run the same command again: they are kept, and the whole budget is for training"
-    require(
-        available - (now - begin) >= 5,
-        f"{what} took the whole budget of {request.budget}",
-        "",
-        hint,
-    )
-    step_seconds = [seconds / processes for seconds in measured.step_seconds]
-    recipe = fit_steps(
-        recipe, available - (now - begin), step_seconds, parse_overrides(request.overrides)
-    )
-    if advice := _advice(recipe, request, step_seconds):
+    what += f" took the whole budget of {request.budget}"
+    require(available - spent >= 5, what, "", hint)
+    recipe, plan = _plan(recipe, request, [seconds / processes for seconds in measured], spent)
+    if advice := _advice(recipe, request, plan):
         yield Event("note", advice)
-    write_plans(
-        output,
-        [Plan(0, [phase.num_steps for phase in recipe.train.phases], step_seconds, now - begin)],
-    )
+    write_plans(output, [plan])
     return recipe
 
 
-def _advice(recipe: Recipe, request: Request, step_seconds: Sequence[float]) -> str | None:
+def _advice(recipe: Recipe, request: Request, plan: Plan) -> str | None:
     """Return what to do where the budget is too short for a new model, or None.
 
     Such a model could not learn anything.
@@ -559,17 +555,13 @@ def _advice(recipe: Recipe, request: Request, step_seconds: Sequence[float]) -> 
     needed = USEFUL_STEPS["published" if is_late else recipe.initialization]
     if request.init or not request.budget or steps >= needed:
         return None
-    seconds = sum(
-        phase.num_steps * cost
-        for phase, cost in zip(recipe.train.phases, step_seconds, strict=True)
-    )
     family = recipe.encoder.family
     smaller = f"; or --recipe {family}: a smaller model is then chosen for the time"
     if not request.recipe or request.recipe == family or family_recipe(family) is None:
         smaller = ""
     what = f"{steps:,} steps are too few: the model will learn little but which words are frequent"
     return (
-        f"{what}. Use --budget {math.ceil(seconds * needed / steps / 50)}m, for {needed:,} "
+        f"{what}. Use --budget {math.ceil(plan.seconds * needed / steps / 50)}m, for {needed:,} "
         f"steps{smaller}"
     )
 

@@ -161,7 +161,10 @@ def _resized(encoder: EncoderConfig, size: EncoderConfig) -> EncoderConfig:
 
 
 def fit_steps(
-    recipe: Recipe, seconds: float, step_seconds: list[float], fixed: Collection[str] = frozenset()
+    recipe: Recipe,
+    seconds: float,
+    step_seconds: Sequence[float],
+    fixed: Collection[str] = frozenset(),
 ) -> Recipe:
     """The recipe with as many steps as fill the time, and as many evaluations as cost little of it.
 
@@ -231,6 +234,11 @@ class Plan(NamedTuple):
     steps: Sequence[int]  # of each phase, from the beginning of the run
     step_seconds: Sequence[float]  # of a step of each phase, at the speed of that moment
     spent: float  # seconds of the budget
+
+    @property
+    def seconds(self) -> float:
+        """The time of all steps."""
+        return float(sum(map(mul, self.steps, self.step_seconds)))
 
 
 class Pace:

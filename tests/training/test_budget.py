@@ -17,6 +17,7 @@ from bertworks.runs.request import Request
 from bertworks.training import budget
 from bertworks.training.budget import (
     SIZE_PRESETS,
+    Plan,
     choose_recipe,
     fit_steps,
     measure_steps,
@@ -143,7 +144,8 @@ def test_shared_layers_and_discriminators_need_more_steps(family: str, warns: bo
     ]
     recipe = replace(recipe, train=replace(recipe.train, phases=tuple(phases)))
     assert recipe.initialization == "neighbours"
-    advice = _advice(recipe, Request(("a.txt",), budget="1h"), [1.0] * len(phases))
+    plan = Plan(0, [phase.num_steps for phase in phases], [1.0] * len(phases), 0.0)
+    advice = _advice(recipe, Request(("a.txt",), budget="1h"), plan)
     assert (advice is not None) == warns
 
 
