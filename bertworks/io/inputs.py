@@ -35,7 +35,14 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import IO, Any, Literal, TypeVar
 
-from bertworks.errors import BertworksError, UsageError, expect, explain_os_errors, quoted
+from bertworks.errors import (
+    BertworksError,
+    UsageError,
+    expect,
+    explain_os_errors,
+    quoted,
+    require,
+)
 from bertworks.io.atomic_write import LFS_POINTER, local_path, refuse_lfs_pointer, url_of
 from bertworks.io.options import STDIN
 
@@ -235,8 +242,8 @@ class LineReader:
 
     def require_line_feeds(self) -> None:
         """Raise BertworksError if the file has carriage returns and no line feed."""
-        if self.has_only_carriage_returns:
-            raise BertworksError(NO_LINE_FEED, where=f"{self.name}:1", hint=CONVERT_LINE_ENDS)
+        has_line_feeds = not self.has_only_carriage_returns
+        require(has_line_feeds, NO_LINE_FEED, f"{self.name}:1", CONVERT_LINE_ENDS)
 
     def sample(self, *, universal: bool = False) -> list[str]:
         """Return the complete lines of `head`, as `lines` yields them.

@@ -385,7 +385,7 @@ def _changed_words(config: VocabularyConfig, accented_words: WordCounts) -> str:
 
     They are the two most frequent words that look different without their marks.
     """
-    stripping = Splitter(splitter_of(config).stripping, sys.maxsize)
+    stripping = Splitter(splitter_of(config).stripping)
     examples: list[str] = []
     for word, _ in accented_words:
         text = accented_words.text_of(word).strip()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tokenizers
 from tokenizers import decoders
@@ -51,11 +51,9 @@ class Splitter:
 
     Args:
         serialized: a tokenizer.json, of which the normalizer and the pre-tokenizer are used.
-        max_length: characters; longer words are not counted.
     """
 
     serialized: str
-    max_length: int
 
     @cached_property
     def _library(self) -> tokenizers.Tokenizer:
@@ -67,23 +65,6 @@ class Splitter:
         if self._library.normalizer is not None:
             text = self._library.normalizer.normalize_str(text)
         return [word for word, _ in self._library.pre_tokenizer.pre_tokenize_str(text)]
-
-    def count(self, texts: Iterable[str]) -> dict[str, int]:
-        """Return the number of each word in texts.
-
-        Each different chunk between two spaces is split once.
-        """
-        chunks, num_broken_words = _count_chunks(texts)
-        counts = Counter[str]()
-        if num_broken_words:
-            counts[REPLACEMENT] = num_broken_words
-        for chunk, number in chunks.items():
-            _add_words(counts, self.words(chunk), number, self.max_length)
-        return counts
-
-    def __call__(self, texts: list[str]) -> tuple[dict[str, int], int]:
-        """Return counts and the number of characters: the work of a process."""
-        return self.count(texts), sum(map(len, texts))
 
 
 class AccentCounts(NamedTuple):
@@ -122,10 +103,13 @@ class AccentSplitter:
 
     @cached_property
     def _splitters(self) -> tuple[Splitter, Splitter]:
-        return Splitter(self.keeping, self.max_length), Splitter(self.stripping, self.max_length)
+        return Splitter(self.keeping), Splitter(self.stripping)
 
     def count(self, texts: Iterable[str]) -> AccentCounts:
-        """Return the number of each word in texts, for both tokenizers."""
+        """Return the number of each word in texts, for both tokenizers.
+
+        Each different chunk between two spaces is split once.
+        """
         keeping, stripping = self._splitters
         chunks, num_broken_words = _count_chunks(texts, self.reads_white_space)
         shared_words = Counter[str]()
@@ -264,8 +248,8 @@ class WordCounts:
 
 def count_words(
     documents: Iterable[str],
-    splitter: Splitter | AccentSplitter,
-    add: Callable[[Any], None],
+    splitter: AccentSplitter,
+    add: Callable[[AccentCounts], None],
     *,
     workers: int | None = None,
     progress: Callable[[int], None] | None = None,
@@ -285,7 +269,7 @@ def count_words(
     batches = chunk_by_size(map(str, documents), BATCH, len)
     first = list(itertools.islice(batches, 2))
     counted = in_processes(
-        f"bertworks.text.word_counts:{type(splitter).__name__}",
+        "bertworks.text.word_counts:AccentSplitter",
         astuple(splitter),
         itertools.chain(first, batches),
         workers if len(first) > 1 else 1,

@@ -19,7 +19,7 @@ from tokenizers import models
 from bertworks.errors import UsageError, expect
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_folder import LONGEST_WORD, word_piece_model
-from bertworks.text.word_counts import Splitter, WordCounts, count_words
+from bertworks.text.word_counts import AccentSplitter, WordCounts, count_words
 
 Words = Sequence[tuple[str, int]]  # words and their counts
 Progress = Callable[[int], None]
@@ -223,8 +223,8 @@ def extend_vocabulary(
     with closing(WordCounts(1 << 29)) as counts:
         count_words(
             documents,
-            Splitter(serialized, LONGEST_WORD),
-            counts.add,
+            AccentSplitter(serialized, serialized, LONGEST_WORD),
+            lambda new: counts.add(new.shared_words),
             workers=workers,
             progress=progress,
         )

@@ -19,7 +19,7 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.text import word_counts
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig, splitter_of, train_vocabulary
-from bertworks.text.word_counts import Splitter
+from bertworks.text.word_counts import AccentSplitter, Splitter
 
 BERT = normalizers.BertNormalizer(strip_accents=False)
 
@@ -27,7 +27,7 @@ BERT = normalizers.BertNormalizer(strip_accents=False)
 def make_splitter(normalizer, pre_tokenizer, max_length):
     library = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0}))
     library.normalizer, library.pre_tokenizer = normalizer, pre_tokenizer
-    return Splitter(library.to_str(), max_length)
+    return AccentSplitter(library.to_str(), library.to_str(), max_length)
 
 
 SPLITTER = make_splitter(BERT, pre_tokenizers.BertPreTokenizer(), 100)
@@ -76,9 +76,12 @@ def files_of(tokenizer, folder):
 @pytest.mark.parametrize("splitter", [SPLITTER, BYTES], ids=["wordpiece", "bpe"])
 def test_counts_are_those_of_the_whole_text(splitter, texts):
     expected = Counter(
-        word for text in texts for word in splitter.words(text) if len(word) <= splitter.max_length
+        word
+        for text in texts
+        for word in Splitter(splitter.keeping).words(text)
+        if len(word) <= splitter.max_length
     )
-    assert splitter.count(texts) == expected
+    assert splitter.count(texts).shared_words == expected
 
 
 @pytest.mark.parametrize("special_tokens", ["roberta", "xlm", "gpt2"])
@@ -93,7 +96,7 @@ def test_words_of_text_as_it_is_are_those_of_the_tokenizer(special_tokens, texts
     shared, kept, stripped = splitter_of(config).count(texts)
     assert not kept
     assert not stripped
-    words = Splitter(as_it_is(special_tokens), 1000)
+    words = Splitter(as_it_is(special_tokens))
     assert shared == Counter(
         word for text in texts if not text.isspace() for word in words.words(text)
     )
@@ -136,15 +139,15 @@ def test_words_are_those_of_the_tokenizer_that_is_written(algorithm, texts):
             ["a"], VocabularyConfig(size=400, algorithm=algorithm, strip_accents=strip_accents)
         )[0]
         (serialized,) = written.__reduce__()[1]
-        words = Splitter(serialized, splitter.max_length)
+        words = Splitter(serialized)
         expected = Counter(
-            word for text in texts for word in words.words(text) if len(word) <= words.max_length
+            word for text in texts for word in words.words(text) if len(word) <= splitter.max_length
         )
         assert shared + counts == expected
 
 
 def test_counts_survive_a_lone_surrogate_and_long_words():
-    assert SPLITTER.count(["a\ud800b " + "x" * 101]) == {"ab": 1}
+    assert SPLITTER.count(["a\ud800b " + "x" * 101]).shared_words == {"ab": 1}
 
 
 # Merging
@@ -260,8 +263,9 @@ def test_report_tells_the_truth():
     texts = ["ab cd"] * 3000 + ["ef gh 中"] * 3000 + [f"{number} zz" for number in range(3000)]
     made, report = train_vocabulary(texts, VocabularyConfig(size=60, character_coverage=0.5))
     training = list(word_counts.Sample(texts))
-    assert report.words == sum(SPLITTER.count(training).values())
-    assert report.unique_words == len(SPLITTER.count(training))
+    counts = SPLITTER.count(training).shared_words
+    assert report.words == sum(counts.values())
+    assert report.unique_words == len(counts)
     sample = word_counts.Sample(texts)
     list(sample)
     ids = made.ids(sample.texts)
@@ -467,7 +471,7 @@ def test_only_bad_words_are_no_text():
 def test_counts_with_bad_characters_are_those_without_their_words(texts):
     damaged = [text + " b\ufffdd \ufffd" for text in texts]
     for splitter in (SPLITTER, BYTES):
-        assert splitter.count(damaged) == splitter.count(texts) | (
+        assert splitter.count(damaged).shared_words == splitter.count(texts).shared_words | (
             {"\ufffd": 2 * len(texts)} if texts else {}
         )
 

@@ -44,4 +44,4 @@ def test_a_killed_counting_process_is_an_error(monkeypatch):
         closing(WordCounts(1 << 20)) as counts,
         pytest.raises(BertworksError, match="process that counted words ended"),
     ):
-        count_words(invented(9), SPLITTER, counts.add, workers=2)
+        count_words(invented(9), SPLITTER, lambda new: counts.add(new.shared_words), workers=2)
