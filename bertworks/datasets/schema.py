@@ -21,8 +21,7 @@ from bertworks.datasets.values import MAX_LABEL_LENGTH, MOST, Column
 from bertworks.errors import BertworksError, UsageError, expect, quoted, require
 from bertworks.io.inputs import IssueCounter
 from bertworks.io.options import ReadOptions
-from bertworks.io.tables import ENTITY_TAG, find_column
-from bertworks.text.codes import is_code
+from bertworks.io.tables import ENTITY_TAG, find_column, is_code
 
 _LISTED_ERRORS = 20
 _SHOWN_LABELS = 10

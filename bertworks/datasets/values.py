@@ -22,8 +22,15 @@ from typing import Any
 
 from bertworks.datasets.annotations import span_of
 from bertworks.errors import BertworksError, first_names as first_names, names_of as names_of
-from bertworks.io.tables import COLUMN_NAMES, TEXT_NAMES, first_rows, is_header, split_rows
-from bertworks.text.codes import is_code, is_single_word
+from bertworks.io.tables import (
+    COLUMN_NAMES,
+    TEXT_NAMES,
+    first_rows,
+    is_code,
+    is_header,
+    is_single_word,
+    split_rows,
+)
 
 # The label, whatever else there is; others.
 SURE_LABELS, _OTHER_LABELS, _OTHER_TEXTS, PROMPTS, ID_NAMES = (

@@ -31,8 +31,7 @@ from bertworks.io.inputs import (
     open_lines,
     rereadable,
 )
-from bertworks.io.tables import Data, StoredRows, sources_of
-from bertworks.text.codes import are_codes
+from bertworks.io.tables import Data, StoredRows, are_codes, sources_of
 from bertworks.text.segmentation import cut_text, margin_of, paragraphs, separation
 
 LARGEST_DOCUMENT = 1 << 22  # characters; longer documents are divided, to bound memory

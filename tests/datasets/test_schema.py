@@ -37,10 +37,10 @@ from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.inference.predictor import predict_file
 from bertworks.io.inputs import IssueCounter
 from bertworks.io.options import ReadOptions
+from bertworks.io.tables import is_code
 from bertworks.runs.finetune import finetune
 from bertworks.tasks.registry import TASKS
 from bertworks.tasks.settings import TaskConfig
-from bertworks.text.codes import is_code
 from bertworks.training.recipe import load_finetune_recipe
 from tests.support.fine import read_data
 
