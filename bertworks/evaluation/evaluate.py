@@ -462,7 +462,7 @@ def _labelled(
 
     Also notes on what was inferred.
     """
-    schema, notes = schema_for(reader, d, text)
+    schema, notes = schema_for(reader, task_of(d), text)
     columns = names_of(label) or d.label
     first_choice = d.first_choice
     if not columns or (TASKS[d.task].counts_choices and first_choice is None):

@@ -34,7 +34,6 @@ from bertworks.inference.predictor import Predictor, item_of
 from bertworks.io.atomic_write import write_bytes
 from bertworks.models.transformer import Encoder
 from bertworks.reports.svg import Section, grid, html, note, page, render, section
-from bertworks.tasks.registry import task_of
 from bertworks.tasks.task import Attributed, log_odds
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.objectives import PretrainingModel
@@ -471,14 +470,14 @@ def _masked(
 
 def _finetuned(source: LazyModel, texts: Sequence[str], target: str | None) -> _Prediction:
     predictor = Predictor(source, precision="fp32")
-    d = predictor.description
     network = predictor.network
-    task = task_of(d)
-    item = item_of(texts[0] if len(texts) == 1 else texts, 1, d)
+    task = predictor.task
+    item = item_of(texts[0] if len(texts) == 1 else texts, 1, task)
     ((encoded, answer),) = predictor.answers([item])
     if target is not None and not task.has_labels:
         raise UsageError(
-            f"a model for {d.task} has a single prediction to explain", hint="leave the target out"
+            f"a model for {task.name} has a single prediction to explain",
+            hint="leave the target out",
         )
     notes = (
         [f"{encoded.num_truncated} tokens at the end were truncated"]
@@ -508,7 +507,7 @@ def _finetuned(source: LazyModel, texts: Sequence[str], target: str | None) -> _
     logits = network.logits
     return _Prediction(
         network.encoder,
-        lambda x: logits(x) / d.temperature,
+        lambda x: logits(x) / task.d.temperature,
         attributed,
         tuple(rows),
         notes,

@@ -69,12 +69,11 @@ from bertworks.io.tables import (
 )
 from bertworks.models.transformer import Encoder
 from bertworks.tasks.heads import TaskModel
-from bertworks.tasks.questions import QuestionsTask
 from bertworks.tasks.registry import TASKS, task_of
 from bertworks.tasks.scores import compute_metrics
 from bertworks.tasks.sequences import Features, Truncation
 from bertworks.tasks.settings import TaskConfig
-from bertworks.tasks.task import Answer, Featurizer, Logits
+from bertworks.tasks.task import Answer, Featurizer, Logits, Task
 from bertworks.training.device import (
     InferencePrecision,
     PrecisionOption,
@@ -105,22 +104,21 @@ class OutputFields:
 
     @classmethod
     def of_task(
-        cls, d: TaskConfig, top_k: int, probabilities: bool, raw: bool = False
+        cls, task: Task, top_k: int, probabilities: bool, raw: bool = False
     ) -> "OutputFields":
         """The fields of a task. raw: tagging of texts, which the tokenizer splits into words.
 
         Raises:
             UsageError: several labels or answers, and the task has one.
         """
-        task = TASKS[d.task]
         parts = task.fields
         if raw:
-            parts = (*(("entities",) if d.tag_scheme else ()), "words", *parts)
+            parts = (*(("entities",) if task.d.tag_scheme else ()), "words", *parts)
         if top_k > 1 or probabilities:
-            what = f"a model for {d.task} has a single prediction, without alternatives"
+            what = f"a model for {task.name} has a single prediction, without alternatives"
             expect(task.alternatives, what)
             parts = (*parts, task.alternatives)
-        return cls(d.task, parts, top_k, probabilities, d.first_choice or 0)
+        return cls(task.name, parts, top_k, probabilities, task.d.first_choice or 0)
 
     def select(self, answer: Answer) -> Answer:
         """Return the shown parts."""
@@ -165,6 +163,7 @@ class Predictor(ModelUser):
             of probabilities; else fp32. "int8" changes the second digit.
 
     Attributes:
+        description: the task of the model as plain data, with these settings; `task` is its object.
         precision: the precision that "auto" selected.
 
     Raises:
@@ -185,16 +184,17 @@ class Predictor(ModelUser):
         self.folder = source.within
         self.tokenizer = source.tokenizer
         d = source.task_config
-        TASKS[d.task].check_threshold(threshold)
-        self.description = d
+        task_of(d).check_threshold(threshold)
         if threshold is not None:
-            self.description = replace(self.description, threshold=threshold)
+            d = replace(d, threshold=threshold)
         if max_length is not None:
-            self.description = replace(self.description, max_length=max_length)
+            d = replace(d, max_length=max_length)
+        self.description = d
+        self.task = task_of(d)
         options = {"precision": precision, "threshold": threshold, "max_length": max_length}
         self._set_opening(Predictor, source, options)
-        self._network, self.precision = _prepare(source, self.description, precision)
-        length = self.description.max_length
+        self._network, self.precision = _prepare(source, d, precision)
+        length = d.max_length
         longest = source.config.max_position_embeddings
         what = f"max_length is {length}: the model reads from {MIN_LENGTH} to {longest} tokens"
         expect(MIN_LENGTH <= length <= longest, what)
@@ -204,7 +204,7 @@ class Predictor(ModelUser):
     @property
     def reading(self) -> Featurizer:
         """Items -> features."""
-        return Featurizer(self.tokenizer, task_of(self.description))
+        return Featurizer(self.tokenizer, self.task)
 
     def in_fp32(self) -> "Predictor":
         """Return the same model in exact precision."""
@@ -231,14 +231,13 @@ class Predictor(ModelUser):
 
         ROWS_AT_ONCE items or CHARACTERS_AT_ONCE are in memory.
         """
-        reading = self.reading
         for group in chunk_by_size(
-            reading(items),
+            self.reading(items),
             CHARACTERS_AT_ONCE,
             lambda x: max(CHARACTERS_AT_ONCE // ROWS_AT_ONCE, x.item.characters),
         ):
             for item, logits in zip(group, self.logits([item.unit for item in group]), strict=True):
-                yield item, reading.task.decode(item, logits)
+                yield item, self.task.decode(item, logits)
 
     @property
     def classes_(self) -> NDArray[np.str_]:
@@ -257,9 +256,8 @@ class Predictor(ModelUser):
             UsageError: as `predict`; the task has no labels of a whole text.
         """
         names = self.description.labels
-        task = TASKS[self.description.task]
-        what = f"a model for {task.name} has no labels of a whole text"
-        expect(task.has_text_labels, what, hint="use predict")
+        what = f"a model for {self.task.name} has no labels of a whole text"
+        expect(self.task.has_text_labels, what, hint="use predict")
         rows = [answer["scores"] for _, answer in self.answers(self._items(texts))]
         return np.array([[row[name] for name in names] for row in rows]).reshape(
             len(rows), len(names)
@@ -283,7 +281,7 @@ class Predictor(ModelUser):
         d = self.description
         rows = self._items(texts)
         values = listed(named_column(labels, "label"), "score([text], [label])", "label")
-        task = task_of(d)
+        task = self.task
         values = [task.label_value(value) for value in values]
         what = f"{len(rows):,} texts and {len(values):,} labels"
         expect(len(rows) == len(values), what, hint="give one label for each text")
@@ -312,7 +310,7 @@ class Predictor(ModelUser):
                 items(reader, Schema(task=d.task, text=d.text or tuple(reader.columns)), TASKS)
             )
         return [
-            item_of(text, number, d)
+            item_of(text, number, self.task)
             for number, text in enumerate(listed(texts, "predict([text])[0]"), 1)
         ]
 
@@ -379,14 +377,12 @@ class Predictor(ModelUser):
             UsageError: texts of another kind, or several predictions of a model that has only one.
             BertworksError: a row without text, or with another value in its place.
         """
-        d = self.description
         fields = {
-            raw: OutputFields.of_task(d, top_k, probabilities, raw)
-            for raw in (False, TASKS[d.task].reads_words)
+            raw: OutputFields.of_task(self.task, top_k, probabilities, raw)
+            for raw in (False, self.task.reads_words)
         }
-        answers = self.answers(self._items(texts))
         predictions = []
-        for features, answer in answers:
+        for features, answer in self.answers(self._items(texts)):
             prediction = fields[features.item.raw].select(answer)
             if features.num_truncated:
                 prediction["truncated_tokens"] = features.num_truncated
@@ -469,7 +465,7 @@ def _prepare(
     return network, precision
 
 
-def item_of(text: Any, number: int, d: TaskConfig) -> Item:
+def item_of(text: Any, number: int, task: Task) -> Item:
     """One of the texts for `Predictor.predict`, checked. number: for messages."""
     text = plain_value(text)
     texts: tuple[Any, ...] = ()
@@ -477,7 +473,6 @@ def item_of(text: Any, number: int, d: TaskConfig) -> Item:
         texts = (text,)
     elif isinstance(text, list | tuple):
         texts = tuple(plain_value(part) for part in text)
-    task = task_of(d)
     fits, expected = task.expected_texts(len(texts))
     is_text = fits and all(isinstance(part, str) for part in texts)
     hint = missing_hint("text") if is_missing(text) else None
@@ -566,25 +561,6 @@ class PredictionFormat:
             yield ""
 
 
-def _format(
-    reader: RowReader,
-    output: Path,
-    kind: FileKind,
-    fields: OutputFields,
-    guard_formulas: bool,
-) -> PredictionFormat:
-    """Return the format of the predictions of a file."""
-    if kind == "conll":
-        rows = RowFormat(name=str(output), kind=kind, columns=())
-        return PredictionFormat(rows=rows, layout=reader.conll_layout)
-    has_words = reader.options.sentence_column is not None and "tags" in fields.parts
-    columns = [*reader.written_columns, *fields.empty_columns]
-    return PredictionFormat(
-        rows=format_of(output, columns, kind=kind, guard_formulas=guard_formulas),
-        word_columns=reader.written_columns if has_words else (),
-    )
-
-
 def _word_rows(sentence: Mapping[str, Any], columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """A row for each word. What is true of the sentence stands in the row of its first word."""
     words = len(sentence[columns[0]])
@@ -647,20 +623,30 @@ def predict_file(
     predictor = Predictor(model, device=device, precision=precision, threshold=threshold)
     description = predictor.description
     kind = kind or kind_of(output)
-    what = f"CoNLL columns are for tags, and this model is for {description.task}"
-    task = task_of(description)
+    task = predictor.task
+    what = f"CoNLL columns are for tags, and this model is for {task.name}"
     expect(kind != "conll" or task.reads_words, what, hint="use another format")
     names = task.text_columns()
     reader = RowReader(
         rows_of_texts(data, names), read, known=(*description.text, *description.label)
     )
-    schema, notes = schema_for(reader, description, text)
+    schema, notes = schema_for(reader, task, text)
     for note in notes:
         yield Event("note", note)
-    fields = OutputFields.of_task(description, top_k, probabilities, schema.raw)
-    output_format = _format(reader, output, kind, fields, guard_formulas)
+    fields = OutputFields.of_task(task, top_k, probabilities, schema.raw)
+    if kind == "conll":
+        output_format = PredictionFormat(
+            rows=RowFormat(name=str(output), kind=kind, columns=()), layout=reader.conll_layout
+        )
+    else:
+        has_words = reader.options.sentence_column is not None and "tags" in fields.parts
+        columns = [*reader.written_columns, *fields.empty_columns]
+        output_format = PredictionFormat(
+            rows=format_of(output, columns, kind=kind, guard_formulas=guard_formulas),
+            word_columns=reader.written_columns if has_words else (),
+        )
     if predictor.precision == "int8":
-        units = _units(reader, schema, description, fields, output_format, IssueCounter())
+        units = _units(reader, schema, task, fields, output_format, IssueCounter())
         yield _compare(predictor, (unit.item for unit in units))
     reader.refuse_output(output)
     machine = fixed_machine(device) if bulk.is_shared else {}
@@ -679,7 +665,7 @@ def predict_file(
     yield from compute_file(
         "predict",
         job,
-        _units(reader, schema, description, fields, output_format, empty),
+        _units(reader, schema, task, fields, output_format, empty),
         partial(_predictions, predictor, fields, output_format),
         partial(join_portions, output_format.rows, output),
         notes=lambda: reader.events(empty, "have no prediction"),
@@ -732,7 +718,7 @@ def prediction_maker(
 
 def _compare(predictor: Predictor, items_of_file: Iterator[Item | None]) -> Event:
     """How many predictions differ from those in fp32."""
-    task = TASKS[predictor.description.task]
+    task = predictor.task
     rows = list(filter(None, islice(items_of_file, COMPARED)))
     labels, exact_labels = (
         [task.predicted_label(answer) for _, answer in each.answers(rows)]
@@ -763,14 +749,11 @@ def answer_questions(
         BertworksError: the data is not SQuAD, or the model was not fine-tuned on questions.
     """
     predictor = Predictor(model, device=device, precision=precision)
-    what = (
-        f"this model was fine-tuned for {predictor.description.task}, not for answering questions"
-    )
+    what = f"this model was fine-tuned for {predictor.task.name}, not for answering questions"
     hint = "fine-tune one: bertworks finetune TRAIN.json --dev DEV.json -o FOLDER"
-    is_for_questions = isinstance(TASKS[predictor.description.task], QuestionsTask)
-    require(is_for_questions, what, model, hint)
+    require(predictor.task.file_kind == "squad", what, model, hint)
     reader = RowReader(data)
-    schema, _ = schema_for(reader, predictor.description, ("question", "context"))
+    schema, _ = schema_for(reader, predictor.task, ("question", "context"))
     for note in predictor.reading.preview(list(islice(items(reader, schema, TASKS), 2))):
         on_note(note.text)
     for features, answer in predictor.answers(items(reader, schema, TASKS)):
@@ -798,7 +781,7 @@ def rows_with_items(
 def _units(
     reader: RowReader,
     schema: Schema,
-    description: TaskConfig,
+    task: Task,
     fields: OutputFields,
     output_format: PredictionFormat,
     empty: IssueCounter,
@@ -813,7 +796,7 @@ def _units(
     for row, item in rows_with_items(reader, schema, empty):
         refuse_columns(row, fields.empty_columns)
         if item:
-            task_of(description).check_item(item)
+            task.check_item(item)
         lines = row.values.all_lines if isinstance(row.values, Sentence) and is_conll else ()
         written = {} if is_conll else row.written or row.values
         yield Unit(number, written, item, row.where, lines)
@@ -822,21 +805,18 @@ def _units(
 
 
 def schema_for(
-    reader: RowReader, description: TaskConfig, text: str | Sequence[str]
+    reader: RowReader, task: Task, text: str | Sequence[str]
 ) -> tuple[Schema, list[str]]:
     """Return what to read of a file, and notes on what was inferred.
 
     The texts are the columns `text`, else those of the training, else inferred ones.
     """
+    description = task.d
     names = names_of(text) or (
         description.text if all(name in reader.columns for name in description.text) else ()
     )
     schema, notes = infer_schema(reader, TASKS, task=description.task, text=names, labelled=False)
-    if (
-        description.text
-        and TASKS[description.task].reads_pairs
-        and len(schema.text) != len(description.text)
-    ):
+    if description.text and task.reads_pairs and len(schema.text) != len(description.text):
         count = "one text" if len(description.text) == 1 else "two texts"
         trained, here = (
             ", ".join(map(repr, columns)) for columns in (description.text, schema.text)
@@ -848,20 +828,13 @@ def schema_for(
             + " ".join(f"--text {word}" for word in ("FIRST", "SECOND")[: len(description.text)]),
         )
     document = description.document if description.document in reader.columns else schema.document
-    raw = TASKS[description.task].reads_words and _holds_texts(reader, schema.text[0], description)
+    raw = task.reads_words
+    if raw:
+        # Texts are strings, not lists, in the only column of a file, or in a column that is not one
+        # of the training.
+        column = schema.text[0]
+        rows = chain(reader.sample(1), reader)  # in most files the first row has a value
+        first = next((row.values[column] for row in rows if row.values.get(column)), None)
+        is_new = len(reader.columns) == 1 or column not in description.text
+        raw = isinstance(first, str) and not first.startswith("[") and is_new
     return replace(schema, label=(), labels=description.labels, document=document, raw=raw), notes
-
-
-def _holds_texts(reader: RowReader, column: str, description: TaskConfig) -> bool:
-    """Return whether a column holds texts instead of words.
-
-    These are strings, not lists, in the only column of a file, or in a column that is not one of
-    the training.
-    """
-    rows = chain(reader.sample(1), reader)  # in most files the first row has a value
-    first = next((row.values[column] for row in rows if row.values.get(column)), None)
-    return (
-        isinstance(first, str)
-        and not first.startswith("[")
-        and (len(reader.columns) == 1 or column not in description.text)
-    )

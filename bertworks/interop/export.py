@@ -511,7 +511,7 @@ def _batches(source: _Source, data: str | Path | None) -> list[Batch]:
         generator = np.random.default_rng(0)
         return [_random_batch(source, generator, *shape) for shape in _TIMED_SHAPES]
     reader = RowReader(data)
-    schema, _ = schema_for(reader, source.predictor.description, ())
+    schema, _ = schema_for(reader, source.predictor.task, ())
     rows = islice(items(reader, schema, TASKS, left_out=IssueCounter()), _ROWS)
     units = [features.unit for features in source.predictor.reading(rows)]
     return list(token_budget_batches(units, BATCH_TOKENS))

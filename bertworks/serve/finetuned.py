@@ -58,7 +58,7 @@ class FinetunedEndpoints:
         self._config = c = self._predictor.description
         self.has_values = not c.labels  # its score for a pair is a value, not a probability
         self.reranker = Reranker(self._predictor) if fits_pairs(c) else None
-        self._task = task_of(c)
+        self._task = self._predictor.task
         endpoint = self._task.endpoint
         reads = self._task.reads
         self.endpoints: dict[str, Endpoint] = {endpoint: getattr(self, endpoint)}
@@ -98,7 +98,7 @@ class FinetunedEndpoints:
                 that the client has gone; None: all. Not for the first step of an endpoint, whose
                 costs are checked.
         """
-        items = [item_of(value, number, self._config) for number, value in enumerate(inputs)]
+        items = [item_of(value, number, self._task) for number, value in enumerate(inputs)]
         features = list[Features]()
         tokens = 0
         for item in items:

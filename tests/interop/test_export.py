@@ -149,7 +149,7 @@ def run(model: Path, output: Path, **options: Any) -> list[Event]:
 
 def answers(model: Path, data: Path) -> list[dict[str, Any]]:
     predictor, reader = Predictor(model, device="cpu"), RowReader(data)
-    rows = items(reader, schema_for(reader, predictor.description, ())[0], ALL_TASKS)
+    rows = items(reader, schema_for(reader, predictor.task, ())[0], ALL_TASKS)
     return [answer for _, answer in predictor.answers(rows)]
 
 

@@ -94,7 +94,7 @@ def write_folder(folder: Path, d: TaskConfig, *, by_earlier_version: bool = Fals
 def answers_of(folder: Path, task: TaskType) -> list[dict[str, Any]]:
     predictor = Predictor(folder, device="cpu", precision="fp32")
     texts: list[Any] = [CHOICES] if task == "choice" else TEXTS
-    rows = [item_of(text, number, predictor.description) for number, text in enumerate(texts, 1)]
+    rows = [item_of(text, number, predictor.task) for number, text in enumerate(texts, 1)]
     return [answer for _, answer in predictor.answers(rows)]
 
 
