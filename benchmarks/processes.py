@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from bertworks.models.config import BERT_SIZES
-from bertworks.runs.processes import training_processes
+from bertworks.runs.run_folder import training_processes
 from bertworks.training.budget import random_batch
 from bertworks.training.device import (
     best_precision,

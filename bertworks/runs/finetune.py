@@ -59,10 +59,15 @@ from bertworks.runs.data_splits import (
 from bertworks.runs.finetune_job import FinetuneJob, Forecast, forecast
 from bertworks.runs.options import Method, Validation
 from bertworks.runs.preparation import FinetuneRequest, prepare_finetuning
-from bertworks.runs.processes import Processes, training_processes
 from bertworks.runs.report import VALIDATED, errors_note, write_errors, write_task_report
 from bertworks.runs.request import seconds_of
-from bertworks.runs.run_folder import absolute, check_same_request, open_run
+from bertworks.runs.run_folder import (
+    Processes,
+    absolute,
+    check_same_request,
+    open_run,
+    training_processes,
+)
 from bertworks.runs.training_run import TrainingRun
 from bertworks.runs.validation import FOLDER, choose_method, trainings
 from bertworks.tasks import scores as task_metrics

@@ -35,8 +35,8 @@ from bertworks.runs.finetune import (
 )
 from bertworks.runs.finetune_job import FinetuneJob, VocabSubset, forecast, run_settings
 from bertworks.runs.preparation import FinetuneRequest, prepare_finetuning, task_name
-from bertworks.runs.processes import Processes
 from bertworks.runs.report import joint_card, write_task_report
+from bertworks.runs.run_folder import Processes
 from bertworks.runs.training_run import Progress, TrainingRun
 from bertworks.tasks.heads import JointModel, TaskModel
 from bertworks.training.loop import TrainableModel

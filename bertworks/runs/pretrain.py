@@ -32,13 +32,13 @@ from bertworks.io.tables import Data
 from bertworks.models.config import EncoderConfig
 from bertworks.runs.prepare import extend_tokenizer, make_shards, make_vocabulary
 from bertworks.runs.pretrain_job import PretrainJob, half_of, with_teacher
-from bertworks.runs.processes import training_processes
 from bertworks.runs.request import Request, make_request, seconds_of, with_languages
 from bertworks.runs.run_folder import (
     check_same_request,
     compare_bits,
     open_run,
     read_plans,
+    training_processes,
     write_plans,
 )
 from bertworks.runs.training_run import TrainingRun

@@ -26,8 +26,14 @@ from bertworks.errors import BertworksError, expect
 from bertworks.events import Event, duration
 from bertworks.io.atomic_write import fsync, remove_leftovers
 from bertworks.models.layers import meta_device_init
-from bertworks.runs.processes import GracefulShutdown, Processes
-from bertworks.runs.run_folder import Metrics, finite, read_metrics, write_plans
+from bertworks.runs.run_folder import (
+    GracefulShutdown,
+    Metrics,
+    Processes,
+    finite,
+    read_metrics,
+    write_plans,
+)
 from bertworks.training.budget import MEMORY, Pace, Schedule
 from bertworks.training.device import (
     DTYPES,

@@ -12,7 +12,7 @@ from typing import Any
 
 from bertworks.errors import UsageError, explain_os_errors, optional_import
 from bertworks.events import Event
-from bertworks.runs.processes import signal_handler
+from bertworks.runs.run_folder import signal_handler
 from bertworks.training.device import limit_kernel_caches, use_one_heap
 
 MAX_FILES = 1 << 16  # open at the same time: more than the accepted requests

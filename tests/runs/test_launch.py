@@ -25,7 +25,7 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError, Rendezvo
 from bertworks.cli.parser import make_app
 from bertworks.errors import BertworksError, UsageError
 from bertworks.runs import launch, processes
-from bertworks.runs.processes import LostProcessError, Processes, meet_in, training_processes
+from bertworks.runs.run_folder import LostProcessError, Processes, meet_in, training_processes
 from tests.project.test_docs import blocks
 from tests.support import ROOT
 from tests.support.shell import Shell

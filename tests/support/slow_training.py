@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import bertworks.runs.launch
-import bertworks.runs.processes
+import bertworks.runs.run_folder
 import bertworks.runs.training_run
 from bertworks.cli.main import run
 from bertworks.runs.pretrain_job import PretrainJob
@@ -21,7 +21,7 @@ if __name__ == "__main__":
 
     PretrainingModel.forward = slow_forward  # type: ignore[method-assign]
     bertworks.runs.training_run.measure_matmul = lambda *_: 1e11  # type: ignore[attr-defined]
-    bertworks.runs.processes.STEP_SECONDS = float(os.environ.get("STEP_SECONDS", "600"))
+    bertworks.runs.run_folder.STEP_SECONDS = float(os.environ.get("STEP_SECONDS", "600"))
     evaluate, wait = PretrainJob.evaluate, float(os.environ.get("SECONDS_PER_EVALUATION", "0"))
 
     def slow_evaluate(self: PretrainJob, model: PretrainingModel) -> dict[str, float]:
