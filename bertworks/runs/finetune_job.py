@@ -271,18 +271,15 @@ class VocabSubset:
         before [V, hidden]: the matrix before training; trained [S, hidden]: these rows after it.
         """
         trained = trained.detach().to(before.device, before.dtype)
-        whole = before * self._decay(before, trained)
+        # the factor by which weight decay has made an unused row smaller
+        decay = 1.0
+        if self.has_unused:
+            old = before[self.ids[-1]].double()
+            size = old.square().sum().item()
+            decay = (old * trained[-1].double()).sum().item() / size if size else 1.0
+        whole = before * decay
         whole[self.ids] = trained
         return whole
-
-    def _decay(self, before: Tensor, trained: Tensor) -> float:
-        """Return the factor by which weight decay has made an unused row smaller."""
-        if not self.has_unused:
-            return 1.0
-        old = before[self.ids[-1]].double()
-        new = trained[-1].double()
-        size = old.square().sum().item()
-        return (old * new).sum().item() / size if size else 1.0
 
 
 class FinetuneJob:
@@ -703,7 +700,11 @@ def forecast(job: FinetuneJob, device: torch.device, processes: int = 1) -> Fore
         nn.init.normal_(parameter, std=TIMING_DEVIATION)
     max_tokens = micro_tokens(recipe.micro_batch_tokens, job.config, job.precision, device)
     max_tokens = max_tokens if device.type == "cuda" else CPU_TOKENS
-    sample = _sample_lengths(job.groups, recipe.batch_size, max_tokens)
+    # at most a batch of groups of all lengths, with at most `max_tokens` tokens together
+    ordered = sorted(job.groups, key=lambda group: num_tokens([group]))
+    fitting = max(1, max_tokens * len(ordered) // num_tokens(ordered))
+    count = min(recipe.batch_size, len(ordered), fitting)
+    sample = [ordered[(2 * i + 1) * len(ordered) // (2 * count)] for i in range(count)]
     batch = collate([example for group in sample for example in group]).to(device)
     train_tokens = num_tokens(job.groups)
     dev_tokens = num_tokens(job.dev_units)
@@ -724,15 +725,3 @@ def forecast(job: FinetuneJob, device: torch.device, processes: int = 1) -> Fore
     ) / processes + evaluations * dev_tokens / 3
     batches = (encoding * (train_tokens + dev_tokens) + per_batch * tokens) / len(batch.input_ids)
     return Forecast(batches + update * num_steps, per_token)
-
-
-def _sample_lengths(
-    groups: Sequence[ExampleGroup], count: int, max_tokens: int
-) -> list[ExampleGroup]:
-    """Return at most `count` groups of all lengths with at most `max_tokens` tokens together.
-
-    It is at least one group.
-    """
-    ordered = sorted(groups, key=lambda group: num_tokens([group]))
-    count = min(count, len(ordered), max(1, max_tokens * len(ordered) // num_tokens(ordered)))
-    return [ordered[(2 * i + 1) * len(ordered) // (2 * count)] for i in range(count)]

@@ -129,18 +129,15 @@ def measure_matmul(
     while time.perf_counter() < end:
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         torch.mm(a, b)  # the first call prepares the kernel
-        took = min(_time_product(a, b) for _ in range(4))
+        took = math.inf
+        for _ in range(4):
+            start = time_when_done(a.device)
+            torch.mm(a, b)
+            took = min(took, time_when_done(a.device) - start)
         best = max(best, 2 * size**3 / took)
         if took < seconds / 16:
             size = min(2 * size, largest)
     return best
-
-
-def _time_product(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Seconds of one product."""
-    start = time_when_done(a.device)
-    torch.mm(a, b)
-    return time_when_done(a.device) - start
 
 
 def time_when_done(device: torch.device) -> float:

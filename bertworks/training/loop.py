@@ -441,7 +441,15 @@ def make_optimizer(model: nn.Module, c: OptimizerConfig) -> torch.optim.Optimize
 
     AdamW is fused: one pass over memory.
     """
-    layers_above = _layers_above(model)
+    # The layers between a parameter of the encoder and the loss: 1 for the last block, the most for
+    # the embeddings. Heads are not among them.
+    layers_above: dict[nn.Parameter, int] = {}
+    encoder = getattr(model, "encoder", None)
+    if isinstance(encoder, Encoder):
+        num_blocks = len(encoder.blocks)
+        layers_above = dict.fromkeys(encoder.parameters(), num_blocks + 1)
+        for number, block in enumerate(encoder.blocks):
+            layers_above |= dict.fromkeys(block.parameters(), num_blocks - number)
     groups: dict[tuple[float, float, int], dict[str, Any]] = {}
     for name, p in model.named_parameters():
         if p.requires_grad:
@@ -467,21 +475,6 @@ def make_optimizer(model: nn.Module, c: OptimizerConfig) -> torch.optim.Optimize
             second: torch.zeros_like(p),
         }
     return optimizer
-
-
-def _layers_above(model: nn.Module) -> dict[nn.Parameter, int]:
-    """Return the number of layers between each parameter of the encoder and the loss.
-
-    It is 1 for the last block, and the largest for the embeddings. Heads are not in it: it is 0.
-    """
-    encoder = getattr(model, "encoder", None)
-    if not isinstance(encoder, Encoder):
-        return {}
-    num_blocks = len(encoder.blocks)
-    layers = dict.fromkeys(encoder.parameters(), num_blocks + 1)
-    for number, block in enumerate(encoder.blocks):
-        layers |= dict.fromkeys(block.parameters(), num_blocks - number)
-    return layers
 
 
 def update(

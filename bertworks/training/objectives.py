@@ -56,27 +56,6 @@ def vocabulary_cross_entropy(
     return LossSum(*_VocabularyLoss.apply(x, embeddings, bias, subtract))  # type: ignore[no-untyped-call]
 
 
-def vocabulary_divergence(
-    x: Tensor, embeddings: Tensor, bias: Tensor | None, teacher: "TeacherStates", temperature: float
-) -> LossSum:
-    """Return the divergence of two softmaxes of logits, without keeping the logits of either.
-
-    It is KL(teacher || student) over the temperature, times its square (Hinton et al. 2015, section
-    2).
-
-    x [M, hidden], embeddings [V, hidden], bias [V]: see `vocabulary_cross_entropy`. No correct
-    predictions are counted.
-    """
-
-    def subtract(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        teacher_logits = F.linear(teacher.x[rows], teacher.embeddings, teacher.bias)
-        loss, gradient = divergence(logits, teacher_logits, temperature)
-        logits.copy_(gradient)
-        return loss, loss.new_zeros(())
-
-    return LossSum(*_VocabularyLoss.apply(x, embeddings, bias, subtract))  # type: ignore[no-untyped-call]
-
-
 def divergence(logits: Tensor, teacher_logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Return the sum of the divergences of rows of [M, C], and its gradient by the logits.
 
@@ -247,7 +226,20 @@ def _replaced_loss(model: "PretrainingModel", states: Tensor, labels: Tensor) ->
 def _distillation_loss(
     model: "PretrainingModel", states: Tensor, teacher: TeacherStates
 ) -> LossSum:
-    return vocabulary_divergence(*model.vocabulary_inputs(states), teacher, model.temperature)
+    """Return the divergence of two softmaxes of logits, without keeping the logits of either.
+
+    It is KL(teacher || student) over the temperature, times its square (Hinton et al. 2015, section
+    2). No correct predictions are counted.
+    """
+
+    def subtract(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        teacher_logits = F.linear(teacher.x[rows], teacher.embeddings, teacher.bias)
+        loss, gradient = divergence(logits, teacher_logits, model.temperature)
+        logits.copy_(gradient)
+        return loss, loss.new_zeros(())
+
+    inputs = model.vocabulary_inputs(states)
+    return LossSum(*_VocabularyLoss.apply(*inputs, subtract))  # type: ignore[no-untyped-call]
 
 
 def _cosine_loss(model: "PretrainingModel", states: Tensor, teacher: TeacherStates) -> LossSum:
