@@ -24,7 +24,7 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError, Rendezvo
 
 from bertworks.cli.parser import make_app
 from bertworks.errors import BertworksError, UsageError
-from bertworks.runs import launch, processes
+from bertworks.runs import launch, run_folder
 from bertworks.runs.run_folder import LostProcessError, Processes, meet_in, training_processes
 from tests.project.test_docs import blocks
 from tests.support import ROOT
@@ -100,7 +100,7 @@ def step() -> None:
 def test_others_wait_for_the_first_process_longer_than_for_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "STEP_SECONDS", 1.0)
+    monkeypatch.setattr(run_folder, "STEP_SECONDS", 1.0)
 
     def work(group: Processes) -> None:
         for number in range(2):
@@ -121,7 +121,7 @@ def test_others_wait_for_the_first_process_longer_than_for_a_step(
 def test_a_step_that_a_process_does_not_finish_in_time_ends_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "STEP_SECONDS", 1.0)
+    monkeypatch.setattr(run_folder, "STEP_SECONDS", 1.0)
 
     def work(group: Processes) -> None:
         step()
