@@ -79,6 +79,9 @@ _ENGINE = {"arm", "options", "output", "device", "overwrite", "progress", "seed"
 Name = Annotated[str, Range("letters, digits, - and _", lambda x: bool(re.fullmatch(r"[\w-]+", x)))]
 
 
+Figures = Sequence[Mapping[str, Any]]  # of arms, seeds and measures
+
+
 class Arm(NamedTuple):
     """A trained arm of an ablation, with one seed.
 
@@ -694,9 +697,7 @@ class _Work:
         return _PLACEHOLDER.sub(path, value) if isinstance(value, str) else value
 
 
-def _write(
-    ablation: Ablation, figures: Sequence[Mapping[str, Any]], output: Path
-) -> tuple[dict[str, Any], str]:
+def _write(ablation: Ablation, figures: Figures, output: Path) -> tuple[dict[str, Any], str]:
     """Write the figures and the tables.
 
     Returns:
@@ -722,9 +723,7 @@ def _write(
     return means, text
 
 
-def summarize(
-    ablation: Ablation, figures: Sequence[Mapping[str, Any]]
-) -> dict[str, dict[str, Any]]:
+def summarize(ablation: Ablation, figures: Figures) -> dict[str, dict[str, Any]]:
     """Return the means by measure and arm.
 
     Of each there are the `values` of the seeds, their `mean` and `interval`, and the `difference`
@@ -755,7 +754,7 @@ def summarize(
     return means
 
 
-def _mean(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _mean(figures: Figures) -> dict[str, Any]:
     """Return the values of figures of several seeds, their mean and its interval."""
     values = [figure["value"] for figure in figures]
     samples = [np.array(figure["samples"] or [figure["value"]] * SAMPLES) for figure in figures]

@@ -41,6 +41,7 @@ _SMALLER = (
     "another disk"
 )
 _CHAIN = "linear chain"
+_Result = Mapping[str, Any]  # of `evaluate_probe`
 _Figures = dict[int, list[dict[str, RowSums]]]  # layer -> the figures of each seed
 
 
@@ -395,14 +396,14 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _rows(result: Mapping[str, Any]) -> list[list[str]]:
+def _rows(result: _Result) -> list[list[str]]:
     """Return the table: a row for each layer, those of the baselines after them."""
     rows = [[f"layer {row['layer']}", *_cells(row)] for row in result["layers"]]
     rows += [[f"untrained, layer {row['layer']}", *_cells(row)] for row in result["random"]]
     return [*rows, [_CHAIN, *_cells(result["chain"])]]
 
 
-def _verdict(result: Mapping[str, Any]) -> list[str]:
+def _verdict(result: _Result) -> list[str]:
     """Return lines that compare the best layer with other ones."""
     lines = [f"best UUAS: layer {result['best_layer']}"]
     for name, row in result["differences"].items():
@@ -413,7 +414,7 @@ def _verdict(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def probe_table(result: Mapping[str, Any]) -> str:
+def probe_table(result: _Result) -> str:
     """Return the result of `evaluate_probe` in words."""
     rows = [["", *FIGURES.values()], *_rows(result)]
     widths = [max(map(len, column)) for column in zip(*rows)]
@@ -423,14 +424,14 @@ def probe_table(result: Mapping[str, Any]) -> str:
     return "\n".join([_summary(result), *lines, *_verdict(result)])
 
 
-def _summary(result: Mapping[str, Any]) -> str:
+def _summary(result: _Result) -> str:
     """Return a sentence about the sentences and the probes."""
     seeds = f", mean of {result['seeds']} seeds" if result["seeds"] > 1 else ""
     probes = f"probes of rank {result['rank']} trained on {result['train']:,} sentences{seeds}"
     return f"{result['sentences']:,} sentences of {result['evaluated_on']}; {probes}"
 
 
-def probe_page(result: Mapping[str, Any]) -> str:
+def probe_page(result: _Result) -> str:
     """Return the result of `evaluate_probe` as a page with two charts."""
     name = str(result["model"])
     best = next(row for row in result["layers"] if row["layer"] == result["best_layer"])

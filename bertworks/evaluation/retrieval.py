@@ -50,6 +50,7 @@ _LAYOUTS = (
 _LEFT_OUT = "left out of their own ranking, as in BEIR (--keep-identical keeps them)"
 Grades = dict[str, dict[str, int]]  # query -> document -> grade
 _Judgment = tuple[str, str, int, str]  # query, document, grade, "path:line"
+_Content = tuple[dict[str, str], dict[str, str], list[_Judgment]]  # documents, queries, judgments
 
 
 class Collection(NamedTuple):
@@ -112,7 +113,7 @@ def read_collection(folder: str | Path) -> Collection:
     return Collection(documents, queries, grades, missing, repeated, identical)
 
 
-def _read_beir(folder: Path) -> tuple[dict[str, str], dict[str, str], list[_Judgment]]:
+def _read_beir(folder: Path) -> _Content:
     """Return the documents, the queries and the judgments of a folder in the layout of BEIR."""
     judgments: list[_Judgment] = []
     for row in RowReader(folder / "qrels" / "test.tsv", ReadOptions(header=False)):
@@ -152,7 +153,7 @@ def _add_text(
     texts[name] = text
 
 
-def _read_trec(folder: Path) -> tuple[dict[str, str], dict[str, str], list[_Judgment]]:
+def _read_trec(folder: Path) -> _Content:
     """Return the documents, the queries and the judgments of a folder in the layout of TREC."""
     documents = dict[str, str]()
     queries = dict[str, str]()

@@ -41,6 +41,7 @@ def push(
         UsageError: not a name of a repository.
         BertworksError: not a complete model; links; no card; no token, no permission or no network.
     """
+    from huggingface_hub import ModelCard
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
@@ -68,42 +69,7 @@ def push(
     what = f"there is no model card ({_CARD})"
     hint = f"write one, or start from that of `{converting}`"
     require(files.get(_CARD, _LONGEST_CARD + 1) <= _LONGEST_CARD, what, folder, hint)
-    card, notes = _complete_card(folder / _CARD, repository, licence)
-    files[_CARD] = len(card.encode())
-    yield from (Event("note", note) for note in notes)
-    width = max(map(len, files))
-    lines = [f"{repository}: {len(files)} files, {sum(files.values()) / 1e6:,.1f} MB"]
-    lines += [f"  {name:<{width}}  {size:>13,} bytes" for name, size in files.items()]
-    if unsent:
-        lines.append(f"not sent: {', '.join(unsent)}")
-    fields: dict[str, Any] = {
-        "repository": repository,
-        "files": files,
-        "stays": unsent,
-        "card": card,
-    }
-    if dry_run:
-        lines += [
-            "",
-            "--- the card ---",
-            card.rstrip(),
-            "--- end of the card ---",
-            "",
-            "dry run: nothing was sent",
-        ]
-        yield Event("done", "\n".join(lines), fields | {"sent": False})
-        return
-    yield Event("note", "\n".join([*lines, "sending ..."]))
-    content: dict[str, Path | bytes] = {name: folder / name for name in files}
-    content[_CARD] = card.encode()
-    url = _send(repository, content, private=private)
-    yield Event("done", f"sent: {url}", fields | {"sent": True, "url": url})
-
-
-def _complete_card(path: Path, repository: str, licence: str | None) -> tuple[str, list[str]]:
-    """Return the card with its license, and notes on what is missing."""
-    from huggingface_hub import ModelCard
-
+    path = folder / _CARD
     try:
         text = path.read_text(encoding="utf-8")
         card: Any = ModelCard(text)  # its data accept any name
@@ -116,12 +82,41 @@ def _complete_card(path: Path, repository: str, licence: str | None) -> tuple[st
         text = str(card)
         data = card.data.to_dict()
     missing = [name for name in ("license", "language", "library_name") if not data.get(name)]
-    notes = []
     if missing:
-        notes.append(f"the card lacks {', '.join(missing)} (between the first two lines of ---)")
+        what = f"the card lacks {', '.join(missing)} (between the first two lines of ---)"
+        yield Event("note", what)
     if not text.partition("\n# ")[2].strip():
-        notes.append(f"the card has no heading, such as: # {repository.partition('/')[2]}")
-    return text.rstrip("\n") + "\n", notes
+        title = repository.partition("/")[2]
+        yield Event("note", f"the card has no heading, such as: # {title}")
+    text = text.rstrip("\n") + "\n"
+    files[_CARD] = len(text.encode())
+    width = max(map(len, files))
+    lines = [f"{repository}: {len(files)} files, {sum(files.values()) / 1e6:,.1f} MB"]
+    lines += [f"  {name:<{width}}  {size:>13,} bytes" for name, size in files.items()]
+    if unsent:
+        lines.append(f"not sent: {', '.join(unsent)}")
+    fields: dict[str, Any] = {
+        "repository": repository,
+        "files": files,
+        "stays": unsent,
+        "card": text,
+    }
+    if dry_run:
+        lines += [
+            "",
+            "--- the card ---",
+            text.rstrip(),
+            "--- end of the card ---",
+            "",
+            "dry run: nothing was sent",
+        ]
+        yield Event("done", "\n".join(lines), fields | {"sent": False})
+        return
+    yield Event("note", "\n".join([*lines, "sending ..."]))
+    content: dict[str, Path | bytes] = {name: folder / name for name in files}
+    content[_CARD] = text.encode()
+    url = _send(repository, content, private=private)
+    yield Event("done", f"sent: {url}", fields | {"sent": True, "url": url})
 
 
 def _send(repository: str, content: Mapping[str, Path | bytes], *, private: bool) -> str:

@@ -177,7 +177,7 @@ class Batcher:
         patience: float,
         speed: float = math.inf,
         always_waits: int = 0,
-        observe: Callable[[int, int, float], None] = lambda units, cost, seconds: None,
+        observe: Callable[[int, int, float], object] = lambda units, cost, seconds: None,
         workers: int = 1,
         rank: int = 1,
         turn_cost: float = math.inf,

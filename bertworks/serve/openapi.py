@@ -32,6 +32,7 @@ _List: Any = list
 _Literal: Any = Literal
 _TypedDict: Any = TypedDict
 Type = Any
+Info = Mapping[str, Any]  # what the model offers, as in `GET /info`
 Text = Annotated[str, Meta(min_length=1)]
 INVOCATIONS = "invocations"
 # The abilities that can be invoked. If a request does not say which it wants, the model answers
@@ -93,7 +94,7 @@ def parse(body: bytes | memoryview) -> Any:
         raise RequestError(400, f"the body is no JSON in UTF-8: {what[:200]}") from None
 
 
-def invoked_ability(request: Any, info: Mapping[str, Any]) -> str:
+def invoked_ability(request: Any, info: Info) -> str:
     """Return the name of the ability that a request to the main path is for.
 
     The model may lack it.
@@ -101,9 +102,7 @@ def invoked_ability(request: Any, info: Mapping[str, Any]) -> str:
     The fields of the request decide first, then what the model can do. A masked language model
     gives vectors, or fills masks if `parameters` has `targets` or if every text has the mask token.
 
-    Args:
-        request: a JSON value that is not checked yet.
-        info: what the model offers, as in `GET /info`.
+    request: a JSON value that is not checked yet.
     """
     fields = request if isinstance(request, dict) else {}
     inputs = fields.get("inputs")
@@ -264,7 +263,7 @@ def _parameters(name: str, fields: Mapping[str, Type], pipeline: Mapping[str, Ty
     return msgspec.defstruct(name, items, kw_only=True, forbid_unknown_fields=True)
 
 
-def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, list[Type]]:
+def requests_of(info: Info, limits: Limits) -> dict[str, list[Type]]:
     """Return the types of each ability's requests, for this model: one, or alternatives."""
 
     def many(item: Type, least: int = 1, most: int = limits.texts) -> Type:
@@ -382,7 +381,7 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, list[Type]
     return types
 
 
-def _pipeline_settings(info: Mapping[str, Any], limits: Limits) -> dict[str, dict[str, Type]]:
+def _pipeline_settings(info: Info, limits: Limits) -> dict[str, dict[str, Type]]:
     """Return the settings of the pipelines of transformers that a model can honour.
 
     The fields of the requests are not among them.
@@ -501,9 +500,7 @@ def paths_of(name: str) -> tuple[str, ...]:
     return _PATHS.get(name, (f"/{name}",))
 
 
-def document(
-    info: Mapping[str, Any], requests: Mapping[str, list[Type]], *, token: bool
-) -> dict[str, Any]:
+def document(info: Info, requests: Mapping[str, list[Type]], *, token: bool) -> dict[str, Any]:
     """Return the OpenAPI document of a server with this model."""
     components: dict[str, Any] = {}
 

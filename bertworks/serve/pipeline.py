@@ -177,38 +177,40 @@ class Pipeline:
 
     def __init__(self, abilities: Abilities, metrics: ServerMetrics):
         self._abilities = abilities
-        self._limits = abilities.limits
+        limits = abilities.limits
+        self._limits = limits
         self._metrics = metrics
-        self.requests = requests_of(abilities.info, self._limits)
-        self.admission = Admission(
-            self._limits.requests, max(self._limits.total_bytes, self._limits.body_bytes)
-        )
-        self.room = Admission(
-            self._limits.requests, max(self._limits.total_answer_bytes, self._limits.answer_bytes)
-        )
+        self.requests = requests_of(abilities.info, limits)
+        self.admission = Admission(limits.requests, max(limits.total_bytes, limits.body_bytes))
+        self.room = Admission(limits.requests, max(limits.total_answer_bytes, limits.answer_bytes))
         self.ratios = {(name, lane): TOKENS_PER_BYTE for name in ENDPOINTS for lane in LANES}
         self._heap = ServerHeapTrimmer()
+
+        def look(*_: object) -> None:
+            """Called after work that is no batch of the network, in the thread that did it."""
+            self._heap.look()
+
         workers = min(MAX_WORKERS, THREADS.adapt()) if abilities.on_cpu else 1
         # Each job on its own: together they are not faster, and a small one would wait for all of a
         # batch.
-        single_jobs = partial(Batcher, 1, observe=self._observe_memory)
+        single_jobs = partial(Batcher, 1, observe=look)
         explanations = partial(single_jobs, patience=EXPLAIN_PATIENCE, speed=EXPLAIN_SPEED)
         self.batchers = {
             "network": Batcher(
-                self._limits.batch_tokens,
-                patience=self._limits.patience,
-                always_waits=self._limits.client_tokens,
+                limits.batch_tokens,
+                patience=limits.patience,
+                always_waits=limits.client_tokens,
                 observe=self._observe,
                 workers=workers,
-                turn_cost=self._limits.tokens,
+                turn_cost=limits.tokens,
             ),
             "search": single_jobs(patience=SEARCH_PATIENCE, speed=SEARCH_SPEED),
             "explanation": explanations(),
             "short explanation": explanations(),
         }
         self.waiting_tokens = Admission(
-            self._limits.requests,
-            self._limits.waiting_tokens,
+            limits.requests,
+            limits.waiting_tokens,
             lambda: self.batchers["network"].speed,
         )
         # What an endpoint does between two computations: each on its own, as it may take long.
@@ -216,7 +218,7 @@ class Pipeline:
         self.answers = Batcher(
             ANSWER_BATCH,
             patience=math.inf,
-            observe=self._observe_memory,
+            observe=look,
             workers=ANSWER_WORKERS,
             turn_cost=0,
         )
@@ -554,14 +556,10 @@ class Pipeline:
                 await asyncio.sleep(0)  # until the connection is closed
 
     def _observe(self, units: int, cost: int, seconds: float) -> None:
-        """Called after each batch, in the thread that computed it."""
+        """Called after each batch of the network, in the thread that computed it."""
         self._metrics.batch_size.observe(units)
         self._metrics.batch_tokens.observe(cost)
         self._metrics.inference.observe(seconds)
-        self._heap.look()
-
-    def _observe_memory(self, units: int, cost: int, seconds: float) -> None:
-        """Called after any work that is no batch of the network, in the thread that did it."""
         self._heap.look()
 
 
