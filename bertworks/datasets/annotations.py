@@ -235,7 +235,15 @@ def read_conll(
                 all_lines = []
             first = first or number
             word_line = line.removesuffix("\r")
-            _check_conll_line(name, number, word_line, cells, layout)
+            has_tag = len(cells) >= layout.width and cells[-1 if layout.tag is None else layout.tag]
+            if not has_tag or len(cells) > layout.width or not cells[layout.word]:
+                problem = f"{len(cells)} cells" if has_tag else "no tag"
+                what = f"{word_line!r} has {problem}; most lines have {layout.width} cells"
+                hint = (
+                    "write a token, one tab and its tag on each line: O where there is no entity; "
+                    "no tab within a token"
+                )
+                raise BertworksError(what, where=f"{name}:{number}", hint=hint)
             # kept once: a long sentence repeats most of its words
             tokens.append(intern(cells[layout.word]))
             tags.append(intern(cells[layout.tag or 0]))
@@ -254,22 +262,6 @@ def read_conll(
             all_lines.append(intern(line))
     if sentence:
         yield sentence
-
-
-def _check_conll_line(
-    name: str, number: int, line: str, cells: list[str], layout: ConllLayout
-) -> None:
-    has_tag = len(cells) >= layout.width and cells[-1 if layout.tag is None else layout.tag]
-    if not has_tag or len(cells) > layout.width or not cells[layout.word]:
-        what = (
-            f"{line!r} has {f'{len(cells)} cells' if has_tag else 'no tag'}; most lines have "
-            f"{layout.width} cells"
-        )
-        hint = (
-            "write a token, one tab and its tag on each line: O where there is no entity; no "
-            "tab within a token"
-        )
-        raise BertworksError(what, where=f"{name}:{number}", hint=hint)
 
 
 def with_tags(lines: Iterable[str], tags: Iterable[str], layout: ConllLayout) -> Iterator[str]:

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 from bertworks.datasets import values
@@ -24,6 +23,7 @@ from bertworks.io.options import ReadOptions
 from bertworks.io.tables import ENTITY_TAG, find_column, is_code
 
 _LISTED_ERRORS = 20
+_LISTED_LABELS = 30
 _SHOWN_LABELS = 10
 Columns = Mapping[str, Column]  # of a file, by name
 Names = tuple[str, ...]  # of columns
@@ -481,15 +481,40 @@ def label_of(
         raise values.missing_label(
             column, where, "write a label there; a class of this name needs another name", value
         )
-    read_name = partial(
-        values.known_label,
-        labels=schema.labels,
-        column=column,
-        where=where,
-        accept=schema.any_label,
-        join=schema.join_labels,
-    )
-    label = task.read_label(value, texts, schema, read_name, where)
+
+    def known_label(name: str | None) -> str:
+        """Return a label, or the only one of the schema that other programs write like it.
+
+        See `values.canonical_label`.
+        """
+        labels = schema.labels
+        hint = (
+            f"the labels are: {values.first_names(labels, _LISTED_LABELS)}"
+            if labels
+            else "write one there, or remove the row"
+        )
+        if name is None:
+            raise values.missing_label(column, where, hint)
+        if name in labels or not labels:
+            return name
+        canonical = values.canonical_label(name)
+        equal_labels = [each for each in labels if values.canonical_label(each) == canonical]
+        folded = values.folded_label(name)
+        similar_labels = [each for each in labels if values.folded_label(each) == folded]
+        if schema.join_labels and not equal_labels:
+            equal_labels = similar_labels
+        if len(equal_labels) == 1:
+            return equal_labels[0]
+        if schema.any_label:
+            return name
+        candidates = similar_labels or values.misspelt_labels(name, labels)
+        suggestion = f"did you mean {candidates[0]!r}? " if candidates else ""
+        if len(similar_labels) == 1:
+            suggestion += "--join-labels reads it so; "
+        what = f"the label {name!r} is not known"
+        raise BertworksError(what, where=where, hint=suggestion + hint)
+
+    label = task.read_label(value, texts, schema, known_label, where)
     if label is not None:
         return label
     raise BertworksError(f"the label in {column!r} holds {value!r:.80}", where=where, hint=expected)

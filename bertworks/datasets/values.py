@@ -49,7 +49,6 @@ MAX_LABEL_LENGTH = 60  # characters
 # a fraction of the values that decides for all: the others are errors, reported when the rows are
 # read
 MOST = 0.9
-_LISTED_LABELS = 30
 SIMILAR = 0.8  # of the letters of two names that one is written for the other by mistake
 _MANY_ROWS = 10  # from which one value in half of them says something about a column
 _FEW = 3  # words of the name of a column; values that show how long texts are
@@ -278,48 +277,6 @@ def sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:
     return tuple(
         names if any(map(math.isnan, numbers.values())) else sorted(names, key=numbers.__getitem__)
     )
-
-
-def known_label(
-    label: str | None,
-    labels: Sequence[str],
-    column: str,
-    where: str,
-    *,
-    accept: bool = False,
-    join: bool = False,
-) -> str:
-    """Return the label, or the only one of `labels` that other programs write like it.
-
-    See `canonical_label`.
-
-    Args:
-        labels: the labels of the model or of the training data; () if any label is right.
-        accept: whether other labels are returned as they are; else they are errors.
-        join: whether labels may also differ as `folded_label` says.
-    """
-    hint = (
-        f"the labels are: {first_names(labels, _LISTED_LABELS)}"
-        if labels
-        else "write one there, or remove the row"
-    )
-    if label is None:
-        raise missing_label(column, where, hint)
-    if label in labels or not labels:
-        return label
-    equal_labels = [name for name in labels if canonical_label(name) == canonical_label(label)]
-    similar_names = [name for name in labels if folded_label(name) == folded_label(label)]
-    if join and not equal_labels:
-        equal_labels = similar_names
-    if len(equal_labels) == 1:
-        return equal_labels[0]
-    if accept:
-        return label
-    candidates = similar_names or misspelt_labels(label, labels)
-    suggestion = f"did you mean {candidates[0]!r}? " if candidates else ""
-    if len(similar_names) == 1:
-        suggestion += "--join-labels reads it so; "
-    raise BertworksError(f"the label {label!r} is not known", where=where, hint=suggestion + hint)
 
 
 def misspelt_labels(label: str, labels: Sequence[str]) -> list[str]:

@@ -367,7 +367,14 @@ def replacing(path: str | Path) -> Iterator[Path]:
         if not (temporary.is_dir() and target.exists()):
             temporary.replace(target)
         elif not _exchange(temporary, target):
-            _exchange_by_renames(temporary, target)
+            # a process that is killed in between leaves the former content under a name that
+            # `remove_leftovers` does not delete
+            former = temporary.with_suffix(".former")
+            target.rename(former)
+            try:
+                temporary.rename(target)
+            finally:
+                former.rename(temporary if target.exists() else target)
         fsync(target.parent)
     except BaseException as error:
         if (isinstance(error, OSError) and error.errno in DISK_FULL) or _DISK_FULL_WORDS.search(
@@ -548,20 +555,6 @@ def _exchange(first: Path, second: Path) -> bool:
     here = _AT_CURRENT_FOLDER
     names = (os.fsencode(first), os.fsencode(second))
     return bool(rename and rename(here, names[0], here, names[1], _RENAME_EXCHANGE) == 0)
-
-
-def _exchange_by_renames(temporary: Path, target: Path) -> None:
-    """Swap two names in three steps.
-
-    If the process is killed in between, the former content keeps a name that `remove_leftovers`
-    does not delete.
-    """
-    former = temporary.with_suffix(".former")
-    target.rename(former)
-    try:
-        temporary.rename(target)
-    finally:
-        former.rename(temporary if target.exists() else target)
 
 
 def read_system_file(path: str | Path) -> str:

@@ -210,7 +210,31 @@ class FileJob:
                 if number % num_parts == part and number not in complete:
                     yield number, value
 
-        for count, name in enumerate(self._names_of(missing, compute, lambda: number + 1), 1):
+        names: Iterable[str] = ()
+        if self.bulk.join:
+            absent = [n for n, _ in missing()]
+            what = (
+                f"{len(absent):,} of {number + 1:,} portions are missing: "
+                f"{some_names(map(str, absent))}"
+            )
+            hint = (
+                "run the parts that did not finish again; or make the portions here: --on "
+                "local instead of --join"
+            )
+            require(not absent, what, self.folder, hint)
+        elif self.bulk.part or not self.bulk.is_shared:
+            work = compute or resolve_name(self._maker)(*self._settings)[1]
+            names = (
+                create(self.folder, self._fingerprint, n, *work(value)) for n, value in missing()
+            )
+        else:
+            job = [str(self.folder), str(Path.cwd()), self._fingerprint, self._maker]
+            settings = [*job, self._settings]
+            words = {"ended": _ENDED, "hint": _AGAIN, "tries": _TRIES}
+            names = self._engine()(
+                "bertworks.io.file_job:portion_maker", settings, missing(), **words
+            )
+        for count, name in enumerate(names, 1):
             complete[int(name.partition("-")[0])] = self.folder / name
             fields = {"stage": stage, "what": "portions", "amount": count}
             yield Event("stage", f"{stage}: {count:,} portions", fields)
@@ -228,37 +252,6 @@ class FileJob:
             self.files = [complete[n] for n in range(number + 1)]
             if self.output != "-":
                 write_json(self.folder / _OUTPUT, _state(Path(self.output).expanduser()))
-
-    def _names_of(
-        self,
-        missing: Callable[[], Iterator[tuple[int, Any]]],
-        compute: Callable[[Any], Portion] | None,
-        count: Callable[[], int],
-    ) -> Iterable[str]:
-        """Return the names of the portions that were missing, as they are made.
-
-        count: of all portions, once the inputs are read.
-        """
-        if self.bulk.join:
-            absent = [number for number, _ in missing()]
-            what = (
-                f"{len(absent):,} of {count():,} portions are missing: "
-                f"{some_names(map(str, absent))}"
-            )
-            hint = (
-                "run the parts that did not finish again; or make the portions here: --on "
-                "local instead of --join"
-            )
-            require(not absent, what, self.folder, hint)
-            return ()
-        if self.bulk.part or not self.bulk.is_shared:
-            work = compute or resolve_name(self._maker)(*self._settings)[1]
-            return (
-                create(self.folder, self._fingerprint, n, *work(value)) for n, value in missing()
-            )
-        job = [str(self.folder), str(Path.cwd()), self._fingerprint, self._maker, self._settings]
-        words = {"ended": _ENDED, "hint": _AGAIN, "tries": _TRIES}
-        return self._engine()("bertworks.io.file_job:portion_maker", job, missing(), **words)
 
     def _engine(self) -> Callable[..., Iterator[str]]:
         workers = self.bulk.workers

@@ -21,7 +21,6 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from queue import SimpleQueue
@@ -180,7 +179,20 @@ def in_processes(
                 raise result
             yield result
 
-    def feed(start: Callable[[], subprocess.Popen[bytes]], place: int) -> None:
+    def start(place: int) -> subprocess.Popen[bytes]:
+        work = json.dumps([maker, settings])
+        command = [sys.executable, "-c", "from bertworks.io.processes import serve; serve()", work]
+        rank = {"LOCAL_RANK": str(place % gpus)} if gpus else {}
+        options = {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join(sys.path)}
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | rank | options,
+            start_new_session=True,
+        )
+
+    def feed(place: int) -> None:
         """Give inputs to a process, one at a time, and collect its results, until an input is None.
 
         Another one takes its place when it ends.
@@ -210,7 +222,7 @@ def in_processes(
                             ended.format(number=number, how=how, value=value), hint=hint
                         )
                         if left and not ends:
-                            processes[place] = stack.enter_context(start())
+                            processes[place] = stack.enter_context(start(place))
                         if ends:
                             processes[place].kill()
                     except Exception as error:  # the value cannot be pickled
@@ -221,10 +233,8 @@ def in_processes(
     try:
         for value in inputs:
             if sent < workers:
-                rank = {"LOCAL_RANK": str(sent % gpus)} if gpus else {}
-                start = partial(_start, json.dumps([maker, settings]), rank)
-                processes.append(start())
-                threading.Thread(target=feed, args=(start, sent), daemon=True).start()
+                processes.append(start(sent))
+                threading.Thread(target=feed, args=(sent,), daemon=True).start()
             tasks.put((sent, value))
             sent += 1
             yield from finished(workers + _READ_AHEAD)
@@ -236,16 +246,6 @@ def in_processes(
             tasks.put(None)
         for process in processes:
             process.wait()
-
-
-def _start(work: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", "from bertworks.io.processes import serve; serve()", work]
-    settings = {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join(sys.path)}
-    environment = os.environ | environment | settings
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        command, stdin=pipe, stdout=pipe, env=environment, start_new_session=True
-    )
 
 
 def serve() -> None:

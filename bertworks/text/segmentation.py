@@ -102,7 +102,13 @@ def separation(
     blocks = [list(block) for is_filled, block in groupby(stripped, bool) if is_filled]
     if len(blocks) <= 1:
         return "file", "no blank lines"
-    titles = [_is_title(block) for block in blocks]
+    # one short line that does not end a sentence
+    titles = [
+        len(block) == 1
+        and _width(block[0]) <= _LONGEST_TITLE
+        and not _ENDS_SENTENCE.search(block[0][-8:])
+        for block in blocks
+    ]
     if sum(titles) >= _MIN_TITLES and sum(map(ne, titles, titles[1:])) >= 0.9 * (len(titles) - 1):
         return "title", "a line that ends no sentence stands between blank lines before every text"
     if margin is not None:
@@ -118,15 +124,6 @@ def separation(
     ):
         return "file", "short lines that do not end sentences, as in verse; blank lines end stanzas"
     return "blank_line", "blocks of several unwrapped lines between blank lines"
-
-
-def _is_title(block: Sequence[str]) -> bool:
-    """Return whether a block may be a title: one short line that does not end a sentence."""
-    return (
-        len(block) == 1
-        and _width(block[0]) <= _LONGEST_TITLE
-        and not _ENDS_SENTENCE.search(block[0][-8:])
-    )
 
 
 def paragraphs(lines: Sequence[str], margin: int | None) -> list[str]:

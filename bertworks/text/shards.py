@@ -251,7 +251,9 @@ def write_shards(
             died, input files changed meanwhile, or there is no text.
     """
     folder = local_path(folder)
-    settings = _settings(reader, tokenizer)
+    # what must be equal to resume a folder, or to find it finished
+    settings = {"format": FORMAT, "tokenizer": tokenizer.sha256}
+    settings |= {**reader.options, **reader.identity()}
     busy = "another process is writing to this folder"
     with folder_lock(folder, busy, "wait until it is done, or choose another folder with -o"):
         refuse_other_files(folder, overwrite)
@@ -265,7 +267,15 @@ def write_shards(
                 Manifest.load(folder / "manifest.json").settings, settings, reader, folder
             )
         else:
-            _begin(folder, settings, reader, tokenizer)
+            if _visible(folder):
+                # The text of each part is compared later, so the files themselves may be others.
+                existing = _read_object(folder / "plan.json")
+                existing["files_sha256"] = settings["files_sha256"]
+                _refuse_other(existing, settings, reader, folder)
+            write_json(folder / "plan.json", settings)
+            tokenizer.save(folder / "tokenizer")
+            for part_folder in (folder, *(folder / "parts").glob("*")):
+                remove_leftovers(part_folder)
             number = 0
             texts = () if parts is not None else enumerate(parts_of(reader, part_characters))
             writer = (
@@ -338,11 +348,6 @@ def _mapped(path: Path, manifest: Manifest, count: int) -> CheckedArray:
     return CheckedArray(file, file.content[header:].view(dtype), header)
 
 
-def _settings(reader: CorpusReader, tokenizer: Tokenizer) -> dict[str, Any]:
-    """What must be equal to resume a folder, or to find it finished."""
-    return {"format": FORMAT, "tokenizer": tokenizer.sha256, **reader.options, **reader.identity()}
-
-
 def _refuse_other(
     existing: dict[str, Any], settings: dict[str, Any], reader: CorpusReader, folder: Path
 ) -> None:
@@ -360,20 +365,6 @@ def _refuse_other(
         what = f"this folder holds the shards of another command ({differences})"
         hint = "write to another folder with -o, or replace the shards with --overwrite"
         raise BertworksError(what, where=str(folder), hint=hint)
-
-
-def _begin(
-    folder: Path, settings: dict[str, Any], reader: CorpusReader, tokenizer: Tokenizer
-) -> None:
-    """Write plan.json and the tokenizer; refuse the unfinished folder of another command."""
-    if _visible(folder):
-        # The text of each part is compared later, so the files themselves may be others.
-        existing = _read_object(folder / "plan.json") | {"files_sha256": settings["files_sha256"]}
-        _refuse_other(existing, settings, reader, folder)
-    write_json(folder / "plan.json", settings)
-    tokenizer.save(folder / "tokenizer")
-    for parts in (folder, *(folder / "parts").glob("*")):
-        remove_leftovers(parts)
 
 
 def _visible(folder: Path) -> list[str]:

@@ -86,7 +86,7 @@ def read_translations(files: Sequence[str | Path]) -> Translations:
     Raises:
         UsageError: no file, or more than two.
         BertworksError: a file has carriage returns in place of line feeds, one has more lines than
-            the other, a line has no text, or not two columns.
+            the other, a line has no text on one side, or not two columns.
     """
     expect(
         0 < len(files) < 3,
@@ -117,31 +117,6 @@ def read_translations(files: Sequence[str | Path]) -> Translations:
         what = f"{len(row)} columns: expected two, separated by a tab"
         require(len(row) == 2, what, f"{names[0]}:{number}", _ALIGNED)
         pairs.append((row[0].strip(), row[1].strip()))
-    return _with_issues(pairs, names, issues)
-
-
-def _lines(reader: LineReader, name: str, issues: Issues) -> list[str]:
-    """Return the lines of a file.
-
-    Characters inside them that other programs take for line ends are counted.
-    """
-    reader.require_line_feeds()
-    lines = []
-    for number, line in reader.lines():
-        if "\r" in line.strip():
-            issues[_INSIDE].add(f"{name}:{number}")
-        if _SEPARATORS.search(line.strip()):
-            issues[_OTHER_ENDS].add(f"{name}:{number}")
-        lines.append(line)
-    return lines
-
-
-def _with_issues(pairs: list[tuple[str, str]], names: list[str], issues: Issues) -> Translations:
-    """Return the pairs, with the issues of their lines.
-
-    Raises:
-        BertworksError: a side of a pair is empty.
-    """
     empty_sides = IssueCounter()
     for number, pair in enumerate(pairs, 1):
         for side, text in enumerate(pair):
@@ -167,3 +142,19 @@ def _with_issues(pairs: list[tuple[str, str]], names: list[str], issues: Issues)
                 f"pairs whose lengths differ by a factor of more than {_FAR:g} from the usual ratio"
             ].add(place)
     return Translations(pairs, names, issues, num_identical, usual_ratio, num_far)
+
+
+def _lines(reader: LineReader, name: str, issues: Issues) -> list[str]:
+    """Return the lines of a file.
+
+    Characters inside them that other programs take for line ends are counted.
+    """
+    reader.require_line_feeds()
+    lines = []
+    for number, line in reader.lines():
+        if "\r" in line.strip():
+            issues[_INSIDE].add(f"{name}:{number}")
+        if _SEPARATORS.search(line.strip()):
+            issues[_OTHER_ENDS].add(f"{name}:{number}")
+        lines.append(line)
+    return lines
