@@ -126,7 +126,7 @@ def measured(
 
 
 def ours(folder: Path, precision: PrecisionOption, texts: list[str]) -> Callable[[int], int]:
-    from bertworks.inference.generation import SamplingOptions, TextGenerator
+    from bertworks.inference.causal_lm import SamplingOptions, TextGenerator
 
     generator = TextGenerator(folder, "cpu", precision)
     return lambda count: sum(

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
         evaluate_pairs as evaluate_pairs,
         evaluate_retrieval as evaluate_retrieval,
     )
+    from bertworks.inference.causal_lm import generate as generate
     from bertworks.inference.embed_file import embed_file as embed_file
     from bertworks.inference.embedder import Embedder as Embedder, embed as embed
     from bertworks.inference.explain import explain as explain
-    from bertworks.inference.generation import generate as generate
     from bertworks.inference.masked_lm import fill as fill, score as score
     from bertworks.inference.predictor import (
         Predictor as Predictor,

@@ -24,8 +24,7 @@ from bertworks.batching.batch import Batch, Example
 from bertworks.datasets.reader import RowReader
 from bertworks.errors import BertworksError, expect, require
 from bertworks.events import Event, no_notes
-from bertworks.inference.embedder import Vectors, normalized
-from bertworks.inference.encode import DOCUMENT_PROMPTS
+from bertworks.inference.embedder import DOCUMENT_PROMPTS, Vectors, normalized
 from bertworks.inference.engine import LazyModel, compute_each
 from bertworks.io.file_job import ROWS_AT_ONCE
 from bertworks.io.inputs import IssueCounter, as_path, open_lines

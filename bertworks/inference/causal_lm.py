@@ -1,13 +1,18 @@
 """Compute with networks that read from left to right.
 
-An open one with its output layer; and sentences -> log-likelihoods.
-
 - `CausalModel`: texts -> tokens, hidden states, logits, in a precision
 - `log_likelihoods`: the probability of every token given those before it, in one pass
+- `TextGenerator`, `generate`: prompts -> continuations, greedy or sampled, in batches, with a cache
+  of keys and values
+- `next_token_probabilities`: logits -> what is sampled from
 """
 
-from collections.abc import Iterable, Iterator
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Literal, TypedDict
 
 import numpy as np
@@ -16,25 +21,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertworks.batching.batch import Batch, Example, Ids, Target
-from bertworks.checkpoints.generation_config import read_generation_config
+from bertworks.checkpoints.generation_config import GenerationConfig, read_generation_config
 from bertworks.checkpoints.hf_mapping import check_output_layer
 from bertworks.checkpoints.storage import read_json
-from bertworks.errors import quoted, require
+from bertworks.errors import expect, listed, quoted, require
 from bertworks.inference.engine import (
     MAX_SCORES,
     LazyModel,
+    ModelUser,
     compute_each,
+    open_model,
     precision_for,
     prepared_encoder,
 )
 from bertworks.io.inputs import chunk_by_size
+from bertworks.io.tables import texts_of
 from bertworks.models.cache import KeyValueCache
 from bertworks.models.layout import Layout
 from bertworks.models.packed_linear import pack_output, to_int8_inference
-from bertworks.training.device import PrecisionOption
+from bertworks.training.device import THREADS, PrecisionOption
 from bertworks.training.objectives import PretrainingModel
 
-AT_ONCE = 64  # sentences that are tokenized together
+AT_ONCE = 64  # texts that are tokenized, or sorted by length and continued, together
 
 # Each token given those before it; or given all others, when it alone is masked.
 Measure = Literal["log_likelihood", "pseudo_log_likelihood"]
@@ -234,3 +242,423 @@ def _label_log_probabilities(model: CausalModel, batch: Batch) -> Tensor:
         logits = model.logits(rows).float()
         results.append(logits.gather(1, labels[:, None])[:, 0] - logits.logsumexp(-1))
     return torch.cat(results)
+
+
+CACHE_BYTES = 1 << 30  # of keys and values of a batch
+_LIKELY = 1024  # tokens that are sorted first for top_p: they nearly always suffice
+# tokens before a stop string that are decoded with it: a decoder may change the first of them
+_AROUND_STOP = 8
+_KEPT = 0.75  # fraction of unfinished texts below which the finished ones leave the cache
+
+FinishReason = Literal["end_token", "stop", "max_tokens", "context"]
+
+
+class Generation(TypedDict):
+    """A text and its continuation."""
+
+    text: str  # the prompt
+    continuation: str  # without the end token, and without the stop string and what follows it
+    ids: list[int]  # all tokens that were generated, without the end token
+    # The end token; a stop string; max_tokens; or the text is as long as the network can read.
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """How the next token is chosen.
+
+    Args:
+        max_tokens: of a continuation.
+        temperature: 0: the most probable token. Else logits are divided by it.
+        top_k: sample among the k most probable tokens; None: among all.
+        top_p: sample among the most probable tokens that have this probability together (Holtzman
+            et al. 2020, section 3.1), after `top_k`; None: among all.
+        seed: of the random numbers.
+        stop: strings at which a continuation ends.
+        sampling: "model": the temperature, `top_k` and `top_p` of the model's
+            generation_config.json.
+
+    Raises:
+        UsageError: a value outside its range; one string and no list of them; `top_k` or `top_p` at
+            temperature 0, where they change nothing; a temperature, `top_k` or `top_p` beside
+            `sampling`.
+    """
+
+    max_tokens: int = 50
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+    stop: Iterable[str] = ()  # becomes a tuple
+    sampling: Literal["options", "model"] = "options"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self,
+            "stop",
+            tuple(listed(self.stop, "give a list of strings", "stop string", ordered=False)),
+        )
+        rules = [
+            (self.max_tokens >= 1, "max_tokens is {max_tokens}: expected 1 or more"),
+            (
+                0 <= self.temperature < float("inf"),
+                "temperature is {temperature}: expected a number from 0",
+            ),
+            (self.top_k is None or self.top_k >= 1, "top_k is {top_k}: expected 1 or more"),
+            (
+                self.top_p is None or 0 < self.top_p <= 1,
+                "top_p is {top_p}: expected a number above 0, up to 1",
+            ),
+            (self.seed >= 0, "seed is {seed}: expected a whole number from 0"),
+            (all(self.stop), "a stop string is empty"),
+            (
+                self.sampling in ("options", "model"),
+                "sampling is {sampling!r}: expected 'options' or 'model'",
+            ),
+        ]
+        for holds, message in rules:
+            expect(holds, message.format_map(vars(self)))
+        what = (
+            "top_k and top_p change nothing at temperature 0, which takes the most probable token"
+        )
+        samples = self.temperature > 0 or (self.top_k, self.top_p) == (None, None)
+        expect(samples, what, hint="add --temperature 1, or leave them out")
+        has_options = (self.temperature, self.top_k, self.top_p) != (0.0, None, None)
+        what = "temperature, top_k and top_p are those of the model with sampling 'model'"
+        expect(
+            not (has_options and self.sampling == "model"),
+            what,
+            hint="leave --sampling out, or the others",
+        )
+
+    def of_model(self, generation: GenerationConfig) -> "SamplingOptions":
+        """Return these options, or with `sampling` "model" those of the model.
+
+        They are in its generation_config.json.
+
+        Raises:
+            BertworksError: the file asks for what is not computed here.
+        """
+        if self.sampling == "options":
+            return self
+        generation.require_computed()
+        return replace(
+            self,
+            temperature=generation.temperature,
+            top_k=generation.top_k,
+            top_p=generation.top_p,
+            sampling="options",
+        )
+
+
+def next_token_probabilities(
+    logits: Tensor, temperature: float, top_k: int | None = None, top_p: float | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Return the probabilities of the next tokens, and these tokens, the most probable first.
+
+    float [B, V] -> float64 [B, n], which sum to 1, and int64 [B, n]; None: all tokens in order.
+    Temperature, top_k and top_p are applied in this order, each to the probabilities that remain.
+    """
+    size = logits.shape[1]
+    scores = (logits.float() - logits.float().amax(-1, keepdim=True)) / temperature
+    if top_k is None and top_p is None:
+        return scores.double().softmax(-1), None
+    values, tokens = scores.topk(min(top_k or _LIKELY, size))
+    p = values.double().softmax(-1)
+    if top_k is None:
+        p = (values.double() - scores.double().logsumexp(-1, keepdim=True)).exp()
+        if len(p[0]) < size and bool((p.sum(-1) < (top_p or 1)).any()):
+            values, tokens = scores.sort(descending=True)
+            p = values.double().softmax(-1)
+    if top_p is not None:
+        before = p.cumsum(-1) - p
+        p = torch.where(before < top_p, p, 0.0)
+    return p / p.sum(-1, keepdim=True), tokens
+
+
+def _largest(logits: Tensor) -> Tensor:
+    """[B, V] -> int64 [B]: the first of the largest.
+
+    On a CPU numpy takes a tenth of the time of torch.
+    """
+    if logits.device.type != "cpu":
+        return logits.argmax(-1)
+    return torch.from_numpy(logits.float().numpy().argmax(-1))
+
+
+def sampled(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """Return the columns in which the sums of the probabilities pass these numbers.
+
+    float64 [B, n], and float64 [B] from 0 to below 1 -> int64 [B].
+    """
+    sums = probabilities.cumsum(-1)
+    total = sums[:, -1:]
+    below = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(sums, below, right=True)[:, 0]
+
+
+def random_numbers(seed: int, prompt: Sequence[int], copy: int, count: int) -> NDArray[np.float64]:
+    """float64 [count] from 0 to below 1.
+
+    They depend on the seed, the prompt and the number of earlier copies of it alone: not on the
+    other texts of a batch.
+    """
+    key = hashlib.sha256(f"{seed} {copy} {','.join(map(str, prompt))}".encode()).digest()[:16]
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little"))).random(count)
+
+
+@dataclass
+class _Continuation:
+    """A text in progress."""
+
+    text: str
+    prompt: list[int]
+    copy: int  # earlier copies of the same prompt
+    limit: int  # tokens
+    ids: list[int]
+    reason: FinishReason = "max_tokens"
+
+
+class TextGenerator(ModelUser):
+    """A loaded network that continues texts.
+
+    The model is a folder, a name, or an open model, which stays on its device.
+
+    Args:
+        precision: see `Embedder`.
+
+    Raises:
+        BertworksError: no such model; one that reads in both directions, or an exported one.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | LazyModel,
+        device: str = "auto",
+        precision: PrecisionOption = "auto",
+    ):
+        source = open_model(model, device)
+        self._set_opening(TextGenerator, source, {"precision": precision})
+        self.model = CausalModel(source, precision)
+        self._is_open()
+
+    def __call__(
+        self, texts: Iterable[str], options: SamplingOptions = SamplingOptions()
+    ) -> Iterator[Generation]:
+        """Yield the continuation of each text, in order.
+
+        Texts are computed in batches of similar length.
+
+        Raises:
+            UsageError: a text that is not a string.
+            BertworksError: a text without tokens, or one that fills all positions of the network; a
+                sampling of the model that is not computed here.
+        """
+        options = options.of_model(self.model.generation)
+        copies: Counter[bytes] = Counter()
+        number = 0
+        for chunk in chunk_by_size(texts, AT_ONCE, lambda _: 1):
+            group = []
+            for text in chunk:
+                number += 1
+                prompt = self.model.prompt(text, number)
+                digest = hashlib.sha256(np.array(prompt, np.int32).tobytes()).digest()
+                limit = min(options.max_tokens, self.model.longest - len(prompt))
+                group.append(_Continuation(text, prompt, copies[digest], limit, []))
+                copies[digest] += 1
+            for batch in self._batches(group, options):
+                self._continue(batch, options)
+            for continuation in group:
+                yield self._finished(continuation, options)
+
+    def _batches(
+        self, group: list[_Continuation], options: SamplingOptions
+    ) -> Iterator[list[_Continuation]]:
+        """Of similar lengths, with caches of up to CACHE_BYTES."""
+        c = self.model.config
+        room = CACHE_BYTES // (c.num_hidden_layers * 2 * c.hidden_size * 4)
+        batch: list[_Continuation] = []
+        for continuation in sorted(group, key=lambda continuation: -len(continuation.prompt)):
+            longest = len(batch[0].prompt) + batch[0].limit if batch else 0
+            if (
+                batch
+                and (len(batch) + 1) * max(longest, len(continuation.prompt) + continuation.limit)
+                > room
+            ):
+                yield batch
+                batch = []
+            batch.append(continuation)
+        if batch:
+            yield batch
+
+    def _continue(self, batch: list[_Continuation], options: SamplingOptions) -> None:
+        """Fill `ids` and `reason` of the texts of a batch."""
+        THREADS.adapt()
+        model = self.model
+        device = self.model.device
+        most = max(continuation.limit for continuation in batch)
+        layout = Layout.of([len(continuation.prompt) for continuation in batch], device)
+        cache = KeyValueCache(model.config.num_hidden_layers, layout, most - 1)
+        choose = self._chooser(batch, options, most)
+        ends = torch.tensor(model.end_ids, dtype=torch.int64, device=device)
+        limits = torch.tensor([continuation.limit for continuation in batch], device=device)
+        tokens = torch.zeros(len(batch), most, dtype=torch.int64, device=device)
+        counts = torch.zeros(len(batch), dtype=torch.int64, device=device)  # of finished texts
+        rows = torch.arange(len(batch), device=device)  # of the batch, that are in the cache
+        live = torch.ones_like(rows, dtype=torch.bool)
+        ids = torch.tensor(
+            [number for continuation in batch for number in continuation.prompt], device=device
+        )
+        with torch.no_grad():
+            states = model.states(ids, layout, layout.last.long(), cache)
+            for step in range(most):
+                chosen = choose(model.logits(states)[:, : model.tokenizer.vocab_size], rows, step)
+                tokens[rows, step] = chosen
+                done = torch.isin(chosen, ends) | (limits[rows] == step + 1)
+                if options.stop:
+                    done |= self._has_stop(tokens, rows, live, step + 1, options.stop)
+                counts[rows[live & done]] = step + 1
+                live = live & ~done
+                unfinished = int(live.sum())
+                if unfinished == 0:
+                    break
+                # A finished text is computed on until it leaves the cache: it must not run out of
+                # positions.
+                if unfinished < _KEPT * len(rows) or cache.num_columns == model.longest:
+                    unfinished_rows = live.nonzero()[:, 0]
+                    cache.keep(unfinished_rows)
+                    rows = rows[unfinished_rows]
+                    chosen = chosen[unfinished_rows]
+                    live = live[unfinished_rows]
+                states = model.states(chosen, cache.next_layout(), cache=cache)
+        for continuation, new_ids, count in zip(
+            batch, tokens.tolist(), counts.tolist(), strict=True
+        ):
+            continuation.ids = new_ids[:count]
+            if continuation.ids[-1] in model.end_ids:
+                continuation.ids = continuation.ids[:-1]
+                continuation.reason = "end_token"
+            elif count == continuation.limit < options.max_tokens:
+                continuation.reason = "context"
+
+    def _chooser(
+        self, batch: list[_Continuation], options: SamplingOptions, most: int
+    ) -> Callable[[Tensor, Tensor, int], Tensor]:
+        """Return a function that chooses the next tokens.
+
+        Logits [B', V], rows of the batch int64 [B'] and the step -> int64 [B'].
+        """
+        if options.temperature == 0:
+            return lambda logits, rows, step: _largest(logits)
+        numbers = [
+            random_numbers(options.seed, continuation.prompt, continuation.copy, most)
+            for continuation in batch
+        ]
+        uniform = torch.from_numpy(np.stack(numbers)).to(self.model.device)
+
+        def choose(logits: Tensor, rows: Tensor, step: int) -> Tensor:
+            p, tokens = next_token_probabilities(
+                logits, options.temperature, options.top_k, options.top_p
+            )
+            columns = sampled(p, uniform[rows, step])
+            return columns if tokens is None else tokens.gather(1, columns[:, None])[:, 0]
+
+        return choose
+
+    def _has_stop(
+        self, tokens: Tensor, rows: Tensor, live: Tensor, count: int, stop: Iterable[str]
+    ) -> Tensor:
+        """Return whether the last of `count` tokens completes a stop string: bool [B'].
+
+        Every token but a special one has a byte or more, so the last tokens are enough.
+        """
+        longest = max(len(text.encode("utf-8", "replace")) for text in stop) + _AROUND_STOP
+        # the whole is decoded only if its end has a stop string
+        begins = max(0, count - longest), 0
+        ids_of_rows = tokens[rows, :count].tolist()
+        has_stop = [
+            alive
+            and all(any(end in self._decoded(ids[begin:]) for end in stop) for begin in begins)
+            for ids, alive in zip(ids_of_rows, live.tolist(), strict=True)
+        ]
+        return torch.tensor(has_stop, device=tokens.device)
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        return self.model.tokenizer.decode(ids, skip_special_tokens=False)
+
+    def _finished(self, continuation: _Continuation, options: SamplingOptions) -> Generation:
+        """Return the result for a text.
+
+        Decoders may change the first token of a text (a space before it), so that the continuation
+        is the end of the whole text.
+        """
+        before = self._decoded(continuation.prompt)
+        whole = self._decoded([*continuation.prompt, *continuation.ids])
+        new_text = (
+            whole.removeprefix(before)
+            if whole.startswith(before)
+            else self._decoded(continuation.ids)
+        )
+        places = [new_text.find(text) for text in options.stop if text in new_text]
+        if places:
+            new_text = new_text[: min(places)]
+            continuation.reason = "stop"
+        return Generation(
+            text=continuation.text,
+            continuation=new_text,
+            ids=continuation.ids,
+            finish_reason=continuation.reason,
+        )
+
+
+def generate(
+    model: str | Path | LazyModel,
+    texts: Iterable[str],
+    *,
+    max_tokens: int = 50,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    stop: Iterable[str] = (),
+    sampling: Literal["options", "model"] = "options",
+    device: str = "auto",
+    precision: PrecisionOption = "auto",
+) -> Iterator[Generation]:
+    """The continuation of each text by a model that reads from left to right (GPT-2), in order.
+
+    A continuation ends at an end token of the model (those of generation_config.json, else that of
+    config.json), at a stop string, after `max_tokens`, or where the text has as many tokens as the
+    model reads: `finish_reason` says which. At temperature 0 each token is the most probable one.
+    Else tokens are drawn, with random numbers that depend on the seed and the text alone, not on
+    the other texts; equal texts get different ones. In bf16 the last digits of logits depend on the
+    batch, and rarely so does a token.
+
+    Args:
+        model: a folder or a name; or an open model, which stays on its device.
+        max_tokens: of a continuation.
+        temperature: 0: no sampling; 1: the probabilities of the model.
+        top_k: sample among the k most probable tokens.
+        top_p: sample among the most probable tokens that have this probability together, after
+            `top_k` (Holtzman et al. 2020, section 3.1).
+        stop: strings at which a continuation ends; they are not part of it.
+        sampling: "model": the temperature, `top_k` and `top_p` of the model's
+            generation_config.json, in place of these options.
+        precision: see `Embedder`.
+
+    Raises:
+        UsageError: one text and no list; an option outside its range.
+        BertworksError: no such model, or one that reads in both directions; a text without tokens,
+            or with as many as the model reads.
+    """
+    texts = texts_of(texts, "generate(model, [text])")
+    options = SamplingOptions(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        stop=stop,
+        sampling=sampling,
+    )
+    yield from TextGenerator(model, device, precision)(texts, options)

@@ -14,12 +14,11 @@ from bertworks.checkpoints.hf_mapping import architecture_of, components_in_file
 from bertworks.checkpoints.resolve import task_folder
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError
-from bertworks.inference.causal_lm import Score
+from bertworks.inference.causal_lm import Generation, SamplingOptions, Score, TextGenerator
 from bertworks.inference.detect import Detection, detect
 from bertworks.inference.embedder import Embedder, Vectors
 from bertworks.inference.engine import LazyModel, ModelUser, open_model
 from bertworks.inference.explain import Explanation, explain
-from bertworks.inference.generation import Generation, SamplingOptions, TextGenerator
 from bertworks.inference.masked_lm import Filler, Filling, score
 from bertworks.inference.predictor import Predictor
 from bertworks.interop.convert import convert

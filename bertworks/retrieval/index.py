@@ -29,8 +29,7 @@ from bertworks.inference.embed_file import (
     text_columns,
     vector_job,
 )
-from bertworks.inference.embedder import Embedder, Vectors, normalized
-from bertworks.inference.encode import DOCUMENT_PROMPTS
+from bertworks.inference.embedder import DOCUMENT_PROMPTS, Embedder, Vectors, normalized
 from bertworks.inference.engine import LazyModel, ModelReference, Opening, Reopened, reopened_model
 from bertworks.io.atomic_write import local_path, url_of
 from bertworks.io.file_job import FileJob, content_of, portions_of

@@ -15,7 +15,7 @@ from bertworks.checkpoints.generation_config import read_generation_config
 from bertworks.cli.main import main
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, UsageError
-from bertworks.inference.generation import SamplingOptions, next_token_probabilities
+from bertworks.inference.causal_lm import SamplingOptions, next_token_probabilities
 from bertworks.interop.convert import convert
 from tests.support.gpt import END_ID, write_gpt2
 

@@ -24,8 +24,8 @@ from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.checkpoints.resolve import packaged_minilm
 from bertworks.errors import BertworksError
 from bertworks.inference import engine
+from bertworks.inference.causal_lm import TextGenerator
 from bertworks.inference.engine import LazyModel, OnnxModel
-from bertworks.inference.generation import TextGenerator
 from bertworks.inference.masked_lm import Filler
 from bertworks.models.layout import Layout
 from bertworks.retrieval.ranking import Reranker

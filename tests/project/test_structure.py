@@ -41,7 +41,7 @@ ALSO = {  # what single modules may import
     "io.remote": "filelock fsspec",
     "checkpoints.resolve": "huggingface_hub",
     "checkpoints.tensorflow": "google_crc32c",
-    "inference.encode": "mteb numpy torch",
+    "inference.embedder": "mteb numpy torch",
     "inference.engine": "onnxruntime",
     "reports.svg": "jinja2 markupsafe",
     "interop.export": "onnx onnxruntime",
