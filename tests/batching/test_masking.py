@@ -5,8 +5,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from bertworks.batching.batch import add_special_tokens, keyed_rng
-from bertworks.batching.masking import Masker, MaskingConfig
+from bertworks.batching.masking import Masker, MaskingConfig, NextTokens, make_targets
 from bertworks.text.tokenizer import Template
+from tests.support.fine import tokenizer
+from tests.support.refusals import refusal
 
 MASK, VOCAB = 4, 1000
 
@@ -224,3 +226,13 @@ def test_special_tokens_are_predicted_one_by_one():
         ValueError, match="special_tokens 'predicted' with unit 'span': expected unit 'token'"
     ):
         MaskingConfig(special_tokens="predicted", unit="span")
+
+
+def test_targets_are_of_masked_or_of_next_tokens():
+    t = tokenizer()
+    assert isinstance(make_targets(t, MaskingConfig(), "masked_lm"), Masker)
+    assert isinstance(make_targets(t, MaskingConfig(), "causal_lm"), NextTokens)
+    t.mask_id = -1
+    assert isinstance(make_targets(t, MaskingConfig(), "causal_lm"), NextTokens)
+    with refusal("the tokenizer has no mask token", "choose a tokenizer with [MASK] or <mask>"):
+        make_targets(t, MaskingConfig(), "masked_lm")

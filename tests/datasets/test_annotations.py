@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 
 from bertworks.cli.main import main
+from bertworks.datasets.annotations import conll_layout, with_entities
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item, infer_schema, items
 from bertworks.datasets.values import MissingLabelError
 from bertworks.errors import BertworksError
 from bertworks.io.options import ReadOptions
 from bertworks.tasks.registry import TASKS
+from tests.support.refusals import refusal
 
 TEXTS = [
     "Peter Blackburn lives in Brussels",
@@ -493,3 +495,25 @@ def test_what_cannot_be_learned_is_named(make: Make, said: str, tmp_path: Path) 
     with pytest.raises(BertworksError) as caught:
         learned(write(tmp_path / "a.jsonl", make, 30))
     assert re.search(said, caught.value.what)
+
+
+@pytest.mark.parametrize(
+    ("spans", "what"),
+    [
+        (0, "'entities' is 0, not a list of spans"),
+        ([{"start": 1}], "{'start': 1} is not a span of characters"),
+    ],
+)
+def test_spans_that_are_none_are_refused(spans: Any, what: str) -> None:
+    with refusal(what, "start"):
+        with_entities({"text": "a film", "entities": spans}, "entities", "d.jsonl:1")
+
+
+def test_the_columns_of_a_conll_file() -> None:
+    block = ["1\tthe\tx\tO\n", "2\tfilm\tx\tB-work\n", "\n"]
+    layout = conll_layout(block * 3, {})
+    assert (layout.word, layout.tag) == (1, 3)
+    layout = conll_layout(["the\tO\n", "film\tB-work\n", "\n"] * 3, {})
+    assert (layout.word, layout.tag) == (0, 1)
+    with refusal("", "--columns word=1,tag=2, counted from 1"):
+        conll_layout(["the\tO\n", "film\tB-work\n", "\n"] * 3, {"word": 1, "tag": 9})

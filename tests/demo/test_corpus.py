@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from bertworks.demo import corpus as demo_corpus
-from bertworks.demo.corpus import is_sentence, prose, write_demo_corpus
+from bertworks.demo.corpus import is_sentence, prose, write_demo_corpus, write_demo_origins
+from tests.support.refusals import refusal
+from tests.support.tables import read_table
 
 NUMPY_STYLE = """
     fit(x, y, *, rate=0.1)
@@ -199,3 +201,29 @@ def test_this_installation_has_hundreds_of_thousands_of_words(tmp_path: Path):
         ],
         check=True,
     )
+
+
+def test_origins_are_paragraphs_of_libraries(tmp_path: Path):
+    words = (
+        "each of these sentences has as many words as a paragraph needs to be one of them".split()
+    )
+    count = 2 * demo_corpus.MIN_ROWS // demo_corpus.DEV_FRACTION + 200
+    records = [
+        {
+            "id": f"package/{library}.m{n}",
+            "text": "\n".join(" ".join([library[0], str(n), str(m), *words]) for m in range(9)),
+        }
+        for library in ("zq", "xv")
+        for n in range(count)
+    ]
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps(record) + "\n" for record in records))
+    write_demo_origins([corpus], tmp_path / "origins")
+    for part in ("train", "dev"):
+        rows = read_table(tmp_path / f"origins/{part}.csv")
+        assert {row["library"] for row in rows} == {"zq", "xv"}
+        assert all(row["text"].startswith(row["library"][0]) for row in rows)
+    corpus.write_text("".join(json.dumps(record) + "\n" for record in records[:count]))
+    what = "only 1 of the installed libraries have enough text"
+    with refusal(what, "install numpy or scipy with their sources"):
+        write_demo_origins([corpus], tmp_path / "others")

@@ -3,6 +3,7 @@ at every edge."""
 
 import json
 import random
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,6 +29,7 @@ from bertworks.metrics.trees import GoldTree, tree_metrics
 from bertworks.models.config import EncoderConfig
 from bertworks.models.transformer import Encoder
 from tests.support.fine import tokenizer, write_model
+from tests.support.refusals import refusal
 from tests.support.treebanks import random_sentence, write_treebank, write_trees
 
 FAST = {"epochs": 2, "device": "cpu"}
@@ -325,3 +327,11 @@ def test_the_chain_on_real_trees(data_folder: Path):
 def test_a_model_is_loaded_once(tmp_path: Path, bank: Path):
     source = open_model(write_model(tmp_path / "m"), "cpu")
     assert done(source, bank, layers="1").fields["model"] == "m"
+
+
+def test_a_disk_too_small_for_hidden_states(
+    model: Path, bank: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=70_000))
+    with refusal("of disk, and 0.0 GB are free", "--sample 3000 reads fewer sentences"):
+        done(model, bank, epochs=1, rank=2)

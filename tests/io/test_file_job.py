@@ -22,7 +22,7 @@ from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.embed_file import embed_file
 from bertworks.inference.predictor import predict_file
-from bertworks.io.file_job import create, pack, refuse_finished, unpacked_values
+from bertworks.io.file_job import create, pack, portion_maker, refuse_finished, unpacked_values
 from bertworks.io.options import Bulk
 from bertworks.runs.prepare import make_shards, make_vocabulary, read_text
 from bertworks.text import file_groups
@@ -30,6 +30,7 @@ from bertworks.text.tokenizer import Tokenizer
 from tests.support import ROOT
 from tests.support.bulk_jobs import run
 from tests.support.fine import write_reviews
+from tests.support.refusals import refusal
 from tests.support.served import write_head
 from tests.support.tiny import write_corpus
 
@@ -512,3 +513,13 @@ def test_deleting_that_is_interrupted_is_completed(tmp_path: Path) -> None:
     (left / "000001-0123456789abcdef-1").write_text("x")
     run(tmp_path, Bulk(on="local", workers=1))
     assert not left.exists()
+
+
+def test_a_portion_is_made_for_its_job_only(tmp_path: Path) -> None:
+    run(tmp_path, Bulk(part="0/2"))
+    folder = str(tmp_path / "out.parts")
+    maker = ("tests.support.bulk_jobs:maker", [str(tmp_path), 0.0])
+    with refusal("not visible on", "start the job in a shared folder"):
+        portion_maker(folder, str(tmp_path / "nowhere"), "", *maker)
+    with refusal("the job has changed", "run the same command again"):
+        portion_maker(folder, str(Path.cwd()), "0123", *maker)

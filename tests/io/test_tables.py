@@ -23,8 +23,9 @@ from bertworks.datasets.schema import Schema, infer_schema
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io import tables
 from bertworks.io.inputs import Issues
-from bertworks.io.tables import is_code, is_single_word
+from bertworks.io.tables import is_code, is_single_word, rows_of_texts
 from bertworks.tasks.registry import TASKS
+from tests.support.refusals import refusal
 
 CELLS = st.lists(st.text("ab\"',;\t x", max_size=6), min_size=2, max_size=4)
 
@@ -407,3 +408,13 @@ def test_codes_are_codes(kind: str) -> None:
 def test_single_words() -> None:
     assert all(map(is_single_word, ("Anna", "_TheSpecialOne_", "좋아요", "naïve")))
     assert not any(map(is_single_word, ("a b", "この映画", "ดีมาก", "")))
+
+
+def test_texts_become_rows_of_their_columns() -> None:
+    rows = [{"a": "x", "b": "y"}, {"a": "z", "b": "w"}]
+    assert rows_of_texts(["x", "y", "z", "w"], ("a", "b")) == rows
+    what = "the model reads rows of a and b, and 3 texts are given"
+    with refusal(what, "give all texts of each row, in this order"):
+        rows_of_texts(["x", "y", "z"], ("a", "b"))
+    with refusal("expected a list of rows", ""):
+        rows_of_texts({"x", "y"}, ("a", "b"))

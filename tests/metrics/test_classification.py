@@ -17,7 +17,7 @@ from bertworks.datasets.annotations import tag_scheme
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError
-from bertworks.metrics.classification import Span, count_spans, figures_by_type
+from bertworks.metrics.classification import Span, count_spans, figures_by_type, paired
 from bertworks.tasks.scores import compute_metrics
 from bertworks.tasks.settings import TaskConfig, TaskType
 from tests.support.schemes import Scheme, convert_tags, tag_spans, tagging, tagging_per_type
@@ -309,3 +309,15 @@ def test_real_sentences(file: str, entities: int, data_folder: Path):
         ours = tagging(gold, [convert_tags(tags, scheme) for tags in gold])
         assert (ours["precision"], ours["recall"], ours["f1"]) == (1.0, 1.0, 1.0)
     assert sum(row["support"] for row in tagging_per_type(gold, blank).values()) == entities
+
+
+def test_entities_are_paired_with_those_that_overlap_them_most():
+    gold = [(0, 4, "a"), (6, 8, "b"), (10, 12, "c")]
+    predicted = [(6, 8, "b"), (3, 5, "a"), (0, 3, "x"), (20, 21, "d")]
+    assert paired(gold, predicted) == [
+        ((0, 4, "a"), (0, 3, "x")),
+        ((6, 8, "b"), (6, 8, "b")),
+        ((10, 12, "c"), None),
+        (None, (3, 5, "a")),
+        (None, (20, 21, "d")),
+    ]

@@ -11,6 +11,7 @@ from bertworks.datasets.schema import Item
 from bertworks.metrics.intervals import (
     Interval,
     RowSums,
+    expected_calibration_error,
     interval_of_mean,
     middle,
     paired_difference,
@@ -263,3 +264,15 @@ def test_a_label_that_is_never_found_gives_no_resample_a_perfect_macro_f1() -> N
     low, high = interval_of(d, items, sums, "macro_f1")
     assert sums.value == pytest.approx(0.499, abs=5e-4)
     assert 0.49 < low <= sums.value <= high <= 0.5
+
+
+def test_calibration_errors_of_right_and_of_wrong_confidences() -> None:
+    rng = np.random.default_rng(0)
+    confidence = rng.uniform(0.5, 1.0, 4000)
+    right = (rng.uniform(size=4000) < confidence).astype(float)
+    error, (low, high) = expected_calibration_error(confidence, right)
+    assert error < 0.02
+    assert low <= error <= high
+    error, (low, high) = expected_calibration_error(confidence, np.zeros(4000))
+    assert error == pytest.approx(confidence.mean(), abs=0.01)
+    assert low <= error <= high

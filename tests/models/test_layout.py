@@ -288,3 +288,11 @@ def test_a_block_with_a_bias_is_packed_as_alone():
     scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(8)
     scores = scores + add_bias(Layout.of([5]), weights)[0]
     torch.testing.assert_close(shown[0, :, :5, :5], scores.softmax(-1))
+
+
+def test_buckets_hold_every_token_once():
+    layout = Layout.of([3, 9, 1, 3])
+    buckets = layout.buckets
+    assert sum(count * length for count, length in buckets.sizes) == len(buckets.tokens)
+    assert sum(int(part.sum()) for part in buckets.present) == 16
+    assert buckets.tokens[buckets.places].tolist() == list(range(16))

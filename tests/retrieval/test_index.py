@@ -30,6 +30,7 @@ from bertworks.tasks.heads import TaskModel
 from bertworks.tasks.registry import task_of
 from bertworks.tasks.settings import TaskConfig
 from tests.support.fine import FILLER, sentence, write_model
+from tests.support.refusals import refusal
 from tests.support.served import write_head
 
 TEXTS = [
@@ -721,3 +722,17 @@ def test_the_model_that_a_strangers_index_names_is_not_fetched(
     # the command of the message
     hits = Index(index.folder, model=model, device="cpu").search("sad dogs")
     assert len(hits) == (0 if is_empty else len(TEXTS))
+
+
+def test_words_of_documents_that_do_not_exist(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = Index.create(tmp_path / "index", model, device="cpu")
+    index.add(["a film"], ["1"])
+
+    def damaged(*_: object) -> None:
+        raise IndexError
+
+    monkeypatch.setattr("bertworks.retrieval.index.bm25", damaged)
+    with refusal("words are in documents that do not exist", "make it again"):
+        index.search("film", 1, ranking="bm25")

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from bertworks.errors import BertworksError
+from bertworks.runs.data_splits import find_files
 from tests.support.fine import (
     read_data,
 )
+from tests.support.refusals import refusal
 
 
 def test_whole_groups_are_set_aside_and_no_more_than_a_tenth(model: Path, tmp_path: Path) -> None:
@@ -174,3 +176,11 @@ def test_pairs_in_groups_too_large_are_divided_and_said() -> None:
         pairs_of([f"a {n}" for n in range(60)], [f"b {n}" for n in range(60)]), validation="split"
     )
     assert not [note for note in alone.notes if "in common" in note]
+
+
+def test_a_folder_has_one_train_file(tmp_path: Path) -> None:
+    for name in ("train-1.csv", "train-2.csv", "dev.csv"):
+        (tmp_path / name).write_text("text,label\na,b\n")
+    what = "the folder has 2 train files: it holds dev.csv, train-1.csv, train-2.csv"
+    with refusal(what, "name the files: bertworks finetune TRAIN-FILE --dev DEV-FILE ..."):
+        find_files(tmp_path, None)

@@ -42,6 +42,7 @@ from tests.support.fine import (
     write_squad,
 )
 from tests.support.heads import CONFIG, example
+from tests.support.refusals import refusal
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=2", "precision=fp32")
 
@@ -508,3 +509,11 @@ def test_a_student_gets_the_logits_of_the_training(
     outputs = np.concatenate(predictor.logits(list(job.groups))) * description.weights_temperature
     order = [description.labels.index(label) for label in job.description.labels]
     np.testing.assert_allclose(found.numpy(), outputs[:, order], atol=1e-5)
+
+
+def test_a_teacher_reads_as_much_as_the_model(calibrated: tuple[Path, Path]) -> None:
+    folder = calibrated[1]
+    source = ModelFolder(folder)
+    d = replace(source.task_config, max_length=source.config.max_position_embeddings + 1)
+    with refusal("the teacher reads at most", "set max_length to"):
+        TaskTeacher(str(folder), d, source.tokenizer, CPU)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, strategies as some
 
 from bertworks.reports import svg
-from bertworks.runs.report import write_report
+from bertworks.runs.report import write_report, write_task_report
 
 
 def step_line(step, **figures):
@@ -285,3 +285,9 @@ def test_a_table_of_figures_has_the_columns_that_any_row_has():
     table = svg.page("name", "what", "summary", [section])
     assert re.findall(r"<th>(.*?)</th>", table) == ["step", "loss"]
     assert re.findall(r"<td>(.*?)</td>", table) == ["1", "", "2", "0.5"]
+
+
+def test_the_page_of_a_task_has_its_metric(run):
+    path = write_task_report(run, "accuracy", "40 rows", None)
+    assert path == run / "report.html"
+    assert "40 rows" in path.read_text()

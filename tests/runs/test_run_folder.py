@@ -24,6 +24,7 @@ from bertworks.runs.run_folder import (
     open_run,
     read_plans,
     terminable,
+    training_processes,
     write_plans,
 )
 from bertworks.training.budget import Plan
@@ -183,3 +184,10 @@ def test_a_step_has_an_item_for_each_process() -> None:
         processes.refuse_to_share(2)
     hint = "run the same command again: it resumes from the last checkpoint"
     assert LostProcessError("a process is lost").hint == hint
+
+
+def test_a_training_in_one_process_has_one() -> None:
+    with training_processes(torch.device("cpu")) as processes:
+        assert (processes.count, processes.rank, processes.first) == (1, 0, True)
+    with pytest.raises(RuntimeError, match="no process"), training_processes(torch.device("cpu")):
+        raise RuntimeError("no process was lost")

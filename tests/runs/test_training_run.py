@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from bertworks.checkpoints.model_folder import load_model
+from bertworks.errors import UsageError
+from bertworks.runs.pretrain import pretrain
 from tests.support import SUPPORT
 from tests.support.tiny import (
     assert_same_run,
@@ -270,3 +272,15 @@ def test_with_every_checkpoint_damaged_it_begins_again_when_that_is_requested(
     assert "checkpoints are missing" in refused["said"]
     assert live(tmp_path / "a", **command, overwrite=True)["code"] == 0
     assert_same_run(tmp_path / "a", whole)
+
+
+def test_a_run_reports_its_steps_and_its_end(tmp_path: Path):
+    recipe = write_recipe(tmp_path / "r.toml", ("num_steps = 40", "num_steps = 2"))
+    text = write_corpus(tmp_path / "t.jsonl")
+    options = {"recipe": str(recipe), "workers": 1, "device": "cpu"}
+    events = list(pretrain([text], tmp_path / "out", **options))
+    assert events[-1].kind == "done"
+    assert [line["step"] for line in metrics(tmp_path / "out") if "loss" in line] == [1, 2]
+    recipe.write_text(recipe.read_text().replace("hidden_size = 32", "hidden_size = 16"))
+    with pytest.raises(UsageError, match="other settings"):
+        list(pretrain([text], tmp_path / "out", **options, seed=5))

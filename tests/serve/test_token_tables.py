@@ -14,6 +14,7 @@ from bertworks.errors import BertworksError
 from bertworks.serve import token_tables
 from bertworks.serve.token_tables import TokenTable, read_table
 from bertworks.text.tokenizer import Tokenizer
+from tests.support.refusals import refusal
 from tests.support.served import Local
 
 TEXTS = ["good film", "a sad dog in Oslo", "the film was good " * 40]
@@ -163,3 +164,9 @@ def test_the_published_table() -> None:
     assert table.text([15339, 1917]) == "hello world"
     by_bytes = {token: number for number, token in enumerate(table.tokens)}
     assert table.text([by_bytes[bytes([byte])] for byte in "👩".encode()]) == "👩"
+
+
+def test_a_table_that_cannot_be_read(byte_table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_tables, "_LARGEST_TABLE", 10)
+    with refusal("the table of cl100k_base is too large", "TIKTOKEN_CACHE_DIR names the folder"):
+        read_table("cl100k_base")

@@ -25,6 +25,7 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.io import inputs
 from bertworks.text import corpus
 from bertworks.text.corpus import CorpusReader
+from tests.support.refusals import refusal as expected_refusal
 
 SENTENCES = [
     "The old man walked slowly down the hill towards the village.",
@@ -821,3 +822,12 @@ def test_real_corpora_are_understood(data_folder: Path) -> None:
     assert sum(1 for _ in japanese) == 359
     assert japanese.report.wrapped_documents == 0
     assert japanese.report.issues() == []
+
+
+def test_a_folder_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refused(_: Path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    with expected_refusal("the folder cannot be read: Permission denied", "make it readable"):
+        CorpusReader([tmp_path])

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +33,8 @@ from bertworks.text.segmentation import split_sentences
 from bertworks.text.shard_writer import PartWriter, WordCache, part_path, token_dtype
 from bertworks.text.shards import Shards, holds_shards, write_shards
 from bertworks.text.tokenizer import Tokenizer
+from tests.support.fine import tokenizer as tokenizer_of_films
+from tests.support.refusals import refusal
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [
@@ -838,3 +841,19 @@ def test_the_word_cache_is_exact_on_real_text(
             for line in json.loads(document)["text"].split("\n")
         ][:4000]
     assert cached_ids(WordCache(serialized), lines) == library_ids(serialized, lines)
+
+
+def test_damaged_folders_are_refused_with_what_to_do(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("the film\n\nthe dogs\n")
+    folder = tmp_path / "shards"
+    write_shards(CorpusReader([tmp_path / "a.txt"]), tokenizer_of_films(), folder, workers=1)
+    advice = "copy the folder again; or make it again: repeat the `bertworks prepare` command"
+    assert Shards.open(folder, verify=True).tokenizer().sha256 == tokenizer_of_films().sha256
+    shards = Shards.open(folder)
+    manifest = replace(shards.manifest, tokenizer_sha256="0" * 64)
+    with refusal("this is not the tokenizer that made these shards", advice):
+        replace(shards, manifest=manifest).tokenizer()
+    tokens = (folder / "tokens.bin").read_bytes()
+    (folder / "tokens.bin").write_bytes(tokens[::-1])
+    with refusal("tokens.bin", advice):
+        Shards.open(folder, verify=True)
