@@ -30,7 +30,6 @@ from typing import (
 
 from bertworks.errors import UsageError, check, expect, names_of
 from bertworks.io.atomic_write import read_small
-from bertworks.io.inputs import as_path
 
 T = TypeVar("T")
 _LARGEST_RECIPE = 1 << 14  # bytes; those of bertworks have up to 2 kB
@@ -98,7 +97,7 @@ def read_recipe_text(name: str, what: str, known: Mapping[str, str]) -> str:
         UsageError: no such file or name; a file that is no text.
     """
     if name.endswith(".toml"):
-        path = as_path(name)
+        path = Path(name)
         if not path.is_file():
             raise UsageError(
                 f"there is no recipe file {name}", hint=f"name one of {', '.join(known)}, or a file"

@@ -23,7 +23,7 @@ from bertworks.checkpoints import hf_mapping
 from bertworks.checkpoints.hf_mapping import FAMILIES
 from bertworks.checkpoints.model_card import with_tokenizer_note, without_division
 from bertworks.checkpoints.pickled_weights import find_pickle
-from bertworks.checkpoints.resolve import INDEX, WEIGHTS as WEIGHTS, joint_tasks, resolve_model
+from bertworks.checkpoints.resolve import INDEX, WEIGHTS as WEIGHTS, joint_tasks, locate_model
 from bertworks.checkpoints.sentence_transformers import (
     MODULES_FILE,
     SentenceTransformer,
@@ -112,7 +112,7 @@ class ModelFolder:
         accepts_changes: bool = False,
         weights: dict[str, Tensor] | None = None,
     ):
-        self.folder = as_path(folder)
+        self.folder = Path(folder)
         self._accepts_changes = accepts_changes
         self._weights = weights
         require(
@@ -478,7 +478,7 @@ def load_model(folder: str | Path, *, needs: Collection[str] = ()) -> Model:
         BertworksError: files missing, damaged or hostile; an unsupported network; a component of
             `needs` is missing.
     """
-    return ModelFolder(folder).load(needs=needs)
+    return ModelFolder(as_path(folder)).load(needs=needs)
 
 
 def check_components(components: Collection[str], needs: Collection[str], folder: Path) -> None:
@@ -500,17 +500,17 @@ def initial_folder(model: str, task: str) -> tuple[ModelFolder, dict[str, Path]]
     There are tasks only if the model is a joint fine-tuning.
 
     Args:
-        model: a name or a folder, see `resolve_model`.
+        model: a name or a folder, see `locate_model`.
         task: the name of the data. Of a joint fine-tuning the folder is that of the task of this
             name, or else that of the first task, for its encoder alone.
 
     Raises:
-        BertworksError: see `resolve_model`.
+        BertworksError: see `locate_model`.
     """
     tasks = joint_tasks(model)
     if tasks:
         return ModelFolder(tasks.get(task) or next(iter(tasks.values()))), tasks
-    return ModelFolder(resolve_model(model)), {}
+    return ModelFolder(locate_model(model)), {}
 
 
 def weights_sha256(folder: str | Path) -> str:
@@ -524,9 +524,9 @@ def weights_sha256(folder: str | Path) -> str:
 def named_weights_sha256(model: str) -> str:
     """Return the sha256 of the weights of a model.
 
-    model: a name or a folder, see `resolve_model`.
+    model: a name or a folder, see `locate_model`.
     """
-    return weights_sha256(ModelFolder(resolve_model(model)).within)
+    return weights_sha256(ModelFolder(locate_model(model)).within)
 
 
 def weight_files(folder: Path) -> list[Path]:

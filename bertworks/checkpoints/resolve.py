@@ -82,9 +82,9 @@ def _fits(name: str, patterns: Collection[str]) -> bool:
 
 
 def is_model_name(model: str | Path) -> bool:
-    """Return whether `locate` looks for this model elsewhere than in a folder of that path."""
+    """Return whether `locate_model` looks for it elsewhere than in a folder of that path."""
     name = str(model)
-    folder = as_path(model, "model")
+    folder = Path(name)
     if name in _HUB_IDS:
         return not folder.is_dir()
     # If the folder before the slash exists, a folder in it is meant.
@@ -96,7 +96,7 @@ def joint_tasks(folder: str | Path) -> dict[str, Path]:
 
     Of any other folder the result is empty.
     """
-    folder = as_path(folder, "model")
+    folder = Path(folder)
     if (folder / "config.json").exists():
         return {}
     task_files = sorted((folder / TASKS).glob("*/task.json"))
@@ -111,8 +111,9 @@ def task_folder(model: str | Path, task: str | None) -> str | Path:
     """
     if task is None:
         return model
-    tasks = joint_tasks(model)
-    folder = as_path(model, "model").expanduser()
+    folder = as_path(model, "model")
+    tasks = joint_tasks(folder)
+    folder = folder.expanduser()
     if not tasks and not is_model_name(model) and not folder.is_dir():
         raise _nothing_there(str(model), folder)
     require(
@@ -137,7 +138,7 @@ def resolve_model(
     command: str = "the same command with",
     trust_pickle: bool = False,
 ) -> Path:
-    """Return the folder that a name stands for.
+    """Return the folder that a name stands for, or the local copy of a URL.
 
     A folder of that name comes before everything else.
 
@@ -161,8 +162,16 @@ def resolve_model(
     """
     if not fetch and _URL.match(str(model)):
         raise _download_refused(str(model), command)
-    name = str(model)
     folder = as_path(model, "model")
+    name = str(folder if _URL.match(str(model)) else model)
+    return locate_model(name, fetch, command, trust_pickle)
+
+
+def locate_model(
+    name: str, fetch: bool = True, command: str = "", trust_pickle: bool = False
+) -> Path:
+    """Return the folder that a name stands for which is no URL, see `resolve_model`."""
+    folder = Path(name)
     try:
         if is_model_name(name):
             packaged_folder = packaged_minilm() if name == _MINILM else None

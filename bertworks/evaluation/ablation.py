@@ -42,6 +42,7 @@ from bertworks.evaluation.masked_lm import evaluate_mlm, network_of
 from bertworks.evaluation.retrieval import evaluate_pairs
 from bertworks.events import Event, forward_events
 from bertworks.io.atomic_write import local_path, refuse_nested, write_json, write_text
+from bertworks.io.inputs import as_path
 from bertworks.io.tables import sources_of
 from bertworks.metrics.intervals import (
     SAMPLES,
@@ -489,7 +490,7 @@ def evaluate_ablation(
         UsageError: no such ablation, or one with unknown arguments; the folder holds another one.
         BertworksError: text or labelled data is missing. Otherwise as `pretrain` and `finetune`.
     """
-    text = read_recipe_text(name, "ablation", PACKAGED)
+    text = read_recipe_text(str(as_path(name)), "ablation", PACKAGED)
     ablation = parse_as(Ablation, text, name)
     output = local_path(output, "output folder")
     inputs = [inputs] if isinstance(inputs, str | Path) else inputs
@@ -673,7 +674,7 @@ class _Work:
             f"the arm {arm.name} has no recipe, so no steps",
             hint="or set equal = 'time'",
         )
-        recipe = load_recipe(arguments["recipe"], arguments["overrides"])
+        recipe = load_recipe(str(as_path(arguments["recipe"])), arguments["overrides"])
         if recipe.encoder.vocab_size == 0 and (self.output / "tokenizer").exists():
             size = Tokenizer.load(self.output / "tokenizer").vocab_size
             recipe = replace(recipe, encoder=replace(recipe.encoder, vocab_size=size))

@@ -33,6 +33,7 @@ from bertworks.io.atomic_write import (
     local_path,
     refuse_nested,
     temporary_folder,
+    url_of,
     write_json,
     write_text,
 )
@@ -91,6 +92,17 @@ End = tuple[str, dict[str, Any], FinetuneRecipe]
 FINISHED = "finished.json"  # the last event; a folder with it is finished
 
 
+class FilesRequest(Protocol):
+    """What `finetuning` knows of a request: its content for run.json, and its inputs."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The inputs: the output must not be inside them."""
+
+    def content(self) -> dict[str, Any]:
+        """Return the request as it is stored in the run folder."""
+
+
 class RecipeJob(Protocol):
     """What `finetuning` knows of a job: its recipe, and the rows of its smallest batch."""
 
@@ -147,15 +159,12 @@ def finetune_events(
         return job
 
     train = partial(_train, baselines=baselines, compares=compares)
-    yield from finetuning(
-        output, request.content(), request.paths, device, overwrite, make_job, train, before_writing
-    )
+    yield from finetuning(output, request, device, overwrite, make_job, train, before_writing)
 
 
 def finetuning(
     output: str | Path,
-    content: Mapping[str, Any],
-    paths: Sequence[str],
+    request: FilesRequest,
     device: str,
     overwrite: bool,
     make_job: Callable[[torch.device, FinetuneRecipe | None, int], AnyJob],
@@ -167,16 +176,16 @@ def finetuning(
     Of a finished one it is the last alone.
 
     Args:
-        content, paths: of the request.
         make_job: from the device, the recipe of a run that is resumed, or None, and the number of
             processes.
         train: trains; the first process gets the end.
         before_writing: see `finetune_events`.
     """
+    content = request.content()
     output = local_path(output, "output folder")
     device_ = choose_device(device)
     with training_processes(device_) as processes:
-        refuse_nested(output, paths)
+        refuse_nested(output, request.paths)
         if not processes.first:
             # the first process has created the folder by then, or seen that the run is finished
             processes.meet(output)
@@ -519,7 +528,8 @@ def _plan(job: FinetuneJob, seconds: float) -> str:
     steps = f"{clozes}{epochs} steps, {recipe.batch_size} at a time, rate {rate:g}{early}"
     layers = f", {job.request.layers} of its layers" if job.request.layers else ""
     teacher = (
-        f"\nteacher      {job.request.teacher}: {recipe.teacher_weight:.0%} of the loss"
+        f"\nteacher      {job.request.urls.get('teacher', job.request.teacher)}: "
+        f"{recipe.teacher_weight:.0%} of the loss"
         if job.teacher
         else ""
     )
@@ -527,7 +537,7 @@ def _plan(job: FinetuneJob, seconds: float) -> str:
     if job.method == "frozen":
         training = "a linear head on the vectors of the frozen model"
     return (
-        f"model        {job.request.model}: {job.model.config.num_parameters():,} "
+        f"model        {job.request.model_name}: {job.model.config.num_parameters():,} "
         f"parameters{layers}{lstm}{teacher}\n"
         f"method       {methods[0]}{clearly}\n"
         f"training     {training}\n"
@@ -562,20 +572,29 @@ def make_finetune_request(data: Data, **options: Any) -> FinetuneRequest:
         what = f"the method {method!r} does not use --teacher"
         expect(method in ("auto", "full"), what, hint="leave out --teacher; or --method full")
         method = "full"
-    models: dict[str, Any] = {}
-    for name in ("model", "teacher"):
-        if model := options.get(name):
-            models[name] = absolute(model) if as_path(model, name).is_dir() else str(model)
     recipe = str(request.recipe or "stable")
+    addresses = {"model": request.model, "teacher": request.teacher}
+    if recipe.endswith(".toml"):
+        addresses["recipe"] = recipe
+    local: dict[str, Any] = {"recipe": recipe}
+    urls = {}
+    for name, address in addresses.items():
+        if address:
+            path = as_path(address, name)
+            url = url_of(address)
+            if url:
+                urls[name] = url
+            is_path = url or name == "recipe" or path.is_dir()
+            local[name] = absolute(path) if is_path else str(address)
     return replace(
         request,
         dev=None if request.dev is None else _source(request.dev, "dev rows"),
         overrides=overrides,
         method=method,
-        recipe=absolute(recipe) if recipe.endswith(".toml") else recipe,
         text=names_of(request.text),
         label=names_of(request.label),
-        **models,
+        urls=urls,
+        **local,
     )
 
 

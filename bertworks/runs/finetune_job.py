@@ -90,7 +90,7 @@ def _initial_head(prepared: Preparation, d: TaskConfig) -> TaskConfig | None:
     if prepared.request.new_head or not prepared.may_keep_head or not has_head:
         return None
     task = prepared.folder.task_config
-    check_same_task(task, d, prepared.request.model)
+    check_same_task(task, d, prepared.request.model_name)
     return task
 
 
@@ -311,7 +311,7 @@ class FinetuneJob:
         self.description = d = describe_task(self.data, recipe, self.method)
         task = task_of(d)
         self.metric = task.metric(self.request.metric)
-        _check_network(self.request.model, c, d.task, recipe)
+        _check_network(self.request.model_name, c, d.task, recipe)
         self.teacher: TaskTeacher | None = None
         if self.request.teacher:
             self.teacher = TaskTeacher(self.request.teacher, d, self.model.tokenizer, self.device)
@@ -440,7 +440,7 @@ class FinetuneJob:
             parts = "the encoder and the head" if head else "the encoder"
             notes.append(f"starts from {parts} in {self.prepared.folder.folder}")
         if any(name.startswith("pooler") for name in missing):
-            notes.append(f"{self.request.model} has no pooler: it starts at random")
+            notes.append(f"{self.request.model_name} has no pooler: it starts at random")
         if len(self.model.state[TOKEN_EMBEDDING_KEY]) > self.prepared.folder.config.vocab_size:
             notes.append(
                 f"{END_OF_TEXT} is added to the vocabulary: it begins each text, and starts at "
@@ -583,7 +583,7 @@ class FinetuneJob:
         d = self.description
         c = self.model.config
         return task_card(
-            folder, d, self.recipe, self.request.model, self.data_report, figures, result, c
+            folder, d, self.recipe, self.request.model_name, self.data_report, figures, result, c
         )
 
     def save(self, folder: Path, network: nn.Module | None, facts: Mapping[str, Any]) -> None:

@@ -109,7 +109,7 @@ class JointJob:
                 source = prepared.folder, prepared.model
         jobs = [*self.jobs.values()]
         self.recipe = jobs[0].recipe
-        self.model_name = jobs[0].request.model
+        self.model_name = jobs[0].request.model_name
         self.sizes = [job.train_batches.steps_per_epoch for job in jobs]
         self.steps_per_epoch = sum(joint_sizes(self.sizes, self.mix))
         self.settings = run_settings(replace(self.recipe, cloze_steps=0), self.steps_per_epoch)
@@ -298,8 +298,7 @@ def joint_events(
     """
     yield from finetuning(
         output,
-        request.content(),
-        request.paths,
+        request,
         device,
         overwrite,
         lambda device, recipe, _: JointJob(request, device, recipe),

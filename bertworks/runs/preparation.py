@@ -5,7 +5,7 @@ It is the recipe, the initial model and the rows.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, asdict, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ class FinetuneRequest(FinetuneOptions):
     recipe: a name of a packaged recipe, or a TOML file.
     read: how the files are read.
     fold: the part of the data, of `folds`, that is the dev data.
+    urls: those of which `model`, `teacher` and `recipe` are local copies, by these names.
     """
 
     data: str | StoredRows
@@ -56,6 +57,12 @@ class FinetuneRequest(FinetuneOptions):
     read: ReadOptions = ReadOptions()
     fold: int | None = None
     folds: int = 0
+    urls: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def model_name(self) -> str:
+        """The initial model as the user has named it."""
+        return self.urls.get("model", self.model)
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -63,11 +70,8 @@ class FinetuneRequest(FinetuneOptions):
 
         Names of models are among them.
         """
-        return tuple(
-            path
-            for path in (self.data, self.dev, self.model, self.teacher)
-            if isinstance(path, str)
-        )
+        sources = (self.data, self.dev, self.model, self.teacher)
+        return tuple(source for source in sources if isinstance(source, str))
 
     @property
     def task_name(self) -> str:
@@ -97,6 +101,7 @@ class FinetuneRequest(FinetuneOptions):
             if isinstance(value, tuple):
                 value = list(value)
             content[name] = str(value) if isinstance(value, StoredRows) else value
+        content |= content.pop("urls")
         sources = {"data": self.data, "dev": self.dev}
         if self.recipe.endswith(".toml"):
             sources["recipe"] = self.recipe
@@ -175,9 +180,12 @@ def prepare_finetuning(
 
 def requested_recipe(request: FinetuneRequest, device: torch.device) -> FinetuneRecipe:
     """Return the recipe of a request, with its seed and a precision."""
-    values = {"precision": request.precision, "seed": request.seed}
-    overrides = (f"{name}={value}" for name, value in values.items() if value is not None)
-    recipe = recipes.load_finetune_recipe(request.recipe, (*request.overrides, *overrides))
+    overrides = [*request.overrides]
+    if request.precision is not None:
+        overrides.append(f"precision={request.precision}")
+    if request.seed is not None:
+        overrides.append(f"seed={request.seed}")
+    recipe = recipes.load_finetune_recipe(request.recipe, overrides)
     if recipe.precision == "auto":
         recipe = replace(recipe, precision=best_precision(device))
     return recipe
@@ -193,11 +201,11 @@ def _initial_model(folder: ModelFolder, layers: int | None) -> Model:
     folder.require_language()
     model = folder.load(needs={"encoder"})
     most = model.config.num_hidden_layers
-    num_layers = layers or most
-    if not 1 <= num_layers <= most:
-        what = f"--layers {num_layers}: expected a number from 1 to {most}, the layers of the model"
+    layers = layers or most
+    if not 1 <= layers <= most:
+        what = f"--layers {layers}: expected a number from 1 to {most}, the layers of the model"
         raise UsageError(what)
-    config, state = select_layers(model.config, model.state, num_layers)
+    config, state = select_layers(model.config, model.state, layers)
     return _mark_texts(Model(config, state, model.tokenizer))
 
 

@@ -28,6 +28,7 @@ from bertworks.config import add_overrides, dump_recipe, override, parse_overrid
 from bertworks.errors import BertworksError, UsageError, expect, quoted, require
 from bertworks.events import Event, duration, forward_events, no_notes
 from bertworks.io.atomic_write import local_path, refuse_nested, write_text
+from bertworks.io.inputs import as_path
 from bertworks.io.tables import Data
 from bertworks.models.config import EncoderConfig
 from bertworks.runs.prepare import extend_tokenizer, make_shards, make_vocabulary
@@ -419,7 +420,7 @@ def _recipe(
         if family and family.distils and not request.recipe:
             family = None  # a student of another training continues without its teacher
         if request.recipe and family is None:
-            recipe = load_recipe(request.recipe, overrides)
+            recipe = load_recipe(str(as_path(request.recipe)), overrides)
             recipe = replace(recipe, encoder=encoder or recipe.encoder)
         else:
             name = parse_overrides(overrides).get("train.precision")

@@ -91,7 +91,7 @@ class Request:
         ):
             content["recipe_sha256"] = sha256(path)
         if self.teacher:
-            content["teacher_sha256"] = named_weights_sha256(self.teacher)
+            content["teacher_sha256"] = named_weights_sha256(str(as_path(self.teacher)))
         if self.is_shards and (manifest := as_path(self.inputs[0]) / "manifest.json").is_file():
             content["shards_sha256"] = Manifest.load(manifest).identity
         return content
