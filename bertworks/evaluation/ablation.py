@@ -507,7 +507,26 @@ def evaluate_ablation(
             for arm in ablation.in_order():
                 yield Event("stage", f"seed {seed}, {arm.name}", {"stage": arm.name, "seed": seed})
                 figures += yield from work.figures(arm, seed)
-            means, table = _write(ablation, figures, output)
+            fields = ("arm", "seed", "measure", "value", "samples")
+            lines = [json.dumps({name: figure[name] for name in fields}) for figure in figures]
+            write_text(output / "figures.jsonl", "".join(f"{line}\n" for line in lines))
+            means = summarize(ablation, figures)
+            write_json(output / "table.json", {"title": ablation.title, "measures": means})
+            about = about_ablation(ablation, len({figure["seed"] for figure in figures}))
+            table = f"# {ablation.title}\n\n{about}\n"
+            sections = []
+            for title, head, rows in ablation_tables(ablation, means):
+                rows_of_arms = render_table(head, {row[0]: tuple(row[1:]) for row in rows})
+                table += f"\n## {title}\n\n{rows_of_arms}"
+                sections.append(svg.section(title, svg.words(head, rows, wraps=False)))
+            write_text(output / "table.md", table)
+            page = svg.page(
+                ablation.title,
+                "ablation",
+                ablation.source,
+                [*sections, svg.preformatted("About", about)],
+            )
+            write_text(output / "report.html", page)
             yield Event("note", f"seed {seed} is complete: see {output}/table.md", {"seed": seed})
     ending = f"written to {output}/table.md and {output}/report.html"
     yield Event("done", f"{table}\n{ending}", {"output": str(output), "measures": means})
@@ -696,32 +715,6 @@ class _Work:
             return str({"shards": self.shards, "data": self.data}.get(match[1], model))
 
         return _PLACEHOLDER.sub(path, value) if isinstance(value, str) else value
-
-
-def _write(ablation: Ablation, figures: Figures, output: Path) -> tuple[dict[str, Any], str]:
-    """Write the figures and the tables.
-
-    Returns:
-        The result of `summarize`, and the tables in Markdown.
-    """
-    fields = ("arm", "seed", "measure", "value", "samples")
-    lines = [json.dumps({name: figure[name] for name in fields}) for figure in figures]
-    write_text(output / "figures.jsonl", "".join(f"{line}\n" for line in lines))
-    means = summarize(ablation, figures)
-    write_json(output / "table.json", {"title": ablation.title, "measures": means})
-    about = about_ablation(ablation, len({figure["seed"] for figure in figures}))
-    text = f"# {ablation.title}\n\n{about}\n"
-    sections = []
-    for title, head, rows in ablation_tables(ablation, means):
-        table = render_table(head, {row[0]: tuple(row[1:]) for row in rows})
-        text += f"\n## {title}\n\n{table}"
-        sections.append(svg.section(title, svg.words(head, rows, wraps=False)))
-    write_text(output / "table.md", text)
-    page = svg.page(
-        ablation.title, "ablation", ablation.source, [*sections, svg.preformatted("About", about)]
-    )
-    write_text(output / "report.html", page)
-    return means, text
 
 
 def summarize(ablation: Ablation, figures: Figures) -> dict[str, dict[str, Any]]:

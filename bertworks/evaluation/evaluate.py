@@ -564,7 +564,21 @@ def evaluate_blimp(
     }
     if output is not None:
         write_json(output, result)
-    yield Event("done", _pair_table(result), result)
+    # A table for readers: paradigms below their phenomena.
+    width = max(len(name) for name in (*result["paradigms"], *result["phenomena"])) + 2
+    lines: list[str] = []
+    for name, accuracy in result["phenomena"].items():
+        lines.append(f"{name or 'paradigms':<{width}}  {accuracy:6.1%}")
+        lines += [
+            f"  {uid:<{width - 2}}  {row['accuracy']:6.1%}"
+            for uid, row in result["paradigms"].items()
+            if row["phenomenon"] == name
+        ]
+    mean = (
+        f"{result['mean']:6.1%}, of {len(result['paradigms'])} paradigms, {result['pairs']:,} pairs"
+    )
+    lines.append(f"{'mean':<{width}}  {mean}")
+    yield Event("done", "\n".join(lines), result)
 
 
 def _pair_figures(pairs: Sequence[Pair], outcomes: Sequence[bool]) -> dict[str, Any]:
@@ -580,19 +594,3 @@ def _pair_figures(pairs: Sequence[Pair], outcomes: Sequence[bool]) -> dict[str, 
     mean = float(np.mean([paradigm["accuracy"] for paradigm in paradigms.values()]))
     phenomena = {name: float(np.mean(values)) for name, values in accuracies.items()}
     return {"pairs": len(pairs), "mean": mean, "phenomena": phenomena, "paradigms": paradigms}
-
-
-def _pair_table(result: Mapping[str, Any]) -> str:
-    """Return the result for readers: paradigms below their phenomena."""
-    width = max(len(name) for name in (*result["paradigms"], *result["phenomena"])) + 2
-    lines: list[str] = []
-    for name, accuracy in result["phenomena"].items():
-        lines.append(f"{name or 'paradigms':<{width}}  {accuracy:6.1%}")
-        paradigms = [
-            (uid, row) for uid, row in result["paradigms"].items() if row["phenomenon"] == name
-        ]
-        lines += [f"  {uid:<{width - 2}}  {row['accuracy']:6.1%}" for uid, row in paradigms]
-    mean = (
-        f"{result['mean']:6.1%}, of {len(result['paradigms'])} paradigms, {result['pairs']:,} pairs"
-    )
-    return "\n".join([*lines, f"{'mean':<{width}}  {mean}"])

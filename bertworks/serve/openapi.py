@@ -240,29 +240,6 @@ def _object(name: str, **fields: Type) -> Type:
     return _TypedDict(name, fields)
 
 
-def _request(name: str, fields: Mapping[str, Type]) -> Type:
-    """fields: a type, or a tuple of type and default."""
-    items = [
-        (key, *field) if isinstance(field, tuple) else (key, field) for key, field in fields.items()
-    ]
-    return msgspec.defstruct(name, items, kw_only=True)
-
-
-def _parameters(name: str, fields: Mapping[str, Type], pipeline: Mapping[str, Type]) -> Type:
-    """Return the type of `parameters`: settings as the pipelines of transformers read them.
-
-    A setting that is not known is refused, because the answer would be to another question.
-
-    Args:
-        fields: of the request, of which those with a default can also be in `parameters`.
-        pipeline: the types of settings that can only be there.
-    """
-    settings = {key: field[0] for key, field in fields.items() if isinstance(field, tuple)}
-    settings.update(pipeline)
-    items = [(key, type_ | None, None) for key, type_ in settings.items()]
-    return msgspec.defstruct(name, items, kw_only=True, forbid_unknown_fields=True)
-
-
 def requests_of(info: Info, limits: Limits) -> dict[str, list[Type]]:
     """Return the types of each ability's requests, for this model: one, or alternatives."""
 
@@ -364,7 +341,19 @@ def requests_of(info: Info, limits: Limits) -> dict[str, list[Type]]:
     }
     pipelines = _pipeline_settings(info, limits)
     for name in (*INVOKED, "embed_all"):
-        parameters = _parameters(f"{name}_parameters", requests[name][0], pipelines.get(name, {}))
+        # Settings as the pipelines of transformers read them: fields of the request that have a
+        # default, and others that can only be here. A setting that is not known is refused, because
+        # the answer would be to another question.
+        settings = {
+            key: field[0] for key, field in requests[name][0].items() if isinstance(field, tuple)
+        }
+        settings |= pipelines.get(name, {})
+        parameters = msgspec.defstruct(
+            f"{name}_parameters",
+            [(key, type_ | None, None) for key, type_ in settings.items()],
+            kw_only=True,
+            forbid_unknown_fields=True,
+        )
         for fields in requests[name]:
             fields["parameters"] = (parameters | None, None)
         if name == "predict" and info["reads"] in ("text", "text or pair"):
@@ -372,11 +361,16 @@ def requests_of(info: Info, limits: Limits) -> dict[str, list[Type]]:
             requests[name].append(
                 {**requests[name][0], "inputs": many(Text), "parameters": parameters}
             )
-    types = {
-        name: [_request(f"{name}_{n}", fields) for n, fields in enumerate(requests[name])]
-        for name in info["abilities"]
-        if name != INVOCATIONS
-    }
+    types = dict[str, list[Type]]()
+    for name in info["abilities"]:
+        types[name] = []
+        for n, fields in enumerate(requests[name] if name != INVOCATIONS else ()):
+            # a type, or a tuple of type and default
+            items = [
+                (key, *(field if isinstance(field, tuple) else (field,)))
+                for key, field in fields.items()
+            ]
+            types[name].append(msgspec.defstruct(f"{name}_{n}", items, kw_only=True))
     types[INVOCATIONS] = [type_ for name in INVOKED for type_ in types.get(name, ())]
     return types
 

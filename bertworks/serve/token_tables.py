@@ -69,7 +69,16 @@ def read_table(name: str) -> TokenTable:
     require(
         is_published, f"this is not the published table of {name}: its sha256 differs", path, hint
     )
-    return TokenTable(_parsed(content, path))
+    tokens: list[bytes] = []
+    try:
+        for line in content.splitlines():  # the bytes of a token in base64, a space, its id
+            token, number = line.split()
+            if int(number) != len(tokens):
+                raise ValueError(f"expected the id {len(tokens)}, not {int(number)}")
+            tokens.append(base64.b64decode(token, validate=True))
+    except ValueError as error:
+        raise BertworksError(f"this is no table of tokens: {error}", where=str(path)) from error
+    return TokenTable(tokens)
 
 
 def _cache_folder() -> Path:
@@ -77,17 +86,3 @@ def _cache_folder() -> Path:
         if os.environ.get(variable):
             return Path(os.environ[variable])
     return Path(tempfile.gettempdir()) / "data-gym-cache"
-
-
-def _parsed(content: bytes, path: Path) -> list[bytes]:
-    """Return the tokens in a file with a line for each: its bytes in base64, a space, its id."""
-    tokens: list[bytes] = []
-    try:
-        for line in content.splitlines():
-            token, number = line.split()
-            if int(number) != len(tokens):
-                raise ValueError(f"expected the id {len(tokens)}, not {int(number)}")
-            tokens.append(base64.b64decode(token, validate=True))
-    except ValueError as error:
-        raise BertworksError(f"this is no table of tokens: {error}", where=str(path)) from error
-    return tokens
