@@ -139,20 +139,16 @@ def read_generation_config(folder: Path) -> GenerationConfig:
         for name, neutral in _FIELDS["not_computed"].items()
         if name in content and content[name] != neutral and content[name] != []
     }
+    end_ids = None
+    value = content.get("eos_token_id")
+    if value is not None:
+        end_ids = tuple(value) if isinstance(value, list) else (value,)
+        is_valid = all(type(number) is int and number >= 0 for number in end_ids)
+        what = f"eos_token_id is {value!r:.60}: expected the number of a token, or a list of them"
+        require(is_valid, what, path, _CORRECT)
     return GenerationConfig(
         path=path,
-        end_ids=_end_ids(content.get("eos_token_id"), path),
+        end_ids=end_ids,
         sampling=sampling,
         not_computed=not_computed,
     )
-
-
-def _end_ids(value: Any, path: Path) -> tuple[int, ...] | None:
-    """Return the ids of the tokens that end a text, or None if the file does not have the field."""
-    if value is None:
-        return None
-    numbers = value if isinstance(value, list) else [value]
-    is_valid = all(type(number) is int and number >= 0 for number in numbers)
-    what = f"eos_token_id is {value!r:.60}: expected the number of a token, or a list of them"
-    require(is_valid, what, path, _CORRECT)
-    return tuple(numbers)

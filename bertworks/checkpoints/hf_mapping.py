@@ -580,7 +580,7 @@ def config_to_huggingface(
         del id_settings[family.earlier_null]  # a null there means a file of an earlier version
     settings = {
         "model_type": config.family,
-        **_own_lm_head(config, architectures),
+        **own_lm_head(config, architectures),
         "architectures": list(architectures),
         "pad_token_id": pad_token_id if pad_token_id >= 0 else None,
         **id_settings,
@@ -593,7 +593,7 @@ def config_to_huggingface(
     return dict(sorted(settings.items()))
 
 
-def _own_lm_head(config: EncoderConfig, architectures: Collection[str]) -> dict[str, str]:
+def own_lm_head(config: EncoderConfig, architectures: Collection[str]) -> dict[str, str]:
     """Return the settings of a saved head for masked tokens that transformers does not have.
 
     For any other network they are {}.
@@ -607,14 +607,6 @@ def _own_lm_head(config: EncoderConfig, architectures: Collection[str]) -> dict[
     if not has_lm_head or not _has_own_lm_head_act(config):
         return {}
     return {"model_type": own_type(config.family), "lm_head_act": config.lm_head_activation}
-
-
-def is_own_lm_head(config: EncoderConfig, architectures: Collection[str]) -> bool:
-    """Return whether transformers refuses a folder because of its head for masked tokens.
-
-    The network is saved as one of these classes.
-    """
-    return bool(_own_lm_head(config, architectures))
 
 
 def config_from_huggingface(
@@ -701,7 +693,7 @@ def _lm_head_act(
 ) -> str:
     """Return the activation in the head for masked tokens, or "" if it is that of the layers.
 
-    A head that differs from those of its family has the setting `lm_head_act` (`_own_lm_head`).
+    A head that differs from those of its family has the setting `lm_head_act` (`own_lm_head`).
     bertworks 0.1.0 gave the head of a RoBERTa the activation of its layers without such a setting:
     its files are recognized by a null that transformers does not write.
     """
@@ -794,7 +786,7 @@ def _value(value: Any, key: str, name: str, family: Family, where: str | None) -
     """Return the value of a field of EncoderConfig, checked by the kind of its default.
 
     Args:
-        value: the setting in config.json.
+        value: the setting in config.json; of languages: the number of each name.
         key: the key of the setting in config.json.
         name: the name of the field.
     """
@@ -805,7 +797,14 @@ def _value(value: Any, key: str, name: str, family: Family, where: str | None) -
     if value is None and default is None and is_dropout:
         return None
     if name == "languages":
-        return _language_names(value, key, where)
+        names = (
+            {number: name for name, number in value.items()}
+            if isinstance(value, dict)
+            else {-1: ""}
+        )
+        what = f"{key} is {value!r:.60}: expected a number from 0 for each name"
+        require(names.keys() == {*range(len(names))}, what, where, _CORRECT)
+        return tuple(names[number] for number in range(len(names)))
     choices: Mapping[Any, str] = family.activations
     if key in family.flags:
         value = json.dumps(value)
@@ -828,19 +827,6 @@ def _value(value: Any, key: str, name: str, family: Family, where: str | None) -
     if isinstance(default, str):
         return choices[value]
     return float(value) if is_dropout else type(default)(value)
-
-
-def _language_names(value: Any, key: str, where: str | None) -> tuple[str, ...]:
-    """Return the names of the languages in the order of their numbers.
-
-    value: the number of each name.
-    """
-    names = (
-        {number: name for name, number in value.items()} if isinstance(value, dict) else {-1: ""}
-    )
-    what = f"{key} is {value!r:.60}: expected a number from 0 for each name"
-    require(names.keys() == {*range(len(names))}, what, where, _CORRECT)
-    return tuple(names[number] for number in range(len(names)))
 
 
 def _parameters(

@@ -108,13 +108,24 @@ def pretraining_card(
         counts: `parameters` of the network and its heads; `steps` and `tokens` of the training.
     """
     name = " ".join(name.split())
+    prompt = "The capital of France is"
     if mask_token:
-        use = _filling_use(config, name, f"The capital of France is {mask_token}.")
+        prompt = f"{prompt} {mask_token}."
+        use = _commands(config, name, f'bertworks fill {{}} "{prompt}"')
+        code = _SNIPPETS["fill"]
+        if config.languages:
+            code = in_language(_SNIPPETS["fill_in_a_language"], config)
     else:
-        use = _generation_use(config, name, "The capital of France is", num_end_tokens)
+        use = _commands(config, name, f'bertworks generate {{}} "{prompt}"')
+        ending = f"[:, :-{num_end_tokens}]  # without what ends a text" if num_end_tokens else ""
+        end = "tokenizer.sep_token_id" if num_end_tokens else "tokenizer.eos_token_id"
+        code = _SNIPPETS["generate"].replace("ENDING", ending).replace("EOS", end)
+    instructions = FAMILIES[config.family].generation_remark
+    if mask_token or not instructions:
+        instructions = render_code("python", code.replace("PROMPT", repr_of(prompt))).rstrip("\n")
     values: dict[str, object] = {
         "pipeline": "fill-mask" if mask_token else "text-generation",
-        "use": use,
+        "use": f"{use}\n{instructions}\n",
         "name": name,
         "c": config,
         "figures": render_table(("Held-out figure", ""), held_out)
@@ -200,41 +211,8 @@ def in_language(code: str, config: EncoderConfig) -> str:
 
     It is the chosen language, or else the first.
     """
-    language = _language_of(config)
+    language = config.language or config.languages[0]
     return code.replace("LANGUAGE", str(config.languages.index(language))).replace("NAME", language)
-
-
-def _language_of(config: EncoderConfig) -> str:
-    """Return the language of a model, or the first of its languages."""
-    return config.language or config.languages[0]
-
-
-def _filling_use(config: EncoderConfig, name: str, prompt: str) -> str:
-    """Return the section "Use" of a model that fills blanks."""
-    code = (
-        in_language(_SNIPPETS["fill_in_a_language"], config)
-        if config.languages
-        else _SNIPPETS["fill"]
-    )
-    commands = _commands(config, name, f'bertworks fill {{}} "{prompt}"')
-    return f"{commands}\n{render_code('python', code.replace('PROMPT', repr_of(prompt)))}"
-
-
-def _generation_use(config: EncoderConfig, name: str, prompt: str, num_end_tokens: int) -> str:
-    """Return the section "Use" of a model that continues texts."""
-    commands = _commands(config, name, f'bertworks generate {{}} "{prompt}"')
-    remark = FAMILIES[config.family].generation_remark
-    if remark:
-        return f"{commands}\n{remark}\n"
-    ending = f"[:, :-{num_end_tokens}]  # without what ends a text" if num_end_tokens else ""
-    end = "tokenizer.sep_token_id" if num_end_tokens else "tokenizer.eos_token_id"
-    code = (
-        _SNIPPETS["generate"]
-        .replace("PROMPT", repr_of(prompt))
-        .replace("ENDING", ending)
-        .replace("EOS", end)
-    )
-    return f"{commands}\n{render_code('python', code)}"
 
 
 def _commands(config: EncoderConfig, name: str, command: str) -> str:

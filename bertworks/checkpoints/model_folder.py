@@ -212,7 +212,9 @@ class ModelFolder:
                 where=str(where),
                 hint=f"export the model again; or, if this is meant, delete {record.file}",
             )
-        if self._other_program_wrote_settings(record):
+        # A program that saves a model writes config.json with the weights.
+        config_sha256 = file_sha256(self.within / "config.json") if record.config_sha256 else ""
+        if "transformers_version" in self.settings or record.config_sha256 != config_sha256:
             what = (
                 "another program has saved this folder, and its weights are not those that "
                 "bertworks wrote"
@@ -222,17 +224,6 @@ class ModelFolder:
         what = f"the weights are damaged, or another program has written them: {difference}"
         raise BertworksError(
             what, where=str(where), hint=f"get the folder again; if the change is meant: {accept}"
-        )
-
-    def _other_program_wrote_settings(self, record: WeightsRecord) -> bool:
-        """Return whether another program wrote config.json, too.
-
-        A program that saves a model writes it with the weights.
-        """
-        if "transformers_version" in self.settings:
-            return True
-        return bool(record.config_sha256) and record.config_sha256 != file_sha256(
-            self.within / "config.json"
         )
 
     @cached_property
@@ -588,7 +579,17 @@ def read_weights(folder: Path, model: Path | None = None) -> dict[str, Tensor]:
     if (folder / WEIGHTS).exists():
         return read_tensors(folder / WEIGHTS)
     if (folder / INDEX).exists():
-        return _read_sharded(folder, folder / INDEX)
+        index = folder / INDEX
+        files = read_index(index, ".safetensors")
+        tensors: dict[str, Tensor] = {}
+        for file in sorted(set(files.values())):
+            tensors |= read_tensors(folder / file)
+        strays = set(files) ^ set(tensors)
+        if strays:
+            raise BertworksError(
+                f"the index and its files disagree about {sorted(strays)[0]}", where=str(index)
+            )
+        return tensors
     raise _missing_weights(folder, model or folder)
 
 
@@ -640,11 +641,7 @@ def refuse_adapter(folder: Path) -> None:
 
     Its weights are changes to those of another model.
     """
-    has_weights = (
-        any((folder / name).exists() for name in (WEIGHTS, INDEX))
-        or find_pickle(folder) is not None
-    )
-    is_model = has_weights or onnx_file(folder) is not None
+    is_model = has_weights(folder) or find_pickle(folder) or onnx_file(folder)
     if is_model or not (folder / _ADAPTER).exists():
         return
     base = read_json(folder / _ADAPTER).get("base_model_name_or_path")
@@ -655,17 +652,3 @@ def refuse_adapter(folder: Path) -> None:
         "tokenizer there, too"
     )
     raise BertworksError(what, where=str(folder), hint=hint)
-
-
-def _read_sharded(folder: Path, index: Path) -> dict[str, Tensor]:
-    """Return the tensors of all files that an index lists."""
-    files = read_index(index, ".safetensors")
-    tensors: dict[str, Tensor] = {}
-    for file in sorted(set(files.values())):
-        tensors |= read_tensors(folder / file)
-    strays = set(files) ^ set(tensors)
-    if strays:
-        raise BertworksError(
-            f"the index and its files disagree about {sorted(strays)[0]}", where=str(index)
-        )
-    return tensors

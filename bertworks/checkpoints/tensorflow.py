@@ -255,9 +255,12 @@ def load_checkpoint(
     """
     variables = read_index(prefix)
     index = f"{prefix}.index"
-    encoder, approximate = _read_config(
-        config or _beside(prefix, "bert_config.json", "--config"), gelu
-    )
+    config = config or _beside(prefix, "bert_config.json", "--config")
+    settings = {"model_type": "bert", "hidden_act": "gelu"} | read_json(config)
+    approximate = settings["hidden_act"] == "gelu" and gelu == "tanh"
+    if approximate:
+        settings["hidden_act"] = "gelu_new"
+    encoder = hf_mapping.config_from_huggingface(settings, where=str(config))
     slots = [name for name in variables if _OPTIMIZER.fullmatch(name)]
     unwanted = [
         name for name in variables if any(fnmatchcase(name, pattern) for pattern in leave_out)
@@ -266,14 +269,18 @@ def load_checkpoint(
         name: variable for name, variable in variables.items() if name not in {*slots, *unwanted}
     }
     names = _names_of_google(encoder)
-    _refuse_unknown(
-        [
-            name
-            for name, variable in tensors_of_model.items()
-            if name not in names or variable.dtype is None
-        ],
-        index,
-    )
+    unknown = [
+        name
+        for name, variable in tensors_of_model.items()
+        if name not in names or variable.dtype is None
+    ]
+    what = "a checkpoint of TensorFlow 2 objects: its variables have no names"
+    hint = "use a checkpoint as google-research/bert writes it (TensorFlow 1): only those are read"
+    require(not any("/.ATTRIBUTES/" in name for name in unknown), what, index, hint)
+    what = f"variables with no place in a BERT of this configuration: {some_names(unknown)}"
+    options = " ".join(f"--leave-out {quoted(name[:120])}" for name in sorted(unknown)[:9])
+    hint = f"give the bert_config.json of this checkpoint, or go on without: {options}"
+    require(not unknown, what, index, hint)
 
     def converted(tensor_of: Callable[[Variable], Tensor]) -> dict[str, Tensor]:
         """Under our names.
@@ -310,14 +317,6 @@ def load_checkpoint(
     return model, [*(note for note, holds in notes.items() if holds), *tokenizer.notes]
 
 
-def _read_config(path: Path, gelu: Gelu) -> tuple[EncoderConfig, bool]:
-    """Return the configuration, and whether its "gelu" was read as the approximation by tanh."""
-    settings = {"model_type": "bert", "hidden_act": "gelu"} | read_json(path)
-    approximate = settings["hidden_act"] == "gelu" and gelu == "tanh"
-    settings |= {"hidden_act": "gelu_new"} if approximate else {}
-    return hf_mapping.config_from_huggingface(settings, where=str(path)), approximate
-
-
 def _names_of_google(config: EncoderConfig) -> dict[str, str]:
     """The variables of a BERT in Google's code: their name, and the one in Hugging Face's files."""
     family = FAMILIES["bert"]
@@ -328,16 +327,6 @@ def _names_of_google(config: EncoderConfig) -> dict[str, str]:
             name = re.sub(pattern, replacement, name)
         names[name] = file_name
     return names
-
-
-def _refuse_unknown(names: Collection[str], where: str) -> None:
-    what = "a checkpoint of TensorFlow 2 objects: its variables have no names"
-    hint = "use a checkpoint as google-research/bert writes it (TensorFlow 1): only those are read"
-    require(not any("/.ATTRIBUTES/" in name for name in names), what, where, hint)
-    what = f"variables with no place in a BERT of this configuration: {some_names(names)}"
-    options = " ".join(f"--leave-out {quoted(name[:120])}" for name in sorted(names)[:9])
-    hint = f"give the bert_config.json of this checkpoint, or go on without: {options}"
-    require(not names, what, where, hint)
 
 
 def _beside(prefix: Path, name: str, option: str) -> Path:

@@ -95,7 +95,13 @@ def save_checkpoint(
             (temporary / _MANIFEST).write_bytes(
                 json.dumps(manifest, indent=2, allow_nan=False).encode() + b"\n"
             )
-    _prune(folder, step, keep, best)
+    with explain_os_errors(
+        f"checkpoint {step} is saved, but an older one cannot be deleted", folder
+    ):
+        for number, older in _checkpoints(folder)[: -max(keep, 1)]:
+            if number not in (step, best):
+                # a rename first makes each vanish at once
+                shutil.rmtree(older.rename(temporary_sibling(older)))
     return path
 
 
@@ -174,16 +180,3 @@ def _quarantine(path: Path) -> Path:
         return path.rename(next(name for name in names if not name.exists()))
     except OSError:
         return path
-
-
-def _prune(folder: Path, saved: int, keep: int, best: int | None) -> None:
-    """Delete all but the newest `keep`, the best and the one just saved.
-
-    A rename first makes each vanish at once.
-    """
-    with explain_os_errors(
-        f"checkpoint {saved} is saved, but an older one cannot be deleted", folder
-    ):
-        for step, path in _checkpoints(folder)[: -max(keep, 1)]:
-            if step not in (saved, best):
-                shutil.rmtree(path.rename(temporary_sibling(path)))

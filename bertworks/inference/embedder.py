@@ -22,8 +22,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from bertworks.batching.batch import Example, ExampleGroup, add_special_tokens
-from bertworks.checkpoints.sentence_transformers import SentenceTransformerSettings
-from bertworks.checkpoints.vector_modules import vector_network
+from bertworks.checkpoints.sentence_transformers import SentenceTransformerSettings, vector_network
 from bertworks.datasets.schema import Item
 from bertworks.errors import UsageError, expect, optional_import, require
 from bertworks.events import Event, show_progress

@@ -49,10 +49,10 @@ from bertworks.checkpoints.sentence_transformers import (
     SentenceTransformerSettings,
     module_files,
     module_pickles,
+    vector_network,
 )
 from bertworks.checkpoints.task_config import TASK_FILE, task_settings
 from bertworks.checkpoints.tensorflow import find_checkpoint, load_checkpoint
-from bertworks.checkpoints.vector_modules import vector_network
 from bertworks.errors import BertworksError, expect, explain_os_errors, require, some_names
 from bertworks.events import Event
 from bertworks.inference.predictor import copy_files

@@ -162,17 +162,8 @@ def attention_inference(inputs: Inputs) -> Tensor:
     q, k, v, layout, _, bias, _ = inputs
     # In bf16 the fused kernel takes 1.5 times as long as matrix products, except for few tokens.
     if q.dtype == torch.bfloat16 and len(q) > _MIN_TOKENS_FOR_BMM:
-        return _inference_bucketed(q, k, v, layout, bias)
-    return _inference_by_equal_length(q, k, v, layout, bias)
-
-
-def _inference_by_equal_length(
-    q: Tensor, k: Tensor, v: Tensor, layout: Layout, bias: Bias | None
-) -> Tensor:
-    """Return attention without padding: one call for neighbours of one length.
-
-    Sorted batches have many of them.
-    """
+        return _inference_bucketed(inputs)
+    # Without padding, one call for neighbours of one length: sorted batches have many of them.
     contexts = []
     first = 0  # sequence of a run
     for start, count, length in layout.equal_lengths:
@@ -199,14 +190,13 @@ def _inference_by_equal_length(
     return _joined(contexts)
 
 
-def _inference_bucketed(
-    q: Tensor, k: Tensor, v: Tensor, layout: Layout, bias: Bias | None
-) -> Tensor:
+def _inference_bucketed(inputs: Inputs) -> Tensor:
     """Return attention in bf16.
 
     oneDNN compiles a program for each size of a product, which takes longer than the product of a
     small batch, and keeps a thousand of them. Here there are few sizes.
     """
+    q, k, v, layout, _, bias, _ = inputs
     heads, size = q.shape[1:]
     sizes, tokens, present, places = layout.buckets
     context = q.new_empty(len(tokens), heads, size)

@@ -43,9 +43,17 @@ from bertworks.text.tokenizer_folder import END_OF_TEXT
 from bertworks.text.wordpiece import without_last
 from bertworks.training.budget import Schedule
 from bertworks.training.device import DTYPES, Precision
-from bertworks.training.distillation import Teacher, student_config, student_state
 from bertworks.training.loop import TrainableModel, evaluate
-from bertworks.training.objectives import OBJECTIVES, SHARED, PretrainingModel, figures, heads_of
+from bertworks.training.objectives import (
+    OBJECTIVES,
+    SHARED,
+    PretrainingModel,
+    Teacher,
+    figures,
+    heads_of,
+    student_config,
+    student_state,
+)
 from bertworks.training.recipe import Recipe, TokenObjective
 
 # No document is longer than this fraction of the text: wrong sentences come from other documents,

@@ -32,9 +32,8 @@ from bertworks.training.device import (
     disable_heap_trim,
     measure_matmul,
 )
-from bertworks.training.distillation import Teacher
 from bertworks.training.loop import MANY_STEPS, MixedPrecision, time_step
-from bertworks.training.objectives import PretrainingModel
+from bertworks.training.objectives import PretrainingModel, Teacher
 from bertworks.training.recipe import OptimizerConfig, Phase, Recipe, TrainConfig
 
 

@@ -108,9 +108,16 @@ def train_probe(
     optimizer = torch.optim.Adam([matrix], lr=_LEARNING_RATE)
     scheduler = ReduceLROnPlateau(optimizer, factor=0.1, patience=0)
     best = Probe(matrix.detach().clone(), float("inf"), 0)
+    lengths = words.lengths(train)
     for epoch in range(epochs):
-        for numbers in _epoch(words.lengths(train), seed, epoch):
-            batch = [train[n] for n in numbers]
+        rng = keyed_rng("probe", seed, epoch)
+        order = rng.permutation(len(train))
+        # Sentences of similar lengths meet in a batch.
+        parts = np.split(order, range(_SORTED * _BATCH, len(order), _SORTED * _BATCH))
+        rows = np.concatenate([part[np.argsort(lengths[part], kind="stable")] for part in parts])
+        batches = np.split(rows, range(_BATCH, len(rows), _BATCH))
+        for number in rng.permutation(len(batches)):
+            batch = [train[n] for n in batches[number]]
             optimizer.zero_grad(set_to_none=True)
             _loss(matrix, words, gold, batch, kind).div(len(batch)).backward()
             optimizer.step()
@@ -125,18 +132,6 @@ def train_probe(
         yield loss, best._replace(epochs=epoch + 1)
         if epoch + 1 - best.epochs >= _PATIENCE:
             break
-
-
-def _epoch(lengths: NDArray[np.int64], seed: int, epoch: int) -> Iterator[list[int]]:
-    """Yield all sentences in batches of similar lengths, in the order of an epoch."""
-    rng = keyed_rng("probe", seed, epoch)
-    order = rng.permutation(len(lengths))
-    parts = (
-        order[start : start + _SORTED * _BATCH] for start in range(0, len(order), _SORTED * _BATCH)
-    )
-    rows = np.concatenate([part[np.argsort(lengths[part], kind="stable")] for part in parts])
-    batches = [rows[start : start + _BATCH].tolist() for start in range(0, len(rows), _BATCH)]
-    yield from (batches[n] for n in rng.permutation(len(batches)))
 
 
 def _by_length(words: WordStates, numbers: Sequence[int]) -> Iterator[list[int]]:

@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 
 from bertworks.batching.masking import Batches, ExampleStream, Masker, MaskingConfig
-from bertworks.training.distillation import Teacher
 from bertworks.training.loop import make_optimizer, train
-from bertworks.training.objectives import BERT, PretrainingModel
+from bertworks.training.objectives import BERT, PretrainingModel, Teacher
 from bertworks.training.recipe import ObjectiveKind, OptimizerConfig
 from tests.batching.test_batch import Numbers
 from tests.training.test_loop import SMALL

@@ -31,9 +31,14 @@ from bertworks.tasks.heads import (
     teacher_loss,
 )
 from bertworks.training.budget import Measurement, measure_steps
-from bertworks.training.distillation import Teacher, student_config, student_state
 from bertworks.training.loop import make_optimizer, train
-from bertworks.training.objectives import PretrainingModel, TeacherStates
+from bertworks.training.objectives import (
+    PretrainingModel,
+    Teacher,
+    TeacherStates,
+    student_config,
+    student_state,
+)
 from bertworks.training.recipe import ObjectiveKind, OptimizerConfig, load_recipe
 from tests.batching.test_batch import Numbers
 from tests.support.fine import write_reviews
