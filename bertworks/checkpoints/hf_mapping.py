@@ -236,14 +236,19 @@ def components_in_file(names: Iterable[str], config: EncoderConfig) -> frozenset
     )
 
 
-def their_names(config: EncoderConfig) -> list[str]:
-    """Return the names, without prefix, of all parameters that a file of theirs may have."""
-    return [
-        name
-        for p in _parameters(config, [])
-        if p.component not in ("recurrent", "mix")
-        for name in p.file_names
-    ]
+def google_names(config: EncoderConfig) -> dict[str, str]:
+    """Return the variables of a BERT in Google's code: their name, and the one in files here."""
+    family = FAMILIES["bert"]
+    names = {}
+    for parameter in _parameters(config, []):
+        if parameter.component in ("recurrent", "mix"):
+            continue
+        for file_name in parameter.file_names:
+            name = family.prefix + file_name if file_name.startswith(family.body) else file_name
+            for pattern, replacement in family.google:
+                name = re.sub(pattern, replacement, name)
+            names[name] = file_name
+    return names
 
 
 def layer_of_means(config: EncoderConfig) -> str:
@@ -659,7 +664,16 @@ def config_from_huggingface(
             values[name] = _value(settings[key], key, name, family, where)
         else:
             values[name] = getattr(family.default, name)
-    values["lm_head_act"] = _lm_head_act(settings, family, values["hidden_act"], where)
+    # A head that differs from those of its family has a setting of its own (`own_lm_head`).
+    # bertworks 0.1.0 gave the head of a RoBERTa the activation of its layers without it: its files
+    # are recognized by a null that transformers does not write.
+    lm_head_act = "" if is_of_first_version(settings) else family.lm_head_act
+    if "lm_head_act" in settings:
+        lm_head_act = settings["lm_head_act"]
+        activations = get_args(get_type_hints(EncoderConfig)["lm_head_act"])  # the first one is ""
+        what = f"lm_head_act is {lm_head_act!r:.60}: expected one of {', '.join(activations[1:])}"
+        require(lm_head_act in activations, what, where, _CORRECT)
+    values["lm_head_act"] = "" if lm_head_act == values["hidden_act"] else lm_head_act
     values["max_position_embeddings"] -= family.unused_positions
     values["type_vocab_size"] -= values["type_vocab_size"] == family.untyped == 1
     if values["direction"] == "left_to_right" and values["pooler"] == "first":
@@ -686,26 +700,6 @@ def config_from_huggingface(
         return _with_canonical_dropouts(EncoderConfig(**values))
     except ValueError as error:
         raise BertworksError(str(error), where=where, hint=_CORRECT) from error
-
-
-def _lm_head_act(
-    settings: Mapping[str, Any], family: Family, hidden_act: str, where: str | None
-) -> str:
-    """Return the activation in the head for masked tokens, or "" if it is that of the layers.
-
-    A head that differs from those of its family has the setting `lm_head_act` (`own_lm_head`).
-    bertworks 0.1.0 gave the head of a RoBERTa the activation of its layers without such a setting:
-    its files are recognized by a null that transformers does not write.
-    """
-    if "lm_head_act" in settings:
-        name = settings["lm_head_act"]
-        activations = get_args(get_type_hints(EncoderConfig)["lm_head_act"])  # the first one is ""
-        what = f"lm_head_act is {name!r:.60}: expected one of {', '.join(activations[1:])}"
-        require(name in activations, what, where, _CORRECT)
-        return "" if name == hidden_act else str(name)
-    if is_of_first_version(settings):
-        return ""
-    return "" if family.lm_head_act == hidden_act else family.lm_head_act
 
 
 def is_of_first_version(settings: Mapping[str, Any]) -> bool:

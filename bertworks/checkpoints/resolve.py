@@ -227,10 +227,17 @@ def _fetch(hub_id: str, fetch: bool, command: str, trust_pickle: bool) -> Path:
 
     Pickles are fetched if they are trusted and there are no other weights.
     """
-    from huggingface_hub import snapshot_download  # slow to load, and seldom needed
+    # slow to load, and seldom needed
+    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub.errors import EntryNotFoundError
 
     try:
-        _refuse_unsupported(hub_id, fetch)
+        # config.json alone, before weights are fetched: the network may be one that is not computed
+        # here. If there is none, it is in a subfolder of the model, or the next step reports what
+        # is missing.
+        with suppress(EntryNotFoundError):
+            path = Path(hf_hub_download(hub_id, "config.json", local_files_only=not fetch))
+            config_from_huggingface(read_json(path), where=f"{hub_id}/{path.name}")
         folder = Path(
             snapshot_download(hub_id, allow_patterns=list(MODEL_FILES), local_files_only=not fetch)
         )
@@ -284,21 +291,6 @@ def place_of_links(folder: Path) -> Path:
     if place.parent.name == "snapshots":
         return place.parents[1]
     return place
-
-
-def _refuse_unsupported(hub_id: str, fetch: bool) -> None:
-    """Read config.json alone, before weights are fetched.
-
-    Raises:
-        BertworksError: bertworks does not compute this network.
-    """
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
-
-    # If there is none, it is in a subfolder of the model, or the next step reports what is missing.
-    with suppress(EntryNotFoundError):
-        path = Path(hf_hub_download(hub_id, "config.json", local_files_only=not fetch))
-        config_from_huggingface(read_json(path), where=f"{hub_id}/{path.name}")
 
 
 def _download_refused(name: str, command: str) -> BertworksError:

@@ -116,24 +116,30 @@ class VectorModule:
             what = f"bias is {has_bias!r:.40}: expected true or false"
             require(type(has_bias) is bool, what, path, _OTHER_MODEL)
             layers["linear"] = nn.Linear(input_size, output_size, bias=has_bias)
-            layers["activation"] = self._activation()
+            name = self.settings.get("activation_function", _DEFAULT_ACTIVATION)
+            match = _ACTIVATION.fullmatch(str(name))
+            if match is None:
+                what = f"activation_function is {name!r:.80}: only functions of torch.nn are "
+                what += f"supported, such as {_DEFAULT_ACTIVATION}"
+                raise BertworksError(what, where=str(path), hint=_OTHER_MODEL)
+            layers["activation"] = getattr(nn, match[3])()
         elif self.kind == "LayerNorm":
             layers["norm"] = nn.LayerNorm(input_size)
         elif self.kind == "Normalize":
             layers["normalize"] = _Normalize()
         network = nn.Sequential(layers)
-        if MODULE_KINDS[self.kind]:
-            self._put_weights(network)
+        if not MODULE_KINDS[self.kind]:
+            return network
+        weights = self.read_weights()
+        shapes = {name: list(tensor.shape) for name, tensor in weights.items()}
+        expected = {name: list(tensor.shape) for name, tensor in network.state_dict().items()}
+        is_float = all(tensor.is_floating_point() for tensor in weights.values())
+        what = f"the weights of the module {self.kind} are {shapes!s:.200}, expected {expected}"
+        require(shapes == expected and is_float, what, self.folder / WEIGHTS, _OTHER_MODEL)
+        parameters = {name: tensor.float() for name, tensor in weights.items()}
+        refuse_non_finite(parameters, str(self.folder / WEIGHTS))
+        network.load_state_dict(parameters)
         return network
-
-    def _activation(self) -> nn.Module:
-        name = self.settings.get("activation_function", _DEFAULT_ACTIVATION)
-        match = _ACTIVATION.fullmatch(str(name))
-        what = f"activation_function is {name!r:.80}: only functions of torch.nn are supported, "
-        what += f"such as {_DEFAULT_ACTIVATION}"
-        if match is None:
-            raise BertworksError(what, where=str(self.folder / "config.json"), hint=_OTHER_MODEL)
-        return getattr(nn, match[3])()  # type: ignore[no-any-return]
 
     def read_weights(self) -> Mapping[str, Tensor]:
         """Return the parameters, in any floating-point type.
@@ -149,17 +155,6 @@ class VectorModule:
             hint = f"if you trust it: bertworks convert {model} -o ANOTHER-FOLDER --trust-pickle"
             raise BertworksError(PICKLED_MODULE, where=str(self.folder), hint=hint)
         return read_tensors(self.folder / WEIGHTS)
-
-    def _put_weights(self, network: nn.Module) -> None:
-        weights = self.read_weights()
-        shapes = {name: list(tensor.shape) for name, tensor in weights.items()}
-        expected = {name: list(tensor.shape) for name, tensor in network.state_dict().items()}
-        is_float = all(tensor.is_floating_point() for tensor in weights.values())
-        what = f"the weights of the module {self.kind} are {shapes!s:.200}, expected {expected}"
-        require(shapes == expected and is_float, what, self.folder / WEIGHTS, _OTHER_MODEL)
-        parameters = {name: tensor.float() for name, tensor in weights.items()}
-        refuse_non_finite(parameters, str(self.folder / WEIGHTS))
-        network.load_state_dict(parameters)
 
     @property
     def fingerprint(self) -> dict[str, Any]:

@@ -22,13 +22,11 @@ import torch
 from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
-from bertworks.checkpoints.hf_mapping import FAMILIES
 from bertworks.checkpoints.model_folder import Model, check_vocabulary
 from bertworks.checkpoints.storage import DAMAGED, read_json, refuse_non_finite
 from bertworks.errors import BertworksError, check, explain_os_errors, quoted, require, some_names
 from bertworks.io.atomic_write import read_small
 from bertworks.io.protobuf import Protobuf, last_value, read_protobuf, read_varint
-from bertworks.models.config import EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
 
 _MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
@@ -268,7 +266,7 @@ def load_checkpoint(
     tensors_of_model = {
         name: variable for name, variable in variables.items() if name not in {*slots, *unwanted}
     }
-    names = _names_of_google(encoder)
+    names = hf_mapping.google_names(encoder)
     unknown = [
         name
         for name, variable in tensors_of_model.items()
@@ -315,18 +313,6 @@ def load_checkpoint(
     }
     model = Model(encoder, state, tokenizer)
     return model, [*(note for note, holds in notes.items() if holds), *tokenizer.notes]
-
-
-def _names_of_google(config: EncoderConfig) -> dict[str, str]:
-    """The variables of a BERT in Google's code: their name, and the one in Hugging Face's files."""
-    family = FAMILIES["bert"]
-    names = {}
-    for file_name in hf_mapping.their_names(config):
-        name = family.prefix + file_name if file_name.startswith(family.body) else file_name
-        for pattern, replacement in family.google:
-            name = re.sub(pattern, replacement, name)
-        names[name] = file_name
-    return names
 
 
 def _beside(prefix: Path, name: str, option: str) -> Path:

@@ -124,7 +124,24 @@ class Embeddings(nn.Module):
         x: Tensor = self.token(input_ids)
         if self.scale != 1:
             x = x * self.scale
-        x = x + self._places(x, layout.position_ids, count, token_type_ids)
+        positions = layout.position_ids  # all are below `count`
+        if self.position is None:
+            table = sinusoids(torch.arange(count, device=x.device), x.shape[1]).to(x.dtype)
+        else:
+            table = self.position.weight[:count]
+        if self.token_type is not None:
+            kinds = self.token_type.num_embeddings
+            types = token_type_ids
+            # A model that was trained without pairs (RoBERTa) has one type for all tokens.
+            if types is None or kinds == 1:
+                types = torch.zeros_like(positions)
+            if self.language is not None:
+                types = torch.full_like(positions, self.language)
+            # A row of the product table is position + type: one small table, read once, instead of
+            # two large sums.
+            table = (table[:, None] + self.token_type.weight).flatten(0, 1)
+            positions = positions * kinds + types
+        x = x + table.index_select(0, positions)
         if self.norm is not None:
             # tables may have a higher precision than what is computed
             x = self.norm(x.to(self.norm.weight.dtype))
@@ -132,30 +149,6 @@ class Embeddings(nn.Module):
         if self.projection is not None:
             x = self.projection(x.to(self.projection.weight.dtype))
         return x
-
-    def _places(
-        self, x: Tensor, positions: Tensor, count: int, token_type_ids: Tensor | None
-    ) -> Tensor:
-        """Return position and token type embeddings: [T, width].
-
-        count: all positions int64 [T] are below it.
-        """
-        if self.position is None:
-            table = sinusoids(torch.arange(count, device=x.device), x.shape[1]).to(x.dtype)
-        else:
-            table = self.position.weight[:count]
-        if self.token_type is None:
-            return table.index_select(0, positions)
-        kinds = self.token_type.num_embeddings
-        # A model that was trained without pairs (RoBERTa) has one type for all tokens.
-        types = (
-            torch.zeros_like(positions) if token_type_ids is None or kinds == 1 else token_type_ids
-        )
-        types = types if self.language is None else torch.full_like(positions, self.language)
-        # A row of the product table is position + type: one small table, read once, instead of two
-        # large sums.
-        product = (table[:, None] + self.token_type.weight).flatten(0, 1)
-        return product.index_select(0, positions * kinds + types)
 
 
 def sinusoids(position_ids: Tensor, width: int) -> Tensor:

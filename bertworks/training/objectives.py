@@ -516,24 +516,20 @@ def student_config(c: EncoderConfig, teacher: EncoderConfig) -> EncoderConfig:
     """
     layers = c.num_hidden_layers
     teacher_layers = teacher.num_hidden_layers
-    rules = [
-        (
-            layers <= teacher_layers,
-            f"the student has {layers} layers, the teacher {teacher_layers}: expected "
-            f"encoder.num_hidden_layers = {max(1, teacher_layers // 2)}",
-        ),
-        (
-            c.direction == teacher.direction,
-            f"the teacher reads {teacher.direction}, encoder.direction is {c.direction!r}",
-        ),
-        (
-            c.type_vocab_size in (0, teacher.type_vocab_size),
-            f"encoder.type_vocab_size is {c.type_vocab_size}, that of "
-            f"the teacher {teacher.type_vocab_size}: expected 0, or the same",
-        ),
-    ]
-    for holds, message in rules:
-        check(holds, message)
+    check(
+        layers <= teacher_layers,
+        f"the student has {layers} layers, the teacher {teacher_layers}: expected "
+        f"encoder.num_hidden_layers = {max(1, teacher_layers // 2)}",
+    )
+    check(
+        c.direction == teacher.direction,
+        f"the teacher reads {teacher.direction}, encoder.direction is {c.direction!r}",
+    )
+    check(
+        c.type_vocab_size in (0, teacher.type_vocab_size),
+        f"encoder.type_vocab_size is {c.type_vocab_size}, that of "
+        f"the teacher {teacher.type_vocab_size}: expected 0, or the same",
+    )
     groups = (
         min(teacher.num_hidden_groups, 1)
         if teacher.num_groups == 1

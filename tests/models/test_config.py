@@ -3,7 +3,7 @@ one by one."""
 
 import json
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,8 +12,10 @@ import torch
 import transformers
 
 from bertworks.checkpoints.hf_mapping import config_from_huggingface
+from bertworks.models.attention import Block, TransformerConfig
 from bertworks.models.config import PRESETS, EncoderConfig
-from bertworks.models.heads import Head, LMHead, Pooler, TokenHead
+from bertworks.models.embeddings import Embeddings, EmbeddingsConfig
+from bertworks.models.heads import Head, HeadsConfig, LMHead, Pooler, TokenHead, add_heads
 from bertworks.models.layers import meta_device_init
 from bertworks.models.layout import Layout
 from bertworks.models.packed_linear import to_bf16_inference, to_fp32_inference
@@ -191,6 +193,42 @@ def test_parameters_are_counted_exactly(name: str):
     assert c.num_parameters("pooler", "lm_head", "replaced_token") == sum(
         p.numel() for p in modules.parameters()
     )
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_a_part_alone_builds_and_counts_its_network(name: str):
+    parts: dict[type, Any] = {
+        kind: kind(**{field.name: getattr(AXES[name], field.name) for field in fields(kind)})
+        for kind in (EmbeddingsConfig, TransformerConfig, HeadsConfig)
+    }
+    embeddings, stack, heads = parts.values()
+    assert embeddings.num_embedding_parameters == num_parameters(Embeddings(embeddings))
+    blocks = torch.nn.ModuleList(Block(stack) for _ in range(stack.num_groups))
+    norm = 2 * stack.hidden_size * stack.norm_first
+    assert stack.num_stack_parameters == num_parameters(blocks) + norm
+    network = torch.nn.Module()
+    add_heads(network, heads, get_args(Head))
+    assert heads.num_head_parameters(*get_args(Head)) == num_parameters(network)
+
+
+def num_parameters(network: torch.nn.Module) -> int:
+    return sum(p.numel() for p in network.parameters())
+
+
+@pytest.mark.parametrize(
+    ("part", "fields", "message"),
+    [
+        (EmbeddingsConfig, {"languages": ("en",)}, "languages .*expected a name for each type"),
+        (TransformerConfig, {"num_attention_heads": 5}, "does not divide into 5 attention heads"),
+        (TransformerConfig, {"num_hidden_groups": 7}, "num_hidden_groups 7 does not divide"),
+        (HeadsConfig, {"lm_head": "bias", "embedding_size": 8}, "lm_head 'bias' with embedding"),
+        (HeadsConfig, {"hidden_size": 0}, "hidden_size is 0"),
+        (TransformerConfig, {"attention_dropout": 1.0}, "attention_dropout is 1.0"),
+    ],
+)
+def test_a_part_alone_refuses_its_combinations(part: type, fields: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        part(**fields)
 
 
 PUBLISHED = {  # of transformers, counted on the meta device
