@@ -257,7 +257,7 @@ def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
         model.tokenizer.model_max_length = longest
     architecture = source.head["architectures"][0]
     has_own_type = str(source.head.get("model_type")).startswith(hf_mapping.OWN_TYPE)
-    is_own = has_own_type or hf_mapping.is_own_lm_head(model.config, [architecture])
+    is_own = has_own_type or bool(hf_mapping.own_lm_head(model.config, [architecture]))
     is_own = is_own or architecture == hf_mapping.VECTOR_CLASS
     values = {
         "name": " ".join(output.resolve().name.split()),
