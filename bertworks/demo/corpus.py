@@ -19,8 +19,8 @@ from pathlib import Path
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
 from bertworks.datasets.reader import RowReader
-from bertworks.datasets.writer import write_rows
 from bertworks.errors import require
+from bertworks.io.file_job import write_rows
 from bertworks.text.segmentation import split_sentences
 
 # a blank line, a field, a list item, a heading

@@ -16,14 +16,6 @@ import numpy as np
 
 from bertworks.datasets.reader import Row, RowReader, refuse_columns
 from bertworks.datasets.schema import study
-from bertworks.datasets.writer import (
-    RowFormat,
-    format_of,
-    join_portions,
-    kind_of,
-    row_portion,
-    write_rows,
-)
 from bertworks.errors import BertworksError, expect, names_of, quoted
 from bertworks.events import Event
 from bertworks.inference.embedder import Embedder, Moments, Vectors, Whitening, normalized
@@ -33,11 +25,17 @@ from bertworks.io.arrays import write_npy
 from bertworks.io.atomic_write import local_path
 from bertworks.io.file_job import (
     FileJob,
+    RowFormat,
     compute_file,
     content_of,
+    format_of,
+    join_portions,
+    kind_of,
     pack,
     portions_of,
+    row_portion,
     unpacked_values,
+    write_rows,
 )
 from bertworks.io.inputs import IssueCounter
 from bertworks.io.options import Bulk, ReadOptions

@@ -25,15 +25,6 @@ from bertworks.datasets.annotations import ConllLayout, Sentence, with_tags
 from bertworks.datasets.reader import Row, RowReader, refuse_columns
 from bertworks.datasets.schema import Item, Schema, fitted, infer_schema, items, label_of, read_item
 from bertworks.datasets.values import EmptyTextError
-from bertworks.datasets.writer import (
-    FileKind,
-    RowFormat,
-    format_of,
-    join_portions,
-    kind_of,
-    line_portion,
-    row_portion,
-)
 from bertworks.errors import (
     UsageError,
     expect,
@@ -55,7 +46,19 @@ from bertworks.inference.engine import (
 )
 from bertworks.io.atomic_write import local_path, refuse_not_empty
 from bertworks.io.class_names import named_column
-from bertworks.io.file_job import CHARACTERS_AT_ONCE, ROWS_AT_ONCE, FileJob, compute_file
+from bertworks.io.file_job import (
+    CHARACTERS_AT_ONCE,
+    ROWS_AT_ONCE,
+    FileJob,
+    FileKind,
+    RowFormat,
+    compute_file,
+    format_of,
+    join_portions,
+    kind_of,
+    line_portion,
+    row_portion,
+)
 from bertworks.io.inputs import IssueCounter, chunk_by_size
 from bertworks.io.options import Bulk, ReadOptions
 from bertworks.io.tables import (

@@ -18,9 +18,9 @@ from bertworks.checkpoints.resolve import is_model_name
 from bertworks.checkpoints.storage import read_json
 from bertworks.checkpoints.task_config import is_own_network
 from bertworks.config import dump_recipe
-from bertworks.datasets.writer import write_rows
 from bertworks.events import duration
 from bertworks.io.atomic_write import write_text
+from bertworks.io.file_job import write_rows
 from bertworks.models.config import BERT, EncoderConfig
 from bertworks.reports import svg
 from bertworks.reports.svg import Point, Section, Series, Show

@@ -22,8 +22,8 @@ from hypothesis import given, settings, strategies as st
 from pyarrow import parquet
 
 from bertworks.datasets.reader import RowReader
-from bertworks.datasets.writer import write_rows
 from bertworks.errors import BertworksError, UsageError
+from bertworks.io.file_job import write_rows
 from bertworks.io.options import ReadOptions
 
 

@@ -31,10 +31,10 @@ from bertworks.datasets.values import (
     several_labels,
     sorted_labels,
 )
-from bertworks.datasets.writer import write_rows
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.inference.predictor import predict_file
+from bertworks.io.file_job import write_rows
 from bertworks.io.inputs import IssueCounter
 from bertworks.io.options import ReadOptions
 from bertworks.io.tables import is_code

@@ -9,9 +9,9 @@ import torch
 
 from bertworks.datasets.annotations import ConllLayout
 from bertworks.datasets.schema import Item
-from bertworks.datasets.writer import RowFormat
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.predictor import PredictionFormat, Predictor, Unit, predict_file
+from bertworks.io.file_job import RowFormat
 from tests.interop.test_export import write_head
 from tests.runs.test_finetune import Trained, classifier as classifier, trained as trained
 from tests.support import served

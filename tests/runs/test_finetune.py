@@ -24,11 +24,11 @@ from bertworks.checkpoints.model_folder import ModelFolder, load_model
 from bertworks.checkpoints.storage import read_tensors, write_tensors
 from bertworks.config import dump_recipe
 from bertworks.datasets.schema import Item, Schema
-from bertworks.datasets.writer import write_rows
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.events import Event, duration
 from bertworks.inference.predictor import Predictor, predict_file
+from bertworks.io.file_job import write_rows
 from bertworks.metrics.intervals import SAMPLES, wilson_interval
 from bertworks.models.config import EncoderConfig
 from bertworks.runs import finetune as finetune_module

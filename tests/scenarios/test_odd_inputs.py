@@ -20,13 +20,13 @@ from bertworks.cli.main import main
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item
 from bertworks.datasets.values import answers_of, list_of, sorted_labels
-from bertworks.datasets.writer import write_rows
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_sts
 from bertworks.evaluation.retrieval import read_collection
 from bertworks.inference.embed_file import embed_file
 from bertworks.inference.embedder import Moments
 from bertworks.inference.predictor import Predictor, predict_file
+from bertworks.io.file_job import write_rows
 from bertworks.io.inputs import IssueCounter
 from bertworks.metrics.squad import SquadQuestion, evaluate_answers
 from bertworks.retrieval.index import Index

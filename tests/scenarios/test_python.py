@@ -21,7 +21,7 @@ from hypothesis import given, settings, strategies as some
 import bertworks as bw
 from bertworks.checkpoints.storage import read_json
 from bertworks.datasets.reader import RowReader
-from bertworks.datasets.writer import write_rows
+from bertworks.io.file_job import write_rows
 from bertworks.io.tables import StoredRows, rows_of
 from bertworks.runs.preparation import FinetuneRequest
 from bertworks.runs.pretrain import Request
