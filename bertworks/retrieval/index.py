@@ -6,7 +6,7 @@
 
 import json
 import time
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
@@ -32,7 +32,7 @@ from bertworks.inference.embed_file import (
 from bertworks.inference.embedder import DOCUMENT_PROMPTS, Embedder, Vectors, normalized
 from bertworks.inference.engine import LazyModel, ModelReference, Opening, Reopened, reopened_model
 from bertworks.io.atomic_write import local_path, url_of
-from bertworks.io.file_job import FileJob, content_of, portions_of
+from bertworks.io.file_job import content_of, portions_of
 from bertworks.io.inputs import IssueCounter, as_path
 from bertworks.io.options import Bulk, ReadOptions
 from bertworks.io.tables import (
@@ -529,7 +529,12 @@ def index_file(
     folder = local_path(folder)
     reader = RowReader(documents, read)
     columns, title = _document_columns(reader, text)
-    id_column = _id_column(reader, identity, columns)
+    if identity is None:
+        id_column = usual_column(
+            [name for name in reader.columns if name not in columns], _ID_NAMES
+        )
+    else:
+        id_column = find_column(reader.columns, reader.name, identity, "--id")
     settings = {"pooling": pooling, "max_length": max_length, "language": language}
     index = _open_or_create(folder, model, device, bulk.part, **settings)
     hint = (
@@ -581,65 +586,52 @@ def index_file(
             if bulk.part:
                 return
         stored = {id_column, *columns} - {title}
-        yield from _add_rows(index, source, reader, groups(empty), empty, id_column, stored, job)
-
-
-def _add_rows(
-    index: Index,
-    source: str,
-    reader: RowReader,
-    groups: Iterable[list[tuple[Row, str]]],
-    empty: IssueCounter,
-    id_column: str | None,
-    left_out: Container[str | None],
-    job: FileJob,
-) -> Iterator[Event]:
-    """Add the rows of a file, one portion at a time, after those that are there.
-
-    left_out: columns that are not stored next to the text. job: has the vectors of all portions, or
-    none: they are computed.
-    """
-    replaced = 0
-    with index.changing():
-        done, complete = index.manifest.sources.get(source, (0, False))
-        if complete:
-            yield _done_event(index, f"{reader.name} is in the index already", replaced)
-            return
-        if done:
-            yield Event("note", f"resuming after {done:,} rows", {"resumed_row": done})
-        begin = 0
-        for portion, file in zip(groups, job.files or repeat(None)):
-            rows = portion[max(0, done - begin) :]
-            begin += len(portion)
-            if not done:
-                yield from index.embedder.examples(
-                    ((row.where, text) for row, text in rows), *DOCUMENT_PROMPTS
+        # one portion at a time, after the rows that are there
+        replaced = 0
+        with index.changing():
+            done, complete = index.manifest.sources.get(source, (0, False))
+            if complete:
+                yield _done_event(index, f"{reader.name} is in the index already", replaced)
+                return
+            if done:
+                yield Event("note", f"resuming after {done:,} rows", {"resumed_row": done})
+            begin = 0
+            for portion, file in zip(groups(empty), job.files or repeat(None)):
+                rows = portion[max(0, done - begin) :]
+                begin += len(portion)
+                if not done:
+                    yield from index.embedder.examples(
+                        ((row.where, text) for row, text in rows), *DOCUMENT_PROMPTS
+                    )
+                pairs = [(row, text) for row, text in rows if text]
+                done = max(done, begin)
+                ids = None if id_column is None else [_row_id(row, id_column) for row, _ in pairs]
+                fields = [
+                    {name: row.values[name] for name in row.values if name not in stored}
+                    for row, _ in pairs
+                ]
+                if pairs:
+                    vectors = (
+                        np.frombuffer(bytearray(content_of(file)), np.float32) if file else None
+                    )
+                    texts = [text for _, text in pairs]
+                    sources = {source: (done, False)}
+                    replaced += index.append(texts, ids, fields, sources, vectors)
+                yield Event(
+                    "stage",
+                    f"index: {done:,} rows",
+                    {"stage": "index", "what": "rows", "amount": done},
                 )
-            documents = [(row, text) for row, text in rows if text]
-            done = max(done, begin)
-            ids = None if id_column is None else [_row_id(row, id_column) for row, _ in documents]
-            fields = [
-                {name: row.values[name] for name in row.values if name not in left_out}
-                for row, _ in documents
-            ]
-            if documents:
-                vectors = np.frombuffer(bytearray(content_of(file)), np.float32) if file else None
-                texts = [text for _, text in documents]
-                sources = {source: (done, False)}
-                replaced += index.append(texts, ids, fields, sources, vectors)
-            yield Event(
-                "stage", f"index: {done:,} rows", {"stage": "index", "what": "rows", "amount": done}
+            index.commit(
+                replace(index.manifest, sources={**index.manifest.sources, source: (done, True)})
             )
-        index.commit(
-            replace(index.manifest, sources={**index.manifest.sources, source: (done, True)})
+        yield from reader.events(empty, "are left out")
+        yield _done_event(
+            index,
+            f"{done:,} rows of {reader.name}",
+            replaced,
+            job.truncated + index.truncation.truncated,
         )
-    yield from reader.events(empty, "are left out")
-    yield _done_event(
-        index,
-        f"{done:,} rows of {reader.name}",
-        replaced,
-        job.truncated + index.truncation.truncated,
-    )
 
 
 def _open_or_create(
@@ -720,14 +712,6 @@ def _document_columns(reader: RowReader, text: Sequence[str]) -> tuple[tuple[str
     ):
         columns = (title, *columns)
     return columns, "" if columns == (title,) else title
-
-
-def _id_column(reader: RowReader, name: str | None, text_columns: Sequence[str]) -> str | None:
-    if name is not None:
-        return find_column(reader.columns, reader.name, name, "--id")
-    return usual_column(
-        [column for column in reader.columns if column not in text_columns], _ID_NAMES
-    )
 
 
 def _row_id(row: Row, column: str) -> str:

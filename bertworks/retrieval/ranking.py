@@ -80,11 +80,6 @@ def query_words(query: str, language: str | None = None) -> list[str]:
     return words_of(" ".join(words) or query, language)
 
 
-def matches_of(query: str, text: str, language: str | None = None) -> list[tuple[int, int]]:
-    """Where words of a query are in a text: start and end of each match, in characters."""
-    return places_of(set(query_words(query, language)), text, language)
-
-
 def places_of(
     words: Set[str], text: str, language: str | None = None, max_matches: int | None = None
 ) -> list[tuple[int, int]]:

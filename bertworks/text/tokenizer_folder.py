@@ -127,11 +127,14 @@ def read_folder(folder: Path) -> tuple[Path, dict[str, Any]]:
         style = _style_of(folder, config)
         if path.name == "vocab.txt" and style in WORD_PIECE_FAMILIES:
             special_tokens = WORD_PIECE_FAMILIES[style] | special_tokens
-        library = guarded(
-            lambda: _read_model(path, config, special_tokens, style, notes),
-            "not a tokenizer",
-            str(path),
+        kinds: dict[str, Callable[[], tokenizers.Tokenizer]] = {
+            "vocab.txt": lambda: _from_vocabulary(path, config, special_tokens, style, notes),
+            "vocab.json": lambda: _from_merges(path, config, special_tokens, style),
+        }
+        read = kinds.get(
+            path.name, lambda: sentencepiece_pipeline(path, config, special_tokens, style)
         )
+        library = guarded(read, "not a tokenizer", str(path))
         _add_tokens(library, folder, settings, special_tokens)
         serialized = library.to_str()
     length = config.get("model_max_length")
@@ -150,16 +153,6 @@ def read_folder(folder: Path) -> tuple[Path, dict[str, Any]]:
         "notes": notes,
         "files": files,
     }
-
-
-def _read_model(
-    path: Path, config: dict[str, Any], names: dict[str, str], style: str, notes: list[str]
-) -> tokenizers.Tokenizer:
-    if path.name == "vocab.txt":
-        return _from_vocabulary(path, config, names, style, notes)
-    if path.name == "vocab.json":
-        return _from_merges(path, config, names, style)
-    return sentencepiece_pipeline(path, config, names, style)
 
 
 def read_vocabulary(path: Path, lowercase: bool | None) -> tuple[Path, dict[str, Any]]:
@@ -632,18 +625,16 @@ def _add_tokens(
         has_place = type(ids.get(token)) is int and 0 <= ids[token] < len(ids)
         what = f"the added token {token[:60]!r} has no place in the vocabulary"
         require(has_place, what, folder, "give it the next number in added_tokens.json")
-    library.add_tokens(
-        [_added_token(token, entries[token]) for token in sorted(entries, key=ids.__getitem__)]
-    )
-
-
-def _added_token(content: str, flags: dict[str, Any]) -> AddedToken:
-    """Return a token with the settings of `flags`; tokens are special unless it says otherwise."""
-    settings = {
-        flag: value for flag, value in flags.items() if flag in _FLAGS and isinstance(value, bool)
-    }
-    special = settings.setdefault("special", True)
-    return AddedToken(content, **({"normalized": not special} | settings))
+    added_tokens = []
+    for token in sorted(entries, key=ids.__getitem__):
+        flags = {
+            flag: value
+            for flag, value in entries[token].items()
+            if flag in _FLAGS and isinstance(value, bool)
+        }
+        special = flags.setdefault("special", True)  # unless the folder says otherwise
+        added_tokens.append(AddedToken(token, **({"normalized": not special} | flags)))
+    library.add_tokens(added_tokens)
 
 
 def guarded(call: Callable[[], Result], what: str, where: str = "") -> Result:
@@ -846,7 +837,13 @@ def sentencepiece_pipeline(
     if style not in _STYLES:
         refuse_style(path, style)
     if style in _FIRST_TOKENS:
-        pieces = _with_first_tokens(pieces, _FIRST_TOKENS[style], path)
+        # ids are not the numbers of the pieces in the file: the tokens of the family stand at the
+        # front, and <mask> at the end
+        first_tokens = _FIRST_TOKENS[style]
+        is_fairseq = [piece for piece, _ in pieces[:3]] == ["<unk>", "<s>", "</s>"]
+        require(is_fairseq, "its first pieces are not <unk>, <s> and </s>", path)
+        front = [(token, float(score)) for token, score in first_tokens["scores"].items()]
+        pieces = [*front, *pieces[first_tokens["replaced_pieces"] :], ("<mask>", 0.0)]
         unk_id = [piece for piece, _ in pieces].index("<unk>")
     ids = {piece: number for number, (piece, _) in enumerate(pieces)}
     tokens = spell_special_tokens(names, ids)
@@ -862,45 +859,6 @@ def sentencepiece_pipeline(
     else:
         model = models.Unigram(pieces, unk_id, s.byte_fallback)
     library = tokenizers.Tokenizer(model)
-    library.normalizer = normalizers.Sequence(_sentencepiece_normalizers(s, style, config))
-    is_family = style != "sentencepiece"
-    scheme = "always" if is_family or s.adds_space else "never"
-    split = is_family or not any("▁" in piece[1:] for piece in ids)
-    spaces = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=split)
-    library.pre_tokenizer = (
-        pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), spaces]) if is_family else spaces
-    )
-    library.post_processor = template(library, _STYLES[style], tokens)
-    library.decoder = decoders.Metaspace(prepend_scheme=scheme, split=split)
-    if s.byte_fallback:
-        steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-        library.decoder = decoders.Sequence([*steps, decoders.Strip(" ", int(s.adds_space), 0)])
-    library.add_special_tokens([token for token in s.control if token in ids])
-    if s.is_bpe:  # the scores of unigram pieces make them win by themselves
-        library.add_tokens([AddedToken(token, normalized=False) for token in s.user_defined])
-    return library
-
-
-def _with_first_tokens(
-    pieces: Sequence[tuple[str, float]], first_tokens: _FirstTokens, path: Path
-) -> list[tuple[str, float]]:
-    """Return the vocabulary of a family with tokens of its own at the front.
-
-    Its ids are not the numbers of the pieces in the file: the tokens of the family stand at the
-    front, and <mask> at the end.
-
-    Raises:
-        BertworksError: the file does not begin with <unk>, <s> and </s>.
-    """
-    is_fairseq = [piece for piece, _ in pieces[:3]] == ["<unk>", "<s>", "</s>"]
-    require(is_fairseq, "its first pieces are not <unk>, <s> and </s>", path)
-    tokens = [(token, float(score)) for token, score in first_tokens["scores"].items()]
-    return [*tokens, *pieces[first_tokens["replaced_pieces"] :], ("<mask>", 0.0)]
-
-
-def _sentencepiece_normalizers(
-    s: _SentencePiece, style: str, config: dict[str, Any]
-) -> list[normalizers.Normalizer]:
     steps: list[normalizers.Normalizer] = []
     if style in ("albert", "xlnet"):
         steps += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
@@ -913,7 +871,25 @@ def _sentencepiece_normalizers(
         steps.append(normalizers.Precompiled(s.charsmap))
     if style == "sentencepiece" and s.removes_spaces:
         steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex("^ | $"), "")]
-    return steps
+    library.normalizer = normalizers.Sequence(steps)
+    is_family = style != "sentencepiece"
+    scheme = "always" if is_family or s.adds_space else "never"
+    split = is_family or not any("▁" in piece[1:] for piece in ids)
+    spaces = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=split)
+    library.pre_tokenizer = (
+        pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), spaces]) if is_family else spaces
+    )
+    library.post_processor = template(library, _STYLES[style], tokens)
+    library.decoder = decoders.Metaspace(prepend_scheme=scheme, split=split)
+    if s.byte_fallback:
+        bytes_to_text = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        library.decoder = decoders.Sequence(
+            [*bytes_to_text, decoders.Strip(" ", int(s.adds_space), 0)]
+        )
+    library.add_special_tokens([token for token in s.control if token in ids])
+    if s.is_bpe:  # the scores of unigram pieces make them win by themselves
+        library.add_tokens([AddedToken(token, normalized=False) for token in s.user_defined])
+    return library
 
 
 def _read_sentencepiece(path: Path) -> _SentencePiece:

@@ -23,7 +23,7 @@ from bertworks.retrieval.ranking import (
     K1,
     B,
     bm25,
-    matches_of,
+    places_of,
     postings,
     query_words,
     stemmer_of,
@@ -349,6 +349,11 @@ def test_the_cosine_is_printed(model: Path, tmp_path: Path, capsys: pytest.Captu
 
 
 # --- matches
+
+
+def matches_of(query: str, text: str, language: str | None = None) -> list[tuple[int, int]]:
+    """Where words of a query are in a text."""
+    return places_of(set(query_words(query, language)), text, language)
 
 
 @pytest.mark.parametrize(
