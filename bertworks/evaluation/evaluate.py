@@ -243,12 +243,11 @@ def evaluate_sts(
         sums = correlations([float(pair.label) for pair in pairs], (a * b).sum(-1).tolist())
         return {name: sums[name].value for name in ("pearson", "spearman")}
 
-    result: dict[str, Any] = {"rows": len(pairs), "notes": notes, **truncation.as_dict()}
-    result["none"] = scores("none")
-    result["center"] = scores("center")
+    kinds: list[Whitening] = ["none", "center"]
     if moments.can_whiten:
-        result["whiten"] = scores("whiten")
-    return result
+        kinds.append("whiten")
+    figures: dict[str, Any] = {kind: scores(kind) for kind in kinds}
+    return {"rows": len(pairs), "notes": notes, **truncation.as_dict(), **figures}
 
 
 def evaluate_task(
@@ -347,12 +346,14 @@ def evaluate_task(
     if predictor.precision == "int8":
         fp32_answers = predictor.in_fp32().answers(item._replace(label=None) for item in rows)
         result["figures_fp32"] = compute_metrics(d, rows, [answer for _, answer in fp32_answers])
-    result.update(truncation.as_dict())
-    result["rows_without_text"] = empty_rows.count
-    result["unknown_labels"] = unknown
-    result["training_copies"] = num_copies
-    result["notes"] = notes
-    return result
+    return {
+        **result,
+        **truncation.as_dict(),
+        "rows_without_text": empty_rows.count,
+        "unknown_labels": unknown,
+        "training_copies": num_copies,
+        "notes": notes,
+    }
 
 
 def training_copies(folder: Path, rows: Sequence[Item], d: TaskConfig) -> tuple[int | None, str]:

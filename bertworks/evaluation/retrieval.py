@@ -317,16 +317,16 @@ def evaluate_pairs(
         "forward": _nearest_is_translation(first, second),
         "backward": _nearest_is_translation(second, first),
     }
-    result: dict[str, Any] = {"pairs": len(translations.pairs)}
-    for name, of_pairs in hits.items():
-        result[name] = float(of_pairs.mean())
-    result["intervals"] = {
-        name: wilson_interval(float(of_pairs.sum()), len(of_pairs))
-        for name, of_pairs in hits.items()
+    return {
+        "pairs": len(translations.pairs),
+        **{name: float(of_pairs.mean()) for name, of_pairs in hits.items()},
+        "intervals": {
+            name: wilson_interval(float(of_pairs.sum()), len(of_pairs))
+            for name, of_pairs in hits.items()
+        },
+        "correct": {name: of_pairs.tolist() for name, of_pairs in hits.items()},
+        **truncation.as_dict(),
     }
-    result["correct"] = {name: of_pairs.tolist() for name, of_pairs in hits.items()}
-    result.update(truncation.as_dict())
-    return result
 
 
 def _mean_vectors(source: LazyModel, texts: Sequence[str], truncation: Truncation) -> Vectors:

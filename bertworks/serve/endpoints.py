@@ -183,26 +183,21 @@ class Abilities:
             documents.append(to_json(hit))
             size += len(documents[-1])
             check_answer(size, self.limits.answer_bytes)
-        if not request["matches"]:
-            make = [partial(ready_json, document) for document in documents]
-            return AnswerParts(make, list(map(len, documents)), joined_list, truncated)
+        make = [partial(ready_json, document) for document in documents]
+        sizes = list(map(len, documents))
 
         def with_matches(document: bytes, text: str) -> Any:
             spans = places_of(words, text, language, MAX_MATCHES)
             return ready_json(document[:-1] + b',"matches":' + to_json(spans) + b"}")
 
-        return AnswerParts(
-            make=[
-                partial(with_matches, *pair)
-                for pair in zip(documents, [hit["text"] for hit in hits], strict=True)
-            ],
-            sizes=[
-                len(document) + 20 + MATCH_BYTES * min(MAX_MATCHES, len(hit["text"]))
-                for document, hit in zip(documents, hits, strict=True)
-            ],
-            join=joined_list,
-            truncated=truncated,
-        )
+        if request["matches"]:
+            texts = [hit["text"] for hit in hits]
+            make = [partial(with_matches, *pair) for pair in zip(documents, texts, strict=True)]
+            sizes = [
+                size + 20 + MATCH_BYTES * min(MAX_MATCHES, len(text))
+                for size, text in zip(sizes, texts, strict=True)
+            ]
+        return AnswerParts(make, sizes, joined_list, truncated)
 
     def explain(self, request: Request) -> Steps:
         """Explain a prediction."""
@@ -259,30 +254,22 @@ class Abilities:
         added = request["add_special_tokens"]
         prefix, suffix = (t.template.prefix, t.template.suffix) if added else ((), ())
 
-        def special(number: int) -> dict[str, Any]:
+        def item(number: int, start: int | None = None, stop: int | None = None) -> dict[str, Any]:
             return {
                 "id": number,
                 "text": t.tokens[number],
                 "special": number in t.special_ids,
-                "start": None,
-                "stop": None,
+                "start": start,
+                "stop": stop,
             }
 
         def tokens(ids: Ids, offsets: Ids, start: int) -> list[dict[str, Any]]:
             part = slice(start, start + PART_TOKENS)
-            inner = [
-                {
-                    "id": n,
-                    "text": t.tokens[n],
-                    "special": n in t.special_ids,
-                    "start": first,
-                    "stop": stop,
-                }
-                for n, (first, stop) in zip(ids[part].tolist(), offsets[part].tolist(), strict=True)
-            ]
+            places = zip(ids[part].tolist(), offsets[part].tolist(), strict=True)
+            inner = [item(number, *ends) for number, ends in places]
             before = prefix if start == 0 else ()
             after = suffix if start + PART_TOKENS >= len(ids) else ()
-            return [*map(special, before), *inner, *map(special, after)]
+            return [*map(item, before), *inner, *map(item, after)]
 
         makes = list[Callable[[], Any]]()
         sizes = list[int]()
