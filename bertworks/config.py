@@ -137,13 +137,6 @@ def parse_as(kind: type[T], text: str, where: str, overrides: Sequence[str] = ()
     return build(kind, table, partial(_line_of_field, text, where))
 
 
-def read_as(
-    kind: type[T], name: str, what: str, known: Mapping[str, str], overrides: Sequence[str] = ()
-) -> T:
-    """Return the recipe of a file or of a known name, see `read_recipe_text` and `parse_as`."""
-    return parse_as(kind, read_recipe_text(name, what, known), name, overrides)
-
-
 def override(recipe: T, overrides: Sequence[str]) -> T:
     """Return the recipe with the fields of `table.field=value` words replaced."""
     table = tomllib.loads(dump_recipe(recipe))

@@ -245,26 +245,18 @@ def pretrain(
 def _ending(done: Event, job: PretrainJob, output: Path) -> Event:
     """Return the last event, with the comparison to the initial model and the next command."""
     compared, words = compare_bits(output)
-    ending = f"see {output / 'report.html'}\nnext: {_next_command(job, output)}"
+    if job.recipe.token_objective == "causal_lm":
+        tries = f'generate {quoted(output)} "This is the"'
+    elif "replaced_token" in job.recipe.weights:
+        tries = f'explain {quoted(output)} "The chef ate the idea."'
+    elif names := job.recipe.encoder.languages:
+        folder = quoted(f"{output}-{names[0]}")
+        tries = f"convert {quoted(output)} -o {folder} --language {names[0]}"
+    else:
+        tries = f'fill {quoted(output)} "This is the {job.tokenizer.special_tokens["mask_token"]}."'
+    ending = f"see {output / 'report.html'}\nnext: bertworks {tries}"
     text = "\n".join(filter(None, (done.text, words, ending)))
     return replace(done, text=text, fields={**done.fields, "bits_per_character": compared or None})
-
-
-def _next_command(job: PretrainJob, output: Path) -> str:
-    """What to try with the new model."""
-    if job.recipe.token_objective == "causal_lm":
-        return f'bertworks generate {quoted(output)} "This is the"'
-    if "replaced_token" in job.recipe.weights:
-        return f'bertworks explain {quoted(output)} "The chef ate the idea."'
-    if names := job.recipe.encoder.languages:
-        return (
-            f"bertworks convert {quoted(output)} -o {quoted(f'{output}-{names[0]}')} "
-            f"--language {names[0]}"
-        )
-    return (
-        f'bertworks fill {quoted(output)} "This is the '
-        f'{job.tokenizer.special_tokens["mask_token"]}."'
-    )
 
 
 def estimate(

@@ -329,7 +329,14 @@ class TrainingRun:
                 yield from self._evaluate()
                 last = time.perf_counter()
             yield from self._written()
-            if self._is_over() or self._is_due(saved):
+            save_every = settings.save_every
+            is_due = (
+                self.step % save_every == 0
+                if save_every
+                else time.perf_counter() - saved > SAVE_SECONDS
+            )
+            best = self.facts["best"]
+            if self._is_over() or is_due or (best and best["step"] == self.step):
                 yield from self._save()
                 saved = last = time.perf_counter()
 
@@ -377,15 +384,6 @@ class TrainingRun:
             return True
         is_evaluated = best is not None and self.facts["evaluated"] == self.step
         return is_evaluated and settings.should_stop(self.step, best["step"])
-
-    def _is_due(self, saved: float) -> bool:
-        """Return whether a checkpoint is due; the last one was written at `saved`."""
-        if self.facts["best"] and self.facts["best"]["step"] == self.step:
-            return True
-        save_every = self.job.settings.save_every
-        if save_every:
-            return self.step % save_every == 0
-        return time.perf_counter() - saved > SAVE_SECONDS
 
     def _count(self, step: Step) -> None:
         """Updates what a checkpoint after this step holds."""
@@ -498,28 +496,25 @@ class TrainingRun:
         Its figures decide in all processes whether the training continues.
         """
         if self.processes.first:
-            yield from self._evaluate_here()
+            with self.shutdown.computing():
+                baseline = None if "baseline" in self.facts else self.job.baseline()
+                begin = time.perf_counter()
+                figures = self.job.evaluate(self.model)
+            self._evaluation_seconds = time.perf_counter() - begin
+            if baseline:
+                text, self.facts["baseline"] = baseline
+                yield Event("note", text, {"baseline": self.facts["baseline"]})
+            if not all(map(math.isfinite, figures.values())):
+                raise self._diverged("the loss on held-out text is not finite")
+            best = self.facts["best"]
+            if best is None or self.job.is_better(figures, best):
+                best = {"step": self.step, **figures}
+            self.metrics.record({"step": self.step, "evaluation": figures})
+            self.facts |= {"evaluated": self.step, "evaluation": figures, "best": best}
+            text = f"held out after step {self.step:,}: {self.job.describe(figures)}"
+            yield Event("evaluation", text, {"step": self.step, **figures})
         decided = {name: self.facts[name] for name in ("evaluated", "evaluation", "best")}
         self.facts |= self.processes.from_first(decided)
-
-    def _evaluate_here(self) -> Iterator[Event]:
-        with self.shutdown.computing():
-            baseline = None if "baseline" in self.facts else self.job.baseline()
-            begin = time.perf_counter()
-            figures = self.job.evaluate(self.model)
-        self._evaluation_seconds = time.perf_counter() - begin
-        if baseline:
-            text, self.facts["baseline"] = baseline
-            yield Event("note", text, {"baseline": self.facts["baseline"]})
-        if not all(map(math.isfinite, figures.values())):
-            raise self._diverged("the loss on held-out text is not finite")
-        best = self.facts["best"]
-        if best is None or self.job.is_better(figures, best):
-            best = {"step": self.step, **figures}
-        self.metrics.record({"step": self.step, "evaluation": figures})
-        self.facts |= {"evaluated": self.step, "evaluation": figures, "best": best}
-        text = f"held out after step {self.step:,}: {self.job.describe(figures)}"
-        yield Event("evaluation", text, {"step": self.step, **figures})
 
     def _step_event(self, step: Step, means: dict[str, LossStats]) -> Event:
         """Writes a line of metrics.jsonl.

@@ -100,7 +100,17 @@ def choose_recipe(
         vocab_size=preset.vocab_size,
         initializer_range=preset.initializer_range,
     )
-    default = _resized(base.encoder, default)
+    # of the family, with this size; narrow embeddings have at most half its width
+    names = (
+        "vocab_size",
+        "num_hidden_layers",
+        "hidden_size",
+        "num_attention_heads",
+        "initializer_range",
+    )
+    values = {name: getattr(default, name) for name in names}
+    width = min(base.encoder.embedding_size, default.hidden_size // 2)
+    default = replace(base.encoder, **values, intermediate_size=0, embedding_size=width)
     per_token = default.flops_per_token(preset.lengths[0], 0.15)
     parameters = default.num_parameters(*PRETRAINING_HEADS)
     # With few repetitions a network does not overfit, and a small network cannot memorize a large
@@ -140,23 +150,6 @@ def choose_recipe(
         with suppress(ValueError):  # not every network can start with this attention
             recipe = replace(recipe, initialization="neighbours")
     return recipe
-
-
-def _resized(encoder: EncoderConfig, size: EncoderConfig) -> EncoderConfig:
-    """Return a network of the family of one, with the size of the other.
-
-    Narrow embeddings have at most half its width.
-    """
-    names = (
-        "vocab_size",
-        "num_hidden_layers",
-        "hidden_size",
-        "num_attention_heads",
-        "initializer_range",
-    )
-    values = {name: getattr(size, name) for name in names}
-    width = min(encoder.embedding_size, size.hidden_size // 2)
-    return replace(encoder, **values, intermediate_size=0, embedding_size=width)
 
 
 def fit_steps(

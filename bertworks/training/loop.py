@@ -222,7 +222,16 @@ def train(
             batch.to(device)
             for batch in step_batches or next(filter(None, map(batches, numbers_from())))[:1]
         ]
-        counts, tokens = _global_counts(objective, parts, weight, device)
+        # The tokens and the denominators of the losses, of all processes.
+        totals = Counter(tokens=sum(len(batch.input_ids) for batch in parts))
+        for batch in parts:
+            totals.update(objective.counts(batch))
+        if world_size > 1:
+            row = weight * torch.tensor([*totals.values()], device=device)
+            dist.all_reduce(row)
+            totals = Counter(dict(zip(totals, row.tolist(), strict=True)))
+        tokens = totals.pop("tokens")
+        counts = {name: max(count, 1) for name, count in totals.items()}
         # Data parallelism averages gradients; the losses are divided by global counts, so undo the
         # average.
         factors = {
@@ -301,21 +310,6 @@ def means(sums: Mapping[str, Tensor], counts: Mapping[str, int]) -> dict[str, Lo
         name: LossStats(loss / count, correct / count, count)
         for name, (loss, correct, count) in read.items()
     }
-
-
-def _global_counts(
-    objective: TrainableModel, parts: Sequence[Batch], weight: int, device: torch.device
-) -> tuple[dict[str, int], int]:
-    """Return the denominators of the losses, and the tokens, of all processes."""
-    counts = Counter(tokens=sum(len(batch.input_ids) for batch in parts))
-    for batch in parts:
-        counts.update(objective.counts(batch))
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        row = weight * torch.tensor([*counts.values()], device=device)
-        dist.all_reduce(row)
-        counts = Counter(dict(zip(counts, row.tolist(), strict=True)))
-    tokens = counts.pop("tokens")
-    return {name: max(count, 1) for name, count in counts.items()}, tokens
 
 
 def time_step(

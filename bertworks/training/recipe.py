@@ -24,7 +24,8 @@ from bertworks.config import (
     Size,
     SizeOrZero,
     TokenCount,
-    read_as,
+    parse_as,
+    read_recipe_text,
 )
 from bertworks.errors import UsageError
 from bertworks.models.config import EncoderConfig
@@ -408,7 +409,8 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
         UsageError: no such recipe; unknown field, wrong type, missing or refused value: with its
             path.
     """
-    return read_as(Recipe, name, "recipe", packaged_recipes(), overrides)
+    text = read_recipe_text(name, "recipe", packaged_recipes())
+    return parse_as(Recipe, text, name, overrides)
 
 
 def family_recipe(name: str | None) -> Recipe | None:
@@ -574,9 +576,8 @@ def load_finetune_recipe(name: str, overrides: Sequence[str] = ()) -> FinetuneRe
     Raises:
         UsageError: no such recipe; unknown field, wrong type or refused value: with its path.
     """
-    return read_as(
-        FinetuneRecipe, name, "fine-tuning recipe", packaged_recipes("finetuning"), overrides
-    )
+    text = read_recipe_text(name, "fine-tuning recipe", packaged_recipes("finetuning"))
+    return parse_as(FinetuneRecipe, text, name, overrides)
 
 
 def default_max_length(recipe: FinetuneRecipe, max_positions: int) -> int:
