@@ -80,20 +80,6 @@ DROPOUTS = (
 )
 
 
-def _initial_head(prepared: Preparation, d: TaskConfig) -> TaskConfig | None:
-    """Return the task of the head that the initial model has, if the training continues with it.
-
-    Raises:
-        UsageError: it is for another task than the data.
-    """
-    has_head = not {"classifier.weight", "span.weight"}.isdisjoint(prepared.model.state)
-    if prepared.request.new_head or not prepared.may_keep_head or not has_head:
-        return None
-    task = prepared.folder.task_config
-    check_same_task(task, d, prepared.request.model_name)
-    return task
-
-
 def _check_network(model: str, c: EncoderConfig, task: TaskType, recipe: FinetuneRecipe) -> None:
     """Raise UsageError for a model without a place for the head of a task.
 
@@ -321,7 +307,12 @@ class FinetuneJob:
         self.dev_units = [features.unit for features in self.dev]
         self.groups = [group for features in self.train for group in task.training_groups(features)]
         _check_numbers(d, c, self.groups)
-        self.head = _initial_head(prepared, d)
+        # The task of the head with which the training continues.
+        self.head: TaskConfig | None = None
+        has_head = not {"classifier.weight", "span.weight"}.isdisjoint(self.model.state)
+        if has_head and prepared.may_keep_head and not self.request.new_head:
+            self.head = prepared.folder.task_config
+            check_same_task(self.head, d, self.request.model_name)
         if not task.has_context or self.head is not None:
             recipe = replace(recipe, cloze_steps=0)
         num_labels = len(d.labels) if task.has_text_labels else 0
@@ -460,19 +451,18 @@ class FinetuneJob:
     def variant(self, method: Method) -> "FinetuneJob":
         """Return the job of another method on the same data, always the same one."""
         if method not in self._variants:
-            self._variants[method] = self._make_variant(method)
+            if method == self.method or {method, self.method} <= {"auto", "full"}:
+                job = copy(self)
+                job.method = method
+            else:
+                recipe = self.recipe
+                if method == "cosine":
+                    requested = requested_recipe(self.request, self.device)
+                    recipe = recipes.resolve_fitted(recipe, requested)
+                request = replace(self.request, method=method)
+                job = FinetuneJob(replace(self.prepared, request=request, recipe=recipe))
+            self._variants[method] = job
         return self._variants[method]
-
-    def _make_variant(self, method: Method) -> "FinetuneJob":
-        if method == self.method or {method, self.method} <= {"auto", "full"}:
-            job = copy(self)
-            job.method = method
-            return job
-        recipe = self.recipe
-        if method == "cosine":
-            recipe = recipes.resolve_fitted(recipe, requested_recipe(self.request, self.device))
-        request = replace(self.request, method=method)
-        return FinetuneJob(replace(self.prepared, request=request, recipe=recipe))
 
     def fold(self, number: int) -> "FinetuneJob":
         """Return the job of a fold: without the rows of a part, which are its dev data."""

@@ -278,7 +278,7 @@ def estimate(
     if speed:
         step_seconds, memory = measure_steps(recipe, where)
         recipe, plan = _plan(recipe, request, step_seconds, 0.0)
-    parameters = _num_parameters(recipe)
+    parameters = num_parameters(recipe.encoder, heads_of(recipe.weights))
     generator = num_trained(recipe) - recipe.encoder.num_parameters(*heads_of(recipe.weights))
     trained = parameters + generator
     ids = 0 if request.is_shards else draft.tokens
@@ -570,11 +570,6 @@ def _with_vocabulary(recipe: Recipe, size: int) -> Recipe:
     return replace(recipe, encoder=replace(recipe.encoder, vocab_size=vocab_size or size))
 
 
-def _num_parameters(recipe: Recipe) -> int:
-    """Those of the saved model, without a generator."""
-    return num_parameters(recipe.encoder, heads_of(recipe.weights))
-
-
 def _notes(events: Iterator[Event]) -> Iterator[Event]:
     """The events of a stage; its end is a note, because the run continues."""
     for event in events:
@@ -584,6 +579,7 @@ def _notes(events: Iterator[Event]) -> Iterator[Event]:
 def _plan_event(recipe: Recipe) -> Event:
     c = recipe.encoder
     weights = recipe.weights
+    parameters = num_parameters(c, heads_of(weights))
     phases = [
         f"{p.num_steps:,} steps of {p.batch_size} x {p.sequence_length} tokens"
         for p in recipe.train.phases
@@ -592,7 +588,7 @@ def _plan_event(recipe: Recipe) -> Event:
     text = (
         f"{recipe.title}: {c.num_hidden_layers} layers, hidden size {c.hidden_size}, vocabulary "
         f"{c.vocab_size:,}, "
-        f"{_num_parameters(recipe) / 1e6:.1f} M parameters, {recipe.train.precision}; "
+        f"{parameters / 1e6:.1f} M parameters, {recipe.train.precision}; "
         f"{' + '.join(objectives)}; {', then '.join(phases)}"
     )
     return Event("plan", text, {"recipe": asdict(recipe)})
