@@ -25,9 +25,9 @@ so the context differs a little between vocabularies, but not before and after
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
-from itertools import islice, pairwise
+from collections.abc import Iterator, Mapping
+from functools import cache
+from itertools import chain, islice, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -118,40 +118,17 @@ def bits_batches(
         return len("".join(tokenizer.decode(word).split()))
 
     causal = kind == "causal_lm"
-    cut = islice(_windows(store, documents, tokenizer, template, length, causal, reread), windows)
-    rows_of_model = [window for window in cut if any(is_predicted for _, is_predicted in window)]
-    characters = sum(
-        size_of(word) for window in rows_of_model for word, is_predicted in window if is_predicted
-    )
-    read = [
-        [(reread(word), is_predicted) for word, is_predicted in window] for window in rows_of_model
-    ]
-    make = partial(_example, mask_id=tokenizer.mask_id, template=template, causal=causal)
-    own_batches, other_batches = (
-        BitsBatches(batches_by_length(map(make, rows), AT_ONCE), characters)
-        for rows in (rows_of_model, read)
-    )
-    return own_batches, other_batches
-
-
-def _windows(
-    store: TokenStore,
-    documents: Ids,
-    tokenizer: Tokenizer,
-    template: Template,
-    length: int,
-    causal: bool,
-    reread: Callable[[Word], Word],
-) -> Iterator[list[tuple[Word, bool]]]:
-    """Yield the words of a document that fill a window, each with whether it is predicted.
-
-    A word without room is left out; in vocabularies without signs of words, such as GPT's, each
-    token is one.
-    """
-    unknown = {tokenizer.unk_id, *tokenizer.special_ids}
+    begin = template.suffix[-1:] if causal else template.prefix
     room = length - (1 if causal else template.num_special())
+    unknown = {tokenizer.unk_id, *tokenizer.special_ids}
     by_token = causal and tokenizer.starts_word.sum() <= len(tokenizer.special_ids)
-    for document in documents.tolist():
+
+    def windows_of(document: int) -> Iterator[list[tuple[Word, bool]]]:
+        """Yield the words that fill a window, each with whether it is predicted.
+
+        A word without room is left out; in vocabularies without signs of words, such as GPT's, each
+        token is one.
+        """
         first, last = store.sentences[store.documents[document : document + 2]]
         ids = np.asarray(store.tokens[first:last], np.int64)
         edges = np.unique(
@@ -176,25 +153,38 @@ def _windows(
             used += cost
         yield window
 
+    def example(window: list[tuple[Word, bool]]) -> Example:
+        """Return a window, and the tokens that are predicted in it."""
+        ids = np.array([number for word, _ in window for number in word], np.int64)
+        positions = np.flatnonzero([is_predicted for word, is_predicted in window for _ in word])
+        positions += len(begin)
+        if causal:
+            s = add_special_tokens([ids], Template(begin, (), ()))
+            target = Target(positions - 1, s.input_ids[positions])
+            return Example(s.input_ids[:-1], s.token_type_ids[:-1], {kind: target})
+        s = add_special_tokens([ids], template)
+        masked = s.input_ids.copy()
+        masked[positions] = tokenizer.mask_id
+        target = Target(positions, s.input_ids[positions])
+        return Example(masked, s.token_type_ids, {kind: target})
 
-def _example(
-    window: list[tuple[Word, bool]], mask_id: int, template: Template, causal: bool
-) -> Example:
-    """Return a window, and the tokens that are predicted in it."""
-    ids = np.array([number for word, _ in window for number in word], np.int64)
-    positions = np.flatnonzero([is_predicted for word, is_predicted in window for _ in word])
-    if causal:
-        s = add_special_tokens([ids], Template(template.suffix[-1:], (), ()))
-        positions += len(template.suffix[-1:])
-        target = Target(positions - 1, s.input_ids[positions])
-        return Example(s.input_ids[:-1], s.token_type_ids[:-1], {"causal_lm": target})
-    s = add_special_tokens([ids], template)
-    positions += len(template.prefix)
-    masked = s.input_ids.copy()
-    masked[positions] = mask_id
-    return Example(
-        masked, s.token_type_ids, {"masked_lm": Target(positions, s.input_ids[positions])}
+    each = chain.from_iterable(map(windows_of, documents.tolist()))
+    rows_of_model = [
+        window
+        for window in islice(each, windows)
+        if any(is_predicted for _, is_predicted in window)
+    ]
+    characters = sum(
+        size_of(word) for window in rows_of_model for word, is_predicted in window if is_predicted
     )
+    read = [
+        [(reread(word), is_predicted) for word, is_predicted in window] for window in rows_of_model
+    ]
+    own_batches, other_batches = (
+        BitsBatches(batches_by_length(map(example, rows), AT_ONCE), characters)
+        for rows in (rows_of_model, read)
+    )
+    return own_batches, other_batches
 
 
 @torch.no_grad()
