@@ -179,8 +179,14 @@ class RowTask(ABC):
         return None
 
     def fits_label(self, column: Column, *, has_several: bool) -> bool:
-        """Return whether a column holds labels of the task. has_several: its cells hold several."""
-        return False
+        """Return whether a column holds labels of whole texts, as they are in this task.
+
+        has_several: its cells hold several.
+        """
+        if not (self.has_text_labels or self.predicts_numbers):
+            return False
+        is_kind = has_several or column.has_amounts == self.predicts_numbers
+        return is_kind and has_several == self.has_many_labels
 
     def label_problem(
         self, schema: Schema, column: Column, *, is_explicit: bool
@@ -189,6 +195,8 @@ class RowTask(ABC):
 
         A hint of "" is that of all tasks. is_explicit: the task was named.
         """
+        if self.has_labels and not schema.labels:
+            return "no row has a label", "label some rows"
         return "", ""
 
 

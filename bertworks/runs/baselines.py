@@ -634,8 +634,8 @@ def _verdict(
         tried, too_few, advice: see `compare_baselines`.
     """
     model_name = MODEL_NAMES[compared["method"]][1]
-    trivial, *others = compared["methods"][1:]
-    best = [trivial, *others][compared["best"]]
+    baselines = compared["methods"][1:]
+    best = baselines[compared["best"]]
     value, interval = evidence
     has_learned = interval.low > 0
     parts = []
@@ -643,12 +643,13 @@ def _verdict(
         parts.append(f"these data cannot show whether {model_name} has learned anything: {too_few}")
     elif not has_learned:
         claim = "has learned nothing" if value <= 0 else "may have learned nothing"
+        trivial_method = baselines[0]["method"]
         parts.append(
-            f'WARNING: {model_name} {claim}: it is not clearly better than "{trivial["method"]}"'
+            f'WARNING: {model_name} {claim}: it is not clearly better than "{trivial_method}"'
         )
     if best["difference_interval"][0] > 0:
         return "; ".join(parts)
-    if has_learned or best is not trivial:
+    if has_learned or compared["best"]:
         name = metric_name(compared["metric"], compared["positive"])
         difference = format_score(
             compared["metric"], best["difference"], best["difference_interval"], "+"

@@ -43,7 +43,6 @@ from bertworks.tasks.task import (
     Task,
     softmax,
 )
-from bertworks.tasks.token_labels import windows_with_targets
 from bertworks.training.recipe import FinetuneRecipe
 
 NOWHERE = 1e9  # the margin of "no answer" if no span can be an answer
@@ -110,9 +109,6 @@ class QuestionsTask(Task):
             targets = partial(_targets_of_window, *_answer_tokens(item, offsets))
             features = reader.in_windows(item, row, targets, offsets, self.d.stride, [question])
             yield features._replace(num_truncated=count - len(question))
-
-    def training_groups(self, features: Features) -> list[ExampleGroup]:
-        return windows_with_targets(features)
 
     def example_sequences(self, features: Features) -> Sequence[Example]:
         if self.reads_apart:
@@ -196,9 +192,6 @@ class QuestionsTask(Task):
 
     def initial_threshold(self, rows: Sequence[Item]) -> float | None:
         return None if all(item.label for item in rows) else 0.0
-
-    def mistake_columns(self) -> tuple[str, ...]:
-        return self.d.text[:1]
 
     def expected_texts(self, count: int) -> tuple[bool, str]:
         return count == 2, "(question, context)"

@@ -110,8 +110,8 @@ class TooManyTokensError(BertworksError):
 
 def _two(rows: Sequence[_Row], label_of: Callable[[_Row], Any]) -> list[_Row]:
     """Return the first row, and one with another label if possible."""
-    others = [row for row in rows[1:1000] if label_of(row) != label_of(rows[0])]
-    return [*rows[:1], *(others or rows[1:2])[:1]]
+    with_another_label = [row for row in rows[1:1000] if label_of(row) != label_of(rows[0])]
+    return [*rows[:1], *(with_another_label or rows[1:2])[:1]]
 
 
 @dataclass(frozen=True)
@@ -449,7 +449,7 @@ class Task(RowTask):
 
     def mistake_columns(self) -> Names:
         """Return the names of the columns of `Mistake.texts`."""
-        return self.d.text
+        return self.d.text if self.reads_pairs else self.d.text[:1]
 
     def constant_logits(self, train: Sequence[Features], count: int) -> Logits:
         """Return the logits of the trivial method for `count` predictions, [count, outputs].
@@ -470,9 +470,19 @@ class Task(RowTask):
     def read(self, reader: Featurizer, items: list[Item]) -> Iterator[Features]:
         """Yield each item as the network reads it, with the targets of its label."""
 
-    @abstractmethod
     def training_groups(self, features: Features) -> list[ExampleGroup]:
-        """Return what is learned from an item: groups of sequences that stay together."""
+        """Return what is learned from an item: groups of sequences that stay together.
+
+        Windows are learned one by one; those that predict nothing are left out.
+        """
+        unit = features.unit
+        if not self.reads_windows:
+            return [unit]
+        return [
+            unit[number : number + 1]
+            for number, example in enumerate(unit)
+            if len(example.target.positions)
+        ]
 
     def example_sequences(self, features: Features) -> Sequence[Example]:
         """Return the sequences of an item that a note shows."""
@@ -560,7 +570,7 @@ class Task(RowTask):
 
     def has_one_score(self, labels: Sequence[str]) -> bool:
         """Return whether a prediction is one score, by which texts can be ranked."""
-        return False
+        return self.predicts_numbers or (self.has_classes and len(labels) == 2)
 
     def score_names(self, item: Item) -> Sequence[str]:
         """Return what the scores of a prediction are of."""
@@ -614,7 +624,7 @@ class Task(RowTask):
 
     def counted_classes(self) -> Sequence[str]:
         """Return the classes that are counted even if no row has them."""
-        return ()
+        return self.d.labels if self.has_classes else ()
 
     def span_pairs(self, pairs: Pairs) -> Iterator[tuple[list[Span], list[Span]]]:
         """Yield the `named_spans` of the label and of the prediction of each item.

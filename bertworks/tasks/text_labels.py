@@ -119,9 +119,6 @@ class TextTask(Task):
     def targets(self, item: Item, number: int) -> NDArray[np.generic]:
         """Return the target of a sequence of an item, [1, ...]. number: of the sequence."""
 
-    def training_groups(self, features: Features) -> list[ExampleGroup]:
-        return [features.unit]
-
     def expected_texts(self, count: int) -> tuple[bool, str]:
         if not self.d.text:
             return 1 <= count <= 2, "a string, or a pair of them"
@@ -172,9 +169,6 @@ class ClassificationTask(TextTask):
     ) -> Any:
         return None if isinstance(value, list | dict) else read_name(label_text(value))
 
-    def fits_label(self, column: Column, *, has_several: bool) -> bool:
-        return not has_several and not column.has_amounts
-
     def label_problem(
         self, schema: Schema, column: Column, *, is_explicit: bool
     ) -> tuple[str, str]:
@@ -208,9 +202,6 @@ class ClassificationTask(TextTask):
             "scores": dict(zip(self.d.labels, p.tolist(), strict=True)),
         }
 
-    def has_one_score(self, labels: Sequence[str]) -> bool:
-        return len(labels) == 2
-
     def explained(self, features: Features, answer: Answer, target: str | None) -> Explained:
         return self.label_explained(features, answer, target, log_odds)
 
@@ -220,9 +211,6 @@ class ClassificationTask(TextTask):
 
     def label_names(self, label: Any) -> Iterable[str]:
         return (label,)
-
-    def counted_classes(self) -> Sequence[str]:
-        return self.d.labels
 
     def mistakes(self, pairs: Pairs) -> Iterator[Mistake]:
         for item, answer in pairs:
@@ -267,9 +255,6 @@ class MultiLabelTask(TextTask):
     ) -> Any:
         names = several_labels(value, schema.separator, schema.label_names)
         return None if names is None else tuple(dict.fromkeys(map(read_name, names)))
-
-    def fits_label(self, column: Column, *, has_several: bool) -> bool:
-        return has_several
 
     def label_problem(
         self, schema: Schema, column: Column, *, is_explicit: bool
@@ -386,9 +371,6 @@ class RegressionTask(TextTask):
         number = as_number(value, schema.decimal)
         return number if math.isfinite(number) else None
 
-    def fits_label(self, column: Column, *, has_several: bool) -> bool:
-        return not has_several and column.has_amounts
-
     def label_problem(
         self, schema: Schema, column: Column, *, is_explicit: bool
     ) -> tuple[str, str]:
@@ -414,9 +396,6 @@ class RegressionTask(TextTask):
 
     def decode(self, features: Features, logits: Logits) -> Answer:
         return {"value": float(logits[0, 0])}
-
-    def has_one_score(self, labels: Sequence[str]) -> bool:
-        return True
 
     def constant_logits(self, train: Sequence[Features], count: int) -> Logits:
         targets = np.concatenate([targets_of(features) for features in train])
@@ -530,9 +509,6 @@ class ChoiceTask(TextTask):
 
     def shared_texts(self, num_texts: int) -> list[tuple[int, ...]]:
         return [(0,)]
-
-    def mistake_columns(self) -> Names:
-        return self.d.text[:1]
 
     def constant_logits(self, train: Sequence[Features], count: int) -> Logits:
         votes = np.bincount([row.item.label for row in train], minlength=self.d.num_choices)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.batching.batch import Example, ExampleGroup, Ids, add_special_tokens
+from bertworks.batching.batch import Example, Ids, add_special_tokens
 from bertworks.datasets.annotations import OUTSIDE, tag_scheme
 from bertworks.datasets.schema import (
     Columns,
@@ -81,9 +81,6 @@ class TokenTask(Task):
     reads = "text"
     near: int
 
-    def training_groups(self, features: Features) -> list[ExampleGroup]:
-        return windows_with_targets(features)
-
     def with_targets(self, reader: Featurizer, example: Example, pieces: list[str]) -> list[str]:
         """Each tag follows the last token of its word."""
         starts = example.target.positions.tolist()
@@ -95,9 +92,6 @@ class TokenTask(Task):
         for end, tag in zip(ends, example.target.labels.tolist(), strict=True):
             tagged[end - 1] += f"/{self.d.labels[tag]}"
         return tagged
-
-    def mistake_columns(self) -> Names:
-        return self.d.text[:1]
 
     def best_labels(self, logits: Logits) -> tuple[list[str], "array[float]"]:
         """Return the best label of each word or token, and its probability.
@@ -198,16 +192,6 @@ def _kind_of_mistake(gold: Span | None, predicted: Span | None) -> str:
     if gold[2] == predicted[2]:
         return f"borders of {gold[2]!r} wrong"
     return f"{gold[2]!r} taken for {predicted[2]!r}"
-
-
-def windows_with_targets(features: Features) -> list[ExampleGroup]:
-    """Return the windows over an item, one by one; without those that predict nothing."""
-    unit = features.unit
-    return [
-        unit[number : number + 1]
-        for number, example in enumerate(unit)
-        if len(example.target.positions)
-    ]
 
 
 def _tagged(
@@ -445,11 +429,6 @@ class SpansTask(TokenTask):
     def schema_of_kind(self, columns: Columns, text: Names) -> Schema | None:
         texts = text or find_texts(columns, ("entities",), is_one=True)
         return Schema(task=self.name, text=texts, label=("entities",))
-
-    def label_problem(
-        self, schema: Schema, column: Column, *, is_explicit: bool
-    ) -> tuple[str, str]:
-        return ("", "") if schema.labels else ("no row has a label", "label some rows")
 
     def read_label(
         self, value: Any, texts: Names, schema: Schema, read_name: ReadName, where: str
