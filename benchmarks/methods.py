@@ -238,9 +238,8 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
     from bertworks.runs.options import Method
     from bertworks.runs.preparation import FinetuneRequest, prepare_finetuning
     from bertworks.runs.training_run import TrainingRun
-    from bertworks.tasks.calibration import fit_outputs
     from bertworks.tasks.registry import task_of
-    from bertworks.tasks.scores import groups_of, row_sums
+    from bertworks.tasks.scores import fit_outputs, groups_of, row_sums
     from bertworks.tasks.task import Logits
     from bertworks.training.device import choose_device
 

@@ -72,7 +72,6 @@ from bertworks.runs.run_folder import (
 from bertworks.runs.training_run import TrainingRun
 from bertworks.runs.validation import FOLDER, choose_method, trainings
 from bertworks.tasks import scores as task_metrics
-from bertworks.tasks.calibration import FEWEST_CALIBRATED, fit_outputs
 from bertworks.tasks.registry import TASKS
 from bertworks.tasks.settings import TaskType
 from bertworks.tasks.task import Answer
@@ -359,9 +358,9 @@ def evaluate_on_dev(
     logits, chosen = job.validated or (job.dev_logits(folder, device), None)
     # what follows is made of small objects, which find no place in the memory of the batches
     trim_heap()
-    d, answers, reliability = fit_outputs(job.description, job.dev, logits)
+    d, answers, reliability = task_metrics.fit_outputs(job.description, job.dev, logits)
     if chosen is not None:  # the score is that of methods that other rows chose
-        answers = fit_outputs(job.description, job.dev, chosen)[1]
+        answers = task_metrics.fit_outputs(job.description, job.dev, chosen)[1]
     job.save_calibrated(folder, d)
     items = [features.item for features in job.dev]
     results, mistakes = task_metrics.task_results(d, job.dev, answers)
@@ -482,7 +481,7 @@ def _summary(folder: Path, result: Mapping[str, Any], where: str) -> str:
         lines.append(task_metrics.counted(result["mistakes"], result["rows"]) + frequent_kinds)
     if task.has_temperature:
         place = "evaluated rows" if result["is_validated"] else "rows in dev"
-        not_calibrated = f"not calibrated: that needs {FEWEST_CALIBRATED} {place}"
+        not_calibrated = f"not calibrated: that needs {task_metrics.FEWEST_CALIBRATED} {place}"
         lines.append(f"probabilities: {result['calibration'].get('text', not_calibrated)}")
     if result["is_validated"]:
         lines.append(VALIDATED)
