@@ -344,9 +344,10 @@ def _lines(
 
 def _evaluation_sections(result: Result) -> Iterable[Section]:
     """Sections of the final evaluation: confusion matrix, figures by label, the worst mistakes."""
+    task = TASKS[result["task"]]
     if confusion := result["confusion"]:
         parts = [svg.heat(confusion["labels"], confusion["counts"])]
-        if TASKS[result["task"]].labels_tokens:
+        if task.labels_tokens:
             note = (
                 f"{NOTHING} means no entity. An entity with wrong borders counts as correct "
                 "here, but not below."
@@ -354,18 +355,19 @@ def _evaluation_sections(result: Result) -> Iterable[Section]:
             parts.append(svg.note(note))
         yield svg.section("Confusion matrix", *parts)
     if figures_of_parts := result["table"]:
-        part = TASKS[result["task"]].part
         shares = [
             (name, NAMES.get(name, name), svg.percent)
             for name in ("precision", "recall", "exact", "f1")
         ]
         columns: list[Column] = [
-            ("name", part, str),
+            ("name", task.part, str),
             *shares,
             ("support", "support", "{:,.0f}".format),
         ]
         yield svg.figures(
-            f"By {part}", columns, [{"name": name, **row} for name, row in figures_of_parts.items()]
+            f"By {task.part}",
+            columns,
+            [{"name": name, **row} for name, row in figures_of_parts.items()],
         )
     if reliability := result.get("calibration"):
         yield svg.section("Probabilities", svg.note(reliability["text"], quiet=False))
@@ -373,7 +375,7 @@ def _evaluation_sections(result: Result) -> Iterable[Section]:
         note = task_metrics.counted(result["mistakes"], result["rows"])
         last = "score"
         show = svg.percent
-        if TASKS[result["task"]].predicts_numbers:
+        if task.predicts_numbers:
             note = f"{result['rows']:,} rows"
             last = "difference"
             show = svg.plain

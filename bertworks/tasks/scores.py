@@ -191,19 +191,20 @@ def task_results(
     the function of this name).
     """
     items = [features.item for features in encoded]
+    task = task_of(d)
+    pairs = [*zip(items, answers, strict=True)]
     wrong_answers = mistakes(d, items, answers)
     sums = row_sums(d, items, answers)
-    parts = task_of(d).table(encoded, [*zip(items, answers)])
+    figures = {name: row_sum.value for name, row_sum in sums.items()}
+    parts = task.table(encoded, pairs)
     results = {
         "task": d.task,
         "rows": len(items),
         "positive": d.positive_label,
-        "figures": compute_metrics(d, items, answers),
-        "intervals": {
-            name: interval_of(d, items, sums[name], name) for name in task_of(d).metrics_of()
-        },
+        "figures": figures | task.further_figures(pairs),
+        "intervals": {name: interval_of(d, items, sums[name], name) for name in task.metrics_of()},
         "table": parts,
-        "never_found": never_found(parts) if TASKS[d.task].has_classes else {},
+        "never_found": never_found(parts) if task.has_classes else {},
         "mistakes": len(wrong_answers),
         "frequent": frequent(wrong_answers),
     }

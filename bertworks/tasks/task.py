@@ -139,7 +139,7 @@ class Featurizer:
             yield from self.task.read(self, group)
 
     def _groups(self, items: Iterator[Item]) -> Iterator[list[Item]]:
-        if self.task.reads_documents and self.task.d.document_context:
+        if self.task.d.document_context:
             documents = groupby(items, key=lambda item: item.document or item.where)
             return (list(document) for _, document in documents)
         least = _CHARACTERS // _ITEMS_AT_ONCE
@@ -347,7 +347,6 @@ class Task(RowTask):
     row_fractions: metrics that are the fraction of the rows that are right.
     has_confusion: predictions can be counted by label, in a confusion matrix.
     has_temperature: its probabilities are those of labels, and can be calibrated.
-    reads_documents: an item may be read with the other items of its document around it.
     alternatives: the field of a prediction with all labels or answers; "" if there is one only.
     labels_tokens: words or tokens have labels.
     has_linear_head: a prediction is computed from one vector: a linear model of a frozen encoder
@@ -377,7 +376,6 @@ class Task(RowTask):
     row_fractions: Names = ("accuracy", "exact")
     has_confusion = True
     has_temperature = True
-    reads_documents = False
     alternatives = ""
     labels_tokens = False
     has_linear_head = True

@@ -235,7 +235,6 @@ class TaggingTask(TokenTask):
     fields = ("tags",)
     trivial = "most frequent tag"
     row_fractions = ()
-    reads_documents = True
     reads_words = True
     recipe_fields = ("lstm_units", "document_context", "class_weights", "label_smoothing")
     near = 20
