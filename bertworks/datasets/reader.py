@@ -94,16 +94,16 @@ class _Head:
         self.first_lines: list[tuple[int, str]] = []
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
-        for position in itertools.count():
-            if position < len(self.first_lines):
-                yield self.first_lines[position]
-                continue
-            line = next(self._lines, None)
-            if line is None:
-                return
-            if not self.is_recognized:
+        position = 0
+        while position < len(self.first_lines) or not self.is_recognized:
+            if position == len(self.first_lines):
+                line = next(self._lines, None)
+                if line is None:
+                    return
                 self.first_lines.append(line)
-            yield line
+            yield self.first_lines[position]
+            position += 1
+        yield from self._lines
 
 
 class RowReader:
@@ -443,13 +443,7 @@ class RowReader:
 
         They come from memory while the file is recognized.
         """
-        lines = self._lines_of_head() if self._head else self._lines_of_file()
-        return itertools.islice(lines, self._skipped, None)
-
-    def _lines_of_head(self) -> Iterator[tuple[int, str]]:
-        for number, line in self._head or ():
-            self._check_size(number, line)
-            yield number, line
+        return itertools.islice(self._head or self._lines_of_file(), self._skipped, None)
 
     def _lines_of_file(self) -> Iterator[tuple[int, str]]:
         return utf8_lines(self.path, self.name, self.options.encoding, self._largest)
@@ -591,6 +585,7 @@ class RowReader:
     def _rows_of_lines(self, lines: Iterable[tuple[int, str]]) -> _Rows:
         for number, line in lines:
             if line.strip():
+                self._check_size(number, line)
                 yield number, self._checked(parse_json(line, self.name, number), number, line)
 
     def _whole_rows(self) -> _Rows:
@@ -603,13 +598,14 @@ class RowReader:
         for place, row in rows:
             # a copy: the parsed value is read again
             values = dict(row) if isinstance(row, dict) else row
-            yield place, self._checked(values, place, repr(row))
+            source = repr(row)
+            self._check_size(place, source)
+            yield place, self._checked(values, place, source)
 
     def _checked(self, value: Any, number: int | str, source: str) -> dict[str, Any]:
         """Return a JSON object. source: its text."""
         where = f"{self.name}:{number}"
         kind = type(value)
-        self._check_size(number, source)
         self._row_type = self._row_type or kind
         try:
             value = annotations.record_of(value)

@@ -639,14 +639,18 @@ class RowFormat:
         writer = csv.writer(_Line(), delimiter=delimiter, lineterminator="\r\n")
         lines = []
         for place, values in rows:
-            cells = ["" if value is None else str(value) for value in values]
-            for index, value in enumerate(values):
-                if isinstance(value, list | tuple | dict | bool):
-                    cells[index] = as_json(value)
-                elif isinstance(value, str) and _FORMULA.match(value):
-                    formulas.add(f"{place}, column {self.columns[index]!r:.60}")
-                    if self.guard_formulas:
-                        cells[index] = f"'{value}"
+            cells = []
+            for column, value in zip(self.columns, values):
+                cell = value
+                if isinstance(value, str):
+                    if _FORMULA.match(value):
+                        formulas.add(f"{place}, column {column!r:.60}")
+                        cell = f"'{value}" if self.guard_formulas else value
+                elif isinstance(value, list | tuple | dict | bool):
+                    cell = as_json(value)
+                else:
+                    cell = "" if value is None else str(value)
+                cells.append(cell)
             lines.append(f"{writer.writerow(cells)}\n")
         return _bytes_of(lines)
 
