@@ -1,6 +1,8 @@
 """The plugin that checks hints: it finds commands and options that do not exist, and the places
 that pass hints."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from bertworks.errors import UsageError
@@ -10,6 +12,7 @@ from tests.support.hint_recorder import (
     HintRecorder,
     Line,
     Place,
+    is_full_run,
     places,
     problems_of,
     unreached_places,
@@ -64,3 +67,13 @@ def test_a_place_without_a_hint_is_named():
     assert unreached_places([Hint("", (Line("a.py", 4),), "")], [place], {}) == []
     assert unreached_places([hint], [place], {("a.py", "f"): "why"}) == []
     assert len(unreached_places([], [], {("a.py", "f"): "why"})) == 1
+
+
+def test_a_run_with_a_path_is_no_full_run():
+    sources = pytest.Config.ArgsSource
+    option = SimpleNamespace(markexpr="not slow", keyword="")
+    assert is_full_run(SimpleNamespace(option=option, args_source=sources.TESTPATHS))
+    assert not is_full_run(SimpleNamespace(option=option, args_source=sources.ARGS))
+    for selection in ({"keyword": "a"}, {"markexpr": "slow"}, {"ignore": ["tests/io"]}):
+        selected = SimpleNamespace(**vars(option) | selection)
+        assert not is_full_run(SimpleNamespace(option=selected, args_source=sources.TESTPATHS))

@@ -1,9 +1,9 @@
 """A plugin of pytest that records the hints of all errors which tests raise.
 
 At the end of a run it parses the commands and options in the hints with the parser of the command
-line, and fails the run if one does not exist. With the option --every-hint, for a run of all fast
-tests, it also fails if a place in the package that passes a hint was not reached, unless
-`unseen_hints.txt` names the function and the reason.
+line, and fails the run if one does not exist. A run of all fast tests also lists the places in the
+package that pass a hint and were not reached, unless `unseen_hints.txt` names the function and the
+reason; with the option --every-hint it fails if there is one.
 """
 
 import ast
@@ -95,6 +95,7 @@ class HintRecorder:
         self.config = config
         self.hints: set[Hint] = set()
         self.problems: list[str] = []
+        self.unreached: list[str] = []
         self._test = ""
         original = errors.BertworksError.__init__
 
@@ -131,16 +132,31 @@ class HintRecorder:
             return
         hints = list(self.hints)
         self.problems += wrong_hints(hints)
-        if self.config.option.every_hint and exitstatus == pytest.ExitCode.OK:
-            self.problems += unreached_places(hints, places(), exemptions())
+        if exitstatus == pytest.ExitCode.OK and is_full_run(self.config):
+            self.unreached = unreached_places(hints, places(), exemptions())
+        if self.config.option.every_hint:
+            self.problems += self.unreached
         if self.problems and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if self.problems:
-            terminalreporter.section("hints", red=True)
-            for problem in self.problems:
-                terminalreporter.line(problem)
+        lines = self.problems or self.unreached
+        if lines:
+            terminalreporter.section("hints", red=bool(self.problems))
+            for line in lines:
+                terminalreporter.line(line)
+
+
+def is_full_run(config: pytest.Config) -> bool:
+    """Return whether a run has all fast tests: it was started without paths and without a
+    selection, but for one that leaves slow tests out."""
+    option = config.option
+    selections = ("keyword", "deselect", "ignore", "ignore_glob", "collectonly", "lf", "stepwise")
+    return (
+        config.args_source is pytest.Config.ArgsSource.TESTPATHS
+        and option.markexpr in ("", "not slow")
+        and not any(getattr(option, name, None) for name in selections)
+    )
 
 
 def _package_lines(frame: Any) -> Iterator[Line]:
@@ -316,9 +332,33 @@ def places() -> list[Place]:
                 names = [argument.arg for argument in node.args.args]
                 if "hint" in names and names[0] != "self":
                     positions[node.name] = names.index("hint")
-    return [
-        place for module, tree in trees.items() for place in _places_in(module, tree, positions)
-    ]
+    found = []
+    for module, tree in trees.items():
+        local = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        imported = {
+            alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        # A function of the module itself may have the name of another one that takes a hint.
+        known = {
+            name: position
+            for name, position in positions.items()
+            if name in imported or name not in local or _takes_hint(tree, name)
+        }
+        found += _places_in(module, tree, known)
+    return found
+
+
+def _takes_hint(tree: ast.AST, name: str) -> bool:
+    """Return whether a module has a function of this name with a parameter `hint`."""
+    return any(
+        isinstance(node, ast.FunctionDef)
+        and node.name == name
+        and "hint" in [argument.arg for argument in node.args.args]
+        for node in ast.walk(tree)
+    )
 
 
 def _places_in(
