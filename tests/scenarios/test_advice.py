@@ -5,6 +5,7 @@ import importlib.util
 import json
 import re
 import shlex
+import shutil
 import tomllib
 from dataclasses import replace
 from pathlib import Path
