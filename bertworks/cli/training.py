@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -16,7 +16,7 @@ from bertworks.cli import console
 from bertworks.errors import UsageError, expect, names_of
 from bertworks.events import Event
 from bertworks.io.options import Bulk, ReadOptions
-from bertworks.runs.options import FinetuneOptions, LabelledOptions
+from bertworks.runs.options import FinetuneOptions, LabelledOptions, PretrainOptions
 
 
 def vocab(
@@ -90,25 +90,25 @@ def prepare(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class PretrainWords(PretrainOptions):
+    """These options as words of the command line."""
+
+    overrides: Annotated[console.Names, Parameter("--set")] = ()
+    languages: Annotated[console.Names, Parameter("--language")] = ()
+    parallel: Annotated[console.Names, Parameter(consume_multiple=True)] = ()
+    precision: console.TrainingPrecision = "auto"
+
+
 def pretrain(
     inputs: console.Inputs,
     /,
     *,
     output: console.OutputOrEstimate = None,
-    recipe: str | None = None,
-    settings: console.Settings = None,
-    budget: str | None = None,
+    options: Annotated[PretrainWords, console.words] = PretrainWords(),
     estimate: Literal["sizes", "speed"] | None = None,
-    tokenizer: str | None = None,
-    init: str | None = None,
-    extend_vocabulary: int | None = None,
-    teacher: str | None = None,
-    language: console.Repeatable = None,
-    parallel: Annotated[list[str] | None, Parameter(negative="", consume_multiple=True)] = None,
     learning_rate: float | None = None,
     device: str = "auto",
-    precision: console.TrainingPrecision = "auto",
-    seed: int | None = None,
     workers: Annotated[int | None, console.at_least(1)] = None,
     raw: console.Raw = console.RawText(),
     verify: console.Flag = False,
@@ -121,22 +121,9 @@ def pretrain(
     Run the same command again to resume. Ctrl-C saves first.
 
     Args:
-        recipe: A recipe (bert-base), a family (roberta; its size is chosen for the budget), or a
-            .toml file.
-        budget: Training time (30m, 2h). Model size, batch size and steps are chosen to fit.
         estimate: Print parameters, steps, tokens and disk space, and do not start. --estimate
             speed: also measure memory and time with a few steps.
-        tokenizer: A tokenizer folder. Unset: built from the text.
-        init: Initialize from this model (domain adaptation): a folder, minilm, or a name on the
-            hub.
-        extend_vocabulary: Add this number of words of the text to the vocabulary of the model.
-        teacher: Distillation (--recipe distilbert): the model from which a smaller one learns.
-        language: Language of an input, as en; give one per input. Repeatable.
-        parallel: Translations: a table of two columns, or two files of as many lines, as pairs.en
-            pairs.de.
         learning_rate: The highest learning rate. Unset: the recipe's.
-        precision: auto: that of the recipe, else bf16 where the hardware is faster with it.
-        seed: Seed of the weights, the order of the text and the masks.
         verify: First compare every file of the shards with its sha256.
 
     Examples:
@@ -145,21 +132,11 @@ def pretrain(
     """
     from bertworks.config import add_overrides
 
-    request: dict[str, Any] = {
-        "overrides": add_overrides(settings or [], {"optimizer.learning_rate": learning_rate}),
-        "recipe": recipe,
-        "budget": budget,
-        "tokenizer": tokenizer,
-        "init": init,
-        "teacher": teacher,
-        "extend_vocabulary": extend_vocabulary,
-        "languages": language or (),
-        "parallel": parallel or (),
-        "seed": seed,
-        "device": device,
-        "precision": None if precision == "auto" else precision,
-        **vars(raw),
-    }
+    request = vars(options) | vars(raw) | {"device": device}
+    rate = {"optimizer.learning_rate": learning_rate}
+    request["overrides"] = add_overrides(options.overrides, rate)
+    if options.precision == "auto":
+        request["precision"] = None
     if estimate:
         result = bw.estimate(inputs, speed=estimate == "speed", **request)
         return result.as_dict(), str(result)

@@ -70,3 +70,37 @@ class FinetuneOptions(LabelledOptions):
     seed: int | None = None
     new_head: bool = False
     precision: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainOptions:
+    """What a pre-training starts from, and how it trains.
+
+    Args:
+        recipe: A recipe (bert-base), a family (roberta; its size is chosen for the budget), or a
+            .toml file.
+        overrides: Change a field of the recipe: --set seed=1. Repeatable.
+        budget: Training time (30m, 2h). Model size, batch size and steps are chosen to fit.
+        tokenizer: A tokenizer folder. Unset: built from the text.
+        init: Initialize from this model (domain adaptation): a folder, minilm, or a name on the
+            hub.
+        extend_vocabulary: Add this number of words of the text to the vocabulary of the model.
+        teacher: Distillation (--recipe distilbert): the model from which a smaller one learns.
+        languages: Language of an input, as en; give one per input. Repeatable.
+        parallel: Translations: a table of two columns, or two files of as many lines, as pairs.en
+            pairs.de.
+        precision: auto: that of the recipe, else bf16 where the hardware is faster with it.
+        seed: Seed of the weights, the order of the text and the masks.
+    """
+
+    recipe: str | None = None
+    overrides: tuple[str, ...] = ()
+    budget: str | None = None
+    tokenizer: str | None = None
+    init: str | None = None
+    extend_vocabulary: int | None = None
+    teacher: str | None = None
+    languages: tuple[str, ...] = ()
+    parallel: tuple[str, ...] = ()
+    precision: str | None = None
+    seed: int | None = None

@@ -196,7 +196,21 @@ def pretrain(
         BertworksError: the text cannot be used, the disk is full, or the training diverged.
     """
     request = make_request(
-        **{name: value for name, value in locals().items() if name in Request.__dataclass_fields__}
+        inputs,
+        recipe=recipe,
+        overrides=overrides,
+        budget=budget,
+        tokenizer=tokenizer,
+        init=init,
+        extend_vocabulary=extend_vocabulary,
+        teacher=teacher,
+        precision=precision,
+        seed=seed,
+        text_column=text_column,
+        documents=documents,
+        encoding=encoding,
+        languages=languages,
+        parallel=parallel,
     )
     begin = time.perf_counter()
     output = local_path(output, "output folder")

@@ -5,7 +5,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from bertworks.errors import UsageError, expect, names_of
 from bertworks.io.atomic_write import sha256
 from bertworks.io.inputs import as_path
 from bertworks.io.tables import Data, StoredRows, sources_of
+from bertworks.runs.options import PretrainOptions
 from bertworks.runs.prepare import read_text
 from bertworks.runs.pretrain_job import PretrainJob, Text
 from bertworks.runs.run_folder import absolute
@@ -31,27 +32,17 @@ _WITH_TOKENIZER = "tokenizer", "init", "teacher"  # fields of a request
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(PretrainOptions):
     """The arguments of `pretrain`.
 
     The same request in the same folder resumes a run, another one is refused.
     """
 
     inputs: tuple[str | StoredRows, ...]
-    recipe: str | None = None
-    overrides: tuple[str, ...] = ()
-    budget: str | None = None
-    tokenizer: str | None = None
-    init: str | None = None
-    extend_vocabulary: int | None = None
-    teacher: str | None = None
-    precision: str | None = None
-    seed: int | None = None
+    _: KW_ONLY
     text_column: str | None = None
     documents: Documents = "auto"
     encoding: str | None = None
-    languages: tuple[str, ...] = ()
-    parallel: tuple[str, ...] = ()
 
     @property
     def is_shards(self) -> bool:

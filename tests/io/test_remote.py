@@ -23,6 +23,8 @@ from bertworks.io.atomic_write import local_path, url_of, write_text
 from bertworks.io.inputs import as_path
 from bertworks.io.remote import MANIFEST, Storage, fetched, published
 from bertworks.runs import training_run
+from bertworks.runs.finetune import make_finetune_request
+from bertworks.training.recipe import load_finetune_recipe
 from tests.support.fine import write_reviews
 from tests.support.tiny import write_corpus, write_recipe
 
@@ -533,3 +535,23 @@ def test_a_password_in_a_url_is_refused_and_not_printed(
 )
 def test_names_with_an_at_sign_are_no_passwords(url: str) -> None:
     assert url_of(url) == url
+
+
+def test_the_request_of_a_fine_tuning_has_local_copies_and_stores_their_urls(
+    memory: Any, model: Path
+) -> None:
+    with published("memory://b/model", overwrite=False) as folder:
+        shutil.copytree(model, folder, dirs_exist_ok=True)
+    memory.pipe("/b/short.toml", b"epochs = 2\n")
+    rows = [{"text": "a", "label": "b"}]
+    urls = {"model": "memory://b/model", "recipe": "memory://b/short.toml"}
+    request = make_finetune_request(rows, **urls)
+    memory.store.clear()  # nothing is copied again
+    assert load_finetune_recipe(request.recipe).epochs == 2
+    assert (Path(request.model) / "model.safetensors").read_bytes() == (
+        model / "model.safetensors"
+    ).read_bytes()
+    content = request.content()
+    assert {name: content[name] for name in urls} == urls
+    assert request.model_name == urls["model"]
+    assert len(content["recipe_sha256"]) == 64

@@ -6,7 +6,7 @@ from dataclasses import fields
 import bertworks as bw
 from bertworks.io.options import ReadOptions
 from bertworks.runs.finetune import _SETTINGS
-from bertworks.runs.options import FinetuneOptions, LabelledOptions
+from bertworks.runs.options import FinetuneOptions, LabelledOptions, PretrainOptions
 
 
 def keywords(function: object) -> set[str]:
@@ -34,3 +34,12 @@ def test_options_keep_their_defaults_in_the_request_and_in_the_function() -> Non
         assert getattr(request, field.name) == expected
         assert parameters[field.name].default == expected
     assert request.read == ReadOptions()
+
+
+def test_pretrain_has_a_keyword_for_each_option() -> None:
+    further = {"inputs", "output", "text_column", "documents", "encoding"}
+    further |= {"device", "overwrite", "workers", "verify"}
+    assert keywords(bw.pretrain) == names(PretrainOptions) | further
+    parameters = inspect.signature(bw.pretrain).parameters
+    for field in fields(PretrainOptions):
+        assert parameters[field.name].default == field.default
