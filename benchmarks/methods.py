@@ -8,7 +8,7 @@ Six data sets, 8 rows of each label (or 50 rows), 100 and 500 rows, drawn with e
 Each model is tested on the same 2,000 rows (1,000 sentences of wikigold and questions of SQuAD) of
 the official training data, which are never trained on: some official dev sets have a few hundred
 rows. `auto` is not trained again: its choice is a function of the folds of each method
-(`runs.validation`), and its model is that of the method that it takes. Seconds are of the final
+(`runs.finetune`), and its model is that of the method that it takes. Seconds are of the final
 training alone. Finished cells stay in results/methods.json and are not run again.
 """
 
@@ -231,9 +231,9 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
         middle,
         resampled,
     )
-    from bertworks.runs import validation
     from bertworks.runs.baselines import FrozenEncoder, baseline_answers
     from bertworks.runs.data_splits import EVALUATED, methods_of
+    from bertworks.runs.finetune import Scores, best_method, score_parts
     from bertworks.runs.finetune_job import FinetuneJob
     from bertworks.runs.options import Method
     from bertworks.runs.preparation import FinetuneRequest, prepare_finetuning
@@ -274,7 +274,7 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
             return job.dev_logits(Path(folder), device)
 
     found: dict[str, Any] = {}
-    folds: dict[Method, validation.Scores] = {}
+    folds: dict[Method, Scores] = {}
     seen = [first.train[n] for part in first.data.parts[:EVALUATED] for n in part]
     for method in methods_of(first.data.schema):
         job, begin = first.variant(method), time.perf_counter()
@@ -284,7 +284,7 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
             inner = job.fit()[1]
         else:
             inner = [trained(job.fold(number)) for number in range(EVALUATED)]
-        folds[method] = validation.score_parts(job, inner)
+        folds[method] = score_parts(job, inner)
         found[method] = scored(list(map(task_of(job.description).decode, job.dev, logits)))
         found[method] |= {
             "folds": float(folds[method].parts.mean()),
@@ -301,7 +301,7 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
     encoder = FrozenEncoder(first.model, device, d.max_length)
     for simple, answers in baseline_answers(first.train, first.dev, d, encoder).items():
         found[f"simple: {simple}"] = scored(answers)
-    auto = validation.best_method(folds, range(EVALUATED))
+    auto = best_method(folds, range(EVALUATED))
     best = max(found, key=lambda one: found[one]["score"])
     difference = found[best]["samples"] - found[auto]["samples"]
     for one in found.values():

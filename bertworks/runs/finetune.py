@@ -2,6 +2,13 @@
 
 Finished work is not repeated.
 
+Few rows are cross-validated: each of the first EVALUATED parts of the rows is predicted by a model
+of the other parts. The final model is trained on all rows, with the method that is chosen by these
+predictions: the first one of `methods_of`, unless another one is clearly better. The score that is
+reported chose nothing: what is predicted for a part comes from the method that the other parts
+choose.
+
+- `choose_method`: the method, and the logits of the cross-validation
 - `finetune_events`: the run, as events; `finetune`: the same, returning a `Predictor`
 """
 
@@ -14,11 +21,13 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, M
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from bertworks.batching.batch import num_tokens
 from bertworks.checkpoints.model_card import with_tokenizer_note
@@ -30,8 +39,10 @@ from bertworks.errors import UsageError, expect, names_of, quoted
 from bertworks.events import Event, duration, forward_events, show_progress
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import (
+    is_sealed,
     local_path,
     refuse_nested,
+    sealing,
     temporary_folder,
     url_of,
     write_json,
@@ -70,11 +81,10 @@ from bertworks.runs.run_folder import (
     training_processes,
 )
 from bertworks.runs.training_run import TrainingRun
-from bertworks.runs.validation import FOLDER, choose_method, trainings
 from bertworks.tasks import scores as task_metrics
-from bertworks.tasks.registry import TASKS
+from bertworks.tasks.registry import TASKS, task_of
 from bertworks.tasks.settings import TaskType
-from bertworks.tasks.task import Answer
+from bertworks.tasks.task import Answer, Logits
 from bertworks.training.device import choose_device, disable_heap_trim, trim_heap
 from bertworks.training.recipe import FinetuneRecipe, load_finetune_recipe
 
@@ -89,6 +99,11 @@ Baselines = dict[Hashable, Answers]  # by fold and task
 # the last message, its fields, the recipe that was used
 End = tuple[str, dict[str, Any], FinetuneRecipe]
 FINISHED = "finished.json"  # the last event; a folder with it is finished
+# a folder of a run, until it is finished; what its sealed files hold
+FOLDS = "folds"
+_KEY = "logits"
+# standard errors of a difference: few rows must not choose by chance (docs/experiments, 2026-11-26)
+CLEARLY = 2.0
 
 
 class FilesRequest(Protocol):
@@ -225,7 +240,7 @@ def _tidy(output: Path) -> None:
     if recipe is not None and (output / "recipe.toml").read_text(encoding="utf-8") != recipe:
         write_text(output / "recipe.toml", recipe)
     for folder in (output, *output.glob(f"{TASKS_FOLDER}/*")):  # a finished run is not resumed
-        for name in ("checkpoints", FOLDER):
+        for name in ("checkpoints", FOLDS):
             shutil.rmtree(folder / name, ignore_errors=True)
 
 
@@ -301,6 +316,120 @@ def _train(
         final_fields[name] = result[name]
     final_fields["best"] = last_event.fields["best"] or {}
     return text, final_fields, job.recipe
+
+
+def trainings(job: FinetuneJob) -> float:
+    """Return the time of the whole job, in trainings of this job.
+
+    It ends with the method that takes longest.
+    """
+    methods = job.compared_methods
+    parts = [
+        job.variant(method).settings.num_steps / job.settings.num_steps
+        for method in methods
+        if method != "frozen"
+    ]
+    validates = job.data.is_validated or len(methods) > 1
+    return max(parts, default=0.0) + sum(parts) * validates * EVALUATED * (PARTS - 1) / PARTS
+
+
+def choose_method(job: FinetuneJob, folder: Path) -> Generator[Event, None, FinetuneJob]:
+    """Return the job of the method that is used.
+
+    With it come the logits of its dev rows if they are from a cross-validation.
+
+    Args:
+        job: of the method "auto", or of another one, which is then used.
+        folder: of the run.
+    """
+    methods = job.compared_methods
+    if len(methods) == 1 and not job.data.is_validated:
+        return job.variant(methods[0])
+    logits: dict[Method, list[list[Logits]]] = {}
+    jobs = {method: job.variant(method) for method in methods}
+    for method, variant in jobs.items():
+        logits[method] = yield from _validate(variant, folder / FOLDS)
+    scores = {method: score_parts(variant, logits[method]) for method, variant in jobs.items()}
+    numbers = range(EVALUATED)
+    best = best_method(scores, numbers)
+    if len(methods) > 1:
+        means = {method: float(score.parts.mean()) for method, score in scores.items()}
+        described = ", ".join(
+            f"{method} {job.describe({job.metric: mean})}" for method, mean in means.items()
+        )
+        text = f"method: {best}; on rows that the models did not see: {described}"
+        if means[best] < max(means.values()):
+            text += f"; another method must be clearly better than {methods[0]}"
+        yield Event("note", text, {"methods": means, "method": best})
+    chosen = jobs[best]
+    if job.data.is_validated:
+        logits_of_others = (
+            logits[best_method(scores, [n for n in numbers if n != part])][part] for part in numbers
+        )
+        chosen.validated = [*chain(*logits[best])], [*chain(*logits_of_others)]
+    return chosen
+
+
+class Scores(NamedTuple):
+    """The metric of each part [parts], and of resamples of its rows [parts, samples].
+
+    The resamples are the same for all methods.
+    """
+
+    parts: NDArray[np.float64]
+    samples: NDArray[np.float64]
+
+
+def best_method(scores: Mapping[Method, Scores], parts: Sequence[int]) -> Method:
+    """The method with the best mean of some parts; the first one if that is not clearly better."""
+    first = next(iter(scores))
+    rows = list(parts)
+    best = max(scores, key=lambda method: scores[method].parts[rows].mean())
+    gain = (scores[best].parts - scores[first].parts)[rows].mean()
+    error = (scores[best].samples - scores[first].samples)[rows].mean(0).std()
+    return best if gain > CLEARLY * error else first
+
+
+def _validate(job: FinetuneJob, folder: Path) -> Generator[Event, None, list[list[Logits]]]:
+    """Return the logits of the rows of each of the first EVALUATED parts.
+
+    Finished folds are files in the folder.
+    """
+    if job.method == "frozen":
+        return job.fit()[1]
+    logits: list[list[Logits]] = []
+    for number in range(EVALUATED):
+        path = folder / f"{job.method}-{number}.npz"
+        run = folder / f"{job.method}-{number}"
+        if not is_sealed(path, _KEY):
+            fold = job.fold(number)
+            run.mkdir(parents=True, exist_ok=True)
+            write_text(run / "recipe.toml", dump_recipe(fold.recipe))
+            text = f"cross-validation, method {job.method}: fold {number + 1} of {EVALUATED}"
+            yield Event("stage", text, {"stage": run.name})
+            yield from forward_events(TrainingRun(run, fold, job.device).events())
+            with sealing(path, _KEY) as temporary, temporary.open("wb") as file:
+                np.savez(file, *fold.dev_logits(run, job.device))
+            shutil.rmtree(run)
+        with np.load(path) as arrays:
+            logits.append([*arrays.values()])
+    return logits
+
+
+def score_parts(job: FinetuneJob, logits: Sequence[Sequence[Logits]]) -> Scores:
+    """logits: of the rows of each of the first parts."""
+    parts = []
+    samples = []
+    for number, outputs in enumerate(logits):
+        rows = [job.train[n] for n in job.data.parts[number]]
+        items = [row.item for row in rows]
+        answers = list(map(task_of(job.description).decode, rows, outputs))
+        sums = task_metrics.row_sums(job.description, items, answers)[job.metric]
+        parts.append(sums.value)
+        samples.append(
+            intervals.resampled(sums, task_metrics.groups_of(job.description, items), seed=number)
+        )
+    return Scores(np.array(parts), np.array(samples))
 
 
 def forecast_comparison(job: FinetuneJob, device: torch.device, times: Forecast) -> float:

@@ -540,9 +540,9 @@ def test_names_with_an_at_sign_are_no_passwords(url: str) -> None:
 def test_the_request_of_a_fine_tuning_has_local_copies_and_stores_their_urls(
     memory: Any, model: Path
 ) -> None:
-    with published("memory://b/model", overwrite=False) as folder:
+    with published("memory://b/model") as folder:
         shutil.copytree(model, folder, dirs_exist_ok=True)
-    memory.pipe("/b/short.toml", b"epochs = 2\n")
+    memory.pipe("/b/short.toml", b'title = "short"\nepochs = 2\n')
     rows = [{"text": "a", "label": "b"}]
     urls = {"model": "memory://b/model", "recipe": "memory://b/short.toml"}
     request = make_finetune_request(rows, **urls)

@@ -32,8 +32,8 @@ from bertworks.io.file_job import write_rows
 from bertworks.metrics.intervals import SAMPLES, wilson_interval
 from bertworks.models.config import EncoderConfig
 from bertworks.runs import finetune as finetune_module
-from bertworks.runs.data_splits import divide
-from bertworks.runs.finetune import finetune_events
+from bertworks.runs.data_splits import EVALUATED, divide
+from bertworks.runs.finetune import choose_method, finetune_events
 from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.preparation import prepare_finetuning
 from bertworks.runs.training_run import TrainingRun
@@ -1054,3 +1054,81 @@ def test_the_rate_suits_the_network_unless_it_is_named(model: Path, tmp_path: Pa
     for hidden_size, rate in ((768, 5e-5), (384, 1e-4)):
         c = EncoderConfig(hidden_size=hidden_size)
         assert resolve_recipe(load_finetune_recipe("stable"), 1, c).optimizer.learning_rate == rate
+
+
+def test_a_reported_score_did_not_choose_its_method(model: Path, tmp_path: Path) -> None:
+    """The rows of a part have the predictions of the method that is best on the other parts."""
+    data = write_reviews(tmp_path / "reviews.csv")
+    settings = ("optimizer.learning_rate=2e-3", "epochs=2", "precision=fp32")
+    request = finetune_module.make_finetune_request(data, model=model, overrides=settings)
+    job = FinetuneJob(prepare_finetuning(request, torch.device("cpu")))
+    gold = [
+        job.description.labels.index(job.train[n].item.label)
+        for part in job.data.parts[:EVALUATED]
+        for n in part
+    ]
+    first = len(job.data.parts[0])
+
+    def logits(right: Callable[[int], bool]) -> list[list[np.ndarray]]:
+        rows = [
+            np.eye(2, dtype=np.float32)[[label if right(n) else 1 - label]]
+            for n, label in enumerate(gold)
+        ]
+        return [rows[:first], rows[first:]]
+
+    # each is right on one part
+    made = {"full": logits(lambda n: n < first), "frozen": logits(lambda n: n >= first)}
+    with pytest.MonkeyPatch.context() as patch:
+
+        def validate(one: FinetuneJob, folder: Path) -> Any:
+            yield from ()
+            return made[one.method]
+
+        patch.setattr("bertworks.runs.finetune._validate", validate)
+        stream = choose_method(job, tmp_path)
+        try:
+            while True:
+                next(stream)
+        except StopIteration as end:
+            chosen = end.value
+    assert [int(one.argmax()) for one in chosen.validated[1]] == [1 - label for label in gold]
+
+
+@pytest.mark.parametrize(("gain", "method"), [(0.1, "full"), (0.6, "frozen")])
+def test_another_method_must_be_clearly_better(
+    gain: float, method: str, model: Path, tmp_path: Path
+) -> None:
+    """Few rows must not choose by chance; the note gives the scores and the reason."""
+    job = FinetuneJob(
+        prepare_finetuning(
+            finetune_module.make_finetune_request(
+                write_reviews(tmp_path / "reviews.csv"), model=model
+            ),
+            torch.device("cpu"),
+        )
+    )
+    gold = [
+        job.description.labels.index(one.item.label)
+        for part in job.data.parts[:EVALUATED]
+        for one in (job.train[n] for n in part)
+    ]
+    right = {"full": 0.4, "frozen": 0.4 + gain}
+
+    def validate(one: FinetuneJob, folder: Path) -> Any:
+        yield from ()
+        chance = np.random.default_rng(len(one.method)).random(len(gold))
+        rows = [
+            np.eye(2, dtype=np.float32)[[label if x < right[one.method] else 1 - label]]
+            for label, x in zip(gold, chance)
+        ]
+        first = len(job.data.parts[0])
+        return [rows[:first], rows[first:]]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bertworks.runs.finetune._validate", validate)
+        (note,) = [
+            event for event in choose_method(job, tmp_path) if event.text.startswith("method: ")
+        ]
+    assert note.fields["method"] == method
+    assert note.fields["methods"]["frozen"] > note.fields["methods"]["full"]
+    assert ("must be clearly better than full" in note.text) == (method == "full")
