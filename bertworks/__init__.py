@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from bertworks.batching.masking import MaskingConfig as MaskingConfig
-    from bertworks.batching.sampling import SamplingConfig as SamplingConfig
+    from bertworks.batching.sampling import (
+        MaskingConfig as MaskingConfig,
+        SamplingConfig as SamplingConfig,
+    )
     from bertworks.checkpoints.model_folder import (
         load_model as load_model,
         save_model as save_model,

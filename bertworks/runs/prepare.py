@@ -30,8 +30,13 @@ from bertworks.text.shards import (
 )
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
-from bertworks.text.vocabulary import VocabularyConfig, VocabularyReport, train_vocabulary
-from bertworks.text.wordpiece import NewWord, extend_vocabulary
+from bertworks.text.vocabulary import (
+    NewWord,
+    VocabularyConfig,
+    VocabularyReport,
+    extend_vocabulary,
+    train_vocabulary,
+)
 
 Result = TypeVar("Result")
 # of a model folder

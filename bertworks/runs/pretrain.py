@@ -177,7 +177,7 @@ def pretrain(
         init: a model to continue from, with its configuration and tokenizer: a folder, or a name on
             the hub.
         extend_vocabulary: words of the text that are added to that vocabulary
-            (`text.wordpiece.extend_vocabulary`).
+            (`text.vocabulary.extend_vocabulary`).
         teacher: a model with a masked LM head, from which a recipe such as "distilbert" learns: a
             folder, or a name on the hub. The student has its tokenizer, its width and some of its
             layers.

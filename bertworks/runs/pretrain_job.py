@@ -19,8 +19,15 @@ import torch
 from torch import nn
 
 from bertworks.batching.batch import Batch, Ids, batches_by_length, keyed_rng
-from bertworks.batching.masking import Batches, ExampleStream, MaskingConfig, make_targets
-from bertworks.batching.sampling import Format, SamplingConfig, make_sampler
+from bertworks.batching.sampling import (
+    Batches,
+    ExampleStream,
+    Format,
+    MaskingConfig,
+    SamplingConfig,
+    make_sampler,
+    make_targets,
+)
 from bertworks.checkpoints.hf_mapping import num_parameters
 from bertworks.checkpoints.model_card import pretraining_card
 from bertworks.checkpoints.model_folder import ModelFolder, load_model, save_model
@@ -40,7 +47,7 @@ from bertworks.tasks.task import shortened
 from bertworks.text.shards import Shards, TokenStore
 from bertworks.text.tokenizer import Template, Tokenizer
 from bertworks.text.tokenizer_folder import END_OF_TEXT
-from bertworks.text.wordpiece import without_last
+from bertworks.text.vocabulary import without_last
 from bertworks.training.budget import Schedule
 from bertworks.training.device import DTYPES, Precision
 from bertworks.training.loop import TrainableModel, evaluate

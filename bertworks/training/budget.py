@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from bertworks.batching.batch import Batch, Target, TokenSequence, collate
-from bertworks.batching.masking import Masker, NextTokens
-from bertworks.batching.sampling import FORMATS
+from bertworks.batching.sampling import FORMATS, Masker, NextTokens
 from bertworks.config import packaged_table
 from bertworks.errors import UsageError
 from bertworks.events import duration

@@ -11,8 +11,7 @@ from importlib import resources
 from itertools import accumulate
 from typing import Annotated, Literal, cast
 
-from bertworks.batching.masking import MaskingConfig
-from bertworks.batching.sampling import FORMATS, SamplingConfig
+from bertworks.batching.sampling import FORMATS, MaskingConfig, SamplingConfig
 from bertworks.config import (
     MAX_COUNT,
     MAX_SIZE,

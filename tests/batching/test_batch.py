@@ -14,7 +14,7 @@ from bertworks.batching.batch import (
     collate,
     shuffled_index,
 )
-from bertworks.batching.masking import Batches, ExampleStream, Masker, MaskingConfig
+from bertworks.batching.sampling import Batches, ExampleStream, Masker, MaskingConfig
 from bertworks.text.tokenizer import Template
 
 

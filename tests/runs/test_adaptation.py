@@ -23,8 +23,7 @@ from bertworks.runs.adaptation import bits_batches, bits_per_character, extended
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import write_shards
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
-from bertworks.text.wordpiece import extend_vocabulary
+from bertworks.text.vocabulary import VocabularyConfig, extend_vocabulary, train_vocabulary
 from bertworks.training.objectives import PretrainingModel
 from tests.support.gpt import write_gpt, write_gpt2
 from tests.support.tiny import assert_same_run, documents, metrics, write_corpus, write_recipe

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from bertworks.batching.masking import Batches, ExampleStream, Masker, MaskingConfig
+from bertworks.batching.sampling import Batches, ExampleStream, Masker, MaskingConfig
 from bertworks.training.loop import make_optimizer, train
 from bertworks.training.objectives import BERT, PretrainingModel, Teacher
 from bertworks.training.recipe import ObjectiveKind, OptimizerConfig

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import bertworks
 from bertworks.batching.batch import Batch, TokenSequence, collate
-from bertworks.batching.masking import Batches, ExampleStream, Masker, MaskingConfig
+from bertworks.batching.sampling import Batches, ExampleStream, Masker, MaskingConfig
 from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.config import override
 from bertworks.errors import BertworksError, UsageError

@@ -13,7 +13,7 @@ import transformers
 from scipy.stats import chisquare
 
 from bertworks.batching.batch import Batch, TokenSequence, add_special_tokens, collate
-from bertworks.batching.masking import Batches, ExampleStream, Masker, MaskingConfig
+from bertworks.batching.sampling import Batches, ExampleStream, Masker, MaskingConfig
 from bertworks.checkpoints.storage import read_tensors
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.detect import detection_scores, ranking_figures

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from bertworks.batching.masking import MaskingConfig
-from bertworks.batching.sampling import SamplingConfig
+from bertworks.batching.sampling import MaskingConfig, SamplingConfig
 from bertworks.checkpoints.hf_mapping import num_parameters
 from bertworks.config import dump_recipe, parse_as
 from bertworks.errors import UsageError
