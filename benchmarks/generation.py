@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from provenance import process, provenance, publish
 
-from bertworks.models.packed_linear import cpu_supports_int8
+from bertworks.models.transformer import cpu_supports_int8
 from bertworks.training.device import PrecisionOption
 
 LENGTHS = 32, 96  # tokens of the shortest and of the longest prompt

@@ -19,7 +19,7 @@ from bertworks.checkpoints.hf_mapping import from_huggingface
 from bertworks.models import kernels
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layout import Layout
-from bertworks.models.packed_linear import to_bf16_inference
+from bertworks.models.transformer import to_bf16_inference
 from bertworks.tasks.heads import (
     Classification,
     MultiLabel,

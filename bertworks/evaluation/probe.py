@@ -25,8 +25,7 @@ from bertworks.io.atomic_write import local_path, refuse_not_empty, write_json, 
 from bertworks.io.inputs import IssueCounter
 from bertworks.metrics.intervals import RowSums, difference, mean_of_runs
 from bertworks.metrics.trees import LONGEST, SHORTEST, GoldTree, tree_metrics
-from bertworks.models.packed_linear import InferenceEncoder
-from bertworks.models.transformer import Encoder
+from bertworks.models.transformer import Encoder, InferenceEncoder
 from bertworks.reports import svg
 from bertworks.reports.svg import Series
 from bertworks.tasks.task import shortened

@@ -38,7 +38,7 @@ from bertworks.io.inputs import chunk_by_size
 from bertworks.io.tables import texts_of
 from bertworks.models.cache import KeyValueCache
 from bertworks.models.layout import Layout
-from bertworks.models.packed_linear import pack_output, to_int8_inference
+from bertworks.models.transformer import pack_output, to_int8_inference
 from bertworks.training.device import THREADS, PrecisionOption
 from bertworks.training.objectives import PretrainingModel
 

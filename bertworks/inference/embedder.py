@@ -42,8 +42,7 @@ from bertworks.io.tables import (
     texts_of,
 )
 from bertworks.models.heads import Pooling
-from bertworks.models.packed_linear import InferenceEncoder, with_fp16_weights
-from bertworks.models.transformer import Encoder
+from bertworks.models.transformer import Encoder, InferenceEncoder, with_fp16_weights
 from bertworks.tasks.registry import task_of
 from bertworks.tasks.sequences import Features, Truncation
 from bertworks.tasks.settings import TaskConfig

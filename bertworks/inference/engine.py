@@ -56,13 +56,12 @@ from bertworks.errors import (
 from bertworks.io.atomic_write import LFS_POINTER, refuse_lfs_pointer, url_of, utf8_path
 from bertworks.io.inputs import as_path
 from bertworks.io.protobuf import read_protobuf
-from bertworks.models import packed_linear
+from bertworks.models import transformer
 from bertworks.models.config import EncoderConfig
 from bertworks.models.heads import Pooling, pool
 from bertworks.models.layers import meta_device_init
 from bertworks.models.layout import Layout
-from bertworks.models.packed_linear import InferenceEncoder
-from bertworks.models.transformer import Encoder
+from bertworks.models.transformer import Encoder, InferenceEncoder
 from bertworks.tasks.heads import MultipleChoice, TaskHead, TaskModel
 from bertworks.tasks.sequences import Lazy
 from bertworks.tasks.task import Logits
@@ -609,12 +608,12 @@ def prepared_encoder(
         UsageError: no such precision, or int8 on hardware without instructions for it.
     """
     conversions: dict[str, Callable[[Encoder], Encoder | InferenceEncoder]] = {
-        "fp32": packed_linear.to_fp32_inference,
-        "bf16": packed_linear.to_bf16_inference,
+        "fp32": transformer.to_fp32_inference,
+        "bf16": transformer.to_bf16_inference,
         # For a few tokens int8 would take twice as long as weights in half precision, and be less
         # exact.
-        "int8": lambda encoder: packed_linear.with_fp16_weights(
-            encoder, packed_linear.to_int8_inference(encoder)
+        "int8": lambda encoder: transformer.with_fp16_weights(
+            encoder, transformer.to_int8_inference(encoder)
         ),
     }
     precision = precision_for(encoder, option, source)
@@ -649,7 +648,7 @@ def precision_for(
             device.type == "cpu", "int8 is for CPUs", hint="leave --precision out: GPUs use bf16"
         )
         what = "this processor has no instructions for int8 (VNNI)"
-        expect(packed_linear.cpu_supports_int8(), what, hint="leave --precision out")
+        expect(transformer.cpu_supports_int8(), what, hint="leave --precision out")
     return precision
 
 

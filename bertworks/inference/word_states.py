@@ -27,8 +27,7 @@ from bertworks.batching.batch import (
 from bertworks.errors import BertworksError, require
 from bertworks.inference.engine import batch_tokens
 from bertworks.io.inputs import chunk_by_size
-from bertworks.models.packed_linear import InferenceEncoder
-from bertworks.models.transformer import Encoder
+from bertworks.models.transformer import Encoder, InferenceEncoder
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.device import THREADS
 

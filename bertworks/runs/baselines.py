@@ -37,8 +37,7 @@ from bertworks.metrics.intervals import (
     resampled,
 )
 from bertworks.models.layers import meta_device_init
-from bertworks.models.packed_linear import InferenceEncoder
-from bertworks.models.transformer import Encoder
+from bertworks.models.transformer import Encoder, InferenceEncoder
 from bertworks.tasks.heads import combine_vectors
 from bertworks.tasks.linear_head import LinearHead, fit_linear_head
 from bertworks.tasks.registry import task_of

@@ -15,7 +15,7 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_sts, evaluate_task, training_copies
 from bertworks.inference.predictor import predict_file
 from bertworks.io.options import ReadOptions
-from bertworks.models.packed_linear import cpu_supports_int8
+from bertworks.models.transformer import cpu_supports_int8
 from bertworks.runs.finetune import finetune
 from bertworks.tasks.settings import TaskConfig
 from tests.support.fine import (

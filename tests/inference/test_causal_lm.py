@@ -21,7 +21,7 @@ from bertworks.inference.causal_lm import (
 from bertworks.inference.engine import LazyModel, open_model
 from bertworks.models.cache import KeyValueCache
 from bertworks.models.layout import Layout
-from bertworks.models.packed_linear import cpu_supports_int8
+from bertworks.models.transformer import cpu_supports_int8
 from tests.support.gpt import END_ID, POSITIONS, write_gpt, write_gpt2
 
 SENTENCES = ["the dogs bark", "é 日", "a", f"the <|endoftext|> {'x' * 70}", "the dogs barks"]

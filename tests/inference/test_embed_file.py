@@ -15,7 +15,7 @@ from bertworks.evaluation.evaluate import evaluate_sts
 from bertworks.inference.embed_file import embed_file
 from bertworks.inference.embedder import Embedder, normalized
 from bertworks.metrics.intervals import correlations
-from bertworks.models.packed_linear import cpu_supports_int8
+from bertworks.models.transformer import cpu_supports_int8
 from tests.support.fine import write_pairs
 
 whole_numbers = pytest.mark.skipif(
@@ -107,7 +107,7 @@ def test_a_file_in_eight_bits_reports_its_price(rows: Path, model: Path, tmp_pat
 def test_eight_bits_are_refused_where_there_are_no_instructions(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("bertworks.models.packed_linear.cpu_supports_int8", lambda: False)
+    monkeypatch.setattr("bertworks.models.transformer.cpu_supports_int8", lambda: False)
     with pytest.raises(UsageError, match="int8"):
         Embedder(model, device="cpu", precision="int8")
 

@@ -26,7 +26,7 @@ from bertworks.checkpoints.sentence_transformers import (
 )
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.embedder import Embedder, Moments, normalized
-from bertworks.models.packed_linear import cpu_supports_int8
+from bertworks.models.transformer import cpu_supports_int8
 from tests.support.fine import write_model
 from tests.support.refusals import refusal
 from tests.support.served import write_head

@@ -112,7 +112,7 @@ def test_weights_are_read_and_kept_once_and_not_before_they_are_needed(
 
     monkeypatch.setattr(ModelFolder, "load_state", counted)
     monkeypatch.setattr(
-        "bertworks.models.packed_linear._prefer_mkl", lambda: True
+        "bertworks.models.transformer._prefer_mkl", lambda: True
     )  # else there are packed ones as well
     found = bw.load(folders[kind], device="cpu")
     assert found.can

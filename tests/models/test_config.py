@@ -18,8 +18,7 @@ from bertworks.models.embeddings import Embeddings, EmbeddingsConfig
 from bertworks.models.heads import Head, HeadsConfig, LMHead, Pooler, TokenHead, add_heads
 from bertworks.models.layers import meta_device_init
 from bertworks.models.layout import Layout
-from bertworks.models.packed_linear import to_bf16_inference, to_fp32_inference
-from bertworks.models.transformer import Encoder
+from bertworks.models.transformer import Encoder, to_bf16_inference, to_fp32_inference
 from bertworks.training.loop import MixedPrecision, make_optimizer
 from bertworks.training.recipe import OptimizerConfig, Phase, Recipe, TrainConfig, load_recipe
 

@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from bertworks.models import packed_linear as of_nn
+from bertworks.models import transformer as of_nn
 from bertworks.models.config import EncoderConfig
 from bertworks.models.kernels import Inputs, attend, attention_inference
 from bertworks.models.layers import ACTIVATIONS, SMALL_BATCH_ROWS as FEW, pad_rows_to_bucket
 from bertworks.models.layout import Layout
-from bertworks.models.packed_linear import (
+from bertworks.models.transformer import (
+    Encoder,
     InferenceEncoder,
     Product,
     _int8,
@@ -29,7 +30,6 @@ from bertworks.models.packed_linear import (
     to_int8_inference,
     with_fp16_weights,
 )
-from bertworks.models.transformer import Encoder
 
 SHAPE = EncoderConfig(
     vocab_size=90,
@@ -221,7 +221,7 @@ def test_of_bf16_no_number_overflows_eight_bits_and_every_token_has_its_own_scal
 
 @pytest.mark.parametrize("instructions", ["AVX2", "AVX512_CORE"])
 def test_where_sums_overflow_there_are_no_eight_bits(instructions: str):
-    say = "from bertworks.models.packed_linear import cpu_supports_int8; print(cpu_supports_int8())"
+    say = "from bertworks.models.transformer import cpu_supports_int8; print(cpu_supports_int8())"
     environment = os.environ | {"ONEDNN_MAX_CPU_ISA": instructions}
     said = subprocess.run(
         [sys.executable, "-c", say], env=environment, capture_output=True, text=True, check=True

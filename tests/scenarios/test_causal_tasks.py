@@ -18,7 +18,7 @@ from bertworks.checkpoints.model_folder import load_model
 from bertworks.inference.engine import compute_logits
 from bertworks.inference.predictor import Predictor
 from bertworks.models.config import PRESETS
-from bertworks.models.packed_linear import cpu_supports_int8
+from bertworks.models.transformer import cpu_supports_int8
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.preparation import prepare_finetuning

@@ -15,7 +15,7 @@ from bertworks.batching.batch import Batch, BatchTarget, Example, Target, collat
 from bertworks.models import kernels
 from bertworks.models.config import EncoderConfig
 from bertworks.models.heads import pool
-from bertworks.models.packed_linear import to_bf16_inference, to_fp32_inference
+from bertworks.models.transformer import to_bf16_inference, to_fp32_inference
 from bertworks.tasks.heads import (
     Classification,
     MultiLabel,

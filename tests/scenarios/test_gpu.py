@@ -20,7 +20,7 @@ from bertworks.inference import engine
 from bertworks.models import kernels
 from bertworks.models.config import BERT_SIZES
 from bertworks.models.layout import Layout
-from bertworks.models.packed_linear import _rounded, pack_linears, to_bf16_inference
+from bertworks.models.transformer import _rounded, pack_linears, to_bf16_inference
 from bertworks.runs.training_run import TrainingRun
 from bertworks.tasks.heads import SpanExtraction
 from bertworks.training import device as machine, loop, objectives

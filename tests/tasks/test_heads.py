@@ -21,7 +21,7 @@ from bertworks.inference.explain import explain
 from bertworks.inference.predictor import Predictor, predict_file
 from bertworks.interop.convert import convert
 from bertworks.interop.export import export
-from bertworks.models import packed_linear
+from bertworks.models import transformer
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layout import Layout
 from bertworks.models.recurrent import BiLSTM, num_lstm_parameters
@@ -350,7 +350,7 @@ def test_answers_in_bf16_leave_the_frozen_encoder_as_it_is(
 ) -> None:
     """Where a processor has no bf16 of its own, as on a GPU, other encoders are rounded."""
     run(write_conll(tmp_path / "names.conll"), tmp_path / "out", start)
-    monkeypatch.setattr(packed_linear, "cpu_supports_bf16", lambda: False)
+    monkeypatch.setattr(transformer, "cpu_supports_bf16", lambda: False)
     sentences = [["the", "film", PEOPLE[0], "was", "in", "Oslo"]]
     exact, rounded = (
         Predictor(tmp_path / "out", device="cpu", precision=name).predict(sentences)[0]
