@@ -106,12 +106,6 @@ def task(
     from bertworks.tasks.sequences import format_truncation
 
     refuse_existing(errors, overwrite)
-    options: dict[str, Any] = {
-        "threshold": threshold,
-        "positive": positive,
-        "read": read,
-        "precision": precision,
-    }
     result = bw.evaluate_task(
         bw.task_folder(model, joint_task),
         data,
@@ -119,7 +113,10 @@ def task(
         text=text or [],
         label=label,
         on_note=console.say,
-        **options,
+        threshold=threshold,
+        positive=positive,
+        read=read,
+        precision=precision,
     )
     positive = result["positive"]
     lines = [
@@ -432,14 +429,16 @@ def ablation(
         return titles, console.table(titles.items())
     if output is None:
         raise UsageError("an ablation needs an output folder", hint="-o FOLDER")
-    options: dict[str, Any] = {
-        "data": data,
-        "seeds": seeds,
-        "steps": steps,
-        "scale": scale,
-        "overwrite": overwrite,
-    }
-    return bw.evaluate_ablation(name, inputs, output, **options)
+    return bw.evaluate_ablation(
+        name,
+        inputs,
+        output,
+        data=data,
+        seeds=seeds,
+        steps=steps,
+        scale=scale,
+        overwrite=overwrite,
+    )
 
 
 def _with_text(result: dict[str, Any], names: tuple[str, ...]) -> console.Result:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
@@ -137,13 +137,15 @@ def import_(
         bertworks import bert_model.ckpt -o MODEL
         bertworks import CHECKPOINT-FOLDER -o MODEL --cased
     """
-    options: dict[str, Any] = {
-        "config": config,
-        "vocabulary": vocabulary,
-        "lowercase": lowercase,
-        "gelu": gelu,
-    }
-    return bw.import_checkpoint(checkpoint, output, leave_out=leave_out or [], **options)
+    return bw.import_checkpoint(
+        checkpoint,
+        output,
+        config=config,
+        vocabulary=vocabulary,
+        lowercase=lowercase,
+        gelu=gelu,
+        leave_out=leave_out or [],
+    )
 
 
 def convert(
