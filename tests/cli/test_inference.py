@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import bertworks
-from tests.support.fine import write_reviews, write_squad
+from tests.support.fine import write_reviews
 from tests.support.gpt import write_gpt2
 from tests.support.served import write_head
 from tests.support.shell import Shell
@@ -86,20 +86,6 @@ def test_a_model_without_a_mask_fills_nothing(model: Path, shell: Shell, tmp_pat
     (folder / "vocab.txt").write_text("\n".join(tokens))
     shell.refuses(
         ["fill", folder, "the [MASK]"], "the vocabulary lacks [MASK]", "add it, one token per line"
-    )
-
-
-def test_answers_of_a_model_without_questions(classifier: Path, shell: Shell):
-    data = write_squad(Path("d.json"), 12)
-    shell.refuses(
-        ["evaluate", "squad", "--data", data, "--model", classifier],
-        "this model was fine-tuned for classification, not for answering questions",
-        "fine-tune one: bertworks finetune TRAIN.json --dev DEV.json -o FOLDER",
-    )
-    shell.refuses(
-        ["evaluate", "squad", "--data", data],
-        "expected either a file of answers or a model",
-        "give --predictions or --model",
     )
 
 
