@@ -461,9 +461,16 @@ def train_vocabulary(
     words, tokens, unknown = _measure(tokenizer, splitter_of(config), sample.texts, notes)
     warnings: list[str] = []
     if unknown > MANY_UNKNOWN * tokens:
-        warnings.append(
-            _unknown_warning(tokenizer, config.algorithm, sample.texts, unknown / tokens)
+        unknown_words = Counter(tokenizer.unknown(sample.texts)).most_common(2)
+        examples = " and ".join(repr(word[:_SHOWN_CHARACTERS]) for word, _ in unknown_words)
+        such_as = f" (such as {examples})" if unknown_words else ""
+        reason = (
+            "bytes that are not text"
+            if config.algorithm == "bpe"
+            else "words that are too long, or have characters that the vocabulary lacks; "
+            "--algorithm bpe has no unknown tokens"
         )
+        warnings.append(f"{unknown / tokens:.1%} of the tokens are [UNK]{such_as}: {reason}")
     report = VocabularyReport(
         size=tokenizer.vocab_size,
         algorithm=config.algorithm,
@@ -478,22 +485,6 @@ def train_vocabulary(
         warnings=tuple(warnings),
     )
     return tokenizer, report
-
-
-def _unknown_warning(
-    tokenizer: Tokenizer, algorithm: Algorithm, texts: list[str], fraction: float
-) -> str:
-    """Return a warning that much of the text is unknown, with the two most frequent such words."""
-    words = Counter(tokenizer.unknown(texts)).most_common(2)
-    examples = " and ".join(repr(word[:_SHOWN_CHARACTERS]) for word, _ in words)
-    such_as = f" (such as {examples})" if words else ""
-    what = f"{fraction:.1%} of the tokens are [UNK]{such_as}"
-    if algorithm == "bpe":
-        return f"{what}: bytes that are not text"
-    return (
-        f"{what}: words that are too long, or have characters that the vocabulary lacks; "
-        "--algorithm bpe has no unknown tokens"
-    )
 
 
 def _count(
