@@ -614,8 +614,8 @@ def infer_schema(
     num_texts = num_rows if text or not labelled else columns[schema.text[0]].filled
     name = schema.text[0]
     what = f"only {num_texts:,} of {num_rows:,} rows have a text in {name!r}"
-    hint = "name another column with --text, or leave the other rows out: --text "
-    expect(num_texts >= _MIN_FILLED * num_rows, what, where=reader.name, hint=hint + quoted(name))
+    hint = f"name another column with --text, or leave the other rows out: --text {quoted(name)}"
+    expect(num_texts >= _MIN_FILLED * num_rows, what, where=reader.name, hint=hint)
     row_id = "id" if reader.kind == "squad" else _find_id(columns)
     schema = replace(schema, id=row_id, document=group or schema.document)
     if not labelled:
