@@ -10,7 +10,7 @@ import bertworks as bw
 from bertworks.models.cache import KeyValueCache
 from bertworks.models.layout import Layout
 from bertworks.models.transformer import Encoder
-from tests.inference.test_generation import folder as folder
+from tests.inference.test_causal_lm import folder as folder
 from tests.models.test_config import AXES, network
 
 
