@@ -10,7 +10,8 @@ them; what is inside a field is another value. They are followed through
 
 - variables and attributes that they are assigned to;
 - copies and conversions (KEEPING): `replace(request, ...)`, `Path(request.data)`, `vars(request)`;
-- results of functions of the package that return them.
+- results of functions of the package that return them;
+- methods that a protocol names: those of the class of the value at the beginning.
 
 They are not followed into comparisons, sums and texts, nor into what else a function computes from
 them, nor into `errors`: checks and messages lead nowhere. The walk ends where a value is put into
@@ -253,6 +254,7 @@ class Walker:
     def __init__(self, package: Package):
         self.package = package
         self.walk = Walk()
+        self.value_class: Class | None = None  # of the followed value
         self._results: dict[tuple[Function, frozenset[tuple[str, Content]]], Content] = {}
 
     def enter(self, function: Function, parameters: dict[str, Content]) -> Content:
@@ -598,6 +600,8 @@ class Frame:
             if receiver in ("self", "cls"):
                 kind = self.package.find(module, self.function.owner)
             if isinstance(kind, Class):
+                if self.holders.get(receiver) == Content.WHOLE and is_protocol(kind):
+                    kind = self.walker.value_class or kind
                 return self.package.method(kind, name)
         candidates = self.package.methods.get(name, [])
         return candidates[0] if len(candidates) == 1 and name not in COMMON_METHODS else None
@@ -611,6 +615,11 @@ class Argument:
     name: str
     node: ast.expr
     content: Content
+
+
+def is_protocol(kind: Class) -> bool:
+    """Whether a class only says which methods other classes have."""
+    return any(ast.unparse(base).partition("[")[0] == "Protocol" for base in kind.node.bases)
 
 
 def element(content: Content) -> Content:
@@ -674,7 +683,12 @@ def walk_request(root: Path = ROOT, start: tuple[str, str] = START) -> Walk:
     """The walk of a parameter through a package. start: the function, and its parameter."""
     package = Package(root)
     walker = Walker(package)
-    walker.enter(package.function(start[0]), {start[1]: Content.WHOLE})
+    function = package.function(start[0])
+    for parameter in all_parameters(function.node):
+        if parameter.arg == start[1] and isinstance(parameter.annotation, ast.Name):
+            kind = package.find(function.module, parameter.annotation.id)
+            walker.value_class = kind if isinstance(kind, Class) else None
+    walker.enter(function, {start[1]: Content.WHOLE})
     return walker.walk
 
 

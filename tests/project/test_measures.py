@@ -286,6 +286,36 @@ def test_which_parameters_get_the_value(call: str, parameters: str, tmp_path: Pa
     assert walk.names == {"x", *parameters.split()}
 
 
+PROTOCOL = """
+from typing import Protocol
+
+class Stored(Protocol):
+    def content(self): ...
+
+class Request:
+    def content(self):
+        return low(self.data)
+
+class Other:
+    def content(self):
+        return 1
+
+def low(path):
+    pass
+
+def start(x: Request):
+    store(x)
+
+def store(value: Stored):
+    value.content()
+"""
+
+
+def test_a_method_that_a_protocol_names_is_that_of_the_value(tmp_path: Path) -> None:
+    walk = request_walk.walk_request(write_package(tmp_path, {"a.py": PROTOCOL}), ("start", "x"))
+    assert walk.names == {"x", "value", "path"}
+
+
 # Traces
 
 TRACED = """
