@@ -17,8 +17,7 @@ from bertworks.inference.explain import UnwantedError
 from bertworks.retrieval.index import Index
 from bertworks.serve import pipeline
 from bertworks.serve.batching import Limits
-from bertworks.serve.endpoints import RERANKED_AT_ONCE
-from bertworks.serve.finetuned import FinetunedEndpoints
+from bertworks.serve.endpoints import RERANKED_AT_ONCE, FinetunedEndpoints
 from bertworks.serve.openapi import ENDPOINTS, parse as openapi_parse, paths_of
 from tests.scenarios.test_admission import Client, until
 from tests.support.fine import write_model
