@@ -25,13 +25,13 @@ from bertworks.io.arrays import write_npy
 from bertworks.io.atomic_write import local_path
 from bertworks.io.file_job import (
     FileJob,
+    Portion,
     RowFormat,
     compute_file,
     content_of,
     format_of,
     join_portions,
     kind_of,
-    pack,
     portions_of,
     row_portion,
     unpacked_values,
@@ -273,7 +273,7 @@ def _portion(
     contents: Contents,
     row_format: RowFormat | None,
     rows: Sequence[TextRow],
-) -> tuple[int, bytes | Iterable[bytes]]:
+) -> Portion:
     """Return the number of truncated texts, and the content of a portion.
 
     prompts: names; then, as an index has them, vectors of length 1.
@@ -288,7 +288,7 @@ def _portion(
         return truncated, vectors.tobytes()
     if contents == "vectors and mask":
         has_text = np.array([bool(text) for text in texts])
-        return truncated, pack([has_text.tobytes(), vectors.tobytes()])
+        return truncated, [has_text.tobytes(), vectors.tobytes()]
     assert row_format is not None
     finished = _rows_with_vectors(row_format, rows, vectors)
     return truncated, row_portion(row_format, finished, rows[0].number)
@@ -313,7 +313,7 @@ def vector_maker(
     contents: Contents,
     row_format: dict[str, Any] | None,
     threads: int,
-) -> tuple[dict[str, Any], Callable[[Sequence[TextRow]], tuple[int, bytes | Iterable[bytes]]]]:
+) -> tuple[dict[str, Any], Callable[[Sequence[TextRow]], Portion]]:
     """Return the `maker` of vectors, see `FileJob`. options: of the `Embedder`."""
     machine = fixed_machine(options["device"], threads)
     embedder = Embedder(**options)
@@ -336,7 +336,7 @@ def vector_job(
     prompts: Sequence[str] | None = None,
     contents: Contents = "vectors",
     row_format: RowFormat | None = None,
-) -> tuple[FileJob, Callable[[Sequence[TextRow]], tuple[int, bytes | Iterable[bytes]]]]:
+) -> tuple[FileJob, Callable[[Sequence[TextRow]], Portion]]:
     """Return a job that computes the vectors of a file, and what computes a portion here.
 
     Args:
