@@ -23,7 +23,7 @@ from bertworks.checkpoints.storage import read_json
 from bertworks.datasets.reader import RowReader
 from bertworks.io.file_job import write_rows
 from bertworks.io.tables import StoredRows, rows_of
-from bertworks.runs.preparation import FinetuneRequest
+from bertworks.runs.finetune_job import FinetuneRequest
 from bertworks.runs.pretrain import Request
 from bertworks.tasks.registry import TASKS as ALL_TASKS
 from tests.support import ROOT
