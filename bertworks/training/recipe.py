@@ -18,6 +18,9 @@ from bertworks.config import (
     AboveZero,
     Count,
     CountOrZero,
+    Fraction,
+    FractionAboveZero,
+    FractionBelowOne,
     Range,
     Settings,
     Size,
@@ -32,6 +35,8 @@ from bertworks.tasks.settings import FeatureLayers, LSTMEncoder
 from bertworks.text.vocabulary import VocabularyConfig
 
 HELD_OUT_LENGTH = 128
+ZeroOrMore = Annotated[float, Range("0 or more", lambda x: x >= 0)]
+BelowOne = Annotated[float, Range("a number from 0 to below 1", lambda x: 0 <= x < 1)]
 Seed = Annotated[
     int, Range(f"a whole number from 0 to {(1 << 32) - 1:,}", lambda x: 0 <= x < 1 << 32)
 ]
@@ -129,7 +134,7 @@ class ObjectiveConfig(Settings):
     """
 
     kind: ObjectiveKind
-    weight: Annotated[float, Range("a number above 0", lambda x: 0 < x < math.inf)] = 1.0
+    weight: AboveZero = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,12 +173,12 @@ class OptimizerConfig(Settings):
     schedule: Literal["linear", "linear_from_start", "cosine", "inverse_sqrt", "constant"] = (
         "linear"
     )
-    weight_decay: Annotated[float, Range("0 or more", lambda x: x >= 0)] = 0.01
-    beta1: Annotated[float, Range("a number from 0 to below 1", lambda x: 0 <= x < 1)] = 0.9
-    beta2: Annotated[float, Range("a number from 0 to below 1", lambda x: 0 <= x < 1)] = 0.999
+    weight_decay: ZeroOrMore = 0.01
+    beta1: BelowOne = 0.9
+    beta2: BelowOne = 0.999
     eps: Annotated[float, Range("a number above 0", lambda x: x > 0)] = 1e-6
     bias_correction: bool = True
-    max_grad_norm: Annotated[float, Range("0 or more", lambda x: x >= 0)] = 1.0
+    max_grad_norm: ZeroOrMore = 1.0
     layer_decay: Annotated[float, Range("a factor above 0, at most 1", lambda x: 0 < x <= 1)] = 1.0
     layer_decay_offset: Annotated[
         int, Range("a number of layers, or 0", lambda x: 0 <= x < 1000)
@@ -229,9 +234,7 @@ class Recipe(Settings):
     objectives: tuple[ObjectiveConfig, ...] = ()
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     initialization: Literal["published", "scaled_residual", "neighbours"] = "published"
-    generator_size: Annotated[
-        float, Range("a fraction above 0, at most 1", lambda x: 0 < x <= 1)
-    ] = 0.25
+    generator_size: FractionAboveZero = 0.25
     temperature: AboveZero = 2.0
     teacher_layers: SizeOrZero = 0
     seed: Seed = 0
@@ -503,9 +506,7 @@ class FinetuneRecipe(Settings):
     ] = -1.0
     head_deviation: Annotated[float, Range("0 or more", lambda x: 0 <= x < 100)] = 0.0
     class_weights: Literal["none", "balanced"] = "none"
-    label_smoothing: Annotated[
-        float, Range("a fraction from 0 to below 1", lambda x: 0 <= x < 1)
-    ] = 0.0
+    label_smoothing: FractionBelowOne = 0.0
     stride: Size = 128
     max_question: SizeOrZero = 64
     max_answer: Size = 30
@@ -517,7 +518,7 @@ class FinetuneRecipe(Settings):
     lstm_units: SizeOrZero = 0
     lstm_encoder: LSTMEncoder = "frozen"
     feature_layers: FeatureLayers = "concat-last-four"
-    teacher_weight: Annotated[float, Range("a fraction from 0 to 1", lambda x: 0 <= x <= 1)] = 0.5
+    teacher_weight: Fraction = 0.5
     temperature: AboveZero = 2.0
     micro_batch_tokens: TokenCount = 8192
     precision: Literal["auto", "fp32", "bf16"] = "auto"
