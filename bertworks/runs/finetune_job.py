@@ -584,7 +584,7 @@ class FinetuneJob:
         It does not cache the features of its encoder.
         """
         r = self.recipe
-        task = task_of(self.description).head(self.groups, self.recipe)
+        task = task_of(self.description).training_head(self.groups, self.recipe)
         network = TaskModel(
             self.config,
             task,

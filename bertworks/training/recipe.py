@@ -7,8 +7,8 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import resources
 from itertools import accumulate
+from pathlib import Path
 from typing import Annotated, Literal, cast
 
 from bertworks.batching.sampling import FORMATS, MaskingConfig, SamplingConfig
@@ -40,6 +40,9 @@ BelowOne = Annotated[float, Range("a number from 0 to below 1", lambda x: 0 <= x
 Seed = Annotated[
     int, Range(f"a whole number from 0 to {(1 << 32) - 1:,}", lambda x: 0 <= x < 1 << 32)
 ]
+BelowOne = Annotated[float, Range("a number from 0 to below 1", lambda x: 0 <= x < 1)]
+ZeroOrMore = Annotated[float, Range("0 or more", lambda x: x >= 0)]
+BelowHundred = Annotated[float, Range("0 or more", lambda x: 0 <= x < 100)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -391,15 +394,8 @@ def packaged_recipes(folder: str = "") -> dict[str, str]:
 
     They are those of pre-training or in "finetuning".
     """
-    files = [
-        p
-        for p in (resources.files("bertworks") / "recipes" / folder).iterdir()
-        if p.name.endswith(".toml")
-    ]
-    return {
-        p.name.removesuffix(".toml"): p.read_text(encoding="utf-8")
-        for p in sorted(files, key=lambda p: p.name)
-    }
+    files = sorted((Path(__file__).parents[1] / "recipes" / folder).glob("*.toml"))
+    return {path.stem: path.read_text(encoding="utf-8") for path in files}
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -504,7 +500,7 @@ class FinetuneRecipe(Settings):
     dropout: Annotated[
         float, Range("a number from 0 to below 1, or -1", lambda x: x == -1 or 0 <= x < 1)
     ] = -1.0
-    head_deviation: Annotated[float, Range("0 or more", lambda x: 0 <= x < 100)] = 0.0
+    head_deviation: BelowHundred = 0.0
     class_weights: Literal["none", "balanced"] = "none"
     label_smoothing: FractionBelowOne = 0.0
     stride: Size = 128
@@ -514,7 +510,7 @@ class FinetuneRecipe(Settings):
     cloze_steps: Annotated[
         int, Range(f"0 to {MAX_COUNT:,}, or -1", lambda x: -1 <= x <= MAX_COUNT)
     ] = 0
-    lm_weight: Annotated[float, Range("0 or more", lambda x: 0 <= x < 100)] = 0.0
+    lm_weight: BelowHundred = 0.0
     lstm_units: SizeOrZero = 0
     lstm_encoder: LSTMEncoder = "frozen"
     feature_layers: FeatureLayers = "concat-last-four"
