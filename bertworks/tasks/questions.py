@@ -33,7 +33,6 @@ from bertworks.tasks.settings import TaskConfig
 from bertworks.tasks.task import (
     NOTHING,
     Answer,
-    Attributed,
     Explained,
     Featurizer,
     Logits,
@@ -216,8 +215,26 @@ class QuestionsTask(Task):
         return value
 
     def explained(self, features: Features, answer: Answer, target: str | None) -> Explained:
+        """The logits of start and end of the answer, in its window, or of [CLS] without one."""
         prediction = (answer["answer"] or "(no answer)", f"{answer['score']:.1%}")
-        return _answer_output(features, answer), [prediction]
+        if not answer["answer"]:
+            name = "“no answer” (its score)"
+            return (features.unit[0], name, lambda x: x[:, 0].sum(-1)), [prediction]
+        tokens = tokens_in_span(features.offsets, answer["start"], answer["end"])
+        first_token = int(tokens[0])
+        # The window in which the answer has most context.
+        number, window = next(
+            (number, window)
+            for number, window in enumerate(features.windows)
+            if window.start <= first_token < window.end
+            and window.is_own[first_token - window.start]
+        )
+        example = features.unit[number]
+        # Counted from the end of the sequence.
+        first = features.begin + first_token - window.start - len(example.input_ids)
+        last = first + len(tokens) - 1
+        name = f"the answer “{answer['answer']}” (its score)"
+        return (example, name, lambda x: x[:, first, 0] + x[:, last, 1]), [prediction]
 
     def label_names(self, label: Any) -> Iterable[str]:
         return ("with an answer" if label else "without an answer",)
@@ -306,30 +323,6 @@ class QuestionsTask(Task):
         if "threshold" not in figures:
             return self.d
         return replace(self.d, threshold=best_threshold(answers, figures))
-
-
-def _answer_output(features: Features, answer: Answer) -> Attributed:
-    """Return the logits of start and end of an answer, in the window of the answer.
-
-    Without an answer they are those of [CLS].
-    """
-    if not answer["answer"]:
-        return features.unit[0], "“no answer” (its score)", lambda x: x[:, 0].sum(-1)
-    tokens = tokens_in_span(features.offsets, answer["start"], answer["end"])
-    first_token = int(tokens[0])
-    # The window in which the answer has most context.
-    number, window = next(
-        (number, window)
-        for number, window in enumerate(features.windows)
-        if window.start <= first_token < window.end and window.is_own[first_token - window.start]
-    )
-    start = first_token - window.start
-    example = features.unit[number]
-    # Counted from the end of the sequence.
-    first = features.begin + start - len(example.input_ids)
-    last = first + len(tokens) - 1
-    name = f"the answer “{answer['answer']}” (its score)"
-    return example, name, lambda x: x[:, first, 0] + x[:, last, 1]
 
 
 def best_threshold(answers: Sequence[Answer], figures: Mapping[str, float]) -> float:

@@ -29,7 +29,7 @@ from bertworks.config import (
     parse_as,
     read_recipe_text,
 )
-from bertworks.errors import UsageError
+from bertworks.errors import expect
 from bertworks.models.config import EncoderConfig
 from bertworks.tasks.settings import FeatureLayers, LSTMEncoder
 from bertworks.text.vocabulary import VocabularyConfig
@@ -583,10 +583,8 @@ def default_max_length(recipe: FinetuneRecipe, max_positions: int) -> int:
         UsageError: the recipe needs longer sequences.
     """
     max_length = recipe.max_length or min(512, max_positions)
-    if max_length > max_positions:
-        raise UsageError(
-            f"max_length is {max_length}, but the model reads at most {max_positions} tokens"
-        )
+    what = f"max_length is {max_length}, but the model reads at most {max_positions} tokens"
+    expect(max_length <= max_positions, what)
     return max_length
 
 
