@@ -40,8 +40,6 @@ BelowOne = Annotated[float, Range("a number from 0 to below 1", lambda x: 0 <= x
 Seed = Annotated[
     int, Range(f"a whole number from 0 to {(1 << 32) - 1:,}", lambda x: 0 <= x < 1 << 32)
 ]
-BelowOne = Annotated[float, Range("a number from 0 to below 1", lambda x: 0 <= x < 1)]
-ZeroOrMore = Annotated[float, Range("0 or more", lambda x: x >= 0)]
 BelowHundred = Annotated[float, Range("0 or more", lambda x: 0 <= x < 100)]
 
 
