@@ -19,10 +19,10 @@ from bertworks.batching.batch import Batch, Example, Ids, Target, add_special_to
 from bertworks.errors import expect, quoted, require
 from bertworks.inference.causal_lm import CausalModel, Score, log_likelihoods, make_score
 from bertworks.inference.engine import (
+    MAX_SCORES,
     LazyModel,
     ModelUser,
     compute_each,
-    log_probabilities,
     open_model,
 )
 from bertworks.io.inputs import chunk_by_size
@@ -118,7 +118,10 @@ class Filler(ModelUser):
         expect(k >= 1, f"k is {k}: expected 1 or more")
         masked = self.read(text)
         (top_tokens,) = self.top_tokens([masked], k)
-        return self.fillings(masked, top_tokens, k)
+        return [
+            self.fillings_of_mask(masked, number, mask_tokens, sequence=True, text=True)
+            for number, mask_tokens in enumerate(top_tokens)
+        ]
 
     def read(self, text: str) -> MaskedText:
         """Tokenize a text.
@@ -201,15 +204,6 @@ class Filler(ModelUser):
 
         results = iter(compute_each(self.model, best, windows, (2, count)))
         return [np.concatenate(list(islice(results, len(text.windows)))) for text in texts]
-
-    def fillings(
-        self, masked: MaskedText, top_tokens: NDArray[np.float32], k: int
-    ) -> list[list[Filling]]:
-        """Return the k most probable tokens of each mask, as text. top_tokens: see the method."""
-        return [
-            self.fillings_of_mask(masked, number, mask_tokens[:, :k], sequence=True, text=True)
-            for number, mask_tokens in enumerate(top_tokens)
-        ]
 
     def fillings_of_mask(
         self,
@@ -306,12 +300,18 @@ def score(
         return
     network = load_masked_lm(source)
     tokenizer = source.tokenizer
-    longest = network.encoder.config.max_position_embeddings
-    encoded = _encoded(sentences, tokenizer, longest, within_word)
+    c = network.encoder.config
+    at_once = max(1, MAX_SCORES // c.vocab_size)
+
+    def log_probabilities(batch: Batch) -> Tensor:
+        logits = network.scores(batch).float()
+        return logits.gather(1, batch.target.labels[:, None])[:, 0] - logits.logsumexp(-1)
+
+    encoded = _encoded(sentences, tokenizer, c.max_position_embeddings, within_word)
     for group in chunk_by_size(encoded, COPIES, lambda sentence: len(sentence[1])):
-        results = log_probabilities(
-            network, [copy for _, _, copies in group for copy in copies], precision
-        )
+        units = [[copy] for _, _, copies in group for copy in copies]
+        rows = compute_each(network, log_probabilities, units, (), precision, at_once)
+        results = np.concatenate(rows, dtype=np.float64)
         ends = np.cumsum([len(ids) for _, ids, _ in group])
         for (text, ids, _), values in zip(group, np.split(results, ends[:-1]), strict=True):
             yield make_score(
