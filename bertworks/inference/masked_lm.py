@@ -341,36 +341,26 @@ def is_better(good: Score, bad: Score) -> bool:
 def _encoded(
     sentences: Iterable[str], tokenizer: Tokenizer, longest: int, within_word: bool
 ) -> Iterator[_Sentence]:
+    """Yield each sentence with its copies."""
+    room = longest - tokenizer.template.num_special()
     groups = chunk_by_size(sentences, AT_ONCE, lambda _: 1)
     pairs = chain.from_iterable(zip(texts, tokenizer.ids(texts), strict=True) for texts in groups)
     for number, (text, token_ids) in enumerate(pairs, 1):
         require(token_ids, f"sentence {number} has no tokens: {text[:60]!r}", "", "leave it out")
         ids = np.array(token_ids, np.int64)
-        ends = _ends_of_words(ids, tokenizer.starts_word) if within_word else range(1, len(ids) + 1)
-        yield (
-            text,
-            ids,
-            [_masked_example(ids, n, int(end), tokenizer, longest) for n, end in enumerate(ends)],
-        )
-
-
-def _ends_of_words(ids: Ids, starts_word: NDArray[np.bool_]) -> Ids:
-    """For each token the end of its word."""
-    starts = np.append(np.flatnonzero(starts_word[ids]), len(ids))
-    return starts[np.searchsorted(starts, np.arange(len(ids)), side="right")]
-
-
-def _masked_example(ids: Ids, place: int, end: int, tokenizer: Tokenizer, longest: int) -> Example:
-    """Return the sentence, or the window around `place`, with masks.
-
-    The tokens from `place` to `end` are masked and the first of them is predicted.
-    """
-    begin, stop = centered_window(
-        place, place + 1, len(ids), longest - tokenizer.template.num_special()
-    )
-    masked = ids.copy()
-    masked[place:end] = tokenizer.mask_id
-    return _example(masked[begin:stop], np.array([place - begin]), ids[[place]], tokenizer)
+        places = np.arange(len(ids))
+        ends = places + 1  # of what is masked with each token
+        if within_word:
+            starts = np.append(np.flatnonzero(tokenizer.starts_word[ids]), len(ids))
+            ends = starts[np.searchsorted(starts, places, side="right")]
+        copies = []
+        for place, end in zip(places.tolist(), ends.tolist(), strict=True):
+            masked = ids.copy()
+            masked[place:end] = tokenizer.mask_id
+            begin, stop = centered_window(place, place + 1, len(ids), room)
+            tokens = masked[begin:stop]
+            copies.append(_example(tokens, np.array([place - begin]), ids[[place]], tokenizer))
+        yield text, ids, copies
 
 
 def _example(tokens: Ids, masks: Ids, labels: Ids, tokenizer: Tokenizer) -> Example:
@@ -411,11 +401,7 @@ class Discriminator(nn.Module):
 
 
 def detect(
-    model: str | Path | LazyModel,
-    texts: Iterable[str],
-    *,
-    device: str = "auto",
-    precision: Precision = "fp32",
+    source: LazyModel, texts: Iterable[str], precision: Precision = "fp32"
 ) -> Iterator[Detection]:
     """For each token of each text the probability that it was replaced (Clark et al. 2020).
 
@@ -423,15 +409,13 @@ def detect(
     farthest from the edges.
 
     Args:
-        model: the folder of a discriminator, or a name; or an open model, which stays on its
-            device.
+        source: a discriminator.
 
     Raises:
         UsageError: a text that is no string.
-        BertworksError: no such model, or one without the head for replaced tokens.
+        BertworksError: the model has no head for replaced tokens.
     """
     texts = texts_of(texts, "detect([text])[0]")
-    source = open_model(model, device)
     network = source.network(Discriminator)
     t = source.tokenizer
     room = source.config.max_position_embeddings - t.template.num_special()

@@ -223,7 +223,7 @@ class LoadedModel(ModelUser):
             BertworksError: a text without tokens; the model has no head for replaced tokens.
         """
         self._check("detect")
-        return list(detect(self._source, texts, precision=self._precision))
+        return list(detect(self._source, texts, self._precision))
 
     def explain(
         self, *texts: str, target: str | None = None, baseline: Literal["mask", "pad"] = "mask"
