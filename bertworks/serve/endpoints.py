@@ -142,11 +142,6 @@ def only_part(parts: Sequence[bytes]) -> bytes:
     return part
 
 
-def ready_json(content: bytes) -> msgspec.Raw:
-    """Return a value that is JSON already, as a part of another one."""
-    return msgspec.Raw(content)
-
-
 def check_answer(size: int, limit: int) -> None:
     """Raise RequestError if an answer may have too many bytes."""
     what = f"the answer may have {size:,} bytes: expected {limit:,} at most"
@@ -372,7 +367,7 @@ class PretrainedEndpoints:
         }
 
         def join(items: Sequence[bytes]) -> bytes:
-            data = ready_json(joined_list(items))
+            data = msgspec.Raw(joined_list(items))
             return to_json({"object": "list", "data": data, "model": self._name, "usage": usage})
 
         return AnswerParts(
@@ -910,12 +905,12 @@ class Abilities:
             documents.append(to_json(hit))
             size += len(documents[-1])
             check_answer(size, self.limits.answer_bytes)
-        make = [partial(ready_json, document) for document in documents]
+        make = [partial(msgspec.Raw, document) for document in documents]
         sizes = list(map(len, documents))
 
         def with_matches(document: bytes, text: str) -> Any:
             spans = places_of(words, text, language, MAX_MATCHES)
-            return ready_json(document[:-1] + b',"matches":' + to_json(spans) + b"}")
+            return msgspec.Raw(document[:-1] + b',"matches":' + to_json(spans) + b"}")
 
         if request["matches"]:
             texts = [hit["text"] for hit in hits]
@@ -938,7 +933,7 @@ class Abilities:
         job.queue = "short explanation" if tokens <= SHORT_EXPLANATION else "explanation"
         job.units = [partial(self._explanation, request, lambda: not job.future.cancelled())]
         (document,) = yield job
-        return AnswerParts([partial(ready_json, document)], [len(document)], only_part)
+        return AnswerParts([partial(msgspec.Raw, document)], [len(document)], only_part)
 
     def _explanation(self, request: Request, is_wanted: Callable[[], bool]) -> bytes:
         """Return the explanation as JSON.
