@@ -122,7 +122,7 @@ class MixedPrecision(nn.Module):
             for name, part in objective.named_modules()
             if isinstance(part, nn.Embedding | OutputLayer)
         )
-        learned = [name for name, p in objective.named_parameters() if p.requires_grad]
+        learned = {name: p for name, p in objective.named_parameters() if p.requires_grad}
         encoders = [part for part in objective.modules() if isinstance(part, Encoder)]
         block_of = {
             parameter: block
@@ -135,7 +135,7 @@ class MixedPrecision(nn.Module):
             [*names]
             for _, names in groupby(
                 (name for name in learned if not name.startswith(exact)),
-                lambda name: block_of.get(objective.get_parameter(name)),
+                lambda name: block_of.get(learned[name]),
             )
         ]
 
