@@ -533,7 +533,7 @@ class PredictionFormat:
             layout=layout and ConllLayout(*layout),
         )
 
-    def portion(self, units: Sequence[Unit], columns: Iterable[dict[str, Any]]) -> list[bytes]:
+    def portion(self, units: Sequence[Unit], columns: Iterable[dict[str, Any]]) -> Iterator[bytes]:
         """The content of a portion: finished rows. columns: of each unit, those that are new."""
         rows: Iterable[Mapping[str, Any]]
         if self.rows.kind == "conll":

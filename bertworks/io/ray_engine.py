@@ -128,14 +128,18 @@ def in_ray(
     is_cluster_lost = False
     losses = (ray.exceptions.LocalRayletDiedError, ray.exceptions.RaySystemError, ConnectionError)
 
-    def result() -> Any:
+    def wait_for_result() -> Any:
         ready: list[Any] = []
         while not ready:
             ready, _ = ray.wait(list(pending), num_returns=1, timeout=_BETWEEN_CHECKS)
             _check_head(head)
-        value = pending.pop(ready[0])
+        return ready[0]
+
+    def result() -> Any:
+        reference = wait_for_result()
+        value = pending.pop(reference)
         try:
-            result = ray.get(ready[0])
+            result = ray.get(reference)
         except losses:
             raise
         except ray.exceptions.RayError as error:

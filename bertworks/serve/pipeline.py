@@ -47,16 +47,7 @@ from bertworks.serve.batching import (
     RequestError,
     grant,
 )
-from bertworks.serve.endpoints import (
-    QUERY_COST,
-    Abilities,
-    AnswerParts,
-    Steps,
-    call_each,
-    check_answer,
-    check_tokens,
-    to_json,
-)
+from bertworks.serve.endpoints import QUERY_COST, Abilities
 from bertworks.serve.openapi import (
     ENDPOINTS,
     INVOCATIONS,
@@ -64,6 +55,14 @@ from bertworks.serve.openapi import (
     parse,
     read,
     requests_of,
+)
+from bertworks.serve.steps import (
+    AnswerParts,
+    Steps,
+    call_each,
+    check_answer,
+    check_tokens,
+    to_json,
 )
 from bertworks.training.device import THREADS, ServerHeapTrimmer
 

@@ -273,8 +273,7 @@ class Tokenizer:
         Raises:
             BertworksError: as `load`.
         """
-        path = as_path(path)
-        arguments = read_vocabulary(path, lowercase)
+        path, arguments = read_vocabulary(as_path(path), lowercase)
         return cls._checked(path, arguments | {"model_max_length": model_max_length})
 
     @classmethod
