@@ -553,3 +553,9 @@ def test_what_cannot_be_measured_is_refused(model: Path, tmp_path: Path) -> None
     what = "the vocabulary of the model is not that of the held-out text"
     with refusal(what, "measure a fine-tuning instead"):
         list(measure_held_out(arm, sequence_length=32))
+
+
+def test_absurd_scales_are_refused(write: Write, corpus: Path, tmp_path: Path) -> None:
+    with refusal("times the steps or the time", "choose a smaller number of --steps or --scale"):
+        run(write(), corpus, tmp_path / "out", scale=1e9)
+    assert not (tmp_path / "out").exists()

@@ -9,12 +9,14 @@ import pytest
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.retrieval.store import (
+    GRAPH,
     MANIFEST,
     Documents,
     Manifest,
     create_index,
     read_manifest,
     refuse_documents,
+    write_manifest,
 )
 from tests.support.refusals import refusal
 
@@ -100,3 +102,19 @@ def test_damaged_files_are_refused_with_what_to_do(folder: Path) -> None:
     with pytest.raises(BertworksError, match="sha256") as error:
         documents.verify()
     assert error.value.hint == advice
+
+
+def test_a_segment_of_other_vectors_is_refused(folder: Path) -> None:
+    write_manifest(folder, replace(read_manifest(folder), dimension=3))
+    with refusal("this is no segment of an index", "delete its folder and repeat"):
+        Documents(folder)
+
+
+def test_a_graph_of_other_documents_is_refused(folder: Path) -> None:
+    faiss = pytest.importorskip("faiss")
+    Documents(folder).write_graph()
+    faiss.write_index(faiss.IndexHNSWFlat(3, 4), str(folder / GRAPH))
+    write_manifest(folder, read_manifest(folder).with_sums(folder, [GRAPH]))
+    advice = f"make it again: bertworks index -o {folder} --approximate"
+    with refusal("this is no graph of these documents", advice):
+        Documents(folder).nearest(np.eye(1, 2, dtype=np.float32), 1)

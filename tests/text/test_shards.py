@@ -23,6 +23,7 @@ import tokenizers
 from hypothesis import given, settings, strategies as st
 
 from bertworks.errors import BertworksError
+from bertworks.io.arrays import file_sums
 from bertworks.io.atomic_write import is_sealed, sha256
 from bertworks.io.inputs import chunk_by_size
 from bertworks.runs.pretrain_job import split_long_documents
@@ -31,7 +32,7 @@ from bertworks.text.corpus import CorpusReader
 from bertworks.text.file_groups import parts_of
 from bertworks.text.segmentation import split_sentences
 from bertworks.text.shard_writer import PartWriter, WordCache, part_path, token_dtype
-from bertworks.text.shards import Shards, holds_shards, write_shards
+from bertworks.text.shards import Manifest, Shards, holds_shards, write_shards
 from bertworks.text.tokenizer import Tokenizer
 from tests.support.fine import tokenizer as tokenizer_of_films
 from tests.support.refusals import refusal
@@ -857,3 +858,31 @@ def test_damaged_folders_are_refused_with_what_to_do(tmp_path: Path):
     (folder / "tokens.bin").write_bytes(tokens[::-1])
     with refusal("tokens.bin", advice):
         Shards.open(folder, verify=True)
+
+
+def test_borders_that_do_not_fit_the_manifest_are_refused(
+    reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """Also with the checksums of the other file."""
+    folder = write_shards(reader, tokenizer, tmp_path / "shards", workers=1).folder
+    borders = np.load(folder / "sentences.npy")
+    borders[-1] -= 1
+    np.save(folder / "sentences.npy", borders)
+    sha256_of_file, blocks = file_sums(folder / "sentences.npy")
+    manifest = Manifest.load(folder / "manifest.json")
+    manifest = replace(
+        manifest,
+        files=manifest.files | {"sentences.npy": sha256_of_file},
+        crc32=manifest.crc32 | {"sentences.npy": blocks},
+    )
+    manifest.save(folder / "manifest.json")
+    with refusal("its numbers do not match the manifest", "repeat the `bertworks prepare` command"):
+        Shards.open(folder, verify=True)
+
+
+def test_a_worker_that_ends_is_an_error(
+    reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with refusal("a worker process ended while it made part 0", "run the same command again"):
+        write_shards(reader, tokenizer, tmp_path / "shards", workers=2)

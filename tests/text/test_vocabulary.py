@@ -32,6 +32,7 @@ from bertworks.text.vocabulary import (
 )
 from bertworks.text.word_counts import AccentSplitter, Splitter
 from tests.runs.test_adaptation import home as home
+from tests.support.refusals import refusal
 
 BERT = normalizers.BertNormalizer(strip_accents=False)
 
@@ -634,3 +635,15 @@ def test_words_are_chosen_by_the_tokens_that_they_save(home: Path):
         UsageError, match="the text has 2 words that a vocabulary can be extended by, not 3"
     ):
         extend_vocabulary(texts, t, 3)
+
+
+def test_what_sentencepiece_refuses_is_an_error_of_ours(monkeypatch):
+    sentencepiece = pytest.importorskip("sentencepiece")
+
+    def refuse(**_: object) -> None:
+        raise RuntimeError("Vocabulary size is smaller than required_chars")
+
+    monkeypatch.setattr(sentencepiece.SentencePieceTrainer, "train", refuse)
+    what = "sentencepiece cannot be trained on this text: Vocabulary size is smaller"
+    with refusal(what, "choose another size"):
+        train_vocabulary(invented(), VocabularyConfig(size=330, algorithm="unigram"))
