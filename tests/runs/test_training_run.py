@@ -9,15 +9,19 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bertworks.checkpoints.model_folder import load_model
+from bertworks.checkpoints.training_state import latest_checkpoint, save_checkpoint
 from bertworks.errors import UsageError
 from bertworks.runs.pretrain import pretrain
 from tests.support import SUPPORT
+from tests.support.refusals import refusal
 from tests.support.tiny import (
     assert_same_run,
     facts,
@@ -284,3 +288,21 @@ def test_a_run_reports_its_steps_and_its_end(tmp_path: Path):
     recipe.write_text(recipe.read_text().replace("hidden_size = 32", "hidden_size = 16"))
     with pytest.raises(UsageError, match="other settings"):
         list(pretrain([text], tmp_path / "out", **options, seed=5))
+
+
+def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path):
+    recipe = write_recipe(tmp_path / "r.toml", ("num_steps = 40", "num_steps = 3"))
+    text = write_corpus(tmp_path / "t.jsonl")
+    options = {"recipe": str(recipe), "workers": 1, "device": "cpu"}
+    folder = tmp_path / "out" / "checkpoints"
+    with closing(pretrain([text], tmp_path / "out", **options)) as events:
+        next(event for event in events if event.kind == "step")
+    checkpoint, damaged = latest_checkpoint(folder)
+    assert checkpoint is not None
+    assert not damaged
+    name = min(checkpoint.tensors)
+    tensors = checkpoint.tensors | {name: torch.zeros(1, 2, 3)}
+    save_checkpoint(folder, checkpoint.step + 1, tensors, checkpoint.facts)
+    advice = "use another output folder, or --overwrite"
+    with refusal(f"the checkpoint does not fit the recipe: {name}", advice):
+        list(pretrain([text], tmp_path / "out", **options))
