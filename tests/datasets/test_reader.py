@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from pyarrow import parquet
 
-from bertworks.datasets.reader import RowReader
+from bertworks.datasets.reader import RowReader, parse_json
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.file_job import write_rows
 from bertworks.io.options import ReadOptions
@@ -840,3 +840,12 @@ def test_a_hash_of_a_file_and_its_content(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="this is the input file"):
         first.refuse_output(tmp_path / "a.csv")
     first.refuse_output(tmp_path / "b.csv")
+
+
+def test_a_line_of_empty_lists_is_refused_before_it_is_parsed() -> None:
+    with pytest.raises(BertworksError, match="empty lists or objects are no data") as caught:
+        parse_json(f"[{'[],' * 300_000}[]]", "a.json", 7)
+    assert (caught.value.where, caught.value.hint) == (
+        "a.json:7",
+        "repair the line, or leave it out",
+    )

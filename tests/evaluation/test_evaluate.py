@@ -12,7 +12,12 @@ from bertworks.checkpoints.storage import read_json
 from bertworks.cli.main import main
 from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError, UsageError
-from bertworks.evaluation.evaluate import evaluate_sts, evaluate_task, training_copies
+from bertworks.evaluation.evaluate import (
+    evaluate_blimp,
+    evaluate_sts,
+    evaluate_task,
+    training_copies,
+)
 from bertworks.inference.predictor import predict_file
 from bertworks.io.options import ReadOptions
 from bertworks.models.transformer import cpu_supports_int8
@@ -351,3 +356,8 @@ def test_training_data_that_is_not_known(trained: Path, model: Path, tmp_path: P
     run["request"]["data"] = str(tmp_path / "gone.csv")
     (tmp_path / "run.json").write_text(json.dumps(run))
     assert training_copies(tmp_path, rows, MOODS)[0] is None
+
+
+def test_a_folder_without_pairs_of_sentences(model: Path, tmp_path: Path):
+    with refusal("no pairs of sentences", "name a .jsonl file of BLiMP"):
+        list(evaluate_blimp(model, tmp_path))

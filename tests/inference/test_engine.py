@@ -436,3 +436,9 @@ def test_an_exported_file_that_fails(exported: Path):
     network.width += 1
     with refusal("which the file does not declare", "export the model again"):
         network._run(torch.tensor([1]), Layout.of([1]), None)
+
+
+def test_eight_bits_need_instructions_of_the_processor(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("bertworks.models.transformer.cpu_supports_int8", lambda: False)
+    with refusal("this processor has no instructions for int8", "leave --precision out"):
+        engine.precision_for(torch.nn.Linear(2, 2), "int8")

@@ -418,3 +418,5 @@ def test_texts_become_rows_of_their_columns() -> None:
         rows_of_texts(["x", "y", "z"], ("a", "b"))
     with refusal("expected a list of rows", ""):
         rows_of_texts({"x", "y"}, ("a", "b"))
+    with refusal("expected a list of rows", "give a file, a list like"):
+        rows_of_texts(5, ("a", "b"))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from bertworks.text.tokenizer import Template
 from bertworks.text.translations import read_translations
 from bertworks.training.recipe import OptimizerConfig, load_recipe
 from tests.runs.test_pretrain import finish, torchrun
+from tests.support.refusals import refusal
 from tests.support.served import Local
 from tests.support.tiny import documents, metrics, write_recipe
 
@@ -286,6 +288,16 @@ def test_translations_that_do_not_fit(files: dict[str, str], message: str, tmp_p
         (tmp_path / name).write_text(text)
     with pytest.raises(BertworksError, match=message):
         read_translations([tmp_path / name for name in files])
+
+
+def test_a_side_of_a_translation_without_tokens_is_refused(
+    request_of_run: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As a tokenizer from elsewhere may leave it."""
+    manifest = SimpleNamespace(load=lambda _: SimpleNamespace(documents=119))
+    monkeypatch.setattr("bertworks.runs.pretrain.Manifest", manifest)
+    with refusal("119 sides of translations have tokens: expected two", "leave out such pairs"):
+        list(bw.pretrain(output=tmp_path / "m", **request_of_run))
 
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]

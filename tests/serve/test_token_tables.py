@@ -166,6 +166,16 @@ def test_the_published_table() -> None:
     assert table.text([by_bytes[bytes([byte])] for byte in "👩".encode()]) == "👩"
 
 
+def test_a_table_that_nobody_may_read(byte_table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    what = "the table of cl100k_base cannot be read: Permission denied"
+    with refusal(what, "TIKTOKEN_CACHE_DIR names the folder"):
+        read_table("cl100k_base")
+
+
 def test_a_table_that_cannot_be_read(byte_table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_tables, "_LARGEST_TABLE", 10)
     with refusal("the table of cl100k_base is too large", "TIKTOKEN_CACHE_DIR names the folder"):

@@ -624,3 +624,11 @@ def test_ids_of_real_text_are_those_of_encode(data_folder, tmp_path):
     assert tokenizer.ids(texts) == [
         encoding.ids[1:-1] for encoding in tokenizer.encode_batch(texts)
     ]
+
+
+def test_word_pieces_need_the_special_tokens():
+    model = json.loads(serialized())["model"] | {"vocab": {"[UNK]": 0, "a": 1}}
+    content = broken(added_tokens=[], model=model, post_processor=None)
+    with pytest.raises(BertworksError, match=r"the vocabulary lacks .*\[MASK\]") as caught:
+        Tokenizer(content)
+    assert caught.value.hint == "add it, one token per line"
