@@ -29,7 +29,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--every-hint", action="store_true", help="see tests/support/hint_recorder.py")
     parser.addoption("--device", default="cpu", help="of the tests of devices: cpu, cuda or cuda:1")
 
 

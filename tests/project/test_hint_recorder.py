@@ -8,6 +8,7 @@ import pytest
 from bertworks.errors import UsageError
 from bertworks.io.tables import parse_size
 from tests.support.hint_recorder import (
+    PACKAGE,
     Hint,
     HintRecorder,
     Line,
@@ -69,7 +70,8 @@ def test_a_place_without_a_hint_is_named():
     assert len(unreached_places([], [], {("a.py", "f"): "why"})) == 1
 
 
-def test_a_run_with_a_path_is_no_full_run():
+def test_a_run_with_a_path_or_without_the_data_is_no_full_run(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("BERTWORKS_DATA", "data")
     sources = pytest.Config.ArgsSource
     option = SimpleNamespace(markexpr="not slow", keyword="")
     assert is_full_run(SimpleNamespace(option=option, args_source=sources.TESTPATHS))
@@ -77,3 +79,33 @@ def test_a_run_with_a_path_is_no_full_run():
     for selection in ({"keyword": "a"}, {"markexpr": "slow"}, {"ignore": ["tests/io"]}):
         selected = SimpleNamespace(**vars(option) | selection)
         assert not is_full_run(SimpleNamespace(option=selected, args_source=sources.TESTPATHS))
+    monkeypatch.delenv("BERTWORKS_DATA")
+    assert not is_full_run(SimpleNamespace(option=option, args_source=sources.TESTPATHS))
+
+
+def test_what_ends_a_block_reaches_the_places_of_its_first_line():
+    (lock,) = [
+        place
+        for place in places()
+        if place.function == "published" and line_of(place).strip() == "with ("
+    ]
+    assert lock.is_reached_by(
+        Hint(
+            "wait for it, stop it, or choose another URL", (Line(lock.module, lock.first_line),), ""
+        )
+    )
+
+
+def line_of(place: Place) -> str:
+    """Return the first line of a place."""
+    lines = (PACKAGE / place.module).read_text(encoding="utf-8").splitlines()
+    return lines[place.first_line - 1]
+
+
+def test_an_error_of_another_process_reaches_its_place_by_the_text():
+    text = (
+        "run the same command again: it resumes after the finished parts; fewer --workers need "
+        "less memory"
+    )
+    hint = Hint(text, (Line("io/processes.py", 1),), "")
+    assert [place.function for place in places() if place.is_reached_by(hint)] == ["write_shards"]
