@@ -79,7 +79,7 @@ class Family:
         first class of which it has all names.
     tied: copies of tied parameters that some versions write, and what each must be equal to.
     buffers: names, with "#", of tensors that are no parameters.
-    transposed: endings of our names whose matrices are stored [inputs, outputs].
+    transposed: endings of our names; their matrices are stored as [inputs, outputs].
     unused_positions: rows of the position table before the first position.
     always_projects: files have a projection of the embeddings even where its two widths are equal.
     settings: key of config.json: field of EncoderConfig. Of several keys for a field the last one
@@ -104,8 +104,8 @@ class Family:
     required: settings that change what is computed, and the only value that is supported.
     required_null: settings that change what is computed, and must be null or absent.
     written, written_as_null: further settings that are written.
-    token_ids: key of config.json: the token whose id is written there, or the name of its role,
-        such as "cls_token".
+    token_ids: key of config.json: the token, or the name of its role, such as "cls_token"; its id
+        is written there.
     pretraining: heads that a state holds, in alphabetical order: the class that saves exactly
         these.
     decoder_pretraining: the same for files with `is_decoder: true`.

@@ -1,7 +1,7 @@
 """Opens model folders for inference, and computes batches of examples.
 
 - `LazyModel`: the networks of a model folder, over one copy of its weights
-- `Reopened`: the base class of objects whose pickles say how to open them again;
+- `Reopened`: the base class of objects that are pickled as a call that opens them again;
   `ModelUser`: of those over a `LazyModel`, which pickles hold by path, settings and hash
 - `OnnxModel`: the network of an ONNX file, computed by onnxruntime, with the interface of our
   networks
@@ -89,7 +89,7 @@ class Opening(NamedTuple):
 
 
 class Reopened:
-    """An object whose pickle holds the call that opens it again, in a few hundred bytes.
+    """An object that is pickled, in a few hundred bytes, as the call that opens it again.
 
     The object in another process is opened when it is first used. An error, such as a folder that
     has changed, is then raised where the object is used: `multiprocessing.Pool` would wait for ever

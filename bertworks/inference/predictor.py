@@ -525,7 +525,7 @@ class PredictionFormat:
 
     @classmethod
     def of_settings(cls, settings: Mapping[str, Any]) -> Self:
-        """Return the format whose `asdict` went through JSON."""
+        """Return the format from its fields, as a job file stores them in JSON."""
         layout = settings["layout"]
         return cls(
             rows=RowFormat(**settings["rows"]),
@@ -534,7 +534,10 @@ class PredictionFormat:
         )
 
     def portion(self, units: Sequence[Unit], columns: Iterable[dict[str, Any]]) -> Iterator[bytes]:
-        """The content of a portion: finished rows. columns: of each unit, those that are new."""
+        """Return the content of a portion: finished rows.
+
+        columns: the new columns of each unit.
+        """
         rows: Iterable[Mapping[str, Any]]
         if self.rows.kind == "conll":
             lines = self._tagged_lines(units, columns)

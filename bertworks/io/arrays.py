@@ -1,4 +1,4 @@
-"""Arrays on disk: as .npy files, and memory-mapped in files whose content is checked.
+"""Arrays on disk: .npy files, and memory-mapped files that are checked when they are read.
 
 - `open_npy`, `write_npy`: arrays of any size, written block by block
 - `file_sums`, `verify_files`: the hashes of the files that a manifest names

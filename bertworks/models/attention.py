@@ -88,8 +88,8 @@ class TransformerConfig(LayerConfig):
     def stack_flops(self, sequence_length: int, finished: float) -> float:
         """Matrix-product operations per token (a multiply-add counts 2).
 
-        finished: fraction of the tokens whose last layer is computed beyond queries, keys and
-        values.
+        finished: the last layer computes queries, keys and values for all tokens, and the rest
+            of the layer for this fraction of them.
         """
         hidden = self.hidden_size
         products = 2 * (4 * hidden * hidden + 2 * hidden * self.ffn_size)

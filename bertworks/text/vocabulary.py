@@ -200,7 +200,10 @@ def _most_used(words: Words, pieces: set[str], alphabet: set[str], size: int) ->
 
 
 def _longest_match(word: str, model: models.WordPiece) -> list[str]:
-    """Return the pieces of a word whose characters are all pieces of the model."""
+    """Return the pieces of a word by longest match.
+
+    Each character of the word has to be a piece of the model.
+    """
     return [token.value for token in model.tokenize(word)]
 
 
@@ -312,8 +315,8 @@ _SHOWN_CHARACTERS = 40
 _MUCH_LEFT_OUT = 0.01
 # of all characters: a text with fewer marks that are letters, or kana, is of another language
 LETTER_FRACTION = 0.001
-# Marks whose removal leaves the letters of a word: accents, the points of Hebrew and Arabic, and
-# the marks of no script, such as the variation selectors of emoji.
+# Marks that can be removed without changing the letters of a word: accents, the points of Hebrew
+# and Arabic, and marks that belong to no script, such as the variation selectors of emoji.
 _ACCENTS_AND_POINTS = re.compile(
     r"[\u0300-\u036f\u0590-\u06ff\u0870-\u08ff\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufb1e\ufe00-\ufe0f\ufe20-\ufe2f"
     r"\U00010ec0-\U00010eff\U000e0100-\U000e01ef]"

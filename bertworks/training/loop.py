@@ -34,7 +34,8 @@ from bertworks.training.recipe import OptimizerConfig
 STACKED = ".attention.qkv.weight"  # three matrices in one
 State = dict[str, Tensor]  # of a parameter
 UNCORRECTED = 1e7  # steps after which Adam's bias corrections are 1 to the last bit
-MANY_STEPS = 1 << 30  # of a training whose end does not matter
+# The length of a schedule of which only the first steps are run, to time them.
+MANY_STEPS = 1 << 30
 
 
 class LossSum(NamedTuple):
@@ -360,7 +361,7 @@ class SkippingOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: object = None) -> None:  # type: ignore[override]
-        """One step, without waiting for the device."""
+        """Change all parameters by one step, without waiting for the device."""
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:

@@ -3,7 +3,6 @@ and bad rows."""
 
 import csv
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,33 +23,18 @@ from bertworks.models.transformer import cpu_supports_int8
 from bertworks.runs.finetune import finetune
 from bertworks.tasks.settings import TaskConfig
 from tests.support.fine import (
+    FILES_OF_TASKS,
     read_data,
-    write_choices,
-    write_conll,
-    write_multilabel,
-    write_pairs,
     write_reviews,
-    write_spans,
-    write_squad,
 )
 from tests.support.refusals import refusal
 from tests.support.served import write_head
 from tests.support.tables import write_records, write_table
 
-TASKS: dict[str, tuple[str, Callable[..., Path]]] = {
-    "classification": ("d.csv", write_reviews),
-    "multilabel": ("d.jsonl", write_multilabel),
-    "regression": ("d.tsv", write_pairs),
-    "tagging": ("d.conll", write_conll),
-    "spans": ("d.json", write_spans),
-    "qa": ("d.json", write_squad),
-    "choice": ("d.csv", write_choices),
-}
 
-
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", FILES_OF_TASKS)
 def test_the_figures_are_those_of_the_run(task: str, model: Path, tmp_path: Path):
-    name, write = TASKS[task]
+    name, write = FILES_OF_TASKS[task]
     train = write(tmp_path / name, 60)
     dev = tmp_path / f"dev-{name}"
     dev.write_bytes(train.read_bytes())

@@ -16,46 +16,28 @@ import transformers
 import bertworks as bw
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.masked_lm import evaluate_mlm
-from bertworks.runs.pretrain import pretrain
 from bertworks.runs.pretrain_job import held_out_batches, split_long_documents
 from bertworks.runs.run_folder import BITS
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import write_shards
 from bertworks.text.tokenizer import Tokenizer
-from tests.support.tiny import documents, write_corpus, write_recipe
+from tests.support.tiny import documents, write_corpus, write_pretrained
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    recipe = write_recipe(folder / "r.toml", ("learning_rate = 1e-3", "learning_rate = 1e-2"))
-    list(
-        pretrain(
-            [write_corpus(folder / "t.jsonl")],
-            folder / "a",
-            recipe=str(recipe),
-            workers=1,
-            device="cpu",
-        )
-    )
-    return folder / "a"
+    return write_pretrained(folder, ("learning_rate = 1e-3", "learning_rate = 1e-2"))
 
 
 @pytest.fixture(scope="module")
 def without_pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    recipe = write_recipe(folder / "r.toml", ("num_steps = 40", "num_steps = 3"))
-    list(
-        pretrain(
-            [write_corpus(folder / "t.jsonl")],
-            folder / "a",
-            recipe=str(recipe),
-            workers=1,
-            device="cpu",
-            overrides=["sampling.format=full_sentences"],
-        )
+    return write_pretrained(
+        folder,
+        ("num_steps = 40", "num_steps = 3"),
+        overrides=["sampling.format=full_sentences"],
     )
-    return folder / "a"
 
 
 def test_the_same_figures_as_transformers(model: Path, tmp_path: Path):

@@ -15,31 +15,20 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.explain import explain
 from bertworks.inference.masked_lm import Filler, fill, score
 from bertworks.models.config import EncoderConfig
-from bertworks.runs.pretrain import pretrain
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from bertworks.training.objectives import PretrainingModel
 from tests.support.fine import tokenizer
 from tests.support.gpt import write_gpt2
 from tests.support.refusals import refusal
-from tests.support.tiny import documents, write_corpus, write_recipe
+from tests.support.tiny import documents, write_pretrained
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Trained for a moment: enough for answers that differ from place to place."""
     folder = tmp_path_factory.mktemp("model")
-    recipe = write_recipe(folder / "r.toml", ("learning_rate = 1e-3", "learning_rate = 1e-2"))
-    list(
-        pretrain(
-            [write_corpus(folder / "t.jsonl")],
-            folder / "a",
-            recipe=str(recipe),
-            workers=1,
-            device="cpu",
-        )
-    )
-    return folder / "a"
+    return write_pretrained(folder, ("learning_rate = 1e-3", "learning_rate = 1e-2"))
 
 
 @pytest.fixture(scope="module")

@@ -25,15 +25,11 @@ from bertworks.io.file_job import write_rows
 from bertworks.io.tables import StoredRows, rows_of
 from bertworks.runs.preparation import FinetuneRequest
 from bertworks.runs.pretrain import Request
-from bertworks.tasks.registry import TASKS as ALL_TASKS
+from bertworks.tasks.registry import TASKS
 from tests.support import ROOT
 from tests.support.fine import (
-    write_choices,
-    write_conll,
-    write_multilabel,
-    write_pairs,
+    FILES_OF_TASKS,
     write_reviews,
-    write_spans,
     write_squad,
 )
 from tests.support.tiny import write_corpus, write_recipe
@@ -363,22 +359,12 @@ def test_the_signature_has_every_field_of_a_request() -> None:
 
 # Predictions
 
-TASKS: dict[str, tuple[str, Callable[..., Path]]] = {
-    "classification": ("d.csv", write_reviews),
-    "multilabel": ("d.jsonl", write_multilabel),
-    "regression": ("d.tsv", write_pairs),
-    "tagging": ("d.conll", write_conll),
-    "spans": ("d.json", write_spans),
-    "qa": ("d.json", write_squad),
-    "choice": ("d.csv", write_choices),
-}
 
-
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", FILES_OF_TASKS)
 def test_rows_and_texts_have_the_same_predictions_and_the_score_of_the_evaluation(
     task: str, model: Path, tmp_path: Path
 ) -> None:
-    name, write = TASKS[task]
+    name, write = FILES_OF_TASKS[task]
     file = write(tmp_path / name, 40)
     predictor = bw.finetune(file, model=model, output=tmp_path / "out", **FAST)
     rows, d = [dict(row.values) for row in RowReader(file)], predictor.description
@@ -389,7 +375,7 @@ def test_rows_and_texts_have_the_same_predictions_and_the_score_of_the_evaluatio
     figures = bw.evaluate_task(tmp_path / "out", file, device="cpu")["figures"]
     assert bw.evaluate_task(tmp_path / "out", rows, device="cpu")["figures"] == figures
     labels = [row[d.label[0]] for row in rows]
-    assert predictor.score(rows, labels) == pytest.approx(figures[ALL_TASKS[d.task].metrics[0]])
+    assert predictor.score(rows, labels) == pytest.approx(figures[TASKS[d.task].metrics[0]])
     assert predictor.score(texts, labels) == predictor.score(rows, labels)
     assert bw.load(tmp_path / "out", device="cpu").predictor().score(
         rows, labels

@@ -4,6 +4,7 @@ import csv
 import gc
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +182,15 @@ def write_choices(path: Path, count: int = 160) -> Path:
 def read_data(data: Data, **options: Any) -> LabelledData:
     """Read labelled data. options: the other fields of `DataRequest`."""
     return data_splits.read_data(DataRequest(data, **options))
+
+
+# A file for each task: its name, and the function that writes it.
+FILES_OF_TASKS: dict[str, tuple[str, Callable[..., Path]]] = {
+    "classification": ("d.csv", write_reviews),
+    "multilabel": ("d.jsonl", write_multilabel),
+    "regression": ("d.tsv", write_pairs),
+    "tagging": ("d.conll", write_conll),
+    "spans": ("d.json", write_spans),
+    "qa": ("d.json", write_squad),
+    "choice": ("d.csv", write_choices),
+}

@@ -3,8 +3,11 @@ run."""
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from bertworks.runs.pretrain import pretrain
 
 RECIPE = """
 title = "Tiny"
@@ -63,6 +66,17 @@ def write_recipe(path: Path, *replacements: tuple[str, str]) -> Path:
         text = text.replace(old, new)
     path.write_text(text)
     return path
+
+
+def write_pretrained(
+    folder: Path, *replacements: tuple[str, str], overrides: Sequence[str] = ()
+) -> Path:
+    """Pre-train a tiny model in a folder; the replacements are those of its recipe."""
+    recipe = write_recipe(folder / "r.toml", *replacements)
+    text = write_corpus(folder / "t.jsonl")
+    output = folder / "a"
+    list(pretrain([text], output, recipe=str(recipe), workers=1, device="cpu", overrides=overrides))
+    return output
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
