@@ -280,8 +280,7 @@ def bertworks(
     from bertworks.inference.engine import compute_logits_and_loss
     from bertworks.runs.data_splits import LabelledData
     from bertworks.runs.finetune import make_finetune_request
-    from bertworks.runs.finetune_job import FinetuneJob
-    from bertworks.runs.preparation import prepare_finetuning
+    from bertworks.runs.finetune_job import FinetuneJob, prepare_finetuning
     from bertworks.tasks.registry import task_of
     from bertworks.training.device import HeapTrimmer, disable_heap_trim
     from bertworks.training.loop import make_optimizer, train

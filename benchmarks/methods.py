@@ -234,9 +234,8 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
     from bertworks.runs.baselines import FrozenEncoder, baseline_answers
     from bertworks.runs.data_splits import EVALUATED, methods_of
     from bertworks.runs.finetune import Scores, best_method, score_parts
-    from bertworks.runs.finetune_job import FinetuneJob
+    from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, prepare_finetuning
     from bertworks.runs.options import Method
-    from bertworks.runs.preparation import FinetuneRequest, prepare_finetuning
     from bertworks.runs.training_run import TrainingRun
     from bertworks.tasks.registry import task_of
     from bertworks.tasks.scores import fit_outputs, groups_of, row_sums

@@ -25,8 +25,7 @@ from bertworks.evaluation.glue import find_glue_tasks
 from bertworks.metrics.intervals import resampled
 from bertworks.runs.data_splits import LabelledData
 from bertworks.runs.finetune import make_finetune_request
-from bertworks.runs.finetune_job import FinetuneJob
-from bertworks.runs.preparation import prepare_finetuning
+from bertworks.runs.finetune_job import FinetuneJob, prepare_finetuning
 from bertworks.tasks.registry import TASKS, task_of
 from bertworks.tasks.scores import compute_metrics, groups_of, row_sums
 from bertworks.tasks.task import Featurizer

@@ -62,6 +62,9 @@ TokenCount = Annotated[int, Range(f"1 to {MAX_TOKENS:,}", lambda x: 1 <= x <= MA
 LONGEST = 60  # characters of a path in a message
 AboveZero = Annotated[float, Range("a number above 0", lambda x: 0 < x < math.inf)]
 SizeOrZero = Annotated[int, Range(f"0 to {MAX_SIZE:,}", lambda x: 0 <= x <= MAX_SIZE)]
+Fraction = Annotated[float, Range("a fraction from 0 to 1", lambda x: 0 <= x <= 1)]
+FractionAboveZero = Annotated[float, Range("a fraction above 0, at most 1", lambda x: 0 < x <= 1)]
+FractionBelowOne = Annotated[float, Range("a fraction from 0 to below 1", lambda x: 0 <= x < 1)]
 
 
 class Settings:

@@ -37,7 +37,15 @@ from bertworks.batching.batch import (
     shuffled_index,
     token_budget_batches,
 )
-from bertworks.config import Range, Settings, Size, SizeOrZero
+from bertworks.config import (
+    Fraction,
+    FractionAboveZero,
+    FractionBelowOne,
+    Range,
+    Settings,
+    Size,
+    SizeOrZero,
+)
 from bertworks.errors import check, expect, require
 from bertworks.text.shards import TokenStore
 from bertworks.text.tokenizer import Template, Tokenizer
@@ -73,12 +81,10 @@ class SamplingConfig(Settings):
     """
 
     format: Format = "next_sentence"
-    short_rate: Annotated[float, Range("a fraction from 0 to 1", lambda x: 0 <= x <= 1)] = 0.1
+    short_rate: Fraction = 0.1
     copies: Size = 1
     language_power: Annotated[float, Range("a number from 0 to 1", lambda x: 0 <= x <= 1)] = 1.0
-    parallel_rate: Annotated[float, Range("a fraction from 0 to below 1", lambda x: 0 <= x < 1)] = (
-        0.0
-    )
+    parallel_rate: FractionBelowOne = 0.0
 
 
 class Sampler(ABC):
@@ -183,7 +189,14 @@ class Pairs(Sampler):
                     yield a, b, b, b_end, 0
                 elif not self.swaps:
                     i = split
-                    yield a, b, *_random_sentences(sentences, limits, d, target - (b - a), coin), 1
+                    # B begins at a random sentence of another document, and fills the sequence
+                    other = int(coin() * (len(limits) - 1))
+                    other_first, other_last = limits[other + (other >= d)].tolist()
+                    start = other_first + int(coin() * (other_last - other_first))
+                    begin = int(sentences[start])
+                    filled = begin + target - (b - a)
+                    stop = bisect_left(sentences, filled, lo=start + 1, hi=other_last)
+                    yield a, b, begin, int(sentences[stop]), 1
 
     def __getitem__(self, i: int) -> TokenSequence:
         a, a_end, b, b_end, label = self.plan[i].tolist()
@@ -220,21 +233,6 @@ class SentenceOrderPairs(Pairs):
         "give documents of two sentences or more, in lines of one document or paragraphs of "
         "one file"
     )
-
-
-def _random_sentences(
-    sentences: Ids, limits: NDArray[np.int64], d: int, tokens: int, coin: Callable[[], float]
-) -> tuple[int, int]:
-    """Return the first and last token of sentences of another document than d.
-
-    They begin at a random sentence and have up to `tokens` tokens.
-    """
-    e = int(coin() * (len(limits) - 1))
-    e += e >= d
-    first, last = limits[e].tolist()
-    start = first + int(coin() * (last - first))
-    begin = int(sentences[start])
-    return begin, int(sentences[bisect_left(sentences, begin + tokens, lo=start + 1, hi=last)])
 
 
 def truncate(
@@ -369,6 +367,7 @@ class OneSegment(Sampler):
     def _plan_rows(self, documents: Ids) -> Iterator[tuple[int, ...]]:
         sentences = self.store.sentences
         edges = self.store.documents
+        special_of_one, special_of_two = (self.template.num_special(n) for n in (1, 2))
         for copy, d in product(range(self.config.copies), documents.tolist()):
             starts = sentences[edges[d] : edges[d + 1] + 1].tolist()
             coin = Random(f"segments {self.seed} {copy} {starts[0]}").random
@@ -379,33 +378,19 @@ class OneSegment(Sampler):
                 if coin() < self.config.short_rate:
                     target = 5 + int(coin() * (self.max_length - 4))  # uniform from 5 to the length
                 end = bisect_left(starts, starts[i] + target, lo=i + 1, hi=count)
-                yield self._segments(starts[i : end + 1], target, coin)
+                a = starts[i]
+                middle = a + (target - special_of_two) // 2
+                split = end if coin() < SINGLE_RATE else i + 1  # first sentence of B
+                # a sentence that crosses the middle belongs to A half of the time
+                while split < end and (
+                    starts[split + 1] < middle or (starts[split] < middle and coin() < 0.5)
+                ):
+                    split += 1
+                b = starts[split]
+                a_end = min(b, a + self.max_length - special_of_one)
+                room = max(0, self.max_length - special_of_two - (a_end - a))
+                yield a, a_end, b, min(starts[end], b + room)
                 i = end
-
-    def _segments(
-        self, starts: list[int], target: int, coin: Callable[[], float]
-    ) -> tuple[int, int, int, int]:
-        """Return a plan row.
-
-        starts: first tokens of the sentences, and the end of the last one.
-        """
-        special_of_one, special_of_two = (self.template.num_special(n) for n in (1, 2))
-        half = (target - special_of_two) // 2
-        split = 1  # sentences of A
-        if coin() < SINGLE_RATE:
-            split = len(starts) - 1
-        # a sentence that crosses the middle belongs to A half of the time
-        while split < len(starts) - 1:
-            size, longer = (starts[n] - starts[0] for n in (split, split + 1))
-            if longer >= half and not (size < half and coin() < 0.5):
-                break
-            split += 1
-        a_end = min(starts[split], starts[0] + self.max_length - special_of_one)
-        b_end = min(
-            starts[-1],
-            starts[split] + max(0, self.max_length - special_of_two - (a_end - starts[0])),
-        )
-        return starts[0], a_end, starts[split], b_end
 
     def __getitem__(self, i: int) -> TokenSequence:
         a, a_end, b, b_end = self.plan[i].tolist()
@@ -484,7 +469,7 @@ class MaskingConfig(Settings):
         disk.
     """
 
-    rate: Annotated[float, Range("a fraction above 0, at most 1", lambda x: 0 < x <= 1)] = 0.15
+    rate: FractionAboveZero = 0.15
     rounding: Literal["nearest", "random"] = "nearest"
     special_tokens: Literal["replacements", "predicted"] = "replacements"
     max_predictions: SizeOrZero = 0

@@ -155,14 +155,6 @@ class Family:
         directions = self.finetuned_directions or (config.direction,)
         return task in self.tasks and config.direction in directions
 
-    def flag_values(self, name: str) -> Collection[str]:
-        """Return the values of a field of EncoderConfig that a flag of config.json can name.
-
-        They are () if no flag describes the field.
-        """
-        flags = [values for key, values in self.flags.items() if self.settings[key] == name]
-        return [value for values in flags for value in values.values()]
-
     def is_decoder(self, config: EncoderConfig) -> bool:
         """Return whether its file has `is_decoder: true`."""
         return config.direction == self.decoder.get("direction")
@@ -458,29 +450,30 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
             raise BertworksError(
                 what, hint=f"leave {name} out of the recipe" if value is None else setting
             )
-    if family.always_projects and config.embedding_width == config.hidden_size:
-        what = (
-            f"encoder.embedding_size and encoder.hidden_size are both {config.hidden_size}: "
-            f"files of {config.family}"
-        )
-        hint = f"--set encoder.embedding_size={config.hidden_size // 2 or 1}"
-        raise BertworksError(
-            f"{what} have a projection between them, which the network then lacks", hint=hint
-        )
-    directions = family.flag_values("direction")
-    if directions and config.direction not in directions:
+    what = (
+        f"encoder.embedding_size and encoder.hidden_size are both {config.hidden_size}: files of "
+        f"{config.family} have a projection between them, which the network then lacks"
+    )
+    hint = f"--set encoder.embedding_size={config.hidden_size // 2 or 1}"
+    projects = config.embedding_width != config.hidden_size
+    require(projects or not family.always_projects, what, hint=hint)
+    flags = [
+        meanings.values()
+        for key, meanings in family.flags.items()
+        if family.settings[key] == "direction"
+    ]
+    if flags and not any(config.direction in meanings for meanings in flags):
         reading = config.direction.replace("_", " ")
         raise BertworksError(
             f"files of {config.family} cannot hold a network that reads from {reading}"
         )
     expected = family.required.get("pad_token_id", pad_token_id)
-    if pad_token_id != expected:
-        what = (
-            f"the padding token has id {pad_token_id}: in {config.family} positions are "
-            "counted from it"
-        )
-        hint = f"use the tokenizer of a {config.family} model: --tokenizer FOLDER"
-        raise BertworksError(f"{what}, so it must be {expected}", hint=hint)
+    what = (
+        f"the padding token has id {pad_token_id}: in {config.family} positions are counted from "
+        f"it, so it must be {expected}"
+    )
+    hint = f"use the tokenizer of a {config.family} model: --tokenizer FOLDER"
+    require(pad_token_id == expected, what, hint=hint)
 
 
 def _with_canonical_dropouts(config: EncoderConfig) -> EncoderConfig:

@@ -122,7 +122,9 @@ def pretraining_card(
         code = _SNIPPETS["generate"].replace("ENDING", ending).replace("EOS", end)
     instructions = FAMILIES[config.family].generation_remark
     if mask_token or not instructions:
-        instructions = render_code("python", code.replace("PROMPT", repr_of(prompt))).rstrip("\n")
+        instructions = render_code(
+            "python", code.replace("PROMPT", json.dumps(prompt, ensure_ascii=False))
+        ).rstrip("\n")
     values: dict[str, object] = {
         "pipeline": "fill-mask" if mask_token else "text-generation",
         "use": f"{use}\n{instructions}\n",
@@ -230,8 +232,3 @@ def _commands(config: EncoderConfig, name: str, command: str) -> str:
     folder = quoted(f"../{name}-{language}")
     convert = f"bertworks convert . -o {folder} --language {language}"
     return render_code("", f"{convert}\n{command.format(folder)}")
-
-
-def repr_of(text: str) -> str:
-    """Return a text as a Python string in double quotes."""
-    return json.dumps(text, ensure_ascii=False)

@@ -590,18 +590,7 @@ def read_weights(folder: Path, model: Path | None = None) -> dict[str, Tensor]:
                 f"the index and its files disagree about {sorted(strays)[0]}", where=str(index)
             )
         return tensors
-    raise _missing_weights(folder, model or folder)
-
-
-def _missing_weights(folder: Path, model: Path) -> BertworksError:
-    """Return the error for a folder without weights in safetensors.
-
-    It says what the folder has instead, and what can be done.
-
-    Args:
-        folder: of the weights.
-        model: what the user can name in a command.
-    """
+    # What the folder has instead, and what can be done.
     refuse_adapter(folder)
     pickle = find_pickle(folder)
     exported_file = onnx_file(folder)
@@ -612,7 +601,7 @@ def _missing_weights(folder: Path, model: Path) -> BertworksError:
             "is not read"
         )
         hint = (
-            f"if you trust where it comes from: bertworks convert {quoted(model)} -o "
+            f"if you trust where it comes from: bertworks convert {quoted(model or folder)} -o "
             "ANOTHER-FOLDER --trust-pickle"
         )
         hint += ", and name that one"
@@ -633,7 +622,7 @@ def _missing_weights(folder: Path, model: Path) -> BertworksError:
     else:
         what = f"there is no {WEIGHTS}"
         hint = "choose a folder that holds a model"
-    return BertworksError(what, where=str(folder), hint=hint)
+    raise BertworksError(what, where=str(folder), hint=hint)
 
 
 def refuse_adapter(folder: Path) -> None:

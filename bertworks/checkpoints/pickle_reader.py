@@ -167,9 +167,16 @@ def convert_pickle(source: Path, target: Path, *, is_zip: bool) -> list[str]:
     Raises:
         RefusedFileError: the file is damaged or hostile, or holds something else than weights.
     """
+    import torch
+
     tensors, left_out = _tensors_of(_load(source, is_mapped=is_zip))
     _check_sizes(tensors, source.stat().st_size)
-    _write_safetensors(target, tensors)
+    start, ordered = safetensors_layout(tensors, {})
+    with target.open("xb") as file:
+        file.write(start)
+        for value in ordered:
+            if value.numel():
+                file.write(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return left_out
 
 
@@ -284,12 +291,15 @@ def _check_sizes(tensors: Mapping[str, "Tensor"], size: int) -> None:
         raise RefusedFileError(f"the tensors claim {total:,} bytes: the file has {size:,}")
 
 
-def _write_safetensors(path: Path, tensors: Mapping[str, "Tensor"]) -> None:
-    """Write a safetensors file, tensor by tensor, those with the largest numbers first."""
-    import torch
+def safetensors_layout(
+    tensors: Mapping[str, "Tensor"], metadata: Mapping[str, str]
+) -> tuple[bytes, list["Tensor"]]:
+    """Return the first bytes of a safetensors file, and the tensors in the order of their places.
 
+    Those with the largest numbers come first, so that each is aligned.
+    """
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    header: dict[str, Any] = {}
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for name, value in ordered:
         start = end
@@ -299,13 +309,9 @@ def _write_safetensors(path: Path, tensors: Mapping[str, "Tensor"]) -> None:
             "shape": list(value.shape),
             "data_offsets": [start, end],
         }
-    text = json.dumps(header).encode()
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("xb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for _, value in ordered:
-            if value.numel():
-                file.write(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return struct.pack("<Q", len(text)) + text, [value for _, value in ordered]
 
 
 def _limit_work(size: int, seconds: int) -> None:

@@ -8,11 +8,9 @@ tells whether they still are: from weights.json, or what earlier versions and `e
 """
 
 import hashlib
-import json
 import os
 import shutil
 import stat
-import struct
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from bertworks.checkpoints.pickle_reader import safetensors_layout
 from bertworks.errors import BertworksError, check, explain_os_errors, require, some_names
 from bertworks.io.atomic_write import (
     LFS_POINTER,
@@ -38,18 +37,6 @@ from bertworks.io.atomic_write import (
 _LARGEST_HEADER = 1 << 22  # bytes; BERT-Large with the state of its optimizer has 200 kB
 _MOST_TENSORS = 20_000  # BERT-Large with the state of its optimizer has 1,200
 _LARGEST_JSON = 1 << 23
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 DAMAGED = "the file is damaged or was cut: get it again"
 
 RECORD_FILE = "weights.json"
@@ -68,26 +55,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     others and a temporary file behind when it is killed. `path` is written in place: pass a
     temporary one.
     """
-    # every tensor is aligned
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    end = 0
-    for name, tensor in ordered:
-        start = end
-        end = end + tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": _DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, end],
-        }
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
-    text += b" " * (-len(text) % 8)
-    start_of_file = struct.pack("<Q", len(text)) + text
+    start_of_file, ordered = safetensors_layout(tensors, metadata)
     digest = hashlib.sha256(start_of_file)
     # One thread hashes while this one writes: who stops a training should not wait for both.
     with path.open("wb") as file, ThreadPoolExecutor(1) as hashing:
         file.write(start_of_file)
-        for _, tensor in ordered:
+        for tensor in ordered:
             if not tensor.numel():  # which has no bytes, and need not be laid out as a row of them
                 continue
             content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
@@ -283,27 +256,17 @@ def read_record(folder: Path) -> WeightsRecord | None:
         )
         require(is_record, "not a record of weights", folder / RECORD_FILE, "get the folder again")
         return WeightsRecord(RECORD_FILE, weights, config, has_task)
-    if (folder / _EXPORT_FILE).exists():
-        content = read_json(folder / _EXPORT_FILE)
-        request = content.get("request")
-        has_task = isinstance(request, dict) and request.get("task") != str(None)
-        return _older_record(_EXPORT_FILE, content.get("sha256"), has_task=has_task)
-    if (folder / EVALUATION_FILE).exists():
-        content = read_json(folder / EVALUATION_FILE)
-        return _older_record(
-            EVALUATION_FILE, content.get("weights_sha256"), has_task="task" in content
-        )
+    # What `export` and earlier versions wrote; without a hash it is no record.
+    for file, name in ((_EXPORT_FILE, "sha256"), (EVALUATION_FILE, "weights_sha256")):
+        if (folder / file).exists():
+            content = read_json(folder / file)
+            weights = content.get(name)
+            request = content.get("request", {})
+            has_task = "task" in content
+            if file == _EXPORT_FILE:
+                has_task = isinstance(request, dict) and request.get("task") != str(None)
+            return WeightsRecord(file, weights, "", has_task) if isinstance(weights, str) else None
     return None
-
-
-def _older_record(file: str, weights: object, *, has_task: bool) -> WeightsRecord | None:
-    """Return the record in a file of an earlier version or of `export`.
-
-    It is None if the file has no hash of the weights.
-    """
-    if not isinstance(weights, str):
-        return None
-    return WeightsRecord(file, weights, "", has_task)
 
 
 def combined_sha256(files: Sequence[Path]) -> str:

@@ -492,8 +492,7 @@ class Column:
 
     def holds(self, pattern: re.Pattern[str], part: float = MOST) -> bool:
         """Return whether a part of the values match."""
-        count = sum(count for value, count in self.values.items() if pattern.fullmatch(value))
-        return count >= part * max(1, self.values.total())
+        return self.part_of(pattern.fullmatch) >= part
 
     @property
     def is_constant(self) -> bool:
@@ -515,7 +514,7 @@ class Column:
         """Whether the values are single words or names without a space, as those of users."""
         return self.part_of(lambda value: is_single_word(value) or is_code(value)) >= MOST
 
-    def part_of(self, holds: Callable[[str], bool]) -> float:
+    def part_of(self, holds: Callable[[str], object]) -> float:
         """Return the part of the values of which a condition holds."""
         count = sum(count for value, count in self.values.items() if holds(value))
         return count / max(1, self.values.total())

@@ -54,8 +54,8 @@ from bertworks.metrics.intervals import (
 )
 from bertworks.reports import svg
 from bertworks.runs.finetune import finetune, finetune_events, make_finetune_request
+from bertworks.runs.finetune_job import FinetuneRequest
 from bertworks.runs.joint import JointRequest, joint_events, make_joint_request
-from bertworks.runs.preparation import FinetuneRequest
 from bertworks.runs.prepare import make_shards, make_vocabulary, read_text
 from bertworks.runs.pretrain import pretrain
 from bertworks.runs.pretrain_job import held_out_batches, split_documents, split_long_documents

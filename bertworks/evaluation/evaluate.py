@@ -44,7 +44,7 @@ from bertworks.metrics import squad
 from bertworks.metrics.intervals import correlations, groups_or_rows, mean_sums, middle, resampled
 from bertworks.models.heads import Pooling
 from bertworks.runs.data_splits import choose_positive, read_data
-from bertworks.runs.preparation import FinetuneRequest
+from bertworks.runs.finetune_job import FinetuneRequest
 from bertworks.runs.report import write_errors
 from bertworks.runs.run_folder import stored_request
 from bertworks.tasks.registry import TASKS, task_of

@@ -24,8 +24,8 @@ from bertworks.checkpoints.model_folder import ModelFolder, check_components
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.errors import expect
 from bertworks.events import no_notes
-from bertworks.inference.detect import detection_scores, load_with_generator, ranking_figures
 from bertworks.inference.engine import open_model
+from bertworks.inference.masked_lm import detection_scores, load_with_generator, ranking_figures
 from bertworks.io.atomic_write import local_path, write_json
 from bertworks.io.file_job import FileJob, content_of
 from bertworks.io.options import Bulk

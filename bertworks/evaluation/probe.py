@@ -4,9 +4,13 @@ The method is that of Hewitt and Manning 2019.
 
 - `evaluate_probe`: a model and a treebank -> figures of each layer, of a random encoder and of a
   chain of words
+- `read_words`: sentences in words -> the input of the network, and which tokens each word has
+- `write_word_states`: the mean state of the tokens of each word, after every layer -> arrays of
+  float16, so that memory does not grow with the text
 - `probe_table`, `probe_page`: the result in words, and as a page with a chart
 """
 
+import shutil
 import tempfile
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,22 +18,31 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from bertworks.batching.batch import shuffled_index
+from bertworks.batching.batch import (
+    Batch,
+    Example,
+    Ids,
+    add_special_tokens,
+    collate,
+    shuffled_index,
+    token_budget_indices,
+)
 from bertworks.datasets.treebank import Treebank, TreeSentence, read_treebank
-from bertworks.errors import expect, printable, require
+from bertworks.errors import BertworksError, expect, printable, require
 from bertworks.events import Event
-from bertworks.inference import word_states
-from bertworks.inference.engine import LazyModel, open_model, prepared_encoder
+from bertworks.inference.engine import LazyModel, batch_tokens, open_model, prepared_encoder
 from bertworks.io.atomic_write import local_path, refuse_not_empty, write_json, write_text
-from bertworks.io.inputs import IssueCounter
+from bertworks.io.inputs import IssueCounter, chunk_by_size
 from bertworks.metrics.intervals import RowSums, difference, mean_of_runs
 from bertworks.metrics.trees import LONGEST, SHORTEST, GoldTree, tree_metrics
 from bertworks.models.transformer import Encoder, InferenceEncoder
 from bertworks.reports import svg
 from bertworks.reports.svg import Series
 from bertworks.tasks.task import shortened
-from bertworks.training.device import choose_device
+from bertworks.text.tokenizer import Tokenizer
+from bertworks.training.device import THREADS, choose_device
 from bertworks.training.probes import ProbeKind, WordStates, predictions, train_probe
 
 FIGURES = {"uuas": "UUAS", "dspr": "DSpr", "root_accuracy": "root accuracy", "nspr": "NSpr"}
@@ -39,9 +52,24 @@ _SMALLER = (
     "--sample 3000 reads fewer sentences, --layers 0,1 keeps fewer layers; TMPDIR names "
     "another disk"
 )
+_CHARACTERS = 1 << 20  # of sentences that are tokenized together
+_LARGEST = float(np.finfo(np.float16).max)
+WordArray = NDArray[np.float16]  # [words, width]
 _CHAIN = "linear chain"
 _Result = Mapping[str, Any]  # of `evaluate_probe`
 _Figures = dict[int, list[dict[str, RowSums]]]  # layer -> the figures of each seed
+
+
+class WordSequence(NamedTuple):
+    """A sentence as the network reads it.
+
+    Token tokens[i] of it belongs to word words[i]; a token may belong to two words.
+    """
+
+    example: Example
+    tokens: Ids
+    words: Ids
+    num_words: int
 
 
 class _Sentences(NamedTuple):
@@ -50,7 +78,7 @@ class _Sentences(NamedTuple):
     Parts are ranges of their numbers.
     """
 
-    sequences: list[word_states.WordSequence]
+    sequences: list[WordSequence]
     gold: list[GoldTree]
     train: range
     dev: range
@@ -209,13 +237,13 @@ def _read(source: LazyModel, bank: Treebank, sample: int) -> Generator[Event, No
     tested = "test" if bank.test else "dev"
     if 0 < sample < len(train):
         train = [train[shuffled_index(n, len(train), 0, 0)] for n in range(sample)]
-    fitting = list[tuple[TreeSentence, word_states.WordSequence]]()
+    fitting = list[tuple[TreeSentence, WordSequence]]()
     long = IssueCounter()
     parts = dict[str, range]()
     for name, sentences in (("train", train), ("dev", bank.dev), ("test", bank.test)):
         start = len(fitting)
         pairs = [(sentence.words, sentence.where) for sentence in sentences]
-        sequences = word_states.read_words(pairs, source.tokenizer, longest, lowercase=lowercase)
+        sequences = read_words(pairs, source.tokenizer, longest, lowercase=lowercase)
         for sentence, sequence in zip(sentences, sequences, strict=True):
             if sequence is None:
                 long.add(sentence.where)
@@ -313,16 +341,12 @@ def _encoder_figures(
         total = len(counts)
         # In bytes: the states are float16.
         size = 2 * sum(counts) * len(work.layers) * encoder.config.hidden_size
-        word_states.check_room(folder, size, _SMALLER)
-        for done in word_states.write_word_states(
-            encoder, work.data.sequences, work.layers, folder
-        ):
+        check_room(folder, size, _SMALLER)
+        for done in write_word_states(encoder, work.data.sequences, work.layers, folder):
             fields = {"stage": "probe", "what": "sentences", "amount": done, "of": total}
             yield Event("stage", f"{name}hidden states: {done:,} of {total:,} sentences", fields)
         for layer in work.layers:
-            words = WordStates(
-                np.load(word_states.states_file(folder, layer), mmap_mode="r"), starts
-            )
+            words = WordStates(np.load(states_file(folder, layer), mmap_mode="r"), starts)
             figures[layer] = []
             for seed in work.seeds:
                 run = yield from _probed(words, work, seed, f"{name}layer {layer}")
@@ -474,3 +498,132 @@ def probe_page(result: _Result) -> str:
         svg.note(method, quiet=False),
     ]
     return svg.page(name, "structural probes", _summary(result), sections)
+
+
+def read_words(
+    sentences: Sequence[tuple[Sequence[str], str]],
+    tokenizer: Tokenizer,
+    max_length: int,
+    *,
+    lowercase: bool = False,
+) -> Iterator[WordSequence | None]:
+    """The sentences, their words joined by spaces; None for one with more tokens than `max_length`.
+
+    Args:
+        sentences: of each its words and where it stands.
+        lowercase: whether the text is lower-cased before the tokenizer reads it.
+
+    Raises:
+        BertworksError: the tokenizer leaves nothing of a word.
+    """
+    room = max_length - tokenizer.template.num_special()
+    for part in chunk_by_size(sentences, _CHARACTERS, lambda sentence: sum(map(len, sentence[0]))):
+        texts = [
+            " ".join(word.lower() if lowercase else word for word in words) for words, _ in part
+        ]
+        for (words, where), (ids, offsets) in zip(part, tokenizer.arrays(texts), strict=True):
+            lengths = [len(word.lower() if lowercase else word) for word in words]
+            starts = np.cumsum([0, *lengths[:-1]]) + np.arange(len(words))
+            overlaps = (
+                (offsets[:, :1] < starts + lengths)
+                & (offsets[:, 1:] > starts)
+                & (offsets[:, :1] < offsets[:, 1:])
+            )
+            tokens, of_word = np.nonzero(overlaps)
+            if len(empty := np.setdiff1d(np.arange(len(words)), of_word)):
+                what = (
+                    f"word {empty[0] + 1}, {words[empty[0]]!r:.60}, has no token: the "
+                    "tokenizer removes all of it"
+                )
+                raise BertworksError(
+                    what, where=where, hint="replace the word, or remove the sentence"
+                )
+            if len(ids) > room:
+                yield None
+                continue
+            sequence = add_special_tokens([ids], tokenizer.template)
+            example = Example(sequence.input_ids, sequence.token_type_ids, {})
+            yield WordSequence(
+                example, tokens + len(tokenizer.template.prefix), of_word, len(words)
+            )
+
+
+def check_room(folder: Path, size: int, hint: str) -> None:
+    """Raise BertworksError if a disk has no room for a number of bytes."""
+    free = shutil.disk_usage(folder).free
+    what = f"the hidden states need {size / 1e9:,.1f} GB of disk, and {free / 1e9:,.1f} GB are free"
+    require(size < free, what, folder, hint)
+
+
+def write_word_states(
+    encoder: Encoder | InferenceEncoder,
+    sequences: Sequence[WordSequence],
+    layers: Sequence[int],
+    folder: Path,
+) -> Iterator[int]:
+    """Write the states of all words after each of these layers, and yield finished sentences.
+
+    0 is the embeddings: float16 [words, width] in `states_file(folder, layer)`, sentence after
+    sentence. The number of finished sentences is yielded.
+
+    Raises:
+        BertworksError: a state is no number, or larger than 65,504.
+    """
+    ends = np.cumsum([sequence.num_words for sequence in sequences])
+    starts = [0, *ends[:-1].tolist()]
+    width = encoder.config.hidden_size
+    device = next(encoder.parameters()).device
+    files = {
+        layer: np.lib.format.open_memmap(
+            states_file(folder, layer), "w+", np.float16, (int(ends[-1]), width)
+        )
+        for layer in layers
+    }
+    lengths = [len(sequence.example.input_ids) for sequence in sequences]
+    done = 0
+    for numbers in token_budget_indices(lengths, [1] * len(lengths), batch_tokens(device)):
+        part = [sequences[number] for number in numbers]
+        batch = collate([sequence.example for sequence in part]).to(device)
+        rows = np.concatenate([np.arange(starts[number], ends[number]) for number in numbers])
+        for layer, values in _means(encoder, batch, part, layers):
+            files[layer][rows] = _float16(values, layer)
+        done += len(numbers)
+        yield done
+
+
+def states_file(folder: Path, layer: int) -> Path:
+    """Return the file of the states after a layer, which `numpy.load` reads."""
+    return folder / f"layer-{layer}.npy"
+
+
+def _means(
+    encoder: Encoder | InferenceEncoder,
+    batch: Batch,
+    part: Sequence[WordSequence],
+    layers: Sequence[int],
+) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """For each layer the mean states of the words of a batch, float32 [words, width]."""
+    device = batch.input_ids.device
+    first = np.cumsum([0, *(sequence.num_words for sequence in part)])
+    tokens = [sequence.tokens + start for sequence, start in zip(part, batch.layout.first.tolist())]
+    token = torch.from_numpy(np.concatenate(tokens)).to(device)
+    words = [sequence.words + start for sequence, start in zip(part, first.tolist())]
+    word = torch.from_numpy(np.concatenate(words)).to(device)
+    counts = torch.bincount(word, minlength=int(first[-1]))[:, None]
+    THREADS.adapt()
+    with torch.no_grad():
+        states = encoder(batch.input_ids, batch.layout, batch.token_type_ids)
+        for layer in layers:
+            x = states[layer].float()
+            sums = x.new_zeros(int(first[-1]), x.shape[1]).index_add_(0, word, x[token])
+            yield layer, (sums / counts).cpu().numpy()
+
+
+def _float16(values: NDArray[np.float32], layer: int) -> WordArray:
+    largest = float(np.abs(values).max())
+    what = (
+        f"the hidden states of layer {layer} reach {largest:,.6g}, more than float16 can hold "
+        f"({_LARGEST:,.0f})"
+    )
+    require(largest <= _LARGEST, what, hint="leave this layer out")
+    return values.astype(np.float16)

@@ -193,6 +193,16 @@ def log_likelihoods(model: CausalModel, sentences: Iterable[str]) -> Iterator[Sc
     t = model.tokenizer
     start = list(t.template.prefix) or model.start_ids
     first = len(start) or 1
+    size = max(1, MAX_SCORES // model.config.vocab_size)  # rows whose logits are computed together
+
+    def log_probabilities(batch: Batch) -> Tensor:
+        states = model.states(batch.input_ids, batch.layout, batch.target.positions)
+        results = []
+        for rows, labels in zip(states.split(size), batch.target.labels.split(size), strict=True):
+            logits = model.logits(rows).float()
+            results.append(logits.gather(1, labels[:, None])[:, 0] - logits.logsumexp(-1))
+        return torch.cat(results)
+
     number = 0
     for texts in chunk_by_size(sentences, AT_ONCE, lambda _: 1):
         sequences = [np.array([*start, *ids], np.int64) for ids in t.ids(texts)]
@@ -207,8 +217,7 @@ def log_likelihoods(model: CausalModel, sentences: Iterable[str]) -> Iterator[Sc
             require(len(ids) > first, what, "", hint)
         windows = [list(_windows(ids, first, model.longest)) for ids in sequences]
         units = [[window] for windows_of_text in windows for window in windows_of_text]
-        compute = partial(_label_log_probabilities, model)
-        results = iter(compute_each(model.encoder, compute, units, (), model.precision))
+        results = iter(compute_each(model.encoder, log_probabilities, units, (), model.precision))
         for text, ids, windows_of_text in zip(texts, sequences, windows, strict=True):
             values = np.concatenate([next(results) for _ in windows_of_text]).astype(np.float64)
             yield make_score(text, [t.tokens[n] for n in ids[first:]], values, "log_likelihood")
@@ -228,20 +237,6 @@ def _windows(ids: Ids, first: int, longest: int) -> Iterator[Example]:
         yield Example(tokens, np.zeros_like(tokens), {"next_token": target})
         first = end + 1
         begin = end - longest // 2
-
-
-def _label_log_probabilities(model: CausalModel, batch: Batch) -> Tensor:
-    """float32 [M]: of the labels of a batch.
-
-    Logits are computed some rows at a time.
-    """
-    states = model.states(batch.input_ids, batch.layout, batch.target.positions)
-    size = max(1, MAX_SCORES // model.config.vocab_size)
-    results = []
-    for rows, labels in zip(states.split(size), batch.target.labels.split(size), strict=True):
-        logits = model.logits(rows).float()
-        results.append(logits.gather(1, labels[:, None])[:, 0] - logits.logsumexp(-1))
-    return torch.cat(results)
 
 
 CACHE_BYTES = 1 << 30  # of keys and values of a batch

@@ -10,9 +10,10 @@ from dataclasses import asdict
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bertworks.datasets.reader import Row, RowReader, refuse_columns
 from bertworks.datasets.schema import study
@@ -25,13 +26,12 @@ from bertworks.io.arrays import write_npy
 from bertworks.io.atomic_write import local_path
 from bertworks.io.file_job import (
     FileJob,
+    Portion,
     RowFormat,
     compute_file,
-    content_of,
     format_of,
     join_portions,
     kind_of,
-    pack,
     portions_of,
     row_portion,
     unpacked_values,
@@ -216,10 +216,7 @@ def embed_file(
         )
     reader.refuse_output(output)
     empty = IssueCounter()
-    finishes_rows = row_format is not None and whitening == "none"
-    contents: Contents = "rows" if finishes_rows else "vectors"
-    if whitening != "none":
-        contents = "vectors and mask"
+    finished_rows = row_format if whitening == "none" else None
     job, compute = vector_job(
         bulk,
         output,
@@ -230,21 +227,38 @@ def embed_file(
         str(model),
         device,
         precision,
-        contents=contents,
-        row_format=row_format,
+        row_format=finished_rows,
     )
 
     def join(files: Sequence[Path]) -> str | None:
-        if row_format is not None and whitening == "none":
-            return join_portions(row_format, output, files)
-        blocks = _vectors_of_portions(embedder, files)
+        if finished_rows is not None:
+            return join_portions(finished_rows, output, files)
+        portions = (vectors_of_portion(file, embedder.dimension) for file in files)
+        no_rows = np.zeros((0, embedder.dimension), np.float32)  # the shape of a file without rows
+        blocks: Iterator[Vectors] = chain([no_rows], (vectors for vectors, _ in portions))
         if whitening != "none":
-            blocks = _whitened(embedder, files, whitening, learn_from)
+            with_text = (vectors_of_portion(file, embedder.dimension) for file in files)
+            sample: Iterator[Vectors] = (vectors[has_text] for vectors, has_text in with_text)
+            if learn_from is not None:
+                sample = vectors_of_file(embedder, learn_from)
+            moments = Moments(embedder.dimension, sample)
+            if moments.count:
+                blocks = map(embedder.finish, map(moments.whitener(whitening), blocks))
         if row_format is None:
             write_npy(output, blocks)
             return None
+        # Whitened vectors depend on all rows: no portion can hold them.
         rows = _text_rows(reader, columns, IssueCounter(), row_format)
-        return _write_vectors(output, row_format, rows, blocks)
+        formulas = IssueCounter()
+        write_rows(
+            output,
+            row_format.columns,
+            _rows_with_vectors(row_format, rows, chain.from_iterable(blocks)),
+            kind=row_format.kind,
+            formulas=formulas,
+            guard_formulas=row_format.guard_formulas,
+        )
+        return row_format.formula_note(formulas)
 
     yield from compute_file(
         "embed",
@@ -262,34 +276,22 @@ def embed_file(
     )
 
 
-# What a portion holds: finished rows; float32 vectors; or, to be whitened, these and for each row
-# whether it has a text.
-Contents = Literal["rows", "vectors", "vectors and mask"]
-
-
 def _portion(
     embedder: Embedder,
-    prompts: Sequence[str] | None,
-    contents: Contents,
+    prompts: Sequence[str],
     row_format: RowFormat | None,
     rows: Sequence[TextRow],
-) -> tuple[int, bytes | Iterable[bytes]]:
+) -> Portion:
     """Return the number of truncated texts, and the content of a portion.
 
-    prompts: names; then, as an index has them, vectors of length 1.
+    It is finished rows; without a format, whether each row has a text, and float32 vectors.
     """
     texts = [row.text for row in rows]
-    if prompts is not None:
-        vectors, counts = embedder.embed_and_count(texts, prompt=embedder.settings.prompt(*prompts))
-        return counts.truncated, normalized(vectors).tobytes()
-    vectors, truncated_tokens = embedder.portion(texts)
+    vectors, truncated_tokens = embedder.portion(texts, embedder.settings.prompt(*prompts))
     truncated = int(np.count_nonzero(truncated_tokens))
-    if contents == "vectors":
-        return truncated, vectors.tobytes()
-    if contents == "vectors and mask":
+    if row_format is None:
         has_text = np.array([bool(text) for text in texts])
-        return truncated, pack([has_text.tobytes(), vectors.tobytes()])
-    assert row_format is not None
+        return truncated, [has_text.tobytes(), vectors.tobytes()]
     finished = _rows_with_vectors(row_format, rows, vectors)
     return truncated, row_portion(row_format, finished, rows[0].number)
 
@@ -309,17 +311,16 @@ def _rows_with_vectors(
 
 def vector_maker(
     options: dict[str, Any],
-    prompts: list[str] | None,
-    contents: Contents,
+    prompts: list[str],
     row_format: dict[str, Any] | None,
     threads: int,
-) -> tuple[dict[str, Any], Callable[[Sequence[TextRow]], tuple[int, bytes | Iterable[bytes]]]]:
+) -> tuple[dict[str, Any], Callable[[Sequence[TextRow]], Portion]]:
     """Return the `maker` of vectors, see `FileJob`. options: of the `Embedder`."""
     machine = fixed_machine(options["device"], threads)
     embedder = Embedder(**options)
     identity = {"model": embedder.fingerprint, "precision": embedder.precision, **machine}
     output_format = None if row_format is None else RowFormat(**row_format)
-    return identity, partial(_portion, embedder, prompts, contents, output_format)
+    return identity, partial(_portion, embedder, prompts, output_format)
 
 
 def vector_job(
@@ -333,17 +334,16 @@ def vector_job(
     device: str,
     precision: PrecisionOption = "auto",
     *,
-    prompts: Sequence[str] | None = None,
-    contents: Contents = "vectors",
+    prompts: Sequence[str] = (),
     row_format: RowFormat | None = None,
-) -> tuple[FileJob, Callable[[Sequence[TextRow]], tuple[int, bytes | Iterable[bytes]]]]:
+) -> tuple[FileJob, Callable[[Sequence[TextRow]], Portion]]:
     """Return a job that computes the vectors of a file, and what computes a portion here.
 
     Args:
         columns: of the text.
         model, device, precision: of the embedder, as the user named them.
-        prompts: see `_portion`.
-        row_format: of finished rows.
+        prompts: names of the prompt before the texts.
+        row_format: of finished rows; None: a portion holds vectors.
     """
     settings = row_format and asdict(row_format)
     identity = {
@@ -352,7 +352,6 @@ def vector_job(
         "model": embedder.fingerprint,
         "columns": columns,
         "precision": embedder.precision,
-        "contents": contents,
         "format": row_format and row_format.identity,
     }
     options: dict[str, Any] = {
@@ -368,43 +367,20 @@ def vector_job(
         bulk,
         identity,
         "bertworks.inference.embed_file:vector_maker",
-        [options, prompts, contents, settings],
+        [options, prompts, settings],
         machine=fixed_machine(device) if bulk.is_shared else {},
         gpus=gpus_for(device) if bulk.is_shared else 0,
     )
-    return job, partial(_portion, embedder, prompts, contents, row_format)
+    return job, partial(_portion, embedder, prompts, row_format)
 
 
-def _vectors_of_portions(
-    embedder: Embedder, files: Sequence[Path], *, has_mask: bool = False
-) -> Iterator[Vectors]:
-    """Yield the vectors of all portions. has_mask: they are to be whitened."""
-    yield np.zeros((0, embedder.dimension), np.float32)  # the shape of a file without rows
-    for file in files:
-        vectors = list(unpacked_values(file))[1] if has_mask else content_of(file)
-        yield np.frombuffer(vectors, np.float32).reshape(-1, embedder.dimension)
-
-
-def _whitened(
-    embedder: Embedder, files: Sequence[Path], whitening: Whitening, path: str | Path | None
-) -> Iterator[Vectors]:
-    """Yield the vectors of all portions, centered or whitened by those of texts.
-
-    path: see `embed_file`.
-    """
-
-    def vectors_of_texts() -> Iterator[Vectors]:
-        for file in files:
-            mask, vectors = unpacked_values(file)
-            block = np.frombuffer(vectors, np.float32).reshape(-1, embedder.dimension)
-            yield block[np.frombuffer(mask, bool)]
-
-    sample = vectors_of_texts() if path is None else vectors_of_file(embedder, path)
-    moments = Moments(embedder.dimension, sample)
-    blocks = _vectors_of_portions(embedder, files, has_mask=True)
-    if whitening == "none" or not moments.count:
-        return blocks
-    return map(embedder.finish, map(moments.whitener(whitening), blocks))
+def vectors_of_portion(file: Path, dimension: int) -> tuple[Vectors, NDArray[np.bool_]]:
+    """Return the vectors of a portion, and whether each row has a text."""
+    has_text, vectors = unpacked_values(file)
+    return (
+        np.frombuffer(vectors, np.float32).reshape(-1, dimension),
+        np.frombuffer(has_text, bool),
+    )
 
 
 def _compare(
@@ -422,25 +398,3 @@ def _compare(
     )
     fields = {"least_cosine": least, "mean_cosine": mean}
     return Event("note", f"{embedder.precision}: {text}", fields)
-
-
-def _write_vectors(
-    output: Path,
-    row_format: RowFormat,
-    rows: Iterable[TextRow],
-    blocks: Iterator[Vectors],
-) -> str | None:
-    """Write rows with whitened vectors, which depend on all rows: no portion can hold them.
-
-    Return a note if some texts would be formulas.
-    """
-    formulas = IssueCounter()
-    write_rows(
-        output,
-        row_format.columns,
-        _rows_with_vectors(row_format, rows, chain.from_iterable(blocks)),
-        kind=row_format.kind,
-        formulas=formulas,
-        guard_formulas=row_format.guard_formulas,
-    )
-    return row_format.formula_note(formulas)

@@ -2,9 +2,8 @@
 
 - `Embedder`: a loaded model that computes them
 - `Moments`, `normalized`: vectors centered, whitened, or scaled to length 1
-- `texts_to_encode`, `selected_prompt`, `similarity_matrix`, `mteb_model_meta`: what other programs
-  expect of a model with a method `encode`: some look for the methods of sentence-transformers, mteb
-  for its `EncoderProtocol`
+- `texts_to_encode`, `selected_prompt`: what other programs expect of a model with a method
+  `encode`: some look for the methods of sentence-transformers, mteb for its `EncoderProtocol`
 """
 
 import hashlib
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from bertworks.batching.batch import Example, ExampleGroup, add_special_tokens
+from bertworks.batching.batch import Batch, Example, ExampleGroup, Target, add_special_tokens
 from bertworks.checkpoints.sentence_transformers import SentenceTransformerSettings, vector_network
 from bertworks.datasets.schema import Item
 from bertworks.errors import UsageError, expect, optional_import, require
@@ -30,7 +29,7 @@ from bertworks.inference.engine import (
     LazyModel,
     ModelUser,
     OnnxModel,
-    compute_token_vectors,
+    compute_each,
     compute_vectors,
     open_model,
     prepared_encoder,
@@ -150,47 +149,11 @@ def selected_prompt(
     return settings.prompt(*known)  # without names, the default prompt
 
 
-def similarity_matrix(measure: str, vectors_1: Any, vectors_2: Any) -> Tensor:
-    """Return how similar each of M vectors is to each of N, float32 [M, N]: more is more similar.
-
-    Args:
-        measure: cosine, dot, euclidean or manhattan. The last two are distances, and their
-            similarity is the negative distance.
-        vectors_1: [M, dimension], or one vector [dimension].
-        vectors_2: [N, dimension], or one vector [dimension].
-    """
-    first = torch.atleast_2d(_tensor(vectors_1))
-    second = torch.atleast_2d(_tensor(vectors_2))
-    if measure in _DISTANCE_ORDERS:
-        distances: Tensor = torch.cdist(first, second, p=_DISTANCE_ORDERS[measure])
-        return -distances
-    if measure == "cosine":
-        first = normalize(first, dim=-1)
-        second = normalize(second, dim=-1)
-    product: Tensor = first @ second.T
-    return product
-
-
-def pairwise_similarity(measure: str, vectors_1: Any, vectors_2: Any) -> Tensor:
-    """Return how similar each of N vectors is to the vector with the same number, float32 [N].
-
-    Args:
-        measure: see `similarity_matrix`.
-        vectors_1: [N, dimension].
-        vectors_2: [N, dimension].
-    """
-    first = _tensor(vectors_1)
-    second = _tensor(vectors_2)
-    if measure in _DISTANCE_ORDERS:
-        distances: Tensor = torch.linalg.vector_norm(
-            first - second, ord=_DISTANCE_ORDERS[measure], dim=-1
-        )
-        return -distances
-    if measure == "cosine":
-        first = normalize(first, dim=-1)
-        second = normalize(second, dim=-1)
-    products: Tensor = first * second
-    return products.sum(-1)
+def _comparable(measure: str, *vectors: Any) -> Iterator[Tensor]:
+    """Yield vectors as tensors, of length 1 if their cosines are compared."""
+    for each in vectors:
+        tensor = _tensor(each)
+        yield normalize(tensor, dim=-1) if measure == "cosine" else tensor
 
 
 def _tensor(vectors: Any) -> Tensor:
@@ -200,36 +163,6 @@ def _tensor(vectors: Any) -> Tensor:
     if isinstance(vectors, list | tuple) and vectors and isinstance(vectors[0], Tensor):
         return torch.stack(list(vectors)).float()
     return torch.from_numpy(np.array(vectors, np.float32))
-
-
-def mteb_model_meta(
-    name: str, settings: SentenceTransformerSettings, dimension: int, fingerprint: Mapping[str, Any]
-) -> Any:
-    """Return the `ModelMeta` of a model for mteb.
-
-    It keeps results of earlier evaluations by name and revision.
-
-    Args:
-        name: the name of the model, without an organization.
-        fingerprint: everything that the vectors depend on, except the texts: its hash is the
-            revision, so that mteb never takes the results of other vectors for those of this model.
-
-    Raises:
-        BertworksError: mteb is not installed.
-    """
-    with optional_import("mteb_model_meta", "mteb"):
-        from mteb.models.model_meta import ModelMeta, ScoringFunction
-    content = json.dumps(fingerprint, sort_keys=True)
-    fields = {
-        "name": f"bertworks/{name}",
-        "revision": hashlib.sha256(content.encode()).hexdigest()[:40],
-        "max_tokens": settings.max_length,
-        "embed_dim": dimension,
-        "similarity_fn_name": ScoringFunction(settings.similarity),
-        "use_instructions": any(settings.prompts.values()),
-        "framework": ["PyTorch"],
-    }
-    return ModelMeta.create_empty(overwrites=fields)
 
 
 Whitening = Literal["none", "center", "whiten"]
@@ -394,14 +327,12 @@ class Embedder(ModelUser):
         """
         texts = list(texts_of(texts, "embed([text])[0]"))
         counts = Truncation() if counts is None else counts
-        longest = self.settings.max_length or self.tokenizer.model_max_length
-        room = longest - self.tokenizer.template.num_special()
         vectors = [np.zeros((0, self.dimension), np.float32)]
         for portion_texts in portions_of(texts, _num_characters):
             portion_vectors, truncated_tokens = self.portion(portion_texts, prompt)
             vectors.append(portion_vectors)
             for num_truncated in truncated_tokens:
-                counts.add(room, num_truncated)  # a truncated text fills the room
+                counts.add(self._room, num_truncated)  # a truncated text fills the room
         return np.concatenate(vectors), counts
 
     def encode(
@@ -515,30 +446,58 @@ class Embedder(ModelUser):
         The measure is that of the model's files: cosine, dot, or negative euclidean or manhattan
         distance. It is for programs that know sentence-transformers.
         """
-        return similarity_matrix(self.settings.similarity, embeddings1, embeddings2)
+        measure = self.settings.similarity
+        first, second = map(torch.atleast_2d, _comparable(measure, embeddings1, embeddings2))
+        if measure in _DISTANCE_ORDERS:
+            distances: Tensor = torch.cdist(first, second, p=_DISTANCE_ORDERS[measure])
+            return -distances
+        products: Tensor = first @ second.T
+        return products
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
         """Return how similar each of N vectors is to the vector with the same number, a tensor [N].
 
         See `similarity`.
         """
-        return pairwise_similarity(self.settings.similarity, embeddings1, embeddings2)
+        measure = self.settings.similarity
+        first, second = _comparable(measure, embeddings1, embeddings2)
+        if measure in _DISTANCE_ORDERS:
+            distances: Tensor = torch.linalg.vector_norm(
+                first - second, ord=_DISTANCE_ORDERS[measure], dim=-1
+            )
+            return -distances
+        products: Tensor = first * second
+        return products.sum(-1)
 
     @property
     def mteb_model_meta(self) -> Any:
         """The description of the model for mteb, a `ModelMeta`.
 
-        Its revision is a hash of everything that the vectors depend on.
+        mteb keeps results of earlier evaluations by name and revision. The revision is a hash of
+        everything that the vectors depend on, so that mteb never takes the results of other vectors
+        for those of this model.
 
         Raises:
             BertworksError: mteb is not installed.
         """
+        with optional_import("mteb_model_meta", "mteb"):
+            from mteb.models.model_meta import ModelMeta, ScoringFunction
         vectors_depend_on = {
             **self.fingerprint,
             "normalize_option": self.normalize_option,
             "precision": self.precision,
         }
-        return mteb_model_meta(self._source.name, self.settings, self.dimension, vectors_depend_on)
+        content = json.dumps(vectors_depend_on, sort_keys=True)
+        fields = {
+            "name": f"bertworks/{self._source.name}",
+            "revision": hashlib.sha256(content.encode()).hexdigest()[:40],
+            "max_tokens": self.settings.max_length,
+            "embed_dim": self.dimension,
+            "similarity_fn_name": ScoringFunction(self.settings.similarity),
+            "use_instructions": any(self.settings.prompts.values()),
+            "framework": ["PyTorch"],
+        }
+        return ModelMeta.create_empty(overwrites=fields)
 
     def portion(self, texts: Sequence[str], prompt: str | None = None) -> tuple[Vectors, list[int]]:
         """The vectors of texts that fit in memory; and the number of truncated tokens of each."""
@@ -564,7 +523,7 @@ class Embedder(ModelUser):
             (prefix + text).lower() if self.settings.lowercase else prefix + text for text in texts
         ]
         if keep_end:
-            return self._units_of_ends(inputs)
+            return self._units((ids for ids, _ in self.tokenizer.arrays(inputs)), keep_end)
         encodings = list(self.tokenizer.encode_each(inputs, max_length=self.settings.max_length))
         units: list[ExampleGroup] = [
             [Example(np.array(e.ids), np.array(e.type_ids), {})] for e in encodings
@@ -582,36 +541,12 @@ class Embedder(ModelUser):
             prompt: see `embed`.
             keep_end: see `units`.
         """
-        template = self.tokenizer.template
-        sample = self.tokenizer.encode("a")
-        num_prefix = len(template.prefix)
-        num_suffix = len(template.suffix)
-        inner_type = [*sample.type_ids, 0][num_prefix]
         prefix = self.settings.prompt() if prompt is None else prompt
-        prompt_ids: list[int] = []
-        if prefix:
-            ((prompt_array, _),) = self.tokenizer.arrays(
-                [prefix.lower() if self.settings.lowercase else prefix]
-            )
-            prompt_ids = prompt_array.tolist()
-        longest = self.settings.max_length or self.tokenizer.model_max_length
-        room = longest - template.num_special()
-        units: list[ExampleGroup] = []
-        truncated: list[int] = []
-        for ids in lists:
-            inner = [*prompt_ids, *self._inner_ids(ids)]
-            num_truncated = max(0, len(inner) - room)
-            read = inner[num_truncated:] if keep_end else inner[:room]
-            types = [inner_type] * len(read)
-            types = [
-                *sample.type_ids[:num_prefix],
-                *types,
-                *sample.type_ids[len(sample.type_ids) - num_suffix :],
-            ]
-            read = [*template.prefix, *read, *template.suffix]
-            units.append([Example(np.array(read), np.array(types), {})])
-            truncated.append(num_truncated)
-        return units, truncated
+        if self.settings.lowercase:
+            prefix = prefix.lower()
+        ((prompt_ids, _),) = self.tokenizer.arrays([prefix])
+        inner = (np.array([*prompt_ids, *self._inner_ids(ids)], np.int64) for ids in lists)
+        return self._units(inner, keep_end)
 
     def _inner_ids(self, ids: Sequence[int]) -> Sequence[int]:
         """Return the ids without the special tokens of the template, if these stand around them."""
@@ -621,17 +556,23 @@ class Embedder(ModelUser):
         is_whole = len(ids) >= template.num_special() and begins and ends
         return ids[template.inner(len(ids))] if is_whole else ids
 
-    def _units_of_ends(self, inputs: Sequence[str]) -> tuple[list[ExampleGroup], list[int]]:
-        """`units` of the ends of texts."""
-        template = self.tokenizer.template
-        room = (
-            self.settings.max_length or self.tokenizer.model_max_length
-        ) - template.num_special()
+    @property
+    def _room(self) -> int:
+        """How many tokens of a text the network reads, besides the special tokens."""
+        longest = self.settings.max_length or self.tokenizer.model_max_length
+        return longest - self.tokenizer.template.num_special()
+
+    def _units(
+        self, texts: Iterable[NDArray[np.integer]], keep_end: bool
+    ) -> tuple[list[ExampleGroup], list[int]]:
+        """Return `units` of texts whose ids, without special tokens, are known."""
+        room = self._room
         units = list[ExampleGroup]()
         truncated = list[int]()
-        for ids, _ in self.tokenizer.arrays(inputs):
+        for ids in texts:
             truncated.append(max(0, len(ids) - room))
-            sequence = add_special_tokens([ids[truncated[-1] :]], template)
+            read = ids[truncated[-1] :] if keep_end else ids[:room]
+            sequence = add_special_tokens([read], self.tokenizer.template)
             units.append([Example(sequence.input_ids, sequence.token_type_ids, {})])
         return units, truncated
 
@@ -666,7 +607,20 @@ class Embedder(ModelUser):
 
         Special tokens are included.
         """
-        return compute_token_vectors(self._network, units, self.width, self.precision)
+
+        def compute(batch: Batch) -> Tensor:
+            states: list[Tensor] = self._network(
+                batch.input_ids, batch.layout, batch.token_type_ids
+            )
+            return states[-1][batch.target.positions]
+
+        all_tokens = list[ExampleGroup]()
+        for (example,) in units:
+            places = np.arange(len(example.input_ids))
+            all_tokens.append(
+                [example._replace(targets={"task": Target(places, np.zeros_like(places))})]
+            )
+        return compute_each(self._network, compute, all_tokens, (self.width,), self.precision)
 
     @property
     def width(self) -> int:

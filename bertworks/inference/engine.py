@@ -6,7 +6,7 @@
 - `OnnxModel`: the network of an ONNX file, computed by onnxruntime, with the interface of our
   networks
 - `prepared_encoder`: an encoder in a precision
-- `compute_logits`, `compute_vectors`, `log_probabilities`: results in the order of the examples
+- `compute_logits`, `compute_vectors`: results in the order of the examples
 """
 
 import copy
@@ -27,9 +27,7 @@ from torch import Tensor, nn
 
 from bertworks.batching.batch import (
     Batch,
-    Example,
     ExampleGroup,
-    Target,
     collate,
     longest_sequence,
     token_budget_indices,
@@ -74,7 +72,6 @@ from bertworks.training.device import (
     total_memory,
 )
 from bertworks.training.loop import LossStats
-from bertworks.training.objectives import PretrainingModel
 
 # objects, and models, that a process keeps open: each task that it gets brings a pickle of the same
 NUM_KEPT_OPEN = 2
@@ -682,25 +679,6 @@ def compute_logits_and_loss(
     return results, LossStats(loss / max(1, count), correct / max(1, count), int(count))
 
 
-def log_probabilities(
-    model: PretrainingModel, examples: Sequence[Example], precision: InferencePrecision = "fp32"
-) -> NDArray[np.float64]:
-    """[examples]: the log-probability of the label of the one masked token of each example.
-
-    The model is in evaluation mode.
-    """
-
-    def compute(batch: Batch) -> Tensor:
-        logits = model.scores(batch).float()
-        return logits.gather(1, batch.target.labels[:, None])[:, 0] - logits.logsumexp(-1)
-
-    units = [[example] for example in examples]
-    at_once = max(1, MAX_SCORES // model.encoder.config.vocab_size)
-    return np.concatenate(
-        [np.zeros(0), *compute_each(model, compute, units, (), precision, at_once)]
-    )
-
-
 def compute_vectors(
     encoder: Encoder | InferenceEncoder | OnnxModel,
     units: Sequence[ExampleGroup],
@@ -721,30 +699,6 @@ def compute_vectors(
 
     vectors = compute_each(encoder, compute, units, (width,), precision)
     return np.concatenate([np.zeros((0, width), np.float32), *vectors])
-
-
-def compute_token_vectors(
-    encoder: Encoder | InferenceEncoder | OnnxModel,
-    units: Sequence[ExampleGroup],
-    width: int,
-    precision: InferencePrecision = "fp32",
-) -> list[NDArray[np.float32]]:
-    """Return for each unit the last hidden state of each token: float32 [tokens, width].
-
-    A unit is one sequence; special tokens are included. width: the hidden size.
-    """
-
-    def compute(batch: Batch) -> Tensor:
-        states: list[Tensor] = encoder(batch.input_ids, batch.layout, batch.token_type_ids)
-        return states[-1][batch.target.positions]
-
-    all_tokens = list[ExampleGroup]()
-    for (example,) in units:
-        places = np.arange(len(example.input_ids))
-        all_tokens.append(
-            [example._replace(targets={"task": Target(places, np.zeros_like(places))})]
-        )
-    return compute_each(encoder, compute, all_tokens, (width,), precision)
 
 
 def batch_tokens(device: torch.device) -> int:

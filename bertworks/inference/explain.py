@@ -23,9 +23,8 @@ from torch import Tensor, nn
 from bertworks.batching.batch import Batch, Example, Ids, Target, collate
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.errors import UsageError, expect
-from bertworks.inference.detect import Discriminator
 from bertworks.inference.engine import LazyModel, open_model
-from bertworks.inference.masked_lm import load_masked_lm
+from bertworks.inference.masked_lm import Discriminator, load_masked_lm
 from bertworks.inference.predictor import Predictor, item_of
 from bertworks.io.atomic_write import write_bytes
 from bertworks.models.transformer import Encoder

@@ -1,32 +1,42 @@
-"""Masked language models: predicted tokens for [MASK], and pseudo-log-likelihoods of sentences.
+"""What pre-trained heads say of texts: tokens for masks, scores of sentences, replaced tokens.
 
-Pseudo-log-likelihoods rank sentences. They are not probabilities of sentences: each token is
-predicted from the tokens on both sides.
+- `Filler`, `fill`: the most probable tokens for each [MASK]
+- `score`: pseudo-log-likelihoods, which rank sentences. They are not probabilities of sentences:
+  each token is predicted from the tokens on both sides.
+- `Discriminator`, `detect`: an ELECTRA discriminator gives each token of a text the probability
+  that it was replaced
+- `load_with_generator`, `detection_scores`, `ranking_figures`: a discriminator and its generator,
+  evaluated
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, partial
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch, Example, Ids, Target, add_special_tokens
+from bertworks.checkpoints.model_folder import ModelFolder, load_model
 from bertworks.errors import expect, quoted, require
 from bertworks.inference.causal_lm import CausalModel, Score, log_likelihoods, make_score
 from bertworks.inference.engine import (
+    MAX_SCORES,
     LazyModel,
     ModelUser,
     compute_each,
-    log_probabilities,
     open_model,
 )
 from bertworks.io.inputs import chunk_by_size
 from bertworks.io.tables import texts_of
+from bertworks.metrics.classification import area_under_curve
+from bertworks.models.config import EncoderConfig
+from bertworks.models.heads import TokenHead
+from bertworks.models.transformer import Encoder
 from bertworks.tasks.sequences import centered_window
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.device import Precision
@@ -118,7 +128,10 @@ class Filler(ModelUser):
         expect(k >= 1, f"k is {k}: expected 1 or more")
         masked = self.read(text)
         (top_tokens,) = self.top_tokens([masked], k)
-        return self.fillings(masked, top_tokens, k)
+        return [
+            self.fillings_of_mask(masked, number, mask_tokens, sequence=True, text=True)
+            for number, mask_tokens in enumerate(top_tokens)
+        ]
 
     def read(self, text: str) -> MaskedText:
         """Tokenize a text.
@@ -202,15 +215,6 @@ class Filler(ModelUser):
         results = iter(compute_each(self.model, best, windows, (2, count)))
         return [np.concatenate(list(islice(results, len(text.windows)))) for text in texts]
 
-    def fillings(
-        self, masked: MaskedText, top_tokens: NDArray[np.float32], k: int
-    ) -> list[list[Filling]]:
-        """Return the k most probable tokens of each mask, as text. top_tokens: see the method."""
-        return [
-            self.fillings_of_mask(masked, number, mask_tokens[:, :k], sequence=True, text=True)
-            for number, mask_tokens in enumerate(top_tokens)
-        ]
-
     def fillings_of_mask(
         self,
         masked: MaskedText,
@@ -260,7 +264,7 @@ def fill(model: str | Path, texts: Iterable[str], k: int = 5) -> Iterator[list[l
     yield from map(partial(Filler(model), k=k), texts)
 
 
-AT_ONCE = 256  # sentences that are tokenized together
+AT_ONCE = 256  # texts that are tokenized together
 COPIES = 4096  # copies of sentences with different masks that are computed together
 # its tokens, and a copy for each of them, with that token masked
 _Sentence = tuple[str, Ids, list[Example]]
@@ -306,12 +310,18 @@ def score(
         return
     network = load_masked_lm(source)
     tokenizer = source.tokenizer
-    longest = network.encoder.config.max_position_embeddings
-    encoded = _encoded(sentences, tokenizer, longest, within_word)
+    c = network.encoder.config
+    at_once = max(1, MAX_SCORES // c.vocab_size)
+
+    def log_probabilities(batch: Batch) -> Tensor:
+        logits = network.scores(batch).float()
+        return logits.gather(1, batch.target.labels[:, None])[:, 0] - logits.logsumexp(-1)
+
+    encoded = _encoded(sentences, tokenizer, c.max_position_embeddings, within_word)
     for group in chunk_by_size(encoded, COPIES, lambda sentence: len(sentence[1])):
-        results = log_probabilities(
-            network, [copy for _, _, copies in group for copy in copies], precision
-        )
+        units = [[copy] for _, _, copies in group for copy in copies]
+        rows = compute_each(network, log_probabilities, units, (), precision, at_once)
+        results = np.concatenate(rows, dtype=np.float64)
         ends = np.cumsum([len(ids) for _, ids, _ in group])
         for (text, ids, _), values in zip(group, np.split(results, ends[:-1]), strict=True):
             yield make_score(
@@ -331,36 +341,26 @@ def is_better(good: Score, bad: Score) -> bool:
 def _encoded(
     sentences: Iterable[str], tokenizer: Tokenizer, longest: int, within_word: bool
 ) -> Iterator[_Sentence]:
+    """Yield each sentence with its copies."""
+    room = longest - tokenizer.template.num_special()
     groups = chunk_by_size(sentences, AT_ONCE, lambda _: 1)
     pairs = chain.from_iterable(zip(texts, tokenizer.ids(texts), strict=True) for texts in groups)
     for number, (text, token_ids) in enumerate(pairs, 1):
         require(token_ids, f"sentence {number} has no tokens: {text[:60]!r}", "", "leave it out")
         ids = np.array(token_ids, np.int64)
-        ends = _ends_of_words(ids, tokenizer.starts_word) if within_word else range(1, len(ids) + 1)
-        yield (
-            text,
-            ids,
-            [_masked_example(ids, n, int(end), tokenizer, longest) for n, end in enumerate(ends)],
-        )
-
-
-def _ends_of_words(ids: Ids, starts_word: NDArray[np.bool_]) -> Ids:
-    """For each token the end of its word."""
-    starts = np.append(np.flatnonzero(starts_word[ids]), len(ids))
-    return starts[np.searchsorted(starts, np.arange(len(ids)), side="right")]
-
-
-def _masked_example(ids: Ids, place: int, end: int, tokenizer: Tokenizer, longest: int) -> Example:
-    """Return the sentence, or the window around `place`, with masks.
-
-    The tokens from `place` to `end` are masked and the first of them is predicted.
-    """
-    begin, stop = centered_window(
-        place, place + 1, len(ids), longest - tokenizer.template.num_special()
-    )
-    masked = ids.copy()
-    masked[place:end] = tokenizer.mask_id
-    return _example(masked[begin:stop], np.array([place - begin]), ids[[place]], tokenizer)
+        places = np.arange(len(ids))
+        ends = places + 1  # of what is masked with each token
+        if within_word:
+            starts = np.append(np.flatnonzero(tokenizer.starts_word[ids]), len(ids))
+            ends = starts[np.searchsorted(starts, places, side="right")]
+        copies = []
+        for place, end in zip(places.tolist(), ends.tolist(), strict=True):
+            masked = ids.copy()
+            masked[place:end] = tokenizer.mask_id
+            begin, stop = centered_window(place, place + 1, len(ids), room)
+            tokens = masked[begin:stop]
+            copies.append(_example(tokens, np.array([place - begin]), ids[[place]], tokenizer))
+        yield text, ids, copies
 
 
 def _example(tokens: Ids, masks: Ids, labels: Ids, tokenizer: Tokenizer) -> Example:
@@ -368,3 +368,150 @@ def _example(tokens: Ids, masks: Ids, labels: Ids, tokenizer: Tokenizer) -> Exam
     s = add_special_tokens([tokens], tokenizer.template)
     target = Target(masks + len(tokenizer.template.prefix), labels)
     return Example(s.input_ids, s.token_type_ids, {"masked_lm": target})
+
+
+# --- replaced tokens
+
+GENERATOR = "generator."  # how names of its parameters begin; its folder in that of the model
+# scores of tokens, and whether they were replaced
+Ranked = tuple[NDArray[np.float64], NDArray[np.bool_]]
+
+
+class Detection(TypedDict):
+    """The tokens of a text, without special tokens."""
+
+    text: str
+    tokens: list[str]
+    offsets: list[tuple[int, int]]  # first character and end of each token
+    probabilities: list[float]  # that a token was replaced
+
+
+class Discriminator(nn.Module):
+    """An encoder with the head for replaced tokens (Clark et al. 2020, section 2)."""
+
+    def __init__(self, c: EncoderConfig):
+        super().__init__()
+        self.encoder = Encoder(c)
+        self.replaced_token = TokenHead(c)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """[T, 1]: the log-odds that a token was replaced."""
+        states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids)[-1]
+        return self.replaced_token(states)[:, None]  # type: ignore[no-any-return]
+
+
+def detect(
+    source: LazyModel, texts: Iterable[str], precision: Precision = "fp32"
+) -> Iterator[Detection]:
+    """For each token of each text the probability that it was replaced (Clark et al. 2020).
+
+    In a text longer than the model's maximum, each token is seen in the window in which it is
+    farthest from the edges.
+
+    Args:
+        source: a discriminator.
+
+    Raises:
+        UsageError: a text that is no string.
+        BertworksError: the model has no head for replaced tokens.
+    """
+    texts = texts_of(texts, "detect([text])[0]")
+    network = source.network(Discriminator)
+    t = source.tokenizer
+    room = source.config.max_position_embeddings - t.template.num_special()
+
+    def compute(batch: Batch) -> Tensor:
+        return torch.sigmoid(network.logits(batch).float())[batch.target.positions, 0]
+
+    for group in chunk_by_size(texts, AT_ONCE, lambda _: 1):
+        encodings = list(t.arrays(group))
+        for text, (ids, _) in zip(group, encodings, strict=True):
+            require(len(ids), f"a text has no tokens: {text[:60]!r}", "", "leave it out")
+        units = [list(_windows(ids.astype(np.int64), room, t)) for ids, _ in encodings]
+        results = compute_each(network, compute, units, (), precision)
+        for text, (ids, places), probabilities in zip(group, encodings, results, strict=True):
+            tokens = [t.tokens[n] for n in ids]
+            offsets = [(start, end) for start, end in places.tolist()]
+            yield Detection(
+                text=text, tokens=tokens, offsets=offsets, probabilities=probabilities.tolist()
+            )
+
+
+def _windows(ids: Ids, room: int, t: Tokenizer) -> Iterator[Example]:
+    """Yield the text, or windows of `room` tokens that overlap by half.
+
+    The target of each has the tokens that are nearer to its middle than to that of another one, so
+    that every token is in one target.
+    """
+    starts = [*range(0, len(ids) - room, max(1, room // 2)), max(0, len(ids) - room)]
+    edges = [0, *((a + b + room) // 2 for a, b in pairwise(starts)), len(ids)]
+    for start, (begin, end) in zip(starts, pairwise(edges), strict=True):
+        s = add_special_tokens([ids[start : start + room]], t.template)
+        positions = np.arange(begin, end) - start + len(t.template.prefix)
+        yield Example(
+            s.input_ids,
+            s.token_type_ids,
+            {"replaced_token": Target(positions, np.zeros_like(positions))},
+        )
+
+
+def state_with_generator(folder: Path, model: PretrainingModel) -> dict[str, Tensor]:
+    """Return the parameters of a model folder.
+
+    Those of the generator in it are among them, if the model has one of this size.
+    """
+    state = load_model(folder, needs={"encoder"}).state
+    if model.generator is not None and (folder / GENERATOR[:-1]).is_dir():
+        config, weights, _ = load_model(folder / GENERATOR[:-1], needs={"encoder", "lm_head"})
+        if config.hidden_size == model.generator.encoder.config.hidden_size:
+            state |= {GENERATOR + name: value for name, value in weights.items()}
+    return state
+
+
+def load_with_generator(folder: Path, config: EncoderConfig) -> PretrainingModel:
+    """Return a discriminator with the generator in its folder.
+
+    Raises:
+        BertworksError: there is none.
+    """
+    inner = folder / GENERATOR[:-1]
+    what = "the folder has no generator, which replaces tokens"
+    hint = "use the run folder of its pre-training"
+    require(
+        (inner / "config.json").is_file(),
+        f"a discriminator alone cannot be evaluated: {what}",
+        folder,
+        hint,
+    )
+    size = ModelFolder(inner).config.hidden_size / config.hidden_size
+    network = PretrainingModel(
+        config, {"masked_lm": 1.0, "replaced_token": 1.0}, generator_size=size
+    )
+    state = state_with_generator(folder, network)
+    network.load_state_dict(
+        state | {n: p for n, p in network.state_dict().items() if n not in state}
+    )
+    return network
+
+
+@torch.no_grad()
+def detection_scores(network: PretrainingModel, batches: Iterable[Batch]) -> Iterator[Ranked]:
+    """For each batch the scores of a discriminator, and whether the tokens were replaced."""
+    device = next(network.parameters()).device
+    network.eval()
+    for batch in (batch.to(device) for batch in batches):
+        _, input_ids, replaced = network.replace_tokens(batch)
+        states = network.encoder(input_ids, batch.layout, batch.token_type_ids)[-1]
+        assert network.replaced_token is not None
+        yield network.replaced_token(states).double().cpu().numpy(), replaced.cpu().numpy()
+
+
+def ranking_figures(ranked: Iterable[Ranked]) -> dict[str, float]:
+    """Return how well a discriminator ranks replaced tokens above others.
+
+    `replaced_token_auc`; and `replaced_tokens`: which fraction was replaced.
+    """
+    scores, labels = zip(*ranked, strict=True)
+    all_labels = np.concatenate(labels)
+    auc = area_under_curve(np.concatenate(scores), all_labels)
+    return {"replaced_token_auc": auc, "replaced_tokens": float(all_labels.mean())}

@@ -533,7 +533,7 @@ class PredictionFormat:
             layout=layout and ConllLayout(*layout),
         )
 
-    def portion(self, units: Sequence[Unit], columns: Iterable[dict[str, Any]]) -> Iterator[bytes]:
+    def portion(self, units: Sequence[Unit], columns: Iterable[dict[str, Any]]) -> list[bytes]:
         """Return the content of a portion: finished rows.
 
         columns: the new columns of each unit.

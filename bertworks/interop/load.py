@@ -15,11 +15,10 @@ from bertworks.checkpoints.resolve import task_folder
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError
 from bertworks.inference.causal_lm import Generation, SamplingOptions, Score, TextGenerator
-from bertworks.inference.detect import Detection, detect
 from bertworks.inference.embedder import Embedder, Vectors
 from bertworks.inference.engine import LazyModel, ModelUser, open_model
 from bertworks.inference.explain import Explanation, explain
-from bertworks.inference.masked_lm import Filler, Filling, score
+from bertworks.inference.masked_lm import Detection, Filler, Filling, detect, score
 from bertworks.inference.predictor import Predictor
 from bertworks.interop.convert import convert
 from bertworks.io.tables import Data, texts_of
@@ -217,14 +216,14 @@ class LoadedModel(ModelUser):
     def detect(self, texts: Iterable[str]) -> list[Detection]:
         """Return for each token of each text the probability that it was replaced.
 
-        See `bertworks.inference.detect.detect`.
+        See `bertworks.inference.masked_lm.detect`.
 
         Raises:
             UsageError: one text and no list.
             BertworksError: a text without tokens; the model has no head for replaced tokens.
         """
         self._check("detect")
-        return list(detect(self._source, texts, precision=self._precision))
+        return list(detect(self._source, texts, self._precision))
 
     def explain(
         self, *texts: str, target: str | None = None, baseline: Literal["mask", "pad"] = "mask"

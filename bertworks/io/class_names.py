@@ -15,8 +15,7 @@ of an object. The number -1 stands for a missing label, as in the test sets of G
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 from bertworks.errors import BertworksError, first_names
@@ -28,8 +27,8 @@ _UNNAMED_HINT = (
     "write the file again; or without its names of classes: table.replace_schema_metadata(None)"
 )
 
-# the value of a cell with numbers of classes -> the same value with their names
-_Renamer = Callable[[Any], Any]
+# Names, in the order of their numbers; or those of the fields of an object; None: no classes.
+_Classes = list[str] | dict[str, Any] | None
 
 
 class ClassNames:
@@ -42,19 +41,20 @@ class ClassNames:
     """
 
     def __init__(self, features: Mapping[str, Any]):
-        self._renamers: dict[str, _Renamer] = {}
+        self._classes: dict[str, list[str] | dict[str, Any]] = {}
         self.notes: list[str] = []
         for column, feature in features.items():
-            renamer = _renamer_of(feature)
-            if renamer is not None:
-                self._renamers[str(column)] = renamer
-                names = enumerate(next(iter(_names_within(feature)), []))
-                classes = [f"{number} {name}" for number, name in names]
+            names = _classes_of(feature)
+            if names is not None:
+                self._classes[str(column)] = names
+                while isinstance(names, dict):
+                    names = next(iter(names.values()))
+                classes = [f"{number} {name}" for number, name in enumerate(names)]
                 note = f"classes of {str(column)!r} by their names: "
                 self.notes.append(note + first_names(classes, _LISTED_CLASSES))
 
     def __bool__(self) -> bool:
-        return bool(self._renamers)
+        return bool(self._classes)
 
     def named_row(self, row: Mapping[str, Any], where: str) -> dict[str, Any]:
         """Return the row with names in the place of numbers. where: the row, for messages.
@@ -66,27 +66,19 @@ class ClassNames:
 
     def named_value(self, column: str, value: Any, where: str) -> Any:
         """Return the value of a column with names in the place of numbers: see `named_row`."""
-        renamer = self._renamers.get(str(column))
-        if renamer is None:
-            return value
         try:
-            return renamer(value)
+            return _named(self._classes.get(str(column)), value)
         except _UnknownClassError as error:
-            what = (
-                f"{str(column)!r} holds {error.number}, and its classes are numbered from 0 to "
-                f"{error.count - 1}"
-            )
+            number, count = error.args
+            what = f"{str(column)!r} holds {number}, and its classes are numbered from 0 to "
+            what += f"{count - 1}"
             raise BertworksError(
                 what, where=where, hint="repair the value; -1 stands for a missing label"
             ) from error
 
 
 class _UnknownClassError(Exception):
-    """A number that is that of no class. count: how many classes there are."""
-
-    def __init__(self, number: int, count: int):
-        self.number = number
-        self.count = count
+    """A number that is that of no class; and how many classes there are."""
 
 
 def class_names_of_table(table: Any) -> ClassNames:
@@ -146,59 +138,38 @@ def named_column(column: Any, where: str) -> Any:
     ]
 
 
-def _renamer_of(feature: Any) -> _Renamer | None:
-    """Return what puts the names into a value of a column, or into each value of a list.
-
-    It is None for a column without classes.
-    """
+def _classes_of(feature: Any) -> _Classes:
+    """Return the classes that the description of a column names; None: there are none."""
     # a list, as early versions of `datasets` describe it
     if isinstance(feature, list) and len(feature) == 1:
-        return _renamer_of(feature[0])
+        return _classes_of(feature[0])
     if not isinstance(feature, dict):
         return None
     kind = feature.get("_type")
-    names = feature.get("names")
     if kind == "ClassLabel":
-        if isinstance(names, list) and all(isinstance(name, str) for name in names):
-            return partial(_class_name, names)
-        return None
+        names = feature.get("names")
+        is_valid = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        return names if is_valid else None
     if isinstance(kind, str):
-        return _renamer_of(feature.get("feature"))
-    renamers = {name: _renamer_of(part) for name, part in feature.items()}
-    return partial(_named_object, renamers) if any(renamers.values()) else None
+        return _classes_of(feature.get("feature"))
+    classes = {name: _classes_of(part) for name, part in feature.items()}
+    return {name: part for name, part in classes.items() if part is not None} or None
 
 
-def _class_name(names: list[str], value: Any) -> Any:
+def _named(classes: _Classes, value: Any) -> Any:
+    """Return a value of a column, of any depth, with names in the place of numbers."""
+    if classes is None:
+        return value
     if isinstance(value, list):
-        return [_class_name(names, part) for part in value]
+        return [_named(classes, part) for part in value]
+    if isinstance(classes, dict):
+        if not isinstance(value, dict):
+            return value
+        return {name: _named(classes.get(name), part) for name, part in value.items()}
     if isinstance(value, bool) or not isinstance(value, int):
         return value  # a missing value, or a name already
     if value == _MISSING_CLASS:
         return None
-    if not 0 <= value < len(names):
-        raise _UnknownClassError(value, len(names))
-    return names[value]
-
-
-def _named_object(renamers: Mapping[str, _Renamer | None], value: Any) -> Any:
-    if isinstance(value, list):
-        return [_named_object(renamers, part) for part in value]
-    if not isinstance(value, dict):
-        return value
-    named = {}
-    for name, part in value.items():
-        renamer = renamers.get(name)
-        named[name] = renamer(part) if renamer else part
-    return named
-
-
-def _names_within(feature: Any) -> Iterable[list[str]]:
-    """Yield the lists of names that a description of a column holds, at any depth."""
-    if isinstance(feature, list):
-        for part in feature:
-            yield from _names_within(part)
-    elif isinstance(feature, dict) and feature.get("_type") == "ClassLabel":
-        yield feature.get("names") or []
-    elif isinstance(feature, dict):
-        for part in feature.values():
-            yield from _names_within(part)
+    if not 0 <= value < len(classes):
+        raise _UnknownClassError(value, len(classes))
+    return classes[value]

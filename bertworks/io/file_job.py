@@ -6,7 +6,7 @@ Portions are made by this process or by any number of processes and machines.
   resumes
 - `compute_file`: the rows of a file -> portions -> the output
 - `portions_of`: rows in portions; `content_of`: what a portion holds
-- `pack`, `unpacked_values`: several values in one portion
+- `unpacked_values`: several values in one portion
 - `RowFormat`: rows as csv, tsv, JSON lines or Parquet, compressed or not, in blocks of bytes which
   any process can make and which are joined to a file; `row_portion`, `join_portions`: portions that
   hold such blocks
@@ -66,8 +66,8 @@ from bertworks.io.processes import available_cpus, in_processes
 from bertworks.io.tables import as_json
 
 _T = TypeVar("_T")
-# What a portion holds: a number for its name (a count of the command), and bytes, or blocks of
-# bytes.
+# What a portion holds: a number for its name (a count of the command), and bytes, or several
+# values.
 Portion = tuple[int, bytes | Iterable[bytes]]
 ROWS_AT_ONCE = 2048  # that are read, sorted by length and computed together, or fewer
 CHARACTERS_AT_ONCE = 1 << 22  # if these have more characters
@@ -458,14 +458,18 @@ def portion_maker(
 def create(
     folder: Path, fingerprint: str, number: int, count: int, content: bytes | Iterable[bytes]
 ) -> str:
-    """Write a portion unless it exists.
+    """Write a portion unless it exists, and return its name.
 
-    Returns its name.
+    content: its bytes; or several values, each of which is written after its length.
     """
     _read_job(folder)  # it is gone after a join
     path = folder / f"{number:06}-{fingerprint}-{count}"
     with sealing(draft := temporary_sibling(path), path.name) as file, file.open("wb") as stream:
-        stream.writelines([content] if isinstance(content, bytes) else content)
+        if isinstance(content, bytes):
+            stream.write(content)
+        else:
+            for value in content:
+                stream.write(len(value).to_bytes(8, "little") + value)
     _link(draft, path)
     return path.name
 
@@ -483,15 +487,8 @@ def _link(draft: Path, path: Path) -> None:
         remove(draft)
 
 
-def pack(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the content of a portion of several values."""
-    for block in blocks:
-        yield len(block).to_bytes(8, "little")
-        yield block
-
-
 def unpacked_values(portion: Path) -> Iterator[bytes]:
-    """Yield the values of the file of a portion that `pack` packed, one in memory at a time.
+    """Yield the values of the file of a portion that holds several, one in memory at a time.
 
     Raises:
         BertworksError: the file has changed since it was written.
@@ -785,7 +782,7 @@ def write_rows(
 
 def row_portion(
     row_format: RowFormat, rows: Iterable[Mapping[str, Any]], first: int
-) -> Iterator[bytes]:
+) -> list[bytes]:
     """Return the content of a portion of a file job (`io.file_job`) that holds finished rows.
 
     It is the texts that spreadsheet programs would compute, and the bytes of the rows. first: see
@@ -793,12 +790,12 @@ def row_portion(
     """
     formulas = IssueCounter()
     block = row_format.block(rows, first, formulas)
-    return pack([json.dumps(asdict(formulas)).encode(), block])
+    return [json.dumps(asdict(formulas)).encode(), block]
 
 
-def line_portion(lines: Iterable[str]) -> Iterator[bytes]:
+def line_portion(lines: Iterable[str]) -> list[bytes]:
     """`row_portion` of lines, such as those of a CoNLL file."""
-    return pack([json.dumps(asdict(IssueCounter())).encode(), _bytes_of(f"{x}\n" for x in lines)])
+    return [json.dumps(asdict(IssueCounter())).encode(), _bytes_of(f"{x}\n" for x in lines)]
 
 
 def join_portions(row_format: RowFormat, path: str | Path, files: Sequence[Path]) -> str | None:

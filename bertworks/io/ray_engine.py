@@ -128,18 +128,14 @@ def in_ray(
     is_cluster_lost = False
     losses = (ray.exceptions.LocalRayletDiedError, ray.exceptions.RaySystemError, ConnectionError)
 
-    def wait_for_result() -> Any:
+    def result() -> Any:
         ready: list[Any] = []
         while not ready:
             ready, _ = ray.wait(list(pending), num_returns=1, timeout=_BETWEEN_CHECKS)
             _check_head(head)
-        return ready[0]
-
-    def result() -> Any:
-        reference = wait_for_result()
-        value = pending.pop(reference)
+        value = pending.pop(ready[0])
         try:
-            result = ray.get(reference)
+            result = ray.get(ready[0])
         except losses:
             raise
         except ray.exceptions.RayError as error:

@@ -82,22 +82,19 @@ def attention_reference(inputs: Inputs) -> Tensor:
     them.
     """
     q, k, v, layout, keys_layout, bias, dropout = inputs
-    if keys_layout is not None:
-        keys, values = (keys_layout.pad(x).transpose(1, 2) for x in (k, v))
-        mask = layout.visible_keys(keys_layout)
-        context = attend(
-            layout.pad(q).transpose(1, 2), keys, values, mask, bias and bias(layout), dropout
-        )
-        return layout.unpad(context.transpose(1, 2))
-    groups = [layout] if q.is_cuda else layout.groups
+    groups = [layout] if q.is_cuda or keys_layout else layout.groups
     lengths = [len(group.position_ids) for group in groups]
     parts = [(q, k, v)]
     if len(groups) > 1:
         parts = list(zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True))
     contexts = []
     for part, group in zip(parts, groups, strict=True):
-        queries, keys, values = (group.pad(x).transpose(1, 2) for x in part)
-        context = attend(queries, keys, values, group.visible, bias and bias(group), dropout)
+        layouts = (group, keys_layout or group, keys_layout or group)
+        queries, keys, values = (
+            rows.pad(x).transpose(1, 2) for rows, x in zip(layouts, part, strict=True)
+        )
+        mask = group.visible_keys(keys_layout) if keys_layout else group.visible
+        context = attend(queries, keys, values, mask, bias and bias(group), dropout)
         contexts.append(group.unpad(context.transpose(1, 2)))
     return _joined(contexts)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +34,6 @@ from bertworks.models.layers import (
     compiles_sizes,
     cpu_supports_bf16,
     initialize,
-    meta_device_init,
     pad_rows_to_bucket,
 )
 from bertworks.models.layout import Layout
@@ -271,8 +270,22 @@ _FUSED = {
 }
 
 Product = Callable[[Tensor], Tensor]  # a packed linear layer: [T, in_features] -> [T, out_features]
-# a layer, the activation behind it, whether it may overwrite x
-Pack = Callable[[nn.Linear, str | None, bool], Product]
+
+
+class PackedLayer(NamedTuple):
+    """A linear layer that is to be packed.
+
+    activation: behind it.
+    owns_input: whether its product may overwrite its input.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    activation: str | None = None
+    owns_input: bool = False
+
+
+Pack = Callable[[PackedLayer], Product]
 
 
 def pack_linears(encoder: Encoder, pack: Pack, dtype: torch.dtype, *, pads_rows: bool) -> Encoder:
@@ -303,8 +316,11 @@ def pack_linears(encoder: Encoder, pack: Pack, dtype: torch.dtype, *, pads_rows:
                 # nothing else reads what attention and the activation returned
                 owns_input = name in ("output", "down")
                 delattr(module, name)
+                layer = PackedLayer(
+                    part.weight.detach(), part.bias.detach(), activation, owns_input
+                )
                 # a module costs time in each call
-                module.__dict__[name] = pack(part, activation, owns_input)
+                module.__dict__[name] = pack(layer)
         if isinstance(module, FeedForward):
             module.activation = lambda x: x  # part of the packed layer before it
     return result
@@ -416,17 +432,14 @@ def pack_output(weight: Tensor, bias: Tensor | None, precision: str) -> Product:
     """
     is_fp32 = precision == "fp32" or (weight.device.type == "cpu" and not cpu_supports_bf16())
     dtype = torch.float32 if is_fp32 else torch.bfloat16
+    weight = weight.detach()
+    bias = None if bias is None else bias.detach()
     if weight.device.type != "cpu" or (is_fp32 and _prefer_mkl()):
-        weight = weight.detach().to(dtype)
-        bias = None if bias is None else bias.detach().to(dtype)
+        weight = weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
         return lambda x: F.linear(x.to(dtype), weight, bias)
-    with meta_device_init():
-        linear = nn.Linear(weight.shape[1], weight.shape[0])
-    linear.weight = nn.Parameter(weight.detach(), requires_grad=False)
-    linear.bias = nn.Parameter(
-        weight.new_zeros(len(weight)) if bias is None else bias.detach(), requires_grad=False
-    )
-    multiply = (_int8 if precision == "int8" else _onednn)(linear, None, False, dtype)
+    layer = PackedLayer(weight, weight.new_zeros(len(weight)) if bias is None else bias)
+    multiply = (_int8 if precision == "int8" else _onednn)(layer, dtype)
     return lambda x: multiply(x.to(dtype))
 
 
@@ -474,55 +487,53 @@ def _with_activation(product: Product, activation: str | None) -> Product:
     return lambda x: function(product(x))
 
 
-def _rounded(linear: nn.Linear, activation: str | None, owns_input: bool) -> Product:
+def _rounded(layer: PackedLayer) -> Product:
     """Return states in the type of the weights after a norm on a GPU.
 
     torch's own mode of mixed precision would return float32 states.
     """
-    weight = linear.weight.detach().bfloat16()
-    bias = linear.bias.detach().bfloat16()
-    return _with_activation(lambda x: F.linear(x, weight, bias), activation)
+    weight = layer.weight.bfloat16()
+    bias = layer.bias.bfloat16()
+    return _with_activation(lambda x: F.linear(x, weight, bias), layer.activation)
 
 
-def _mkl(linear: nn.Linear, activation: str | None, owns_input: bool) -> Product:
-    weight = linear.weight.detach().t()
-    bias = linear.bias.detach()
-    return _with_activation(lambda x: torch.addmm(bias, x, weight), activation)
+def _mkl(layer: PackedLayer) -> Product:
+    weight = layer.weight.t()
+    bias = layer.bias
+    return _with_activation(lambda x: torch.addmm(bias, x, weight), layer.activation)
 
 
-def _onednn(
-    linear: nn.Linear, activation: str | None, owns_input: bool, dtype: torch.dtype = torch.float32
-) -> Product:
+def _onednn(layer: PackedLayer, dtype: torch.dtype = torch.float32) -> Product:
     """In bf16 an activation is faster within the product, in fp32 on its own."""
     weight = torch.ops.mkldnn._reorder_linear_weight(
-        linear.weight.detach().to(dtype).contiguous(), _PACKED_ROWS
+        layer.weight.to(dtype).contiguous(), _PACKED_ROWS
     )
-    bias = linear.bias.detach().to(dtype)
+    bias = layer.bias.to(dtype)
     multiply = torch.ops.mkldnn._linear_pointwise.default
-    within, behind = (activation, None) if dtype == torch.bfloat16 else (None, activation)
-    function, variant = _FUSED[within]
-    return _with_activation(lambda x: multiply(x, weight, bias, function, [], variant), behind)
-
-
-def _fp16(linear: nn.Linear, activation: str | None, owns_input: bool) -> Product:
-    """By FBGEMM."""
-    weight = torch.ops.quantized.linear_prepack_fp16(
-        linear.weight.detach().contiguous(), linear.bias.detach()
-    )
+    is_fused = dtype == torch.bfloat16
+    function, variant = _FUSED[layer.activation if is_fused else None]
     return _with_activation(
-        lambda x: torch.ops.quantized.linear_dynamic_fp16.default(x, weight), activation
+        lambda x: multiply(x, weight, bias, function, [], variant),
+        None if is_fused else layer.activation,
     )
 
 
-def _int8(
-    linear: nn.Linear, activation: str | None, owns_input: bool, dtype: torch.dtype = torch.float32
-) -> Product:
-    weight = linear.weight.detach().float()
-    bias = linear.bias.detach().to(dtype)
+def _fp16(layer: PackedLayer) -> Product:
+    """By FBGEMM."""
+    weight = torch.ops.quantized.linear_prepack_fp16(layer.weight.contiguous(), layer.bias)
+    return _with_activation(
+        lambda x: torch.ops.quantized.linear_dynamic_fp16.default(x, weight), layer.activation
+    )
+
+
+def _int8(layer: PackedLayer, dtype: torch.dtype = torch.float32) -> Product:
+    weight = layer.weight.float()
+    bias = layer.bias.to(dtype)
     scales = weight.abs().amax(1).clamp_min(_SMALLEST_SCALE) / _MAX_INT8
     multiply = _int8_product(
         (weight / scales[:, None]).round().to(torch.int8).contiguous(), scales, dtype
     )
+    owns_input = layer.owns_input
     # in bf16 a quotient may be rounded up
     most = _MAX_INT8 if dtype == torch.float32 else _MAX_INT8 - 1
 
@@ -533,7 +544,7 @@ def _int8(
         y = multiply(x.round_().to(torch.int8).bitwise_xor_(-_ZERO_POINT).view(torch.uint8))
         return torch.addcmul(bias, y, scale)
 
-    return _with_activation(product, activation)
+    return _with_activation(product, layer.activation)
 
 
 def _max_abs(x: Tensor) -> Tensor:

@@ -28,11 +28,12 @@ from bertworks.inference.embed_file import (
     row_text,
     text_columns,
     vector_job,
+    vectors_of_portion,
 )
 from bertworks.inference.embedder import DOCUMENT_PROMPTS, Embedder, Vectors, normalized
 from bertworks.inference.engine import LazyModel, ModelReference, Opening, Reopened, reopened_model
 from bertworks.io.atomic_write import local_path, url_of
-from bertworks.io.file_job import content_of, portions_of
+from bertworks.io.file_job import portions_of
 from bertworks.io.inputs import IssueCounter, as_path
 from bertworks.io.options import Bulk, ReadOptions
 from bertworks.io.tables import (
@@ -400,7 +401,7 @@ class Index(Documents, Reopened):
         """`add` without its checks, within `changing`.
 
         Of documents with the same id the last one is kept. sources: new states of indexed files.
-        vectors: of the texts, end to end; None: they are computed.
+        vectors: of the texts, of any length; None: they are computed.
         """
         first = self.manifest.next_row
         names = map(str, range(first, first + len(texts)) if ids is None else ids)
@@ -416,10 +417,8 @@ class Index(Documents, Reopened):
         before = len(self)
         prompt = self.embedder.settings.prompt(*DOCUMENT_PROMPTS)
         if vectors is None:
-            vectors = normalized(
-                self.embedder.embed_and_count(texts, prompt=prompt, counts=self.truncation)[0]
-            )
-        vectors = vectors.reshape(len(texts), -1)[list(places.values())]
+            vectors, _ = self.embedder.embed_and_count(texts, prompt=prompt, counts=self.truncation)
+        vectors = normalized(vectors[list(places.values())])
         manifest = self.without(list(places))
         manifest = replace(
             manifest, next_row=first + len(texts), sources={**manifest.sources, **(sources or {})}
@@ -611,9 +610,9 @@ def index_file(
                     for row, _ in pairs
                 ]
                 if pairs:
-                    vectors = (
-                        np.frombuffer(bytearray(content_of(file)), np.float32) if file else None
-                    )
+                    vectors = None
+                    if file is not None:
+                        vectors, _ = vectors_of_portion(file, index.manifest.dimension)
                     texts = [text for _, text in pairs]
                     sources = {source: (done, False)}
                     replaced += index.append(texts, ids, fields, sources, vectors)

@@ -252,12 +252,6 @@ def _read_segment(folder: Path, name: str, manifest: Manifest) -> Segment:
     return segment
 
 
-def _alive_rows(deleted: str, count: int) -> NDArray[np.bool_]:
-    """Return whether each row of a segment is not deleted, from the manifest."""
-    bits = base64.b64decode(deleted).ljust(-(-count // 8), b"\0")
-    return ~np.unpackbits(np.frombuffer(bits, np.uint8), count=count).astype(bool)
-
-
 def _faiss() -> Any:
     with optional_import("approximate search", '"bertworks[faiss]"'):
         import faiss
@@ -416,9 +410,11 @@ class Documents:
         self.segments = list(self._opened.values())
         sizes = [len(segment.keys) for segment in self.segments]
         self.edges = np.cumsum([0, *sizes])
-        self.alive = np.concatenate(
-            [np.ones(0, bool), *map(_alive_rows, manifest.segments.values(), sizes)]
-        )
+        parts = [np.ones(0, bool)]
+        for deleted, size in zip(manifest.segments.values(), sizes, strict=True):
+            bits = base64.b64decode(deleted).ljust(-(-size // 8), b"\0")
+            parts.append(~np.unpackbits(np.frombuffer(bits, np.uint8), count=size).astype(bool))
+        self.alive = np.concatenate(parts)
 
     # --- the graph
 

@@ -219,7 +219,7 @@ def baseline_answers(
             if len(prediction.train) < len(fold_train):
                 sizes.append(f" of {len(prediction.train):,} rows")
         before += len(rows)
-    constant = task.constant_logits(train, sum(map(len, map(targets_of, held_out))))
+    constant = task.constant_logits(_all_targets(train), len(_all_targets(held_out)))
     named: Answers = {task.trivial: [*_decoded(task, held_out, constant)]}
     for method, answers in answers_of.items():
         num_answers = len(answers) - answers.count(None)

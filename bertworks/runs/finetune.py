@@ -68,11 +68,15 @@ from bertworks.runs.data_splits import (
     LabelledData,
     methods_of,
 )
-from bertworks.runs.finetune_job import FinetuneJob, Forecast, forecast
+from bertworks.runs.finetune_job import (
+    FinetuneJob,
+    FinetuneRequest,
+    Forecast,
+    forecast,
+    prepare_finetuning,
+)
 from bertworks.runs.options import Method, Validation
-from bertworks.runs.preparation import FinetuneRequest, prepare_finetuning
 from bertworks.runs.report import VALIDATED, errors_note, write_errors, write_task_report
-from bertworks.runs.request import seconds_of
 from bertworks.runs.run_folder import (
     Processes,
     absolute,
@@ -85,6 +89,7 @@ from bertworks.tasks import scores as task_metrics
 from bertworks.tasks.registry import TASKS, task_of
 from bertworks.tasks.settings import TaskType
 from bertworks.tasks.task import Answer, Logits
+from bertworks.training.budget import seconds_of
 from bertworks.training.device import choose_device, disable_heap_trim, trim_heap
 from bertworks.training.recipe import FinetuneRecipe, load_finetune_recipe
 

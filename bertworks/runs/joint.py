@@ -33,8 +33,15 @@ from bertworks.runs.finetune import (
     make_finetune_request,
     open_trained,
 )
-from bertworks.runs.finetune_job import FinetuneJob, VocabSubset, forecast, run_settings
-from bertworks.runs.preparation import FinetuneRequest, prepare_finetuning, task_name
+from bertworks.runs.finetune_job import (
+    FinetuneJob,
+    FinetuneRequest,
+    VocabSubset,
+    forecast,
+    prepare_finetuning,
+    run_settings,
+    task_name,
+)
 from bertworks.runs.report import joint_card, write_task_report
 from bertworks.runs.run_folder import Processes
 from bertworks.runs.training_run import Progress, TrainingRun

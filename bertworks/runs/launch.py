@@ -25,8 +25,8 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from bertworks.errors import BertworksError, expect
 from bertworks.io.options import STDIN
 from bertworks.io.processes import available_cpus
-from bertworks.runs.request import seconds_of
 from bertworks.runs.run_folder import LostProcessError
+from bertworks.training.budget import seconds_of
 
 MODULE = "bertworks.cli.main"
 ANSWER = 60  # seconds in which the first machine starts

@@ -34,7 +34,7 @@ from bertworks.checkpoints.model_folder import ModelFolder, load_model, save_mod
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.config import dump_recipe
 from bertworks.errors import expect, printable, require
-from bertworks.inference.detect import GENERATOR, state_with_generator
+from bertworks.inference.masked_lm import GENERATOR, state_with_generator
 from bertworks.io.arrays import write_npy
 from bertworks.io.atomic_write import is_sealed, sealing
 from bertworks.models.config import EncoderConfig

@@ -458,9 +458,9 @@ def task_card(
         use = REFUSED
     elif config.languages:
         texts = texts if len(d.text) != 2 else '"A text", "and another"'
-        use = render_code("python", in_language(task.usage_in_a_language, config))
+        use = render_code("python", in_language(task.usages["usage_in_a_language"], config))
     else:
-        use = render_code("python", task.usage)
+        use = render_code("python", task.usages["usage"])
     use = use.replace("TEXTS", texts).replace("MOST", str(d.max_answer - 1))
     return _card(
         "finetuned.md",

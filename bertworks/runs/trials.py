@@ -22,7 +22,7 @@ from bertworks.io.atomic_write import local_path, refuse_nested, replacing, writ
 from bertworks.metrics.intervals import Array, Interval, interval_of_mean
 from bertworks.runs.data_splits import LabelledData
 from bertworks.runs.finetune import Baselines, finetune_events, refuse_unused
-from bertworks.runs.preparation import FinetuneRequest
+from bertworks.runs.finetune_job import FinetuneRequest
 from bertworks.runs.report import place_of, write_trials_report
 from bertworks.runs.run_folder import FILES, check_same_request, open_run
 from bertworks.tasks.scores import bounded, format_score, metric_name

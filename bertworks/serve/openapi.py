@@ -196,22 +196,13 @@ def _fields(request: msgspec.Struct) -> dict[str, Any]:
 
     The settings in `parameters` count as fields, and take precedence.
     """
-    fields = _plain_values(request)
-    if isinstance(parameters := fields.get("parameters"), msgspec.Struct):
-        settings = _plain_values(parameters)
+    fields: dict[str, Any] = msgspec.to_builtins(request)
+    if settings := fields.get("parameters"):
         fields["parameters"] = {
             name: value for name, value in settings.items() if value is not None
         }
         fields |= fields["parameters"]
     return fields
-
-
-def _plain_values(fields: msgspec.Struct) -> dict[str, Any]:
-    """Return the fields of a type, with strings in place of enumerated values."""
-    values = msgspec.structs.asdict(fields)
-    return {
-        name: value.value if isinstance(value, Enum) else value for name, value in values.items()
-    }
 
 
 def _parameters_of(request: Type) -> Type:

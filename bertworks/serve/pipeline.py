@@ -47,7 +47,16 @@ from bertworks.serve.batching import (
     RequestError,
     grant,
 )
-from bertworks.serve.endpoints import QUERY_COST, Abilities
+from bertworks.serve.endpoints import (
+    QUERY_COST,
+    Abilities,
+    AnswerParts,
+    Steps,
+    call_each,
+    check_answer,
+    check_tokens,
+    to_json,
+)
 from bertworks.serve.openapi import (
     ENDPOINTS,
     INVOCATIONS,
@@ -55,14 +64,6 @@ from bertworks.serve.openapi import (
     parse,
     read,
     requests_of,
-)
-from bertworks.serve.steps import (
-    AnswerParts,
-    Steps,
-    call_each,
-    check_answer,
-    check_tokens,
-    to_json,
 )
 from bertworks.training.device import THREADS, ServerHeapTrimmer
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.batching.batch import Example, ExampleGroup, Ids
+from bertworks.batching.batch import Example, Ids
 from bertworks.datasets.schema import (
     Columns,
     Item,
@@ -25,7 +25,6 @@ from bertworks.metrics import intervals, squad
 from bertworks.tasks.heads import SpanExtraction, TaskHead
 from bertworks.tasks.sequences import (
     Features,
-    Offsets,
     Window,
     strip_span,
     tokens_in_span,
@@ -34,7 +33,6 @@ from bertworks.tasks.settings import TaskConfig
 from bertworks.tasks.task import (
     NOTHING,
     Answer,
-    Attributed,
     Explained,
     Featurizer,
     Logits,
@@ -43,7 +41,6 @@ from bertworks.tasks.task import (
     Task,
     softmax,
 )
-from bertworks.training.recipe import FinetuneRecipe
 
 NOWHERE = 1e9  # the margin of "no answer" if no span can be an answer
 NUM_BEST_SPANS = 20  # starts and ends that are combined, and answers that are kept
@@ -106,7 +103,13 @@ class QuestionsTask(Task):
         contexts = reader.arrays([item.texts[1] for item in items])
         for item, (whole, count), (row, offsets) in zip(items, questions, contexts, strict=True):
             question = whole[: min(self.d.max_question, self.d.max_length // 2)]
-            targets = partial(_targets_of_window, *_answer_tokens(item, offsets))
+            first = last = _NO_TOKEN
+            if item.label:
+                start, text = item.label[0]
+                covered = tokens_in_span(offsets, start, start + len(text))
+                if len(covered):
+                    first, last = covered[[0, -1]].tolist()
+            targets = partial(_targets_of_window, first, last)
             features = reader.in_windows(item, row, targets, offsets, self.d.stride, [question])
             yield features._replace(num_truncated=count - len(question))
 
@@ -121,9 +124,7 @@ class QuestionsTask(Task):
         answer = sequences[0].input_ids[first : last + 1]
         return reader.tokenizer.decode(answer) if first else "no answer"
 
-    def head(
-        self, units: Sequence[ExampleGroup] = (), recipe: FinetuneRecipe | None = None
-    ) -> TaskHead:
+    def head(self) -> TaskHead:
         return SpanExtraction()
 
     def decode(self, features: Features, logits: Logits) -> Answer:
@@ -214,8 +215,26 @@ class QuestionsTask(Task):
         return value
 
     def explained(self, features: Features, answer: Answer, target: str | None) -> Explained:
+        """The logits of start and end of the answer, in its window, or of [CLS] without one."""
         prediction = (answer["answer"] or "(no answer)", f"{answer['score']:.1%}")
-        return _answer_output(features, answer), [prediction]
+        if not answer["answer"]:
+            name = "“no answer” (its score)"
+            return (features.unit[0], name, lambda x: x[:, 0].sum(-1)), [prediction]
+        tokens = tokens_in_span(features.offsets, answer["start"], answer["end"])
+        first_token = int(tokens[0])
+        # The window in which the answer has most context.
+        number, window = next(
+            (number, window)
+            for number, window in enumerate(features.windows)
+            if window.start <= first_token < window.end
+            and window.is_own[first_token - window.start]
+        )
+        example = features.unit[number]
+        # Counted from the end of the sequence.
+        first = features.begin + first_token - window.start - len(example.input_ids)
+        last = first + len(tokens) - 1
+        name = f"the answer “{answer['answer']}” (its score)"
+        return (example, name, lambda x: x[:, first, 0] + x[:, last, 1]), [prediction]
 
     def label_names(self, label: Any) -> Iterable[str]:
         return ("with an answer" if label else "without an answer",)
@@ -306,30 +325,6 @@ class QuestionsTask(Task):
         return replace(self.d, threshold=best_threshold(answers, figures))
 
 
-def _answer_output(features: Features, answer: Answer) -> Attributed:
-    """Return the logits of start and end of an answer, in the window of the answer.
-
-    Without an answer they are those of [CLS].
-    """
-    if not answer["answer"]:
-        return features.unit[0], "“no answer” (its score)", lambda x: x[:, 0].sum(-1)
-    tokens = tokens_in_span(features.offsets, answer["start"], answer["end"])
-    first_token = int(tokens[0])
-    # The window in which the answer has most context.
-    number, window = next(
-        (number, window)
-        for number, window in enumerate(features.windows)
-        if window.start <= first_token < window.end and window.is_own[first_token - window.start]
-    )
-    start = first_token - window.start
-    example = features.unit[number]
-    # Counted from the end of the sequence.
-    first = features.begin + start - len(example.input_ids)
-    last = first + len(tokens) - 1
-    name = f"the answer “{answer['answer']}” (its score)"
-    return example, name, lambda x: x[:, first, 0] + x[:, last, 1]
-
-
 def best_threshold(answers: Sequence[Answer], figures: Mapping[str, float]) -> float:
     """Return the margin with the best F1, plus half of the distance to the next margin.
 
@@ -372,24 +367,12 @@ def best_spans(
     return list(zip(scores.tolist(), firsts.tolist(), lasts.tolist(), strict=True))
 
 
-def _answer_tokens(item: Item, offsets: Offsets) -> tuple[int, int]:
-    """Return the first and last token of the first answer.
-
-    Both are -1, which is in no window, if there is none.
-    """
-    if not item.label:
-        return _NO_TOKEN, _NO_TOKEN
-    start, text = item.label[0]
-    covered = tokens_in_span(offsets, start, start + len(text))
-    return (int(covered[0]), int(covered[-1])) if len(covered) else (_NO_TOKEN, _NO_TOKEN)
-
-
 def _targets_of_window(
     first: int, last: int, window: Window, begin: int, length: int
 ) -> tuple[Ids, Ids]:
     """Return what a window over a context predicts.
 
-    first, last: the tokens of the answer, in the context.
+    first, last: the tokens of the answer, in the context; _NO_TOKEN, which is in no window: none.
     """
     targets = np.zeros(2, np.int64)
     if window.start <= first and last < window.end:

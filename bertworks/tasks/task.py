@@ -173,7 +173,13 @@ class Featurizer:
         item = features.item
         is_labelled = item.label is not None
         sequences = self.task.example_sequences(features)
-        text = " | ".join(self._in_words(sequence, is_labelled) for sequence in sequences)
+        texts = []
+        for sequence in sequences:
+            pieces = list(map(self.tokenizer.piece, sequence.input_ids.tolist()))
+            if is_labelled:
+                pieces = self.task.with_targets(self, sequence, pieces)
+            texts.append(shortened(" ".join(pieces)))
+        text = " | ".join(texts)
         target = self.task.target_text(self, sequences) if is_labelled else None
         if target is not None:
             text += f" -> {target}"
@@ -184,13 +190,6 @@ class Featurizer:
         file_and_line = item.where.rpartition("/")[2]
         fields = {"example": item.where}
         return Event("note", printable(f"example  {file_and_line}  {text}"), fields)
-
-    def _in_words(self, example: Example, is_labelled: bool) -> str:
-        """Return the tokens of a sequence, without the middle of a long one."""
-        pieces = list(map(self.tokenizer.piece, example.input_ids.tolist()))
-        if is_labelled:
-            pieces = self.task.with_targets(self, example, pieces)
-        return shortened(" ".join(pieces))
 
     # --- questions that are made from texts
 
@@ -449,12 +448,11 @@ class Task(RowTask):
         """Return the names of the columns of `Mistake.texts`."""
         return self.d.text if self.reads_pairs else self.d.text[:1]
 
-    def constant_logits(self, train: Sequence[Features], count: int) -> Logits:
+    def constant_logits(self, targets: NDArray[Any], count: int) -> Logits:
         """Return the logits of the trivial method for `count` predictions, [count, outputs].
 
-        They are the same for all.
+        They are the same for all. targets: of the training rows, see `targets_of`.
         """
-        targets = np.concatenate([targets_of(features) for features in train])
         logits = np.full(len(self.d.labels), ABSENT_LOGIT)
         constant = (
             self.d.labels.index("O") if "O" in self.d.labels else np.bincount(targets).argmax()
@@ -496,23 +494,20 @@ class Task(RowTask):
 
     # --- the network and its predictions
 
-    def head(
-        self, units: Sequence[ExampleGroup] = (), recipe: FinetuneRecipe | None = None
-    ) -> TaskHead:
-        """Return the head and the loss: here of one of several labels, of a text or of each token.
-
-        In training, `units` give the weights of classes and the scale of values.
-        """
-        weights: tuple[float, ...] = ()
-        if recipe is not None and recipe.class_weights == "balanced":
-            weights = balanced_weights(units, len(self.d.labels))
+    def head(self) -> TaskHead:
+        """Return the head and its loss: here one of several labels, of a text or of each token."""
         return Classification(
-            outputs=len(self.d.labels),
-            pooled=self.predicts_texts,
-            vectors=self.d.vectors,
-            weights=weights,
-            smoothing=0.0 if recipe is None else recipe.label_smoothing,
+            outputs=len(self.d.labels), pooled=self.predicts_texts, vectors=self.d.vectors
         )
+
+    def training_head(self, units: Sequence[ExampleGroup], recipe: FinetuneRecipe) -> TaskHead:
+        """Return the head with a loss for these rows: weights of classes, the scale of values."""
+        head = self.head()
+        if not isinstance(head, Classification):
+            return head
+        if recipe.class_weights == "balanced":
+            head = replace(head, weights=balanced_weights(units, head.outputs))
+        return replace(head, smoothing=recipe.label_smoothing)
 
     @abstractmethod
     def decode(self, features: Features, logits: Logits) -> Answer:
@@ -699,17 +694,13 @@ class Task(RowTask):
     # --- model cards
 
     @property
-    def usage(self) -> str:
-        """The code that uses a model with transformers. TEXTS stands for an example."""
-        return str(_USAGE[self.name]["usage"])
+    def usages(self) -> Mapping[str, str]:
+        """The code that uses a model with transformers, in which TEXTS stands for an example.
 
-    @property
-    def usage_in_a_language(self) -> str:
-        """Return the same for a model of several languages, to which a pipeline passes none.
-
-        LANGUAGE and NAME stand for the number and the name of its language.
+        "usage_in_a_language" is that for a model of several languages, to which a pipeline passes
+        none. LANGUAGE and NAME stand there for the number and the name of its language.
         """
-        return str(_USAGE[self.name]["usage_in_a_language"])
+        return _USAGE[self.name]  # type: ignore[no-any-return]
 
 
 def target_example(

@@ -60,7 +60,6 @@ from bertworks.tasks.task import (
     sigmoid,
     softmax,
     target_example,
-    targets_of,
 )
 from bertworks.text.tokenizer import truncated_lengths
 from bertworks.training.recipe import FinetuneRecipe
@@ -275,9 +274,7 @@ class MultiLabelTask(TextTask):
     def target_text(self, reader: Featurizer, sequences: Sequence[Example]) -> str:
         return ", ".join(compress(self.d.labels, sequences[0].target.labels[0])) or "no label"
 
-    def head(
-        self, units: Sequence[ExampleGroup] = (), recipe: FinetuneRecipe | None = None
-    ) -> TaskHead:
+    def head(self) -> TaskHead:
         return MultiLabel(outputs=len(self.d.labels), vectors=self.d.vectors)
 
     def decode(self, features: Features, logits: Logits) -> Answer:
@@ -293,8 +290,7 @@ class MultiLabelTask(TextTask):
         """The order of several labels means nothing."""
         return frozenset(label)
 
-    def constant_logits(self, train: Sequence[Features], count: int) -> Logits:
-        targets = np.concatenate([targets_of(features) for features in train])
+    def constant_logits(self, targets: NDArray[Any], count: int) -> Logits:
         frequencies = targets.mean(0)
         is_given = frequencies >= min(0.5, frequencies.max())
         logits = np.where(is_given, -ABSENT_LOGIT, ABSENT_LOGIT)
@@ -385,20 +381,20 @@ class RegressionTask(TextTask):
     def target_text(self, reader: Featurizer, sequences: Sequence[Example]) -> str:
         return f"{sequences[0].target.labels.tolist()[0]:g}"
 
-    def head(
-        self, units: Sequence[ExampleGroup] = (), recipe: FinetuneRecipe | None = None
-    ) -> TaskHead:
+    def head(self) -> TaskHead:
+        return Regression(vectors=self.d.vectors)
+
+    def training_head(self, units: Sequence[ExampleGroup], recipe: FinetuneRecipe) -> TaskHead:
         targets = [
             float(target) for unit in units for example in unit for target in example.target.labels
-        ] or [0.0, 1.0]
+        ]
         deviation = float(np.std(targets)) or 1.0
         return Regression(mean=float(np.mean(targets)), deviation=deviation, vectors=self.d.vectors)
 
     def decode(self, features: Features, logits: Logits) -> Answer:
         return {"value": float(logits[0, 0])}
 
-    def constant_logits(self, train: Sequence[Features], count: int) -> Logits:
-        targets = np.concatenate([targets_of(features) for features in train])
+    def constant_logits(self, targets: NDArray[Any], count: int) -> Logits:
         return np.full((count, 1), targets.mean(), np.float32)
 
     def difference(self, first: Sequence[Any], second: Sequence[Any]) -> tuple[str, Answer]:
@@ -498,9 +494,7 @@ class ChoiceTask(TextTask):
         right = [sequence.target.labels[0] for sequence in sequences].index(1)
         return f"choice {right + 1}"
 
-    def head(
-        self, units: Sequence[ExampleGroup] = (), recipe: FinetuneRecipe | None = None
-    ) -> TaskHead:
+    def head(self) -> TaskHead:
         return MultipleChoice(num_choices=self.d.num_choices)
 
     def decode(self, features: Features, logits: Logits) -> Answer:
@@ -510,8 +504,8 @@ class ChoiceTask(TextTask):
     def shared_texts(self, num_texts: int) -> list[tuple[int, ...]]:
         return [(0,)]
 
-    def constant_logits(self, train: Sequence[Features], count: int) -> Logits:
-        votes = np.bincount([row.item.label for row in train], minlength=self.d.num_choices)
+    def constant_logits(self, targets: NDArray[Any], count: int) -> Logits:
+        votes = targets.reshape(-1, self.d.num_choices).sum(0)
         return np.tile(votes.astype(np.float32), count // self.d.num_choices)[:, None]
 
     def score_names(self, item: Item) -> Sequence[str]:

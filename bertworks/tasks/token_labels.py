@@ -151,26 +151,23 @@ class TokenTask(Task):
             score_of = self.score_of_spans(answer)
             for spans in self.span_pairs([(item, answer)]):
                 for gold, predicted in paired(*spans):
-                    if gold != predicted:
-                        yield self._mistake(item, gold, predicted, score_of)
-
-    def _mistake(
-        self, item: Item, gold: Span | None, predicted: Span | None, score_of: ScoreOfSpan
-    ) -> Mistake:
-        place = predicted or gold
-        assert place is not None
-        score = score_of(place, predicted)
-        text = self.text_between(item, None, None)
-        if len(text) > _LONG_TEXT:
-            text = self.text_between(item, max(0, place[0] - self.near), place[1] + self.near)
-            text = f"... {text} ..."
-        labels = [
-            NOTHING if span is None else f"{span[2]}: {self.text_between(item, *span[:2])}"
-            for span in (gold, predicted)
-        ]
-        badness = 0.5 if score is None else score
-        kind = _kind_of_mistake(gold, predicted)
-        return Mistake(item.where, (text,), labels[0], labels[1], score, badness, kind)
+                    place = predicted or gold
+                    if gold == predicted or place is None:
+                        continue
+                    score = score_of(place, predicted)
+                    text = self.text_between(item, None, None)
+                    if len(text) > _LONG_TEXT:
+                        start = max(0, place[0] - self.near)
+                        text = f"... {self.text_between(item, start, place[1] + self.near)} ..."
+                    labels = [
+                        NOTHING
+                        if span is None
+                        else f"{span[2]}: {self.text_between(item, *span[:2])}"
+                        for span in (gold, predicted)
+                    ]
+                    badness = 0.5 if score is None else score
+                    kind = _kind_of_mistake(gold, predicted)
+                    yield Mistake(item.where, (text,), labels[0], labels[1], score, badness, kind)
 
     @abstractmethod
     def score_of_spans(self, answer: Answer) -> ScoreOfSpan:

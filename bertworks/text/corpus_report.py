@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from bertworks.config import packaged_table
 from bertworks.io.atomic_write import write_json
+from bertworks.text.near_copies import mixed
 from bertworks.text.shards import Shards
 from bertworks.text.tokenizer import MANY_UNKNOWN, Tokenizer
 from bertworks.text.tokenizer_folder import count_cased
@@ -22,7 +23,7 @@ _BLOCK_TOKENS = 1 << 17  # a fourth of the time of 1 << 20: the arrays fit a cor
 _BLOCK_SENTENCES = 1 << 18
 # to find duplicates (48 MB); of more texts a sample by hash is kept, with all copies
 _MAX_HASHES = 1 << 21
-_MIX = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2 ** 64 divided by the golden ratio
 _SHOWN = 5
 _SHOWN_TOKENS = 40
 _SHOWN_CHARACTERS = 40
@@ -165,13 +166,8 @@ def _hash_rows(values: NDArray[Any], borders: NDArray[np.int64]) -> NDArray[np.u
     It is the sum of hashes of the values and their places.
     """
     places = np.arange(len(values)) - np.repeat(borders[:-1], np.diff(borders))
-    x = values.astype(np.uint64) ^ (places.astype(np.uint64) + 1) * _MIX[0]
-    for shift, factor in zip((30, 27), _MIX[1:]):  # splitmix64 (Steele, Lea and Flood 2014)
-        x ^= x >> np.uint64(shift)
-        x *= factor
-    sums = np.concatenate(
-        [np.zeros(1, np.uint64), np.cumsum(x ^ (x >> np.uint64(31)), dtype=np.uint64)]
-    )
+    x = values.astype(np.uint64) ^ (places.astype(np.uint64) + 1) * _GOLDEN
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed(x), dtype=np.uint64)])
     return np.asarray(sums[borders[1:]] - sums[borders[:-1]])
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from bertworks.errors import UsageError, require
-from bertworks.io.file_job import Portion, pack, unpacked_values
+from bertworks.io.file_job import Portion, unpacked_values
 from bertworks.io.inputs import IssueCounter, chunk_by_size
 from bertworks.io.tables import StoredRows
 from bertworks.text.corpus import CorpusReader, CorpusReport
@@ -87,7 +87,7 @@ def shard_maker(folder: str, source: dict[str, Any], tokenizer: str, part_charac
             yield file.getvalue()
         yield json.dumps(asdict(report)).encode()
 
-    return {"corpus": reader.identity()}, lambda group: (0, pack(blocks(group)))
+    return {"corpus": reader.identity()}, lambda group: (0, blocks(group))
 
 
 def count_maker(_: str, source: dict[str, Any], config: dict[str, Any]) -> Maker:
@@ -106,7 +106,7 @@ def count_maker(_: str, source: dict[str, Any], config: dict[str, Any]) -> Maker
         yield json.dumps(sample.beginnings).encode()
         yield json.dumps(asdict(report)).encode()
 
-    return {"corpus": reader.identity()}, lambda group: (0, pack(blocks(group)))
+    return {"corpus": reader.identity()}, lambda group: (0, blocks(group))
 
 
 def blocks_of(files: Iterable[Path], reader: CorpusReader) -> Iterator[bytes]:

@@ -158,8 +158,11 @@ class _WordHashes(dict[str, int]):
         return self[word]
 
 
-def _mixed(values: _Hashes) -> _Hashes:
-    """Return 64-bit numbers with their bits spread (the finalizer of SplitMix64)."""
+def mixed(values: _Hashes) -> _Hashes:
+    """Return 64-bit numbers with their bits spread.
+
+    It is the finalizer of SplitMix64 (Steele, Lea and Flood 2014).
+    """
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
@@ -193,7 +196,7 @@ class _Text:
         self.hashes: _Hashes = np.empty(0, np.uint64)
         if self.is_long and self.gram == CHARACTER_GRAM:
             codes = np.frombuffer(letters.encode("utf-32-le", "surrogatepass"), np.uint32)
-            self.hashes = _mixed(codes.astype(np.uint64))
+            self.hashes = mixed(codes.astype(np.uint64))
         elif self.is_long:
             self.hashes = np.array([word_hashes[word] for word in words], np.uint64)
 
@@ -204,7 +207,7 @@ def _grams(hashes: _Hashes, gram: int) -> _Hashes:
     total = np.zeros(count, np.uint64)
     for place in range(gram):
         total += hashes[place : place + count] * _GRAM_FACTORS[place]
-    return _mixed(total)
+    return mixed(total)
 
 
 def _signatures(texts: Sequence[_Text]) -> NDArray[np.uint32]:
@@ -291,7 +294,7 @@ def _shared_buckets(
     values = signatures.reshape(len(signatures), BANDS, BAND_SIZE).astype(np.uint64)
     keys = np.broadcast_to(np.arange(BANDS, dtype=np.uint64), (len(signatures), BANDS)).copy()
     for place in range(BAND_SIZE):
-        keys = _mixed(keys + values[:, :, place] * _BAND_FACTORS[place])
+        keys = mixed(keys + values[:, :, place] * _BAND_FACTORS[place])
     _, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
     inverse = inverse.reshape(keys.shape)
     is_shared = counts[inverse] > 1

@@ -334,31 +334,24 @@ def _ends_half_width(text: str, start: int, stop: int, end: int) -> bool:
     following = _first_letter(text, end)
     if following.islower():
         return False
-    is_full_stop = text[stop] == "." and text[stop + 1] != "."
-    return not (is_full_stop and _is_abbreviation(text, start, stop, end, following))
-
-
-def _is_abbreviation(text: str, start: int, stop: int, end: int, following: str) -> bool:
-    """Return whether the full stop at `stop` belongs to an abbreviation.
-
-    Args:
-        following: the first letter or digit after the white space.
-    """
+    if text[stop] != "." or text[stop + 1] == ".":
+        return True
+    # A full stop may belong to an abbreviation.
     begin = max(text.rfind(" ", max(start, stop - 24), stop) + 1, start)
     word = text[begin:stop]
     if begin == start:
         word = word.rsplit(None, 1)[-1] if word else ""  # after other white space
         if _ENUMERATOR.fullmatch(word):
-            return True
+            return False
     if not word.isalnum():
         word = _JOINTS.split(word)[-1]
     number_follows = following.isdecimal()
     if word in _TITLES or (number_follows and word in _BEFORE_NUMBERS):
-        return True
+        return False
     is_initial = len(word) == 1 and word.lower() != word.upper()
     if word in _ABBREVIATIONS or is_initial or ("." in word and _ACRONYM.fullmatch(word)):
-        return number_follows or _next_word(text, end) not in _STARTERS
-    return word.isdecimal() and _next_word(text, end) in _GERMAN_ORDINALS
+        return not number_follows and _next_word(text, end) in _STARTERS
+    return not word.isdecimal() or _next_word(text, end) not in _GERMAN_ORDINALS
 
 
 def _ends_without_space(text: str, stop: int, end: int) -> bool:
@@ -385,19 +378,14 @@ def _ends_full_width(text: str, start: int, stop: int, end: int) -> bool:
         stop and _is_unspaced(text[stop - 1]) and not text[stop - 1].isdecimal()
     ):
         return False  # a decimal or an enumeration: ３．１４
-    if end - start <= _LONGEST_QUOTE and _is_inside_quote(text, start, end):
-        return False
+    quotes = ("「", "」"), ("『", "』"), ("（", "）")
+    if end - start <= _LONGEST_QUOTE and any(
+        text.count(opening, start, end) > text.count(closing, start, end)
+        for opening, closing in quotes
+    ):
+        return False  # inside a quote
     closed = text[end - 1] not in "。！？｡．"
     return not (closed and not text[end - 1].isspace() and _CONTINUATION.match(text, end))
-
-
-def _is_inside_quote(text: str, start: int, end: int) -> bool:
-    """Return whether `text[start:end]` opens a Japanese quote that it does not close."""
-    pairs = ("「", "」"), ("『", "』"), ("（", "）")
-    return any(
-        text.count(opening, start, end) > text.count(closing, start, end)
-        for opening, closing in pairs
-    )
 
 
 def _first_letter(text: str, position: int) -> str:

@@ -176,9 +176,17 @@ class Shards(TokenStore):
         if verify:
             verify_files(folder, manifest.files, _HINT)
         counts = manifest.tokens, manifest.sentences + 1, manifest.documents + 1
-        arrays = [
-            _mapped(folder / name, manifest, n) for name, n in zip(DATA_FILES, counts, strict=True)
-        ]
+        arrays = []
+        for name, count in zip(DATA_FILES, counts, strict=True):
+            header = 0 if name == "tokens.bin" else 128  # bytes, of an .npy file
+            dtype = np.dtype("<i8" if header else manifest.dtype)
+            path = folder / name
+            size = path.stat().st_size if path.is_file() else 0
+            expected = header + count * dtype.itemsize
+            what = f"damaged: {size:,} bytes instead of {expected:,}"
+            require(size == expected, what, path, _HINT)
+            file = CheckedFile(path, manifest.crc32[name], _HINT)
+            arrays.append(CheckedArray(file, file.content[header:].view(dtype), header))
         for name, borders, end in zip(
             DATA_FILES[1:], arrays[1:], (manifest.tokens, manifest.sentences)
         ):
@@ -334,18 +342,6 @@ def _join(
         corpus=asdict(reader.report),
         settings=settings,
     )
-
-
-def _mapped(path: Path, manifest: Manifest, count: int) -> CheckedArray:
-    """The `count` numbers of tokens.bin, or of an .npy file after its header of 128 bytes."""
-    dtype, header = (
-        (np.dtype(manifest.dtype), 0) if path.suffix == ".bin" else (np.dtype("<i8"), 128)
-    )
-    size = path.stat().st_size if path.is_file() else 0
-    expected = header + count * dtype.itemsize
-    require(size == expected, f"damaged: {size:,} bytes instead of {expected:,}", path, _HINT)
-    file = CheckedFile(path, manifest.crc32[path.name], _HINT)
-    return CheckedArray(file, file.content[header:].view(dtype), header)
 
 
 def _refuse_other(

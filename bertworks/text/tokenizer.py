@@ -273,7 +273,8 @@ class Tokenizer:
         Raises:
             BertworksError: as `load`.
         """
-        path, arguments = read_vocabulary(as_path(path), lowercase)
+        path = as_path(path)
+        arguments = read_vocabulary(path, lowercase)
         return cls._checked(path, arguments | {"model_max_length": model_max_length})
 
     @classmethod

@@ -91,14 +91,7 @@ _LARGEST_GROWTH = 256  # of a text, by the replacements of a normalizer
 _LONGEST_TEMPLATE = 16  # special tokens and texts
 _LONGEST_PATTERN = 1000  # characters of a regular expression; that of GPT-4o has 400
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
-_HAS_TEMPLATE = {  # by family: whether <s> and </s> stand around a text
-    "roberta": True,
-    "bart": True,
-    "longformer": True,
-    "led": True,
-    "gpt2": False,
-    "openaigpt": False,
-}
+_HAS_TEMPLATE: dict[str, bool] = _TABLES["has_template"]
 
 
 def read_folder(folder: Path) -> tuple[Path, dict[str, Any]]:
@@ -155,17 +148,17 @@ def read_folder(folder: Path) -> tuple[Path, dict[str, Any]]:
     }
 
 
-def read_vocabulary(path: Path, lowercase: bool | None) -> tuple[Path, dict[str, Any]]:
+def read_vocabulary(path: Path, lowercase: bool | None) -> dict[str, Any]:
     """Read a vocab.txt of any name. lowercase: None: inferred from the vocabulary, with a note.
 
-    Returns as `read_folder`.
+    Returns arguments of `Tokenizer`.
 
     Raises:
         BertworksError: as `read_folder`.
     """
     notes: list[str] = []
     library = _from_vocabulary(path, {"do_lower_case": lowercase}, {}, "", notes)
-    return path, {"serialized": library.to_str(), "notes": notes}
+    return {"serialized": library.to_str(), "notes": notes}
 
 
 def check_description(serialized: str) -> dict[str, Any]:
@@ -403,20 +396,20 @@ def _normalizer_settings(config: dict[str, Any]) -> dict[str, bool | None]:
 
     A null is a value of strip_accents: accents are then removed if the text is lower-cased.
     """
-    settings: dict[str, bool | None] = {}
-    for key, name in NORMALIZER_SETTINGS.items():
-        value = config.get(key)
-        if isinstance(value, bool) or (value is None and key in config and key == "strip_accents"):
-            settings[name] = value
-    return settings
+    return {
+        name: config[key]
+        for key, name in NORMALIZER_SETTINGS.items()
+        if isinstance(config.get(key), bool)
+        or (key == "strip_accents" and config.get(key, True) is None)
+    }
 
 
 # What transformers takes for settings that a tokenizer_config.json lacks, whatever is in
 # tokenizer.json.
 _BERT_DEFAULTS: dict[str, bool | None] = {
-    "do_lower_case": True,
+    "lowercase": True,
     "strip_accents": None,
-    "tokenize_chinese_chars": True,
+    "handle_chinese_chars": True,
 }
 
 
@@ -437,33 +430,23 @@ def _as_configured(serialized: str, path: Path, config: dict[str, Any], notes: l
     ):
         return serialized
     settings = _normalizer_settings(config)
-    defaults: dict[str, bool | None] = {}
     # Without a class and without a network, transformers does not open the folder: tokenizer.json
     # is all there is.
-    if "tokenizer_class" in config or path.with_name("config.json").exists():
-        missing = [key for key in _BERT_DEFAULTS if NORMALIZER_SETTINGS[key] not in settings]
-        defaults = {NORMALIZER_SETTINGS[key]: _BERT_DEFAULTS[key] for key in missing}
-    new = content["normalizer"] = old | defaults | settings
-    changed = [
-        key for key, field in NORMALIZER_SETTINGS.items() if new.get(field) != old.get(field)
-    ]
-    if not changed:
+    is_opened = "tokenizer_class" in config or path.with_name("config.json").exists()
+    new = content["normalizer"] = old | (_BERT_DEFAULTS if is_opened else {}) | settings
+    stated: list[str] = []
+    absent: list[str] = []
+    for key, field in NORMALIZER_SETTINGS.items():
+        if new.get(field) != old.get(field):
+            notes_of_field = stated if field in settings else absent
+            notes_of_field.append(f"{key} {json.dumps(new[field])}")
+    if not stated and not absent:
         return serialized
-    stated = [
-        f"{key} {json.dumps(config[key])}"
-        for key in changed
-        if NORMALIZER_SETTINGS[key] in settings
-    ]
     if stated:
         notes.append(
             f"tokenizer_config.json has {', '.join(stated)}, unlike tokenizer.json: it is used, "
             "as in transformers"
         )
-    absent = [
-        f"{key} {json.dumps(_BERT_DEFAULTS[key])}"
-        for key in changed
-        if NORMALIZER_SETTINGS[key] in defaults
-    ]
     if absent:
         what = (
             f"tokenizer_config.json lacks settings: {', '.join(absent)} is used, as in transformers"
@@ -781,11 +764,10 @@ def begin_with(serialized: str, token: str) -> str:
 def spell_special_tokens(names: Mapping[str, str], tokens: Container[str]) -> dict[str, str]:
     """The special tokens that a vocabulary has: as they are named, else in a usual spelling."""
     spellings = SPELLINGS | {name: (token,) for name, token in names.items()}
-    spelled = {
-        name: next((token for token in spellings[name] if token in tokens), None)
-        for name in SPELLINGS
+    # The last one that is set stays: the first of the spellings.
+    return {
+        name: token for name in SPELLINGS for token in reversed(spellings[name]) if token in tokens
     }
-    return {name: token for name, token in spelled.items() if token is not None}
 
 
 def refuse_style(path: Path, style: str) -> NoReturn:

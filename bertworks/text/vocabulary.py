@@ -166,37 +166,29 @@ def train_word_pieces(
     known = [(word, count) for word, count in words if characters.issuperset(characters_of(word))]
     learner = MergeLearner(known, alphabet, "##", min_frequency=min_frequency)
     learner.merge_until(size + (size - len(alphabet)) // 5, progress)
-    pieces = _most_used(known, set(learner.forms), characters, size)
+    pieces = set(learner.forms)
+    model = word_piece_model(list(pieces))
+    cuts = [_longest_match(word, model) for word, _ in known]
+    # Half of the excess is dropped at a time, because the other pieces are then used more often.
+    while len(pieces) > size:
+        excess = len(pieces) - size
+        uses = dict.fromkeys(pieces, 0)
+        for cut, (_, count) in zip(cuts, known):
+            for piece in cut:
+                uses[piece] += count
+        candidates = sorted((use, piece) for piece, use in uses.items() if piece not in characters)
+        dropped = {piece for _, piece in candidates[: max(excess // 2, min(excess, 200))]}
+        pieces -= dropped
+        model = word_piece_model(list(pieces))
+        for place, cut in enumerate(cuts):
+            if not dropped.isdisjoint(cut):
+                cuts[place] = _longest_match(known[place][0], model)
     return [form for form in learner.forms if form in pieces]
 
 
 def characters_of(word: str, prefix: str = "##") -> list[str]:
     """Return a word in its smallest pieces: "abc" -> ["a", "##b", "##c"]."""
     return [word[0], *(prefix + character for character in word[1:])]
-
-
-def _most_used(words: Words, pieces: set[str], alphabet: set[str], size: int) -> set[str]:
-    """Return the `size` pieces that are used most.
-
-    The least used ones are dropped half of the excess at a time, because the others are then used
-    more often.
-    """
-    model = word_piece_model(list(pieces))
-    cuts = [_longest_match(word, model) for word, _ in words]
-    while len(pieces) > size:
-        excess = len(pieces) - size
-        uses = dict.fromkeys(pieces, 0)
-        for cut, (_, count) in zip(cuts, words):
-            for piece in cut:
-                uses[piece] += count
-        candidates = sorted((use, piece) for piece, use in uses.items() if piece not in alphabet)
-        dropped = {piece for _, piece in candidates[: max(excess // 2, min(excess, 200))]}
-        pieces = pieces - dropped
-        model = word_piece_model(list(pieces))
-        for place, cut in enumerate(cuts):
-            if not dropped.isdisjoint(cut):
-                cuts[place] = _longest_match(words[place][0], model)
-    return pieces
 
 
 def _longest_match(word: str, model: models.WordPiece) -> list[str]:
@@ -450,9 +442,34 @@ def train_vocabulary(
     notes: list[str] = []
     sample = Sample(several(documents, "give [document]", "document"))
     report_progress = progress or (lambda stage, done: None)
-    statistics, config = _count(
-        sample, config, max_memory, workers, partial(report_progress, "counting"), notes, counted
-    )
+    splitter = splitter_of(config)
+    as_bytes = config.algorithm == "bpe"
+    with (
+        closing(WordCounts(max_memory // 2, as_bytes=as_bytes)) as shared_words,
+        closing(WordCounts(max_memory // 8, as_bytes=as_bytes)) as accented_words,
+        closing(WordCounts(max_memory // 8, as_bytes=as_bytes)) as stripped_words,
+    ):
+
+        def add(counts: AccentCounts) -> None:
+            shared_words.add(counts.shared_words)
+            accented_words.add(counts.accented_words)
+            stripped_words.add(counts.stripped_words)
+
+        if counted is None:
+            counting = partial(report_progress, "counting")
+            count_words(sample, splitter, add, workers=workers, progress=counting)
+        else:
+            for counts in counted(sample):
+                add(counts)
+        if not (shared_words or accented_words):  # all of a tiny corpus may be held out
+            add(splitter.count(sample.texts))
+        if not (shared_words or accented_words):
+            raise _no_words(sample, splitter)
+        strips = _decide_accents(config, shared_words, accented_words, notes)
+        config = replace(config, strip_accents=strips)
+        for word, number in stripped_words if strips else accented_words:
+            shared_words.add({word: number})
+        statistics = WordStatistics(shared_words, max_memory, notes)
     library, alphabet = _train(statistics, config, partial(report_progress, "merging"))
     tokenizer = Tokenizer(library.to_str(), model_max_length=config.model_max_length)
     if tokenizer.vocab_size < config.size:
@@ -488,49 +505,6 @@ def train_vocabulary(
         warnings=tuple(warnings),
     )
     return tokenizer, report
-
-
-def _count(
-    sample: Sample,
-    config: VocabularyConfig,
-    max_memory: int,
-    workers: int | None,
-    progress: Progress,
-    notes: list[str],
-    counted: Counted | None,
-) -> tuple[WordStatistics, VocabularyConfig]:
-    """Count the words as the tokenizer will split them.
-
-    In the returned configuration `strip_accents` is decided.
-    """
-    as_bytes = config.algorithm == "bpe"
-    splitter = splitter_of(config)
-    with (
-        closing(WordCounts(max_memory // 2, as_bytes=as_bytes)) as words,
-        closing(WordCounts(max_memory // 8, as_bytes=as_bytes)) as accented_words,
-        closing(WordCounts(max_memory // 8, as_bytes=as_bytes)) as stripped_words,
-    ):
-
-        def add(counts: AccentCounts) -> None:
-            words.add(counts.shared_words)
-            accented_words.add(counts.accented_words)
-            stripped_words.add(counts.stripped_words)
-
-        if counted is None:
-            count_words(sample, splitter, add, workers=workers, progress=progress)
-        else:
-            for counts in counted(sample):
-                add(counts)
-        if not (words or accented_words):  # all of a tiny corpus may be held out
-            add(splitter.count(sample.texts))
-        if not (words or accented_words):
-            raise _no_words(sample, splitter)
-        decided_config = replace(
-            config, strip_accents=_decide_accents(config, words, accented_words, notes)
-        )
-        for word, number in stripped_words if decided_config.strip_accents else accented_words:
-            words.add({word: number})
-        return WordStatistics(words, max_memory, notes), decided_config
 
 
 def _no_words(sample: Sample, splitter: AccentSplitter) -> BertworksError:
@@ -759,12 +733,13 @@ def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Token
         )
         return library
     is_bert = config.algorithm == "wordpiece"
-    settings = {
-        "lowercase": config.lowercase,
-        "strip_accents": config.strip_accents,
-        "handle_chinese_chars": is_bert,
-    }
-    library = bert_pipeline(model, SPECIAL_TOKENS, **settings)
+    library = bert_pipeline(
+        model,
+        SPECIAL_TOKENS,
+        lowercase=config.lowercase,
+        strip_accents=config.strip_accents,
+        handle_chinese_chars=is_bert,
+    )
     steps = [library.normalizer]
     # Where accents are stripped, composed and decomposed text has the same tokens anyway.
     if not config.strip_accents:

@@ -121,11 +121,13 @@ class AccentSplitter:
         for chunk, number in chunks.items():
             words = keeping.words(chunk)
             plain_words = words if is_decided or chunk.isascii() else stripping.words(chunk)
-            if words == plain_words:
-                _add_words(shared_words, words, number, self.max_length)
-            else:
-                _add_words(accented_words, words, number, self.max_length)
-                _add_words(stripped_words, plain_words, number, self.max_length)
+            groups = [(shared_words, words)]
+            if words != plain_words:
+                groups = [(accented_words, words), (stripped_words, plain_words)]
+            for counts, words_of_group in groups:
+                for word in words_of_group:
+                    if len(word) <= self.max_length:
+                        counts[word] += number
         return AccentCounts(shared_words, accented_words, stripped_words)
 
     def __call__(self, texts: list[str]) -> tuple[AccentCounts, int]:
@@ -164,13 +166,6 @@ def _count_chunks(
     return chunks, num_broken_words
 
 
-def _add_words(counts: Counter[str], words: list[str], number: int, max_length: int) -> None:
-    """Add words that occur `number` times, without those that are longer than `max_length`."""
-    for word in words:
-        if len(word) <= max_length:
-            counts[word] += number
-
-
 class WordCounts:
     """Counts of words in bounded memory.
 
@@ -193,7 +188,11 @@ class WordCounts:
         self._database.execute(
             "CREATE TABLE words (word TEXT PRIMARY KEY, number INTEGER) WITHOUT ROWID"
         )
-        self.close = self._database.close
+
+    def close(self) -> None:
+        """Delete the counts."""
+        self._database.close()
+        self._counts.clear()
 
     def add(self, counts: Mapping[str, int]) -> None:
         """Add counts.

@@ -7,6 +7,7 @@ Size, vocabulary, batch, phases and steps come from the measured speed of the ma
 """
 
 import math
+import re
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from torch import Tensor
 from bertworks.batching.batch import Batch, Target, TokenSequence, collate
 from bertworks.batching.sampling import FORMATS, Masker, NextTokens
 from bertworks.config import packaged_table
-from bertworks.errors import UsageError
+from bertworks.errors import UsageError, expect
 from bertworks.events import duration
 from bertworks.models.config import BERT_SIZES, EncoderConfig
 from bertworks.models.heads import PRETRAINING_HEADS
@@ -48,6 +49,8 @@ class SizePreset(NamedTuple):
     initializer_range: float
 
 
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+SHORTEST = 20  # seconds of a budget: to measure the speed, and to train
 SIZE_PRESETS = [
     SizePreset(**preset) for preset in packaged_table(__file__, "sizes.toml")["presets"]
 ]
@@ -426,3 +429,13 @@ def random_batch(recipe: Recipe, sequences: int, length: int) -> Batch:
     return collate(
         [make_example(TokenSequence(row, types, special, targets), generator) for row in rows]
     )
+
+
+def seconds_of(budget: str) -> float:
+    """90s, 30m, 2h, 1d, 1h30m -> seconds."""
+    words = re.fullmatch(r"(\d+(\.\d+)?[smhd])+", budget.strip().lower(), re.ASCII)
+    parts = re.findall(r"([\d.]+)([smhd])", words[0]) if words else []
+    total = sum(float(number) * UNITS[unit] for number, unit in parts)
+    hint = f"give a time of {SHORTEST} s or more, such as 30m, 2h or 1h30m"
+    expect(SHORTEST <= total < 1e9, f"{budget!r} is not a budget", hint=hint)
+    return total

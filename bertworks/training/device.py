@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from bertworks.errors import UsageError
+from bertworks.errors import expect
 from bertworks.io.atomic_write import read_system_file
 from bertworks.io.processes import CpuMonitor, available_cpus
 from bertworks.models.config import EncoderConfig
@@ -55,24 +55,22 @@ def choose_device(name: str = "auto") -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise UsageError(f"the device {name!r} is not known", hint="name auto, cpu, cuda or cuda:1")
+    is_known = re.fullmatch(r"cpu|cuda(:\d+)?", name)
+    expect(is_known, f"the device {name!r} is not known", hint="name auto, cpu, cuda or cuda:1")
     device = (
         torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         if name == "cuda"
         else torch.device(name)
     )
-    count = torch.cuda.device_count() if device.type == "cuda" else 0
-    if device.type == "cuda" and (device.index or 0) >= count:
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
         hint = (
             "leave --device out: `bertworks doctor` lists the devices; under torchrun, at "
             f"most {count} processes"
         )
-        raise UsageError(
-            f"there is no {device}: the number of GPUs is {count}, counted from 0", hint=hint
-        )
-    # The variable is read when the first product is computed: with it sums have a fixed order.
-    if device.type == "cuda":
+        what = f"there is no {device}: the number of GPUs is {count}, counted from 0"
+        expect((device.index or 0) < count, what, hint=hint)
+        # It is read when the first product is computed: with it sums have a fixed order.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return device
 
@@ -203,10 +201,8 @@ class ThreadPolicy:
         """
         if threads is None:
             return
-        if threads != "auto" and threads < 1:
-            raise UsageError(
-                f"{threads} threads: expected 1 or more", hint="--threads 1, or --threads auto"
-            )
+        what = f"{threads} threads: expected 1 or more"
+        expect(threads == "auto" or threads >= 1, what, hint="--threads 1, or --threads auto")
         self.training_adapts = threads == "auto"
         self.fixed = None if threads == "auto" else threads
         self.count = self.fixed or self._maximum()

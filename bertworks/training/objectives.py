@@ -314,17 +314,12 @@ def figures(means: Mapping[str, LossStats], perplexity: bool = True) -> dict[str
 
     They are with or without perplexities.
     """
-    measures = {
-        name: OBJECTIVES[name].measures if name in OBJECTIVES else (LOSS, ACCURACY)
-        for name in means
-    }
-    named = [
-        (name, measure)
-        for name in means
-        for measure in measures[name]
+    return {
+        f"{name}_{measure.name}": measure.compute(stats)
+        for name, stats in means.items()
+        for measure in (OBJECTIVES[name].measures if name in OBJECTIVES else (LOSS, ACCURACY))
         if perplexity or measure is not PERPLEXITY
-    ]
-    return {f"{name}_{measure.name}": measure.compute(means[name]) for name, measure in named}
+    }
 
 
 class PretrainingModel(TrainableModel):

@@ -7,8 +7,8 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import resources
 from itertools import accumulate
+from pathlib import Path
 from typing import Annotated, Literal, cast
 
 from bertworks.batching.sampling import FORMATS, MaskingConfig, SamplingConfig
@@ -18,6 +18,9 @@ from bertworks.config import (
     AboveZero,
     Count,
     CountOrZero,
+    Fraction,
+    FractionAboveZero,
+    FractionBelowOne,
     Range,
     Settings,
     Size,
@@ -26,15 +29,18 @@ from bertworks.config import (
     parse_as,
     read_recipe_text,
 )
-from bertworks.errors import UsageError
+from bertworks.errors import expect
 from bertworks.models.config import EncoderConfig
 from bertworks.tasks.settings import FeatureLayers, LSTMEncoder
 from bertworks.text.vocabulary import VocabularyConfig
 
 HELD_OUT_LENGTH = 128
+ZeroOrMore = Annotated[float, Range("0 or more", lambda x: x >= 0)]
+BelowOne = Annotated[float, Range("a number from 0 to below 1", lambda x: 0 <= x < 1)]
 Seed = Annotated[
     int, Range(f"a whole number from 0 to {(1 << 32) - 1:,}", lambda x: 0 <= x < 1 << 32)
 ]
+BelowHundred = Annotated[float, Range("0 or more", lambda x: 0 <= x < 100)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +135,7 @@ class ObjectiveConfig(Settings):
     """
 
     kind: ObjectiveKind
-    weight: Annotated[float, Range("a number above 0", lambda x: 0 < x < math.inf)] = 1.0
+    weight: AboveZero = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,12 +174,12 @@ class OptimizerConfig(Settings):
     schedule: Literal["linear", "linear_from_start", "cosine", "inverse_sqrt", "constant"] = (
         "linear"
     )
-    weight_decay: Annotated[float, Range("0 or more", lambda x: x >= 0)] = 0.01
-    beta1: Annotated[float, Range("a number from 0 to below 1", lambda x: 0 <= x < 1)] = 0.9
-    beta2: Annotated[float, Range("a number from 0 to below 1", lambda x: 0 <= x < 1)] = 0.999
+    weight_decay: ZeroOrMore = 0.01
+    beta1: BelowOne = 0.9
+    beta2: BelowOne = 0.999
     eps: Annotated[float, Range("a number above 0", lambda x: x > 0)] = 1e-6
     bias_correction: bool = True
-    max_grad_norm: Annotated[float, Range("0 or more", lambda x: x >= 0)] = 1.0
+    max_grad_norm: ZeroOrMore = 1.0
     layer_decay: Annotated[float, Range("a factor above 0, at most 1", lambda x: 0 < x <= 1)] = 1.0
     layer_decay_offset: Annotated[
         int, Range("a number of layers, or 0", lambda x: 0 <= x < 1000)
@@ -229,9 +235,7 @@ class Recipe(Settings):
     objectives: tuple[ObjectiveConfig, ...] = ()
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     initialization: Literal["published", "scaled_residual", "neighbours"] = "published"
-    generator_size: Annotated[
-        float, Range("a fraction above 0, at most 1", lambda x: 0 < x <= 1)
-    ] = 0.25
+    generator_size: FractionAboveZero = 0.25
     temperature: AboveZero = 2.0
     teacher_layers: SizeOrZero = 0
     seed: Seed = 0
@@ -388,15 +392,8 @@ def packaged_recipes(folder: str = "") -> dict[str, str]:
 
     They are those of pre-training or in "finetuning".
     """
-    files = [
-        p
-        for p in (resources.files("bertworks") / "recipes" / folder).iterdir()
-        if p.name.endswith(".toml")
-    ]
-    return {
-        p.name.removesuffix(".toml"): p.read_text(encoding="utf-8")
-        for p in sorted(files, key=lambda p: p.name)
-    }
+    files = sorted((Path(__file__).parents[1] / "recipes" / folder).glob("*.toml"))
+    return {path.stem: path.read_text(encoding="utf-8") for path in files}
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -501,11 +498,9 @@ class FinetuneRecipe(Settings):
     dropout: Annotated[
         float, Range("a number from 0 to below 1, or -1", lambda x: x == -1 or 0 <= x < 1)
     ] = -1.0
-    head_deviation: Annotated[float, Range("0 or more", lambda x: 0 <= x < 100)] = 0.0
+    head_deviation: BelowHundred = 0.0
     class_weights: Literal["none", "balanced"] = "none"
-    label_smoothing: Annotated[
-        float, Range("a fraction from 0 to below 1", lambda x: 0 <= x < 1)
-    ] = 0.0
+    label_smoothing: FractionBelowOne = 0.0
     stride: Size = 128
     max_question: SizeOrZero = 64
     max_answer: Size = 30
@@ -513,11 +508,11 @@ class FinetuneRecipe(Settings):
     cloze_steps: Annotated[
         int, Range(f"0 to {MAX_COUNT:,}, or -1", lambda x: -1 <= x <= MAX_COUNT)
     ] = 0
-    lm_weight: Annotated[float, Range("0 or more", lambda x: 0 <= x < 100)] = 0.0
+    lm_weight: BelowHundred = 0.0
     lstm_units: SizeOrZero = 0
     lstm_encoder: LSTMEncoder = "frozen"
     feature_layers: FeatureLayers = "concat-last-four"
-    teacher_weight: Annotated[float, Range("a fraction from 0 to 1", lambda x: 0 <= x <= 1)] = 0.5
+    teacher_weight: Fraction = 0.5
     temperature: AboveZero = 2.0
     micro_batch_tokens: TokenCount = 8192
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -586,10 +581,8 @@ def default_max_length(recipe: FinetuneRecipe, max_positions: int) -> int:
         UsageError: the recipe needs longer sequences.
     """
     max_length = recipe.max_length or min(512, max_positions)
-    if max_length > max_positions:
-        raise UsageError(
-            f"max_length is {max_length}, but the model reads at most {max_positions} tokens"
-        )
+    what = f"max_length is {max_length}, but the model reads at most {max_positions} tokens"
+    expect(max_length <= max_positions, what)
     return max_length
 
 

@@ -23,8 +23,8 @@ from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.checkpoints.task_config import save_task, task_settings
 from bertworks.cli.main import main
 from bertworks.errors import UsageError
-from bertworks.inference.detect import Discriminator
 from bertworks.inference.explain import MAPS, TEMPLATE, TOLERANCE, Explanation, explain, read_tokens
+from bertworks.inference.masked_lm import Discriminator
 from bertworks.inference.predictor import Predictor
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layout import Layout

@@ -32,7 +32,6 @@ from bertworks.io.file_job import (
     create,
     format_of,
     join_portions,
-    pack,
     portion_maker,
     refuse_finished,
     row_portion,
@@ -104,7 +103,7 @@ def test_parts_that_run_twice_at_once(tmp_path: Path) -> None:
 
 def test_the_second_to_create_a_portion_throws_its_own_away(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text("{}")
-    name = create(tmp_path, "0123abcd", 7, 3, pack([b"one", b"", b"two"]))
+    name = create(tmp_path, "0123abcd", 7, 3, [b"one", b"", b"two"])
     before = (tmp_path / name).stat().st_ino
     assert name == create(tmp_path, "0123abcd", 7, 3, [b"other"]) == "000007-0123abcd-3"
     assert (tmp_path / name).stat().st_ino == before

@@ -22,6 +22,7 @@ from bertworks.models.layout import Layout
 from bertworks.models.transformer import (
     Encoder,
     InferenceEncoder,
+    PackedLayer,
     Product,
     _int8,
     cpu_supports_int8,
@@ -180,10 +181,11 @@ def test_sums_of_whole_numbers_are_exact_and_every_token_has_its_own_scale():
     wanted = (whole[0] @ whole[1].T) * scales[0].astype(np.float64) * scales[
         1
     ].T + linear.bias.numpy()
-    dense = _int8(linear, None, False)
+    dense = _int8(PackedLayer(linear.weight, linear.bias))
     np.testing.assert_allclose(dense(x).numpy(), wanted, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(dense(x[3:4]), dense(x)[3:4], rtol=1e-6, atol=1e-6)
-    overwrites, kept = _int8(linear, None, True), x.clone()
+    overwrites = _int8(PackedLayer(linear.weight, linear.bias, owns_input=True))
+    kept = x.clone()
     np.testing.assert_allclose(overwrites(x.clone()).numpy(), wanted, rtol=1e-6, atol=1e-6)
     dense(x)
     assert torch.equal(x, kept)
@@ -205,7 +207,7 @@ def test_of_bf16_no_number_overflows_eight_bits_and_every_token_has_its_own_scal
     x = (x / x.abs().amax(1, keepdim=True) * torch.linspace(0.5, 4, 4000)[:, None]).bfloat16()
     x[7], x[8] = 0.0, 1e30
     wanted = x.double() @ linear.weight.double().T + linear.bias.double()
-    dense = _int8(linear, None, False, torch.bfloat16)
+    dense = _int8(PackedLayer(linear.weight, linear.bias), torch.bfloat16)
     poison()
     found = dense(x)
     assert found.dtype == torch.bfloat16
@@ -243,19 +245,21 @@ def test_threads_that_turn_the_matrices_at_once_all_get_the_rows_they_ask_for(en
     computing = {name: threading.Event() for name in ("first", "second")}
     both = threading.Barrier(2, timeout=10)
 
-    def dense(linear: torch.nn.Linear, activation: str | None, owns_input: bool) -> Product:
+    first_weight = encoder.blocks[0].attention.qkv.weight
+
+    def dense(layer: PackedLayer) -> Product:
         name = threading.current_thread().name
-        if linear is encoder.blocks[0].attention.qkv:
+        if layer.weight.data_ptr() == first_weight.data_ptr():
             both.wait()
         elif name == "second":
             assert computing["first"].wait(10)
-        function = ACTIVATIONS[activation] if activation else torch.nn.Identity()
+        function = ACTIVATIONS[layer.activation] if layer.activation else torch.nn.Identity()
 
         def product(x: torch.Tensor) -> torch.Tensor:
             computing[threading.current_thread().name].set()
             if threading.current_thread().name == "first":
                 assert computing["second"].wait(10)
-            return function(linear(x))
+            return function(torch.nn.functional.linear(x, layer.weight, layer.bias))
 
         return product
 

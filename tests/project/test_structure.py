@@ -54,7 +54,7 @@ ALSO = {  # what single modules may import
     "retrieval.store": "faiss",
     "runs.baselines": "scipy sklearn",
     "retrieval.ranking": "snowballstemmer",
-    "serve.steps": "msgspec numpy orjson",
+    "serve.endpoints": "msgspec numpy orjson",
     "serve.pipeline": "numpy prometheus_client starlette",
     "serve.application": "prometheus_client starlette uvicorn",
     "serve.openapi": "msgspec",

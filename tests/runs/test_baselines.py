@@ -32,8 +32,7 @@ from bertworks.runs.baselines import (
     sample,
 )
 from bertworks.runs.finetune import make_finetune_request
-from bertworks.runs.finetune_job import FinetuneJob
-from bertworks.runs.preparation import prepare_finetuning
+from bertworks.runs.finetune_job import FinetuneJob, prepare_finetuning
 from bertworks.tasks.heads import TaskModel, combine_vectors
 from bertworks.tasks.linear_head import SEQUENCE_DEVIATION
 from bertworks.tasks.registry import TASKS, task_of

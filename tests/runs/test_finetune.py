@@ -34,8 +34,7 @@ from bertworks.models.config import EncoderConfig
 from bertworks.runs import finetune as finetune_module
 from bertworks.runs.data_splits import EVALUATED, divide
 from bertworks.runs.finetune import choose_method, finetune_events
-from bertworks.runs.finetune_job import FinetuneJob
-from bertworks.runs.preparation import prepare_finetuning
+from bertworks.runs.finetune_job import FinetuneJob, prepare_finetuning
 from bertworks.runs.training_run import TrainingRun
 from bertworks.runs.trials import plan_trials, run_trials
 from bertworks.tasks.heads import Classification, TaskModel

@@ -2,10 +2,12 @@
 between methods."""
 
 import inspect
+import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import torch
 from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.preprocessing import StandardScaler
 
+import bertworks as bw
 from bertworks.batching.batch import ExampleGroup, LabelledBatches
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.errors import BertworksError, UsageError
@@ -24,8 +27,13 @@ from bertworks.interop.export import export
 from bertworks.runs.baselines import baseline_answers
 from bertworks.runs.data_splits import EVALUATED, PARTS
 from bertworks.runs.finetune import finetune_events, make_finetune_request
-from bertworks.runs.finetune_job import FinetuneJob, Forecast, TaskTeacher, VocabSubset
-from bertworks.runs.preparation import prepare_finetuning
+from bertworks.runs.finetune_job import (
+    FinetuneJob,
+    Forecast,
+    TaskTeacher,
+    VocabSubset,
+    prepare_finetuning,
+)
 from bertworks.runs.trials import plan_trials, run_trials
 from bertworks.tasks.heads import TEACHER, Classification, TaskModel
 from bertworks.tasks.linear_head import SEQUENCE_DEVIATION
@@ -517,3 +525,51 @@ def test_a_teacher_reads_as_much_as_the_model(calibrated: tuple[Path, Path]) -> 
     d = replace(source.task_config, max_length=source.config.max_position_embeddings + 1)
     with refusal("the teacher reads at most", "set max_length to"):
         TaskTeacher(str(folder), d, source.tokenizer, CPU)
+
+
+def pipe(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+
+
+def test_rows_of_standard_input_train_the_model_of_their_file(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same rows resume the run, others are refused."""
+    file = write_reviews(tmp_path / "reviews.csv", 40)
+    content = file.read_bytes()
+    options: dict[str, Any] = {
+        "model": model,
+        "epochs": 1,
+        "precision": "fp32",
+        "validation": "split",
+    }
+    bw.finetune(file, output=tmp_path / "file", device="cpu", **options)
+    for _ in range(2):
+        pipe(content, monkeypatch)
+        bw.finetune("-", output=tmp_path / "pipe", device="cpu", **options)
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("file", "pipe")]
+    assert weights[0] == weights[1]
+    pipe(content + b"a good film,pos\n", monkeypatch)
+    with pytest.raises(bw.UsageError, match=r"other settings:\n  data_sha256"):
+        bw.finetune("-", output=tmp_path / "pipe", device="cpu", **options)
+
+
+def test_processes_do_not_share_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(bw.UsageError, match="standard input can be read only once"):
+        bw.make_finetune_request("-")
+
+
+def test_variants_and_folds_share_the_rows_and_the_model(model: Path, tmp_path: Path) -> None:
+    file = write_reviews(tmp_path / "reviews.csv", 40)
+    request = bw.make_finetune_request(file, model=model, validation="folds")
+    prepared = prepare_finetuning(request, CPU)
+    file.unlink()
+    job = FinetuneJob(prepared)
+    frozen = job.variant("frozen")
+    fold = job.fold(0)
+    assert frozen.data is job.data is prepared.data
+    assert frozen.model is fold.model is prepared.model
+    assert (frozen.method, fold.method) == ("frozen", job.method)
+    assert len(fold.dev) == len(job.data.parts[0])
+    assert len(fold.train) + len(fold.dev) == len(job.train)

@@ -8,11 +8,12 @@ import pytest
 
 from bertworks.errors import UsageError
 from bertworks.runs.prepare import in_background, make_shards, make_vocabulary, read_text
-from bertworks.runs.pretrain import estimate_tokens, make_request, seconds_of
+from bertworks.runs.pretrain import estimate_tokens, make_request
 from bertworks.runs.run_folder import check_same_request, create_run_folder
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig
+from bertworks.training.budget import seconds_of
 
 
 def make_text(folder: Path) -> CorpusReader:

@@ -20,8 +20,7 @@ from bertworks.inference.predictor import Predictor
 from bertworks.models.config import PRESETS
 from bertworks.models.transformer import cpu_supports_int8
 from bertworks.runs.finetune import finetune_events, make_finetune_request
-from bertworks.runs.finetune_job import FinetuneJob
-from bertworks.runs.preparation import prepare_finetuning
+from bertworks.runs.finetune_job import FinetuneJob, prepare_finetuning
 from bertworks.serve.endpoints import Abilities
 from bertworks.tasks.heads import Classification, Regression, TaskModel
 from bertworks.training.loop import make_optimizer, train

@@ -14,8 +14,7 @@ from bertworks.models.config import EncoderConfig
 from bertworks.runs import finetune as finetune_module
 from bertworks.runs.data_splits import PARTS
 from bertworks.runs.finetune import finetune_events
-from bertworks.runs.finetune_job import FinetuneJob, Forecast
-from bertworks.runs.preparation import prepare_finetuning
+from bertworks.runs.finetune_job import FinetuneJob, Forecast, prepare_finetuning
 from bertworks.tasks.registry import task_of
 from bertworks.tasks.task import Featurizer
 from bertworks.training.recipe import load_finetune_recipe, resolve_recipe

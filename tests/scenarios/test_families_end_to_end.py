@@ -23,8 +23,8 @@ from bertworks import (
 )
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.errors import BertworksError
+from bertworks.evaluation.probe import read_words, states_file, write_word_states
 from bertworks.inference.engine import open_model
-from bertworks.inference.word_states import read_words, states_file, write_word_states
 from bertworks.models.transformer import Encoder
 from bertworks.serve.endpoints import Abilities
 from bertworks.text.tokenizer import Template, Tokenizer

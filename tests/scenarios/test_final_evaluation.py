@@ -19,8 +19,7 @@ from bertworks.datasets.schema import Item
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import write_text
 from bertworks.runs.finetune import evaluate_on_dev, make_finetune_request
-from bertworks.runs.finetune_job import FinetuneJob
-from bertworks.runs.preparation import prepare_finetuning
+from bertworks.runs.finetune_job import FinetuneJob, prepare_finetuning
 from bertworks.runs.report import task_card, write_errors
 from bertworks.runs.run_folder import create_run_folder
 from bertworks.tasks import scores as task_metrics

@@ -278,8 +278,7 @@ def test_labels_in_another_order_contradict_nothing(model: Path, tmp_path: Path)
     ]
     rows.append({"text": "no label is true of every row", "labels": []})
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    from bertworks.runs.finetune_job import FinetuneJob
-    from bertworks.runs.preparation import prepare_finetuning
+    from bertworks.runs.finetune_job import FinetuneJob, prepare_finetuning
 
     job = FinetuneJob(
         prepare_finetuning(

@@ -23,7 +23,7 @@ from bertworks.checkpoints.storage import read_json
 from bertworks.datasets.reader import RowReader
 from bertworks.io.file_job import write_rows
 from bertworks.io.tables import StoredRows, rows_of
-from bertworks.runs.preparation import FinetuneRequest
+from bertworks.runs.finetune_job import FinetuneRequest
 from bertworks.runs.pretrain import Request
 from bertworks.tasks.registry import TASKS
 from tests.support import ROOT
@@ -352,8 +352,8 @@ def test_a_wrong_setting_is_refused(model: Path, tmp_path: Path) -> None:
 
 def test_the_signature_has_every_field_of_a_request() -> None:
     words = inspect.signature(bw.finetune).parameters.keys()
-    # `plan_trials` sets the folds, `make_finetune_request` the addresses of copies.
-    assert FinetuneRequest.__dataclass_fields__.keys() - words == {"fold", "folds", "urls"}
+    # `plan_trials` sets the folds.
+    assert FinetuneRequest.__dataclass_fields__.keys() - words == {"fold", "folds"}
     assert {"epochs", "learning_rate", "batch_size", "max_length", "progress"} <= words
 
 

@@ -22,9 +22,8 @@ from bertworks.interop.export import export
 from bertworks.models.config import EncoderConfig
 from bertworks.runs import finetune as finetune_module
 from bertworks.runs.finetune import finetune_events, make_finetune_request
-from bertworks.runs.finetune_job import FinetuneJob
+from bertworks.runs.finetune_job import FinetuneJob, prepare_finetuning
 from bertworks.runs.joint import joint_events, make_joint_request
-from bertworks.runs.preparation import prepare_finetuning
 from bertworks.tasks.heads import TaskModel
 from bertworks.tasks.registry import task_of
 from bertworks.tasks.settings import TaskConfig, TaskType

@@ -23,8 +23,10 @@ from pyarrow import parquet
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.inference.embedder import Embedder
 from bertworks.inference.explain import explain
+from bertworks.inference.masked_lm import Filler
 from bertworks.inference.predictor import Predictor
 from bertworks.retrieval.index import Index, index_file
+from bertworks.retrieval.ranking import Reranker
 from bertworks.serve.application import Application
 from bertworks.serve.batching import Batcher, InferenceJob, Limits
 from bertworks.training.device import THREADS, Precision
@@ -673,3 +675,215 @@ def test_requests_that_were_answered_take_no_room(model: Path):
         assert [local.post("/embed", {"inputs": "dogs " * 80}).status_code for _ in range(5)] == [
             200
         ] * 5
+
+
+@pytest.mark.parametrize("kind", ["classification", "multilabel"])
+def test_labels_are_those_of_predict(kind: str, models: dict[str, Path]):
+    with Local(models[kind]) as local:
+        theirs = Predictor(models[kind], device="cpu").predict(TEXTS, probabilities=True)
+        ours = local.post("/predict", {"inputs": [[text] for text in TEXTS]}).json()
+        for one, other in zip(ours, theirs, strict=True):
+            assert {item["label"]: pytest.approx(item["score"], abs=1e-6) for item in one} == other[
+                "scores"
+            ]
+            assert one == sorted(one, key=lambda item: -item["score"])
+        assert near(local.post("/predict", {"inputs": TEXTS[0]}).json(), ours[0])
+        raw = local.post("/predict", {"inputs": TEXTS[0], "raw_scores": True}).json()
+        chance = (
+            1 / (1 + np.exp(raw[1]["score"] - raw[0]["score"]))
+            if kind == "classification"
+            else None
+        )
+        assert chance is None or near(chance, ours[0][0]["score"])
+
+
+def test_a_list_of_two_is_a_pair_and_a_list_of_lists_is_many(models: dict[str, Path]):
+    with Local(models["regression"]) as local:
+        theirs = Predictor(models["regression"], device="cpu").predict(
+            [("a film", "music"), ("good", "men")]
+        )
+        ours = local.post("/predict", {"inputs": [["a film", "music"], ["good", "men"]]}).json()
+        assert near([item[0]["score"] for item in ours], [answer["value"] for answer in theirs])
+        assert near(local.post("/predict", {"inputs": ["a film", "music"]}).json(), ours[0])
+        # A model of pairs has nothing to say of one text.
+        alone = local.post("/predict", {"inputs": [["a film"], ["a film", "music"]]})
+        assert alone.status_code == 422
+        assert "a pair of strings" in alone.json()["error"]
+        assert local.post("/predict", {"inputs": ["a", "b", "c"]}).status_code == 422
+
+
+@pytest.mark.parametrize("kind", ["pairs", "regression"])
+def test_texts_are_ranked_as_by_the_reranker(kind: str, models: dict[str, Path]):
+    with Local(models[kind]) as local:
+        scores = Reranker(models[kind], device="cpu")("good film", TEXTS)
+        requested = {"query": "good film", "texts": TEXTS, "return_text": True}
+        ours = local.post("/rerank", requested).json()
+        if kind == "regression":  # as TEI and cross-encoders give them
+            raw = local.post("/rerank", {**requested, "raw_scores": True}).json()
+            assert near([one["score"] for one in raw], sorted(scores.tolist(), reverse=True))
+            scores = 1 / (1 + np.exp(-scores))
+        assert [one["index"] for one in ours] == np.argsort(-scores, kind="stable").tolist()
+        assert near([one["score"] for one in ours], sorted(scores.tolist(), reverse=True))
+        assert [one["text"] for one in ours] == [TEXTS[one["index"]] for one in ours]
+        assert "reranker" in local.send("GET", "/info").json()["model_type"]
+
+
+@pytest.mark.parametrize("vectors", ["pair", "cosine"])
+def test_both_texts_of_a_pair_whose_vectors_are_compared_are_in_one_batch(
+    vectors: Any, tmp_path: Path
+):
+    """Each text is a sequence of its own, and the prediction needs both: also for the speed at the
+    start."""
+    description = {
+        "task": "classification",
+        "labels": ("no", "yes"),
+        "text": ("a", "b"),
+        "vectors": vectors,
+    }
+    model = write_head(tmp_path / "model", **description)
+    items = [("a film", "music"), ("good", "men and dogs"), ("sad dogs", "a story")]
+    with Local(model, precision="fp32") as local:
+        local.application.pipeline.measure_speed()
+        ours = local.post("/predict", {"inputs": [list(item) for item in items]}).json()
+        ranked = local.post("/rerank", {"query": "a film", "texts": ["music", "men"]}).json()
+    expected = Predictor(model, device="cpu", precision="fp32").predict_proba(items)
+    by_label = [{score["label"]: score["score"] for score in scores} for scores in ours]
+    assert near([[scores["no"], scores["yes"]] for scores in by_label], expected.tolist())
+    assert near(next(one["score"] for one in ranked if one["index"] == 0), float(expected[0, 1]))
+
+
+@pytest.mark.parametrize("kind", ["tagging", "spans"])
+def test_entities_are_those_of_predict(kind: str, models: dict[str, Path]):
+    texts = [*TEXTS, " ".join(["Anna lives in Oslo ."] * 30)]  # in windows
+    with Local(models[kind]) as local:
+        theirs = Predictor(models[kind], device="cpu").predict(texts)
+        ours = local.post("/ner", {"inputs": texts}).json()
+        assert sum(map(len, ours)) > 10
+        for text, one, other in zip(texts, ours, theirs, strict=True):
+            assert [(e["entity_group"], e["start"], e["end"]) for e in one] == [
+                (e["type"], e["start"], e["end"]) for e in other["entities"]
+            ]
+            assert all(e["word"] == text[e["start"] : e["end"]] for e in one)
+        assert near(local.post("/ner", {"inputs": texts[0]}).json(), ours[0])
+        assert local.post("/ner", {"inputs": "   "}).json() == []
+
+
+def test_words_have_tags(models: dict[str, Path]):
+    with Local(models["speech"]) as local:
+        (theirs,) = Predictor(models["speech"], device="cpu").predict([TEXTS[2]])
+        ours = local.post("/ner", {"inputs": TEXTS[2]}).json()
+        assert ([e["word"] for e in ours], [e["entity_group"] for e in ours]) == (
+            theirs["words"],
+            theirs["tags"],
+        )
+
+
+def test_questions_are_answered_as_by_predict(models: dict[str, Path]):
+    requested = [("where ?", "Anna lives in Oslo . " * n) for n in (1, 20)]
+    with Local(models["qa"]) as local:
+        theirs = Predictor(models["qa"], device="cpu").predict(requested, top_k=3)
+        inputs = [{"question": question, "context": context} for question, context in requested]
+        ours = local.post("/qa", {"inputs": inputs, "top_k": 3}).json()
+        for one, other in zip(ours, theirs, strict=True):
+            assert [one[name] for name in ("answer", "start", "end")] == [
+                other[name] for name in ("answer", "start", "end")
+            ]
+            assert [(n["answer"], n["start"]) for n in one["n_best"]] == [
+                (n["text"], n["start"]) for n in other["n_best"]
+            ]
+        one = local.post("/qa", {"inputs": inputs[0]}).json()
+        assert one.keys() == {"answer", "score", "start", "end"}
+
+
+def test_choices_are_weighed(models: dict[str, Path]):
+    with Local(models["choice"]) as local:
+        (theirs,) = Predictor(models["choice"], device="cpu").predict(
+            [("a", "b", "c", "d")], probabilities=True
+        )
+        ours = local.post("/predict", {"inputs": ["a", "b", "c", "d"]}).json()
+        assert near(
+            [one["score"] for one in sorted(ours, key=lambda one: one["index"])], theirs["scores"]
+        )
+        assert {one["index"]: one["label"] for one in ours} == {0: "b", 1: "c", 2: "d"}
+        assert local.post("/predict", {"inputs": "a"}).status_code == 422
+
+
+def test_vectors_are_those_of_the_embedder(words: Local, models: dict[str, Path]):
+    ours = Embedder(models["words"], device="cpu").embed(TEXTS)
+    unit = ours / np.linalg.norm(ours, axis=1, keepdims=True)
+    assert near(words.post("/embed", {"inputs": TEXTS, "normalize": False}).json(), ours)
+    assert near(words.post("/embed", {"inputs": TEXTS}).json(), unit)
+    assert near(words.post("/embed", {"inputs": TEXTS[0]}).json(), unit[:1])
+    cut = ours[:, :7] / np.linalg.norm(ours[:, :7], axis=1, keepdims=True)
+    assert near(words.post("/embed", {"inputs": TEXTS, "dimensions": 7}).json(), cut)
+    requested = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}}
+    assert near(words.post("/similarity", requested).json(), unit[1:] @ unit[0])
+
+
+def test_vectors_in_the_shape_of_openai(words: Local):
+    plain = words.post("/v1/embeddings", {"input": TEXTS[:2], "model": "any"}).json()
+    coded = words.post(
+        "/embeddings", {"input": TEXTS[:2], "model": "any", "encoding_format": "base64"}
+    ).json()
+    assert (plain["object"], [one["index"] for one in plain["data"]]) == ("list", [0, 1])
+    assert plain["usage"]["prompt_tokens"] == sum(
+        map(len, words.post("/tokenize", {"inputs": TEXTS[:2]}).json())
+    )
+    for one, other in zip(plain["data"], coded["data"], strict=True):
+        assert near(np.frombuffer(base64.b64decode(other["embedding"]), "<f4"), one["embedding"])
+    assert words.send("GET", "/v1/models").json()["data"][0]["id"] == "words"
+
+
+def test_masks_are_filled_as_by_fill(words: Local, models: dict[str, Path]):
+    texts = ["the [MASK] was [MASK]", "[MASK]"]
+    theirs = [Filler(models["words"])(text, 3) for text in texts]
+    ours = words.post("/fill", {"inputs": texts, "top_k": 3}).json()
+    tokens = [
+        [[one["token_str"] for one in mask] for mask in text] for text in (ours[0], [ours[1]])
+    ]
+    assert tokens == [[[one["token_str"] for one in mask] for mask in text] for text in theirs]
+    # A sentence with several masks would be repeated for each mask and token.
+    assert ours[0][0][0].keys() == {"score", "token", "token_str"}
+    assert ours[1][0].keys() == {"score", "token", "token_str", "sequence"}
+    assert [one["sequence"] for one in ours[1]] == [one["sequence"] for one in theirs[1][0]]
+    with_text = words.post(
+        "/fill", {"inputs": ["a [MASK] film", texts[0]], "top_k": 3, "return_text": True}
+    ).json()
+    in_python = Filler(models["words"])("a [MASK] film", 3)
+    assert [one["text"] for one in with_text[0]] == [one["text"] for one in in_python[0]]
+    assert with_text[1] == ours[0]
+    assert near(words.post("/fill", {"inputs": texts[1], "top_k": 3}).json(), ours[1])
+
+
+def test_documents_are_found(words: Local):
+    found = words.post("/search", {"query": "sad dogs", "k": 2}).json()
+    assert (found[0]["id"], found[0]["fields"], len(found)) == ("b", {"n": 1}, 2)
+    assert words.post("/search", {"query": "Oslo", "ranking": "bm25"}).json()[0]["id"] == "c"
+    dense = words.post("/search", {"query": "sad dogs", "ranking": "dense"}).json()
+    cosines = {one["id"]: one["score"] for one in dense}
+    assert [one["cosine"] for one in found] == pytest.approx(
+        [cosines[one["id"]] for one in found], abs=1e-5
+    )
+    assert "matches" not in found[0]
+    (found,) = words.post("/search", {"query": "Oslo", "ranking": "bm25", "matches": True}).json()
+    assert [found["text"][start:end] for start, end in found["matches"]] == ["Oslo"]
+    assert (found["cosine"], found["title"]) == (None, "")
+    assert words.send("GET", "/info").json()["index"]["documents"] == 4
+    assert words.post("/search", {"query": "Oslo", "rerank": True}).status_code == 422
+
+
+def test_tokens_and_back(words: Local):
+    (tokens,) = words.post("/tokenize", {"inputs": "😀 good"}).json()
+    assert [(t["special"], t["start"], t["stop"]) for t in tokens][-2:] == [
+        (False, 2, 6),
+        (True, None, None),
+    ]
+    ids = [
+        t["id"]
+        for t in words.post(
+            "/tokenize", {"inputs": "good film", "add_special_tokens": False}
+        ).json()[0]
+    ]
+    assert words.post("/decode", {"ids": ids}).json() == ["good film"]
+    assert words.post("/decode", {"ids": [ids, ids]}).json() == ["good film"] * 2
+    assert words.post("/decode", {"ids": [10**9]}).status_code == 422

@@ -6,7 +6,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -17,9 +17,9 @@ from bertworks.inference.explain import UnwantedError
 from bertworks.retrieval.index import Index
 from bertworks.serve import pipeline
 from bertworks.serve.batching import Limits
-from bertworks.serve.endpoints import RERANKED_AT_ONCE
-from bertworks.serve.finetuned import FinetunedEndpoints
+from bertworks.serve.endpoints import RERANKED_AT_ONCE, AnswerParts, FinetunedEndpoints
 from bertworks.serve.openapi import ENDPOINTS, parse as openapi_parse, paths_of
+from bertworks.serve.pipeline import Pipeline
 from tests.scenarios.test_admission import Client, until
 from tests.support.fine import write_model
 from tests.support.heavy_requests import HEAVY, SMALL, letters, small
@@ -379,3 +379,42 @@ def test_too_many_ids_are_refused_before_they_are_read(
             == status
         )
     assert len(parsed_bodies) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_answer_is_larger_than_it_may_be(
+    kind: str, servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch
+):
+    """What is made of the largest requests is within its own estimate, and within the limit of the
+    server."""
+    local = servers[kind]
+    joined = Pipeline._joined
+    makings: list[int] = []
+
+    def checked(served: Pipeline, parts: AnswerParts, pieces: Sequence[bytes]) -> Any:
+        assert len(pieces) == len(parts.sizes)
+        for piece, size in zip(pieces, parts.sizes, strict=True):
+            assert len(piece) <= size
+        makings.append(sum(map(len, pieces)))
+        return joined(served, parts, pieces)
+
+    monkeypatch.setattr(Pipeline, "_joined", checked)
+    info = local.abilities.info
+    for name in info["abilities"]:
+        statuses = []
+        for what, body in HEAVY[name](info, LIMITS).items():
+            content = json.dumps(body).encode()
+            assert len(content) <= LIMITS.body_bytes, (name, what)
+            answer = local.send(
+                "POST",
+                paths_of(name)[0],
+                content=content,
+                headers={"content-type": "application/json"},
+            )
+            refusal = 400 if name == "embeddings" else 413  # as OpenAI
+            assert answer.status_code in (200, refusal), (name, what, answer.text[:200])
+            assert len(answer.content) <= LIMITS.answer_bytes, (name, what)
+            statuses.append(answer.status_code)
+        assert 200 in statuses, name
+        assert local.post(paths_of(name)[0], small(name, info)).status_code == 200, name
+    assert makings

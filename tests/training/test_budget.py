@@ -12,8 +12,7 @@ from bertworks.checkpoints.hf_mapping import can_hold, check_representable
 from bertworks.config import dump_recipe, parse_as
 from bertworks.errors import UsageError
 from bertworks.models.config import BERT_SIZES, PRESETS, EncoderConfig
-from bertworks.runs.pretrain import _advice
-from bertworks.runs.request import Request
+from bertworks.runs.pretrain import Request, _advice
 from bertworks.training import budget
 from bertworks.training.budget import (
     SIZE_PRESETS,

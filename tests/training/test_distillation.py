@@ -512,8 +512,7 @@ def test_a_student_of_a_fine_tuned_teacher(tutor: tuple[Path, Path], tmp_path: P
 def test_a_teacher_of_itself_has_no_loss(tutor: tuple[Path, Path]):
     """The logits of the teacher are those of the network that it is: the loss at the start is 0,
     with the labels in the order of the data."""
-    from bertworks.runs.finetune_job import FinetuneJob
-    from bertworks.runs.preparation import prepare_finetuning
+    from bertworks.runs.finetune_job import FinetuneJob, prepare_finetuning
 
     data, teacher = tutor
     request = bertworks.make_finetune_request(

@@ -16,7 +16,7 @@ from bertworks.batching.batch import Batch, TokenSequence, add_special_tokens, c
 from bertworks.batching.sampling import Batches, ExampleStream, Masker, MaskingConfig
 from bertworks.checkpoints.storage import read_tensors
 from bertworks.errors import BertworksError, UsageError
-from bertworks.inference.detect import detection_scores, ranking_figures
+from bertworks.inference.masked_lm import detection_scores, ranking_figures
 from bertworks.models.config import PRESETS, EncoderConfig
 from bertworks.models.heads import LMHead
 from bertworks.runs.pretrain import estimate, pretrain

@@ -13,7 +13,7 @@ import bertworks
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.storage import read_tensors
 from bertworks.errors import BertworksError, UsageError
-from bertworks.inference.detect import _windows, load_with_generator
+from bertworks.inference.masked_lm import _windows, load_with_generator
 from bertworks.metrics.classification import area_under_curve
 from bertworks.models.config import PRESETS
 from bertworks.runs.prepare import read_text
