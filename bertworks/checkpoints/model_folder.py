@@ -57,6 +57,7 @@ from bertworks.errors import BertworksError, UsageError, expect, quoted, require
 from bertworks.io.atomic_write import local_path, write_json, write_text
 from bertworks.io.inputs import as_path
 from bertworks.models.config import EncoderConfig
+from bertworks.models.transformer import select_layers, student_layers
 from bertworks.tasks.settings import TaskConfig
 from bertworks.text.tokenizer import Tokenizer
 
@@ -485,23 +486,35 @@ def check_components(components: Collection[str], needs: Collection[str], folder
         raise BertworksError(what, where=str(folder), hint=hint)
 
 
-def initial_folder(model: str, task: str) -> tuple[ModelFolder, dict[str, Path]]:
-    """Return the folder of the model from which a fine-tuning starts, and those of all tasks.
+def initial_model(
+    name: str, task: str, layers: int | None
+) -> tuple[ModelFolder, Model, dict[str, Path]]:
+    """Return the folder and the model from which a fine-tuning starts, and the folders of tasks.
 
     There are tasks only if the model is a joint fine-tuning.
 
     Args:
-        model: a name or a folder, see `locate_model`.
+        name: a name or a folder, see `locate_model`.
         task: the name of the data. Of a joint fine-tuning the folder is that of the task of this
             name, or else that of the first task, for its encoder alone.
+        layers: the number of layers that the model keeps; None: all.
 
     Raises:
-        BertworksError: see `locate_model`.
+        UsageError: the model has fewer layers.
+        BertworksError: see `locate_model` and `ModelFolder.load`.
     """
-    tasks = joint_tasks(model)
-    if tasks:
-        return ModelFolder(tasks.get(task) or next(iter(tasks.values()))), tasks
-    return ModelFolder(locate_model(model)), {}
+    tasks = joint_tasks(name)
+    folder = ModelFolder(
+        tasks.get(task) or next(iter(tasks.values())) if tasks else locate_model(name)
+    )
+    folder.require_language()
+    model = folder.load(needs={"encoder"})
+    most = model.config.num_hidden_layers
+    what = f"--layers {layers}: expected a number from 1 to {most}, the layers of the model"
+    expect(layers is None or 1 <= layers <= most, what)
+    chosen = student_layers(most, layers or most)
+    config, state = select_layers(model.config, model.state, chosen)
+    return folder, model._replace(config=config, state=state), tasks
 
 
 def weights_sha256(folder: str | Path) -> str:

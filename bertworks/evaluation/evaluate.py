@@ -385,7 +385,7 @@ def training_copies(folder: Path, rows: Sequence[Item], d: TaskConfig) -> tuple[
         if any(trial.get("fold") is not None for trial in trials):
             # The model learned from all rows.
             request = replace(request, validation="folds", fold=None)
-        train = read_data(replace(request.rows, whole_documents=d.document is not None)).train
+        train = read_data(request, whole_documents=d.document is not None).train
     except BertworksError as error:
         return None, f"{unknown}: {error}"
     # a field is missing, unknown, or of another type

@@ -162,17 +162,16 @@ def student_layers(teacher: int, student: int) -> tuple[int, ...]:
 
 
 def select_layers(
-    c: EncoderConfig, state: Mapping[str, Tensor], count: int
+    c: EncoderConfig, state: Mapping[str, Tensor], layers: Sequence[int]
 ) -> tuple[EncoderConfig, dict[str, Tensor]]:
-    """Return a network with some of its layers, see `student_layers`.
+    """Return a network with some of its layers, such as `student_layers` chooses.
 
     state: of the network, with its encoder under the name "encoder". Its other parameters stay.
         Where all layers share one block, so do those of the result.
     """
     shared = c.num_groups == 1
-    chosen = [
-        i * c.num_groups // c.num_hidden_layers for i in student_layers(c.num_hidden_layers, count)
-    ]
+    count = len(layers)
+    chosen = [i * c.num_groups // c.num_hidden_layers for i in layers]
     groups = (1 if shared else count) if c.num_hidden_groups else 0
     result = {name: value for name, value in state.items() if not name.startswith(_BLOCKS)}
     for new, old in enumerate(chosen[:1] if shared else chosen):

@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import chain
 from os import PathLike
 from pathlib import Path
@@ -29,12 +29,13 @@ from bertworks.datasets.schema import (
 )
 from bertworks.datasets.values import first_names
 from bertworks.errors import BertworksError, UsageError, expect, quoted, require
+from bertworks.io.atomic_write import sha256
 from bertworks.io.inputs import IssueCounter, as_path
 from bertworks.io.options import ReadOptions
 from bertworks.io.tables import Data, stored
-from bertworks.runs.options import Method, Validation
+from bertworks.runs.options import LabelledOptions, Method, Validation
 from bertworks.tasks.registry import TASKS
-from bertworks.tasks.settings import SentenceVectors, TaskConfig, TaskType
+from bertworks.tasks.settings import SentenceVectors, TaskConfig
 from bertworks.tasks.task import Task
 from bertworks.text.near_copies import near_copies_of_rows
 from bertworks.training.recipe import FinetuneRecipe
@@ -98,7 +99,7 @@ class LabelledData:
 
 
 @dataclass(frozen=True)
-class DataRequest:
+class DataRequest(LabelledOptions):
     """Labelled data and how they are divided: a file, rows in memory, or a folder.
 
     A folder has a train and a dev file.
@@ -106,33 +107,38 @@ class DataRequest:
     Args:
         data: see `io.tables.Data`.
         dev: the dev file; None: that of the folder, or else see `validation`.
-        task, text, label: the meaning of the columns; None and (): inferred.
-        group: a column; rows with the same value stay on one side of the split. Questions about the
-            same context and rows with the same texts always do; sentences of a document, pairs that
-            share a text, and choices for the same text, if there are FEWEST_GROUPS groups of them.
+        group: see `LabelledOptions`. Questions about the same context and rows with the same texts
+            always stay on one side; sentences of a document, pairs that share a text, and choices
+            for the same text, if there are FEWEST_GROUPS groups of them.
         read: how files are read.
-        fold: number and count: this one of `count` parts is the dev data.
+        fold: the number of the part, of `folds`, that is the dev data.
         validation: without a dev file: "split": a random tenth of the rows is dev (at most
             MAX_DEV_ROWS), with the same fraction of every label. "folds": all rows are train, and
             dev has those that are predicted by models of the others. "auto": folds for less than
             FEW_ROWS rows. Neither depends on the seed of the run.
-        whole_documents: documents of a CoNLL file stay on one side, because their sentences are
-            read together.
-        positive: the class whose F1 is reported, if there are two; None if `choose_positive` is to
-            infer it.
     """
 
     data: Data
+    _: KW_ONLY
     dev: Data | None = None
-    task: TaskType | None = None
-    text: Sequence[str] = ()
-    label: str | Sequence[str] | None = None
-    group: str | None = None
     read: ReadOptions = ReadOptions()
-    fold: Fold | None = None
+    fold: int | None = None
+    folds: int = 0
     validation: Validation = "split"
-    whole_documents: bool = False
-    positive: str | None = None
+
+    def checksums(self) -> dict[str, str]:
+        """Return hashes of the files of the data and of the dev data, under their names in JSON."""
+        checksums = {}
+        for name, data in {"data": self.data, "dev": self.dev}.items():
+            if data is None:
+                continue
+            path = as_path(stored(data))
+            files = find_files(path) if path.is_dir() else [path]
+            hashes = [sha256(file) for file in files if file.is_file()]
+            if hashes:
+                joined = "".join(hashes).encode()
+                checksums[f"{name}_sha256"] = hashlib.sha256(joined).hexdigest()
+        return checksums
 
     def wants_parts(self, rows: Sequence[Item]) -> bool:
         """Return whether these rows are divided into the parts of a cross-validation."""
@@ -140,21 +146,29 @@ class DataRequest:
         return self.fold is None and (self.validation == "folds" or is_few)
 
 
-def read_data(request: DataRequest) -> LabelledData:
+def read_data(request: DataRequest, *, whole_documents: bool = False) -> LabelledData:
     """Read labelled data in one pass, and divide them.
 
     Copies and near-copies that are all rows of a label, or more rows than a fold or the held-out
     tenth has, are divided, and a note warns: first where their texts differ, then by rows.
     Questions on one context never are, nor are the rows of a group or document.
 
+    whole_documents: documents of a CoNLL file stay on one side, because their sentences are read
+        together.
+
     Raises:
         UsageError: no such file or column; no such class.
         BertworksError: rows that cannot be used for training: all of them, with their lines; too
             few rows.
     """
-    fold = request.fold
+    fold = None if request.fold is None else (request.fold, request.folds)
+    by_document = request.group is not None or whole_documents
+    path = stored(request.data)
     dev = None if request.dev is None else stored(request.dev, "dev rows")
-    path, dev = find_files(stored(request.data), dev)
+    folder = as_path(path)
+    if folder.is_dir():
+        path, *dev_files = find_files(folder)
+        dev = dev or next(iter(dev_files), None)
     reader, dev_reader = _open(path, dev, request.read, fold)
     empty = IssueCounter()
     reader.load()
@@ -185,7 +199,7 @@ def read_data(request: DataRequest) -> LabelledData:
         train = all_items
         held_out = []
     else:
-        groups = _groups(all_items, schema, request, notes, fold[1] if fold else None)
+        groups = _groups(all_items, schema, by_document, notes, fold[1] if fold else None)
         train, held_out = divide(all_items, schema, groups, fold, str(path))
         of_all = f"{len(held_out):,} of the {len(all_items):,} rows"
         how = f"fold {fold[0] + 1} of {fold[1]}: {of_all}" if fold else f"{of_all}, a random split"
@@ -194,7 +208,7 @@ def read_data(request: DataRequest) -> LabelledData:
     train = _usable(train, schema, notes)
     parts: tuple[list[int], ...] = ()
     if request.wants_parts(train):
-        groups = _groups(train, schema, request, notes if by_parts else [], PARTS)
+        groups = _groups(train, schema, by_document, notes if by_parts else [], PARTS)
         strata = _strata(train, schema, groups, keyed_rng("folds", 0))
         parts = tuple(sorted(_fold(strata, number, PARTS)) for number in range(PARTS))
         parts = parts if all(parts) else ()  # there are fewer groups
@@ -310,24 +324,25 @@ def _read_items(reader: RowReader, schema: Schema, empty: IssueCounter) -> list[
     return rows
 
 
-def find_files(source: File, dev: File | None) -> tuple[File, File | None]:
-    """The train file and, if there is one, the dev file."""
-    data = as_path(source)
-    if not data.is_dir():
-        return source, dev
+def find_files(folder: Path) -> list[Path]:
+    """Return the train file in a folder and, if there is one, the dev file.
+
+    Raises:
+        UsageError: there is no train file, or there are several files of a kind.
+    """
     files: dict[str, list[Path]] = {"train": [], "dev": []}
-    for path in sorted(p for p in data.iterdir() if p.is_file() and not p.name.startswith(".")):
+    for path in sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")):
         if words := list(filter(None, map(_SPLIT.fullmatch, re.split("[-_.]", path.name.lower())))):
             files["train" if any(word["train"] for word in words) else "dev"].append(path)
-    content = ", ".join(p.name for p in sorted(data.iterdir())[:20]) or "nothing"
+    content = ", ".join(p.name for p in sorted(folder.iterdir())[:20]) or "nothing"
     for name, paths in files.items():
         what = (
             f"the folder has {len(paths) or 'no'} {name} file{'s' if len(paths) > 1 else ''}: it "
             f"holds {content}"
         )
         hint = "name the files: bertworks finetune TRAIN-FILE --dev DEV-FILE ..."
-        expect(len(paths) == 1 or (name == "dev" and not paths), what, where=data, hint=hint)
-    return files["train"][0], dev or next(iter(files["dev"]), None)
+        expect(len(paths) == 1 or (name == "dev" and not paths), what, where=folder, hint=hint)
+    return [*files["train"], *files["dev"]]
 
 
 def methods_of(schema: Schema) -> tuple[Method, ...]:
@@ -463,7 +478,7 @@ def text_key(texts: Sequence[str], lowercase: bool = True) -> bytes:
 def _groups(
     all_items: Sequence[Item],
     schema: Schema,
-    request: DataRequest,
+    by_document: bool,
     notes: list[str],
     num_parts: int | None,
 ) -> list[Hashable]:
@@ -477,10 +492,10 @@ def _groups(
     of their texts, or not.
 
     Args:
+        by_document: whether documents stay together, however few there are.
         num_parts: how many parts of equal size there are; None if a tenth of the rows is held out.
     """
     task = TASKS[schema.task]
-    by_document = request.group is not None or request.whole_documents
     rows: list[Hashable] = list(range(len(all_items)))
     documents = [item.document or row for item, row in zip(all_items, rows, strict=True)]
     if (

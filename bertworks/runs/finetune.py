@@ -167,14 +167,10 @@ def finetune_events(
     def make_job(
         device: torch.device, recipe: FinetuneRecipe | None, processes: int
     ) -> FinetuneJob:
-        final = request
-        if processes > 1:  # a cross-validation is for few rows, which one process learns in minutes
-            method: Method = "full" if final.method == "auto" else final.method
-            validation: Validation = "split" if final.validation == "auto" else final.validation
-            final = replace(final, method=method, validation=validation)
-        job = FinetuneJob(prepare_finetuning(final, device, recipe, data=data))
-        if final.budget and recipe is None:
-            _fit_budget(job, seconds_of(final.budget), begin, processes)
+        settled = _without_folds(request) if processes > 1 else request
+        job = FinetuneJob(prepare_finetuning(settled, device, recipe, data=data))
+        if job.request.budget and recipe is None:
+            _fit_budget(job, begin, processes)
         return job
 
     train = partial(_train, baselines=baselines, compares=compares)
@@ -235,6 +231,18 @@ def finetuning(
         yield Event("done", done["text"], done["fields"])
 
 
+def _without_folds(request: FinetuneRequest) -> FinetuneRequest:
+    """Return the request for several processes.
+
+    A cross-validation is for few rows, which one process learns in minutes.
+    """
+    return replace(
+        request,
+        method="full" if request.method == "auto" else request.method,
+        validation="split" if request.validation == "auto" else request.validation,
+    )
+
+
 def _tidy(output: Path) -> None:
     """Leave in a finished run what a reader needs.
 
@@ -249,8 +257,8 @@ def _tidy(output: Path) -> None:
             shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def _fit_budget(job: FinetuneJob, budget: float, begin: float, processes: int) -> None:
-    """Give a job as many epochs of its recipe as fit into a budget in seconds.
+def _fit_budget(job: FinetuneJob, begin: float, processes: int) -> None:
+    """Give a job as many epochs of its recipe as fit into the budget of its request.
 
     The budget began at `begin`.
 
@@ -258,6 +266,7 @@ def _fit_budget(job: FinetuneJob, budget: float, begin: float, processes: int) -
         UsageError: it is too short for a single epoch.
     """
     recipe = job.recipe
+    budget = seconds_of(str(job.request.budget))
     times = forecast(job, job.device, processes)
     # of an epoch
     seconds = times.training * trainings(job) / recipe.epochs

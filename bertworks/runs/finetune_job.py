@@ -6,10 +6,9 @@
 - `forecast`: how long that takes
 """
 
-import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import KW_ONLY, asdict, dataclass, field, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -31,7 +30,7 @@ from bertworks.checkpoints.hf_mapping import FAMILIES
 from bertworks.checkpoints.model_folder import (
     Model,
     ModelFolder,
-    initial_folder,
+    initial_model,
     named_weights_sha256,
     save_model,
     save_output_layer,
@@ -49,18 +48,15 @@ from bertworks.inference.engine import LazyModel, compute_each, compute_logits_a
 from bertworks.inference.predictor import task_network
 from bertworks.io.atomic_write import sha256
 from bertworks.io.inputs import as_path
-from bertworks.io.options import ReadOptions
 from bertworks.io.tables import StoredRows
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layers import meta_device_init
 from bertworks.models.recurrent import num_lstm_parameters
-from bertworks.models.transformer import select_layers
 from bertworks.runs.data_splits import (
     EVALUATED,
     DataRequest,
     LabelledData,
     describe_task,
-    find_files,
     methods_of,
     read_data,
 )
@@ -97,14 +93,12 @@ DROPOUTS = (
 
 
 @dataclass(frozen=True)
-class FinetuneRequest(FinetuneOptions):
+class FinetuneRequest(FinetuneOptions, DataRequest):
     """The request of a user: the same one in the same folder resumes, another one is refused.
 
     data: a file, a folder with a train and a dev file, or `io.tables.StoredRows`.
     dev: the dev file; None: that of the folder, or else see `validation`.
     recipe: a name of a packaged recipe, or a TOML file.
-    read: how the files are read.
-    fold: the part of the data, of `folds`, that is the dev data.
     urls: those of which `model`, `teacher` and `recipe` are local copies, by these names.
     """
 
@@ -112,9 +106,6 @@ class FinetuneRequest(FinetuneOptions):
     _: KW_ONLY
     dev: str | StoredRows | None = None
     recipe: str = "stable"
-    read: ReadOptions = ReadOptions()
-    fold: int | None = None
-    folds: int = 0
     urls: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -139,18 +130,7 @@ class FinetuneRequest(FinetuneOptions):
     @property
     def rows(self) -> DataRequest:
         """The rows of the request, and how they are divided."""
-        return DataRequest(
-            self.data,
-            dev=self.dev,
-            task=self.task,
-            text=self.text,
-            label=self.label,
-            group=self.group,
-            read=self.read,
-            fold=None if self.fold is None else (self.fold, self.folds),
-            validation=self.validation,
-            positive=self.positive,
-        )
+        return DataRequest(**{each.name: getattr(self, each.name) for each in fields(DataRequest)})
 
     def content(self) -> dict[str, Any]:
         """Return the request as JSON, with hashes of the files that it names."""
@@ -159,15 +139,9 @@ class FinetuneRequest(FinetuneOptions):
             if isinstance(value, tuple):
                 value = list(value)
             content[name] = str(value) if isinstance(value, StoredRows) else value
-        content |= content.pop("urls")
-        sources = {"data": self.data, "dev": self.dev}
-        if self.recipe.endswith(".toml"):
-            sources["recipe"] = self.recipe
-        for name, source in sources.items():
-            files = [] if source is None else [file for file in find_files(source, None) if file]
-            checksums = [sha256(path) for path in map(as_path, files) if path.is_file()]
-            if checksums:
-                content[f"{name}_sha256"] = hashlib.sha256("".join(checksums).encode()).hexdigest()
+        content |= content.pop("urls") | self.rows.checksums()
+        if self.recipe.endswith(".toml") and Path(self.recipe).is_file():
+            content["recipe_sha256"] = sha256(self.recipe)
         if self.teacher:
             content["teacher_sha256"] = named_weights_sha256(self.teacher)
         return content
@@ -191,17 +165,17 @@ class Preparation:
     A job of another method, or of a fold, is one of a `replace` of it.
 
     recipe: that of the request with a precision; or the resolved recipe of a run that is resumed.
-    folder, model: the initial model.
     data: the rows, divided.
+    folder, model: the initial model.
     joint: the folders of all tasks, by name, if the initial model is a joint fine-tuning.
     """
 
     request: FinetuneRequest
     device: torch.device
     recipe: FinetuneRecipe
+    data: LabelledData
     folder: ModelFolder
     model: Model
-    data: LabelledData
     joint: Mapping[str, Path]
 
     @property
@@ -216,24 +190,26 @@ def prepare_finetuning(
     recipe: FinetuneRecipe | None = None,
     *,
     data: LabelledData | None = None,
-    source: tuple[ModelFolder, Model] | None = None,
+    initial: tuple[ModelFolder, Model, Mapping[str, Path]] | None = None,
 ) -> Preparation:
     """Read everything that a request names, before a folder is created.
 
     Args:
         recipe: the resolved recipe of a run that is resumed; None: that of the request.
-        data, source: its data and its model, if they are read already.
+        data: its data, if they are read already.
+        initial: the folder, the model and the tasks of another preparation with the same model.
 
     Raises:
         UsageError: the request is contradictory, or names no recipe or file.
         BertworksError: the model or the data cannot be used.
     """
     recipe = recipe or requested_recipe(request, device)
-    folder, joint = initial_folder(request.model, request.task_name)
-    folder, model = source or (folder, _initial_model(folder, request.layers))
+    if initial is None:
+        folder, model, joint = initial_model(request.model, request.task_name, request.layers)
+        initial = folder, _mark_texts(model), joint
     if data is None:
-        data = read_data(replace(request.rows, whole_documents=recipe.document_context))
-    return Preparation(request, device, recipe, folder, model, data, joint)
+        data = read_data(request.rows, whole_documents=recipe.document_context)
+    return Preparation(request, device, recipe, data, *initial)
 
 
 def requested_recipe(request: FinetuneRequest, device: torch.device) -> FinetuneRecipe:
@@ -247,24 +223,6 @@ def requested_recipe(request: FinetuneRequest, device: torch.device) -> Finetune
     if recipe.precision == "auto":
         recipe = replace(recipe, precision=best_precision(device))
     return recipe
-
-
-def _initial_model(folder: ModelFolder, layers: int | None) -> Model:
-    """Return the model of a folder with some of its layers; with all of them if `layers` is None.
-
-    Raises:
-        UsageError: it has fewer layers.
-        BertworksError: see `ModelFolder.load`.
-    """
-    folder.require_language()
-    model = folder.load(needs={"encoder"})
-    most = model.config.num_hidden_layers
-    layers = layers or most
-    if not 1 <= layers <= most:
-        what = f"--layers {layers}: expected a number from 1 to {most}, the layers of the model"
-        raise UsageError(what)
-    config, state = select_layers(model.config, model.state, layers)
-    return _mark_texts(Model(config, state, model.tokenizer))
 
 
 def _mark_texts(model: Model) -> Model:

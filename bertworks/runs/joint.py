@@ -102,18 +102,18 @@ class JointJob:
         """Reads and checks everything that a request names. recipe: as in `FinetuneJob`."""
         self.mix = request.mix
         self.jobs: dict[str, FinetuneJob] = {}
-        source = None  # the folder and the model that several tasks start from
+        initial = None  # the model that several tasks start from
         for name, task_request in request.tasks.items():
             _check(recipe or load_finetune_recipe(task_request.recipe, task_request.overrides))
             try:
-                prepared = prepare_finetuning(task_request, device, recipe, source=source)
+                prepared = prepare_finetuning(task_request, device, recipe, initial=initial)
                 self.jobs[name] = FinetuneJob(prepared)
             except BertworksError as error:
                 raise type(error)(
                     f"task {name}: {error.what}", where=error.where, hint=error.hint
                 ) from error
-            if source is None and not prepared.joint:
-                source = prepared.folder, prepared.model
+            if not prepared.joint:
+                initial = prepared.folder, prepared.model, prepared.joint
         jobs = [*self.jobs.values()]
         self.recipe = jobs[0].recipe
         self.model_name = jobs[0].request.model_name

@@ -23,7 +23,7 @@ from bertworks.errors import check
 from bertworks.models.config import EncoderConfig
 from bertworks.models.heads import Head, LMHead, Pooler, TokenHead, add_heads
 from bertworks.models.layers import compiles_sizes, meta_device_init, pad_rows_to_bucket
-from bertworks.models.transformer import Encoder, select_layers
+from bertworks.models.transformer import Encoder, select_layers, student_layers
 from bertworks.training.loop import LossStats, LossSum, TrainableModel, cross_entropy
 from bertworks.training.recipe import TEACHER_OBJECTIVES, ObjectiveKind, Recipe
 
@@ -541,7 +541,8 @@ def student_state(
     Without token types it computes what the teacher's layers compute where all types are 0: row 0
     of their table is added to every position.
     """
-    _, result = select_layers(*teacher[:2], c.num_hidden_layers)
+    layers = student_layers(teacher[0].num_hidden_layers, c.num_hidden_layers)
+    _, result = select_layers(*teacher[:2], layers)
     result = {
         name: value for name, value in result.items() if name.startswith(("encoder.", "lm_head."))
     }

@@ -180,8 +180,15 @@ def write_choices(path: Path, count: int = 160) -> Path:
 
 
 def read_data(data: Data, **options: Any) -> LabelledData:
-    """Read labelled data. options: the other fields of `DataRequest`."""
-    return data_splits.read_data(DataRequest(data, **options))
+    """Read labelled data.
+
+    options: the other fields of `DataRequest`, with `fold` as (number, count), and
+    `whole_documents`.
+    """
+    whole_documents = options.pop("whole_documents", False)
+    if fold := options.pop("fold", None):
+        options |= {"fold": fold[0], "folds": fold[1]}
+    return data_splits.read_data(DataRequest(data, **options), whole_documents=whole_documents)
 
 
 # A file for each task: its name, and the function that writes it.

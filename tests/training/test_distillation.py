@@ -213,7 +213,7 @@ def test_a_student_with_all_layers_is_its_teacher():
 def test_layers_that_share_a_block(groups: int):
     c = replace(TEACHER, num_hidden_groups=groups)
     state = {name: value for name, value in make_state(c).items() if name.startswith("encoder.")}
-    fewer, selected = select_layers(c, state, 2)
+    fewer, selected = select_layers(c, state, student_layers(c.num_hidden_layers, 2))
     one, batch = Encoder(fewer), batch_of(range(3))
     one.load_state_dict({name.removeprefix("encoder."): value for name, value in selected.items()})
     whole = Encoder(c)
