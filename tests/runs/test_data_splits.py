@@ -183,4 +183,4 @@ def test_a_folder_has_one_train_file(tmp_path: Path) -> None:
         (tmp_path / name).write_text("text,label\na,b\n")
     what = "the folder has 2 train files: it holds dev.csv, train-1.csv, train-2.csv"
     with refusal(what, "name the files: bertworks finetune TRAIN-FILE --dev DEV-FILE ..."):
-        find_files(tmp_path, None)
+        find_files(tmp_path)
