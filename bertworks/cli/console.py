@@ -42,7 +42,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal, TextIO
+from typing import Annotated, Any, Literal, TextIO, TypeVar, dataclass_transform
 
 from cyclopts import Parameter, Token
 from cyclopts.validators import Number
@@ -76,8 +76,8 @@ output_file = partial(Parameter, ["--output", "-o"])
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]  # an option without a value
 # an option that may be given several times
 Repeatable = Annotated[list[str] | None, Parameter(negative="")]
-Names = Annotated[tuple[str, ...], Parameter(show_default=False)]  # the same in a group of options
-words = Parameter("*", negative="")  # of a group: each of its fields is an option
+# the same in a group of options
+Names = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
 
 Inputs = Annotated[list[str], stdin_or()]
 TopK = Annotated[int, at_least(1, ["--top-k", "-k"])]
@@ -90,8 +90,16 @@ JointTask = Annotated[
     str | None, Parameter("--task", help="The task of a joint fine-tuning: finetune --joint.")
 ]
 
+Options = TypeVar("Options")
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def option_group(kind: type[Options]) -> type[Options]:
+    """Make a class a group of options: a frozen dataclass, each of whose fields is an option."""
+    return Parameter("*")(dataclass(frozen=True, kw_only=True)(kind))
+
+
+@option_group
 class RawText:
     """How raw text is read.
 
@@ -108,13 +116,13 @@ class RawText:
     encoding: str | None = None
 
 
-Raw = Annotated[RawText, Parameter("*")]  # each of its fields is an option
+# these groups are also used without the command line
 Read = Annotated[ReadOptions, Parameter("*")]
 InBulk = Annotated[Bulk, Parameter("*", negative="")]
 Settings = Annotated[Repeatable, Parameter("--set")]
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Training:
     """The fields of a fine-tuning recipe that are set most often.
 
@@ -133,10 +141,7 @@ class Training:
     max_length: int | None = None
 
 
-Trainings = Annotated[Training, Parameter("*")]
-
-
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Group:
     """The processes of a training.
 
@@ -170,7 +175,6 @@ class Group:
         return []
 
 
-Grouped = Annotated[Group, Parameter("*")]
 typed = list[str]()  # the words of the command
 Pooling = Literal["mean", "cls", "max", "last-four"] | None
 MaxLength = Annotated[int | None, at_least(3)]

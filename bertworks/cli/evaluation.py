@@ -19,7 +19,7 @@ def mlm(
     /,
     *,
     output: console.OutputFile = None,
-    raw: console.Raw = console.RawText(),
+    raw: console.RawText = console.RawText(),
     bulk: console.InBulk = Bulk(),
     overwrite: console.OverwriteFile = False,
 ) -> Iterator[console.Result]:
@@ -234,7 +234,7 @@ def glue(
     task: console.Repeatable = None,
     seeds: Annotated[int, console.at_least(1)] = 1,
     seed: int | None = None,
-    training: console.Trainings = console.Training(),
+    training: console.Training = console.Training(),
     recipe: str = "stable",
     settings: console.Settings = None,
 ) -> Iterable[Event]:
@@ -354,18 +354,34 @@ def pairs(
     return result, "\n".join([f"{result['pairs']:,} pairs", *lines])
 
 
+@console.option_group
+class ProbeOptions:
+    """How probes are trained.
+
+    Args:
+        layers: Layers, as 0,2-4. 0 is the embeddings.
+        rank: Rank of the probes; 0: the width of the model.
+        epochs: Maximum number of epochs of each probe. Most end earlier.
+        sample: Training sentences, the same every time; 0: all.
+        seeds: Probes per layer.
+        seed: Seed of the first probes, and of the untrained encoder they are compared with.
+    """
+
+    layers: str = "all"
+    rank: Annotated[int, console.at_least(0)] = 0
+    epochs: Annotated[int, console.at_least(1)] = 40
+    sample: Annotated[int, console.at_least(0)] = 0
+    seeds: Annotated[int, console.at_least(1)] = 1
+    seed: int = 0
+
+
 def probe(
     model: str,
     treebank: Path,
     /,
     *,
     output: Annotated[Path | None, console.output_file()] = None,
-    layers: str = "all",
-    rank: Annotated[int, console.at_least(0)] = 0,
-    epochs: Annotated[int, console.at_least(1)] = 40,
-    sample: Annotated[int, console.at_least(0)] = 0,
-    seeds: Annotated[int, console.at_least(1)] = 1,
-    seed: int = 0,
+    options: ProbeOptions = ProbeOptions(),
 ) -> Iterable[Event]:
     """Structural probes: how well distances and depths in syntax trees can be read from each layer.
 
@@ -373,28 +389,12 @@ def probe(
         treebank: A folder of CoNLL-U files with train, dev and test in their names, or one such
             file.
         output: A new folder for probe.json and probe.html, a page with a chart.
-        layers: Layers, as 0,2-4. 0 is the embeddings.
-        rank: Rank of the probes; 0: the width of the model.
-        epochs: Maximum number of epochs of each probe. Most end earlier.
-        sample: Training sentences, the same every time; 0: all.
-        seeds: Probes per layer.
-        seed: Seed of the first probes, and of the untrained encoder they are compared with.
 
     Examples:
         bertworks evaluate probe minilm UD_English-EWT
         bertworks evaluate probe MODEL en.conllu --sample 3000 --rank 64 -o RESULTS
     """
-    return bw.evaluate_probe(
-        model,
-        treebank,
-        output=output,
-        layers=layers,
-        rank=rank,
-        epochs=epochs,
-        sample=sample,
-        seeds=seeds,
-        seed=seed,
-    )
+    return bw.evaluate_probe(model, treebank, output=output, **vars(options))
 
 
 def ablation(

@@ -48,26 +48,11 @@ def fill(
         yield masks, separator + "\n\n".join(map(console.table, tables))
 
 
-def generate(
-    model: str,
-    texts: console.Inputs,
-    /,
-    *,
-    max_tokens: Annotated[int, console.at_least(1)] = 50,
-    temperature: Annotated[float, console.at_least(0)] = 0.0,
-    top_k: Annotated[int | None, console.at_least(1)] = None,
-    top_p: Annotated[float | None, console.at_least(0, most=1)] = None,
-    seed: Annotated[int, console.at_least(0)] = 0,
-    stop: console.Repeatable = None,
-    sampling: Literal["options", "model"] = "options",
-    text: console.Repeatable = None,
-    device: str = "auto",
-    precision: console.InferencePrecision = "auto",
-) -> Iterator[console.Result]:
-    """Continue texts with a model that reads from left to right (GPT-2).
+@console.option_group
+class GenerateOptions:
+    """How a text is continued.
 
     Args:
-        texts: Texts, a file of rows or lines, or - for the lines of standard input.
         max_tokens: Maximum number of tokens of a continuation.
         temperature: 0: the most probable token each time. Above 0, tokens are sampled; 1: with the
             model's probabilities.
@@ -77,6 +62,31 @@ def generate(
         stop: A string at which a continuation ends. Repeatable.
         sampling: model: temperature, top-k and top-p are those of the model's
             generation_config.json.
+    """
+
+    max_tokens: Annotated[int, console.at_least(1)] = 50
+    temperature: Annotated[float, console.at_least(0)] = 0.0
+    top_k: Annotated[int | None, console.at_least(1)] = None
+    top_p: Annotated[float | None, console.at_least(0, most=1)] = None
+    seed: Annotated[int, console.at_least(0)] = 0
+    stop: console.Names = ()
+    sampling: Literal["options", "model"] = "options"
+
+
+def generate(
+    model: str,
+    texts: console.Inputs,
+    /,
+    *,
+    options: GenerateOptions = GenerateOptions(),
+    text: console.Repeatable = None,
+    device: str = "auto",
+    precision: console.InferencePrecision = "auto",
+) -> Iterator[console.Result]:
+    """Continue texts with a model that reads from left to right (GPT-2).
+
+    Args:
+        texts: Texts, a file of rows or lines, or - for the lines of standard input.
 
     Examples:
         bertworks generate MODEL "The old house" --max-tokens 50
@@ -87,18 +97,12 @@ def generate(
     from bertworks.checkpoints.resolve import resolve_model
 
     generation = read_generation_config(ModelFolder(resolve_model(model)).within)
-    for note in generation.notes(sampling):
+    for note in generation.notes(options.sampling):
         console.say(note)
     results = bw.generate(
         model,
         _prompts(texts, text or ()),
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        stop=stop or (),
-        sampling=sampling,
+        **vars(options),
         device=device,
         precision=precision,
     )
@@ -171,6 +175,25 @@ def explain(
         console.say(f"written to {output}")
 
 
+@console.option_group
+class EmbedOptions:
+    """How vectors are made and written.
+
+    Args:
+        normalize: Vectors of length 1. Unset: as in the model's files.
+        whitening: center: subtract the mean of all vectors. whiten: also make the covariance the
+            identity.
+    """
+
+    text: console.Names = ()
+    pooling: console.Pooling = None
+    normalize: bool | None = None
+    max_length: console.MaxLength = None
+    whitening: Literal["none", "center", "whiten"] = "none"
+    learn_from: str | None = None
+    guard_formulas: console.Flag = False
+
+
 def embed(
     model: str,
     data: console.RowsOrTexts = None,
@@ -178,13 +201,7 @@ def embed(
     *,
     text_input: console.Texts = None,
     output: Annotated[str, console.stdin_or(["--output", "-o"])] = "-",
-    text: console.Repeatable = None,
-    pooling: console.Pooling = None,
-    normalize: bool | None = None,
-    max_length: console.MaxLength = None,
-    whitening: Literal["none", "center", "whiten"] = "none",
-    learn_from: str | None = None,
-    guard_formulas: console.Flag = False,
+    options: EmbedOptions = EmbedOptions(),
     overwrite: console.OverwriteFile = False,
     read: console.Read = ReadOptions(),
     device: str = "auto",
@@ -199,9 +216,6 @@ def embed(
 
     Args:
         output: The output file: .npy, .parquet, .jsonl, ...; - for standard output.
-        normalize: Vectors of length 1. Unset: as in the model's files.
-        whitening: center: subtract the mean of all vectors. whiten: also make the covariance the
-            identity.
 
     Examples:
         bertworks embed minilm documents.csv -o vectors.npy
@@ -215,13 +229,7 @@ def embed(
         model,
         file_or_texts(data or (), text_input or ()),
         output,
-        text=text or [],
-        pooling=pooling,
-        normalize=normalize,
-        max_length=max_length,
-        whitening=whitening,
-        learn_from=learn_from,
-        guard_formulas=guard_formulas,
+        **vars(options),
         read=read,
         device=device,
         precision=precision,
@@ -230,17 +238,29 @@ def embed(
     console.show_events(events, as_json=as_json and output != "-", results=output != "-")
 
 
+@console.option_group
+class IndexOptions:
+    """How documents are read, and how a new index compares them.
+
+    Args:
+        model: Unset: the model of the index; minilm for a new index.
+        identity: Column of the row ids. Unset: inferred.
+    """
+
+    model: str | None = None
+    text: console.Names = ()
+    identity: Annotated[str | None, Parameter(name="--id")] = None
+    pooling: console.Pooling = None
+    max_length: console.MaxLength = None
+    language: str | None = None
+
+
 def index(
     documents: Annotated[str | None, console.stdin_or(help=_ROWS)] = None,
     /,
     *,
     output: console.Output,
-    model: str | None = None,
-    text: console.Repeatable = None,
-    identity: Annotated[str | None, Parameter(name="--id")] = None,
-    pooling: console.Pooling = None,
-    max_length: console.MaxLength = None,
-    language: str | None = None,
+    options: IndexOptions = IndexOptions(),
     delete: console.Repeatable = None,
     compact: console.Flag = False,
     approximate: console.Flag = False,
@@ -255,8 +275,6 @@ def index(
     A new row replaces a document with the same id. Run the same command again to resume.
 
     Args:
-        model: Unset: the model of the index; minilm for a new index.
-        identity: Column of the row ids. Unset: inferred.
         delete: Id of a document to delete. Repeatable.
         compact: Remove deleted documents from disk.
         approximate: Build the graph for approximate search (needs faiss).
@@ -277,17 +295,7 @@ def index(
         console.say(f"{output}: every file is as it was written")
     if documents is not None:
         events = bw.index_file(
-            documents,
-            output,
-            model=model,
-            text=text or [],
-            identity=identity,
-            pooling=pooling,
-            max_length=max_length,
-            language=language,
-            device=device,
-            read=read,
-            bulk=bulk,
+            documents, output, **vars(options), device=device, read=read, bulk=bulk
         )
         console.show_events(events, as_json=as_json)
     if delete:

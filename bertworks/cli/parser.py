@@ -161,10 +161,14 @@ def _prepared(function: Callable[..., object]) -> tuple[Callable[..., object], s
     text = _with_shared_options(text, inspect.signature(function).parameters)
     function.__doc__ = _join_lines(text)
     for parameter in inspect.signature(function).parameters.values():
-        group = next(iter(get_args(parameter.annotation)), None)
+        group = next(iter(get_args(parameter.annotation)), parameter.annotation)
         if isinstance(group, type) and is_dataclass(group):
             for kind in inspect.getmro(group)[:-1]:  # a group has the help of those it extends
-                kind.__doc__ = _join_lines(inspect.getdoc(kind) or "")
+                names = [
+                    name for name in kind.__annotations__ if not hasattr(super(kind, kind), name)
+                ]
+                help_text = _with_shared_options(inspect.getdoc(kind) or "", names)
+                kind.__doc__ = _join_lines(help_text)
     # A second parser finds no examples in the docstring any more.
     formatted = vars(function).setdefault("examples", _format_examples(examples))
     return with_urls(with_json(function)), formatted

@@ -5,7 +5,7 @@
 
 import shlex
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -29,7 +29,7 @@ def vocab(
     lowercase: Annotated[bool, Parameter(name="--uncased", negative="--cased")] = True,
     special_tokens: Literal["bert", "roberta", "xlm", "gpt2"] = "bert",
     max_memory: str = "1g",
-    raw: console.Raw = console.RawText(),
+    raw: console.RawText = console.RawText(),
     bulk: console.InBulk = Bulk(),
     overwrite: console.Overwrite = False,
 ) -> Iterable[Event]:
@@ -68,7 +68,7 @@ def prepare(
     *,
     tokenizer: Path,
     output: console.Output,
-    raw: console.Raw = console.RawText(),
+    raw: console.RawText = console.RawText(),
     bulk: console.InBulk = Bulk(),
     overwrite: console.Overwrite = False,
 ) -> Iterable[Event]:
@@ -90,7 +90,7 @@ def prepare(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@console.option_group
 class PretrainWords(PretrainOptions):
     """These options as words of the command line."""
 
@@ -105,14 +105,14 @@ def pretrain(
     /,
     *,
     output: console.OutputOrEstimate = None,
-    options: Annotated[PretrainWords, console.words] = PretrainWords(),
+    options: PretrainWords = PretrainWords(),
     estimate: Literal["sizes", "speed"] | None = None,
     learning_rate: float | None = None,
     device: str = "auto",
     workers: Annotated[int | None, console.at_least(1)] = None,
-    raw: console.Raw = console.RawText(),
+    raw: console.RawText = console.RawText(),
     verify: console.Flag = False,
-    group: console.Grouped = console.Group(),
+    group: console.Group = console.Group(),
     overwrite: console.Overwrite = False,
 ) -> Iterable[Event] | console.Result:
     """Pre-train a BERT on raw text, or on shards from `prepare`.
@@ -150,7 +150,7 @@ def pretrain(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@console.option_group
 class LabelledWords(LabelledOptions):
     """These options as words of the command line."""
 
@@ -164,7 +164,7 @@ def check(
     *,
     model: str = "minilm",
     dev: str | None = None,
-    labelled: Annotated[LabelledWords, console.words] = LabelledWords(),
+    labelled: LabelledWords = LabelledWords(),
     read: console.Read = ReadOptions(),
 ) -> Iterator[console.Result]:
     """Report what is in labelled data before training: labels, lengths, duplicates, conflicting
@@ -193,7 +193,7 @@ def check(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@console.option_group
 class FinetuneWords(LabelledWords, FinetuneOptions):
     """These options as words of the command line."""
 
@@ -209,8 +209,8 @@ def finetune(
     *,
     output: console.Output,
     dev: str | None = None,
-    options: Annotated[FinetuneWords, console.words] = FinetuneWords(),
-    training: console.Trainings = console.Training(),
+    options: FinetuneWords = FinetuneWords(),
+    training: console.Training = console.Training(),
     joint: console.Flag = False,
     mix: float = 0.0,
     seeds: Annotated[int, console.at_least(1)] = 1,
@@ -218,7 +218,7 @@ def finetune(
     sweep: console.Repeatable = None,
     read: console.Read = ReadOptions(),
     device: str = "auto",
-    group: console.Grouped = console.Group(),
+    group: console.Group = console.Group(),
     overwrite: console.Overwrite = False,
 ) -> Iterable[Event]:
     """Fine-tune a BERT on labelled data: classes, several labels, numbers, pairs, tags, spans,
@@ -263,6 +263,29 @@ def finetune(
     return bw.run_trials(output, trials, device=device, overwrite=overwrite)
 
 
+@console.option_group
+class PredictOptions:
+    """What is written for each row.
+
+    Args:
+        top_k: Predictions per row.
+        probabilities: Write the probabilities of all labels.
+        threshold: Several labels: the lowest probability of a predicted label; unset: 0.5.
+            Questions: the lead in logits from which "no answer" is predicted; unset: the best value
+            on dev.
+        kind: Unset: that of the suffix. conll: the input lines with a column of tags.
+    """
+
+    text: console.Names = ()
+    top_k: console.TopK = 1
+    probabilities: console.Flag = False
+    threshold: float | None = None
+    kind: Annotated[
+        Literal["csv", "tsv", "jsonl", "parquet", "conll"] | None, Parameter(name="--format")
+    ] = None
+    guard_formulas: console.Flag = False
+
+
 def predict(
     model: str,
     data: console.RowsOrTexts = None,
@@ -271,14 +294,7 @@ def predict(
     text_input: console.Texts = None,
     task: console.JointTask = None,
     output: Annotated[str, console.stdin_or(["--output", "-o"])] = "-",
-    text: console.Repeatable = None,
-    top_k: console.TopK = 1,
-    probabilities: console.Flag = False,
-    threshold: float | None = None,
-    kind: Annotated[
-        Literal["csv", "tsv", "jsonl", "parquet", "conll"] | None, Parameter(name="--format")
-    ] = None,
-    guard_formulas: console.Flag = False,
+    options: PredictOptions = PredictOptions(),
     overwrite: console.OverwriteFile = False,
     read: console.Read = ReadOptions(),
     device: str = "auto",
@@ -294,19 +310,13 @@ def predict(
 
     Args:
         output: The output file; - for standard output.
-        top_k: Predictions per row.
-        probabilities: Write the probabilities of all labels.
-        threshold: Several labels: the lowest probability of a predicted label; unset: 0.5.
-            Questions: the lead in logits from which "no answer" is predicted; unset: the best value
-            on dev.
-        kind: Unset: that of the suffix. conll: the input lines with a column of tags.
 
     Examples:
         bertworks predict MODEL new.csv -o scored.csv
         bertworks predict MODEL "The plot is thin." "I loved it." --probabilities
     """
-    if as_json and kind is None and output == "-":
-        kind = "jsonl"
+    if as_json and options.kind is None and output == "-":
+        options = replace(options, kind="jsonl")
     from bertworks.io.file_job import refuse_finished  # it imports numpy, which takes long
     from bertworks.io.inputs import file_or_texts
 
@@ -315,12 +325,7 @@ def predict(
         bw.task_folder(model, task),
         file_or_texts(data or (), text_input or ()),
         output,
-        text=text or [],
-        top_k=top_k,
-        probabilities=probabilities,
-        threshold=threshold,
-        kind=kind,
-        guard_formulas=guard_formulas,
+        **vars(options),
         read=read,
         device=device,
         precision=precision,

@@ -1,7 +1,11 @@
 """The parser of the command line: help without parsing, and the table of its modules."""
 
+import inspect
+from dataclasses import fields
+
 import pytest
 
+import bertworks as bw
 from bertworks.cli import evaluation, inference, models, parser, training
 from bertworks.cli.main import main
 from bertworks.cli.parser import make_app
@@ -37,3 +41,23 @@ def test_a_parser_of_one_command_writes_the_same_help(words: list[str]):
     page = parsers_page(words, words[0], width=100)
     assert page == parsers_page(words, width=100)
     assert words[-1] in page
+
+
+@pytest.mark.parametrize(
+    ("group", "function"),
+    [
+        (training.PredictOptions, bw.predict_file),
+        (inference.EmbedOptions, bw.embed_file),
+        (inference.IndexOptions, bw.index_file),
+        (inference.GenerateOptions, bw.generate),
+        (evaluation.ProbeOptions, bw.evaluate_probe),
+    ],
+)
+def test_a_public_function_has_the_options_of_its_command_as_keywords(
+    group: type, function: object
+):
+    parameters = inspect.signature(function).parameters  # type: ignore[arg-type]
+    for field in fields(group):
+        parameter = parameters[field.name]
+        assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        assert parameter.default == field.default
