@@ -9,6 +9,7 @@ bertworks.sklearn`.
 
 import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass, fields
 from fnmatch import fnmatchcase
 from functools import partial
 from numbers import Integral
@@ -194,6 +195,7 @@ def _checked_text(value: Any, number: int) -> str:
     raise InputError(f"text {number} is {value!r:.60}: expected a string", hint=hint)
 
 
+@dataclass(eq=False, repr=False)
 class _FineTunedEstimator(_TextEstimator):
     """An estimator that fine-tunes a model in `fit`.
 
@@ -202,42 +204,22 @@ class _FineTunedEstimator(_TextEstimator):
     Subclasses name the task, and translate between targets and labels.
     """
 
-    predictor_: Predictor
-
-    def __init__(
-        self,
-        model: str | Path = "minilm",
-        *,
-        method: Method = "auto",
-        validation: Validation = "auto",
-        epochs: int | None = None,
-        learning_rate: float | None = None,
-        batch_size: int | None = None,
-        max_length: int | None = None,
-        recipe: str | Path = "stable",
-        overrides: str | Iterable[str] = (),
-        precision: str | None = None,
-        new_head: bool = False,
-        device: str = "auto",
-        seed: int | None = None,
-        random_state: int | np.random.RandomState | None = None,
-        progress: bool | None = None,
-    ):
-        self.model = model
-        self.method = method
-        self.validation = validation
-        self.epochs = epochs
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.max_length = max_length
-        self.recipe = recipe
-        self.overrides = overrides
-        self.precision = precision
-        self.new_head = new_head
-        self.device = device
-        self.seed = seed
-        self.random_state = random_state
-        self.progress = progress
+    model: str | Path = "minilm"
+    _: KW_ONLY
+    method: Method = "auto"
+    validation: Validation = "auto"
+    epochs: int | None = None
+    learning_rate: float | None = None
+    batch_size: int | None = None
+    max_length: int | None = None
+    recipe: str | Path = "stable"
+    overrides: str | Iterable[str] = ()
+    precision: str | None = None
+    new_head: bool = False
+    device: str = "auto"
+    seed: int | None = None
+    random_state: int | np.random.RandomState | None = None
+    progress: bool | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())
@@ -297,23 +279,12 @@ class _FineTunedEstimator(_TextEstimator):
         columns = _TEXT_COLUMNS[: len(rows[0])]
         data: dict[str, Sequence[Any]] = dict(zip(columns, zip(*rows, strict=True), strict=True))
         data[_LABEL_COLUMN] = labels
+        options = {field.name: getattr(self, field.name) for field in fields(_FineTunedEstimator)}
+        for name in ("device", "random_state", "progress"):
+            del options[name]
+        options["seed"] = self._seed()
         request = make_finetune_request(
-            data,
-            task=task,
-            text=columns,
-            label=_LABEL_COLUMN,
-            model=self.model,
-            method=self.method,
-            validation=self.validation,
-            epochs=self.epochs,
-            learning_rate=self.learning_rate,
-            batch_size=self.batch_size,
-            max_length=self.max_length,
-            recipe=self.recipe,
-            overrides=self.overrides,
-            precision=self.precision,
-            new_head=self.new_head,
-            seed=self._seed(),
+            data, task=task, text=columns, label=_LABEL_COLUMN, **options
         )
         # The comparison with simple methods does not change the model, and an estimator has no
         # report that shows it.
@@ -471,6 +442,7 @@ class BertRegressor(RegressorMixin, _FineTunedEstimator):  # type: ignore[misc] 
         return np.array([answer["value"] for answer in self.predictor_.predict(items)], np.float64)
 
 
+@dataclass(eq=False, repr=False)
 class BertEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _TextEstimator):  # type: ignore[misc]
     """A transformer of texts into their vectors, as `bertworks.Embedder` computes them.
 
@@ -492,26 +464,14 @@ class BertEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _TextEstim
         embedder_: the `bertworks.Embedder`.
     """
 
-    embedder_: Embedder
-
-    def __init__(
-        self,
-        model: str | Path = "minilm",
-        *,
-        pooling: Pooling | None = None,
-        normalize: bool | None = None,
-        max_length: int | None = None,
-        prompt: str | None = None,
-        precision: PrecisionOption = "auto",
-        device: str = "auto",
-    ):
-        self.model = model
-        self.pooling = pooling
-        self.normalize = normalize
-        self.max_length = max_length
-        self.prompt = prompt
-        self.precision = precision
-        self.device = device
+    model: str | Path = "minilm"
+    _: KW_ONLY
+    pooling: Pooling | None = None
+    normalize: bool | None = None
+    max_length: int | None = None
+    prompt: str | None = None
+    precision: PrecisionOption = "auto"
+    device: str = "auto"
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
