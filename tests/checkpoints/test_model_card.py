@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import warnings
-from collections.abc import Callable
 from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
@@ -26,14 +25,10 @@ from bertworks.text.vocabulary import train_vocabulary
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.recipe import load_recipe
 from tests.support.fine import (
-    write_choices,
-    write_conll,
+    FILES_OF_TASKS,
     write_model,
-    write_multilabel,
     write_pairs,
     write_reviews,
-    write_spans,
-    write_squad,
 )
 from tests.support.tiny import documents
 
@@ -219,16 +214,7 @@ def test_the_card_of_a_discriminator(tmp_path: Path):
     assert [filling["token"] for filling in value] == [filling["token"] for filling in expected]
 
 
-DATA: dict[str, tuple[str, Callable[..., Path]]] = {
-    "classification": ("d.csv", write_reviews),
-    "pairs": ("d.csv", write_pairs),
-    "regression": ("d.csv", write_pairs),
-    "multilabel": ("d.jsonl", write_multilabel),
-    "tagging": ("d.conll", write_conll),
-    "spans": ("d.json", write_spans),
-    "qa": ("d.json", write_squad),
-    "choice": ("d.csv", write_choices),
-}
+DATA = FILES_OF_TASKS | {"pairs": ("pairs.csv", write_pairs)}
 
 
 def write_xlm(folder: Path) -> Path:

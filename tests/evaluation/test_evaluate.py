@@ -25,6 +25,7 @@ from bertworks.tasks.settings import TaskConfig
 from tests.support.fine import (
     FILES_OF_TASKS,
     read_data,
+    write_examples,
     write_reviews,
 )
 from tests.support.refusals import refusal
@@ -34,9 +35,8 @@ from tests.support.tables import write_records, write_table
 
 @pytest.mark.parametrize("task", FILES_OF_TASKS)
 def test_the_figures_are_those_of_the_run(task: str, model: Path, tmp_path: Path):
-    name, write = FILES_OF_TASKS[task]
-    train = write(tmp_path / name, 60)
-    dev = tmp_path / f"dev-{name}"
+    train = write_examples(tmp_path, task, 60)
+    dev = tmp_path / f"dev-{train.name}"
     dev.write_bytes(train.read_bytes())
     out = tmp_path / "out"
     settings = ["epochs=2", "optimizer.learning_rate=2e-3", "precision=fp32"]

@@ -15,26 +15,8 @@ from bertworks.evaluation.evaluate import evaluate_sts
 from bertworks.inference.embed_file import embed_file
 from bertworks.inference.embedder import Embedder, normalized
 from bertworks.metrics.intervals import correlations
-from bertworks.models.transformer import cpu_supports_int8
+from tests.support.embedding import TEXTS, whole_numbers
 from tests.support.fine import write_pairs
-
-whole_numbers = pytest.mark.skipif(
-    not cpu_supports_int8(), reason="this processor does not multiply 8 bits"
-)
-TEXTS = [
-    "good film",
-    "the men in this town heard some music last night " * 9,
-    "",
-    "sad dogs . ?",
-    "Anna lives in Oslo",
-]
-REAL = [
-    "The cat sits on the mat.",
-    "",
-    "Naïve café — 東京 😀 [MASK] it's",
-    "A long text that is cut at its end. " * 60,
-    "Wings in a slipstream.",
-]
 
 
 @pytest.fixture

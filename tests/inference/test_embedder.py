@@ -26,28 +26,10 @@ from bertworks.checkpoints.sentence_transformers import (
 )
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.embedder import Embedder, Moments, normalized
-from bertworks.models.transformer import cpu_supports_int8
+from tests.support.embedding import REAL, TEXTS, whole_numbers
 from tests.support.fine import write_model
 from tests.support.refusals import refusal
 from tests.support.served import write_head
-
-whole_numbers = pytest.mark.skipif(
-    not cpu_supports_int8(), reason="this processor does not multiply 8 bits"
-)
-TEXTS = [
-    "good film",
-    "the men in this town heard some music last night " * 9,
-    "",
-    "sad dogs . ?",
-    "Anna lives in Oslo",
-]
-REAL = [
-    "The cat sits on the mat.",
-    "",
-    "Naïve café — 東京 😀 [MASK] it's",
-    "A long text that is cut at its end. " * 60,
-    "Wings in a slipstream.",
-]
 
 
 def theirs(folder: Path, texts: list[str], how: str, max_length: int) -> np.ndarray:

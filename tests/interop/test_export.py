@@ -9,7 +9,6 @@ import shutil
 import socket
 import sys
 from array import array
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,14 +44,9 @@ from bertworks.tasks.registry import TASKS as ALL_TASKS, task_of
 from bertworks.tasks.settings import TaskConfig, TaskType
 from tests.support.fine import (
     tokenizer,
-    write_choices,
-    write_conll,
+    write_examples,
     write_model,
-    write_multilabel,
-    write_pairs,
     write_reviews,
-    write_spans,
-    write_squad,
 )
 from tests.support.gpt import write_gpt2
 from tests.support.refusals import refusal
@@ -67,47 +61,33 @@ CONFIG = EncoderConfig(
     initializer_range=0.3,
 )
 D = TaskConfig
-TASKS: dict[TaskType, tuple[TaskConfig, Callable[[Path], Path], str, type]] = {
+TASKS: dict[TaskType, tuple[TaskConfig, type]] = {
     "classification": (
         D(task="classification", labels=("neg", "pos"), text=("text",), label=("label",)),
-        write_reviews,
-        "d.csv",
         transformers.AutoModelForSequenceClassification,
     ),
     "multilabel": (
         D(task="multilabel", labels=("person", "place"), text=("text",), label=("labels",)),
-        write_multilabel,
-        "d.jsonl",
         transformers.AutoModelForSequenceClassification,
     ),
     "regression": (
         D(task="regression", text=("sentence1", "sentence2"), label=("score",)),
-        write_pairs,
-        "d.tsv",
         transformers.AutoModelForSequenceClassification,
     ),
     "tagging": (
         D(task="tagging", labels=("O", "B-person", "B-place")),
-        write_conll,
-        "d.conll",
         transformers.AutoModelForTokenClassification,
     ),
     "spans": (
         D(task="spans", labels=("O", "B-person", "I-person")),
-        write_spans,
-        "d.json",
         transformers.AutoModelForTokenClassification,
     ),
     "qa": (
         D(task="qa", max_question=8, stride=8),
-        write_squad,
-        "d.json",
         transformers.AutoModelForQuestionAnswering,
     ),
     "choice": (
         D(task="choice", num_choices=3),
-        write_choices,
-        "d.csv",
         transformers.AutoModelForMultipleChoice,
     ),
 }
@@ -177,7 +157,7 @@ def close(one: Any, other: Any) -> bool:
 def test_another_program_gets_what_transformers_computes(kind: str, tmp_path: Path):
     if kind in TASKS:
         write_head(tmp_path / "model", kind)
-        theirs = TASKS[kind][3].from_pretrained(tmp_path / "model")
+        theirs = TASKS[kind][1].from_pretrained(tmp_path / "model")
     elif kind == "masked_lm":
         theirs = transformers.AutoModelForMaskedLM.from_pretrained(
             write_model(tmp_path / "model", length=LENGTH)
@@ -288,7 +268,7 @@ def test_only_the_encoder_of_a_model_with_a_head(classifier: Path, tmp_path: Pat
 @pytest.mark.parametrize("task", TASKS)
 def test_the_answers_are_those_of_the_model(task: TaskType, tmp_path: Path):
     write_head(tmp_path / "model", task)
-    data = TASKS[task][1](tmp_path / TASKS[task][2])
+    data = write_examples(tmp_path, task)
     run(tmp_path / "model", tmp_path / "onnx")
     ours, theirs = answers(tmp_path / "model", data), answers(tmp_path / "onnx", data)
     assert len(ours) > 100
@@ -406,7 +386,7 @@ def test_eight_bits_are_smaller_and_say_what_they_cost(
     task: TaskType, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     write_head(tmp_path / "model", task)
-    data = TASKS[task][1](tmp_path / TASKS[task][2])
+    data = write_examples(tmp_path, task)
     *_, plain = run(tmp_path / "model", tmp_path / "plain")
     *notes, done = run(tmp_path / "model", tmp_path / "int8", int8=True, data=data)
     assert (

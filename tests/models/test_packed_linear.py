@@ -25,12 +25,12 @@ from bertworks.models.transformer import (
     PackedLayer,
     Product,
     _int8,
-    cpu_supports_int8,
     to_bf16_inference,
     to_fp32_inference,
     to_int8_inference,
     with_fp16_weights,
 )
+from tests.support.embedding import whole_numbers
 
 SHAPE = EncoderConfig(
     vocab_size=90,
@@ -45,9 +45,6 @@ fbgemm = pytest.mark.skipif(
 )
 bfloat16 = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor does not multiply bf16"
-)
-whole_numbers = pytest.mark.skipif(
-    not cpu_supports_int8(), reason="this processor does not multiply 8 bits"
 )
 
 

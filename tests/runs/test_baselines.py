@@ -42,32 +42,17 @@ from bertworks.tasks.settings import TaskConfig
 from bertworks.tasks.task import Featurizer
 from tests.support.fine import (
     tokenizer,
-    write_choices,
-    write_conll,
-    write_multilabel,
-    write_pairs,
-    write_reviews,
-    write_spans,
-    write_squad,
+    write_examples,
 )
 
 CPU = torch.device("cpu")
-WRITERS: dict[str, Callable[..., Path]] = {
-    "reviews.csv": write_reviews,
-    "topics.jsonl": write_multilabel,
-    "pairs.tsv": write_pairs,
-    "names.conll": write_conll,
-    "spans.json": write_spans,
-    "squad.json": write_squad,
-    "choices.csv": write_choices,
-}
 
 
 @pytest.fixture(scope="module")
 def job(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], FinetuneJob]:
     @cache
-    def job(name: str) -> FinetuneJob:
-        data = WRITERS[name](tmp_path_factory.mktemp("data") / name)
+    def job(task: str) -> FinetuneJob:
+        data = write_examples(tmp_path_factory.mktemp("data"), task)
         return FinetuneJob(
             prepare_finetuning(make_finetune_request(data, model=model, validation="split"), CPU)
         )
@@ -93,21 +78,21 @@ def rows_of(texts: list[tuple[str, ...]], labels: list[Any], d: TaskConfig) -> l
 
 
 @pytest.mark.parametrize(
-    ("name", "methods"),
+    ("task", "methods"),
     [
-        ("reviews.csv", ["most frequent label", "bag of words", "frozen vectors"]),
-        ("topics.jsonl", ["most frequent labels", "bag of words", "frozen vectors"]),
-        ("pairs.tsv", ["mean", "bag of words", "frozen vectors", "cosine"]),
-        ("names.conll", ["most frequent tag", "features of words", "frozen vectors"]),
-        ("spans.json", ["no entity", "features of words", "frozen vectors"]),
-        ("squad.json", ["no answer", "nearest sentence"]),
-        ("choices.csv", ["most frequent choice", "most similar choice"]),
+        ("classification", ["most frequent label", "bag of words", "frozen vectors"]),
+        ("multilabel", ["most frequent labels", "bag of words", "frozen vectors"]),
+        ("regression", ["mean", "bag of words", "frozen vectors", "cosine"]),
+        ("tagging", ["most frequent tag", "features of words", "frozen vectors"]),
+        ("spans", ["no entity", "features of words", "frozen vectors"]),
+        ("qa", ["no answer", "nearest sentence"]),
+        ("choice", ["most frequent choice", "most similar choice"]),
     ],
 )
 def test_every_task_has_its_methods_and_they_answer_like_the_model(
-    name: str, methods: list[str], job: Callable[[str], FinetuneJob]
+    task: str, methods: list[str], job: Callable[[str], FinetuneJob]
 ) -> None:
-    work = job(name)
+    work = job(task)
     answers = answers_of(work)
     assert list(answers) == methods
     assert answers == answers_of(work)  # the same for the same seed
@@ -118,13 +103,13 @@ def test_every_task_has_its_methods_and_they_answer_like_the_model(
         assert len(one) == len(items)
     # The words of these files decide their labels, so that a linear model of words finds all of
     # them.
-    if name in ("reviews.csv", "topics.jsonl", "names.conll", "spans.json"):
+    if task in ("classification", "multilabel", "tagging", "spans"):
         assert score(work, answers[methods[1]]) > 0.94
         assert score(work, answers[methods[0]]) < 0.7
 
 
 def test_a_bag_of_words_is_that_of_scikit_learn(job: Callable[[str], FinetuneJob]) -> None:
-    work = job("reviews.csv")
+    work = job("classification")
     train, dev = [row.item for row in work.train], [row.item for row in work.dev]
     words = TfidfVectorizer(token_pattern=r"\w+|[^\w\s]+", ngram_range=(1, 2), sublinear_tf=True)
     theirs = make_pipeline(words, LogisticRegression(C=10.0, tol=1e-8, max_iter=10_000))
@@ -136,7 +121,7 @@ def test_a_bag_of_words_is_that_of_scikit_learn(job: Callable[[str], FinetuneJob
 
 
 def test_frozen_vectors_are_those_of_embed(job: Callable[[str], FinetuneJob], model: Path) -> None:
-    work = job("reviews.csv")
+    work = job("classification")
     train, dev = [row.item for row in work.train], [row.item for row in work.dev]
     embedder = Embedder(model, pooling="mean", normalize=True, device="cpu", precision="fp32")
     x, new = (embedder.embed([item.texts[0] for item in items]) for items in (train, dev))
@@ -154,7 +139,7 @@ def test_frozen_vectors_are_those_of_embed(job: Callable[[str], FinetuneJob], mo
 
 
 def test_several_labels_are_those_of_one_versus_the_rest(job: Callable[[str], FinetuneJob]) -> None:
-    work = job("topics.jsonl")
+    work = job("multilabel")
     train, dev = [row.item for row in work.train], [row.item for row in work.dev]
     words = TfidfVectorizer(token_pattern=r"\w+|[^\w\s]+", ngram_range=(1, 2), sublinear_tf=True)
     theirs = make_pipeline(words, OneVsRestClassifier(LogisticRegression(C=10.0)))
@@ -169,7 +154,7 @@ def test_several_labels_are_those_of_one_versus_the_rest(job: Callable[[str], Fi
 
 def test_states_of_words_are_those_of_the_network(job: Callable[[str], FinetuneJob]) -> None:
     """The input of the head of a tagger without training is what the linear model reads."""
-    work = job("names.conll")
+    work = job("tagging")
     network, _ = work.initial_network()
     assert isinstance(network, TaskModel)
     seen: list[torch.Tensor] = []
@@ -186,8 +171,8 @@ def test_words_are_answered_in_blocks(
 ) -> None:
     """Features and states of all words of a long row would take far more memory than the row."""
     names, whole, shapes = (
-        job("names.conll"),
-        answers_of(job("names.conll")),
+        job("tagging"),
+        answers_of(job("tagging")),
         list[tuple[int, ...]](),
     )
     compute = baselines.compute_each
@@ -263,7 +248,7 @@ def test_scripts_without_spaces_are_read_by_characters(texts: list[str]) -> None
 
 @pytest.mark.parametrize("most", [100, 400, 10**6])
 def test_a_sample_has_the_labels_of_the_whole(most: int, job: Callable[[str], FinetuneJob]) -> None:
-    rows = job("reviews.csv").train
+    rows = job("classification").train
     some = sample(rows, most, seed=3)
     assert len({row.item.where for row in some}) == len(some)
     assert sum(len(example.input_ids) for row in some for example in row.unit) <= most
@@ -274,7 +259,7 @@ def test_a_sample_has_the_labels_of_the_whole(most: int, job: Callable[[str], Fi
 
 
 def test_a_row_that_is_larger_than_a_sample_is_in_none(job: Callable[[str], FinetuneJob]) -> None:
-    rows = job("reviews.csv").train[:20]
+    rows = job("classification").train[:20]
     large = rows[0]._replace(unit=rows[0].unit * 1000)
     for seed in range(5):
         some = sample([large, *rows], 200, seed)
@@ -304,7 +289,7 @@ def compared(job: FinetuneJob, answers: Any) -> dict[str, Any]:
 
 
 def test_what_follows_from_the_comparison(job: Callable[[str], FinetuneJob]) -> None:
-    work = job("reviews.csv")
+    work = job("classification")
     right = [{"label": row.item.label} for row in work.dev]
     trivial = answers_of(work)["most frequent label"]
     flipped = [{"label": "neg" if row.item.label == "pos" else "pos"} for row in work.dev]
@@ -334,7 +319,7 @@ def test_what_follows_from_the_comparison(job: Callable[[str], FinetuneJob]) -> 
 def test_many_rows_are_sampled_and_the_name_says_so(
     job: Callable[[str], FinetuneJob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = job("reviews.csv")
+    work = job("classification")
     monkeypatch.setattr(baselines, "_MAX_TERMS", 1000)
     monkeypatch.setattr(baselines, "_ENCODER_WORK", 1.0)
     first, words, frozen = answers_of(work)
@@ -385,7 +370,7 @@ def test_features_of_words_learn_from_all_sentences(model: Path) -> None:
 def test_a_tagger_of_many_words_takes_fewer_iterations(
     factor: float, expected: int, job: Callable[[str], FinetuneJob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = job("names.conll")
+    names = job("tagging")
     targets = sum(len(example.target.labels) for row in names.train for example in row.unit)
     monkeypatch.setattr(
         baselines, "_MAX_TAGGED", round(factor * targets * len(names.description.labels) + 0.5)
@@ -400,7 +385,7 @@ def test_a_tagger_of_many_words_takes_fewer_iterations(
 
 
 def test_a_model_that_is_better_needs_no_words(job: Callable[[str], FinetuneJob]) -> None:
-    work = job("choices.csv")
+    work = job("choice")
     found = compared(work, [{"choice": row.item.label} for row in work.dev])
     assert found["verdict"] == ""
     heads, ours, *others = format_baselines(found)
@@ -411,7 +396,7 @@ def test_a_model_that_is_better_needs_no_words(job: Callable[[str], FinetuneJob]
 
 
 def test_correlations_are_no_fractions(job: Callable[[str], FinetuneJob]) -> None:
-    work = job("pairs.tsv")
+    work = job("regression")
     found = compared(work, [{"value": row.item.label} for row in work.dev])
     assert format_baselines(found)[1] == ["fine-tuned", "1.000 (0.678 to 1.000)", ""]
     assert found["methods"][1]["score"] == pytest.approx(0, abs=1e-6)  # the mean orders nothing
@@ -419,7 +404,7 @@ def test_correlations_are_no_fractions(job: Callable[[str], FinetuneJob]) -> Non
 
 def test_rows_of_few_documents_are_compared_one_by_one(job: Callable[[str], FinetuneJob]) -> None:
     """Two documents have no interval: rows do."""
-    work = job("choices.csv")
+    work = job("choice")
     rows = [
         row._replace(item=row.item._replace(document=f"d{n % 2}")) for n, row in enumerate(work.dev)
     ]
@@ -454,7 +439,7 @@ def test_a_constant_of_every_fold_has_no_correlation(metric: str, model: Path) -
 def test_a_part_is_answered_by_what_was_learned_from_the_others(
     job: Callable[[str], FinetuneJob],
 ) -> None:
-    work = job("reviews.csv")
+    work = job("classification")
     encoder = FrozenEncoder(work.model, CPU, 64)
     count = len(work.train) // 3
     parts = [list(range(count)), list(range(count, 2 * count))]
@@ -473,11 +458,11 @@ def test_a_part_is_answered_by_what_was_learned_from_the_others(
     }
 
 
-@pytest.mark.parametrize("name", ["reviews.csv", "pairs.tsv", "names.conll", "choices.csv"])
+@pytest.mark.parametrize("task", ["classification", "regression", "tagging", "choice"])
 def test_of_many_held_out_rows_vectors_answer_a_sample(
-    name: str, job: Callable[[str], FinetuneJob], monkeypatch: pytest.MonkeyPatch
+    task: str, job: Callable[[str], FinetuneJob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = job(name)
+    work = job(task)
     tokens = sum(len(example.input_ids) for row in work.dev for example in row.unit)
     whole = answers_of(work)
     most = FrozenEncoder(work.model, CPU, 64).max_tokens
@@ -523,7 +508,7 @@ def test_of_many_held_out_rows_vectors_answer_a_sample(
 def test_the_verdict_speaks_of_the_method_that_ran_and_advises_another(
     method: str, tried: tuple[str, ...], best: str, advice: str, job: Callable[[str], FinetuneJob]
 ) -> None:
-    work = job("reviews.csv")
+    work = job("classification")
     right = [{"label": row.item.label} for row in work.dev]
     wrong = [{"label": "neg" if one["label"] == "pos" else "pos"} for one in right]
     answers = {"ours": wrong, "most frequent label": wrong, best: right}

@@ -27,30 +27,17 @@ from bertworks.tasks.settings import TaskConfig, TaskType
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from tests.support.fine import (
     BAD,
+    FILES_OF_TASKS,
     FILLER,
     GOOD,
     sentence,
     tokenizer,
-    write_choices,
-    write_conll,
+    write_examples,
     write_model,
-    write_multilabel,
-    write_pairs,
     write_reviews,
-    write_spans,
-    write_squad,
 )
 from tests.support.tasks import featurizer
 
-WRITERS = {
-    "classification": (write_reviews, "reviews.csv"),
-    "multilabel": (write_multilabel, "topics.jsonl"),
-    "regression": (write_pairs, "pairs.tsv"),
-    "tagging": (write_conll, "names.conll"),
-    "spans": (write_spans, "spans.json"),
-    "qa": (write_squad, "squad.json"),
-    "choice": (write_choices, "choices.csv"),
-}
 T = tokenizer()
 
 
@@ -99,11 +86,10 @@ def warnings_of(found: DatasetReport, word: str) -> list[str]:
     return [warning for warning in found.warnings if word in warning]
 
 
-@pytest.mark.parametrize("task", WRITERS)
+@pytest.mark.parametrize("task", FILES_OF_TASKS)
 def test_every_task_is_reported_by_check(task: str, tmp_path: Path) -> None:
-    write, name = WRITERS[task]
     found = check_file(
-        write(tmp_path / name), model=write_model(tmp_path / "model"), validation="split"
+        write_examples(tmp_path, task), model=write_model(tmp_path / "model"), validation="split"
     )
     assert found.task == task
     assert sum(found.lengths.counts) == found.train + found.dev

@@ -41,13 +41,12 @@ from bertworks.tasks.heads import Classification, TaskModel
 from bertworks.tasks.task import balanced_weights
 from bertworks.training.recipe import default_max_length, load_finetune_recipe, resolve_recipe
 from tests.support.fine import (
+    FILES_OF_TASKS,
     read_data,
     write_choices,
     write_conll,
-    write_multilabel,
-    write_pairs,
+    write_examples,
     write_reviews,
-    write_spans,
     write_squad,
 )
 
@@ -68,14 +67,14 @@ def run(
     return last
 
 
-TASKS: dict[str, tuple[Callable[[Path], Path], str, str, float]] = {
-    "classification": (write_reviews, "reviews.csv", "accuracy", 0.9),
-    "multilabel": (write_multilabel, "topics.jsonl", "micro_f1", 0.9),
-    "regression": (write_pairs, "pairs.tsv", "spearman", 0.7),
-    "tagging": (write_conll, "names.conll", "f1", 0.9),
-    "spans": (write_spans, "spans.json", "f1", 0.9),
-    "qa": (write_squad, "squad.json", "f1", 0.6),
-    "choice": (write_choices, "choices.csv", "accuracy", 0.8),
+TASKS: dict[str, tuple[str, float]] = {
+    "classification": ("accuracy", 0.9),
+    "multilabel": ("micro_f1", 0.9),
+    "regression": ("spearman", 0.7),
+    "tagging": ("f1", 0.9),
+    "spans": ("f1", 0.9),
+    "qa": ("f1", 0.6),
+    "choice": ("accuracy", 0.8),
 }
 
 
@@ -89,11 +88,10 @@ def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
     @cache
     def trained(task: str) -> tuple[Path, Event]:
-        write, name, _, _ = TASKS[task]
         folder = tmp_path_factory.mktemp(task)
         epochs = "epochs=16" if task in ("qa", "regression", "choice") else "epochs=8"
         return folder / "out", run(
-            write(folder / name), folder / "out", model, overrides=(*FAST, epochs)
+            write_examples(folder, task), folder / "out", model, overrides=(*FAST, epochs)
         )
 
     return trained
@@ -108,7 +106,7 @@ def classifier(trained: Trained) -> Path:
 def test_every_task_is_guessed_learned_and_predicted(
     task: str, trained: Trained, tmp_path: Path
 ) -> None:
-    _, name, metric, least = TASKS[task]
+    metric, least = TASKS[task]
     folder, done = trained(task)
     assert ModelFolder(folder).task_config.task == task
     assert done.fields["metric"] == metric
@@ -125,7 +123,7 @@ def test_every_task_is_guessed_learned_and_predicted(
     ):
         assert (folder / file).stat().st_size > 0, file
     *_, reported = predict_file(
-        folder, folder.with_name(name), tmp_path / "scored.jsonl", device="cpu"
+        folder, folder.with_name(FILES_OF_TASKS[task][0]), tmp_path / "scored.jsonl", device="cpu"
     )
     rows = (tmp_path / "scored.jsonl").read_text().splitlines()
     assert reported.fields["rows"] == len(rows)
@@ -499,9 +497,8 @@ def test_questions_need_no_names(model: Path, tmp_path: Path) -> None:
 def test_metrics_that_a_task_does_not_have_are_refused(
     task: str, metric: str, model: Path, tmp_path: Path
 ) -> None:
-    write, name, _, _ = TASKS[task]
     with pytest.raises(UsageError, match=f"'{metric}' is not a metric of {task}"):
-        run(write(tmp_path / name), tmp_path / "out", model, metric=metric)
+        run(write_examples(tmp_path, task), tmp_path / "out", model, metric=metric)
     assert not (tmp_path / "out").exists()
 
 

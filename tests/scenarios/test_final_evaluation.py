@@ -27,37 +27,23 @@ from bertworks.tasks.registry import TASKS
 from bertworks.tasks.scores import compute_metrics
 from bertworks.tasks.settings import TaskConfig
 from tests.support.fine import (
+    FILES_OF_TASKS,
     tokenizer,
-    write_choices,
-    write_conll,
-    write_multilabel,
-    write_pairs,
-    write_reviews,
-    write_spans,
+    write_examples,
     write_squad,
 )
 from tests.support.tasks import featurizer
 
 CPU = torch.device("cpu")
-WRITERS: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "classification": (write_reviews, "reviews.csv"),
-    "multilabel": (write_multilabel, "topics.jsonl"),
-    "regression": (write_pairs, "pairs.tsv"),
-    "tagging": (write_conll, "names.conll"),
-    "spans": (write_spans, "spans.json"),
-    "qa": (write_squad, "squad.json"),
-    "choice": (write_choices, "choices.csv"),
-}
 
 
 def begun(task: str, model: Path, folder: Path) -> tuple[Path, FinetuneJob]:
     """A run folder as it is before the first step: the model has a head that nobody trained."""
-    write, name = WRITERS[task]
     output = folder / "run"
     # then `evaluate` has the same rows and thresholds
     split = {"method": "full", "validation": "split"}
     request = make_finetune_request(
-        write(folder / name), model=model, overrides=["epochs=1", "precision=fp32"], **split
+        write_examples(folder, task), model=model, overrides=["epochs=1", "precision=fp32"], **split
     )
     work = FinetuneJob(prepare_finetuning(request, CPU))
     output.mkdir()
@@ -100,7 +86,7 @@ def read(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-@pytest.mark.parametrize("task", WRITERS)
+@pytest.mark.parametrize("task", FILES_OF_TASKS)
 def test_every_task_is_examined_and_all_files_agree(
     task: str, done: Callable[[str], Examined]
 ) -> None:
@@ -120,9 +106,8 @@ def test_every_task_is_examined_and_all_files_agree(
     assert result["rows"] == len(work.data.dev)
     errors = list(RowReader(output / "errors.csv"))
     assert len(errors) == result["mistakes"] > 0
-    assert all(
-        Path(row.values["where"].partition(":")[0]).name == WRITERS[task][1] for row in errors
-    )
+    name = FILES_OF_TASKS[task][0]
+    assert all(Path(row.values["where"].partition(":")[0]).name == name for row in errors)
     card = (output / "README.md").read_text()
     assert f"{work.data_report.train:,} rows in train" in card
     page = (output / "report.html").read_text()
@@ -258,7 +243,7 @@ def test_columns_of_the_data_that_are_called_as_ours_are_distinguished(
     ] == "where,gold (text),where (text),gold,predicted,score"
 
 
-@pytest.mark.parametrize("task", WRITERS)
+@pytest.mark.parametrize("task", FILES_OF_TASKS)
 def test_the_card_names_no_folder_and_has_the_figures(
     task: str, model: Path, done: Callable[[str], Examined]
 ) -> None:

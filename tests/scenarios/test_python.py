@@ -29,6 +29,7 @@ from bertworks.tasks.registry import TASKS
 from tests.support import ROOT
 from tests.support.fine import (
     FILES_OF_TASKS,
+    write_examples,
     write_reviews,
     write_squad,
 )
@@ -364,8 +365,7 @@ def test_the_signature_has_every_field_of_a_request() -> None:
 def test_rows_and_texts_have_the_same_predictions_and_the_score_of_the_evaluation(
     task: str, model: Path, tmp_path: Path
 ) -> None:
-    name, write = FILES_OF_TASKS[task]
-    file = write(tmp_path / name, 40)
+    file = write_examples(tmp_path, task, 40)
     predictor = bw.finetune(file, model=model, output=tmp_path / "out", **FAST)
     rows, d = [dict(row.values) for row in RowReader(file)], predictor.description
     listed = [[row[column] for column in d.text] for row in rows]

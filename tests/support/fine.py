@@ -191,13 +191,19 @@ def read_data(data: Data, **options: Any) -> LabelledData:
     return data_splits.read_data(DataRequest(data, **options), whole_documents=whole_documents)
 
 
-# A file for each task: its name, and the function that writes it.
+# The file of examples of each task: its name, and the function that writes it.
 FILES_OF_TASKS: dict[str, tuple[str, Callable[..., Path]]] = {
-    "classification": ("d.csv", write_reviews),
-    "multilabel": ("d.jsonl", write_multilabel),
-    "regression": ("d.tsv", write_pairs),
-    "tagging": ("d.conll", write_conll),
-    "spans": ("d.json", write_spans),
-    "qa": ("d.json", write_squad),
-    "choice": ("d.csv", write_choices),
+    "classification": ("reviews.csv", write_reviews),
+    "multilabel": ("topics.jsonl", write_multilabel),
+    "regression": ("pairs.tsv", write_pairs),
+    "tagging": ("names.conll", write_conll),
+    "spans": ("spans.json", write_spans),
+    "qa": ("squad.json", write_squad),
+    "choice": ("choices.csv", write_choices),
 }
+
+
+def write_examples(folder: Path, task: str, *count: int) -> Path:
+    """Write the file of examples of a task in a folder, and return its path."""
+    name, write = FILES_OF_TASKS[task]
+    return write(folder / name, *count)

@@ -1,6 +1,8 @@
 """Small random GPT and GPT-2 folders with a byte-level tokenizer, by transformers. Every parameter
 is perturbed."""
 
+from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ import torch
 import transformers
 from tokenizers import decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
+
+from bertworks.batching.batch import Batch
 
 END = "<|endoftext|>"
 END_ID = 256
@@ -56,3 +60,16 @@ def _saved(kind: Any, config: Any, folder: Path, seed: int) -> Any:
         parameter.data.add_(torch.randn_like(parameter), alpha=0.15)
     network.save_pretrained(folder)
     return network
+
+
+def causal_loss(network: Any, batches: Iterable[Batch]) -> float:
+    """Return the mean loss of all next tokens of some batches, as transformers computes it for each
+    sequence alone."""
+    total = count = 0.0
+    with torch.no_grad():
+        for batch in batches:
+            for start, end in pairwise(batch.layout.cu_seqlens.tolist()):
+                row = batch.input_ids[None, start:end]
+                total += float(network(row, labels=row).loss) * (end - start - 1)
+                count += end - start - 1
+    return total / count
