@@ -92,9 +92,30 @@ def exact_answers() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def known_speed() -> Iterator[None]:
-    """Runs do not measure the machine, which takes longer than what they train here."""
+    """Runs do not measure the machine, or not long, which takes longer than what they train
+    here."""
+    from bertworks.training.budget import measure_steps
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bertworks.runs.training_run.measure_matmul", lambda *_: 1e11)
+        patch.setattr("bertworks.runs.finetune_job.TIMING_SECONDS", 0.0)  # three steps
+        patch.setattr(
+            "bertworks.runs.pretrain.measure_steps",
+            lambda *requested: measure_steps(*requested[:2], seconds=0.2),
+        )
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def seeds_of_this_machine() -> Iterator[None]:
+    """Without an accelerator torch keeps each seed for one that could come, together with the whole
+    stack of calls, which takes longer than the step that it is for."""
+    import torch  # brought by the fixtures above
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not torch.accelerator.is_available():
+            for kind in (torch.cuda, torch.xpu, torch.mtia):
+                patch.setattr(kind, "manual_seed_all", lambda _: None)
         yield
 
 

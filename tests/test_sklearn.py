@@ -47,14 +47,6 @@ NEW = ["a good film", "the sad story of a town", "lovely music", "men and dogs"]
 Sample = tuple[list[str], list[str]]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def short_forecast() -> Iterator[None]:
-    """Forecasts time three steps, which is shorter than the half second that they measure else."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bertworks.runs.finetune_job.TIMING_SECONDS", 0.0)
-        yield
-
-
 @pytest.fixture(scope="module")
 def reviews(tmp_path_factory: pytest.TempPathFactory) -> Sample:
     """Texts, and their classes "neg" and "pos"."""

@@ -8,9 +8,13 @@ import hashlib
 import math
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import jinja2
 
 # Of a chart, in CSS pixels.
 WIDTH = 460
@@ -67,6 +71,12 @@ def page(
 
 def render(template: str, **values: Any) -> str:
     """Return the HTML of a Jinja template in which all values are escaped."""
+    return _compiled(template).render(values)
+
+
+@cache
+def _compiled(template: str) -> "jinja2.Template":
+    """Return a Jinja template that is compiled, which takes far longer than to render it."""
     import jinja2
     from markupsafe import Markup
 
@@ -77,7 +87,7 @@ def render(template: str, **values: Any) -> str:
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined, finalize=escaped
     )
-    return environment.from_string(template).render(values)
+    return environment.from_string(template)
 
 
 def section(title: str, *parts: Section) -> Section:

@@ -432,10 +432,10 @@ def test_an_exported_file_that_fails(exported: Path):
     network = OnnxModel(exported / "model.onnx")
     ids = torch.tensor([1 << 20])
     with refusal("onnxruntime fails", "its tokenizer or config.json belongs to another model"):
-        network._run(ids, Layout.of([1]), None)
+        network(ids, Layout.of([1]))
     network.width += 1
     with refusal("which the file does not declare", "export the model again"):
-        network._run(torch.tensor([1]), Layout.of([1]), None)
+        network(torch.tensor([1]), Layout.of([1]))
 
 
 def test_eight_bits_need_instructions_of_the_processor(monkeypatch: pytest.MonkeyPatch):

@@ -42,8 +42,7 @@ def planned(folder, **options):
 # --- a dry run
 
 
-def test_a_dry_run_shows_files_sizes_and_the_whole_card(folder, monkeypatch):
-    monkeypatch.setattr("bertworks.interop.push._send", None)
+def test_a_dry_run_shows_files_sizes_and_the_whole_card(folder, hub):
     text, fields = planned(folder)
     assert list(fields["files"]) == SENT
     assert fields["files"] == {name: (folder / name).stat().st_size for name in SENT}
@@ -52,6 +51,7 @@ def test_a_dry_run_shows_files_sizes_and_the_whole_card(folder, monkeypatch):
     assert CARD.strip() in text
     assert "nothing was sent" in text
     assert "lacks" not in text
+    assert Hub.seen == []
 
 
 def test_only_model_files_are_sent(folder):

@@ -284,7 +284,7 @@ def test_a_block_with_a_bias_is_packed_as_alone():
         torch.testing.assert_close(together, torch.cat(alone), atol=1e-12, rtol=0)
         assert (together - plain).abs().max() > 1e-3
     shown = block.attention.probabilities(x, Layout.of(lengths), bias)
-    q, k, _ = block.attention._heads(block.attention.qkv(x[:5])).unbind(1)
+    q, k, _ = block.attention.qkv(x[:5]).view(5, 3, 4, 8).unbind(1)
     scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(8)
     scores = scores + add_bias(Layout.of([5]), weights)[0]
     torch.testing.assert_close(shown[0, :, :5, :5], scores.softmax(-1))

@@ -45,21 +45,12 @@ from bertworks.training.loop import LossSum
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.recipe import Recipe, load_recipe
 from tests.support import SUPPORT
-from tests.support.gpt import causal_loss
+from tests.support.gpt import causal_loss, held_out_of
 from tests.support.refusals import refusal
 from tests.support.tiny import documents, leftovers, metrics, newest, write_corpus, write_recipe
 
 SHORT = ("num_steps = 40", "num_steps = 10")
 STILL = ("hidden_size = 32", "hidden_size = 32\nhidden_dropout = 0.0\nattention_dropout = 0.0")
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How long steps take is not measured long."""
-    monkeypatch.setattr(
-        "bertworks.runs.pretrain.measure_steps",
-        lambda *requested: measure_steps(*requested[:2], seconds=0.2),
-    )
 
 
 @pytest.fixture(scope="module")
@@ -1091,7 +1082,7 @@ def test_gpt_from_text_is_that_of_transformers(name: str, kind: str, tmp_path: P
     assert tokenizer(text)["input_ids"] == load(out).tokenizer.ids([text])[0]
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     job = PretrainJob(load_recipe(str(out / "recipe.toml")), Shards.open(out / "shards"))
-    (batches,) = job._held_out_batches.values()
+    batches = held_out_of(job)
     assert events[-1].fields["evaluation"]["causal_lm_loss"] == pytest.approx(
         causal_loss(theirs, batches), abs=2e-5
     )

@@ -16,7 +16,7 @@ import bertworks as bw
 from bertworks.batching.batch import Batch, Example, Target, collate
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.inference.engine import compute_logits
-from bertworks.inference.predictor import Predictor
+from bertworks.inference.predictor import Predictor, item_of
 from bertworks.models.config import PRESETS
 from bertworks.models.transformer import cpu_supports_int8
 from bertworks.runs.finetune import finetune_events, make_finetune_request
@@ -79,7 +79,8 @@ def test_a_fine_tuned_folder_is_that_of_transformers(kind: str, folder: Path, tm
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     predictor = Predictor(out, device="cpu", precision="fp32")
     texts: list[Any] = PAIRS if kind == "pairs" else TEXTS
-    units = [features.unit for features in predictor.reading(predictor._items(texts))]
+    items = [item_of(text, number, predictor.task) for number, text in enumerate(texts, 1)]
+    units = [features.unit for features in predictor.reading(items)]
     ours = np.concatenate(predictor.logits(units))
     each = [tokenizer(*([text] if isinstance(text, str) else text))["input_ids"] for text in texts]
     assert [unit[0].input_ids.tolist() for unit in units] == each

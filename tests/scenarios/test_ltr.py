@@ -36,7 +36,7 @@ from tests.support.fine import (
     write_pairs,
     write_reviews,
 )
-from tests.support.gpt import causal_loss
+from tests.support.gpt import causal_loss, held_out_of
 from tests.support.tiny import write_corpus
 
 SIZES = (
@@ -86,9 +86,8 @@ def test_from_text_it_is_the_decoder_of_transformers(tmp_path: Path) -> None:
     assert not any(found.values())
     job = PretrainJob(load_recipe(str(out / "recipe.toml")), Shards.open(out / "shards"))
     assert job.recipe.weights == {"causal_lm": 1.0}
-    batches = next(iter(job._held_out_batches.values()))
     assert events[-1].fields["evaluation"]["causal_lm_loss"] == pytest.approx(
-        causal_loss(theirs, batches), abs=2e-5
+        causal_loss(theirs, held_out_of(job)), abs=2e-5
     )
 
 

@@ -13,6 +13,7 @@ from tokenizers import decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
 
 from bertworks.batching.batch import Batch
+from bertworks.runs.pretrain_job import PretrainJob, held_out_batches
 
 END = "<|endoftext|>"
 END_ID = 256
@@ -60,6 +61,21 @@ def _saved(kind: Any, config: Any, folder: Path, seed: int) -> Any:
         parameter.data.add_(torch.randn_like(parameter), alpha=0.15)
     network.save_pretrained(folder)
     return network
+
+
+def held_out_of(job: PretrainJob) -> list[Batch]:
+    """Return the held-out batches of a pre-training on one text."""
+    ((store, _, documents),) = job.parts
+    train = job.recipe.train
+    return held_out_batches(
+        store,
+        documents,
+        job.tokenizer,
+        format=job.recipe.sampling.format,
+        sequence_length=train.held_out_length,
+        sequences=train.held_out_sequences,
+        kind=job.recipe.token_objective,
+    )
 
 
 def causal_loss(network: Any, batches: Iterable[Batch]) -> float:

@@ -3,6 +3,7 @@ their line."""
 
 import gzip
 import json
+import os
 import pickle
 from itertools import islice, pairwise
 from pathlib import Path
@@ -456,16 +457,15 @@ def test_damaged_tokenizer_file_is_an_error_of_ours(tmp_path, kind, capfd):
     assert len(caught.value.what) < 400
 
 
-def test_missing_folder_and_absurd_size(tmp_path, monkeypatch):
+def test_missing_folder_and_absurd_size(tmp_path):
     with pytest.raises(BertworksError, match="no tokenizer here"):
         Tokenizer.load(tmp_path / "nowhere")
-    monkeypatch.setattr("bertworks.text.tokenizer_folder._LARGEST_FILE", 10)
+    write_vocabulary(tmp_path)
+    os.truncate(tmp_path / "vocab.txt", (1 << 25) + 1)
     with pytest.raises(BertworksError, match="too much for this file"):
-        Tokenizer.load(write_vocabulary(tmp_path))
-    monkeypatch.undo()
-    monkeypatch.setattr("bertworks.text.tokenizer_folder._LARGEST_VOCABULARY", 10)
-    with pytest.raises(BertworksError, match="no vocabulary"):
         Tokenizer.load(tmp_path)
+    with pytest.raises(BertworksError, match="800,001 lines are no vocabulary"):
+        Tokenizer.load(write_vocabulary(tmp_path, ["x"] * 800_001))
 
 
 def test_config_that_is_no_object(tmp_path):
