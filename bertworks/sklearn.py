@@ -37,8 +37,8 @@ from sklearn.utils.validation import (
 
 from bertworks.checkpoints.resolve import NETWORK_FILES, split_files
 from bertworks.checkpoints.task_config import TASK_FILE
-from bertworks.datasets.values import canonical_label, first_names, label_text
-from bertworks.errors import BertworksError, UsageError, column_names_of, listed
+from bertworks.datasets.values import canonical_label, label_text
+from bertworks.errors import BertworksError, UsageError, column_names_of, first_names, listed
 from bertworks.inference.embedder import Embedder, Vectors
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import temporary_folder

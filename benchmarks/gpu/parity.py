@@ -28,6 +28,7 @@ from bertworks.tasks.heads import (
     SpanExtraction,
     TaskModel,
 )
+from bertworks.tasks.settings import TaskConfig
 from bertworks.training.device import fixed_order
 from bertworks.training.loop import MixedPrecision, make_optimizer, train
 from bertworks.training.objectives import PretrainingModel, vocabulary_cross_entropy
@@ -405,7 +406,7 @@ def task_steps(part: Part) -> Iterator[tuple[str, Callable[[], None]]]:
             name: str = name,
             options: dict[str, Any] = options,
         ) -> None:
-            model = TaskModel(c, task, **options).to(part.device)
+            model = TaskModel(c, task, TaskConfig(task="tagging", **options)).to(part.device)
             batch = replace(
                 batch_of(lengths, c), targets={"task": BatchTarget(positions, labels)}
             ).to(part.device)

@@ -19,8 +19,7 @@ from bertworks.checkpoints.hf_mapping import (
 )
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import build
-from bertworks.datasets.values import first_names
-from bertworks.errors import BertworksError, quoted, require
+from bertworks.errors import BertworksError, first_names, quoted, require
 from bertworks.io.atomic_write import write_json
 from bertworks.models.config import BERT, EncoderConfig
 from bertworks.tasks.registry import TASKS

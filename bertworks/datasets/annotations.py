@@ -14,9 +14,12 @@ from statistics import mode
 from sys import intern
 from typing import Any, NamedTuple
 
-from bertworks.errors import BertworksError, expect
+from bertworks.errors import BertworksError, expect, require
 from bertworks.io.tables import WORD_RANGE, conll_cells, is_boundary, is_entity_tag
 
+Record = dict[str, Any]  # the values of a row, by column or field
+Records = Iterator[tuple[int | str, Record]]  # each with its line, its number or its name
+NumberedLines = Iterable[tuple[int, str]]
 _FASTTEXT = re.compile(r"(?:(?<=\s)|^)__label__(\S+)\s*")
 _SPLIT = re.compile(
     r"(\w+[-_ ])?(train|training|dev|devel|development|val|valid|validation|test)([-_ ]?\w+)?"
@@ -170,7 +173,7 @@ def conll_layout(
 
 
 def _conll_lines(
-    lines: Iterable[tuple[int, str]], layout: ConllLayout
+    lines: NumberedLines, layout: ConllLayout
 ) -> Iterator[tuple[str, int, str, list[str]]]:
     """Yield the kind, number, text and cells of each line.
 
@@ -195,7 +198,7 @@ def _is_word(cells: list[str], layout: ConllLayout) -> bool:
     return fits and (not layout.has_entities or is_entity_tag(cells[layout.tag or 0]))
 
 
-class Sentence(dict[str, Any]):
+class Sentence(Record):
     """The values of a sentence of a CoNLL file.
 
     Attributes:
@@ -206,9 +209,7 @@ class Sentence(dict[str, Any]):
     all_lines: list[str]
 
 
-def read_conll(
-    lines: Iterable[tuple[int, str]], name: str, layout: ConllLayout
-) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_conll(lines: NumberedLines, name: str, layout: ConllLayout) -> Records:
     """Yield (line, values) for each sentence.
 
     The values are `tokens`, `tags` (if there are any), `document` and `lines`.
@@ -323,7 +324,7 @@ def json_rows(value: Any) -> Any:
     return {"data": [{"paragraphs": value}]} if "qas" in first else value
 
 
-def _spacy_sentences(articles: Any) -> list[dict[str, Any]] | None:
+def _spacy_sentences(articles: Any) -> list[Record] | None:
     """Return the words and tags (entities, else parts of speech) in JSON of spaCy 2.
 
     It is None for something else.
@@ -399,7 +400,7 @@ def record_of(row: Any) -> Any:
     return row
 
 
-def _label_studio(task: Mapping[str, Any]) -> dict[str, Any]:
+def _label_studio(task: Mapping[str, Any]) -> Record:
     """Return the data and the first annotation of a task.
 
     "annotations" is their number if there are several. ValueError: annotations of other data than
@@ -434,7 +435,7 @@ def is_rejected(record: Mapping[str, Any]) -> bool:
     return record.get("answer") in ("reject", "ignore") and bool(known)
 
 
-def fasttext_rows(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, dict[str, Any]]]:
+def fasttext_rows(lines: NumberedLines) -> Records:
     """Yield the text and the labels of lines like "__label__a __label__b text"."""
     for number, line in lines:
         if line.strip():
@@ -486,7 +487,7 @@ def _answer_texts(value: Any) -> list[str]:
 
 def with_answers(
     record: Mapping[str, Any], context: str, answer: str, start: str | None
-) -> tuple[dict[str, Any], bool]:
+) -> tuple[Record, bool]:
     """Return the record with `answers` as in SQuAD, and whether an answer is ambiguous.
 
     An answer without a start may occur several times in the context: the first place counts; -1 is
@@ -506,7 +507,7 @@ def with_answers(
     }, several
 
 
-def read_squad(document: Mapping[str, Any], file: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_squad(document: Mapping[str, Any], file: str) -> Records:
     """Yield (" question ID", values) for each question.
 
     The values are id, title, context, question, answers and is_impossible.
@@ -576,7 +577,7 @@ def span_column(
     return None
 
 
-def with_entities(record: Mapping[str, Any], column: str, where: str) -> dict[str, Any]:
+def with_entities(record: Mapping[str, Any], column: str, where: str) -> Record:
     """Return the record with its spans as `entities`.
 
     They are a list of {"start", "end", "type"} that keep their other fields.
@@ -587,23 +588,19 @@ def with_entities(record: Mapping[str, Any], column: str, where: str) -> dict[st
     if column not in record and record.keys() & _EXPORTED:  # the annotator marked no span
         record = {**record, column: []}
     spans = record.get(column)
-    if spans is not None and not isinstance(spans, list):
-        raise BertworksError(
-            f"{column!r} is {spans!r:.60}, not a list of spans", where=where, hint=_SPAN_HINT
-        )
-    for entry in spans or ():
-        if span_of(entry) is None:
-            raise BertworksError(
-                f"{entry!r:.80} is not a span of characters", where=where, hint=_SPAN_HINT
-            )
+    what = f"{column!r} is {spans!r:.60}, not a list of spans"
+    require(isinstance(spans, list | None), what, where, _SPAN_HINT)
     entities = None if spans is None else list(map(span_of, spans))
+    for entry, entity in zip(spans or (), entities or ()):
+        what = f"{entry!r:.80} is not a span of characters"
+        require(entity is not None, what, where, _SPAN_HINT)
     return {
         "entities" if key == column else key: entities if key == column else record[key]
         for key in record
     }
 
 
-def span_of(entry: Any) -> dict[str, Any] | None:
+def span_of(entry: Any) -> Record | None:
     """Return one span as {"start", "end", "type"} with its other fields, or None if it is no span.
 
     The usual layouts are {"start", "end", "label"}, {"span": [0, 5], ...} and [0, 5, "x"].

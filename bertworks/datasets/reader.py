@@ -20,6 +20,7 @@ from sys import intern
 from typing import Any, Literal, NamedTuple
 
 from bertworks.datasets import annotations
+from bertworks.datasets.annotations import NumberedLines, Record, Records
 from bertworks.datasets.values import has_header, label_text, names_columns
 from bertworks.errors import BertworksError, UsageError, expect, require
 from bertworks.events import Event
@@ -41,9 +42,8 @@ from bertworks.io.tables import Data, StoredRows, first_rows, split_rows, stored
 
 Names = Collection[str]
 Kind = Literal["table", "json", "parquet", "conll", "squad", "spans"]
-_Rows = Iterator[tuple[int | str, dict[str, Any]]]  # line or number, or name; values
 # the kind of a file, the names of its columns, its rows
-_Recognized = tuple[Kind, list[str], Callable[[], _Rows]]
+_Recognized = tuple[Kind, list[str], Callable[[], Records]]
 _SPANS = '{"text": "...", "entities": [{"start": 0, "end": 5, "type": "person"}]}'
 _SEVERAL = "rows with several annotations: the first one counts"
 _BAD_LINES = 1000  # from which the encoding is inferred
@@ -62,11 +62,11 @@ class Row(NamedTuple):
     """One row as the file has it; spans are brought into one layout."""
 
     # by column, in the file's order: strings in tables, JSON values elsewhere
-    values: dict[str, Any]
+    values: Record
     # "reviews.csv:17": the line where it begins; for Parquet and JSON arrays the number of the row
     where: str
     # the fields of the file, if `values` has them in another layout
-    written: dict[str, Any] | None = None
+    written: Record | None = None
 
 
 def refuse_columns(row: Row, names: Iterable[str]) -> None:
@@ -86,11 +86,11 @@ class _Head:
         is_recognized: whether the kind of file is known: no more lines are kept.
     """
 
-    def __init__(self, stream: LineReader, lines: Iterator[tuple[int, str]]):
+    def __init__(self, stream: LineReader, lines: NumberedLines):
         self.stream = stream
         self.json: Any = None
         self.is_recognized = False
-        self._lines = lines
+        self._lines = iter(lines)
         self.first_lines: list[tuple[int, str]] = []
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
@@ -160,6 +160,7 @@ class RowReader:
         self.header_note = ""
         self._known = known
         self._largest = tables.parse_size(options.max_row_bytes, "--max-row-bytes")
+        self._largest_value = max(inputs.LARGEST_LINE, self._largest)  # bytes of one JSON value
         self._state = self._file_state()
         self._skipped = 0  # lines before a table
         self._spans: str | None = None  # the field with spans
@@ -326,7 +327,7 @@ class RowReader:
         """Rows of one word as rows of one sentence: the cells of each column in a list."""
         current = None
 
-        def sentence(row: tuple[int | str, dict[str, Any]]) -> Any:
+        def sentence(row: tuple[int | str, Record]) -> Any:
             nonlocal current
             current = current if label_text(row[1].get(column)) is None else row[1][column]
             return current
@@ -375,7 +376,7 @@ class RowReader:
         hint = "wait until it is complete, then try again"
         require(self.path.exists() and self._file_state() == self._state, what, self.name, hint)
 
-    def _parquet_rows(self) -> _Rows:
+    def _parquet_rows(self) -> Records:
         with tables.open_parquet(self.path, self.name) as file:
             batches = tables.batches_of(file, None, self.name, self._largest)
             rows = (row for batch in batches for row in batch.to_pylist())
@@ -403,9 +404,11 @@ class RowReader:
         if stream.format in ("json", "jsonl") or head.startswith(
             (b'{"', b"[{", b"{\n", b"[\n", b"[[")
         ):
-            self._read_head(stream, long=stream.format != "jsonl")
+            # a line of another format may be one JSON value
+            is_long = stream.format != "jsonl"
+            self._read_head(stream, self._largest_value if is_long else self._largest)
             return self._recognize_json(stream.format)
-        self._read_head(stream, long=False)
+        self._read_head(stream, self._largest)
         stream.require_line_feeds()
         sample = stream.sample()
         for pattern, (what, hint) in inputs.OTHER_FORMATS["first_lines"].items():
@@ -429,26 +432,25 @@ class RowReader:
             )
         return self._recognize_table(stream.format, sample)
 
-    def _read_head(self, stream: LineReader, *, long: bool) -> None:
-        """From now on `_lines` are those of an open file, until it is closed."""
-        lines = _checked_lines(stream, self.path, self.options.encoding, self._limit(long))
+    def _read_head(self, stream: LineReader, largest: int) -> None:
+        """From now on `_lines` are those of an open file, until it is closed.
+
+        largest: bytes of a line.
+        """
+        lines = _checked_lines(stream, self.path, self.options.encoding, largest)
         self._head = _Head(stream, lines)
 
-    def _limit(self, long: bool) -> int:
-        """Return the bytes of the largest line. long: it may be one JSON value."""
-        return max(inputs.LARGEST_LINE, self._largest) if long else self._largest
-
-    def _lines(self) -> Iterator[tuple[int, str]]:
+    def _lines(self) -> NumberedLines:
         """Return the lines of the file.
 
         They come from memory while the file is recognized.
         """
         return itertools.islice(self._head or self._lines_of_file(), self._skipped, None)
 
-    def _lines_of_file(self) -> Iterator[tuple[int, str]]:
+    def _lines_of_file(self) -> NumberedLines:
         return utf8_lines(self.path, self.name, self.options.encoding, self._largest)
 
-    def _conll_lines(self) -> Iterator[tuple[int, str]]:
+    def _conll_lines(self) -> NumberedLines:
         """`_lines`, with a limit for those of a sentence."""
         for _, lines in itertools.groupby(self._lines(), lambda numbered: not numbered[1].strip()):
             yield from self._within(lines, ": no blank line ends this sentence")
@@ -527,7 +529,7 @@ class RowReader:
             largest=self._largest,
         )
 
-    def _table_rows(self, columns: list[str], delimiter: str, quoted: bool, named: bool) -> _Rows:
+    def _table_rows(self, columns: list[str], delimiter: str, quoted: bool, named: bool) -> Records:
         rows = self._split(delimiter, quoted)
         width = len(columns)
         rows = rows if quoted else tables.rejoin_broken_rows(rows, width, self._counts, self.name)
@@ -582,13 +584,13 @@ class RowReader:
         names = list(dict.fromkeys(itertools.chain.from_iterable(sample)))
         return "json" if self._spans is None else "spans", names, rows
 
-    def _rows_of_lines(self, lines: Iterable[tuple[int, str]]) -> _Rows:
+    def _rows_of_lines(self, lines: NumberedLines) -> Records:
         for number, line in lines:
             if line.strip():
                 self._check_size(number, line)
                 yield number, self._checked(parse_json(line, self.name, number), number, line)
 
-    def _whole_rows(self) -> _Rows:
+    def _whole_rows(self) -> Records:
         whole = self._whole_json()
         rows = (
             annotations.read_squad(whole, self.name)
@@ -602,7 +604,7 @@ class RowReader:
             self._check_size(place, source)
             yield place, self._checked(values, place, source)
 
-    def _checked(self, value: Any, number: int | str, source: str) -> dict[str, Any]:
+    def _checked(self, value: Any, number: int | str, source: str) -> Record:
         """Return a JSON object. source: its text."""
         where = f"{self.name}:{number}"
         kind = type(value)
@@ -633,15 +635,19 @@ class RowReader:
 
         It is parsed once while the file is recognized.
         """
-        largest = self._limit(True)
-        if self._head is None:
+        head = self._head
+        largest = self._largest_value
+        if head is not None and head.json is not None:
+            return head.json
+        if head is None:
             lines = utf8_lines(self.path, self.name, self.options.encoding, largest, whole=True)
-            return self._rows_of_json("\n".join(line for _, line in lines))
-        if self._head.json is None:
-            lines = _lines_of_value(self._head, self._head.stream, largest)
-            self._head.json = self._rows_of_json("\n".join(line for _, line in lines))
-            self._head.first_lines.clear()
-        return self._head.json
+        else:
+            lines = _lines_of_value(head, head.stream, largest)
+        rows = self._rows_of_json("\n".join(line for _, line in lines))
+        if head is not None:
+            head.json = rows
+            head.first_lines.clear()
+        return rows
 
     def _rows_of_json(self, text: str) -> Any:
         value = parse_json(text, self.name)
@@ -682,7 +688,7 @@ def utf8_lines(
     largest: int = inputs.LARGEST_LINE,
     *,
     whole: bool = False,
-) -> Iterator[tuple[int, str]]:
+) -> NumberedLines:
     """Yield the numbered lines of a file.
 
     BertworksError for a line that is not in its encoding (None: UTF-8), or has more than `largest`
@@ -695,16 +701,14 @@ def utf8_lines(
 
 def _checked_lines(
     stream: LineReader, path: Path, encoding: str | None, largest: int
-) -> Iterator[tuple[int, str]]:
+) -> NumberedLines:
     for numbered in stream.lines(exact=True, largest=largest):
         if bad := stream.repairs.counts[inputs.BAD_BYTES].places:
             raise _bad_bytes(path, stream.name, bad[0], encoding)
         yield numbered
 
 
-def _lines_of_value(
-    lines: Iterable[tuple[int, str]], stream: LineReader, largest: int
-) -> Iterator[tuple[int, str]]:
+def _lines_of_value(lines: NumberedLines, stream: LineReader, largest: int) -> NumberedLines:
     """The lines of a file that is one value; BertworksError if it has more than `largest` bytes."""
     for number, line in lines:
         if stream.repairs.bytes > largest + inputs.BLOCK_SIZE:
@@ -775,7 +779,7 @@ def parse_json(text: str, name: str, line: int = 1) -> Any:
         raise BertworksError(what, where=f"{name}:{line}", hint="repair the line") from error
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, Any]]) -> Record:
     value = dict(pairs)
     if len(value) != len(pairs):
         twice = next(key for index, (key, _) in enumerate(pairs) if key in dict(pairs[:index]))

@@ -10,14 +10,22 @@ refused with the candidates and the options that settle it.
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from bertworks.datasets import values
-from bertworks.datasets.reader import Row, RowReader
+from bertworks.datasets.reader import Kind, Row, RowReader
 from bertworks.datasets.values import MAX_LABEL_LENGTH, MOST, Column
-from bertworks.errors import BertworksError, UsageError, expect, quoted, require
+from bertworks.errors import (
+    BertworksError,
+    UsageError,
+    expect,
+    first_names,
+    names_of,
+    quoted,
+    require,
+)
 from bertworks.io.inputs import IssueCounter
 from bertworks.io.options import ReadOptions
 from bertworks.io.tables import ENTITY_TAG, find_column, is_code
@@ -27,9 +35,7 @@ _LISTED_LABELS = 30
 _SHOWN_LABELS = 10
 Columns = Mapping[str, Column]  # of a file, by name
 Names = tuple[str, ...]  # of columns
-ReadName = Callable[[str | None], str]
 _CHECKED_ROWS = 1000  # of which the words are checked
-Options = ReadOptions | None  # None: labels are not looked for
 _TAG = re.compile(rf"O|{ENTITY_TAG.pattern}")
 _TAG_NAMES = ("tag", "tags", "ner", "ner_tag", "ner_tags", "pos", "pos_tag", "upos", "entity")
 _SHOWN_VALUES = 3
@@ -48,7 +54,7 @@ class Item(NamedTuple):
 
     # one text; two for a pair; tagging: the words; spans: the text; qa: question, context; choice:
     # prompt, choices
-    texts: tuple[str, ...]
+    texts: Names
     # None if it is not known. classification: str; multilabel: tuple[str, ...]; regression: float;
     # tagging: tuple of tags; spans: tuple of (start, end, type); qa: tuple of (start, text), () =
     # no answer; choice: int, from 0
@@ -89,12 +95,12 @@ class Schema:
     """
 
     task: str
-    text: tuple[str, ...]
-    label: tuple[str, ...] = ()
-    labels: tuple[str, ...] = ()
+    text: Names
+    label: Names = ()
+    labels: Names = ()
     separator: str = ""
     decimal: str = "."
-    label_names: tuple[str, ...] = ()
+    label_names: Names = ()
     first_choice: int = 0
     id: str | None = None
     document: str | None = None
@@ -102,6 +108,75 @@ class Schema:
     bare_types: bool = False
     any_label: bool = False
     join_labels: bool = False
+
+
+class StudiedFile(NamedTuple):
+    """A file whose columns are studied, and what a user says about them.
+
+    kind: see `RowReader`.
+    text, label: the columns that the user names.
+    task: the name of the task; None: it is inferred.
+    options: how labels are read; None: labels are not looked for.
+    """
+
+    kind: Kind
+    columns: Columns
+    text: Names
+    label: Names
+    task: str | None
+    options: ReadOptions | None
+
+
+@dataclass(frozen=True)
+class LabelCell:
+    """A cell with the label of a row.
+
+    texts: those of the row. where: the row, for errors.
+    """
+
+    value: Any
+    column: str
+    texts: Names
+    schema: Schema
+    where: str
+
+    def known_label(self, name: str | None) -> str:
+        """Return a label, or the only one of the schema that other programs write like it.
+
+        See `values.canonical_label`.
+
+        Raises:
+            BertworksError: it is missing or unknown.
+        """
+        labels = self.schema.labels
+        hint = (
+            f"the labels are: {first_names(labels, _LISTED_LABELS)}"
+            if labels
+            else "write one there, or remove the row"
+        )
+        if name is None:
+            raise values.missing_label(self.column, self.where, hint)
+        if name in labels or not labels:
+            return name
+        canonical = values.canonical_label(name)
+        equal_labels = [each for each in labels if values.canonical_label(each) == canonical]
+        folded = values.folded_label(name)
+        similar_labels = [each for each in labels if values.folded_label(each) == folded]
+        if self.schema.join_labels and not equal_labels:
+            equal_labels = similar_labels
+        if len(equal_labels) == 1:
+            return equal_labels[0]
+        if self.schema.any_label:
+            return name
+        candidates = similar_labels or values.misspelt_labels(name, labels)
+        suggestion = f"did you mean {candidates[0]!r}? " if candidates else ""
+        if len(similar_labels) == 1:
+            suggestion += "--join-labels reads it so; "
+        what = f"the label {name!r} is not known"
+        raise BertworksError(what, where=self.where, hint=suggestion + hint)
+
+
+LabelProblem = tuple[str, str]  # in words, and a hint; "": the hint for all tasks
 
 
 class RowTask(ABC):
@@ -113,8 +188,6 @@ class RowTask(ABC):
     label_note: what the column of the label holds. `{column}`, `{count}`, `{labels}` and the like
         stand for its values.
     file_kind: the kind of files that hold such rows only; "": there is none.
-    needed_columns: known names of columns without which `schema_of_columns` is None; needed_lists:
-        how many columns must hold lists.
     has_labels: its labels have names. has_classes: each text has one of them. has_many_labels: it
         may have several, each in a column. predicts_numbers: its labels are numbers.
     has_text_labels: its labels are names that are true of a whole text.
@@ -131,8 +204,6 @@ class RowTask(ABC):
     texts_hint = "name others: --text, --task"
     label_note: str
     file_kind = ""
-    needed_columns: Names = ()
-    needed_lists = 0
     has_labels = True
     has_classes = False
     has_many_labels = False
@@ -148,33 +219,20 @@ class RowTask(ABC):
         return value
 
     @abstractmethod
-    def read_label(
-        self, value: Any, texts: Names, schema: Schema, read_name: ReadName, where: str
-    ) -> Any:
-        """Return the value of a column as `Item.label`; None if it is no label of the task.
+    def read_label(self, cell: LabelCell) -> Any:
+        """Return the value of a cell as `Item.label`; None if it is no label of the task."""
 
-        Args:
-            read_name: checks the name of a label.
-            where: the row, for errors.
-        """
+    def schema_of_layout(self, file: StudiedFile) -> Schema | None:
+        """Return the meaning of a file that can be of this task only, or None.
 
-    def schema_of_kind(self, columns: Columns, text: Names) -> Schema | None:
-        """Return what the columns of a file of `file_kind` mean."""
-        return None
-
-    def schema_of_columns(self, columns: Columns, text: Names, label: Names) -> Schema | None:
-        """Return the meaning of columns that can be of this task only, or None.
-
-        text, label: the columns that are known.
+        The file is of `file_kind`, or its columns may be of any task.
         """
         return None
 
-    def schema_of_choices(
-        self, columns: Columns, text: Names, label: Names, *, has_labels: bool, is_explicit: bool
-    ) -> Schema | None:
+    def schema_of_choices(self, file: StudiedFile) -> Schema | None:
         """Return the meaning of columns with choices, or None if there are no such columns.
 
-        is_explicit: the task was named, so that only its own columns count.
+        If the task was named, only its own columns count.
         """
         return None
 
@@ -188,16 +246,11 @@ class RowTask(ABC):
         is_kind = has_several or column.has_amounts == self.predicts_numbers
         return is_kind and has_several == self.has_many_labels
 
-    def label_problem(
-        self, schema: Schema, column: Column, *, is_explicit: bool
-    ) -> tuple[str, str]:
-        """Return why labels cannot train a model, and a hint; "" if they can.
-
-        A hint of "" is that of all tasks. is_explicit: the task was named.
-        """
+    def label_problem(self, schema: Schema, file: StudiedFile) -> LabelProblem | None:
+        """Return why labels cannot train a model; None if they can."""
         if self.has_labels and not schema.labels:
             return "no row has a label", "label some rows"
-        return "", ""
+        return None
 
 
 Tasks = Mapping[str, RowTask]  # by name; the first one is assumed where nothing tells
@@ -331,7 +384,7 @@ def read_item(row: Row, schema: Schema, task: RowTask) -> Item:
         )
     elif schema.label:
         value = _field(row, schema.label[0], True)
-        label = label_of(value, schema.label[0], texts, schema, task, where)
+        label = label_of(LabelCell(value, schema.label[0], texts, schema, where), task)
         if task.has_context and row.values.get("is_impossible") is True:
             # such answers are only plausible; google-research/bert reads them the same way
             label = ()
@@ -344,9 +397,7 @@ def read_item(row: Row, schema: Schema, task: RowTask) -> Item:
     return Item(texts, label, where, name(schema.id), document, schema.raw)
 
 
-def find_labels(
-    reader: RowReader, schema: Schema, tasks: Tasks
-) -> tuple[tuple[str, ...], list[str]]:
+def find_labels(reader: RowReader, schema: Schema, tasks: Tasks) -> tuple[Names, list[str]]:
     """Return all classes of the file, and notes on those that are written in several ways.
 
     The most frequent spelling names the class. Rows with errors are left out: they are refused when
@@ -402,7 +453,7 @@ def find_labels(
     for name in labels:
         spellings = [f"{spelling!r} ({count:,})" for spelling, count in classes[name].items()]
         if len(spellings) > 1:
-            listed = values.first_names(spellings, _SHOWN_LABELS)
+            listed = first_names(spellings, _SHOWN_LABELS)
             notes.append(f"one label in several spellings, read as {name!r}: {listed}")
     return labels, notes
 
@@ -413,7 +464,7 @@ def label_names(item: Item) -> list[str]:
     return [label if isinstance(label, str) else label[2] for label in labels]
 
 
-def _no_words(rows: Sequence[tuple[str, ...]]) -> str:
+def _no_words(rows: Sequence[Names]) -> str:
     """Return what shows that the words of all rows are none, or "" if nothing does.
 
     They count, or are the same.
@@ -435,7 +486,7 @@ def schema_notes(schema: Schema, columns: Columns, task: RowTask) -> list[str]:
         f"task: {schema.task} ({task.meaning})",
         f"text: {' and '.join(map(repr, schema.text))}",
     ]
-    labels = values.first_names(schema.labels, _SHOWN_LABELS)
+    labels = first_names(schema.labels, _SHOWN_LABELS)
     if len(schema.label) > 1:
         lines.append(f"label: {len(schema.label)} columns, each for one label: {labels}")
     elif schema.label:
@@ -472,60 +523,26 @@ def _field(row: Row, column: str, is_label: bool = False) -> Any:
     return row.values[column]
 
 
-def label_of(
-    value: Any, column: str, texts: tuple[str, ...], schema: Schema, task: RowTask, where: str
-) -> Any:
-    """Return the value of a column as `Item.label`.
+def label_of(cell: LabelCell, task: RowTask) -> Any:
+    """Return the value of a cell as `Item.label`.
 
     Raises:
         BertworksError: it is missing, unknown, or no label of the task.
     """
-    value = task.label_cell(value)
-    numbers = f"{schema.first_choice}-{schema.first_choice + len(texts) - 2}"
+    cell = replace(cell, value=task.label_cell(cell.value))
+    schema = cell.schema
+    numbers = f"{schema.first_choice}-{schema.first_choice + len(cell.texts) - 2}"
     expected = task.expected.replace("NUMBERS", numbers)
-    if not task.has_text_labels and values.label_text(value) is None:
-        raise values.missing_label(column, where, expected)
-    if task.has_text_labels and values.is_nan_text(value):
-        raise values.missing_label(
-            column, where, "write a label there; a class of this name needs another name", value
-        )
-
-    def known_label(name: str | None) -> str:
-        """Return a label, or the only one of the schema that other programs write like it.
-
-        See `values.canonical_label`.
-        """
-        labels = schema.labels
-        hint = (
-            f"the labels are: {values.first_names(labels, _LISTED_LABELS)}"
-            if labels
-            else "write one there, or remove the row"
-        )
-        if name is None:
-            raise values.missing_label(column, where, hint)
-        if name in labels or not labels:
-            return name
-        canonical = values.canonical_label(name)
-        equal_labels = [each for each in labels if values.canonical_label(each) == canonical]
-        folded = values.folded_label(name)
-        similar_labels = [each for each in labels if values.folded_label(each) == folded]
-        if schema.join_labels and not equal_labels:
-            equal_labels = similar_labels
-        if len(equal_labels) == 1:
-            return equal_labels[0]
-        if schema.any_label:
-            return name
-        candidates = similar_labels or values.misspelt_labels(name, labels)
-        suggestion = f"did you mean {candidates[0]!r}? " if candidates else ""
-        if len(similar_labels) == 1:
-            suggestion += "--join-labels reads it so; "
-        what = f"the label {name!r} is not known"
-        raise BertworksError(what, where=where, hint=suggestion + hint)
-
-    label = task.read_label(value, texts, schema, known_label, where)
+    if not task.has_text_labels and values.label_text(cell.value) is None:
+        raise values.missing_label(cell.column, cell.where, expected)
+    if task.has_text_labels and values.is_nan_text(cell.value):
+        hint = "write a label there; a class of this name needs another name"
+        raise values.missing_label(cell.column, cell.where, hint, cell.value)
+    label = task.read_label(cell)
     if label is not None:
         return label
-    raise BertworksError(f"the label in {column!r} holds {value!r:.80}", where=where, hint=expected)
+    what = f"the label in {cell.column!r} holds {cell.value!r:.80}"
+    raise BertworksError(what, where=cell.where, hint=expected)
 
 
 # --- what the columns of a file mean
@@ -557,12 +574,12 @@ def infer_schema(
             texts; the columns may mean several things, or the rows are no texts with labels.
         BertworksError: no column looks like a text or a label; all rows have the same label.
     """
-    text = values.names_of(text)
-    label = values.names_of(label)
+    text = names_of(text)
+    label = names_of(label)
     for names, option in (
         (text, "--text"),
         (label, "--label"),
-        (values.names_of(group), "--group"),
+        (names_of(group), "--group"),
     ):
         for name in names:
             find_column(reader.columns, reader.name, name, option)
@@ -578,11 +595,12 @@ def infer_schema(
         reader.name,
         "name a file that holds rows",
     )
+    options = reader.options if labelled else None
+    file = StudiedFile(reader.kind, columns, text, label, task, options)
     try:
-        schema = _by_layout(reader, tasks, columns, text, label)
+        schema = _by_layout(file, tasks)
         if schema is None or (task and schema.task != task) or (label and schema.label != label):
-            options = reader.options if labelled else None
-            schema = _by_columns(tasks, columns, text, label, task, options)
+            schema = _by_columns(file, tasks)
     except UsageError as error:
         error.where = reader.name
         raise
@@ -623,12 +641,13 @@ def infer_schema(
     elif schema.label:
         labels, spelling_notes = find_labels(reader, schema, tasks)
         schema = replace(schema, labels=labels)
-        what, hint = schema_task.label_problem(
-            schema, columns[schema.label[0]], is_explicit=task is not None
-        )
-        what = f"{what} (in {', '.join(map(repr, schema.label))})" if what else ""
-        hint = hint or "name another column with --label, or another task with --task"
-        require(not what, what, reader.name, hint)
+        label_problem = schema_task.label_problem(schema, file)
+        if label_problem is not None:
+            what = f"{label_problem[0]} (in {', '.join(map(repr, schema.label))})"
+            hint = (
+                label_problem[1] or "name another column with --label, or another task with --task"
+            )
+            raise BertworksError(what, where=reader.name, hint=hint)
     notes = [*schema_notes(schema, columns, schema_task), *spelling_notes]
     return schema, [*notes, *_certainty(schema, columns, reader, {*text, *label})]
 
@@ -649,45 +668,31 @@ def study(reader: RowReader, count: int | None) -> dict[str, Column]:
 # --------------------------------------------------------------------------------------------------
 
 
-def _by_layout(
-    reader: RowReader, tasks: Tasks, columns: Columns, text: Names, label: Names
-) -> Schema | None:
+def _by_layout(file: StudiedFile, tasks: Tasks) -> Schema | None:
     """Return the schema, if the layout of the file is enough to tell it."""
     for task in tasks.values():
-        if task.file_kind and task.file_kind == reader.kind:
-            return task.schema_of_kind(columns, text)
-    names = named_columns(columns.values()).keys()
-    num_lists = sum(column.is_listed for column in columns.values())
-    for task in tasks.values():
-        if names >= {*task.needed_columns} and num_lists >= task.needed_lists:
-            schema = task.schema_of_columns(columns, text, label)
+        if file.kind in (task.file_kind, "table", "json", "parquet"):
+            schema = task.schema_of_layout(file)
             if schema is not None:
                 return schema
     return None
 
 
-def _by_columns(
-    tasks: Tasks,
-    columns: Columns,
-    text: Names,
-    label: Names,
-    task: str | None,
-    options: Options,
-) -> Schema:
+def _by_columns(file: StudiedFile, tasks: Tasks) -> Schema:
     """Return the schema by names and values."""
+    task = file.task
+    options = file.options
+    columns = file.columns
     if options:
-        has_words = task is None or tasks[task].reads_words
-        _refuse_parts(columns, text, label, has_words=has_words)
+        _refuse_parts(file, has_words=task is None or tasks[task].reads_words)
     for name in [*tasks] if task is None else [task]:
-        schema = tasks[name].schema_of_choices(
-            columns, text, label, has_labels=options is not None, is_explicit=task is not None
-        )
+        schema = tasks[name].schema_of_choices(file)
         if schema:
             return schema
     named_task = None if task is None else tasks[task]
     is_one = named_task is not None and named_task.num_texts == (1, 1)
-    text = text or find_texts(columns, label, is_one=is_one)
-    label = label or (find_label(columns, text) if options and text else ())
+    text = file.text or find_texts(columns, file.label, is_one=is_one)
+    label = file.label or (find_label(columns, text) if options and text else ())
     if not label or options is None:
         return Schema(task=task or next(iter(tasks)), text=text)
     several = len(label) > 1 or options.label_names or options.label_separator
@@ -731,12 +736,14 @@ def _by_columns(
     return Schema(task=named_task.name, text=text, label=label, separator=separator)
 
 
-def _refuse_parts(columns: Columns, text: Names, label: Names, *, has_words: bool) -> None:
+def _refuse_parts(file: StudiedFile, *, has_words: bool) -> None:
     """Raise UsageError if a row is one word or one stretch of a text.
 
     Also if not all rows are for training.
     """
-    tags = [name for name in label or columns if _holds_tags(columns[name])]
+    columns = file.columns
+    text = file.text
+    tags = [name for name in file.label or columns if _holds_tags(columns[name])]
     short = [
         c
         for name, c in columns.items()
@@ -760,7 +767,7 @@ def _refuse_parts(columns: Columns, text: Names, label: Names, *, has_words: boo
         raise UsageError(
             f"each row holds one word: {words[0]!r} with the tag {tags[-1]!r}", hint=hint
         )
-    for column in columns.values() if not label else ():
+    for column in columns.values() if not file.label else ():
         what = (
             f"{column.name!r} divides the rows ({_some_values(column)}), and all of them would "
             "be trained on"
@@ -806,7 +813,7 @@ def _holds_ids(column: Column) -> bool:
 
 
 def _some_values(column: Column) -> str:
-    return values.first_names(list(column.values), _SHOWN_VALUES)
+    return first_names(list(column.values), _SHOWN_VALUES)
 
 
 def _separator_of(column: Column, *, is_explicit: bool) -> str:
@@ -967,20 +974,21 @@ def _flags(columns: Columns, candidates: Sequence[Column]) -> Names:
 def _candidates(columns: Columns, texts: Names) -> list[Column]:
     """The columns that could be the label by their values: classes, or numbers with fractions."""
     rows = max(column.filled for column in columns.values())
-    candidates = [
-        column
-        for name, column in columns.items()
-        if name not in texts and column.filled > MOST * rows
-    ]
-    candidates = [
-        c
-        for c in candidates
-        if c.known_name not in values.ID_NAMES and not values.NO_LABELS.fullmatch(c.known_name)
-    ]
-    candidates = [c for c in candidates if not (_is_split(c) or _OFFSETS.fullmatch(c.known_name))]
-    candidates = [c for c in candidates if c.mean_length < _DATE or not _holds_ids(c)]
-    fractions = [c for c in candidates if c.is_numeric and c.fractions and not c.leading_zeros]
-    return [c for c in candidates if c.has_few_values or c in fractions or _has_decimal_commas(c)]
+    candidates = []
+    for name, column in columns.items():
+        if name not in texts and column.filled > MOST * rows and _may_be_label(column):
+            candidates.append(column)
+    return candidates
+
+
+def _may_be_label(column: Column) -> bool:
+    name = column.known_name
+    if name in values.ID_NAMES or values.NO_LABELS.fullmatch(name) or _OFFSETS.fullmatch(name):
+        return False
+    if _is_split(column) or (column.mean_length >= _DATE and _holds_ids(column)):
+        return False
+    has_fractions = column.is_numeric and column.fractions and not column.leading_zeros
+    return column.has_few_values or bool(has_fractions) or _has_decimal_commas(column)
 
 
 def _find_id(columns: Columns) -> str | None:

@@ -21,7 +21,7 @@ from sys import intern
 from typing import Any
 
 from bertworks.datasets.annotations import span_of
-from bertworks.errors import BertworksError, first_names as first_names, names_of as names_of
+from bertworks.errors import BertworksError
 from bertworks.io.tables import (
     COLUMN_NAMES,
     TEXT_NAMES,
@@ -330,11 +330,8 @@ def spellings_of_classes(counts: Mapping[str, int], *, join: bool) -> dict[str, 
         groups.setdefault(key, {})[label] = count
     classes = {}
     for spellings in groups.values():
-        ordered_spellings = sorted(
-            (-count, len(label), label) for label, count in spellings.items()
-        )
-        name = ordered_spellings[0][2]
-        classes[name] = {label: spellings[label] for _, _, label in ordered_spellings}
+        ordered = sorted(spellings, key=lambda label: (-spellings[label], len(label), label))
+        classes[ordered[0]] = {label: spellings[label] for label in ordered}
     return classes
 
 

@@ -20,11 +20,12 @@ from bertworks.checkpoints.resolve import TASKS as TASKS_FOLDER
 from bertworks.checkpoints.storage import read_json
 from bertworks.datasets.reader import RowReader, parse_json, utf8_lines
 from bertworks.datasets.schema import Item, Schema, infer_schema, items, label_names
-from bertworks.datasets.values import first_names, misspelt_labels
+from bertworks.datasets.values import misspelt_labels
 from bertworks.errors import (
     BertworksError,
     UsageError,
     expect,
+    first_names,
     names_of,
     printable,
     quoted,

@@ -23,7 +23,16 @@ from bertworks.batching.batch import ExampleGroup
 from bertworks.checkpoints.model_folder import onnx_file, put_temperature_into_folder
 from bertworks.datasets.annotations import ConllLayout, Sentence, with_tags
 from bertworks.datasets.reader import Row, RowReader, refuse_columns
-from bertworks.datasets.schema import Item, Schema, fitted, infer_schema, items, label_of, read_item
+from bertworks.datasets.schema import (
+    Item,
+    LabelCell,
+    Schema,
+    fitted,
+    infer_schema,
+    items,
+    label_of,
+    read_item,
+)
 from bertworks.datasets.values import EmptyTextError
 from bertworks.errors import (
     UsageError,
@@ -297,7 +306,9 @@ class Predictor(ModelUser):
         )
         gold = [
             item._replace(
-                label=label_of(value, "labels", item.texts, schema, task, f"label {number}")
+                label=label_of(
+                    LabelCell(value, "labels", item.texts, schema, f"label {number}"), task
+                )
             )
             for number, (item, value) in enumerate(zip(rows, values, strict=True), 1)
         ]
@@ -441,12 +452,7 @@ def copy_files(source: Path, target: Path, names: Iterable[str] | None = None) -
 
 def task_network(source: LazyModel, d: TaskConfig) -> TaskModel:
     """Return the network of a task with the weights of a model."""
-    lstm = {
-        "lstm_units": d.lstm_units,
-        "lstm_encoder": d.lstm_encoder,
-        "feature_layers": d.feature_layers,
-    }
-    return source.network(lambda config: TaskModel(config, task_of(d).head(), **lstm))  # type: ignore[arg-type]
+    return source.network(lambda config: TaskModel(config, task_of(d).head(), d))
 
 
 def _prepare(

@@ -27,8 +27,7 @@ from bertworks.datasets.schema import (
     label_names,
     refuse_rows,
 )
-from bertworks.datasets.values import first_names
-from bertworks.errors import BertworksError, UsageError, expect, quoted, require
+from bertworks.errors import BertworksError, UsageError, expect, first_names, quoted, require
 from bertworks.io.atomic_write import sha256
 from bertworks.io.inputs import IssueCounter, as_path
 from bertworks.io.options import ReadOptions

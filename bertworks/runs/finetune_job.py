@@ -42,8 +42,7 @@ from bertworks.checkpoints.task_config import (
     save_task,
     task_settings,
 )
-from bertworks.datasets.values import first_names
-from bertworks.errors import UsageError, expect, require
+from bertworks.errors import UsageError, expect, first_names, require
 from bertworks.inference.engine import LazyModel, compute_each, compute_logits_and_loss
 from bertworks.inference.predictor import task_network
 from bertworks.io.atomic_write import sha256
@@ -546,9 +545,7 @@ class FinetuneJob:
         network = TaskModel(
             self.config,
             task,
-            lstm_units=r.lstm_units,
-            lstm_encoder=r.lstm_encoder,
-            feature_layers=r.feature_layers,
+            self.description,
             head_deviation=r.head_deviation,
             lm_weight=r.lm_weight,
             teacher=(r.teacher_weight if self.teacher else 0.0, r.temperature),

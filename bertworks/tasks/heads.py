@@ -22,7 +22,7 @@ from bertworks.models.heads import OutputLayer, Pooler
 from bertworks.models.layers import initialize
 from bertworks.models.recurrent import BiLSTM
 from bertworks.models.transformer import Encoder
-from bertworks.tasks.settings import FeatureLayers, LSTMEncoder, SentenceVectors
+from bertworks.tasks.settings import FeatureLayers, SentenceVectors, TaskConfig
 from bertworks.training.loop import LossSum, TrainableModel, cross_entropy
 from bertworks.training.objectives import divergence, vocabulary_cross_entropy
 
@@ -209,7 +209,6 @@ class Classification(TaskHead):
         return cross_entropy(logits, batch.target.labels, weights, self.smoothing)
 
 
-@dataclass(frozen=True, kw_only=True)
 class MultiLabel(TaskHead):
     """Each label, yes or no.
 
@@ -327,7 +326,7 @@ def output_dropout(c: EncoderConfig, task: TaskHead) -> float:
 class TaskModel(TrainableModel):
     """An encoder with the head of a task.
 
-    lstm_units, lstm_encoder, feature_layers: see `training.recipe.FinetuneRecipe`.
+    d: the settings of an LSTM and the layers that it reads; None: there is none.
     teacher: of batches with the logits of a teacher: the weight of their loss, and the temperature.
     head_deviation: of the random weights of a classifier behind a pooler, see
         `training.recipe.FinetuneRecipe`. With many labels and few rows, large weights cost accuracy
@@ -340,15 +339,15 @@ class TaskModel(TrainableModel):
         self,
         c: EncoderConfig,
         task: TaskHead,
+        d: TaskConfig | None = None,
         *,
-        lstm_units: int = 0,
-        lstm_encoder: LSTMEncoder = "frozen",
-        feature_layers: FeatureLayers = "concat-last-four",
         head_deviation: float = 0.0,
         lm_weight: float = 0.0,
         teacher: tuple[float, float] = (0.0, 1.0),
     ):
         super().__init__()
+        d = d or TaskConfig(task="classification")
+        lstm_units = d.lstm_units
         self.task = task
         self.dropout = output_dropout(c, task)
         (weight, self.temperature) = teacher
@@ -364,15 +363,15 @@ class TaskModel(TrainableModel):
         self.pooler_dropout = (
             c.sequence_rate if c.pooler_dropout and not isinstance(task, MultipleChoice) else 0.0
         )
-        frozen = bool(lstm_units) and lstm_encoder == "frozen"
-        self.feature_layers = feature_layers
+        frozen = bool(lstm_units) and d.lstm_encoder == "frozen"
+        self.feature_layers = d.feature_layers
         self.encoder.requires_grad_(not frozen)
-        self.features = FrozenFeatures(self.encoder, feature_layers) if frozen else None
+        self.features = FrozenFeatures(self.encoder, d.feature_layers) if frozen else None
         self.mix = (
-            ScalarMix(c.num_hidden_layers + 1) if lstm_units and feature_layers == "mix" else None
+            ScalarMix(c.num_hidden_layers + 1) if lstm_units and d.feature_layers == "mix" else None
         )
         self.recurrent = (
-            BiLSTM(lstm_input_size(c, feature_layers), lstm_units) if lstm_units else None
+            BiLSTM(lstm_input_size(c, d.feature_layers), lstm_units) if lstm_units else None
         )
         has_bias = self.pooler is None or c.lm_head != "plain"  # GPT and GPT-2, as in transformers
         layer = OutputLayer(

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from bertworks.batching.batch import Example, Ids
 from bertworks.datasets.schema import (
-    Columns,
     Item,
+    LabelCell,
     Names,
-    ReadName,
     Schema,
+    StudiedFile,
     first_column,
     named_columns,
 )
@@ -44,6 +44,8 @@ from bertworks.tasks.task import (
 
 NOWHERE = 1e9  # the margin of "no answer" if no span can be an answer
 NUM_BEST_SPANS = 20  # starts and ends that are combined, and answers that are kept
+_COLUMNS = ("question", "context")
+_ANSWER_COLUMNS = ("answers", "answer")
 _NO_TOKEN = -1  # the place of a token that belongs to no text
 
 
@@ -58,7 +60,6 @@ class QuestionsTask(Task):
     expected = 'write answers as [{"text": "1968", "answer_start": 17}]'
     label_note = "answers, and their places in the context"
     file_kind = "squad"
-    needed_columns = ("question", "context")
     metrics = ("f1", "exact")
     fields = ("answer", "start", "end", "score")
     trivial = "no answer"
@@ -79,23 +80,21 @@ class QuestionsTask(Task):
     has_confusion = False
     has_temperature = False
 
-    def schema_of_kind(self, columns: Columns, text: Names) -> Schema | None:
-        return Schema(task=self.name, text=("question", "context"), label=("answers",))
-
-    def schema_of_columns(self, columns: Columns, text: Names, label: Names) -> Schema | None:
-        """The columns with questions, contexts and answers."""
-        named = named_columns(columns.values())
-        label_names = [columns[name].known_name for name in label] or ["answers", "answer"]
+    def schema_of_layout(self, file: StudiedFile) -> Schema | None:
+        if file.kind == self.file_kind:
+            return Schema(task=self.name, text=_COLUMNS, label=("answers",))
+        named = named_columns(file.columns.values())
+        if not named.keys() >= {*_COLUMNS}:
+            return None
+        label_names = [file.columns[name].known_name for name in file.label] or _ANSWER_COLUMNS
         answers = first_column(named, label_names)
         if answers is None or answers.answers < MOST * answers.filled:
             return None
-        texts = (named["question"].name, named["context"].name)
+        texts = tuple(named[name].name for name in _COLUMNS)
         return Schema(task=self.name, text=texts, label=(answers.name,))
 
-    def read_label(
-        self, value: Any, texts: Names, schema: Schema, read_name: ReadName, where: str
-    ) -> Any:
-        answers = answers_of(value)
+    def read_label(self, cell: LabelCell) -> Any:
+        answers = answers_of(cell.value)
         return None if answers is None else tuple(answers)
 
     def read(self, reader: Featurizer, items: list[Item]) -> Iterator[Features]:
@@ -152,9 +151,7 @@ class QuestionsTask(Task):
             "n_best": answers,
         }
 
-    def _best_answers(
-        self, features: Features, logits: Logits
-    ) -> tuple[list[dict[str, Any]], float]:
+    def _best_answers(self, features: Features, logits: Logits) -> tuple[list[Answer], float]:
         """Return the best answers, with their logits as `score`, and that of no answer."""
         best: dict[str, tuple[Any, ...]] = {}  # by text: score, first and last token, start, end
         no_answer = NOWHERE
@@ -183,7 +180,7 @@ class QuestionsTask(Task):
         context = item.texts[1]
         return any(context[start : start + len(text)] != text for start, text in item.label or ())
 
-    def divided_texts(self, item: Item) -> tuple[str, ...]:
+    def divided_texts(self, item: Item) -> Names:
         """Questions on one context are on one side."""
         return item.texts[1:]
 
@@ -197,8 +194,8 @@ class QuestionsTask(Task):
     def expected_texts(self, count: int) -> tuple[bool, str]:
         return count == 2, "(question, context)"
 
-    def text_columns(self) -> tuple[str, ...]:
-        return ("question", "context")
+    def text_columns(self) -> Names:
+        return _COLUMNS
 
     def check_threshold(self, threshold: float | None) -> None:
         """Any number is a threshold."""

@@ -165,20 +165,16 @@ class Truncation:
                 tokens_read += int(is_text.sum())
         self.add(tokens_read, features.num_truncated)
 
-    @property
-    def share(self) -> float:
-        """The fraction of the tokens of the truncated rows that was left out, or 0."""
-        return self.tokens_left_out / max(1, self.tokens_read + self.tokens_left_out)
-
     def as_dict(self) -> dict[str, float]:
         """Return the counts as in results.
 
         `truncated` (rows), `truncated_tokens` and `truncated_share` (of the tokens of these rows).
         """
+        tokens = self.tokens_read + self.tokens_left_out
         return {
             "truncated": self.truncated,
             "truncated_tokens": self.tokens_left_out,
-            "truncated_share": self.share,
+            "truncated_share": self.tokens_left_out / max(1, tokens),
         }
 
 

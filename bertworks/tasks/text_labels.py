@@ -22,9 +22,11 @@ from bertworks.datasets.schema import (
     CHOICE_LISTS,
     Columns,
     Item,
+    LabelCell,
+    LabelProblem,
     Names,
-    ReadName,
     Schema,
+    StudiedFile,
     are_nameless,
     find_label,
     first_column,
@@ -163,23 +165,22 @@ class ClassificationTask(TextTask):
         """Annotation tools write one label as a list."""
         return value[0] if isinstance(value, list) and len(value) == 1 else value
 
-    def read_label(
-        self, value: Any, texts: Names, schema: Schema, read_name: ReadName, where: str
-    ) -> Any:
-        return None if isinstance(value, list | dict) else read_name(label_text(value))
+    def read_label(self, cell: LabelCell) -> Any:
+        if isinstance(cell.value, list | dict):
+            return None
+        return cell.known_label(label_text(cell.value))
 
-    def label_problem(
-        self, schema: Schema, column: Column, *, is_explicit: bool
-    ) -> tuple[str, str]:
+    def label_problem(self, schema: Schema, file: StudiedFile) -> LabelProblem | None:
         labels = schema.labels
+        column = file.columns[schema.label[0]]
         if not labels:
             return "there is no label", "add rows with another label"
         if len(labels) < 2:
             what = f"all rows with a text have the same label, {labels[0]!r}"
             return what, "add rows with another label"
         few = column.has_few_values if column.values else 5 * len(labels) <= column.filled
-        if is_explicit or few or len(labels) <= MAX_CLASSES:
-            return "", ""
+        if file.task is not None or few or len(labels) <= MAX_CLASSES:
+            return None
         what = f"{len(labels):,} different values in {column.filled:,} rows are not classes"
         if not column.leading_zeros:
             return what, ""
@@ -249,15 +250,11 @@ class MultiLabelTask(TextTask):
     has_many_labels = True
     problem_type = "multi_label_classification"
 
-    def read_label(
-        self, value: Any, texts: Names, schema: Schema, read_name: ReadName, where: str
-    ) -> Any:
-        names = several_labels(value, schema.separator, schema.label_names)
-        return None if names is None else tuple(dict.fromkeys(map(read_name, names)))
+    def read_label(self, cell: LabelCell) -> Any:
+        names = several_labels(cell.value, cell.schema.separator, cell.schema.label_names)
+        return None if names is None else tuple(dict.fromkeys(map(cell.known_label, names)))
 
-    def label_problem(
-        self, schema: Schema, column: Column, *, is_explicit: bool
-    ) -> tuple[str, str]:
+    def label_problem(self, schema: Schema, file: StudiedFile) -> LabelProblem | None:
         if not schema.labels:
             return "no row has a label", "label some rows"
         if {label.lower() for label in schema.labels} <= FLAGS.keys():
@@ -266,7 +263,7 @@ class MultiLabelTask(TextTask):
                 "classification"
             )
             return "the labels are named only 0 and 1", hint
-        return "", ""
+        return None
 
     def targets(self, item: Item, number: int) -> NDArray[np.generic]:
         return np.array([[label in (item.label or ()) for label in self.d.labels]], np.float32)
@@ -361,17 +358,14 @@ class RegressionTask(TextTask):
         "sbert_ce_default_activation_function": _IDENTITY,
     }
 
-    def read_label(
-        self, value: Any, texts: Names, schema: Schema, read_name: ReadName, where: str
-    ) -> Any:
-        number = as_number(value, schema.decimal)
+    def read_label(self, cell: LabelCell) -> Any:
+        number = as_number(cell.value, cell.schema.decimal)
         return number if math.isfinite(number) else None
 
-    def label_problem(
-        self, schema: Schema, column: Column, *, is_explicit: bool
-    ) -> tuple[str, str]:
+    def label_problem(self, schema: Schema, file: StudiedFile) -> LabelProblem | None:
+        column = file.columns[schema.label[0]]
         if column.low != column.high or not column.is_numeric:
-            return "", ""
+            return None
         what = f"all {column.filled:,} rows have the same number, {column.low}"
         return what, "add rows with other numbers"
 
@@ -449,14 +443,14 @@ class ChoiceTask(TextTask):
     pipeline_functions = ("softmax", "none")
     num_outputs = 1
 
-    def schema_of_choices(
-        self, columns: Columns, text: Names, label: Names, *, has_labels: bool, is_explicit: bool
-    ) -> Schema | None:
-        texts = text or _find_choices(columns)
-        if not texts or (text and not is_explicit) or len(label) > 1:
+    def schema_of_choices(self, file: StudiedFile) -> Schema | None:
+        columns = file.columns
+        is_explicit = file.task is not None
+        texts = file.text or _find_choices(columns)
+        if not texts or (file.text and not is_explicit) or len(file.label) > 1:
             return None
-        at_the_end = tuple(columns)[-1:] if are_nameless(columns) and not text else ()
-        label = label or at_the_end or (find_label(columns, texts) if has_labels else ())
+        at_the_end = tuple(columns)[-1:] if are_nameless(columns) and not file.text else ()
+        label = file.label or at_the_end or (find_label(columns, texts) if file.options else ())
         last = columns[texts[-1]]
         number = last.entries // last.lists if last.is_listed else len(texts) - 1
         right = columns[label[0]] if label else Column("")
@@ -467,16 +461,12 @@ class ChoiceTask(TextTask):
         first_choice = int(not counts[0] and counts[number] > 0)
         return Schema(task=self.name, text=texts, label=label, first_choice=first_choice)
 
-    def read_label(
-        self, value: Any, texts: Names, schema: Schema, read_name: ReadName, where: str
-    ) -> Any:
-        return choice_number(value, texts[1:], schema.first_choice)
+    def read_label(self, cell: LabelCell) -> Any:
+        return choice_number(cell.value, cell.texts[1:], cell.schema.first_choice)
 
-    def label_problem(
-        self, schema: Schema, column: Column, *, is_explicit: bool
-    ) -> tuple[str, str]:
+    def label_problem(self, schema: Schema, file: StudiedFile) -> LabelProblem | None:
         if len(schema.text) >= 2:
-            return "", ""
+            return None
         hint = "name them: --text PROMPT --text CHOICE1 --text CHOICE2"
         return "there are no choices", hint
 

@@ -17,17 +17,18 @@ from numpy.typing import NDArray
 from bertworks.batching.batch import Example, Ids, add_special_tokens
 from bertworks.datasets.annotations import OUTSIDE, tag_scheme
 from bertworks.datasets.schema import (
-    Columns,
     Item,
+    LabelCell,
+    LabelProblem,
     Names,
-    ReadName,
     Schema,
+    StudiedFile,
     find_texts,
     first_column,
     named_columns,
 )
-from bertworks.datasets.values import MOST, Column, label_text, list_of, spans_of
-from bertworks.errors import BertworksError, expect, require
+from bertworks.datasets.values import MOST, label_text, list_of, spans_of
+from bertworks.errors import expect, require
 from bertworks.metrics import intervals
 from bertworks.metrics.classification import Span, paired, tag_runs
 from bertworks.tasks.sequences import (
@@ -128,9 +129,7 @@ class TokenTask(Task):
         name = f"the tag {tags[word]} of “{words[word]}” (log-odds)"
         return features.unit[window], name, lambda x: log_odds(x[:, place], label)
 
-    def entities(
-        self, features: Features, tags: Sequence[str], logits: Logits
-    ) -> list[dict[str, Any]]:
+    def entities(self, features: Features, tags: Sequence[str], logits: Logits) -> list[Answer]:
         """Return the entities that tags mark in a text, with their characters."""
         scheme = self.d.tag_scheme
         assert scheme is not None
@@ -227,7 +226,6 @@ class TaggingTask(TokenTask):
     expected = 'write one tag for each word, as ["O", "B-person"]'
     label_note = "a tag for each word: {labels}"
     file_kind = "conll"
-    needed_lists = 2
     metrics = ("f1", "precision", "recall", "accuracy")
     fields = ("tags",)
     trivial = "most frequent tag"
@@ -236,45 +234,41 @@ class TaggingTask(TokenTask):
     recipe_fields = ("lstm_units", "document_context", "class_weights", "label_smoothing")
     near = 20
 
-    def schema_of_kind(self, columns: Columns, text: Names) -> Schema | None:
-        document = "document" if columns["document"].high > 0 else None
-        label = ("tags",) if "tags" in columns else ()
-        return Schema(task=self.name, text=("tokens",), label=label, document=document)
-
-    def schema_of_columns(self, columns: Columns, text: Names, label: Names) -> Schema | None:
-        """The columns with lists of words and of their tags."""
+    def schema_of_layout(self, file: StudiedFile) -> Schema | None:
+        """The columns of a CoNLL file, or those with lists of words and of their tags."""
+        columns = file.columns
+        if file.kind == self.file_kind:
+            document = "document" if columns["document"].high > 0 else None
+            label = ("tags",) if "tags" in columns else ()
+            return Schema(task=self.name, text=("tokens",), label=label, document=document)
         lists = named_columns(column for column in columns.values() if column.is_listed)
-        words = first_column(lists, [columns[name].known_name for name in text] or _WORD_COLUMNS)
-        label_names = [columns[name].known_name for name in label] or _TAG_COLUMNS
+        word_names = [columns[name].known_name for name in file.text] or _WORD_COLUMNS
+        words = first_column(lists, word_names)
+        if words is None or len(lists) < 2:
+            return None
+        label_names = [columns[name].known_name for name in file.label] or _TAG_COLUMNS
         for tags in [lists[name] for name in label_names if name in lists]:
-            if words is None:
-                continue
             # Of the rows with a value: some may have no tags.
             ratio = tags.entries * words.lists / max(1, words.entries * tags.lists)
             if MOST <= ratio <= 1 / MOST:
                 return Schema(task=self.name, text=(words.name,), label=(tags.name,))
         return None
 
-    def label_problem(
-        self, schema: Schema, column: Column, *, is_explicit: bool
-    ) -> tuple[str, str]:
+    def label_problem(self, schema: Schema, file: StudiedFile) -> LabelProblem | None:
         if not set(schema.labels) - {"O"}:
             return "no word has a tag other than O", "tag some words"
         if len(schema.labels) < 2:
             what = f"all words have the same tag, {schema.labels[0]!r}"
             return what, "tag the words differently, or name another column"
-        return "", ""
+        return None
 
-    def read_label(
-        self, value: Any, texts: Names, schema: Schema, read_name: ReadName, where: str
-    ) -> Any:
-        tags = list_of(value)
+    def read_label(self, cell: LabelCell) -> Any:
+        tags = list_of(cell.value)
         if tags is None:
             return None
-        if len(tags) != len(texts):
-            what = f"{len(texts)} words and {len(tags)} tags"
-            raise BertworksError(what, where=where, hint=self.expected)
-        return tuple(intern(read_name(label_text(tag))) for tag in tags)
+        what = f"{len(cell.texts)} words and {len(tags)} tags"
+        require(len(tags) == len(cell.texts), what, cell.where, self.expected)
+        return tuple(intern(cell.known_label(label_text(tag))) for tag in tags)
 
     def read(self, reader: Featurizer, items: list[Item]) -> Iterator[Features]:
         offsets_of_raw = reader.tokenizer.words([item.texts[0] for item in items if item.raw])
@@ -422,28 +416,23 @@ class SpansTask(TokenTask):
     near = 100
     doubtful_note = "texts have overlapping spans: the later one wins"
 
-    def schema_of_kind(self, columns: Columns, text: Names) -> Schema | None:
-        texts = text or find_texts(columns, ("entities",), is_one=True)
+    def schema_of_layout(self, file: StudiedFile) -> Schema | None:
+        if file.kind != self.file_kind:
+            return None
+        texts = file.text or find_texts(file.columns, ("entities",), is_one=True)
         return Schema(task=self.name, text=texts, label=("entities",))
 
-    def read_label(
-        self, value: Any, texts: Names, schema: Schema, read_name: ReadName, where: str
-    ) -> Any:
-        spans = spans_of(value)
+    def read_label(self, cell: LabelCell) -> Any:
+        spans = spans_of(cell.value)
         if spans is None:
             return None
         places = [(span["start"], span["end"], span["type"]) for span in spans]
         for start, end, kind in places:
-            if not 0 <= start < end <= len(texts[0]):
-                what = (
-                    f"the {kind} from {start} to {end} is not inside its text of "
-                    f"{len(texts[0])} characters"
-                )
-                hint = (
-                    "count characters (not bytes) from 0; the end is the place after the last one"
-                )
-                raise BertworksError(what, where=where, hint=hint)
-        return tuple((start, end, read_name(kind)) for start, end, kind in places)
+            length = len(cell.texts[0])
+            what = f"the {kind} from {start} to {end} is not inside its text of {length} characters"
+            hint = "count characters (not bytes) from 0; the end is the place after the last one"
+            require(0 <= start < end <= length, what, cell.where, hint)
+        return tuple((start, end, cell.known_label(kind)) for start, end, kind in places)
 
     def read(self, reader: Featurizer, items: list[Item]) -> Iterator[Features]:
         encodings = reader.arrays([item.texts[0] for item in items])

@@ -74,7 +74,7 @@ def write_task_model(
         lstm_units=units,
     )
     torch.manual_seed(1)
-    network = TaskModel(config, task_of(d).head(), lstm_units=units)
+    network = TaskModel(config, task_of(d).head(), d)
     network.load_state_dict(
         {name: value for name, value in state.items() if name in network.state_dict()}, strict=False
     )

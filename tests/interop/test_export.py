@@ -99,7 +99,7 @@ def write_head(
     """A model folder with a head of random weights."""
     d = replace(TASKS[task][0], max_length=LENGTH, lstm_units=lstm_units)
     torch.manual_seed(1)
-    state = TaskModel(config, task_of(d).head(), lstm_units=lstm_units).state_dict()
+    state = TaskModel(config, task_of(d).head(), d).state_dict()
     save_model(folder, state, config, tokenizer(LENGTH), card="tiny", head=task_settings(d))
     save_task(d, folder)
     return folder

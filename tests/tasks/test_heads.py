@@ -29,7 +29,7 @@ from bertworks.models.transformer import Encoder
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.tasks import heads as task_heads
 from bertworks.tasks.heads import Classification, TaskModel
-from bertworks.tasks.settings import FeatureLayers
+from bertworks.tasks.settings import FeatureLayers, TaskConfig
 from bertworks.training.loop import make_optimizer, train
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.recipe import load_finetune_recipe
@@ -86,7 +86,8 @@ def batch_of(units: list[list[Example]]) -> Batch:
 
 def model(units: int = 8, config: EncoderConfig = CONFIG) -> TaskModel:
     torch.manual_seed(0)
-    return TaskModel(config, Classification(outputs=3, pooled=False), lstm_units=units)
+    d = TaskConfig(task="tagging", lstm_units=units)
+    return TaskModel(config, Classification(outputs=3, pooled=False), d)
 
 
 # --- the network
@@ -241,7 +242,8 @@ def test_a_mix_and_its_gradients_by_hand() -> None:
 def test_a_trained_encoder_learns_with_its_lstm(layers: FeatureLayers, precision: str) -> None:
     torch.manual_seed(0)
     task, units = Classification(outputs=3, pooled=False), examples()
-    network = TaskModel(CONFIG, task, lstm_units=8, lstm_encoder="trained", feature_layers=layers)
+    d = TaskConfig(task="tagging", lstm_units=8, lstm_encoder="trained", feature_layers=layers)
+    network = TaskModel(CONFIG, task, d)
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
     c = replace(load_finetune_recipe("bilstm").optimizer, warmup=0.0, learning_rate=1e-2)
     steps = list(
@@ -264,7 +266,8 @@ def test_a_text_is_classified_at_its_first_token_of_the_lstm(pooled: bool) -> No
     torch.manual_seed(0)
     c = replace(CONFIG, direction="left_to_right", pooler="last")
     task = Classification(outputs=3, pooled=pooled)
-    network = TaskModel(c, task, lstm_units=8, lstm_encoder="trained", feature_layers="last").eval()
+    d = TaskConfig(task="tagging", lstm_units=8, lstm_encoder="trained", feature_layers="last")
+    network = TaskModel(c, task, d).eval()
     assert network.pooler is None
     batch = batch_of(examples())
     rows = network.encoder(batch.input_ids, batch.layout, batch.token_type_ids)[-1].split(LENGTHS)
