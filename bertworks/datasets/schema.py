@@ -236,16 +236,6 @@ class RowTask(ABC):
         """
         return None
 
-    def fits_label(self, column: Column, *, has_several: bool) -> bool:
-        """Return whether a column holds labels of whole texts, as they are in this task.
-
-        has_several: its cells hold several.
-        """
-        if not (self.has_text_labels or self.predicts_numbers):
-            return False
-        is_kind = has_several or column.has_amounts == self.predicts_numbers
-        return is_kind and has_several == self.has_many_labels
-
     def label_problem(self, schema: Schema, file: StudiedFile) -> LabelProblem | None:
         """Return why labels cannot train a model; None if they can."""
         if self.has_labels and not schema.labels:
@@ -496,8 +486,9 @@ def schema_notes(schema: Schema, columns: Columns, task: RowTask) -> list[str]:
             "column": column,
             "count": len(schema.labels),
             "labels": labels,
+            "mark": schema.separator or "commas",
         }
-        meaning = task.label_note.format_map(values_of | {"mark": schema.separator or "commas"})
+        meaning = task.label_note.format_map(values_of)
         lines.append(f"label: {column.name!r}, {meaning}")
     if schema.id:
         lines.append(f"name of a row: {schema.id!r}")
@@ -702,9 +693,9 @@ def _by_columns(file: StudiedFile, tasks: Tasks) -> Schema:
             "--label NAME names one; --label-separator and --label-names are for --task multilabel"
         )
         raise UsageError(f"{task} reads one label, not several: {', '.join(label)}", hint=hint)
+    with_many_labels = next(each for each in tasks.values() if each.has_many_labels)
     if len(label) > 1:
-        with_columns = next(each.name for each in tasks.values() if each.has_many_labels)
-        return Schema(task=with_columns, text=text, label=label)
+        return Schema(task=with_many_labels.name, text=text, label=label)
     column = columns[label[0]]
     may_be_number = named_task is None or named_task.predicts_numbers
     has_commas = _has_decimal_commas(column) and not several and may_be_number
@@ -726,11 +717,12 @@ def _by_columns(file: StudiedFile, tasks: Tasks) -> Schema:
         # annotation tools write one label as a list, `label`
         plural = re.fullmatch(r".*[^s]s", column.known_name)
         is_list = column.is_listed and (plural is not None or column.single < column.filled)
-        has_several = bool(is_list or several or separator)
-        fitting = (
-            each for each in tasks.values() if each.fits_label(column, has_several=has_several)
-        )
-        named_task = next(fitting)
+        if is_list or several or separator:
+            named_task = with_many_labels
+        elif column.has_amounts:
+            named_task = next(each for each in tasks.values() if each.predicts_numbers)
+        else:
+            named_task = next(each for each in tasks.values() if each.has_classes)
     in_cells = named_task.has_many_labels and not column.is_listed
     separator = (separator or "|") if in_cells else ""
     return Schema(task=named_task.name, text=text, label=label, separator=separator)

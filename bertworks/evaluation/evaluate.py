@@ -340,7 +340,7 @@ def evaluate_task(
     truncation = Truncation()
     for item, (features, answer) in zip(rows, answers, strict=True):
         results.append((features._replace(item=item), answer))
-        truncation.add_features(features, predictor.tokenizer)
+        truncation.add(features.num_read, features.num_truncated)
     result, mistakes = task_results(d, *zip(*results, strict=True))
     if errors is not None:
         write_errors(Path(errors), d, mistakes)

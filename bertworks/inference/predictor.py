@@ -770,7 +770,7 @@ def answer_questions(
         on_note(note.text)
     for features, answer in predictor.answers(items(reader, schema, TASKS)):
         if counts is not None:
-            counts.add_features(features, predictor.tokenizer)
+            counts.add(features.num_read, features.num_truncated)
         yield features.item.id, answer
 
 

@@ -110,7 +110,8 @@ class QuestionsTask(Task):
                     first, last = covered[[0, -1]].tolist()
             targets = partial(_targets_of_window, first, last)
             features = reader.in_windows(item, row, targets, offsets, self.d.stride, [question])
-            yield features._replace(num_truncated=count - len(question))
+            num_read = len(question)
+            yield features._replace(num_read=num_read, num_truncated=count - num_read)
 
     def example_sequences(self, features: Features) -> Sequence[Example]:
         if self.reads_apart:
@@ -307,11 +308,11 @@ class QuestionsTask(Task):
             parts[f"context in {pieces}"].append(score)
             if has_unanswerable:
                 parts[next(iter(self.label_names(features.item.label)))].append(score)
-        means = {kind: np.mean(scores, axis=0).tolist() for kind, scores in sorted(parts.items())}
-        return {
-            kind: {"exact": exact, "f1": f1, "support": float(len(parts[kind]))}
-            for kind, (exact, f1) in means.items()
-        }
+        table = {}
+        for kind, scores in sorted(parts.items()):
+            exact, f1 = np.mean(scores, axis=0).tolist()
+            table[kind] = {"exact": exact, "f1": f1, "support": float(len(scores))}
+        return table
 
     def fitted(self, rows: Sequence[Features], logits: Sequence[Logits]) -> TaskConfig:
         """Questions have no temperature; the threshold is that of "no answer"."""

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from bertworks.batching.batch import Example, Ids
 from bertworks.datasets.schema import Item
 from bertworks.text.long_texts import with_marks
-from bertworks.text.tokenizer import Tokenizer
 
 ShortIds = NDArray[np.int32]  # half the memory, for long texts
 Offsets = NDArray[np.int32]  # [n, 2]
@@ -108,6 +107,8 @@ class Features(NamedTuple):
     item: Item
     # one sequence; one for each choice; or windows over a long text, `Lazy` if several
     unit: Sequence[Example]
+    # Tokens in the sequences, without special tokens; those of the question if there are windows.
+    num_read: int = 0
     num_truncated: int = 0  # tokens that are in no sequence
     # those of the unit: together they predict every token or word once, in order
     windows: Sequence[Window] = ()
@@ -150,20 +151,6 @@ class Truncation:
             self.truncated += 1
             self.tokens_read += tokens_read
             self.tokens_left_out += tokens_left_out
-
-    def add_features(self, features: Features, tokenizer: Tokenizer) -> None:
-        """Count an item as the network reads it."""
-        tokens_read = 0
-        if features.num_truncated:
-            special_ids = list(tokenizer.special_ids - {tokenizer.unk_id})
-            sequences = [example.input_ids for example in features.unit]
-            if features.windows:
-                # the question, which each window repeats
-                sequences = [features.unit[0].input_ids[: features.begin]]
-            for input_ids in sequences:
-                is_text = np.isin(input_ids, special_ids, invert=True)
-                tokens_read += int(is_text.sum())
-        self.add(tokens_read, features.num_truncated)
 
     def as_dict(self) -> dict[str, float]:
         """Return the counts as in results.

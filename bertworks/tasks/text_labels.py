@@ -93,6 +93,7 @@ class TextTask(Task):
             texts = list(islice(tokens, len(item.texts)))
             sequences = [[text] for text in texts] if self.reads_apart else self.sequences(texts)
             unit = []
+            num_read = 0
             num_truncated = 0
             for number, segments in enumerate(sequences):
                 room = self.d.max_length - template.num_special(len(segments))
@@ -106,8 +107,9 @@ class TextTask(Task):
                 num_targets = 0 if self.reads_apart and number else 1  # one for both texts
                 targets = self.targets(item, number)[:num_targets]
                 unit.append(target_example(sequence, [0][:num_targets], targets))
+                num_read += sum(lengths)
                 num_truncated += first + second - sum(lengths)
-            yield Features(item, unit, num_truncated)
+            yield Features(item, unit, num_read, num_truncated)
 
     def sequences(self, texts: list[tuple[Ids, int]]) -> list[list[tuple[Ids, int]]]:
         """Return the texts that are read together.
