@@ -8,7 +8,14 @@ import pytest
 
 from bertworks.errors import BertworksError
 from bertworks.io import arrays
-from bertworks.io.arrays import CheckedArray, CheckedFile, file_sums, verify_files
+from bertworks.io.arrays import (
+    CheckedArray,
+    CheckedFile,
+    file_sums,
+    open_npy,
+    verify_files,
+    write_npy,
+)
 from bertworks.io.atomic_write import is_sealed, json_sha256, sealing
 from bertworks.io.file_job import content_of
 
@@ -90,3 +97,16 @@ def test_the_hash_of_an_object_leaves_out_itself_and_the_order_of_names() -> Non
     digest = json_sha256({"a": 1, "b": [2]})
     assert digest == json_sha256({"b": [2], "a": 1, "sha256": "x"})
     assert digest != json_sha256({"a": 1, "b": [3]})
+
+
+def test_an_array_is_written_block_by_block(tmp_path: Path) -> None:
+    numbers = np.arange(30, dtype=np.int32).reshape(10, 3)
+    with open_npy(tmp_path / "a.npy") as append:
+        for block in np.split(numbers, [1, 4, 4]):
+            append(block)
+        assert not (tmp_path / "a.npy").exists()
+    stored = np.load(tmp_path / "a.npy")
+    assert stored.dtype == numbers.dtype
+    assert stored.tolist() == numbers.tolist()
+    write_npy(tmp_path / "b.npy", [numbers])
+    assert (tmp_path / "b.npy").read_bytes() == (tmp_path / "a.npy").read_bytes()

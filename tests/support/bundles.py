@@ -26,10 +26,10 @@ def masked(data: bytes) -> int:
 
 
 def varint(value: int) -> bytes:
-    found = b""
+    content = b""
     while value > 127:
-        found, value = found + bytes([value & 127 | 128]), value >> 7
-    return found + bytes([value])
+        content, value = content + bytes([value & 127 | 128]), value >> 7
+    return content + bytes([value])
 
 
 def number(field: int, value: int) -> bytes:
@@ -44,16 +44,16 @@ def entry(array: np.ndarray, offset: int, file: int = 0, lies: dict | None = Non
     """A BundleEntryProto."""
     data, lies = array.tobytes(), lies or {}
     shape = b"".join(message(2, number(1, size)) for size in array.shape)
-    found = number(1, lies.get("dtype", DTYPES[array.dtype.name])) + message(
+    content = number(1, lies.get("dtype", DTYPES[array.dtype.name])) + message(
         2, lies.get("shape", shape)
     )
-    found += number(3, lies.get("file", file)) + number(4, lies.get("offset", offset))
-    found += (
+    content += number(3, lies.get("file", file)) + number(4, lies.get("offset", offset))
+    content += (
         number(5, lies.get("size", len(data)))
         + varint(6 << 3 | 5)
         + struct.pack("<I", masked(data))
     )
-    return found + (message(7, b"") if "slices" in lies else b"")
+    return content + (message(7, b"") if "slices" in lies else b"")
 
 
 def block(pairs: list[tuple[bytes, bytes]], kind: int = 0) -> bytes:
@@ -75,19 +75,19 @@ def table(pairs: list[tuple[bytes, bytes]], *, kind: int = 0, at_once: int = 7) 
     """An index file."""
     data, places = b"", []
     for start in range(0, len(pairs), at_once):
-        made = block(pairs[start : start + at_once], kind)
+        content = block(pairs[start : start + at_once], kind)
         places.append(
             (
                 pairs[min(start + at_once, len(pairs)) - 1][0],
-                varint(len(data)) + varint(len(made) - 5),
+                varint(len(data)) + varint(len(content) - 5),
             )
         )
-        data += made
+        data += content
     footer = b""
     for rows in ([], places):
-        made = block(rows)
-        footer += varint(len(data)) + varint(len(made) - 5)
-        data += made
+        content = block(rows)
+        footer += varint(len(data)) + varint(len(content) - 5)
+        data += content
     return data + footer.ljust(40, b"\0") + struct.pack("<Q", 0xDB4775248B80FB57)
 
 

@@ -30,9 +30,9 @@ PLACES = ["Paris", "Kyoto", "Oslo", "Lima"]
 
 def tokenizer(length: int = 64) -> Tokenizer:
     words = " ".join([*GOOD, *BAD, *FILLER, *PEOPLE, *PLACES, "who where lives in ? . ,"])
-    made, _ = train_vocabulary([words] * 5, VocabularyConfig(size=200))
-    made.model_max_length = length
-    return made
+    result, _ = train_vocabulary([words] * 5, VocabularyConfig(size=200))
+    result.model_max_length = length
+    return result
 
 
 def write_model(folder: Path, *, length: int = 64, hidden_size: int = 32) -> Path:
@@ -58,12 +58,14 @@ def storages() -> dict[int, int]:
     oneDNN packed."""
     gc.collect()
     alive = [
-        one
-        for one in gc.get_objects()
-        if issubclass(type(one), torch.Tensor) and one.device.type == "cpu"
+        tensor
+        for tensor in gc.get_objects()
+        if issubclass(type(tensor), torch.Tensor) and tensor.device.type == "cpu"
     ]
-    alive = [one for one in alive if not one.is_mkldnn]
-    return {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in alive}
+    alive = [tensor for tensor in alive if not tensor.is_mkldnn]
+    return {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in alive
+    }
 
 
 def sentence(draw: random.Random, *words: str, length: int = 8) -> str:
@@ -130,18 +132,18 @@ def write_conll(path: Path, count: int = 120) -> Path:
 
 def write_spans(path: Path, count: int = 120) -> Path:
     draw = random.Random(4)
-    found = []
+    rows = []
     for _ in range(count):
         name = draw.choice(PEOPLE)
         text = sentence(draw, name)
         start = text.index(name)
-        found.append(
+        rows.append(
             {
                 "text": text,
                 "entities": [{"start": start, "end": start + len(name), "type": "person"}],
             }
         )
-    path.write_text(json.dumps(found))
+    path.write_text(json.dumps(rows))
     return path
 
 

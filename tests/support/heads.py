@@ -100,10 +100,10 @@ def rectangles(task: str, batch: Batch) -> dict[str, Tensor]:
 
 
 def pair(task: str) -> tuple[TaskModel, Any]:
-    ours, name, settings = CASES[task]
+    head, name, settings = CASES[task]
     torch.manual_seed(1)
     config = transformers.BertConfig(**config_to_huggingface(CONFIG, architectures=[]) | settings)
-    theirs = getattr(transformers, f"BertFor{name}")(config).train()
-    model = TaskModel(CONFIG, ours).train()
-    model.load_state_dict(from_huggingface(theirs.state_dict(), CONFIG))
-    return model, theirs
+    reference = getattr(transformers, f"BertFor{name}")(config).train()
+    model = TaskModel(CONFIG, head).train()
+    model.load_state_dict(from_huggingface(reference.state_dict(), CONFIG))
+    return model, reference

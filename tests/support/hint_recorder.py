@@ -337,7 +337,7 @@ def places() -> list[Place]:
                 names = [argument.arg for argument in node.args.args]
                 if "hint" in names and names[0] != "self":
                     positions[node.name] = names.index("hint")
-    found = []
+    places = []
     for module, tree in trees.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.With):  # what ends the block ends it on the first line of all
@@ -356,8 +356,8 @@ def places() -> list[Place]:
             for name, position in positions.items()
             if name in imported or name not in local or _takes_hint(tree, name)
         }
-        found += _places_in(module, tree, known, _constants(tree))
-    return found
+        places += _places_in(module, tree, known, _constants(tree))
+    return places
 
 
 def _takes_hint(tree: ast.AST, name: str) -> bool:
@@ -394,8 +394,8 @@ def _places_in(
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names = (*functions, node.name)
         if isinstance(node, ast.FunctionDef):
-            given = [*node.args.args, *node.args.kwonlyargs]
-            inner = parameters | {argument.arg for argument in given}
+            arguments = [*node.args.args, *node.args.kwonlyargs]
+            inner = parameters | {argument.arg for argument in arguments}
         if isinstance(node, ast.Call):
             hint = _hint_of(node, positions)
             # What a function hands on was passed by those that call it.

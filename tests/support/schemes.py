@@ -66,7 +66,7 @@ def tagging_per_type(
     """For each type of entity, sorted: `precision`, `recall`, `f1`, `support`."""
     labels = sorted({*chain(*gold, *predicted)})
     rows = [
-        (tag_spans(one, labels), tag_spans(other, labels))
-        for one, other in zip(gold, predicted, strict=True)
+        (tag_spans(labels_of_row, labels), tag_spans(answer, labels))
+        for labels_of_row, answer in zip(gold, predicted, strict=True)
     ]
     return figures_by_type(*count_spans(rows))

@@ -96,11 +96,11 @@ def facts(folder: Path) -> dict[str, Any]:
     return {"step": content["step"], **content["facts"]}
 
 
-def assert_same_run(one: Path, other: Path) -> None:
+def assert_same_run(first: Path, second: Path) -> None:
     """Weights, training state, figures and shards, to the last bit."""
-    assert metrics(one) == metrics(other)
-    assert newest(one).name == newest(other).name
-    assert facts(one) == facts(other)
+    assert metrics(first) == metrics(second)
+    assert newest(first).name == newest(second).name
+    assert facts(first) == facts(second)
     for name in (
         "model.safetensors",
         "tokenizer.json",
@@ -108,15 +108,15 @@ def assert_same_run(one: Path, other: Path) -> None:
         "recipe.toml",
         "shards/tokens.bin",
     ):
-        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+        assert (first / name).read_bytes() == (second / name).read_bytes(), name
     state = "state.safetensors"
-    assert (newest(one) / state).read_bytes() == (newest(other) / state).read_bytes()
+    assert (newest(first) / state).read_bytes() == (newest(second) / state).read_bytes()
 
 
 def leftovers(folder: Path) -> list[str]:
     """What only an unfinished run may have."""
-    found = [p for p in folder.rglob("*") if p.name.endswith((".tmp", ".former", ".corrupt"))]
+    files = [p for p in folder.rglob("*") if p.name.endswith((".tmp", ".former", ".corrupt"))]
     return [
         str(p.relative_to(folder))
-        for p in [*found, *folder.rglob("parts"), *folder.rglob("plan.json")]
+        for p in [*files, *folder.rglob("parts"), *folder.rglob("plan.json")]
     ]
