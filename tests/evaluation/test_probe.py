@@ -14,7 +14,6 @@ import torch
 import transformers
 
 import bertworks as bw
-from bertworks.checkpoints.model_folder import save_model
 from bertworks.cli.main import main
 from bertworks.datasets.treebank import TreeSentence, read_treebank, read_trees
 from bertworks.errors import BertworksError, UsageError
@@ -38,7 +37,6 @@ from bertworks.metrics.trees import GoldTree, tree_metrics
 from bertworks.models.config import EncoderConfig
 from bertworks.models.transformer import Encoder
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.training.objectives import PretrainingModel
 from tests.support.fine import FILLER, tokenizer, write_model
 from tests.support.refusals import refusal
 from tests.support.treebanks import random_sentence, write_treebank, write_trees
@@ -55,24 +53,7 @@ FAST = {"epochs": 2, "device": "cpu"}
 @pytest.fixture(scope="module")
 def perturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model in which no bias is 0 and no norm is 1."""
-    folder, t = tmp_path_factory.mktemp("model") / "tiny", tokenizer()
-    config = EncoderConfig(
-        vocab_size=t.vocab_size,
-        hidden_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.1,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-    )
-    torch.manual_seed(0)
-    state = {
-        name: x + 0.1 * torch.randn_like(x)
-        for name, x in PretrainingModel(config).state_dict().items()
-    }
-    save_model(folder, state, config, t, card="tiny")
-    return folder
+    return write_model(tmp_path_factory.mktemp("model") / "tiny", num_hidden_layers=3, noise=0.1)
 
 
 def test_states_are_those_of_transformers(perturbed: Path, tmp_path: Path):

@@ -35,21 +35,25 @@ def tokenizer(length: int = 64) -> Tokenizer:
     return result
 
 
-def write_model(folder: Path, *, length: int = 64, hidden_size: int = 32) -> Path:
-    """A model folder with random weights."""
+def write_model(folder: Path, *, length: int = 64, noise: float = 0.0, **settings: Any) -> Path:
+    """A model folder with random weights.
+
+    noise: of every parameter, so that no bias is 0 and no norm is 1. settings: of the encoder.
+    """
     t = tokenizer(length)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    dropout = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
     config = EncoderConfig(
         vocab_size=t.vocab_size,
-        hidden_size=hidden_size,
-        num_hidden_layers=2,
-        num_attention_heads=2,
         max_position_embeddings=length,
         initializer_range=0.1,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
+        **(sizes | dropout | settings),
     )
     torch.manual_seed(0)
-    save_model(folder, PretrainingModel(config).state_dict(), config, t, card="tiny")
+    state = PretrainingModel(config).state_dict()
+    if noise:
+        state = {name: value + noise * torch.randn_like(value) for name, value in state.items()}
+    save_model(folder, state, config, t, card="tiny")
     return folder
 
 
