@@ -270,7 +270,7 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
             job.settings = replace(job.settings, evaluate_every=job.settings.num_steps)
             for _ in TrainingRun(Path(folder), job, device).events():
                 pass
-            return job.dev_logits(Path(folder), device)
+            return job.dev_logits(Path(folder))
 
     found: dict[str, Any] = {}
     folds: dict[Method, Scores] = {}

@@ -49,7 +49,7 @@ from cyclopts.validators import Number
 
 from bertworks.errors import UsageError
 from bertworks.events import Event
-from bertworks.io.options import STDIN, Bulk, ReadOptions
+from bertworks.io.options import STDIN, Bulk, RawText, ReadOptions
 
 MOST_PROCESSES = 65_536  # on a machine, and machines in a group: more are a slip of the finger
 
@@ -99,24 +99,8 @@ def option_group(kind: type[Options]) -> type[Options]:
     return Parameter("*")(dataclass(frozen=True, kw_only=True)(kind))
 
 
-@option_group
-class RawText:
-    """How raw text is read.
-
-    Args:
-        text_column: Column or JSON field of the text. Unset: inferred and printed; a title is put
-            before its text.
-        documents: Where a document of a .txt file ends: at a blank line; at a blank line, but not
-            after a title; or at the end of the file.
-        encoding: Encoding of the text, as cp1252 or cp932. Unset: UTF-8, or UTF-16 with its mark.
-    """
-
-    text_column: str | None = None
-    documents: Literal["auto", "blank_line", "title", "file"] = "auto"
-    encoding: str | None = None
-
-
 # these groups are also used without the command line
+Raw = Annotated[RawText, Parameter("*")]
 Read = Annotated[ReadOptions, Parameter("*")]
 InBulk = Annotated[Bulk, Parameter("*", negative="")]
 Settings = Annotated[Repeatable, Parameter("--set")]

@@ -10,7 +10,7 @@ import bertworks as bw
 from bertworks.cli import console
 from bertworks.errors import UsageError, first_names
 from bertworks.events import Event
-from bertworks.io.options import Bulk, ReadOptions
+from bertworks.io.options import Bulk, RawText, ReadOptions
 
 
 def mlm(
@@ -19,7 +19,7 @@ def mlm(
     /,
     *,
     output: console.OutputFile = None,
-    raw: console.RawText = console.RawText(),
+    raw: console.Raw = RawText(),
     bulk: console.InBulk = Bulk(),
     overwrite: console.OverwriteFile = False,
 ) -> Iterator[console.Result]:

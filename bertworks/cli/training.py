@@ -15,7 +15,7 @@ import bertworks as bw
 from bertworks.cli import console
 from bertworks.errors import UsageError, expect, names_of
 from bertworks.events import Event
-from bertworks.io.options import Bulk, ReadOptions
+from bertworks.io.options import Bulk, RawText, ReadOptions
 from bertworks.runs.options import FinetuneOptions, LabelledOptions, PretrainOptions
 
 
@@ -29,7 +29,7 @@ def vocab(
     lowercase: Annotated[bool, Parameter(name="--uncased", negative="--cased")] = True,
     special_tokens: Literal["bert", "roberta", "xlm", "gpt2"] = "bert",
     max_memory: str = "1g",
-    raw: console.RawText = console.RawText(),
+    raw: console.Raw = RawText(),
     bulk: console.InBulk = Bulk(),
     overwrite: console.Overwrite = False,
 ) -> Iterable[Event]:
@@ -68,7 +68,7 @@ def prepare(
     *,
     tokenizer: Path,
     output: console.Output,
-    raw: console.RawText = console.RawText(),
+    raw: console.Raw = RawText(),
     bulk: console.InBulk = Bulk(),
     overwrite: console.Overwrite = False,
 ) -> Iterable[Event]:
@@ -110,7 +110,7 @@ def pretrain(
     learning_rate: float | None = None,
     device: str = "auto",
     workers: Annotated[int | None, console.at_least(1)] = None,
-    raw: console.RawText = console.RawText(),
+    raw: console.Raw = RawText(),
     verify: console.Flag = False,
     group: console.Group = console.Group(),
     overwrite: console.Overwrite = False,

@@ -28,14 +28,13 @@ from bertworks.inference.engine import open_model
 from bertworks.inference.masked_lm import detection_scores, load_with_generator, ranking_figures
 from bertworks.io.atomic_write import local_path, write_json
 from bertworks.io.file_job import FileJob, content_of
-from bertworks.io.options import Bulk
+from bertworks.io.options import Bulk, Documents
 from bertworks.io.tables import Data
 from bertworks.models.config import EncoderConfig
 from bertworks.runs.adaptation import bits_batches
 from bertworks.runs.prepare import read_text
 from bertworks.runs.pretrain_job import held_out_batches, masked_examples, split_long_documents
 from bertworks.runs.run_folder import BITS
-from bertworks.text.corpus import Documents
 from bertworks.text.shards import write_shards
 from bertworks.training.device import Precision, choose_device, fixed_machine, gpus_for
 from bertworks.training.loop import LossStats, batch_sums, means

@@ -14,6 +14,25 @@ from typing import Literal
 from bertworks.errors import UsageError, expect
 
 STDIN = "<stdin>"  # standard input in messages and in the parser of the command line
+# where a document of raw text ends
+Documents = Literal["auto", "blank_line", "title", "file"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawText:
+    """How raw text is read.
+
+    Args:
+        text_column: Column or JSON field of the text. Unset: inferred and printed; a title is put
+            before its text.
+        documents: Where a document of a .txt file ends: at a blank line; at a blank line, but not
+            after a title; or at the end of the file.
+        encoding: Encoding of the text, as cp1252 or cp932. Unset: UTF-8, or UTF-16 with its mark.
+    """
+
+    text_column: str | None = None
+    documents: Documents = "auto"
+    encoding: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -274,8 +274,9 @@ def choose_positive(
 def _usable(train: list[Item], schema: Schema, notes: list[str]) -> list[Item]:
     """The rows that can be learned. Notes name the others."""
     task = TASKS[schema.task]
-    doubtful = [item for item in train if task.is_doubtful(item)]
-    notes += _count_note(doubtful, task.doubtful_note)
+    places = [item.where for item in train if task.is_doubtful(item)]
+    if places:
+        notes.append(f"{len(places):,} {task.doubtful_note}: {first_names(places, LISTED)}")
     if not task.leaves_out_doubtful:
         return train
     return [item for item in train if not task.is_doubtful(item)]
@@ -446,14 +447,6 @@ def _document_notes(train: Sequence[Item], dev: Sequence[Item], schema: Schema) 
     )
     advice = f"--group {quoted(schema.document)} keeps each document on one side"
     return [f"{what}: scores on new documents are lower; {advice}"]
-
-
-def _count_note(rows: Sequence[Item], what: str) -> list[str]:
-    return (
-        [f"{len(rows):,} {what}: {first_names([item.where for item in rows], LISTED)}"]
-        if rows
-        else []
-    )
 
 
 def text_key(texts: Sequence[str], lowercase: bool = True) -> bytes:

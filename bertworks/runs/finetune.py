@@ -23,10 +23,9 @@ from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from bertworks.batching.batch import num_tokens
@@ -111,28 +110,15 @@ _KEY = "logits"
 CLEARLY = 2.0
 
 
-class FilesRequest(Protocol):
-    """What `finetuning` knows of a request: its content for run.json, and its inputs."""
+class Started(NamedTuple):
+    """What `finetuning` knows of a job.
 
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The inputs: the output must not be inside them."""
-
-    def content(self) -> dict[str, Any]:
-        """Return the request as it is stored in the run folder."""
-
-
-class RecipeJob(Protocol):
-    """What `finetuning` knows of a job: its recipe, and the rows of its smallest batch."""
+    training: trains when it is iterated, and returns the end in the first process.
+    """
 
     recipe: FinetuneRecipe
-
-    @property
-    def min_batch_size(self) -> int:
-        """The smallest batch size."""
-
-
-AnyJob = TypeVar("AnyJob", bound=RecipeJob)
+    min_batch_size: int
+    training: Generator[Event, None, End | None]
 
 
 def finetune_events(
@@ -164,43 +150,39 @@ def finetune_events(
     """
     begin = time.perf_counter()
 
-    def make_job(
-        device: torch.device, recipe: FinetuneRecipe | None, processes: int
-    ) -> FinetuneJob:
-        settled = _without_folds(request) if processes > 1 else request
-        job = FinetuneJob(prepare_finetuning(settled, device, recipe, data=data))
+    def start(processes: Processes, recipe: FinetuneRecipe | None) -> Started:
+        settled = _without_folds(request) if processes.count > 1 else request
+        job = FinetuneJob(prepare_finetuning(settled, processes.device, recipe, data=data))
         if job.request.budget and recipe is None:
-            _fit_budget(job, begin, processes)
-        return job
+            _fit_budget(job, begin, processes.count)
+        if before_writing is not None:
+            before_writing()
+        training = _train(job, Path(output), processes, baselines, compares)
+        return Started(job.recipe, job.min_batch_size, training)
 
-    train = partial(_train, baselines=baselines, compares=compares)
-    yield from finetuning(output, request, device, overwrite, make_job, train, before_writing)
+    yield from finetuning(output, request.content(), request.paths, device, overwrite, start)
 
 
 def finetuning(
     output: str | Path,
-    request: FilesRequest,
+    content: dict[str, Any],
+    inputs: Iterable[str],
     device: str,
     overwrite: bool,
-    make_job: Callable[[torch.device, FinetuneRecipe | None, int], AnyJob],
-    train: Callable[[AnyJob, Path, torch.device, Processes], Generator[Event, None, End | None]],
-    before_writing: Callable[[], None] | None = None,
+    start: Callable[[Processes, FinetuneRecipe | None], Started],
 ) -> Iterator[Event]:
     """Yield the events of a request in its folder, by one or several processes.
 
     Of a finished one it is the last alone.
 
     Args:
-        make_job: from the device, the recipe of a run that is resumed, or None, and the number of
-            processes.
-        train: trains; the first process gets the end.
-        before_writing: see `finetune_events`.
+        content: the request as it is stored in the run folder.
+        inputs: the output must not be inside them.
+        start: makes the job, with the recipe of a run that is resumed, or None.
     """
-    content = request.content()
     output = local_path(output, "output folder")
-    device_ = choose_device(device)
-    with training_processes(device_) as processes:
-        refuse_nested(output, request.paths)
+    with training_processes(choose_device(device)) as processes:
+        refuse_nested(output, inputs)
         if not processes.first:
             # the first process has created the folder by then, or seen that the run is finished
             processes.meet(output)
@@ -210,15 +192,13 @@ def finetuning(
             recipe = (
                 load_finetune_recipe(str(recipe_file)) if resumes and recipe_file.exists() else None
             )
-            job = make_job(device_, recipe, processes.count)
-            processes.refuse_to_share(job.min_batch_size)
-            if before_writing is not None:
-                before_writing()
+            started = start(processes, recipe)
+            processes.refuse_to_share(started.min_batch_size)
             with open_run(output, content, overwrite) if processes.first else nullcontext():
                 if processes.first and not recipe_file.exists():
-                    write_text(recipe_file, dump_recipe(job.recipe))
+                    write_text(recipe_file, dump_recipe(started.recipe))
                 disable_heap_trim()
-                if end := (yield from train(job, output, device_, processes)):
+                if end := (yield from started.training):
                     text, fields, recipe = end
                     finished = {"text": text, "fields": fields, "recipe": dump_recipe(recipe)}
                     write_json(output / FINISHED, finished)
@@ -249,8 +229,8 @@ def _tidy(output: Path) -> None:
     It is the recipe of the method that is used, and no checkpoints. A process that was killed
     meanwhile has left some of them.
     """
-    recipe = read_json(output / FINISHED).get("recipe")  # runs of earlier versions have none
-    if recipe is not None and (output / "recipe.toml").read_text(encoding="utf-8") != recipe:
+    recipe = read_json(output / FINISHED)["recipe"]
+    if (output / "recipe.toml").read_text(encoding="utf-8") != recipe:
         write_text(output / "recipe.toml", recipe)
     for folder in (output, *output.glob(f"{TASKS_FOLDER}/*")):  # a finished run is not resumed
         for name in ("checkpoints", FOLDS):
@@ -267,7 +247,7 @@ def _fit_budget(job: FinetuneJob, begin: float, processes: int) -> None:
     """
     recipe = job.recipe
     budget = seconds_of(str(job.request.budget))
-    times = forecast(job, job.device, processes)
+    times = forecast(job, processes)
     # of an epoch
     seconds = times.training * trainings(job) / recipe.epochs
     left = (1 - BUDGET_RESERVE) * budget - (time.perf_counter() - begin)
@@ -289,7 +269,6 @@ def _fit_budget(job: FinetuneJob, begin: float, processes: int) -> None:
 def _train(
     job: FinetuneJob,
     output: Path,
-    device: torch.device,
     processes: Processes,
     baselines: Baselines | None,
     compares: bool,
@@ -304,12 +283,12 @@ def _train(
     if processes.first:
         write_json(output / "data.json", survey)
         # Before the first step that all processes compute together.
-        times = job.forecast or forecast(job, device, processes.count)
+        times = job.forecast or forecast(job, processes.count)
         seconds = times.training * trainings(job)
         if "frozen" in methods:  # its features are computed once
             seconds += times.token * num_tokens(job.groups)
         if compares:
-            seconds += forecast_comparison(job, device, times)
+            seconds += forecast_comparison(job, times)
         processes.meet(output)
     fields = {"survey": survey, "recipe": asdict(job.recipe), "estimated_seconds": seconds}
     yield from job.featurize.examples(job.train)
@@ -318,10 +297,11 @@ def _train(
     if job.method == "frozen":
         last_event = _fit(job, output)
     else:
-        last_event = yield from forward_events(TrainingRun(output, job, device, processes).events())
+        run = TrainingRun(output, job, job.device, processes)
+        last_event = yield from forward_events(run.events())
     if not processes.first:
         return None
-    result, text = evaluate_on_dev(job, output, device, methods, baselines, compares)
+    result, text = evaluate_on_dev(job, output, methods, baselines, compares)
     final_fields = dict(last_event.fields)
     for name in ("figures", "metric", "score"):
         final_fields[name] = result[name]
@@ -423,7 +403,7 @@ def _validate(job: FinetuneJob, folder: Path) -> Generator[Event, None, list[lis
             yield Event("stage", text, {"stage": run.name})
             yield from forward_events(TrainingRun(run, fold, job.device).events())
             with sealing(path, _KEY) as temporary, temporary.open("wb") as file:
-                np.savez(file, *fold.dev_logits(run, job.device))
+                np.savez(file, *fold.dev_logits(run))
             shutil.rmtree(run)
         with np.load(path) as arrays:
             logits.append([*arrays.values()])
@@ -446,7 +426,7 @@ def score_parts(job: FinetuneJob, logits: Sequence[Sequence[Logits]]) -> Scores:
     return Scores(np.array(parts), np.array(samples))
 
 
-def forecast_comparison(job: FinetuneJob, device: torch.device, times: Forecast) -> float:
+def forecast_comparison(job: FinetuneJob, times: Forecast) -> float:
     """Return the seconds of the comparison with simple methods.
 
     They are those of the encoder, which takes nearly all of the time where it is large. The linear
@@ -454,7 +434,7 @@ def forecast_comparison(job: FinetuneJob, device: torch.device, times: Forecast)
     """
     if TASKS[job.description.task].has_context:  # no method encodes
         return 0.0
-    encoder = FrozenEncoder(job.model, device, job.description.max_length)
+    encoder = FrozenEncoder(job.model, job.device, job.description.max_length)
     folds = EVALUATED if job.data.is_validated else 1
     max_tokens = (folds + HELD_OUT_WORK) * encoder.max_tokens
     all_tokens = num_tokens(job.groups)
@@ -481,7 +461,6 @@ def _fit(job: FinetuneJob, output: Path) -> Event:
 def evaluate_on_dev(
     job: FinetuneJob,
     folder: Path,
-    device: torch.device,
     methods: Sequence[Method] = ("full",),
     baselines: Baselines | None = None,
     compares: bool = True,
@@ -498,7 +477,7 @@ def evaluate_on_dev(
     Raises:
         BertworksError: the model cannot be read, or the disk is full.
     """
-    logits, chosen = job.validated or (job.dev_logits(folder, device), None)
+    logits, chosen = job.validated or (job.dev_logits(folder), None)
     # what follows is made of small objects, which find no place in the memory of the batches
     trim_heap()
     d, answers, reliability = task_metrics.fit_outputs(job.description, job.dev, logits)
@@ -512,7 +491,7 @@ def evaluate_on_dev(
         baselines = {}
     task = (job.request.fold, job.description)
     if compares and task not in baselines:
-        encoder = FrozenEncoder(job.model, device, d.max_length)
+        encoder = FrozenEncoder(job.model, job.device, d.max_length)
         parts = job.data.parts[:EVALUATED] if job.data.is_validated else ()
         baselines[task] = baseline_answers(
             job.train, job.dev, job.description, encoder, parts=parts

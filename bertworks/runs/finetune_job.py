@@ -6,6 +6,7 @@
 - `forecast`: how long that takes
 """
 
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
@@ -62,7 +63,7 @@ from bertworks.runs.data_splits import (
 from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
 from bertworks.runs.options import FinetuneOptions, Method
 from bertworks.runs.report import task_card, write_task_report
-from bertworks.runs.training_run import Progress, RunSettings
+from bertworks.runs.training_run import Job, Progress, RunSettings
 from bertworks.tasks.heads import TEACHER, TaskModel, feature_numbers, lstm_input_size
 from bertworks.tasks.linear_head import LinearHead, fit_linear_head
 from bertworks.tasks.registry import TASKS, task_of
@@ -133,11 +134,7 @@ class FinetuneRequest(FinetuneOptions, DataRequest):
 
     def content(self) -> dict[str, Any]:
         """Return the request as JSON, with hashes of the files that it names."""
-        content: dict[str, Any] = {}
-        for name, value in asdict(self).items():
-            if isinstance(value, tuple):
-                value = list(value)
-            content[name] = str(value) if isinstance(value, StoredRows) else value
+        content: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
         content |= content.pop("urls") | self.rows.checksums()
         if self.recipe.endswith(".toml") and Path(self.recipe).is_file():
             content["recipe_sha256"] = sha256(self.recipe)
@@ -434,7 +431,7 @@ class VocabSubset:
         return whole
 
 
-class FinetuneJob:
+class FinetuneJob(Job):
     """A task trained on labelled items and evaluated on others, for a `TrainingRun`.
 
     metric: the metric that selects the best checkpoint.
@@ -445,8 +442,6 @@ class FinetuneJob:
     config: of the network, which has embeddings only of the tokens in the data; the model folder
         has all of them.
     """
-
-    schedule = None  # a budget decides the number of epochs
 
     def __init__(self, prepared: Preparation):
         """Raises UsageError for a request whose parts do not fit together."""
@@ -698,10 +693,6 @@ class FinetuneJob:
         metric = self.metric
         return (figures[metric], -figures["loss"]) > (best[metric], -best["loss"])
 
-    def baseline(self) -> None:
-        """Return no baseline: it is computed after the training."""
-        return
-
     @cached_property
     def flops_per_token(self) -> float:
         """The matrix-product operations of a step per token."""
@@ -803,7 +794,7 @@ class FinetuneJob:
             state |= read_tensors(folder / TRAINED_LAYER)
         return state
 
-    def dev_logits(self, folder: Path, device: torch.device) -> list[Logits]:
+    def dev_logits(self, folder: Path) -> list[Logits]:
         """Return the logits of all dev items, by the model in the folder."""
         if self._saved is None:
             network = self.make_network()
@@ -812,7 +803,7 @@ class FinetuneJob:
             network.load_state_dict({name: state[name] for name in network.state_dict()})
             del state  # before the batches: it is as large as they are
             self._saved, _ = compute_logits_and_loss(
-                network.to(device), self.dev_units, self.precision
+                network.to(self.device), self.dev_units, self.precision
             )
         return self._saved
 
@@ -841,13 +832,14 @@ class Forecast(NamedTuple):
     token: float
 
 
-def forecast(job: FinetuneJob, device: torch.device, processes: int = 1) -> Forecast:
+def forecast(job: FinetuneJob, processes: int) -> Forecast:
     """Return how long a training takes.
 
     It is timed on a random network of the same size, on examples of all lengths. A backward pass
     costs as much as two forward passes.
     """
     recipe = job.recipe
+    device = job.device
     with meta_device_init():
         network = job.make_network().to_empty(device=device)
     for parameter in network.parameters():

@@ -27,6 +27,7 @@ from bertworks.io.atomic_write import write_text
 from bertworks.io.tables import Data
 from bertworks.runs.finetune import (
     End,
+    Started,
     evaluate_on_dev,
     finetuning,
     forecast_comparison,
@@ -44,7 +45,7 @@ from bertworks.runs.finetune_job import (
 )
 from bertworks.runs.report import joint_card, write_task_report
 from bertworks.runs.run_folder import Processes
-from bertworks.runs.training_run import Progress, TrainingRun
+from bertworks.runs.training_run import Job, Progress, TrainingRun
 from bertworks.tasks.heads import JointModel, TaskModel
 from bertworks.training.loop import TrainableModel
 from bertworks.training.recipe import FinetuneRecipe, load_finetune_recipe
@@ -86,15 +87,13 @@ class JointRequest:
         }
 
 
-class JointJob:
+class JointJob(Job):
     """Several fine-tunings of one encoder, for a `TrainingRun`.
 
     Each step is a batch of one task.
 
     jobs: that of each task, by name. They share the encoder, and the rows of its embedding matrix.
     """
-
-    schedule = None  # there is no budget
 
     def __init__(
         self, request: JointRequest, device: torch.device, recipe: FinetuneRecipe | None = None
@@ -161,9 +160,6 @@ class JointJob:
             ]
 
         return batches
-
-    def baseline(self) -> None:
-        """Return no baseline: each task has its own."""
 
     def evaluate(self, network: TrainableModel) -> dict[str, float]:
         """Return the figures of each task as "name/figure".
@@ -303,27 +299,26 @@ def joint_events(
     Raises:
         UsageError, BertworksError: as `finetune_events`.
     """
-    yield from finetuning(
-        output,
-        request,
-        device,
-        overwrite,
-        lambda device, recipe, _: JointJob(request, device, recipe),
-        partial(_train, compares=compares),
-    )
+
+    def start(processes: Processes, recipe: FinetuneRecipe | None) -> Started:
+        job = JointJob(request, processes.device, recipe)
+        training = _train(job, Path(output), processes, compares)
+        return Started(job.recipe, job.min_batch_size, training)
+
+    yield from finetuning(output, request.content(), request.paths, device, overwrite, start)
 
 
 def _train(
-    job: JointJob, output: Path, device: torch.device, processes: Processes, compares: bool
+    job: JointJob, output: Path, processes: Processes, compares: bool
 ) -> Generator[Event, None, End | None]:
     seconds = 0.0
     fraction = job.steps_per_epoch / sum(job.sizes)  # of the batches of each task that an epoch has
     if processes.first:
         for task_job in job.jobs.values():
-            times = forecast(task_job, device, processes.count)
+            times = forecast(task_job, processes.count)
             seconds += fraction * times.training
             if compares:
-                seconds += forecast_comparison(task_job, device, times)
+                seconds += forecast_comparison(task_job, times)
         processes.meet(output)
     for name, task_job in job.jobs.items():
         yield Event("stage", f"task {name}", {"stage": name})
@@ -335,15 +330,14 @@ def _train(
     text = f"{job.survey}\ntraining     {steps}, each of one task\n"
     text += f"time         about {duration(max(1, seconds))} on this machine"
     yield Event("plan", text, {"recipe": asdict(job.recipe), "estimated_seconds": seconds})
-    last_event = yield from forward_events(TrainingRun(output, job, device, processes).events())
+    run = TrainingRun(output, job, processes.device, processes)
+    last_event = yield from forward_events(run.events())
     if not processes.first:
         return None
     results = {}
     summaries = []
     for name, task_job in job.jobs.items():
-        results[name], summary = evaluate_on_dev(
-            task_job, output / TASKS / name, device, compares=compares
-        )
+        results[name], summary = evaluate_on_dev(task_job, output / TASKS / name, compares=compares)
         summaries.append(summary)
     write_text(output / "README.md", joint_card(output, job.recipe, job.model_name, results))
     text = "\n\n".join(summaries)

@@ -16,9 +16,9 @@ from bertworks.events import Event
 from bertworks.io.atomic_write import refuse_file, refuse_nested, replacing_folder
 from bertworks.io.file_job import FileJob
 from bertworks.io.inputs import as_path
-from bertworks.io.options import Bulk
+from bertworks.io.options import Bulk, Documents
 from bertworks.io.tables import Data, sources_of
-from bertworks.text.corpus import CorpusReader, Documents
+from bertworks.text.corpus import CorpusReader
 from bertworks.text.corpus_report import CorpusStatistics, corpus_report
 from bertworks.text.file_groups import blocks_of, counts_of, groups, source_of
 from bertworks.text.shards import (

@@ -5,12 +5,13 @@
 - `pretrain`: the run, as events; `estimate`: its cost
 """
 
+import json
 import math
 import re
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import KW_ONLY, asdict, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ from bertworks.errors import BertworksError, UsageError, expect, names_of, quote
 from bertworks.events import Event, duration, forward_events, no_notes
 from bertworks.io.atomic_write import local_path, refuse_nested, sha256, write_text
 from bertworks.io.inputs import as_path
+from bertworks.io.options import Documents, RawText
 from bertworks.io.tables import Data, StoredRows, sources_of
 from bertworks.models.config import EncoderConfig
 from bertworks.runs.options import PretrainOptions
@@ -48,7 +50,7 @@ from bertworks.runs.run_folder import (
     write_plans,
 )
 from bertworks.runs.training_run import TrainingRun
-from bertworks.text.corpus import CorpusReader, Documents
+from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import Manifest, Shards, holds_shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.translations import Translations, read_translations
@@ -94,17 +96,13 @@ _WITH_TOKENIZER = "tokenizer", "init", "teacher"  # fields of a request
 
 
 @dataclass(frozen=True)
-class Request(PretrainOptions):
+class Request(PretrainOptions, RawText):
     """The arguments of `pretrain`.
 
     The same request in the same folder resumes a run, another one is refused.
     """
 
     inputs: tuple[str | StoredRows, ...]
-    _: KW_ONLY
-    text_column: str | None = None
-    documents: Documents = "auto"
-    encoding: str | None = None
 
     @property
     def is_shards(self) -> bool:
@@ -129,14 +127,8 @@ class Request(PretrainOptions):
 
     def content(self) -> dict[str, Any]:
         """Return the request as JSON, with the hashes of its files."""
-        content = {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(self).items()
-            if value or name not in ("languages", "parallel")
-        }
-        content["inputs"] = [
-            f"rows {sha256(Path(x))}" if isinstance(x, StoredRows) else x for x in self.inputs
-        ]
+        text = json.dumps(asdict(self), default=lambda rows: f"rows {sha256(Path(rows))}")
+        content: dict[str, Any] = json.loads(text)
         if (
             self.recipe
             and self.recipe.endswith(".toml")
@@ -219,21 +211,22 @@ def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request
             "no input was given",
             hint="name files, folders, a glob in quotes, or - for standard input",
         )
-    recipe, budget, *models = (options.get(name) for name in ("recipe", "budget", *_WITH_TOKENIZER))
-    both = [name for name, value in zip(_WITH_TOKENIZER, models, strict=True) if value]
-    if len(both) > 1:
-        what = f"--{both[-1]} takes the tokenizer of the model"
-        raise UsageError(what, hint=f"give --{both[0]} or --{both[1]}, not both")
-    number = options.get("extend_vocabulary")
+    for name in ("overrides", "languages", "parallel"):
+        options[name] = names_of(options.get(name))
+    request = Request(tuple(sources), **options)
+    models = {name: getattr(request, name) for name in _WITH_TOKENIZER if getattr(request, name)}
+    if len(models) > 1:
+        first, second, *_ = models
+        what = f"--{[*models][-1]} takes the tokenizer of the model"
+        raise UsageError(what, hint=f"give --{first} or --{second}, not both")
+    number = request.extend_vocabulary
     what = f"--extend-vocabulary {number} adds words to the vocabulary of a model: one word or more"
     hint = "give a model and a number: --init MODEL --extend-vocabulary 1000"
-    expect(number is None or (number > 0 and options.get("init")), what, hint=hint)
-    if budget:
-        seconds_of(budget)
-    names = names_of(options.get("languages"))
-    files = names_of(options.get("parallel"))
-    options |= {"languages": names, "parallel": tuple(map(absolute, files))}
-    if names or files:
+    expect(number is None or (number > 0 and request.init), what, hint=hint)
+    if request.budget:
+        seconds_of(request.budget)
+    names = request.languages
+    if names or request.parallel:
         what = (
             f"{len(sources)} inputs and the languages {', '.join(names) or 'none'}: expected a "
             "name for each input"
@@ -251,19 +244,23 @@ def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request
             "languages are for files and folders of text",
             hint="write the text into a file",
         )
-    for name, value in zip(_WITH_TOKENIZER, models, strict=True):
-        if value and (name == "tokenizer" or not is_model_name(value)):
-            options[name] = absolute(value)
+    paths: dict[str, Any] = {
+        name: absolute(value)
+        for name, value in models.items()
+        if name == "tokenizer" or not is_model_name(value)
+    }
+    recipe = request.recipe
     if recipe and recipe.endswith(".toml"):
-        options["recipe"] = absolute(recipe)
-    options["overrides"] = names_of(options.get("overrides"))
+        paths["recipe"] = absolute(recipe)
     has_size = recipe and (recipe in packaged_recipes() or family_recipe(recipe) is None)
-    options["budget"] = budget or (None if has_size else "1h")
-    request = Request(
-        tuple(source if isinstance(source, StoredRows) else absolute(source) for source in sources),
-        **options,
+    request = replace(
+        request,
+        inputs=tuple(x if isinstance(x, StoredRows) else absolute(x) for x in sources),
+        parallel=tuple(map(absolute, request.parallel)),
+        budget=request.budget or (None if has_size else "1h"),
+        **paths,
     )
-    _ = files and request.sides  # refuses languages that are not known
+    _ = request.parallel and request.sides  # refuses languages that are not known
     return request
 
 

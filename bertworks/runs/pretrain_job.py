@@ -42,13 +42,12 @@ from bertworks.models.transformer import init_local_attention, scale_residual, s
 from bertworks.runs.adaptation import BitsBatches, bits_batches, bits_per_character, extended_state
 from bertworks.runs.report import write_report
 from bertworks.runs.run_folder import BITS, BITS_BEFORE, describe, versions
-from bertworks.runs.training_run import Progress, RunSettings
+from bertworks.runs.training_run import Job, Progress, RunSettings
 from bertworks.tasks.task import shortened
 from bertworks.text.shards import Shards, TokenStore
 from bertworks.text.tokenizer import Template, Tokenizer
 from bertworks.text.tokenizer_folder import END_OF_TEXT
 from bertworks.text.vocabulary import without_last
-from bertworks.training.budget import Schedule
 from bertworks.training.device import DTYPES, Precision
 from bertworks.training.loop import TrainableModel, evaluate
 from bertworks.training.objectives import (
@@ -317,10 +316,9 @@ def with_teacher(recipe: Recipe, teacher: EncoderConfig, fields_set: Collection[
     return replace(recipe, encoder=encoder, teacher_layers=teacher.num_hidden_layers)
 
 
-class PretrainJob:
+class PretrainJob(Job):
     """Masked tokens and other objectives on shards, for a `TrainingRun`."""
 
-    schedule: Schedule | None = None  # with a budget
     describe = staticmethod(describe)
 
     def __init__(

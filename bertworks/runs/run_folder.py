@@ -80,11 +80,10 @@ def check_same_request(output: Path, now: Mapping[str, Any], overwrite: bool = F
     Raises:
         UsageError: it holds another run, or other files.
     """
-    path = output / "run.json"
-    if path.exists():
-        if overwrite:
-            return False
-        old = _read_request(path)
+    if overwrite and (output / "run.json").exists():
+        return False
+    old = stored_request(output)
+    if old is not None:
         differing = [
             f"\n  {name}: {_show_value(name, there)} there, {_show_value(name, here)} now"
             for name in now
@@ -110,7 +109,14 @@ def stored_request(output: Path) -> dict[str, Any] | None:
         UsageError: run.json is damaged.
     """
     path = output / "run.json"
-    return _read_request(path) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))["request"])
+    except (ValueError, KeyError, TypeError):
+        what = "the file is damaged: expected a JSON object with the request of the run"
+        hint = "-o ANOTHER-FOLDER; or --overwrite, which deletes the run that is there"
+        raise UsageError(what, where=str(path), hint=hint) from None
 
 
 @contextmanager
@@ -158,15 +164,6 @@ def absolute(path: str | os.PathLike[str]) -> str:
     """A path or a glob that means the same from every folder, or a URL; "-" is standard input."""
     unchanged = url_of(path) or ("-" if str(path) == "-" else None)
     return unchanged or os.path.abspath(as_path(path).expanduser())  # noqa: PTH100 - it keeps links
-
-
-def _read_request(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))["request"])
-    except (ValueError, KeyError, TypeError):
-        what = "the file is damaged: expected a JSON object with the request of the run"
-        hint = "-o ANOTHER-FOLDER; or --overwrite, which deletes the run that is there"
-        raise UsageError(what, where=str(path), hint=hint) from None
 
 
 def _first_difference(old: Any, new: Any) -> tuple[Any, Any]:

@@ -108,15 +108,12 @@ class Job(Protocol):
 
     Its methods are functions of their arguments and of the plan that it follows, so that a resumed
     run gets the same results.
+
+    schedule: that of a run with a budget. settings: how the run evaluates and saves.
     """
 
-    @property
-    def schedule(self) -> Schedule | None:
-        """The schedule of a run with a budget."""
-
-    @property
-    def settings(self) -> RunSettings:
-        """How the run evaluates and saves."""
+    schedule: Schedule | None = None
+    settings: RunSettings
 
     def network(self) -> TrainableModel:
         """Return a network with random weights."""
@@ -137,6 +134,7 @@ class Job(Protocol):
 
     def baseline(self) -> tuple[str, dict[str, Any]] | None:
         """Return the figures of a trivial prediction, with a note; None if there is none."""
+        return None
 
     def evaluate(self, network: TrainableModel) -> dict[str, float]:
         """Return figures on held-out data."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from bertworks.errors import expect, explain_os_errors, quoted, require
 from bertworks.io import inputs, tables
@@ -31,6 +31,7 @@ from bertworks.io.inputs import (
     open_lines,
     rereadable,
 )
+from bertworks.io.options import Documents
 from bertworks.io.tables import Data, StoredRows, are_codes, sources_of
 from bertworks.text.segmentation import cut_text, margin_of, paragraphs, separation
 
@@ -47,7 +48,6 @@ _OWN_MARGIN = 30  # lines of a document that has its own margin, not that of its
 
 
 # What ends a document in plain text. title: a blank line, but not the one after a title.
-Documents = Literal["auto", "blank_line", "title", "file"]
 _ENDS = {
     "blank_line": "a blank line ends a document",
     "title": "a title and its text are a document",

@@ -57,7 +57,7 @@ def begun(task: str, model: Path, folder: Path) -> tuple[Path, FinetuneJob]:
 
 
 def examined(output: Path, work: FinetuneJob) -> tuple[dict[str, float], str]:
-    result, text = evaluate_on_dev(work, output, CPU)
+    result, text = evaluate_on_dev(work, output)
     assert read(output / "result.json") == json.loads(json.dumps(result))
     return result["figures"], text
 
