@@ -229,6 +229,9 @@ class LabelledBatches:
         return list(token_budget_batches(part, self.micro_batch_tokens))
 
 
+StepBatches = Callable[[int], list[Batch]]  # from the number of a step to its micro-batches
+
+
 class Prefetched:
     """Batches, of which a thread makes those of the next step while a step is computed.
 
@@ -237,7 +240,7 @@ class Prefetched:
     device: the GPU; None: ordinary memory.
     """
 
-    def __init__(self, batches: Callable[[int], list[Batch]], device: torch.device | None = None):
+    def __init__(self, batches: StepBatches, device: torch.device | None = None):
         self._batches = batches
         self._pins = device is not None
         self._thread = ThreadPoolExecutor(

@@ -23,6 +23,7 @@ from bertworks.batching.batch import (
     Batch,
     ExampleGroup,
     LabelledBatches,
+    StepBatches,
     Target,
     collate,
     num_tokens,
@@ -661,7 +662,7 @@ class FinetuneJob(Job):
 
     def batches(
         self, plans: Path, rank: int, size: int, note: Callable[[str], None]
-    ) -> Callable[[int], list[Batch]]:
+    ) -> StepBatches:
         """Return the batches of each step."""
         groups = self.groups
         first = self.recipe.cloze_steps

@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from bertworks.batching.batch import Batch, BatchTarget, joint_sizes, joint_step
+from bertworks.batching.batch import Batch, BatchTarget, StepBatches, joint_sizes, joint_step
 from bertworks.checkpoints.resolve import TASKS
 from bertworks.config import option_of
 from bertworks.errors import BertworksError, UsageError, expect
@@ -145,7 +145,7 @@ class JointJob(Job):
 
     def batches(
         self, plans: Path, rank: int, size: int, note: Callable[[str], None]
-    ) -> Callable[[int], list[Batch]]:
+    ) -> StepBatches:
         """Return the batches of each step."""
         task_batches = [
             (name, job.batches(plans, rank, size, note)) for name, job in self.jobs.items()

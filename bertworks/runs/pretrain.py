@@ -9,7 +9,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bertworks.batching.batch import Batch
+from bertworks.batching.batch import StepBatches
 from bertworks.batching.sampling import FORMATS
 from bertworks.checkpoints.hf_mapping import (
     FAMILIES,
@@ -750,7 +750,7 @@ def _fill_budget(
     # Measure longer for longer plans: a shared machine is fast and slow in turns.
     seconds = min(30.0, max(3.0, budget / 60))
 
-    def make_batches(timed: Recipe) -> Callable[[int], list[Batch]]:
+    def make_batches(timed: Recipe) -> StepBatches:
         return request.job(timed, shards, output).batches(output / "plans", 0, 1, no_notes)
 
     measured = measure_steps(recipe, device, seconds, make_batches).step_seconds

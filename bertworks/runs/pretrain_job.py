@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bertworks.batching.batch import Batch, Ids, batches_by_length, keyed_rng
+from bertworks.batching.batch import Batch, Ids, StepBatches, batches_by_length, keyed_rng
 from bertworks.batching.sampling import (
     Batches,
     ExampleStream,
@@ -158,7 +158,7 @@ def phase_batches(
     world_size: int,
     note: Callable[[str], object] = lambda text: None,
     locate: Callable[[int], tuple[int, int]] | None = None,
-) -> Callable[[int], list[Batch]]:
+) -> StepBatches:
     """Return the micro-batches of step n of the whole run, phase after phase.
 
     Plans are functions of the arguments, kept in the folder `plans`, so that a resumed run need not
@@ -419,7 +419,7 @@ class PretrainJob(Job):
 
     def batches(
         self, plans: Path, rank: int, size: int, note: Callable[[str], None]
-    ) -> Callable[[int], list[Batch]]:
+    ) -> StepBatches:
         """Return the batches of each step."""
         of_text = []
         for text, (store, documents, _) in zip(self.texts, self.parts, strict=True):

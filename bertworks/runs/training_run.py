@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from bertworks.batching.batch import Batch, Prefetched
+from bertworks.batching.batch import Prefetched, StepBatches
 from bertworks.checkpoints.training_state import Checkpoint, latest_checkpoint, save_checkpoint
 from bertworks.errors import BertworksError, expect
 from bertworks.events import Event, duration
@@ -123,7 +123,7 @@ class Job(Protocol):
 
     def batches(
         self, plans: Path, rank: int, size: int, note: Callable[[str], None]
-    ) -> Callable[[int], list[Batch]]:
+    ) -> StepBatches:
         """Return a function from the number of a step to its micro-batches.
 
         Args:
@@ -275,7 +275,7 @@ class TrainingRun:
                     self._writer.shutdown()  # the folder is ours until the checkpoint is complete
         yield self._done()
 
-    def _train(self, batches: Callable[[int], list[Batch]]) -> Iterator[Event]:
+    def _train(self, batches: StepBatches) -> Iterator[Event]:
         overdue = self._should_evaluate() and self.facts["evaluated"] != self.step
         if overdue:
             yield from self._evaluate()
@@ -419,7 +419,7 @@ class TrainingRun:
         text = f"resuming after step {self.step:,} of {self.job.settings.num_steps:,}"
         self.notes.append(Event("note", text, {"resumed_step": self.step}))
 
-    def _batches(self) -> Callable[[int], list[Batch]]:
+    def _batches(self) -> StepBatches:
         """Return the micro-batches of a step.
 
         The first process writes the plans; the others read them.
