@@ -1,15 +1,19 @@
 """`doctor`: the hardware, the chosen settings, and the self-test."""
 
+import importlib.metadata
 import json
+import re
 import tomllib
+from itertools import takewhile
 
 import pytest
 import torch
 
 from bertworks import diagnostics
 from bertworks.cli.main import main
-from bertworks.diagnostics import Check
+from bertworks.diagnostics import Check, doctor
 from bertworks.errors import BertworksError
+from bertworks.events import Event
 from bertworks.io import processes
 from bertworks.runs import pretrain
 from tests.support import ROOT
@@ -22,6 +26,11 @@ def quick(monkeypatch):
     monkeypatch.setattr(diagnostics, "measure_matmul", lambda dtype, device: speeds[dtype])
     for module in (diagnostics, pretrain):
         monkeypatch.setattr(module, "best_precision", lambda device: "bf16")
+
+
+def check_of(name):
+    """Return the check of this name; those after it are not made."""
+    return next(check for check in doctor() if check.name == name)
 
 
 def test_all_checks_in_order(quick, capsys):
@@ -51,19 +60,20 @@ def test_all_checks_in_order(quick, capsys):
 
 
 def test_a_failing_self_test_is_reported_with_exit_code_1(quick, monkeypatch, capsys):
-    def fails(folder):
+    def fails(*_, **__):
         raise BertworksError("the disk is full", hint="free some")
 
-    monkeypatch.setattr(diagnostics, "_train_a_little", fails)
+    monkeypatch.setattr(diagnostics, "pretrain", fails)
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "! self-test     failed: the disk is full" in out
     assert "hint: free some" in out
 
 
-def test_a_model_that_does_not_learn_is_no_success(monkeypatch):
-    monkeypatch.setattr(diagnostics, "_train_a_little", lambda folder: [4.4, 4.5, 4.3])
-    check = diagnostics._self_test()
+def test_a_model_that_does_not_learn_is_no_success(quick, monkeypatch):
+    events = [Event("step", "", {"masked_lm_loss": loss}) for loss in (4.4, 4.5, 4.3)]
+    monkeypatch.setattr(diagnostics, "pretrain", lambda *_, **__: events)
+    check = check_of("self-test")
     assert not check.good
     assert "does not learn" in check.text
 
@@ -86,13 +96,13 @@ def test_memory_limits_of_control_groups(files, limit, monkeypatch):
     files["/proc/self/cgroup"] = "0::/a\n3:memory:/b\n"
     for module in (processes, diagnostics):
         monkeypatch.setattr(module, "read_system_file", lambda path: files.get(str(path), ""))
-    assert diagnostics._memory_limit() == limit
+    assert check_of("memory").fields["limit"] == limit
 
 
 def test_more_threads_than_cores_is_reported(monkeypatch):
     monkeypatch.setattr(diagnostics, "cpu_quota", lambda: 1.0)
     monkeypatch.setattr(diagnostics.torch, "get_num_threads", lambda: 8)
-    check = diagnostics._cores()
+    check = check_of("cores")
     assert not check.good
     assert check.hint == "OMP_NUM_THREADS=1"
 
@@ -100,25 +110,38 @@ def test_more_threads_than_cores_is_reported(monkeypatch):
 def test_instruction_sets_are_read_from_the_kernel(monkeypatch):
     cpuinfo = "model name\t: A Processor\nflags\t\t: fpu avx2 avx512f amx_bf16\n"
     monkeypatch.setattr(diagnostics, "read_system_file", lambda path: cpuinfo)
-    check = diagnostics._system()
+    check = check_of("system")
     assert check.fields["instructions"] == ["AVX2", "AVX-512", "AMX bf16"]
     assert "A Processor" in check.text
 
 
-def test_all_extras_are_looked_for():
+@pytest.fixture
+def checks_of_missing_extras(monkeypatch):
+    """The checks of the extras where none is installed."""
+    version = importlib.metadata.version
+    needed = check_of("versions").fields
+
+    def missing(name):
+        if name in needed:
+            return version(name)
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", missing)
+    checks = takewhile(lambda check: check.name in ("versions", "extras"), doctor())
+    return [check for check in checks if check.name == "extras"]
+
+
+def test_all_extras_are_looked_for(checks_of_missing_extras):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    names = {extra for extra, _ in diagnostics._EXTRAS.values()}
+    texts = [check.text for check in checks_of_missing_extras]
+    names = {re.search(r"bertworks\[(\w+)\]", text)[1] for text in texts}
     assert names == {*project["optional-dependencies"]} - {"dev", "bench"}
 
 
-def test_missing_extras_come_with_the_command_to_install_them(monkeypatch):
-    monkeypatch.setattr(
-        diagnostics, "_EXTRAS", {"no-such-package": ("vocab", "unigram vocabularies")}
-    )
-    (check,) = diagnostics._extras()
-    assert check == Check(
+def test_missing_extras_come_with_the_command_to_install_them(checks_of_missing_extras):
+    assert checks_of_missing_extras[0] == Check(
         "extras",
-        "no-such-package is not installed; unigram vocabularies need it: pip install "
+        "sentencepiece is not installed; unigram vocabularies need it: pip install "
         '"bertworks[vocab]"',
-        fields={"no-such-package": None},
+        fields={"sentencepiece": None},
     )
