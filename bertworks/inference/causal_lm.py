@@ -62,12 +62,17 @@ class Score(TypedDict):
 
 
 def make_score(
-    text: str, tokens: list[str], values: NDArray[np.float64], measure: Measure
+    text: str, tokens: list[str], values: NDArray[np.float32], measure: Measure
 ) -> Score:
     """Return the score of a sentence. values: the log-probability of each token."""
-    total = float(values.sum())
-    each = values.tolist()
-    return Score(text=text, score=total, tokens=tokens, log_probabilities=each, measure=measure)
+    exact = values.astype(np.float64)
+    return Score(
+        text=text,
+        score=float(exact.sum()),
+        tokens=tokens,
+        log_probabilities=exact.tolist(),
+        measure=measure,
+    )
 
 
 class CausalModel:
@@ -204,7 +209,7 @@ def log_likelihoods(model: CausalModel, sentences: Iterable[str]) -> Iterator[Sc
         return torch.cat(results)
 
     number = 0
-    for texts in chunk_by_size(sentences, AT_ONCE, lambda _: 1):
+    for texts in chunk_by_size(sentences, AT_ONCE):
         sequences = [np.array([*start, *ids], np.int64) for ids in t.ids(texts)]
         for text, ids in zip(texts, sequences, strict=True):
             number += 1
@@ -215,11 +220,11 @@ def log_likelihoods(model: CausalModel, sentences: Iterable[str]) -> Iterator[Sc
             )
             what = f"sentence {number} has no tokens{'' if start else ' to predict'}: {text[:60]!r}"
             require(len(ids) > first, what, "", hint)
-        windows = [list(_windows(ids, first, model.longest)) for ids in sequences]
-        units = [[window] for windows_of_text in windows for window in windows_of_text]
-        results = iter(compute_each(model.encoder, log_probabilities, units, (), model.precision))
-        for text, ids, windows_of_text in zip(texts, sequences, windows, strict=True):
-            values = np.concatenate([next(results) for _ in windows_of_text]).astype(np.float64)
+        units = [list(_windows(ids, first, model.longest)) for ids in sequences]
+        results = compute_each(
+            model.encoder, log_probabilities, units, (), model.precision, apart=True
+        )
+        for text, ids, values in zip(texts, sequences, results, strict=True):
             yield make_score(text, [t.tokens[n] for n in ids[first:]], values, "log_likelihood")
 
 
@@ -452,7 +457,7 @@ class TextGenerator(ModelUser):
         options = options.of_model(self.model.generation)
         copies: Counter[bytes] = Counter()
         number = 0
-        for chunk in chunk_by_size(texts, AT_ONCE, lambda _: 1):
+        for chunk in chunk_by_size(texts, AT_ONCE):
             group = []
             for text in chunk:
                 number += 1

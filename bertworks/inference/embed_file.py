@@ -5,15 +5,15 @@
 - `vector_job`: vectors in portions, also for an index
 """
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bertworks.datasets.reader import Row, RowReader, refuse_columns
 from bertworks.datasets.schema import study
@@ -42,6 +42,7 @@ from bertworks.io.options import Bulk, ReadOptions
 from bertworks.io.tables import (
     SAMPLE_ROWS,
     Data,
+    as_json,
     as_text,
     choose_column,
     find_column,
@@ -109,8 +110,7 @@ def row_text(row: Row, columns: Sequence[str], empty: IssueCounter) -> str:
 class TextRow(NamedTuple):
     """A row and its text.
 
-    number: that of the row in the output, from 1. row: the fields that are written next to the
-    vector.
+    number: that of the row in the file, from 1. row: the fields that are stored next to the vector.
     """
 
     number: int
@@ -132,7 +132,7 @@ def _text_rows(
         new_column: which no row may have.
     """
     for number, row in enumerate(reader, 1):
-        if row_format is not None:
+        if new_column:
             refuse_columns(row, [new_column])
         fields = {} if row_format is None else row.written or row.values
         yield TextRow(number, fields, row_text(row, columns, empty))
@@ -218,27 +218,28 @@ def embed_file(
     empty = IssueCounter()
     finished_rows = row_format if whitening == "none" else None
     job, compute = vector_job(
-        bulk,
         output,
-        "embed",
+        bulk,
         reader,
-        columns,
         embedder,
-        str(model),
-        device,
-        precision,
+        {"model": str(model), "device": device, "precision": precision},
         row_format=finished_rows,
+        command="embed",
+        columns=columns,
     )
 
     def join(files: Sequence[Path]) -> str | None:
         if finished_rows is not None:
             return join_portions(finished_rows, output, files)
-        portions = (vectors_of_portion(file, embedder.dimension) for file in files)
         no_rows = np.zeros((0, embedder.dimension), np.float32)  # the shape of a file without rows
-        blocks: Iterator[Vectors] = chain([no_rows], (vectors for vectors, _ in portions))
+        blocks: Iterator[Vectors] = chain(
+            [no_rows], (vectors for _, vectors in map(rows_and_vectors, files))
+        )
         if whitening != "none":
-            with_text = (vectors_of_portion(file, embedder.dimension) for file in files)
-            sample: Iterator[Vectors] = (vectors[has_text] for vectors, has_text in with_text)
+            sample: Iterator[Vectors] = (
+                vectors[[bool(row.text) for row in rows]]
+                for rows, vectors in map(rows_and_vectors, files)
+            )
             if learn_from is not None:
                 sample = vectors_of_file(embedder, learn_from)
             moments = Moments(embedder.dimension, sample)
@@ -263,7 +264,7 @@ def embed_file(
     yield from compute_file(
         "embed",
         job,
-        _text_rows(reader, columns, empty, row_format, new_column),
+        _text_rows(reader, columns, empty, finished_rows, new_column if row_format else ""),
         compute,
         join,
         notes=lambda: reader.events(empty, "get the vector of an empty text"),
@@ -284,14 +285,16 @@ def _portion(
 ) -> Portion:
     """Return the number of truncated texts, and the content of a portion.
 
-    It is finished rows; without a format, whether each row has a text, and float32 vectors.
+    It is finished rows; without a format, see `rows_and_vectors`.
     """
     texts = [row.text for row in rows]
     vectors, truncated_tokens = embedder.portion(texts, embedder.settings.prompt(*prompts))
     truncated = int(np.count_nonzero(truncated_tokens))
     if row_format is None:
-        has_text = np.array([bool(text) for text in texts])
-        return truncated, [has_text.tobytes(), vectors.tobytes()]
+        return truncated, [
+            as_json(rows).encode(errors="surrogatepass"),
+            vectors.tobytes(),
+        ]
     finished = _rows_with_vectors(row_format, rows, vectors)
     return truncated, row_portion(row_format, finished, rows[0].number)
 
@@ -324,63 +327,53 @@ def vector_maker(
 
 
 def vector_job(
-    bulk: Bulk,
     output: Path,
-    command: str,
+    bulk: Bulk,
     reader: RowReader,
-    columns: Sequence[str],
     embedder: Embedder,
-    model: str,
-    device: str,
-    precision: PrecisionOption = "auto",
+    opened: Mapping[str, str],
     *,
     prompts: Sequence[str] = (),
     row_format: RowFormat | None = None,
+    **identity: Any,
 ) -> tuple[FileJob, Callable[[Sequence[TextRow]], Portion]]:
     """Return a job that computes the vectors of a file, and what computes a portion here.
 
     Args:
-        columns: of the text.
-        model, device, precision: of the embedder, as the user named them.
+        opened: the model, device and precision of the embedder, as the user named them.
         prompts: names of the prompt before the texts.
-        row_format: of finished rows; None: a portion holds vectors.
+        row_format: of finished rows; None: a portion holds rows and vectors.
+        identity: what the portions depend on besides.
     """
-    settings = row_format and asdict(row_format)
-    identity = {
-        "command": command,
+    identity |= {
         "data": reader.content_identity() if bulk.is_shared else reader.fingerprint(),
         "model": embedder.fingerprint,
-        "columns": columns,
         "precision": embedder.precision,
         "format": row_format and row_format.identity,
     }
-    options: dict[str, Any] = {
+    options = {
         "pooling": embedder.settings.pooling,
         "max_length": embedder.settings.max_length,
         "normalize": embedder.normalize_option,
-        "model": model,
-        "device": device,
-        "precision": precision,
+        **opened,
     }
     job = FileJob(
         output,
         bulk,
         identity,
         "bertworks.inference.embed_file:vector_maker",
-        [options, prompts, settings],
-        machine=fixed_machine(device) if bulk.is_shared else {},
-        gpus=gpus_for(device) if bulk.is_shared else 0,
+        [options, prompts, row_format and asdict(row_format)],
+        machine=fixed_machine(opened["device"]) if bulk.is_shared else {},
+        gpus=gpus_for(opened["device"]) if bulk.is_shared else 0,
     )
     return job, partial(_portion, embedder, prompts, row_format)
 
 
-def vectors_of_portion(file: Path, dimension: int) -> tuple[Vectors, NDArray[np.bool_]]:
-    """Return the vectors of a portion, and whether each row has a text."""
-    has_text, vectors = unpacked_values(file)
-    return (
-        np.frombuffer(vectors, np.float32).reshape(-1, dimension),
-        np.frombuffer(has_text, bool),
-    )
+def rows_and_vectors(portion: Path) -> tuple[list[TextRow], Vectors]:
+    """Return the rows of a portion, as JSON has their fields, and their vectors."""
+    rows, vectors = unpacked_values(portion)
+    text_rows = list(starmap(TextRow, json.loads(rows)))
+    return text_rows, np.frombuffer(vectors, np.float32).reshape(len(text_rows), -1)
 
 
 def _compare(

@@ -718,11 +718,18 @@ def compute_each(
     shape: tuple[int, ...],
     precision: InferencePrecision = "fp32",
     most: int = 1 << 30,
+    *,
+    apart: bool = False,
 ) -> list[NDArray[np.float32]]:
     """Return for each unit the rows of the result of its batch.
 
-    There is one for each prediction, or for each sequence that has no targets. shape: of a row.
-    most: units of a batch.
+    There is one for each prediction, or for each sequence that has no targets.
+
+    Args:
+        shape: of a row.
+        most: units of a batch.
+        apart: whether the sequences of a unit may be in different batches, as a unit of its own
+            each.
     """
     training = model.training
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -736,7 +743,7 @@ def compute_each(
         results.append(np.empty((sum(counts), *shape), np.float32))
         # many windows
         is_long = isinstance(unit, Lazy) and longest_sequence(unit) * len(unit) > tokens
-        groups = [unit[n : n + 1] for n in range(len(unit))] if is_long else [unit]
+        groups = [unit[n : n + 1] for n in range(len(unit))] if apart or is_long else [unit]
         parts += zip(
             groups, np.split(results[-1], np.cumsum(counts)[: len(groups) - 1]), strict=True
         )

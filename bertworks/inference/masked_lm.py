@@ -11,7 +11,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, partial
-from itertools import chain, islice, pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
@@ -196,10 +196,12 @@ class Filler(ModelUser):
                 probabilities are among all tokens, as in the pipeline of transformers.
         """
         t = self.tokenizer
-        windows = [
-            [_example(ids.astype(np.int64), masks, np.zeros_like(masks), t)]
+        units = [
+            [
+                _example(ids.astype(np.int64), masks, np.zeros_like(masks), t)
+                for ids, masks in text.windows
+            ]
             for text in texts
-            for ids, masks in text.windows
         ]
         count = min(k, len(targets) or t.vocab_size)
 
@@ -212,8 +214,7 @@ class Filler(ModelUser):
             top = probabilities[:, tokens].topk(count)
             return torch.stack([top.values, tokens[top.indices].float()], 1)
 
-        results = iter(compute_each(self.model, best, windows, (2, count)))
-        return [np.concatenate(list(islice(results, len(text.windows)))) for text in texts]
+        return compute_each(self.model, best, units, (2, count), apart=True)
 
     def fillings_of_mask(
         self,
@@ -319,11 +320,11 @@ def score(
 
     encoded = _encoded(sentences, tokenizer, c.max_position_embeddings, within_word)
     for group in chunk_by_size(encoded, COPIES, lambda sentence: len(sentence[1])):
-        units = [[copy] for _, _, copies in group for copy in copies]
-        rows = compute_each(network, log_probabilities, units, (), precision, at_once)
-        results = np.concatenate(rows, dtype=np.float64)
-        ends = np.cumsum([len(ids) for _, ids, _ in group])
-        for (text, ids, _), values in zip(group, np.split(results, ends[:-1]), strict=True):
+        units = [copies for _, _, copies in group]
+        results = compute_each(
+            network, log_probabilities, units, (), precision, at_once, apart=True
+        )
+        for (text, ids, _), values in zip(group, results, strict=True):
             yield make_score(
                 text, [tokenizer.tokens[n] for n in ids], values, "pseudo_log_likelihood"
             )
@@ -343,7 +344,7 @@ def _encoded(
 ) -> Iterator[_Sentence]:
     """Yield each sentence with its copies."""
     room = longest - tokenizer.template.num_special()
-    groups = chunk_by_size(sentences, AT_ONCE, lambda _: 1)
+    groups = chunk_by_size(sentences, AT_ONCE)
     pairs = chain.from_iterable(zip(texts, tokenizer.ids(texts), strict=True) for texts in groups)
     for number, (text, token_ids) in enumerate(pairs, 1):
         require(token_ids, f"sentence {number} has no tokens: {text[:60]!r}", "", "leave it out")
@@ -423,7 +424,7 @@ def detect(
     def compute(batch: Batch) -> Tensor:
         return torch.sigmoid(network.logits(batch).float())[batch.target.positions, 0]
 
-    for group in chunk_by_size(texts, AT_ONCE, lambda _: 1):
+    for group in chunk_by_size(texts, AT_ONCE):
         encodings = list(t.arrays(group))
         for text, (ids, _) in zip(group, encodings, strict=True):
             require(len(ids), f"a text has no tokens: {text[:60]!r}", "", "leave it out")

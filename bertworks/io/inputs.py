@@ -578,9 +578,12 @@ def nothing_there(path: Path) -> UsageError:
 
 
 def chunk_by_size(
-    values: Iterable[_T], smallest: int, size_of: Callable[[_T], int]
+    values: Iterable[_T], smallest: int, size_of: Callable[[_T], int] = lambda _: 1
 ) -> Iterator[list[_T]]:
-    """Lists of values of at least this size together; the last may be smaller."""
+    """Lists of values of at least this size together; the last may be smaller.
+
+    size_of: a value -> its size; else values are counted.
+    """
     chunk: list[_T] = []
     size = 0
     for value in values:

@@ -26,9 +26,9 @@ from bertworks.inference.embed_file import (
     TextRow,
     reading_note,
     row_text,
+    rows_and_vectors,
     text_columns,
     vector_job,
-    vectors_of_portion,
 )
 from bertworks.inference.embedder import DOCUMENT_PROMPTS, Embedder, Vectors, normalized
 from bertworks.inference.engine import LazyModel, ModelReference, Opening, Reopened, reopened_model
@@ -554,22 +554,32 @@ def index_file(
     empty = IssueCounter()
     source = source if id_column is None else NAMED + source
 
-    def groups(counter: IssueCounter) -> Iterator[list[tuple[Row, str]]]:
-        return portions_of(
-            ((row, row_text(row, columns, counter)) for row in reader), lambda pair: len(pair[1])
-        )
+    stored = {id_column, *columns} - {title}
+    num_rows = 0
 
-    name = str(model or index.stored_model)  # workers open it, too
+    def text_rows() -> Iterator[TextRow]:
+        nonlocal num_rows
+        for num_rows, row in enumerate(reader, 1):
+            text = row_text(row, columns, empty)
+            document = {
+                "where": row.where,
+                "id": _row_id(row, id_column) if id_column is not None and text else None,
+                "fields": {name: row.values[name] for name in row.values if name not in stored},
+            }
+            yield TextRow(num_rows, document, text)
+
+    portions = portions_of(text_rows(), lambda row: len(row.text))
+    # workers open the model, too
+    opened = {"model": str(model or index.stored_model), "device": device, "precision": "auto"}
     job, compute = vector_job(
-        bulk,
         folder,
-        "index",
+        bulk,
         reader,
-        columns,
         index.embedder,
-        name,
-        device,
+        opened,
         prompts=DOCUMENT_PROMPTS,
+        command="index",
+        columns=[columns, id_column, title],
     )
     with ExitStack() as stack:
         is_finished = index.manifest.sources.get(source, (0, False))[1]
@@ -577,14 +587,10 @@ def index_file(
             job.discard()
         elif bulk.is_shared:
             stack.enter_context(job.open())
-            portions = (
-                [TextRow(0, {}, text) for _, text in portion if text]
-                for portion in groups(IssueCounter())
-            )
-            yield from job.make("index", portions, compute)
+            inputs = ([row for row in portion if row.text] for portion in portions)
+            yield from job.make("index", filter(None, inputs), compute)
             if bulk.part:
                 return
-        stored = {id_column, *columns} - {title}
         # one portion at a time, after the rows that are there
         replaced = 0
         with index.changing():
@@ -594,40 +600,37 @@ def index_file(
                 return
             if done:
                 yield Event("note", f"resuming after {done:,} rows", {"resumed_row": done})
-            begin = 0
-            for portion, file in zip(groups(empty), job.files or repeat(None)):
-                rows = portion[max(0, done - begin) :]
-                begin += len(portion)
+            new_rows: Iterable[tuple[list[TextRow], Vectors | None]] = zip(portions, repeat(None))
+            if bulk.is_shared:
+                new_rows = map(rows_and_vectors, job.files)
+            for rows, vectors in new_rows:
+                if rows[-1].number <= done:
+                    continue
                 if not done:
                     yield from index.embedder.examples(
-                        ((row.where, text) for row, text in rows), *DOCUMENT_PROMPTS
+                        ((row.row["where"], row.text) for row in rows), *DOCUMENT_PROMPTS
                     )
-                pairs = [(row, text) for row, text in rows if text]
-                done = max(done, begin)
-                ids = None if id_column is None else [_row_id(row, id_column) for row, _ in pairs]
-                fields = [
-                    {name: row.values[name] for name in row.values if name not in stored}
-                    for row, _ in pairs
-                ]
-                if pairs:
-                    vectors = None
-                    if file is not None:
-                        vectors, _ = vectors_of_portion(file, index.manifest.dimension)
-                    texts = [text for _, text in pairs]
-                    sources = {source: (done, False)}
-                    replaced += index.append(texts, ids, fields, sources, vectors)
+                done = rows[-1].number
+                with_text = [row for row in rows if row.text]
+                if with_text:
+                    texts = [row.text for row in with_text]
+                    ids = None if id_column is None else [row.row["id"] for row in with_text]
+                    fields = [row.row["fields"] for row in with_text]
+                    replaced += index.append(texts, ids, fields, {source: (done, False)}, vectors)
                 yield Event(
                     "stage",
                     f"index: {done:,} rows",
                     {"stage": "index", "what": "rows", "amount": done},
                 )
             index.commit(
-                replace(index.manifest, sources={**index.manifest.sources, source: (done, True)})
+                replace(
+                    index.manifest, sources={**index.manifest.sources, source: (num_rows, True)}
+                )
             )
         yield from reader.events(empty, "are left out")
         yield _done_event(
             index,
-            f"{done:,} rows of {reader.name}",
+            f"{num_rows:,} rows of {reader.name}",
             replaced,
             job.truncated + index.truncation.truncated,
         )

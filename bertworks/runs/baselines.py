@@ -434,7 +434,7 @@ def _word_counts(train: Rows, held_out: Rows) -> list[Any]:
     words, new = (chain.from_iterable(map(_features_of_words, rows)) for rows in (train, held_out))
     vectorizer = CountVectorizer(analyzer=lambda features: features, dtype=np.float64)
     train_features = vectorizer.fit_transform(words)
-    blocks = chunk_by_size(new, _AT_ONCE, lambda _: 1)
+    blocks = chunk_by_size(new, _AT_ONCE)
     return [train_features, (vectorizer.transform(block) for block in blocks)]
 
 

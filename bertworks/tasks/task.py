@@ -252,7 +252,7 @@ class Featurizer:
 
         A word of which the tokenizer leaves nothing is one unknown token.
         """
-        groups = map(self.tokenizer.ids, chunk_by_size(words, _WORDS, lambda _: 1))
+        groups = map(self.tokenizer.ids, chunk_by_size(words, _WORDS))
         arrays = [
             flat_arrays([piece or [self.tokenizer.unk_id] for piece in pieces]) for pieces in groups
         ]

@@ -96,3 +96,24 @@ def test_a_command_reads_each_file_once(
     reads = {name: count for name, count in reads.items() if not name.endswith(".safetensors")}
     assert reads.get("config.json") == 1
     assert set(reads.values()) == {1}, reads
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_documents_are_read_once_and_hashed_once_to_be_indexed_in_portions(
+    parts: int, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Portions hold the documents: they are not read again when the index is written."""
+    monkeypatch.setattr("bertworks.io.file_job.ROWS_AT_ONCE", 300)
+    data = tmp_path / "documents.csv"
+    data.write_text("id,text\n" + "".join(f"{n},a good film {n}\n" for n in range(1500)))
+    command = ["index", data, "-o", tmp_path / "i", "--device", "cpu"]
+    command += ["--model", folders["base"]]
+    for part in range(parts):
+        with counted_reads(tmp_path) as reads:
+            run(*command, *(["--part", f"{part}/{parts}"] if parts > 1 else ["--on", "local"]))
+        assert reads["documents.csv"] <= 2
+    if parts > 1:
+        with counted_reads(tmp_path) as reads:
+            run(*command, "--join")
+        assert reads["documents.csv"] <= 2
+    assert len(bw.Index(tmp_path / "i", device="cpu")) == 1500
