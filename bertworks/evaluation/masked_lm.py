@@ -36,7 +36,7 @@ from bertworks.runs.prepare import read_text
 from bertworks.runs.pretrain_job import held_out_batches, masked_examples, split_long_documents
 from bertworks.runs.run_folder import BITS
 from bertworks.text.shards import write_shards
-from bertworks.training.device import Precision, choose_device, fixed_machine, gpus_for
+from bertworks.training.device import Precision, choose_device, fixed_machine, shared_machine
 from bertworks.training.loop import LossStats, batch_sums, means
 from bertworks.training.objectives import PretrainingModel, figures, heads_of
 from bertworks.training.recipe import ObjectiveKind
@@ -182,8 +182,7 @@ def evaluate_mlm(
         identity,
         "bertworks.evaluation.masked_lm:mlm_maker",
         options,
-        machine=fixed_machine(device) if bulk.is_shared else {},
-        gpus=gpus_for(device) if bulk.is_shared else 0,
+        **shared_machine(device, bulk.is_shared),
     )
     by_kind: dict[Kind, Sequence[Batch]] = {"masks": batches, "bits": bits.batches}
     tasks = [

@@ -438,7 +438,7 @@ class TextGenerator(ModelUser):
         precision: PrecisionOption = "auto",
     ):
         source = open_model(model, device)
-        self._set_opening(TextGenerator, source, {"precision": precision})
+        self._set_opening(TextGenerator, source, precision=precision)
         self.model = CausalModel(source, precision)
         self._is_open()
 

@@ -50,7 +50,7 @@ from bertworks.io.tables import (
     rows_of_texts,
 )
 from bertworks.models.heads import Pooling
-from bertworks.training.device import PrecisionOption, fixed_machine, gpus_for
+from bertworks.training.device import PrecisionOption, fixed_machine, shared_machine
 
 
 def text_columns(reader: RowReader, names: str | Sequence[str]) -> tuple[str, ...]:
@@ -363,8 +363,7 @@ def vector_job(
         identity,
         "bertworks.inference.embed_file:vector_maker",
         [options, prompts, row_format and asdict(row_format)],
-        machine=fixed_machine(opened["device"]) if bulk.is_shared else {},
-        gpus=gpus_for(opened["device"]) if bulk.is_shared else 0,
+        **shared_machine(opened["device"], bulk.is_shared),
     )
     return job, partial(_portion, embedder, prompts, row_format)
 

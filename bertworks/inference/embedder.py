@@ -270,13 +270,14 @@ class Embedder(ModelUser):
             hint=f"use one of {', '.join(known)}",
         )
         source = open_model(model, device)
-        options = {
-            "pooling": pooling,
-            "normalize": normalize,
-            "max_length": max_length,
-            "precision": precision,
-        }
-        self._set_opening(Embedder, source, options)
+        self._set_opening(
+            Embedder,
+            source,
+            pooling=pooling,
+            normalize=normalize,
+            max_length=max_length,
+            precision=precision,
+        )
         self.folder = source.within
         settings = source.sentence_transformer.settings
         self.tokenizer = source.tokenizer

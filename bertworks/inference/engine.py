@@ -13,7 +13,7 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -573,7 +573,7 @@ class ModelUser(Reopened):
     _source: LazyModel
 
     def _set_opening(
-        self, kind: Callable[..., Reopened], source: LazyModel, settings: Mapping[str, Any]
+        self, kind: Callable[..., Reopened], source: LazyModel, **settings: Any
     ) -> None:
         """Set what opens an equal object.
 

@@ -107,7 +107,7 @@ class Filler(ModelUser):
 
     def __init__(self, model: str | Path | LazyModel, device: str = "cpu"):
         source = open_model(model, device)
-        self._set_opening(Filler, source, {})
+        self._set_opening(Filler, source)
         self.tokenizer = source.tokenizer
         self.longest = source.config.max_position_embeddings
         output = "logits", source.config.vocab_size

@@ -56,19 +56,19 @@ from bertworks.inference.engine import (
 from bertworks.io.atomic_write import local_path, refuse_not_empty
 from bertworks.io.class_names import named_column
 from bertworks.io.file_job import (
-    CHARACTERS_AT_ONCE,
-    ROWS_AT_ONCE,
     FileJob,
     FileKind,
+    Portion,
     RowFormat,
     compute_file,
     format_of,
     join_portions,
     kind_of,
     line_portion,
+    portions_of,
     row_portion,
 )
-from bertworks.io.inputs import IssueCounter, chunk_by_size
+from bertworks.io.inputs import IssueCounter
 from bertworks.io.options import Bulk, ReadOptions
 from bertworks.io.tables import (
     Data,
@@ -91,7 +91,7 @@ from bertworks.training.device import (
     PrecisionOption,
     disable_heap_trim,
     fixed_machine,
-    gpus_for,
+    shared_machine,
 )
 from bertworks.training.recipe import MIN_LENGTH
 
@@ -203,8 +203,9 @@ class Predictor(ModelUser):
             d = replace(d, max_length=max_length)
         self.description = d
         self.task = task_of(d)
-        options = {"precision": precision, "threshold": threshold, "max_length": max_length}
-        self._set_opening(Predictor, source, options)
+        self._set_opening(
+            Predictor, source, precision=precision, threshold=threshold, max_length=max_length
+        )
         self._network, self.precision = _prepare(source, d, precision)
         length = d.max_length
         longest = source.config.max_position_embeddings
@@ -241,13 +242,9 @@ class Predictor(ModelUser):
     def answers(self, items: Iterable[Item]) -> Iterator[tuple[Features, Answer]]:
         """Yield the features and the prediction of each item, in order.
 
-        ROWS_AT_ONCE items or CHARACTERS_AT_ONCE are in memory.
+        A portion of the items is in memory, see `portions_of`.
         """
-        for group in chunk_by_size(
-            self.reading(items),
-            CHARACTERS_AT_ONCE,
-            lambda x: max(CHARACTERS_AT_ONCE // ROWS_AT_ONCE, x.item.characters),
-        ):
+        for group in portions_of(self.reading(items), lambda x: x.item.characters):
             for item, logits in zip(group, self.logits([item.unit for item in group]), strict=True):
                 yield item, self.task.decode(item, logits)
 
@@ -632,7 +629,12 @@ def predict_file(
             its line.
     """
     output = local_path(output)
-    predictor = Predictor(model, device=device, precision=precision, threshold=threshold)
+    options: dict[str, Any] = {
+        "device": device,
+        "precision": precision,
+        "threshold": threshold,
+    }
+    predictor = Predictor(model, **options)
     description = predictor.description
     kind = kind or kind_of(output)
     task = predictor.task
@@ -661,7 +663,6 @@ def predict_file(
         units = _units(reader, schema, task, fields, output_format, IssueCounter())
         yield _compare(predictor, (unit.item for unit in units))
     reader.refuse_output(output)
-    machine = fixed_machine(device) if bulk.is_shared else {}
     identity = {
         "command": "predict",
         "data": reader.content_identity() if bulk.is_shared else reader.fingerprint(),
@@ -670,9 +671,14 @@ def predict_file(
         "fields": asdict(fields),
         "format": output_format.rows.identity,
     }
-    options = str(model), device, precision, threshold, asdict(fields), asdict(output_format)
-    gpus = gpus_for(device) if bulk.is_shared else 0
-    job = FileJob(output, bulk, identity, PREDICTION_MAKER, options, machine=machine, gpus=gpus)
+    job = FileJob(
+        output,
+        bulk,
+        identity,
+        PREDICTION_MAKER,
+        [str(model), options, asdict(fields), asdict(output_format)],
+        **shared_machine(device, bulk.is_shared),
+    )
     empty = IssueCounter()
     yield from compute_file(
         "predict",
@@ -696,7 +702,7 @@ def _predictions(
     fields: OutputFields,
     output_format: PredictionFormat,
     units: Sequence[Unit],
-) -> tuple[int, Iterable[bytes]]:
+) -> Portion:
     """Return the number of truncated texts, and a portion of finished rows."""
     answers = predictor.answers(unit.item for unit in units if unit.item is not None)
     columns = [
@@ -709,16 +715,14 @@ def _predictions(
 
 def prediction_maker(
     model: str,
-    device: str,
-    precision: PrecisionOption,
-    threshold: float | None,
+    options: dict[str, Any],
     fields: dict[str, Any],
     output_format: dict[str, Any],
     threads: int,
-) -> tuple[dict[str, Any], Callable[[Sequence[Unit]], tuple[int, Iterable[bytes]]]]:
-    """Return the identity of this process and its work: the `maker` of a `FileJob`."""
-    machine = fixed_machine(device, threads)
-    predictor = Predictor(model, device=device, precision=precision, threshold=threshold)
+) -> tuple[dict[str, Any], Callable[[Sequence[Unit]], Portion]]:
+    """Return the `maker` of predictions, see `FileJob`. options: of the `Predictor`."""
+    machine = fixed_machine(options["device"], threads)
+    predictor = Predictor(model, **options)
     compute = partial(
         _predictions,
         predictor,

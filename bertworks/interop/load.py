@@ -65,7 +65,7 @@ class LoadedModel(ModelUser):
         language: str = "",
     ):
         source = open_model(model, device, language)
-        self._set_opening(loaded_model, source, {"precision": precision})
+        self._set_opening(loaded_model, source, precision=precision)
         self._precision: Precision = "bf16" if precision == "bf16" else "fp32"
         self._embedder = cache(partial(Embedder, source, precision=precision))
         self._filler = cache(partial(Filler, source))

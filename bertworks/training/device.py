@@ -298,9 +298,19 @@ def fixed_machine(device: str, threads: int | None = None) -> dict[str, Any]:
     return {"device": name, "threads": THREADS.count, "torch": torch.__version__}
 
 
-def gpus_for(device: str) -> int:
-    """Return the number of GPUs that processes can share; 0 if they compute on CPUs."""
-    return torch.cuda.device_count() if choose_device(device).type == "cuda" else 0
+def shared_machine(device: str, is_shared: bool) -> dict[str, Any]:
+    """Return what a `FileJob` needs to know of the machine, if processes share it.
+
+    That is `machine`, see `fixed_machine`, and `gpus`: the number of GPUs that processes can share,
+    0 if they compute on CPUs. It is nothing if this process makes all portions.
+    """
+    if not is_shared:
+        return {}
+    is_cuda = choose_device(device).type == "cuda"
+    return {
+        "machine": fixed_machine(device),
+        "gpus": torch.cuda.device_count() if is_cuda else 0,
+    }
 
 
 def lower_thread_priority(steps: int = 1) -> None:

@@ -448,8 +448,7 @@ def test_documents_are_not_divided_between_portions_nor_by_a_stop(
     data = write_documents(tmp_path / "a.conll", *documents, ["a good film with Anna"])
     run(data, tmp_path / "out", model, overrides=(*FAST, "epochs=1", "document_context=true"))
     predicted(tmp_path / "out", data, tmp_path / "whole.jsonl")
-    for module in ("io.file_job", "inference.predictor"):
-        monkeypatch.setattr(f"bertworks.{module}.ROWS_AT_ONCE", 4)
+    monkeypatch.setattr("bertworks.io.file_job.ROWS_AT_ONCE", 4)
     counts = []
     for event in predict_file(tmp_path / "out", data, tmp_path / "parts.jsonl", device="cpu"):
         if event.kind == "stage":
