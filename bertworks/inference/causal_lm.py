@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertworks.batching.batch import Batch, Example, Ids, Target
+from bertworks.batching.batch import Batch, Example, Ids, Target, token_budget_indices
 from bertworks.checkpoints.generation_config import GenerationConfig, read_generation_config
 from bertworks.checkpoints.hf_mapping import check_output_layer
 from bertworks.checkpoints.storage import read_json
@@ -466,30 +466,17 @@ class TextGenerator(ModelUser):
                 limit = min(options.max_tokens, self.model.longest - len(prompt))
                 group.append(_Continuation(text, prompt, copies[digest], limit, []))
                 copies[digest] += 1
-            for batch in self._batches(group, options):
-                self._continue(batch, options)
+            lengths = [len(continuation.prompt) + continuation.limit for continuation in group]
+            for numbers in token_budget_indices(lengths, [1] * len(group), self._max_tokens):
+                self._continue([group[number] for number in numbers], options)
             for continuation in group:
                 yield self._finished(continuation, options)
 
-    def _batches(
-        self, group: list[_Continuation], options: SamplingOptions
-    ) -> Iterator[list[_Continuation]]:
-        """Of similar lengths, with caches of up to CACHE_BYTES."""
+    @property
+    def _max_tokens(self) -> int:
+        """The tokens of a batch, with padding, that a cache of CACHE_BYTES holds."""
         c = self.model.config
-        room = CACHE_BYTES // (c.num_hidden_layers * 2 * c.hidden_size * 4)
-        batch: list[_Continuation] = []
-        for continuation in sorted(group, key=lambda continuation: -len(continuation.prompt)):
-            longest = len(batch[0].prompt) + batch[0].limit if batch else 0
-            if (
-                batch
-                and (len(batch) + 1) * max(longest, len(continuation.prompt) + continuation.limit)
-                > room
-            ):
-                yield batch
-                batch = []
-            batch.append(continuation)
-        if batch:
-            yield batch
+        return CACHE_BYTES // (c.num_hidden_layers * 2 * c.hidden_size * 4)
 
     def _continue(self, batch: list[_Continuation], options: SamplingOptions) -> None:
         """Fill `ids` and `reason` of the texts of a batch."""

@@ -19,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 
 from bertworks.checkpoints.storage import read_json, read_tensors, write_tensors
-from bertworks.errors import BertworksError, expect, optional_import, quoted, require
+from bertworks.config import Positive, Settings, build
+from bertworks.errors import BertworksError, UsageError, expect, optional_import, quoted, require
 from bertworks.io.arrays import CheckedArray, CheckedFile, file_sums, verify_files
 from bertworks.io.atomic_write import (
     folder_lock,
@@ -41,12 +42,12 @@ _DAMAGED = "make the index again: delete its folder and repeat the `bertworks in
 _GRAPH_LINKS = 32
 _GRAPH_WIDTH = 128
 
-Sources = Mapping[str, tuple[int, bool]]
+Sources = dict[str, tuple[int, bool]]
 Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class Manifest(Settings):
     """The state of an index.
 
     model: path or name of the model. fingerprint: all that the vectors depend on
@@ -61,14 +62,14 @@ class Manifest:
     """
 
     model: str
-    fingerprint: Mapping[str, Any]
-    dimension: int
+    fingerprint: dict[str, Any]
+    dimension: Positive
     segments: dict[str, str] = field(default_factory=dict)
     sources: Sources = field(default_factory=dict)
-    next_segment: int = 1
-    next_row: int = 1
-    neighbours: Sequence[str] = ()
-    files: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    next_segment: Positive = 1
+    next_row: Positive = 1
+    neighbours: tuple[str, ...] = ()
+    files: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def sha256(self) -> str:
@@ -103,9 +104,10 @@ def read_manifest(folder: Path) -> Manifest:
     content = read_json(path)
     require(content.get("format") == FORMAT, "an index of another version", path, _DAMAGED)
     try:
-        m = Manifest(
-            **{name: value for name, value in content.items() if name not in ("format", "sha256")}
-        )
+        fields = {
+            name: value for name, value in content.items() if name not in ("format", "sha256")
+        }
+        m = build(Manifest, fields, lambda _: "")
         settings = {
             "pooling": str,
             "normalize": bool,
@@ -116,17 +118,11 @@ def read_manifest(folder: Path) -> Manifest:
         is_valid = (
             content["sha256"] == json_sha256(content)
             and all(
-                type(number) is int and number > 0
-                for number in (m.dimension, m.next_row, m.next_segment)
-            )
-            and all(
                 type(m.fingerprint.get(name)) in (kind, type(None))
                 for name, kind in settings.items()
             )
-            and isinstance(m.model, str)
-            and isinstance(m.segments, dict)
             and all(name.isascii() and name.replace("-", "").isalnum() for name in m.segments)
-            and list(m.segments)[: len(m.neighbours)] == list(m.neighbours)
+            and list(m.segments)[: len(m.neighbours)] == [*m.neighbours]
             and m.files.keys() >= {*_files_of(m.segments), *([GRAPH] if m.neighbours else ())}
         )
         if not is_valid:
@@ -137,8 +133,8 @@ def read_manifest(folder: Path) -> Manifest:
             name: (int(rows), bool(complete)) for name, (rows, complete) in m.sources.items()
         }
         files = {name: (str(digest), str(blocks)) for name, (digest, blocks) in m.files.items()}
-        return replace(m, fingerprint=dict(m.fingerprint), sources=sources, files=files)
-    except (TypeError, ValueError, AttributeError, KeyError):
+        return replace(m, sources=sources, files=files)
+    except (TypeError, ValueError, AttributeError, KeyError, UsageError):
         raise BertworksError(
             "the manifest of the index is damaged", where=str(path), hint=_DAMAGED
         ) from None
