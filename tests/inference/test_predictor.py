@@ -98,7 +98,8 @@ def finished_rows(output_format: PredictionFormat, unit: Unit, columns: dict) ->
     """The bytes of the rows in a portion, by a format that went through JSON as for a worker."""
     settings = json.loads(json.dumps(asdict(output_format)))
     portion = PredictionFormat.of_settings(settings).portion([unit], [columns])
-    return list(portion)[3].decode()  # after the length and the counts, and the length
+    _, rows = portion  # after the counts
+    return rows.decode()
 
 
 def test_a_row_with_its_prediction() -> None:
