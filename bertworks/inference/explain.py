@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -170,7 +170,6 @@ TEMPLATE = Path(__file__).with_name("explanation.html")
 MAPS = Path(__file__).with_name("maps")
 MOST_READERS = 24  # tokens of the picture of who reads whom, which costs a pass over their square
 MOST_ANSWERS = 5  # for a mask
-Number = TypeVar("Number", bound=np.generic)
 Rows = tuple[tuple[str, str], ...]
 
 
@@ -452,12 +451,13 @@ def _attention(layer: Tensor, lengths: Sequence[int]) -> NDArray[np.float32]:
         layer: [sequences, heads, longest, longest].
         lengths: of the sequences.
     """
-    probabilities = layer.float().cpu().numpy()
+    probabilities = layer.float().cpu()
     maps = [
         attention[:, :length, :length]
         for attention, length in zip(probabilities, lengths, strict=True)
     ]
-    return np.stack([_block_diagonal(maps_of_head) for maps_of_head in zip(*maps, strict=True)])
+    heads = [torch.block_diag(*maps_of_head) for maps_of_head in zip(*maps, strict=True)]
+    return torch.stack(heads).numpy()
 
 
 def _readers(encoder: Encoder, sequences: Sequence[Example]) -> NDArray[np.bool_]:
@@ -469,19 +469,9 @@ def _readers(encoder: Encoder, sequences: Sequence[Example]) -> NDArray[np.bool_
         Example(sequence.input_ids[:MOST_READERS], sequence.token_type_ids[:MOST_READERS], {})
         for sequence in sequences
     ]
-    reads = _block_diagonal([read_tokens(encoder, beginning) for beginning in beginnings])
+    blocks = [torch.from_numpy(read_tokens(encoder, beginning)) for beginning in beginnings]
+    reads: NDArray[np.bool_] = torch.block_diag(*blocks).numpy()
     return reads[:MOST_READERS, :MOST_READERS]
-
-
-def _block_diagonal(blocks: Sequence[NDArray[Number]]) -> NDArray[Number]:
-    """Return square matrices as blocks of one matrix, which is zero elsewhere."""
-    size = sum(len(block) for block in blocks)
-    joined = np.zeros((size, size), blocks[0].dtype)
-    start = 0
-    for block in blocks:
-        joined[start : start + len(block), start : start + len(block)] = block
-        start += len(block)
-    return joined
 
 
 def _words(ids: Ids, t: Tokenizer, blank_id: int) -> tuple[tuple[tuple[int, int], ...], Ids]:
