@@ -42,22 +42,22 @@ def test_the_figures_are_those_of_the_run(task: str, model: Path, tmp_path: Path
     settings = ["epochs=2", "optimizer.learning_rate=2e-3", "precision=fp32"]
     finetune(train, model=model, dev=dev, output=out, device="cpu", overrides=settings)
     reported = read_json(out / "result.json")
-    found = evaluate_task(out, dev, device="cpu", errors=tmp_path / "errors.csv")
-    assert (found["task"], found["rows"]) == (task, reported["rows"])
-    json.dumps(found)
-    assert set(found["intervals"]) == set(reported["intervals"]) <= set(found["figures"])
-    for name, (low, high) in found["intervals"].items():
-        assert -1 <= low <= found["figures"][name] + 1e-9 <= high + 1e-8 <= 1 + 2e-8
+    evaluation = evaluate_task(out, dev, device="cpu", errors=tmp_path / "errors.csv")
+    assert (evaluation["task"], evaluation["rows"]) == (task, reported["rows"])
+    json.dumps(evaluation)
+    assert set(evaluation["intervals"]) == set(reported["intervals"]) <= set(evaluation["figures"])
+    for name, (low, high) in evaluation["intervals"].items():
+        assert -1 <= low <= evaluation["figures"][name] + 1e-9 <= high + 1e-8 <= 1 + 2e-8
     # a threshold: the run scores each half of dev with that of the other
     if task in ("multilabel", "qa"):
         return
-    assert found["mistakes"] == reported["mistakes"]
+    assert evaluation["mistakes"] == reported["mistakes"]
     # a figure of the run, and not of the model
     named = [key for key in reported["figures"] if key != "threshold"]
-    assert {key: found["figures"][key] for key in named} == pytest.approx(
+    assert {key: evaluation["figures"][key] for key in named} == pytest.approx(
         {key: reported["figures"][key] for key in named}
     )
-    assert found["table"] == reported["table"]
+    assert evaluation["table"] == reported["table"]
     assert (tmp_path / "errors.csv").read_bytes() == (out / "errors.csv").read_bytes()
     if cpu_supports_int8():
         check_eight_bits(out, dev, tmp_path / "predicted.jsonl")
@@ -99,23 +99,23 @@ def test_rows_of_one_label_can_be_evaluated(classifier: Path, tmp_path: Path):
     data = write_rows(
         tmp_path / "t.csv", ("text", "label"), ("a good film", "pos"), ("a great story", "pos")
     )
-    found = evaluate_task(classifier, data, device="cpu")
-    assert found["rows"] == 2
-    assert found["table"]["pos"]["support"] == 2
+    evaluation = evaluate_task(classifier, data, device="cpu")
+    assert evaluation["rows"] == 2
+    assert evaluation["table"]["pos"]["support"] == 2
 
 
 def test_labels_that_were_never_trained_are_mistakes(classifier: Path, tmp_path: Path):
     rows = [("a good film", "pos"), ("so so", "neutral"), ("so", "neutral"), ("a sad film", "negg")]
     data = write_rows(tmp_path / "t.csv", ("text", "label"), *rows)
-    found = evaluate_task(classifier, data, errors=tmp_path / "errors.csv", device="cpu")
-    assert (found["rows"], found["unknown_labels"]) == (4, {"neutral": 2, "negg": 1})
-    assert found["mistakes"] >= 3
-    assert found["figures"]["accuracy"] <= 0.25
-    assert found["table"]["neutral"] == {"precision": 0, "recall": 0, "f1": 0, "support": 2}
-    (note,) = [note for note in found["notes"] if "never trained" in note]
+    evaluation = evaluate_task(classifier, data, errors=tmp_path / "errors.csv", device="cpu")
+    assert (evaluation["rows"], evaluation["unknown_labels"]) == (4, {"neutral": 2, "negg": 1})
+    assert evaluation["mistakes"] >= 3
+    assert evaluation["figures"]["accuracy"] <= 0.25
+    assert evaluation["table"]["neutral"] == {"precision": 0, "recall": 0, "f1": 0, "support": 2}
+    (note,) = [note for note in evaluation["notes"] if "never trained" in note]
     assert "2 labels" in note
     assert "'neutral' (2), 'negg' (1, did you mean 'neg'?)" in note
-    json.dumps(found)
+    json.dumps(evaluation)
     with (tmp_path / "errors.csv").open(newline="") as file:
         assert {"neutral", "negg"} <= {row["gold"] for row in csv.DictReader(file)}
     (tmp_path / "train.csv").write_text("text,label\n" + "a good film,pos\na sad film,neg\n" * 20)
@@ -153,10 +153,10 @@ def test_every_task_counts_labels_that_were_never_trained(task: str, tmp_path: P
     d, rows = UNKNOWN[task]
     write_head(tmp_path / "model", task=task, labels=d.labels)
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = evaluate_task(tmp_path / "model", tmp_path / "d.jsonl", device="cpu")
-    assert found["unknown_labels"] == {"B-new" if task == "tagging" else "new": 1}
-    assert found["table"]["new"]["support"] == 1
-    assert found["table"]["new"]["recall"] == 0
+    evaluation = evaluate_task(tmp_path / "model", tmp_path / "d.jsonl", device="cpu")
+    assert evaluation["unknown_labels"] == {"B-new" if task == "tagging" else "new": 1}
+    assert evaluation["table"]["new"]["support"] == 1
+    assert evaluation["table"]["new"]["recall"] == 0
     if task == "tagging":
         (tmp_path / "d.jsonl").write_text(
             json.dumps({"text": ["x", "y"], "label": ["B-PER", "7"]}) + "\n"
@@ -176,9 +176,11 @@ def test_rows_without_a_label_are_skipped_and_counted(classifier: Path, tmp_path
     with pytest.raises(BertworksError, match=r"t\.csv:3.*missing") as raised:
         evaluate_task(classifier, data, device="cpu")
     assert "--skip-unlabelled" in str(raised.value)
-    found = evaluate_task(classifier, data, device="cpu", read=ReadOptions(skip_unlabelled=True))
-    assert found["rows"] == 2
-    assert any(note.startswith("rows without a label, left out: 1") for note in found["notes"])
+    evaluation = evaluate_task(
+        classifier, data, device="cpu", read=ReadOptions(skip_unlabelled=True)
+    )
+    assert evaluation["rows"] == 2
+    assert any(note.startswith("rows without a label, left out: 1") for note in evaluation["notes"])
 
 
 @pytest.mark.parametrize(
@@ -219,12 +221,12 @@ def test_errors_of_a_model_that_names_no_columns(tmp_path: Path):
     """As those of transformers: the columns are those of the data."""
     write_head(tmp_path / "model", task="classification", labels=("neg", "pos"))
     (tmp_path / "d.csv").write_text("review,label\na good film,pos\na good film,neg\n")
-    found = evaluate_task(
+    evaluation = evaluate_task(
         tmp_path / "model", tmp_path / "d.csv", errors=tmp_path / "errors.csv", device="cpu"
     )
     with (tmp_path / "errors.csv").open(newline="") as file:
         (row,) = csv.DictReader(file)
-    assert (found["mistakes"], row["review"]) == (1, "a good film")
+    assert (evaluation["mistakes"], row["review"]) == (1, "a good film")
 
 
 def test_a_missing_column_is_named(classifier: Path, tmp_path: Path):
@@ -242,10 +244,10 @@ def test_what_a_person_sees(classifier: Path, tmp_path: Path, capsys: pytest.Cap
         main(["evaluate", "task", str(classifier), str(data), "-o", str(tmp_path / "errors.csv")])
         == 0
     )
-    shown = capsys.readouterr()
-    assert shown.out.startswith("30 rows: accuracy ")
-    assert [line.split()[0] for line in shown.out.splitlines()[1:]] == ["neg", "pos"]
-    assert "errors.csv" in shown.err
+    printed = capsys.readouterr()
+    assert printed.out.startswith("30 rows: accuracy ")
+    assert [line.split()[0] for line in printed.out.splitlines()[1:]] == ["neg", "pos"]
+    assert "errors.csv" in printed.err
     assert main(["evaluate", "task", str(classifier), str(data), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == 30
 

@@ -64,42 +64,42 @@ def test_states_are_those_of_transformers(perturbed: Path, tmp_path: Path):
     sequences = list(read_words(sentences, source.tokenizer, 64))
     encoder = source.network(Encoder, "encoder.")
     assert list(write_word_states(encoder, sequences, range(4), tmp_path))[-1] == 20
-    theirs = transformers.AutoModel.from_pretrained(perturbed).eval()
+    network = transformers.AutoModel.from_pretrained(perturbed).eval()
     tokens = transformers.AutoTokenizer.from_pretrained(perturbed)
     expected: list[list[np.ndarray]] = [[] for _ in range(4)]
     for words, _ in sentences:
         encoded = tokens(list(words), is_split_into_words=True, return_tensors="pt")
         with torch.no_grad():
-            states = theirs(**encoded, output_hidden_states=True).hidden_states
+            states = network(**encoded, output_hidden_states=True).hidden_states
         places = np.array([-1 if n is None else n for n in encoded.word_ids()])
         for layer, x in enumerate(states):
             expected[layer] += [x[0, places == n].mean(0).numpy() for n in range(len(words))]
     assert len(sequences[3].tokens) > sequences[3].num_words
     for layer in range(4):
-        ours = np.load(states_file(tmp_path, layer)).astype(np.float32)
+        stored = np.load(states_file(tmp_path, layer)).astype(np.float32)
         oracle = np.stack(expected[layer])
         # float16 has 11 digits
-        assert np.all(np.abs(ours - oracle) <= 2e-5 + 2**-11 * np.abs(oracle))
+        assert np.all(np.abs(stored - oracle) <= 2e-5 + 2**-11 * np.abs(oracle))
 
 
 def test_means_are_exact_before_they_are_rounded(
     perturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """In float32, and independent of the batch."""
-    found = []
+    states = []
     monkeypatch.setattr(
-        evaluation, "_float16", lambda values, _: found.append(values) or values.astype(np.float16)
+        evaluation, "_float16", lambda values, _: states.append(values) or values.astype(np.float16)
     )
     source = open_model(perturbed, "cpu")
     encoder = source.network(Encoder, "encoder.")
     sequences = list(read_words([(FILLER[:5], "1"), (FILLER[5:12], "2")], source.tokenizer, 64))
     for part in (sequences, sequences[:1], sequences[1:]):
         list(write_word_states(encoder, part, [3], tmp_path))
-    np.testing.assert_allclose(found[0], np.concatenate(found[1:]), atol=2e-5)
+    np.testing.assert_allclose(states[0], np.concatenate(states[1:]), atol=2e-5)
     with torch.no_grad():
         ids = torch.from_numpy(sequences[0].example.input_ids)
         x = encoder(ids, bw.Layout.of([len(ids)]))[3]
-    np.testing.assert_allclose(found[1], x[1:6].numpy(), atol=2e-5)  # a token each, after [CLS]
+    np.testing.assert_allclose(states[1], x[1:6].numpy(), atol=2e-5)  # a token each, after [CLS]
 
 
 def byte_level() -> Tokenizer:
@@ -255,18 +255,18 @@ def test_the_untrained_encoder_has_the_shape_and_other_weights(
     encoders = []
     original = evaluation._encoder_figures
 
-    def noted(encoder, *others):
+    def noted(encoder, *rest):
         encoders.append(encoder)
-        return original(encoder, *others)
+        return original(encoder, *rest)
 
     monkeypatch.setattr(evaluation, "_encoder_figures", noted)
     done(model, bank, layers="0", rank=2, seed=1)  # the tiny model is that of seed 0
-    ours, random_one = (encoder.state_dict() for encoder in encoders)
-    assert {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in random_one.items()}
-    name = next(name for name in ours if name.endswith("qkv.weight"))
+    trained, random_one = (encoder.state_dict() for encoder in encoders)
+    assert {k: v.shape for k, v in trained.items()} == {k: v.shape for k, v in random_one.items()}
+    name = next(name for name in trained if name.endswith("qkv.weight"))
     # normal of 0.1, cut at two deviations
     assert float(random_one[name].std()) == pytest.approx(0.088, rel=0.1)
-    assert not torch.equal(ours[name], random_one[name])
+    assert not torch.equal(trained[name], random_one[name])
 
 
 def test_a_part_of_the_training_sentences(model: Path, bank: Path):
@@ -387,10 +387,12 @@ def test_the_command(model: Path, bank: Path, tmp_path: Path, capsys: pytest.Cap
         "4",
     ]
     assert main([*words, "--sample", "20", "-o", str(tmp_path / "out")]) == 0
-    shown = capsys.readouterr()
-    assert shown.out.startswith("12 sentences of test; probes of rank 4 trained on 20 sentences\n")
-    assert "linear chain" in shown.out
-    assert "train: xx-ud-train.conllu, 40 sentences" in shown.err
+    printed = capsys.readouterr()
+    assert printed.out.startswith(
+        "12 sentences of test; probes of rank 4 trained on 20 sentences\n"
+    )
+    assert "linear chain" in printed.out
+    assert "train: xx-ud-train.conllu, 40 sentences" in printed.err
     assert main([*words, "--json"]) == 0
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (last["kind"], len(last["layers"])) == ("done", 2)

@@ -43,9 +43,9 @@ def read(path: Path) -> np.ndarray:
             assert str(table.schema.field("embedding").type.value_type) == "float"
             return np.array(table["embedding"].to_pylist(), np.float32)
         case _:
-            found = path.read_text().splitlines()
-            assert [json.loads(line)["n"] for line in found] == list(range(10))
-            return np.array([json.loads(line)["embedding"] for line in found], np.float32)
+            lines = path.read_text().splitlines()
+            assert [json.loads(line)["n"] for line in lines] == list(range(10))
+            return np.array([json.loads(line)["embedding"] for line in lines], np.float32)
 
 
 def test_a_name_that_does_not_tell_what_to_write(tmp_path: Path):
@@ -159,7 +159,7 @@ def test_whitened_files(kind: str, model: Path, tmp_path: Path, small: None):
 
 def test_sts_before_and_after(model: Path, tmp_path: Path):
     pairs = write_pairs(tmp_path / "pairs.tsv", 80)
-    found = evaluate_sts(model, pairs, device="cpu")
+    figures = evaluate_sts(model, pairs, device="cpu")
     lines = [line.split("\t") for line in pairs.read_text().splitlines()[1:]]
     a, b = (
         bertworks.embed(model, [line[place] for line in lines], device="cpu") for place in (0, 1)
@@ -169,14 +169,14 @@ def test_sts_before_and_after(model: Path, tmp_path: Path):
         name: sums.value
         for name, sums in correlations([float(line[2]) for line in lines], cosines).items()
     }
-    assert found["rows"] == 80
-    assert found["none"] == pytest.approx(
+    assert figures["rows"] == 80
+    assert figures["none"] == pytest.approx(
         {name: expected[name] for name in ("pearson", "spearman")}, abs=1e-6
     )
     cut = {"truncated", "truncated_tokens", "truncated_share"}
-    assert set(found) == {"rows", "notes", "none", "center", "whiten"} | cut
-    other = evaluate_sts(model, pairs, learn_from=pairs, device="cpu")
-    assert other["none"] == found["none"]
+    assert set(figures) == {"rows", "notes", "none", "center", "whiten"} | cut
+    again = evaluate_sts(model, pairs, learn_from=pairs, device="cpu")
+    assert again["none"] == figures["none"]
 
 
 def test_the_verbs(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

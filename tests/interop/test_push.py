@@ -186,7 +186,7 @@ def hub(monkeypatch):
 
 def test_what_was_shown_is_sent_in_one_commit(folder, hub):
     (folder / "secret.txt").write_text("secret")
-    _, shown = planned(folder, licence="cc0-1.0")
+    _, plan = planned(folder, licence="cc0-1.0")
     events = list(push(folder, "me/mybert", private=True, licence="cc0-1.0"))
     assert events[-1].fields["sent"]
     assert events[-1].text.startswith("sent: http://127.0.0.1:")
@@ -198,18 +198,18 @@ def test_what_was_shown_is_sent_in_one_commit(folder, hub):
         "/api/models/me/mybert/commit/main",
     ]
     assert {token for _, token, _ in Hub.seen} == {"Bearer hf_for_tests"}
-    made = json.loads(Hub.seen[0][2])
-    assert made.get("private") is True or made.get("visibility") == "private"
+    repository = json.loads(Hub.seen[0][2])
+    assert repository.get("private") is True or repository.get("visibility") == "private"
     lines = [json.loads(line) for line in Hub.seen[-1][2].splitlines()]
-    sent = {
+    contents = {
         line["value"]["path"]: base64.b64decode(line["value"]["content"])
         for line in lines
         if line["key"] == "file"
     }
-    assert sorted(sent) == SENT
+    assert sorted(contents) == SENT
     for name in SENT[1:]:
-        assert sent[name] == (folder / name).read_bytes()
-    assert sent["README.md"].decode() == shown["card"]
+        assert contents[name] == (folder / name).read_bytes()
+    assert contents["README.md"].decode() == plan["card"]
 
 
 @pytest.mark.parametrize(
@@ -239,9 +239,9 @@ def test_without_network_or_token_nothing_happens(folder, hub, monkeypatch):
 
 def test_the_command(folder, capsys):
     assert main(["push", str(folder), "me/mybert", "--dry-run", "--license", "mit", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert found["kind"] == "done"
-    assert list(found["files"]) == SENT
+    done = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert done["kind"] == "done"
+    assert list(done["files"]) == SENT
     assert main(["push", str(folder), "mybert", "--dry-run"]) == 2
     assert "hint: give owner/mybert" in capsys.readouterr().err
 

@@ -53,9 +53,9 @@ def looked(
     t: Any = T,
 ) -> DatasetReport:
     names: set[str] = set()
-    for one in (*train, *dev):
+    for row in (*train, *dev):
         names.update(
-            [one.label] if isinstance(one.label, str) else one.label if task == "tagging" else ()
+            [row.label] if isinstance(row.label, str) else row.label if task == "tagging" else ()
         )
     labels = ("O", "B-person", "I-person") if task == "spans" else tuple(sorted(names))
     reading = featurizer(t, task, labels, max_length, stride=16)
@@ -82,23 +82,23 @@ def reviews(count: int, file: str = "train.csv", seed: int = 0) -> list[Item]:
     ]
 
 
-def warnings_of(found: DatasetReport, word: str) -> list[str]:
-    return [warning for warning in found.warnings if word in warning]
+def warnings_of(report: DatasetReport, word: str) -> list[str]:
+    return [warning for warning in report.warnings if word in warning]
 
 
 @pytest.mark.parametrize("task", FILES_OF_TASKS)
 def test_every_task_is_reported_by_check(task: str, tmp_path: Path) -> None:
-    found = check_file(
+    report = check_file(
         write_examples(tmp_path, task), model=write_model(tmp_path / "model"), validation="split"
     )
-    assert found.task == task
-    assert sum(found.lengths.counts) == found.train + found.dev
-    assert found.notes[0].startswith(f"task: {task}")
-    text = str(found)
-    assert f"{found.train:,} in train, {found.dev:,} in dev" in text
-    assert json.loads(json.dumps(found.as_dict()))["train"] == found.train
-    assert bool(found.targets) == (task == "regression")
-    assert bool(found.labels) == (task != "regression")
+    assert report.task == task
+    assert sum(report.lengths.counts) == report.train + report.dev
+    assert report.notes[0].startswith(f"task: {task}")
+    text = str(report)
+    assert f"{report.train:,} in train, {report.dev:,} in dev" in text
+    assert json.loads(json.dumps(report.as_dict()))["train"] == report.train
+    assert bool(report.targets) == (task == "regression")
+    assert bool(report.labels) == (task != "regression")
     values = [line[13:] for line in text.splitlines() if not line.startswith("warning")]
     assert all(
         value and line[11:13] == "  "
@@ -118,9 +118,9 @@ def numbers() -> Any:
 
 def test_labels_are_counted_in_train_and_dev() -> None:
     train, dev = reviews(40), reviews(9, "dev.csv", seed=1)
-    found = looked(train, dev)
+    report = looked(train, dev)
     counted, evaluated = Counter(x.label for x in train), Counter(x.label for x in dev)
-    assert found.labels == {
+    assert report.labels == {
         name: (counted[name], evaluated[name]) for name, _ in counted.most_common()
     }
 
@@ -157,17 +157,17 @@ def test_copies_leaks_and_conflicts_are_reported_with_their_rows() -> None:
         item(1, "neg", "a good film", file="dev.csv"),
         item(2, "neg", "a poor film", file="dev.csv"),
     ]
-    found = looked(train, dev)
-    assert found.copies == IssueCounter(
+    report = looked(train, dev)
+    assert report.copies == IssueCounter(
         2, ["train.csv:3 = train.csv:1", "train.csv:4 = train.csv:2"]
     )
-    assert found.leaked == IssueCounter(1, ["dev.csv:1 = train.csv:1"])
-    assert found.conflicts.count == 2
-    assert found.conflicts.places[0] == "train.csv:4 and train.csv:2: 'pos' and 'neg'"
+    assert report.leaked == IssueCounter(1, ["dev.csv:1 = train.csv:1"])
+    assert report.conflicts.count == 2
+    assert report.conflicts.places[0] == "train.csv:4 and train.csv:2: 'pos' and 'neg'"
     assert warnings_of(
-        found, "1 rows of dev (50.0%) are in train as well (dev.csv:1 = train.csv:1)"
+        report, "1 rows of dev (50.0%) are in train as well (dev.csv:1 = train.csv:1)"
     )
-    assert warnings_of(found, "no model can predict both")
+    assert warnings_of(report, "no model can predict both")
 
 
 def test_copies_within_dev_are_no_leak() -> None:
@@ -191,9 +191,9 @@ def test_a_question_may_have_several_answers() -> None:
         item(1, ((0, "Anna"),), "who ?", "Anna lives"),
         item(2, ((5, "lives"),), "who ?", "Anna lives"),
     ]
-    found = looked(train, train[:1], "qa")
-    assert found.copies.count == 1
-    assert found.conflicts.count == 0
+    report = looked(train, train[:1], "qa")
+    assert report.copies.count == 1
+    assert report.conflicts.count == 0
 
 
 @pytest.mark.parametrize("task", ["classification", "tagging", "spans", "qa"])
@@ -203,19 +203,21 @@ def test_lengths_are_those_of_the_whole_text(task: TaskType, words: int) -> None
     label: Any = {"classification": "x", "tagging": ("O",) * words, "spans": (), "qa": ()}[task]
     texts = text if task == "tagging" else [" ".join(text)]
     long = item(1, label, *(["who ?"] if task == "qa" else []), *texts)
-    found = looked([long], [long], task).lengths
+    lengths = looked([long], [long], task).lengths
     expected = words + (5 if task == "qa" else 2)  # [CLS], [SEP], and the question with its own
-    assert found.longest == found.median == expected
-    assert found.too_long == (2 if expected > 64 else 0)
-    assert found.windows == (task != "classification")
+    assert lengths.longest == lengths.median == expected
+    assert lengths.too_long == (2 if expected > 64 else 0)
+    assert lengths.windows == (task != "classification")
 
 
 @pytest.mark.parametrize("words", [3, 50, 57, 58, 90, 200])
 def test_the_length_of_choices_is_that_of_the_longest_one(words: int) -> None:
     prompt, *choices = (" ".join(random.Random(n).choices(FILLER, k=n)) for n in (words, 2, 4, 3))
-    found = looked([item(1, 0, prompt, *choices)], [item(2, 1, prompt, *choices)], "choice").lengths
-    assert found.longest == found.median == words + 4 + 3  # [CLS] and two [SEP]
-    assert found.too_long == (2 if words + 7 > 64 else 0)
+    lengths = looked(
+        [item(1, 0, prompt, *choices)], [item(2, 1, prompt, *choices)], "choice"
+    ).lengths
+    assert lengths.longest == lengths.median == words + 4 + 3  # [CLS] and two [SEP]
+    assert lengths.too_long == (2 if words + 7 > 64 else 0)
 
 
 def test_the_picture_of_lengths_has_a_bar_for_each_bin() -> None:
@@ -234,19 +236,19 @@ def test_the_picture_of_lengths_has_a_bar_for_each_bin() -> None:
 
 def test_few_very_long_rows_do_not_flatten_the_picture() -> None:
     train = [*reviews(300), item(999, "pos", "film " * 3000)]
-    found = looked(train, reviews(10, "dev.csv", 1), max_length=8000).lengths
-    assert found.longest == 3002
-    assert len(found.counts) * found.width < 60
-    assert sum(found.counts) == 311
+    lengths = looked(train, reviews(10, "dev.csv", 1), max_length=8000).lengths
+    assert lengths.longest == 3002
+    assert len(lengths.counts) * lengths.width < 60
+    assert sum(lengths.counts) == 311
 
 
 def test_unknown_words_are_measured_and_named() -> None:
     train = [item(n, "pos", f"the film {'ж' if n % 2 else 'was'}") for n in range(10)]
-    found = looked(train, [item(1, "neg", "ж", file="dev.csv")])
+    report = looked(train, [item(1, "neg", "ж", file="dev.csv")])
     tokens = sum(len(ids) for ids in T.ids([*(x.texts[0] for x in train), "ж"]))
-    assert found.unknown == pytest.approx(6 / tokens)
-    assert found.unknown_words == ["ж"]
-    assert warnings_of(found, "vocabulary does not fit")
+    assert report.unknown == pytest.approx(6 / tokens)
+    assert report.unknown_words == ["ж"]
+    assert warnings_of(report, "vocabulary does not fit")
 
 
 def test_marks_that_the_tokenizer_drops_are_reported() -> None:
@@ -281,21 +283,21 @@ def test_labels_that_cannot_be_learned_or_evaluated_are_named() -> None:
 
     train = [item(n, tags("person", "place"), "Anna", "Paris") for n in range(20)]
     train.append(item(99, tags("rare", "place"), "good", "Oslo"))
-    found = looked(
+    report = looked(
         train, [item(1, tags("person", "new"), "Clara", "Lima", file="dev.csv")], "tagging"
     )
-    assert warnings_of(found, "labels of dev that are not in train cannot be learned: 'new'")
-    assert warnings_of(found, "fewer than 10 examples in train")[0].endswith(
+    assert warnings_of(report, "labels of dev that are not in train cannot be learned: 'new'")
+    assert warnings_of(report, "fewer than 10 examples in train")[0].endswith(
         "too few to learn well: 'rare'"
     )
-    assert warnings_of(found, "not in dev")[0].endswith("'place', 'rare'")
+    assert warnings_of(report, "not in dev")[0].endswith("'place', 'rare'")
 
 
 def test_imbalance_names_both_ends() -> None:
     train = [item(n, "neg" if n % 10 else "pos", f"film {n}") for n in range(200)]
-    found = looked(train, train[:20])
+    report = looked(train, train[:20])
     assert warnings_of(
-        found, "'neg' is 9 times as frequent as 'pos': always predicting 'neg' is right in 90.0%"
+        report, "'neg' is 9 times as frequent as 'pos': always predicting 'neg' is right in 90.0%"
     )
     even = [item(n, "neg" if n % 2 else "pos", f"film {n}") for n in range(200)]
     assert not warnings_of(looked(even, even[:20]), "times as frequent")
@@ -337,9 +339,9 @@ def test_all_bad_rows_are_listed_at_once(tmp_path: Path) -> None:
 def test_rows_without_text_are_left_out_and_named(tmp_path: Path) -> None:
     path = tmp_path / "holes.csv"
     path.write_text("text,label\n" + "good film,pos\n,neg\nbad one,neg\n" * 9)
-    found = check_file(path, model=write_model(tmp_path / "model"), validation="split")
-    assert found.train + found.dev == 18
-    assert "holes.csv:3" in str(found)
+    report = check_file(path, model=write_model(tmp_path / "model"), validation="split")
+    assert report.train + report.dev == 18
+    assert "holes.csv:3" in str(report)
 
 
 def test_what_is_no_row_is_said_as_it_is(tmp_path: Path) -> None:
@@ -380,7 +382,7 @@ def test_the_verb_prints_for_people_and_for_programs(
 
 def test_rows_of_a_cross_validation_are_counted_once(tmp_path: Path) -> None:
     data = write_reviews(tmp_path / "reviews.csv", 90)
-    found = check_file(data, model=write_model(tmp_path / "model"))
-    assert (found.train, found.dev, sum(found.lengths.counts)) == (90, 60, 90)
-    assert "90 in train, 60 of them evaluated" in str(found)
-    assert not found.leaked.count
+    report = check_file(data, model=write_model(tmp_path / "model"))
+    assert (report.train, report.dev, sum(report.lengths.counts)) == (90, 60, 90)
+    assert "90 in train, 60 of them evaluated" in str(report)
+    assert not report.leaked.count

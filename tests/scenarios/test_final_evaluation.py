@@ -200,8 +200,8 @@ def test_contexts_in_several_pieces_have_their_own_figures() -> None:
     ]
     dev = list(featurizer(tokenizer(), "qa", (), 24, stride=8)(items))
     answers = [{"answer": "Anna"}, {"answer": "Oslo"}]
-    found = TASKS["qa"].table(dev, list(zip(items, answers, strict=True)))
-    assert found == {
+    table = TASKS["qa"].table(dev, list(zip(items, answers, strict=True)))
+    assert table == {
         "context in one piece": {"exact": 1.0, "f1": 1.0, "support": 1.0},
         "context in several pieces": {"exact": 0.0, "f1": 0.0, "support": 1.0},
     }
@@ -209,11 +209,11 @@ def test_contexts_in_several_pieces_have_their_own_figures() -> None:
 
 def test_of_many_numbers_some_are_shown_from_all_over() -> None:
     items = [Item(("text",), float(n), "a.csv:1") for n in range(2500)]
-    shown = task_metrics.points(items, [{"value": -item.label} for item in items])
-    assert 500 < len(shown) <= task_metrics.MAX_POINTS
-    assert shown[0] == (0.0, 0.0)
-    assert shown[-1][0] > 2490
-    assert all(given == -gold for gold, given in shown)
+    points = task_metrics.points(items, [{"value": -item.label} for item in items])
+    assert 500 < len(points) <= task_metrics.MAX_POINTS
+    assert points[0] == (0.0, 0.0)
+    assert points[-1][0] > 2490
+    assert all(answer == -gold for gold, answer in points)
 
 
 def test_japanese_answers_are_evaluated_by_their_characters() -> None:
@@ -262,12 +262,12 @@ def test_the_card_names_no_folder_and_has_the_figures(
     }
     assert "base_model" not in lines, "a folder is no model of the hub"
     assert lines["metrics"].startswith("[")
-    shown = {
+    phrases = {
         "classification": f"| accuracy | {figures.get('accuracy', 0):.1%} (",
         "regression": f"| Spearman | {figures.get('spearman', 0):.3f} (",
         "qa": f"| F1 | {figures.get('f1', 0):.1%} (",
     }
-    assert shown.get(task, "") in card
+    assert phrases.get(task, "") in card
     assert "epochs = 1" in card
 
 

@@ -20,6 +20,7 @@ from bertworks.interop.convert import convert
 from bertworks.interop.export import export
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layout import Layout
+from bertworks.models.transformer import cpu_supports_int8
 from bertworks.runs.pretrain import pretrain
 from bertworks.runs.pretrain_job import PretrainJob
 from bertworks.tasks.heads import Classification, TaskModel
@@ -81,13 +82,15 @@ def test_from_text_it_is_the_decoder_of_transformers(tmp_path: Path) -> None:
     events = list(pretrain(text, out, recipe="bert-ltr", overrides=SIZES, workers=1, device="cpu"))
     settings = json.loads((out / "config.json").read_text())
     assert (settings["architectures"], settings["is_decoder"]) == (["BertLMHeadModel"], True)
-    theirs, found = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
-    assert type(theirs) is transformers.BertLMHeadModel
-    assert not any(found.values())
+    reference, loading = transformers.AutoModelForCausalLM.from_pretrained(
+        out, output_loading_info=True
+    )
+    assert type(reference) is transformers.BertLMHeadModel
+    assert not any(loading.values())
     job = PretrainJob(load_recipe(str(out / "recipe.toml")), Shards.open(out / "shards"))
     assert job.recipe.weights == {"causal_lm": 1.0}
     assert events[-1].fields["evaluation"]["causal_lm_loss"] == pytest.approx(
-        causal_loss(theirs, held_out_of(job)), abs=2e-5
+        causal_loss(reference, held_out_of(job)), abs=2e-5
     )
 
 
@@ -98,8 +101,11 @@ def test_recipe_is_that_of_bert_base() -> None:
         base.optimizer,
         base.vocabulary,
     )
-    ours, theirs = vars(recipe.encoder), vars(base.encoder)
-    assert {name for name in ours if ours[name] != theirs[name]} == {"direction", "pooler"}
+    settings, published = vars(recipe.encoder), vars(base.encoder)
+    assert {name for name in settings if settings[name] != published[name]} == {
+        "direction",
+        "pooler",
+    }
 
 
 def test_next_sentences_have_no_place_in_its_files(tmp_path: Path) -> None:
@@ -126,18 +132,18 @@ def test_next_sentences_have_no_place_in_its_files(tmp_path: Path) -> None:
 
 
 def test_it_continues_and_scores_as_transformers_does(ltr: Path) -> None:
-    theirs, found = transformers.BertLMHeadModel.from_pretrained(ltr, output_loading_info=True)
-    assert not any(found.values())
+    reference, loading = transformers.BertLMHeadModel.from_pretrained(ltr, output_loading_info=True)
+    assert not any(loading.values())
     loaded = bertworks.load(ltr, device="cpu", precision="fp32")
     assert loaded.can == ("embed", "explain", "generate", "score")
     ids = load_model(ltr).tokenizer.encode("the film was in Oslo").ids[:-1]
     with torch.no_grad():
-        logits = theirs(torch.tensor([ids])).logits[0].log_softmax(-1)
-        wanted = [float(logits[n, token]) for n, token in enumerate(ids[1:])]
+        logits = reference(torch.tensor([ids])).logits[0].log_softmax(-1)
+        expected = [float(logits[n, token]) for n, token in enumerate(ids[1:])]
         for _ in range(8):
-            ids.append(int(theirs(torch.tensor([ids])).logits[0, -1].argmax()))
+            ids.append(int(reference(torch.tensor([ids])).logits[0, -1].argmax()))
     (score,) = loaded.score(["the film was in Oslo"])
-    np.testing.assert_allclose(score["log_probabilities"], wanted, atol=2e-5)
+    np.testing.assert_allclose(score["log_probabilities"], expected, atol=2e-5)
     assert score["measure"] == "log_likelihood"
     (continuation,) = loaded.generate(["the film was in Oslo"], max_tokens=8, temperature=0)
     assert continuation["ids"] == ids[-8:]
@@ -147,28 +153,33 @@ def test_it_continues_and_scores_as_transformers_does(ltr: Path) -> None:
 
 
 def test_a_continuation_ends_at_the_token_after_a_text(ltr: Path, tmp_path: Path) -> None:
-    theirs, tokenizer = transformers.BertLMHeadModel.from_pretrained(ltr), load_model(ltr).tokenizer
+    reference, tokenizer = (
+        transformers.BertLMHeadModel.from_pretrained(ltr),
+        load_model(ltr).tokenizer,
+    )
     with torch.no_grad():
-        theirs.cls.predictions.bias[tokenizer.sep_id] += 100.0
-    theirs.save_pretrained(tmp_path)
+        reference.cls.predictions.bias[tokenizer.sep_id] += 100.0
+    reference.save_pretrained(tmp_path)
     tokenizer.save(tmp_path, has_types=True)
     (continuation,) = bertworks.generate(tmp_path, ["the film was in Oslo"], device="cpu")
     assert (continuation["ids"], continuation["finish_reason"]) == ([], "end_token")
 
 
 def test_a_pooler_of_transformers_is_kept_and_not_used(ltr: Path, tmp_path: Path) -> None:
-    theirs = transformers.BertModel.from_pretrained(ltr)
-    for p in theirs.pooler.parameters():
+    reference = transformers.BertModel.from_pretrained(ltr)
+    for p in reference.pooler.parameters():
         p.data.normal_()
-    theirs.save_pretrained(tmp_path / "theirs")
+    reference.save_pretrained(tmp_path / "theirs")
     load_model(ltr).tokenizer.save(tmp_path / "theirs", has_types=True)
     list(convert(str(tmp_path / "theirs"), tmp_path / "ours"))
-    read, found = transformers.BertModel.from_pretrained(
+    read, loading = transformers.BertModel.from_pretrained(
         tmp_path / "ours", output_loading_info=True
     )
-    assert not any(found.values())
+    assert not any(loading.values())
     assert read.config.is_decoder
-    assert all(torch.equal(p, theirs.state_dict()[name]) for name, p in read.state_dict().items())
+    assert all(
+        torch.equal(p, reference.state_dict()[name]) for name, p in read.state_dict().items()
+    )
 
 
 def test_whole_texts_are_read_at_their_last_token() -> None:
@@ -208,12 +219,14 @@ def test_fine_tuned_for_texts_it_is_a_network_of_its_own(write, ltr: Path, tmp_p
     d = folder.task_config
     choices = ("a film", *["is good", "is bad"] * 2)[: d.num_choices + 1]
     example = {"classification": "a film", "regression": ("a film", "it"), "choice": choices}
-    exact, again, small = (
-        Predictor(tmp_path / name, device="cpu", precision=precision).predict([example[d.task]])
-        for name, precision in (("out", "fp32"), ("again", "fp32"), ("out", "int8"))
+    exact, again = (
+        Predictor(tmp_path / name, device="cpu", precision="fp32").predict([example[d.task]])
+        for name in ("out", "again")
     )
     assert exact == again
-    assert small[0].keys() == exact[0].keys()
+    if cpu_supports_int8():
+        small = Predictor(tmp_path / "out", device="cpu", precision="int8")
+        assert small.predict([example[d.task]])[0].keys() == exact[0].keys()
     list(export(tmp_path / "out", tmp_path / "onnx"))
     exported = Predictor(tmp_path / "onnx", device="cpu").predict([example[d.task]])
     for name, value in exact[0].items():
@@ -229,30 +242,33 @@ def test_tags_depend_on_what_is_before_and_are_those_of_transformers(
     bertworks.finetune(
         data, output=tmp_path / "out", model=ltr, method="full", overrides=FAST, device="cpu"
     )
-    theirs, found = transformers.BertForTokenClassification.from_pretrained(
+    reference, loading = transformers.BertForTokenClassification.from_pretrained(
         tmp_path / "out", output_loading_info=True
     )
-    assert not any(found.values())
-    assert theirs.config.is_decoder
+    assert not any(loading.values())
+    assert reference.config.is_decoder
     model = load_model(tmp_path / "out")
     network = TaskModel(
         model.config, task_of(ModelFolder(tmp_path / "out").task_config).head()
     ).eval()
     network.load_state_dict(model.state)
-    one, other = (
+    long, short = (
         torch.tensor(model.tokenizer.encode(text).ids)
         for text in ("the film in Oslo", "the film in dogs")
     )
     logits = []
-    for ids in (one, other):
-        every = torch.arange(len(ids))
+    for ids in (long, short):
+        positions = torch.arange(len(ids))
         batch = Batch(
-            ids, Layout.of([len(ids)]), torch.zeros_like(ids), {"task": BatchTarget(every, every)}
+            ids,
+            Layout.of([len(ids)]),
+            torch.zeros_like(ids),
+            {"task": BatchTarget(positions, positions)},
         )
         logits.append(network.logits(batch).detach())
         with torch.no_grad():
-            assert (theirs(ids[None]).logits[0] - logits[-1]).abs().max() <= 2e-5
-    same = int((one[: len(other)] == other[: len(one)]).long().cumprod(0).sum())
+            assert (reference(ids[None]).logits[0] - logits[-1]).abs().max() <= 2e-5
+    same = int((long[: len(short)] == short[: len(long)]).long().cumprod(0).sum())
     torch.testing.assert_close(logits[0][:same], logits[1][:same])
     answers = Predictor(tmp_path / "out", device="cpu").predict(SENTENCES)
     assert [len(answer["tags"]) for answer in answers] == [7, 1]
@@ -261,8 +277,8 @@ def test_tags_depend_on_what_is_before_and_are_those_of_transformers(
 def test_a_classifier_of_transformers_reads_the_first_token_and_is_refused(
     ltr: Path, tmp_path: Path
 ) -> None:
-    theirs = transformers.BertForSequenceClassification.from_pretrained(ltr, num_labels=3)
-    theirs.save_pretrained(tmp_path)
+    reference = transformers.BertForSequenceClassification.from_pretrained(ltr, num_labels=3)
+    reference.save_pretrained(tmp_path)
     load_model(ltr).tokenizer.save(tmp_path, has_types=True)
     with pytest.raises(
         BertworksError,
