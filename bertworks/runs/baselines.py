@@ -48,13 +48,12 @@ from bertworks.tasks.scores import (
     metric_name,
     row_sums,
 )
-from bertworks.tasks.sequences import Features
+from bertworks.tasks.sequences import Features, Rows
 from bertworks.tasks.settings import SentenceVectors, TaskConfig
 from bertworks.tasks.task import ABSENT_LOGIT, Answer, Logits, Task, targets_of
 from bertworks.text.segmentation import split_sentences
 from bertworks.training.device import InferencePrecision
 
-Rows = Sequence[Features]
 SomeAnswers = Sequence[Answer | None]  # None for rows that a method does not answer
 Answers = dict[str, list[Answer | None]]  # by method
 _CommonRows = tuple[list[Any], ...]  # items, and the answers of two methods to all of them

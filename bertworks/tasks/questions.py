@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.batching.batch import Example, Ids
+from bertworks.batching.batch import ExampleGroup, Ids
 from bertworks.datasets.schema import (
     Item,
     LabelCell,
@@ -25,6 +25,7 @@ from bertworks.metrics import intervals, squad
 from bertworks.tasks.heads import SpanExtraction, TaskHead
 from bertworks.tasks.sequences import (
     Features,
+    Rows,
     Window,
     strip_span,
     tokens_in_span,
@@ -113,13 +114,13 @@ class QuestionsTask(Task):
             num_read = len(question)
             yield features._replace(num_read=num_read, num_truncated=count - num_read)
 
-    def example_sequences(self, features: Features) -> Sequence[Example]:
+    def example_sequences(self, features: Features) -> ExampleGroup:
         if self.reads_apart:
             return features.unit
         answered = (sequence for sequence in features.unit if sequence.target.labels.any())
         return [next(answered, features.unit[0])]
 
-    def target_text(self, reader: Featurizer, sequences: Sequence[Example]) -> str:
+    def target_text(self, reader: Featurizer, sequences: ExampleGroup) -> str:
         first, last = sequences[0].target.labels.tolist()
         answer = sequences[0].input_ids[first : last + 1]
         return reader.tokenizer.decode(answer) if first else "no answer"
@@ -296,7 +297,7 @@ class QuestionsTask(Task):
                 {"f1": f1},
             )
 
-    def table(self, dev: Sequence[Features], pairs: Pairs) -> dict[str, dict[str, float]]:
+    def table(self, dev: Rows, pairs: Pairs) -> dict[str, dict[str, float]]:
         """Return counts of questions and contexts.
 
         Questions are with or without answer; contexts are read in one window or in several.
@@ -314,7 +315,7 @@ class QuestionsTask(Task):
             table[kind] = {"exact": exact, "f1": f1, "support": float(len(scores))}
         return table
 
-    def fitted(self, rows: Sequence[Features], logits: Sequence[Logits]) -> TaskConfig:
+    def fitted(self, rows: Rows, logits: Sequence[Logits]) -> TaskConfig:
         """Questions have no temperature; the threshold is that of "no answer"."""
         answers = [self.decode(row, x) for row, x in zip(rows, logits, strict=True)]
         figures = self.further_figures([*zip((features.item for features in rows), answers)])

@@ -19,7 +19,7 @@ from bertworks.errors import require, some_names
 from bertworks.metrics import intervals
 from bertworks.metrics.classification import paired
 from bertworks.tasks.registry import TASKS, task_of
-from bertworks.tasks.sequences import Features
+from bertworks.tasks.sequences import Rows
 from bertworks.tasks.settings import TaskConfig
 from bertworks.tasks.task import NOTHING, Answer, Logits, Mistake
 from bertworks.text.near_copies import near_copies_of_rows
@@ -182,7 +182,7 @@ def format_score(
 
 
 def task_results(
-    d: TaskConfig, encoded: Sequence[Features], answers: Sequence[Answer]
+    d: TaskConfig, encoded: Rows, answers: Sequence[Answer]
 ) -> tuple[dict[str, Any], list[Mistake]]:
     """Return the results of an evaluation, and all mistakes.
 
@@ -292,7 +292,7 @@ def points(items: Sequence[Item], answers: Sequence[Answer]) -> list[tuple[float
 
 
 def fit_outputs(
-    d: TaskConfig, rows: Sequence[Features], logits: Sequence[Logits]
+    d: TaskConfig, rows: Rows, logits: Sequence[Logits]
 ) -> tuple[TaskConfig, list[Answer], dict[str, Any]]:
     """Return the task with the threshold and the temperature that fit labelled rows.
 

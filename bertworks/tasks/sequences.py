@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.batching.batch import Example, Ids
+from bertworks.batching.batch import ExampleGroup, Ids
 from bertworks.datasets.schema import Item
 from bertworks.text.long_texts import with_marks
 
@@ -106,7 +106,7 @@ class Features(NamedTuple):
 
     item: Item
     # one sequence; one for each choice; or windows over a long text, `Lazy` if several
-    unit: Sequence[Example]
+    unit: ExampleGroup
     # Tokens in the sequences, without special tokens; those of the question if there are windows.
     num_read: int = 0
     num_truncated: int = 0  # tokens that are in no sequence
@@ -126,6 +126,9 @@ class Features(NamedTuple):
             if has_offsets
             else self.item.texts
         )
+
+
+Rows = Sequence[Features]
 
 
 @dataclass

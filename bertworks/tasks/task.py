@@ -39,6 +39,7 @@ from bertworks.tasks.sequences import (
     Features,
     Lazy,
     Offsets,
+    Rows,
     ShortIds,
     Window,
     sliding_windows,
@@ -50,6 +51,7 @@ from bertworks.training.recipe import FinetuneRecipe
 
 Answer = dict[str, Any]
 Logits = NDArray[np.float32]
+Targets = NDArray[Any]  # what is learned from a sequence or an item
 Value = Callable[[Tensor], Tensor]  # [copies, M, outputs] -> [copies]
 # a sequence and an output for it: its name and value; "", None: none
 Attributed = tuple[Example, str, Value | None]
@@ -147,7 +149,7 @@ class Featurizer:
 
     # --- examples in words
 
-    def examples(self, features: Sequence[Features]) -> list[Event]:
+    def examples(self, features: Rows) -> list[Event]:
         """Yield notes on two items as the network reads them.
 
         They have different labels if possible.
@@ -448,7 +450,7 @@ class Task(RowTask):
         """Return the names of the columns of `Mistake.texts`."""
         return self.d.text if self.reads_pairs else self.d.text[:1]
 
-    def constant_logits(self, targets: NDArray[Any], count: int) -> Logits:
+    def constant_logits(self, targets: Targets, count: int) -> Logits:
         """Return the logits of the trivial method for `count` predictions, [count, outputs].
 
         They are the same for all. targets: of the training rows, see `targets_of`.
@@ -480,7 +482,7 @@ class Task(RowTask):
             if len(example.target.positions)
         ]
 
-    def example_sequences(self, features: Features) -> Sequence[Example]:
+    def example_sequences(self, features: Features) -> ExampleGroup:
         """Return the sequences of an item that a note shows."""
         return features.unit if self.reads_apart else features.unit[:1]
 
@@ -488,7 +490,7 @@ class Task(RowTask):
         """Return the tokens of a sequence, in words, with what is predicted for each."""
         return pieces
 
-    def target_text(self, reader: Featurizer, sequences: Sequence[Example]) -> str | None:
+    def target_text(self, reader: Featurizer, sequences: ExampleGroup) -> str | None:
         """Return what is learned from the sequences of a note; None if the tokens show it."""
         return None
 
@@ -669,7 +671,7 @@ class Task(RowTask):
         """Return the rows of the confusion matrix. names: those of labels and predictions."""
         return [*self.counted_classes()] or [*sorted(names), NOTHING]
 
-    def table(self, dev: Sequence[Features], pairs: Pairs) -> dict[str, dict[str, float]]:
+    def table(self, dev: Rows, pairs: Pairs) -> dict[str, dict[str, float]]:
         """Return the figures of each `part`."""
         if not self.part:
             return {}
@@ -677,7 +679,7 @@ class Task(RowTask):
 
     # --- calibration
 
-    def gold_logits(self, rows: Sequence[Features], logits: Sequence[Logits]) -> Gold:
+    def gold_logits(self, rows: Rows, logits: Sequence[Logits]) -> Gold:
         """Return logits [n, labels] and gold labels as in `metrics.intervals`, and the row of each.
 
         They are those of all predicted words, tokens or texts.
@@ -686,7 +688,7 @@ class Task(RowTask):
         row_of = np.repeat(np.arange(len(rows)), list(map(len, gold)))
         return np.concatenate(logits), np.concatenate(gold), row_of
 
-    def fitted(self, rows: Sequence[Features], logits: Sequence[Logits]) -> TaskConfig:
+    def fitted(self, rows: Rows, logits: Sequence[Logits]) -> TaskConfig:
         """Return the settings with the temperature and then the threshold that fit these rows."""
         x, gold, _ = self.gold_logits(rows, logits)
         return replace(self.d, temperature=intervals.fit_temperature(x, gold))
@@ -703,15 +705,13 @@ class Task(RowTask):
         return _USAGE[self.name]  # type: ignore[no-any-return]
 
 
-def target_example(
-    sequence: TokenSequence, positions: Ids | list[int], labels: NDArray[Any]
-) -> Example:
+def target_example(sequence: TokenSequence, positions: Ids | list[int], labels: Targets) -> Example:
     """Return a sequence with the tokens that are predicted and their labels."""
     target = Target(np.asarray(positions, np.int64), labels)
     return Example(sequence.input_ids, sequence.token_type_ids, {"task": target})
 
 
-def targets_of(features: Features) -> NDArray[Any]:
+def targets_of(features: Features) -> Targets:
     """Return the targets of all sequences of an item."""
     return np.concatenate([example.target.labels for example in features.unit])
 

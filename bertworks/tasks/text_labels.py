@@ -14,10 +14,9 @@ from statistics import mode
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
-from bertworks.batching.batch import Example, ExampleGroup, Ids, add_special_tokens
+from bertworks.batching.batch import ExampleGroup, Ids, add_special_tokens
 from bertworks.datasets.schema import (
     CHOICE_LISTS,
     Columns,
@@ -46,7 +45,7 @@ from bertworks.datasets.values import (
 from bertworks.errors import BertworksError, expect
 from bertworks.metrics import intervals
 from bertworks.tasks.heads import MultiLabel, MultipleChoice, Regression, TaskHead
-from bertworks.tasks.sequences import Features
+from bertworks.tasks.sequences import Features, Rows
 from bertworks.tasks.settings import TaskConfig
 from bertworks.tasks.task import (
     ABSENT_LOGIT,
@@ -57,6 +56,7 @@ from bertworks.tasks.task import (
     Logits,
     Mistake,
     Pairs,
+    Targets,
     Task,
     log_odds,
     sigmoid,
@@ -71,6 +71,7 @@ _CHOICE = re.compile(
     r"(choice|ending|option|answer|alternative|candidate|sol|solution|選択肢|보기)s?"
     r"[ _-]?(\d+|[a-e])"
 )
+Segments = list[tuple[Ids, int]]  # the ids of texts, and how many there are before truncation
 LabelValue = Callable[[Tensor, int], Tensor]  # [copies, outputs], a label -> [copies]
 
 
@@ -111,15 +112,12 @@ class TextTask(Task):
                 num_truncated += first + second - sum(lengths)
             yield Features(item, unit, num_read, num_truncated)
 
-    def sequences(self, texts: list[tuple[Ids, int]]) -> list[list[tuple[Ids, int]]]:
-        """Return the texts that are read together.
-
-        texts: the ids of each, and their number before truncation.
-        """
+    def sequences(self, texts: Segments) -> list[Segments]:
+        """Return the texts that are read together."""
         return [texts]
 
     @abstractmethod
-    def targets(self, item: Item, number: int) -> NDArray[np.generic]:
+    def targets(self, item: Item, number: int) -> Targets:
         """Return the target of a sequence of an item, [1, ...]. number: of the sequence."""
 
     def expected_texts(self, count: int) -> tuple[bool, str]:
@@ -189,10 +187,10 @@ class ClassificationTask(TextTask):
         what += ", and those with leading zeros are codes and no numbers"
         return what, "if they are numbers: --task regression; else name another column with --label"
 
-    def targets(self, item: Item, number: int) -> NDArray[np.generic]:
+    def targets(self, item: Item, number: int) -> Targets:
         return np.array([0 if item.label is None else self.d.labels.index(item.label)], np.int64)
 
-    def target_text(self, reader: Featurizer, sequences: Sequence[Example]) -> str:
+    def target_text(self, reader: Featurizer, sequences: ExampleGroup) -> str:
         number = int(sequences[0].target.labels[0])
         return self.d.labels[number]
 
@@ -267,10 +265,10 @@ class MultiLabelTask(TextTask):
             return "the labels are named only 0 and 1", hint
         return None
 
-    def targets(self, item: Item, number: int) -> NDArray[np.generic]:
+    def targets(self, item: Item, number: int) -> Targets:
         return np.array([[label in (item.label or ()) for label in self.d.labels]], np.float32)
 
-    def target_text(self, reader: Featurizer, sequences: Sequence[Example]) -> str:
+    def target_text(self, reader: Featurizer, sequences: ExampleGroup) -> str:
         return ", ".join(compress(self.d.labels, sequences[0].target.labels[0])) or "no label"
 
     def head(self) -> TaskHead:
@@ -289,7 +287,7 @@ class MultiLabelTask(TextTask):
         """The order of several labels means nothing."""
         return frozenset(label)
 
-    def constant_logits(self, targets: NDArray[Any], count: int) -> Logits:
+    def constant_logits(self, targets: Targets, count: int) -> Logits:
         frequencies = targets.mean(0)
         is_given = frequencies >= min(0.5, frequencies.max())
         logits = np.where(is_given, -ABSENT_LOGIT, ABSENT_LOGIT)
@@ -328,7 +326,7 @@ class MultiLabelTask(TextTask):
                 item.where, item.texts, gold_names, predicted_names, wrong[worst], badness, kind
             )
 
-    def fitted(self, rows: Sequence[Features], logits: Sequence[Logits]) -> TaskConfig:
+    def fitted(self, rows: Rows, logits: Sequence[Logits]) -> TaskConfig:
         fitted = super().fitted(rows, logits)
         x, gold, _ = self.gold_logits(rows, logits)
         threshold = intervals.best_label_threshold(sigmoid(x / fitted.temperature), gold)
@@ -371,10 +369,10 @@ class RegressionTask(TextTask):
         what = f"all {column.filled:,} rows have the same number, {column.low}"
         return what, "add rows with other numbers"
 
-    def targets(self, item: Item, number: int) -> NDArray[np.generic]:
+    def targets(self, item: Item, number: int) -> Targets:
         return np.array([item.label or 0.0], np.float32)
 
-    def target_text(self, reader: Featurizer, sequences: Sequence[Example]) -> str:
+    def target_text(self, reader: Featurizer, sequences: ExampleGroup) -> str:
         return f"{sequences[0].target.labels.tolist()[0]:g}"
 
     def head(self) -> TaskHead:
@@ -390,7 +388,7 @@ class RegressionTask(TextTask):
     def decode(self, features: Features, logits: Logits) -> Answer:
         return {"value": float(logits[0, 0])}
 
-    def constant_logits(self, targets: NDArray[Any], count: int) -> Logits:
+    def constant_logits(self, targets: Targets, count: int) -> Logits:
         return np.full((count, 1), targets.mean(), np.float32)
 
     def difference(self, first: Sequence[Any], second: Sequence[Any]) -> tuple[str, Answer]:
@@ -472,17 +470,17 @@ class ChoiceTask(TextTask):
         hint = "name them: --text PROMPT --text CHOICE1 --text CHOICE2"
         return "there are no choices", hint
 
-    def sequences(self, texts: list[tuple[Ids, int]]) -> list[list[tuple[Ids, int]]]:
+    def sequences(self, texts: Segments) -> list[Segments]:
         prompt, *choices = texts
         return [[prompt, choice] for choice in choices]
 
-    def targets(self, item: Item, number: int) -> NDArray[np.generic]:
+    def targets(self, item: Item, number: int) -> Targets:
         return np.array([float(number == item.label)], np.float32)
 
-    def example_sequences(self, features: Features) -> Sequence[Example]:
+    def example_sequences(self, features: Features) -> ExampleGroup:
         return features.unit
 
-    def target_text(self, reader: Featurizer, sequences: Sequence[Example]) -> str:
+    def target_text(self, reader: Featurizer, sequences: ExampleGroup) -> str:
         right = [sequence.target.labels[0] for sequence in sequences].index(1)
         return f"choice {right + 1}"
 
@@ -496,7 +494,7 @@ class ChoiceTask(TextTask):
     def shared_texts(self, num_texts: int) -> list[tuple[int, ...]]:
         return [(0,)]
 
-    def constant_logits(self, targets: NDArray[Any], count: int) -> Logits:
+    def constant_logits(self, targets: Targets, count: int) -> Logits:
         votes = targets.reshape(-1, self.d.num_choices).sum(0)
         return np.tile(votes.astype(np.float32), count // self.d.num_choices)[:, None]
 
@@ -547,7 +545,7 @@ class ChoiceTask(TextTask):
     def confusion_labels(self, names: set[str]) -> list[str]:
         return [str(number + 1) for number in range(self.d.num_choices)]
 
-    def gold_logits(self, rows: Sequence[Features], logits: Sequence[Logits]) -> Gold:
+    def gold_logits(self, rows: Rows, logits: Sequence[Logits]) -> Gold:
         gold = [[example.target.labels[0] for example in features.unit] for features in rows]
         row_logits = np.stack([x[:, 0] for x in logits])
         return row_logits, np.array(gold).argmax(1), np.arange(len(rows))
