@@ -214,10 +214,6 @@ class RowTask(ABC):
     has_context = False
     expected: str
 
-    def label_cell(self, value: Any) -> Any:
-        """Return what a column of labels holds, as it is written in tables."""
-        return value
-
     @abstractmethod
     def read_label(self, cell: LabelCell) -> Any:
         """Return the value of a cell as `Item.label`; None if it is no label of the task."""
@@ -520,8 +516,9 @@ def label_of(cell: LabelCell, task: RowTask) -> Any:
     Raises:
         BertworksError: it is missing, unknown, or no label of the task.
     """
-    cell = replace(cell, value=task.label_cell(cell.value))
     schema = cell.schema
+    if task.has_classes and isinstance(cell.value, list) and len(cell.value) == 1:
+        cell = replace(cell, value=cell.value[0])  # annotation tools write one label as a list
     numbers = f"{schema.first_choice}-{schema.first_choice + len(cell.texts) - 2}"
     expected = task.expected.replace("NUMBERS", numbers)
     if not task.has_text_labels and values.label_text(cell.value) is None:
@@ -640,7 +637,7 @@ def infer_schema(
             )
             raise BertworksError(what, where=reader.name, hint=hint)
     notes = [*schema_notes(schema, columns, schema_task), *spelling_notes]
-    return schema, [*notes, *_certainty(schema, columns, reader, {*text, *label})]
+    return schema, [*notes, *_certainty(schema, file, reader.header_note)]
 
 
 def study(reader: RowReader, count: int | None) -> dict[str, Column]:
@@ -1014,18 +1011,15 @@ def are_nameless(columns: Columns) -> bool:
     return all(re.fullmatch(r"column \d+", name) for name in columns)
 
 
-def _certainty(
-    schema: Schema, columns: Columns, reader: RowReader, named_columns: set[str]
-) -> list[str]:
-    """Return the header, the grounds of what was inferred, and what else is possible.
-
-    named_columns: columns that were named.
-    """
-    lines = [reader.header_note] if reader.header_note else []
-    layout = reader.kind in ("squad", "spans", "conll")
+def _certainty(schema: Schema, file: StudiedFile, header_note: str) -> list[str]:
+    """Return the header, the grounds of what was inferred, and what else is possible."""
+    columns = file.columns
+    named = {*file.text, *file.label}
+    lines = [header_note] if header_note else []
+    layout = file.kind in ("squad", "spans", "conll")
     inferred = []
     for what, names in (("text", schema.text), ("label", schema.label)):
-        if {*names} - named_columns:
+        if {*names} - named:
             by_name = {columns[name].known_name for name in names} <= values.KNOWN_NAMES | {
                 *CHOICE_LISTS
             }
@@ -1033,16 +1027,16 @@ def _certainty(
                 f"{what} by its {'layout' if layout else 'name' if by_name else 'values'}"
             )
     for name in schema.text:
-        if name in columns and name not in named_columns and not layout:
+        if name in columns and name not in named and not layout:
             lines += _doubt_about_text(columns[name])
-    is_open = not layout and {*schema.label} - named_columns
+    is_open = not layout and {*schema.label} - named
     alternatives = [
         repr(c.name) for c in _candidates(columns, (*schema.text, *schema.label)) if is_open
     ]
     also = f"; another label could be: {', '.join(alternatives)}" if alternatives else ""
-    split = [
-        f"all rows are used, though {c.name!r} divides them"
-        for c in columns.values()
-        if named_columns and _is_split(c)
-    ]
-    return lines + [f"inferred: {', '.join(inferred)}{also}"] * bool(inferred) + split
+    if inferred:
+        lines.append(f"inferred: {', '.join(inferred)}{also}")
+    for column in columns.values():
+        if named and _is_split(column):
+            lines.append(f"all rows are used, though {column.name!r} divides them")
+    return lines

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, compress, islice
 from statistics import mode
@@ -72,7 +72,6 @@ _CHOICE = re.compile(
     r"[ _-]?(\d+|[a-e])"
 )
 Segments = list[tuple[Ids, int]]  # the ids of texts, and how many there are before truncation
-LabelValue = Callable[[Tensor, int], Tensor]  # [copies, outputs], a label -> [copies]
 
 
 class TextTask(Task):
@@ -126,13 +125,8 @@ class TextTask(Task):
         expected = {1: "a string", 2: "a pair of strings"}.get(len(self.d.text), "")
         return count == len(self.d.text), expected
 
-    def label_explained(
-        self, features: Features, answer: Answer, target: str | None, value: LabelValue
-    ) -> Explained:
-        """Return the output for a label, and all labels.
-
-        value: of the logits and the number of the label.
-        """
+    def explained(self, features: Features, answer: Answer, target: str | None) -> Explained:
+        """Return the log-odds of a label, and all labels."""
         best = sorted(answer["scores"].items(), key=lambda pair: -pair[1])
         label = target or best[0][0]
         hint = f"use one of {', '.join(self.d.labels[:20])}"
@@ -140,7 +134,13 @@ class TextTask(Task):
         number = self.d.labels.index(label)
         name = f"the label “{label}” (log-odds)"
         rows = [(label, f"{p:.1%}") for label, p in best]
-        return (features.unit[0], name, lambda x: value(x[:, 0], number)), rows
+
+        def value(outputs: Tensor) -> Tensor:
+            logits = outputs[:, 0]
+            # of several labels, each logit is the log-odds of its label
+            return logits[:, number] if self.has_many_labels else log_odds(logits, number)
+
+        return (features.unit[0], name, value), rows
 
 
 class ClassificationTask(TextTask):
@@ -160,10 +160,6 @@ class ClassificationTask(TextTask):
     is_stratified = True
     recipe_fields = ("class_weights", "label_smoothing")
     problem_type = "single_label_classification"
-
-    def label_cell(self, value: Any) -> Any:
-        """Annotation tools write one label as a list."""
-        return value[0] if isinstance(value, list) and len(value) == 1 else value
 
     def read_label(self, cell: LabelCell) -> Any:
         if isinstance(cell.value, list | dict):
@@ -201,9 +197,6 @@ class ClassificationTask(TextTask):
             "score": float(p.max()),
             "scores": dict(zip(self.d.labels, p.tolist(), strict=True)),
         }
-
-    def explained(self, features: Features, answer: Answer, target: str | None) -> Explained:
-        return self.label_explained(features, answer, target, log_odds)
 
     def metrics_of(self) -> Names:
         # F1 is that of one of two classes.
@@ -296,10 +289,6 @@ class MultiLabelTask(TextTask):
     def check_threshold(self, threshold: float | None) -> None:
         what = f"the threshold is {threshold}: expected a probability, from 0 to 1"
         expect(0 <= (threshold or 0) <= 1, what)
-
-    def explained(self, features: Features, answer: Answer, target: str | None) -> Explained:
-        # The logit of each label is its log-odds.
-        return self.label_explained(features, answer, target, lambda x, number: x[:, number])
 
     def label_names(self, label: Any) -> Iterable[str]:
         return tuple(label)
