@@ -34,7 +34,8 @@ _LISTED_ERRORS = 20
 _LISTED_LABELS = 30
 _SHOWN_LABELS = 10
 Columns = Mapping[str, Column]  # of a file, by name
-Names = tuple[str, ...]  # of columns
+Names = tuple[str, ...]  # of columns, or of labels
+LabelProblem = tuple[str, str]  # in words, and a hint; "": the hint for all tasks
 _CHECKED_ROWS = 1000  # of which the words are checked
 _TAG = re.compile(rf"O|{ENTITY_TAG.pattern}")
 _TAG_NAMES = ("tag", "tags", "ner", "ner_tag", "ner_tags", "pos", "pos_tag", "upos", "entity")
@@ -149,6 +150,8 @@ class LabelCell:
             BertworksError: it is missing or unknown.
         """
         labels = self.schema.labels
+        if name is not None and (name in labels or not labels):
+            return name
         hint = (
             f"the labels are: {first_names(labels, _LISTED_LABELS)}"
             if labels
@@ -156,8 +159,6 @@ class LabelCell:
         )
         if name is None:
             raise values.missing_label(self.column, self.where, hint)
-        if name in labels or not labels:
-            return name
         canonical = values.canonical_label(name)
         equal_labels = [each for each in labels if values.canonical_label(each) == canonical]
         folded = values.folded_label(name)
@@ -174,9 +175,6 @@ class LabelCell:
             suggestion += "--join-labels reads it so; "
         what = f"the label {name!r} is not known"
         raise BertworksError(what, where=self.where, hint=suggestion + hint)
-
-
-LabelProblem = tuple[str, str]  # in words, and a hint; "": the hint for all tasks
 
 
 class RowTask(ABC):
