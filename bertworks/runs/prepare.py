@@ -1,8 +1,9 @@
 """Raw text -> vocabulary and shards, in a background thread with progress as events."""
 
+import json
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -11,18 +12,20 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bertworks.errors import expect, printable, quoted
+import numpy as np
+
+from bertworks.errors import expect, printable, quoted, require
 from bertworks.events import Event
 from bertworks.io.atomic_write import refuse_file, refuse_nested, replacing_folder
-from bertworks.io.file_job import FileJob
-from bertworks.io.inputs import as_path
+from bertworks.io.file_job import FileJob, Portion, unpacked_values
+from bertworks.io.inputs import as_path, chunk_by_size
 from bertworks.io.options import Bulk, Documents
 from bertworks.io.tables import Data, sources_of
-from bertworks.text.corpus import CorpusReader
+from bertworks.text.corpus import CorpusReader, CorpusReport, Group
 from bertworks.text.corpus_report import CorpusStatistics, corpus_report
-from bertworks.text.file_groups import blocks_of, counts_of, groups, source_of
 from bertworks.text.shards import (
     PART_CHARACTERS,
+    PartWriter,
     Shards,
     holds_shards,
     refuse_other_files,
@@ -35,10 +38,15 @@ from bertworks.text.vocabulary import (
     VocabularyConfig,
     VocabularyReport,
     extend_vocabulary,
+    splitter_of,
     train_vocabulary,
 )
+from bertworks.text.word_counts import BATCH, AccentCounts, Sample
 
 Result = TypeVar("Result")
+# The `maker` of a `FileJob` returns what the portions depend on, and the work for one group of
+# files. The last value of a portion is the report of the reader.
+Maker = tuple[dict[str, Any], Callable[[Group], Portion]]
 # of a model folder
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 PATIENCE = 2.0  # seconds for the work to end after the caller has stopped
@@ -116,14 +124,14 @@ def make_vocabulary(
                 output,
                 bulk,
                 "vocab",
-                "bertworks.text.file_groups:count_maker",
+                "bertworks.runs.prepare:count_maker",
                 asdict(config),
             )
             stack.enter_context(job.open())
-            yield from job.make("vocab", groups(reader))
+            yield from job.make("vocab", reader.groups())
             if bulk.part:
                 return
-            options["counted"] = lambda sample: counts_of(job.files, reader, sample)
+            options["counted"] = lambda sample: _counts_of(job.files, reader, sample)
 
         def work(report_progress: Callable[[str, int], None]) -> tuple[Tokenizer, VocabularyReport]:
             texts = (document.text for document in reader)
@@ -140,7 +148,7 @@ def _job(
     reader: CorpusReader, output: Path, bulk: Bulk, command: str, maker: str, *settings: Any
 ) -> FileJob:
     """Return the portions of a corpus: groups of its files."""
-    source = source_of(reader)
+    source = reader.source()
     identity = {
         "command": command,
         "corpus": reader.identity(),
@@ -154,6 +162,75 @@ def _job(
         maker,
         [f"{output.expanduser().absolute()}.parts", source, *settings],
     )
+
+
+def count_maker(_: str, source: dict[str, Any], config: dict[str, Any]) -> Maker:
+    """Return the `maker` of word counts, see `FileJob`.
+
+    It makes `AccentCounts` of some millions of characters each, and the sample.
+    """
+    splitter = splitter_of(VocabularyConfig(**config))
+
+    def blocks(documents: Iterator[str]) -> Iterator[bytes]:
+        sample = Sample(documents)
+        for texts in chunk_by_size(sample, BATCH, len):
+            yield json.dumps(splitter.count(texts)._asdict()).encode()
+        yield json.dumps(sample.beginnings).encode()
+
+    return _maker(source, blocks)
+
+
+def shard_maker(folder: str, source: dict[str, Any], tokenizer: str, part_characters: int) -> Maker:
+    """Return the `maker` of shards, see `FileJob`: the parts of a group.
+
+    folder: of the portions, with the tokenizer.
+    """
+    writer = PartWriter(Path(folder, "tokenizer"), "")
+    what = "this is another tokenizer"
+    require(writer.tokenizer.sha256 == tokenizer, what, folder, "run the same command again")
+
+    def blocks(documents: Iterator[str]) -> Iterator[bytes]:
+        for texts in chunk_by_size(documents, part_characters, len):
+            np.savez(file := BytesIO(), **writer.encode(texts))
+            yield file.getvalue()
+
+    return _maker(source, blocks)
+
+
+def _maker(source: dict[str, Any], values: Callable[[Iterator[str]], Iterator[bytes]]) -> Maker:
+    """Return the `maker` of portions that hold the values of the texts of a group."""
+    reader = CorpusReader(**source)
+
+    def blocks(group: Group) -> Iterator[bytes]:
+        report = CorpusReport()
+        yield from values(reader.texts(group, report))
+        yield json.dumps(asdict(report)).encode()
+
+    return {"corpus": reader.identity()}, lambda group: (0, blocks(group))
+
+
+def blocks_of(files: Iterable[Path], reader: CorpusReader) -> Iterator[bytes]:
+    """Yield the values of all portions but the reports, which are added to that of the reader."""
+    total = reader.new_report()
+    for file in files:
+        last = b""
+        for number, block in enumerate(unpacked_values(file)):
+            if number:
+                yield last
+            last = block
+        total.add(json.loads(last))
+    reader.finish(total)
+
+
+def _counts_of(
+    files: Iterable[Path], reader: CorpusReader, sample: Sample
+) -> Iterator[AccentCounts]:
+    """Yield the word counts of all portions. sample: gets what they hold out."""
+    for block in map(json.loads, blocks_of(files, reader)):
+        if isinstance(block, dict):
+            yield AccentCounts(**block)
+        else:
+            sample.add(block)
 
 
 def extend_tokenizer(
@@ -212,7 +289,7 @@ def make_shards(
     with ExitStack() as stack:
         job = None
         if bulk.is_shared:
-            maker = "bertworks.text.file_groups:shard_maker"
+            maker = "bertworks.runs.prepare:shard_maker"
             job = _job(reader, output, bulk, "prepare", maker, tokenizer.sha256, PART_CHARACTERS)
         is_finished = (output / "manifest.json").exists()
         if job and (overwrite or not is_finished):
@@ -220,7 +297,7 @@ def make_shards(
                 refuse_other_files(output, overwrite)
             stack.enter_context(job.open())
             tokenizer.save(job.folder / "tokenizer")
-            yield from job.make("prepare", groups(reader))
+            yield from job.make("prepare", reader.groups())
             if bulk.part:
                 return
             options["parts"] = map(BytesIO, blocks_of(job.files, reader))

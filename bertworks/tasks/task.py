@@ -45,7 +45,7 @@ from bertworks.tasks.sequences import (
     sliding_windows,
 )
 from bertworks.tasks.settings import TaskConfig, TaskType
-from bertworks.text.shard_writer import flat_arrays
+from bertworks.text.shards import flat_arrays
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.recipe import FinetuneRecipe
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bertworks.errors import expect, explain_os_errors, quoted, require
+from bertworks.errors import UsageError, expect, explain_os_errors, quoted, require
 from bertworks.io import inputs, tables
 from bertworks.io.atomic_write import sha256
 from bertworks.io.inputs import (
@@ -26,6 +26,7 @@ from bertworks.io.inputs import (
     IssueCounter,
     Issues,
     LineReader,
+    chunk_by_size,
     format_suffix,
     nothing_there,
     open_lines,
@@ -43,10 +44,12 @@ MALFORMED = "malformed lines left out"
 # of lines without a blank one, at which it is divided
 _LONGEST_BLOCK = LARGEST_DOCUMENT + LARGEST_DOCUMENT // 4
 SUFFIXES = [suffix for suffix, kind in FORMATS.items() if kind != "conll"]
+_GROUP = 1 << 24  # bytes of files
 _MIN_LINES = 1000  # before a file with malformed lines is refused before its end
 _OWN_MARGIN = 30  # lines of a document that has its own margin, not that of its file
 
 
+Group = tuple[int, int]  # the numbers of its first file, and after its last one
 # What ends a document in plain text. title: a blank line, but not the one after a title.
 _ENDS = {
     "blank_line": "a blank line ends a document",
@@ -103,6 +106,18 @@ class CorpusReport(inputs.Repairs):
         if self.wrapped_documents:
             lines.append(f"hard-wrapped lines joined in {self.wrapped_documents:,} documents")
         return "\n".join(lines + self.issues())
+
+    def add(self, report: dict[str, Any]) -> None:
+        """Add the report of files that come later, as a dict."""
+        for issue, counter in report.pop("counts").items():
+            self.counts[issue].add_all(IssueCounter(**counter))
+        for name, value in report.items():
+            sum_so_far = getattr(self, name)
+            if isinstance(value, dict):
+                for key, number in value.items():
+                    sum_so_far[key] = sum_so_far.get(key, 0) + number
+            else:
+                setattr(self, name, sum_so_far + value)
 
 
 @dataclass
@@ -472,6 +487,42 @@ class CorpusReader:
         what = "\n  ".join(["no text was found", *report.issues()])
         require(report.documents, what, where, "name files that hold text")
         self.report = report
+
+    def groups(self) -> Iterator[Group]:
+        """Yield consecutive files of at least 16 MB together; the last group may be smaller."""
+        first = 0
+        for files in chunk_by_size(self.files, _GROUP, lambda path: path.stat().st_size):
+            yield first, first + len(files)
+            first += len(files)
+
+    def texts(self, group: Group, report: CorpusReport) -> Iterator[str]:
+        """Yield the texts of the documents of a group."""
+        for path in self.files[slice(*group)]:
+            for document in self.read(path, report):
+                yield document.text
+
+    def parts(self, part_characters: int) -> Iterator[list[str]]:
+        """Yield the texts of all documents in parts of at least `part_characters`.
+
+        The last part of a group may be smaller.
+        """
+        report = self.new_report()
+        for group in self.groups():
+            yield from chunk_by_size(self.texts(group, report), part_characters, len)
+        self.finish(report)
+
+    def source(self) -> dict[str, Any]:
+        """Return the arguments of which another process makes the same reader.
+
+        Raises:
+            UsageError: it reads standard input, a pipe or rows in memory.
+        """
+        for path in self.inputs:
+            if isinstance(path, StoredRows) or str(path) == "-" or Path(path).is_fifo():
+                what = "this can be read by one process only"
+                hint = "save the text in a file, and name that"
+                raise UsageError(what, where=str(path), hint=hint)
+        return {"inputs": list(map(str, self.inputs)), **self.options}
 
     def identity(self) -> dict[str, Any]:
         """Return what identifies the corpus without reading it.

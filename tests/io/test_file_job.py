@@ -41,7 +41,7 @@ from bertworks.io.file_job import (
 from bertworks.io.inputs import IssueCounter
 from bertworks.io.options import Bulk
 from bertworks.runs.prepare import make_shards, make_vocabulary, read_text
-from bertworks.text import file_groups
+from bertworks.text import corpus
 from bertworks.text.tokenizer import Tokenizer
 from tests.support import ROOT
 from tests.support.bulk_jobs import run
@@ -270,7 +270,7 @@ def commands(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertworks.io.file_job.ROWS_AT_ONCE", 7)
-    monkeypatch.setattr(file_groups, "_GROUP", 5000)
+    monkeypatch.setattr(corpus, "_GROUP", 5000)
     monkeypatch.setattr("bertworks.evaluation.masked_lm._BATCHES", 1)
 
 

@@ -1,19 +1,26 @@
 """Vocabularies and shards as events; nothing of somebody else's is lost."""
 
+import json
 import os
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from bertworks.errors import UsageError
+from bertworks.io.file_job import create
+from bertworks.runs import prepare
 from bertworks.runs.prepare import in_background, make_shards, make_vocabulary, read_text
 from bertworks.runs.pretrain import estimate_tokens, make_request
 from bertworks.runs.run_folder import check_same_request, create_run_folder
+from bertworks.text import corpus
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig
 from bertworks.training.budget import seconds_of
+from tests.support.fine import tokenizer as tokenizer_of_films
+from tests.support.refusals import refusal
 
 
 def make_text(folder: Path) -> CorpusReader:
@@ -139,3 +146,42 @@ def test_work_in_the_background_tells_returns_and_fails_like_any_other():
     assert [e.fields for e in events] == [{"stage": "test", "what": "parts", "amount": 3}]
     with pytest.raises(ZeroDivisionError):
         consume(lambda tell: 1 // 0)
+
+
+def seven_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CorpusReader:
+    monkeypatch.setattr(corpus, "_GROUP", 100)
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(7):
+        lines = [json.dumps({"text": f"Text {number} of {row}."}) for row in range(number)]
+        (texts / f"{number}.jsonl").write_text("\n".join(lines) + "\n")
+    return CorpusReader([texts])
+
+
+def test_reports_of_groups_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = seven_files(tmp_path, monkeypatch)
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    (folder / "job.json").write_text("{}")
+    list(reader)
+    expected = reader.report
+    source = reader.source()
+    config = {"size": 100}
+    identity, compute = prepare.count_maker("", source, config)
+    assert identity == {"corpus": reader.identity()}
+    names = [
+        create(folder, "0123456789abcdef", number, *compute(group))
+        for number, group in enumerate(reader.groups())
+    ]
+    blocks = list(prepare.blocks_of([folder / name for name in names], reader))
+    assert len(blocks) >= len(names)
+    report = asdict(reader.report) | {"files": expected.files}
+    assert report == asdict(expected)
+
+
+def test_another_tokenizer_makes_no_shards(tmp_path: Path) -> None:
+    tokenizer_of_films().save(tmp_path / "tokenizer")
+    (tmp_path / "a.txt").write_text("a film")
+    source = CorpusReader([tmp_path / "a.txt"]).source()
+    with refusal("this is another tokenizer", "run the same command again"):
+        prepare.shard_maker(str(tmp_path), source, "0" * 64, 100)

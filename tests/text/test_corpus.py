@@ -831,3 +831,33 @@ def test_a_folder_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Path, "iterdir", refused)
     with expected_refusal("the folder cannot be read: Permission denied", "make it readable"):
         CorpusReader([tmp_path])
+
+
+@pytest.fixture
+def small_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CorpusReader:
+    monkeypatch.setattr(corpus, "_GROUP", 100)
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(7):
+        lines = [json.dumps({"text": f"Text {number} of {row}."}) for row in range(number)]
+        (texts / f"{number}.jsonl").write_text("\n".join(lines) + "\n")
+    return CorpusReader([texts])
+
+
+def test_groups_divide_the_files(small_groups: CorpusReader) -> None:
+    groups = list(small_groups.groups())
+    assert len(groups) > 2
+    assert groups[0][0] == 0
+    assert [end for _, end in groups] == [*(start for start, _ in groups[1:]), 7]
+
+
+def test_parts_hold_all_documents_in_order(small_groups: CorpusReader) -> None:
+    parts = list(small_groups.parts(30))
+    assert [text for part in parts for text in part] == [document.text for document in small_groups]
+    assert len(parts) > 5
+    assert small_groups.report.documents == 21
+
+
+def test_rows_in_memory_are_read_by_one_process() -> None:
+    with pytest.raises(UsageError, match="by one process only"):
+        CorpusReader([{"text": "a film"}]).source()

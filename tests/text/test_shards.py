@@ -27,12 +27,21 @@ from bertworks.io.arrays import file_sums
 from bertworks.io.atomic_write import is_sealed, sha256
 from bertworks.io.inputs import chunk_by_size
 from bertworks.runs.pretrain_job import split_long_documents
-from bertworks.text import shard_writer as parts_module
+from bertworks.text import shards as shards_module
 from bertworks.text.corpus import CorpusReader
-from bertworks.text.file_groups import parts_of
 from bertworks.text.segmentation import split_sentences
-from bertworks.text.shard_writer import PartWriter, WordCache, part_path, token_dtype
-from bertworks.text.shards import Manifest, Shards, holds_shards, write_shards
+from bertworks.text.shards import (
+    Manifest,
+    PartWriter,
+    Shards,
+    WordCache,
+    flat_arrays,
+    holds_shards,
+    join_parts,
+    part_path,
+    token_dtype,
+    write_shards,
+)
 from bertworks.text.tokenizer import Tokenizer
 from tests.support.fine import tokenizer as tokenizer_of_films
 from tests.support.refusals import refusal
@@ -403,9 +412,9 @@ def test_it_goes_on_with_the_parts_that_are_there(
             made.append(path)
         return complete
 
-    monkeypatch.setattr(parts_module, "is_sealed", look)
+    monkeypatch.setattr(shards_module, "is_sealed", look)
     shards = write_shards(reader, tokenizer, folder, workers=1, part_characters=3000)
-    total = sum(1 for _ in parts_of(reader, 3000))
+    total = sum(1 for _ in reader.parts(3000))
     assert made == [part_path(folder / "parts", number) for number in (1, 4, *range(6, total))]
     assert hashes(shards.folder) == hashes(whole.folder)
 
@@ -768,7 +777,7 @@ def test_the_word_cache_never_changes_an_id(variants: list[str], texts: list[str
 def test_the_word_cache_forgets_when_it_is_full(
     variants: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bertworks.text.shard_writer._MAX_ENTRIES", 20)
+    monkeypatch.setattr("bertworks.text.shards._MAX_ENTRIES", 20)
     word_cache = WordCache(variants[0])
     for document in make_documents(40):
         sentences = document.split("\n")
@@ -886,3 +895,47 @@ def test_a_worker_that_ends_is_an_error(
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with refusal("a worker process ended while it made part 0", "run the same command again"):
         write_shards(reader, tokenizer, tmp_path / "shards", workers=2)
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(1 << 16, "<u2"), ((1 << 16) + 1, "<u4")])
+def test_the_type_of_ids(size: int, dtype: str) -> None:
+    assert token_dtype(size) == np.dtype(dtype)
+
+
+def test_flat_arrays() -> None:
+    ids, lengths = flat_arrays([[1, 2], [], [3]])
+    assert (ids.tolist(), lengths.tolist()) == ([1, 2, 3], [2, 0, 1])
+
+
+def test_joined_parts_are_the_ids_of_all_sentences(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path / "tokenizer")
+    writer = PartWriter(tmp_path / "tokenizer", tmp_path / "parts")
+    documents = make_documents(30)
+    parts = [documents[:11], documents[11:]]
+    sizes = [writer((number, part)) for number, part in enumerate(parts)]
+    assert sizes == [sum(map(len, part)) for part in parts]
+    (tmp_path / "data").mkdir()
+    paths = [part_path(tmp_path / "parts", number) for number in range(2)]
+    counts = join_parts(paths, tmp_path / "data")
+    sentences = [tokenizer.ids(split_sentences(document)) for document in documents]
+    flat = [ids for document in sentences for ids in document]
+    tokens = np.fromfile(tmp_path / "data" / "tokens.bin", token_dtype(tokenizer.vocab_size))
+    assert tokens.tolist() == [number for ids in flat for number in ids]
+    ends = np.load(tmp_path / "data" / "sentences.npy")
+    assert np.diff(ends).tolist() == list(map(len, flat))
+    assert np.diff(np.load(tmp_path / "data" / "documents.npy")).tolist() == list(
+        map(len, sentences)
+    )
+    assert (counts["documents"], counts["tokens"]) == (30, len(tokens))
+
+
+def test_a_part_is_written_once(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path / "tokenizer")
+    writer = PartWriter(tmp_path / "tokenizer", tmp_path / "parts")
+    documents = make_documents(3)
+    writer((0, documents))
+    before = part_path(tmp_path / "parts", 0).stat().st_ino
+    writer((0, documents))
+    assert part_path(tmp_path / "parts", 0).stat().st_ino == before
+    writer((0, documents[:2]))
+    assert part_path(tmp_path / "parts", 0).stat().st_ino != before
