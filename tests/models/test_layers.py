@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from bertworks.models.layers import Linear, dropout
+from bertworks.models.layers import SMALL_BATCH_ROWS, Linear, dropout, pad_rows_to_bucket
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -40,6 +40,18 @@ def test_dropout_adds_the_residual_and_has_the_right_gradient():
     alone = dropout(x, 0.4)
     torch.testing.assert_close(dropped(x, residual), residual + alone)
     assert dropout(x, 0.0) is x
+
+
+def test_rows_are_padded_with_zeros_to_one_of_few_numbers():
+    numbers = set()
+    for rows in range(1, 4000):
+        padded = pad_rows_to_bucket(torch.ones(rows, 2), pads_small=True)
+        assert padded[:rows].all()
+        assert not padded[rows:].any()
+        numbers.add(len(padded))
+    assert len(numbers) < 120
+    few = torch.ones(SMALL_BATCH_ROWS, 2)
+    assert pad_rows_to_bucket(few) is few
 
 
 def test_gelu_is_exact_or_the_approximation():
