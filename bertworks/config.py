@@ -5,14 +5,10 @@ Errors say where and what to type.
 
 import json
 import math
-import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from difflib import get_close_matches
-from functools import partial, reduce
-from operator import getitem
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -33,8 +29,6 @@ from bertworks.io.atomic_write import read_small
 
 T = TypeVar("T")
 _LARGEST_RECIPE = 1 << 14  # bytes; those of bertworks have up to 2 kB
-# of a recipe, for the line of an error: each of them is parsed with all lines above it
-_SEARCHED_LINES = 300
 
 
 class Range(NamedTuple):
@@ -129,7 +123,7 @@ def parse_as(kind: type[T], text: str, where: str, overrides: Sequence[str] = ()
 
     Raises:
         UsageError: text that is not TOML; an unknown field, a wrong type, a missing or refused
-            value: with its line.
+            value: with its path.
     """
     try:
         table = tomllib.loads(text)
@@ -137,14 +131,14 @@ def parse_as(kind: type[T], text: str, where: str, overrides: Sequence[str] = ()
     except (ValueError, RecursionError) as error:
         raise UsageError(f"this is not TOML: {str(error)[:200]}", where=where) from error
     _set_overrides(kind, table, parse_overrides(overrides))
-    return build(kind, table, partial(_line_of_field, text, where))
+    return build(kind, table, where)
 
 
 def override(recipe: T, overrides: Sequence[str]) -> T:
     """Return the recipe with the fields of `table.field=value` words replaced."""
     table = tomllib.loads(dump_recipe(recipe))
     _set_overrides(type(recipe), table, parse_overrides(overrides))
-    return build(type(recipe), table, lambda _: "--set")
+    return build(type(recipe), table, "--set")
 
 
 def dump_recipe(recipe: Any) -> str:
@@ -288,31 +282,10 @@ def _field_hint(kind: Any, path: str) -> str:
     )
 
 
-def _line_of_field(text: str, name: str, at: str) -> str:
-    """Return `name:line` of the field `at`, or `name` alone if the text does not have it.
-
-    at: as in train.phases[1].num_steps. The line is the first one with which the text above it has
-    that field.
-    """
-    keys = [int(key) if key.isdigit() else key for key in re.findall(r"[^.\[\]]+", at)]
-    lines = text.split("\n")[:_SEARCHED_LINES]
-    begin = 1
-    for end in range(1, len(lines) + 1) if at else ():
-        with suppress(tomllib.TOMLDecodeError):  # within a value of several lines
-            table: Any = tomllib.loads("\n".join(lines[:end]))
-            with suppress(LookupError, TypeError):  # further below
-                reduce(getitem, keys, table)
-                return f"{name}:{begin}"
-            begin = end + 1
-    return name
-
-
-def build(
-    kind: type[T], value: Any, where: Callable[[str], str], at: str = "", whole: Any = None
-) -> T:
+def build(kind: type[T], value: Any, where: str, at: str = "", whole: Any = None) -> T:
     """Return `value` as a `kind`, or raise a UsageError that names its path `at`.
 
-    `where` gives the file and line of a path. whole: the kind that it is a part of.
+    where: the name of the file, for messages. whole: the kind that it is a part of.
     """
     origin = get_origin(kind)
     choices = get_args(kind)
@@ -321,7 +294,7 @@ def build(
     if origin is Literal:
         if value not in choices:
             what = f"{at}: {value!r:.60} is none of {', '.join(map(repr, choices))}"
-            raise UsageError(what, where=where(at))  # which takes long
+            raise UsageError(what, where=where)
         return cast(T, value)
     if origin in (Union, UnionType):  # TOML has no null
         kinds = [c for c in choices if c is not NoneType]
@@ -337,15 +310,13 @@ def build(
     if origin in (tuple, dict) or type(value) is not kind:
         names = {"tuple": "a list", "dict": "a table"}
         name = names.get(getattr(origin, "__name__", ""), getattr(kind, "__name__", str(kind)))
-        raise UsageError(f"{at}: expected {name}, got {value!r:.60}", where=where(at))
+        raise UsageError(f"{at}: expected {name}, got {value!r:.60}", where=where)
     return value
 
 
-def _build_dataclass(
-    kind: Any, value: Any, where: Callable[[str], str], at: str, whole: Any
-) -> Any:
+def _build_dataclass(kind: Any, value: Any, where: str, at: str, whole: Any) -> Any:
     if not isinstance(value, dict):
-        raise UsageError(f"{at or 'recipe'}: expected a table, got {value!r:.60}", where=where(at))
+        raise UsageError(f"{at or 'recipe'}: expected a table, got {value!r:.60}", where=where)
     hints = get_type_hints(kind)
     prefix = at and at + "."
     for name in value.keys() - {f.name for f in fields(kind)}:
@@ -356,10 +327,10 @@ def _build_dataclass(
             path = f"{path}.{key}"[:LONGEST]
         near = near_field(kind, path)
         hint = f"did you mean {prefix}{near}?" if near else _field_hint(whole, prefix + path)
-        raise UsageError(f"{prefix}{path}: no such field", where=where(prefix + name), hint=hint)
+        raise UsageError(f"{prefix}{path}: no such field", where=where, hint=hint)
     for f in fields(kind):
         if f.name not in value and f.default is MISSING and f.default_factory is MISSING:
-            raise UsageError(f"{prefix}{f.name}: must be given", where=where(at))
+            raise UsageError(f"{prefix}{f.name}: must be given", where=where)
     parts = {
         name: build(hints[name], part, where, prefix + name, whole) for name, part in value.items()
     }
@@ -369,6 +340,4 @@ def _build_dataclass(
         what, remedy = (
             (error.what, error.hint) if isinstance(error, UsageError) else (str(error), None)
         )
-        raise UsageError(
-            f"{at + ': ' if at else ''}{what}", where=where(at), hint=remedy
-        ) from error
+        raise UsageError(f"{at + ': ' if at else ''}{what}", where=where, hint=remedy) from error

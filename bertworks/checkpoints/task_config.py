@@ -209,7 +209,7 @@ def read_task_json(path: Path) -> TaskConfig:
     }
     try:
         require({"labels", "text"} <= content.keys(), "labels or text is missing")
-        task = build(TaskConfig, fields, lambda _: str(path))
+        task = build(TaskConfig, fields, str(path))
         require(task.max_length >= 3, f"max_length is {task.max_length}: expected 3 or more")
         is_known = task.positive is None or task.positive in task.labels
         require(is_known, f"the positive label {task.positive!r} is not one of the labels")

@@ -133,7 +133,7 @@ class Manifest(Settings):
             what = f"format {content['format']} of shards; this version reads {FORMAT}"
             require(content["format"] == FORMAT, what, path, _HINT)
             check(content["sha256"] == json_sha256(content), "its sha256 differs")
-            m = build(cls, {f.name: content[f.name] for f in fields(cls)}, lambda _: "")
+            m = build(cls, {f.name: content[f.name] for f in fields(cls)}, "")
             names = m.files.keys()
             sums = (*m.files.values(), *m.crc32.values())
             check(m.dtype in ("<u2", "<u4"), f"dtype {m.dtype:.40}")

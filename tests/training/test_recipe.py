@@ -261,194 +261,169 @@ kind = "next_sentence"
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line", "message", "hint"),
+    ("old", "new", "message", "hint"),
     [
         (
             "num_steps = 10",
             "num_step = 10",
-            6,
             "train.phases[0].num_step: no such field",
             "train.phases[0].num_steps?",
         ),
         (
             "batch_size = 2",
             "batch_sizes = 2",
-            11,
             "train.phases[1].batch_sizes: no such field",
             "[1].batch_size?",
         ),
         (
             "[train]",
             "[train]\nprecison = 'fp32'",
-            5,
             "train.precison: no such field",
             "did you mean train.precision?",
         ),
-        ("[train]", "[trian]\n[train]", 4, "trian: no such field", "did you mean train?"),
+        ("[train]", "[trian]\n[train]", "trian: no such field", "did you mean train?"),
         (
             "[train]",
             "[train]\nprecision = 'fp16'",
-            5,
             "'fp16' is none of 'auto', 'fp32', 'bf16'",
             None,
         ),
         (
             "num_steps = 10",
             "num_steps = 1.5",
-            6,
             "train.phases[0].num_steps: expected int, got 1.5",
             None,
         ),
-        ("num_steps = 10", "num_steps = true", 6, "expected int, got True", None),
-        ("num_steps = 10", "num_steps = 0", 5, "expected 1 to 2,000,000,000", None),
-        ("batch_size = 4\n", "", 5, "train.phases[0].batch_size: must be given", None),
+        ("num_steps = 10", "num_steps = true", "expected int, got True", None),
+        ("num_steps = 10", "num_steps = 0", "expected 1 to 2,000,000,000", None),
+        ("batch_size = 4\n", "", "train.phases[0].batch_size: must be given", None),
         (
             "sequence_length = 512",
             "sequence_length = 513",
-            1,
             "max_position_embeddings is 512",
             None,
         ),
-        ("sequence_length = 512", "sequence_length = 4", 9, "expected 5 to 1,048,576", None),
-        ('title = "One"', "title = 1", 2, "title: expected str, got 1", None),
-        ('title = "One"\n', "", 1, "title: must be given", None),
-        ("[train]", "[train]\nsave_every = -1", 4, "expected 0 to 2,000,000,000", None),
+        ("sequence_length = 512", "sequence_length = 4", "expected 5 to 1,048,576", None),
+        ('title = "One"', "title = 1", "title: expected str, got 1", None),
+        ('title = "One"\n', "", "title: must be given", None),
+        ("[train]", "[train]\nsave_every = -1", "expected 0 to 2,000,000,000", None),
         (
             "[train]",
             "[vocabulary]\nsize = 3\n[train]",
-            4,
             "vocabulary: a vocabulary of 3 tokens",
             "size like 30000",
         ),
-        ("[train]", "[vocabulary]\nalgorithm = 'bpee'\n[train]", 5, "'bpee' is none of", None),
-        ("[train]", "[masking]\nrate = 0.0\n[train]", 4, "masking: rate is 0.0", None),
+        ("[train]", "[vocabulary]\nalgorithm = 'bpee'\n[train]", "'bpee' is none of", None),
+        ("[train]", "[masking]\nrate = 0.0\n[train]", "masking: rate is 0.0", None),
         (
             "[train]",
             "[masking]\nspans = 1\n[train]",
-            5,
             "masking.spans: expected a list, got 1",
             None,
         ),
         (
             "[train]",
             "[masking]\nspans = ['a']\n[train]",
-            5,
             "masking.spans[0]: expected float, got 'a'",
             None,
         ),
         (
             "[train]",
             "[optimizer]\nlearning_rate = nan\n[train]",
-            4,
             "optimizer: learning_rate is nan",
             None,
         ),
         (
             "[train]",
             "[optimizer]\nlearning_rate = 0\n[train]",
-            1,
             "learning_rate is 0: expected the rate",
             None,
         ),
-        ("[train]", "[encoder]\nhidden_size = 65537\n[train]", 4, "hidden_size is 65537", None),
-        ("[train]", "[encoder]\nnum_attention_heads = 7\n[train]", 4, "does not divide", None),
-        ("[train]", "[encoder]\nlayer_norm_eps = -1.0\n[train]", 4, "layer_norm_eps is -1.0", None),
+        ("[train]", "[encoder]\nhidden_size = 65537\n[train]", "hidden_size is 65537", None),
+        ("[train]", "[encoder]\nnum_attention_heads = 7\n[train]", "does not divide", None),
+        ("[train]", "[encoder]\nlayer_norm_eps = -1.0\n[train]", "layer_norm_eps is -1.0", None),
         (
             "[train]",
             "[encoder]\ninitializer_range = 0.0\n[train]",
-            1,
             "initializer_range is 0.0",
             None,
         ),
         (
             "[train]",
             "[encoder]\ntype_vocab_size = 1\n[train]",
-            1,
             "'next_sentence' has 2 segments",
             None,
         ),
-        ("[train]", "[masking]\nmax_predictions = -1\n[train]", 4, "max_predictions is -1", None),
-        ("[train]", "[optimizer]\nbeta1 = 1.5\n[train]", 4, "beta1 is 1.5", None),
-        ("[train]", "[optimizer]\neps = -1.0\n[train]", 4, "eps is -1.0", None),
-        ("[train]", "[optimizer]\nweight_decay = -1.0\n[train]", 4, "weight_decay is -1.0", None),
-        ("[train]", "[optimizer]\nmax_grad_norm = -1.0\n[train]", 4, "max_grad_norm is -1.0", None),
-        ("[train]", "seed = 4294967296\n[train]", 1, "seed is 4294967296", None),
+        ("[train]", "[masking]\nmax_predictions = -1\n[train]", "max_predictions is -1", None),
+        ("[train]", "[optimizer]\nbeta1 = 1.5\n[train]", "beta1 is 1.5", None),
+        ("[train]", "[optimizer]\neps = -1.0\n[train]", "eps is -1.0", None),
+        ("[train]", "[optimizer]\nweight_decay = -1.0\n[train]", "weight_decay is -1.0", None),
+        ("[train]", "[optimizer]\nmax_grad_norm = -1.0\n[train]", "max_grad_norm is -1.0", None),
+        ("[train]", "seed = 4294967296\n[train]", "seed is 4294967296", None),
         (
             "[train]",
             "[[objectives]]\nkind = 'mlm'\n[train]",
-            5,
             "objectives[0].kind: 'mlm' is none of",
             None,
         ),
         (
             "[train]",
             "[[objectives]]\nkind = 'masked_lm'\nweight = 0.0\n[train]",
-            4,
             "weight is 0.0",
             None,
         ),
         (
             "[train]",
             "[[objectives]]\nkind = 'next_sentence'\n[train]",
-            1,
             "expected masked_lm or causal_lm, one of them",
             None,
         ),
         (
             "[train]",
             "[[objectives]]\nkind = 'masked_lm'\n[[objectives]]\nkind = 'causal_lm'\n[train]",
-            1,
             "expected masked_lm or causal_lm, one of them",
             None,
         ),
         (
             "[train]",
             "[[objectives]]\nkind = 'causal_lm'\n[train]",
-            1,
             "which sees the next token",
             None,
         ),
         (
             "[train]",
             "[[objectives]]\nkind = 'masked_lm'\n" * 2 + "[train]",
-            1,
             "expected each kind once",
             None,
         ),
         (
             "[train]",
             NO_PAIRS,
-            1,
             "next_sentence has no targets in sequences of sampling.format 'full_sentences'",
             None,
         ),
-        ("[train]", "encoder = 3\n[train]", 4, "encoder: expected a table, got 3", None),
+        ("[train]", "encoder = 3\n[train]", "encoder: expected a table, got 3", None),
         (
             "[train]",
             "[masking]\nspans = [\n  0.5,\n  'a',\n]\n[train]",
-            5,
             "masking.spans[1]: expected float",
             None,
         ),
         (
             "[train]",
             "masking.rate = 'a'\n[train]",
-            4,
             "masking.rate: expected float, got 'a'",
             None,
         ),
         (
             "[train]",
             "ALIASES = 3\n[train]",
-            4,
             "ALIASES: no such field",
             "the fields are encoder, generator_size, initialization,",
         ),
     ],
 )
-def test_what_is_wrong_is_named(
-    old: str, new: str, line: int, message: str, hint: str | None, tmp_path: Path
-):
+def test_what_is_wrong_is_named(old: str, new: str, message: str, hint: str | None, tmp_path: Path):
     assert old in MINIMAL
     path = tmp_path / "r.toml"
     path.write_text(MINIMAL.replace(old, new, 1))
@@ -457,7 +432,7 @@ def test_what_is_wrong_is_named(
     error = raised.value
     assert message in error.what
     assert hint is None or hint in (error.hint or "")
-    assert error.where == (f"{path}:{line}" if line > 1 else str(path))
+    assert error.where == str(path)
 
 
 @pytest.mark.parametrize(
