@@ -49,13 +49,13 @@ WORDS = (
 ROWS = 2048  # of a portion
 
 
-def maker(seconds: float) -> tuple[dict[str, Any], Callable[[list[str]], tuple[int, bytes]]]:
+def maker(seconds: float) -> tuple[dict[str, Any], Callable[[list[str]], tuple[int, list[bytes]]]]:
     """FileJob that sleep, and say when."""
 
-    def make(rows: list[str]) -> tuple[int, bytes]:
+    def make(rows: list[str]) -> tuple[int, list[bytes]]:
         begin = time.time()
         time.sleep(seconds)
-        return 0, json.dumps([begin, time.time(), len(rows)]).encode()
+        return 0, [json.dumps([begin, time.time(), len(rows)]).encode()]
 
     return {}, make
 
@@ -65,7 +65,7 @@ def sleep_in_portions(
 ) -> tuple[float, float]:
     """Seconds of a job of portions that sleep: until the first portion begins, and from then to the
     end."""
-    from bertworks.io.file_job import FileJob, content_of
+    from bertworks.io.file_job import FileJob, unpacked_values
     from bertworks.io.options import Bulk
 
     def inputs() -> Iterator[list[str]]:
@@ -80,7 +80,10 @@ def sleep_in_portions(
         with job.open():
             for _ in job.make("sleep", inputs()):
                 pass
-            end, first = time.time(), min(json.loads(content_of(file))[0] for file in job.files)
+            end, first = (
+                time.time(),
+                min(json.loads(*unpacked_values(file))[0] for file in job.files),
+            )
         return first - begin, end - first
 
 

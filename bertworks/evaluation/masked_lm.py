@@ -27,7 +27,7 @@ from bertworks.events import no_notes
 from bertworks.inference.engine import open_model
 from bertworks.inference.masked_lm import detection_scores, load_with_generator, ranking_figures
 from bertworks.io.atomic_write import local_path, write_json
-from bertworks.io.file_job import FileJob, content_of
+from bertworks.io.file_job import FileJob, Portion, unpacked_values
 from bertworks.io.options import Bulk, Documents
 from bertworks.io.tables import Data
 from bertworks.models.config import EncoderConfig
@@ -55,9 +55,7 @@ def network_of(
     return network
 
 
-def _compute(
-    network: PretrainingModel, detects: bool, precision: Precision, task: Task
-) -> tuple[int, bytes]:
+def _compute(network: PretrainingModel, detects: bool, precision: Precision, task: Task) -> Portion:
     kind, batches = task
     reader = network if kind == "masks" else network.generator or network
     terms = [
@@ -65,9 +63,8 @@ def _compute(
         for sums, counts in batch_sums(reader, batches, precision)
     ]
     ranked = detection_scores(network, batches) if detects and kind == "masks" else ()
-    return 0, json.dumps(
-        [kind, terms, [[array.tolist() for array in pair] for pair in ranked]]
-    ).encode()
+    pairs = [[array.tolist() for array in pair] for pair in ranked]
+    return 0, [json.dumps([kind, terms, pairs]).encode()]
 
 
 def mlm_maker(
@@ -77,7 +74,7 @@ def mlm_maker(
     precision: Precision,
     device: str,
     threads: int,
-) -> tuple[dict[str, Any], Callable[[Task], tuple[int, bytes]]]:
+) -> tuple[dict[str, Any], Callable[[Task], Portion]]:
     """Return the `maker` of sums, see `FileJob`."""
     machine = fixed_machine(device, threads)
     source = ModelFolder(resolve_model(model))
@@ -194,7 +191,7 @@ def evaluate_mlm(
         for event in job.make("evaluate", tasks, partial(_compute, network, detects, precision)):
             if event.kind != "stage":
                 on_note(event.text)
-        portions = [json.loads(content_of(file)) for file in job.files]
+        portions = [json.loads(*unpacked_values(file)) for file in job.files]
     if bulk.part:
         return None
     masks, rest = (

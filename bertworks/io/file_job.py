@@ -5,8 +5,7 @@ Portions are made by this process or by any number of processes and machines.
 - `FileJob`: the portions of a job, until the output is written from them; an interrupted job
   resumes
 - `compute_file`: the rows of a file -> portions -> the output
-- `portions_of`: rows in portions; `content_of`: what a portion holds
-- `unpacked_values`: several values in one portion
+- `portions_of`: rows in portions; `unpacked_values`: what a portion holds
 - `RowFormat`: rows as csv, tsv, JSON lines or Parquet, compressed or not, in blocks of bytes which
   any process can make and which are joined to a file; `row_portion`, `join_portions`: portions that
   hold such blocks
@@ -14,8 +13,8 @@ Portions are made by this process or by any number of processes and machines.
 
 A portion is `NUMBER-FINGERPRINT-COUNT`, sealed with its name. The fingerprint is that of
 `job.json`: everything that the results depend on. A process that makes a portion writes it to a
-temporary file, flushes it and links it to its name; the second one to do so throws its own away. So
-each portion is there once and complete, whatever is killed, and an engine only schedules.
+temporary file, flushes it and renames it; portions of one name have the same bytes, whoever makes
+them. So each portion is there once and complete, whatever is killed, and an engine only schedules.
 """
 
 import csv
@@ -48,7 +47,6 @@ from bertworks.events import Event
 from bertworks.io.atomic_write import (
     SEAL,
     folder_lock,
-    fsync,
     hidden_sibling,
     is_sealed,
     json_sha256,
@@ -66,9 +64,8 @@ from bertworks.io.processes import available_cpus, in_processes
 from bertworks.io.tables import as_json
 
 _T = TypeVar("_T")
-# What a portion holds: a number for its name (a count of the command), and bytes, or several
-# values.
-Portion = tuple[int, bytes | Iterable[bytes]]
+# What a portion holds: a number for its name (a count of the command), and values.
+Portion = tuple[int, Iterable[bytes]]
 ROWS_AT_ONCE = 2048  # that are read, sorted by length and computed together, or fewer
 CHARACTERS_AT_ONCE = 1 << 22  # if these have more characters
 _TRIES = 3  # to make a portion
@@ -161,11 +158,8 @@ class FileJob:
                     folder_lock(self.folder, busy, "wait for it, or use another output")
                 )
             self.folder.mkdir(parents=True, exist_ok=True)
-            if not self.bulk.is_shared:
+            if not (self.bulk.is_shared and (self.folder / _JOB).exists()):
                 write_json(self.folder / _JOB, self._job)
-            elif not (self.folder / _JOB).exists():
-                write_json(draft := temporary_sibling(self.folder / _JOB), self._job)
-                _link(draft, self.folder / _JOB)
             _refuse_other(_read_job(self.folder), self._job, self.folder)
             remove_leftovers(self.folder)
             remove_leftovers(self.folder.parent, name=self.folder.name)
@@ -372,21 +366,6 @@ def compute_file(
     yield Event("done", text, counts | fields)
 
 
-def content_of(portion: Path) -> bytes:
-    """What a portion holds.
-
-    Raises:
-        BertworksError: the file has changed since it was written.
-    """
-    _require_sealed(portion)
-    return portion.read_bytes()[:-SEAL]
-
-
-def _require_sealed(portion: Path) -> None:
-    hint = "run the same command again: this portion is computed again"
-    require(is_sealed(portion, portion.name), "damaged: it is not as it was written", portion, hint)
-
-
 def refuse_finished(output: Path, overwrite: bool, file: str = "") -> None:
     """Check that an output does not exist, or may be replaced.
 
@@ -455,45 +434,28 @@ def portion_maker(
     return lambda task: create(Path(folder), fingerprint, task[0], *compute(task[1]))
 
 
-def create(
-    folder: Path, fingerprint: str, number: int, count: int, content: bytes | Iterable[bytes]
-) -> str:
+def create(folder: Path, fingerprint: str, number: int, count: int, values: Iterable[bytes]) -> str:
     """Write a portion unless it exists, and return its name.
 
-    content: its bytes; or several values, each of which is written after its length.
+    values: each is written after its length.
     """
     _read_job(folder)  # it is gone after a join
     path = folder / f"{number:06}-{fingerprint}-{count}"
-    with sealing(draft := temporary_sibling(path), path.name) as file, file.open("wb") as stream:
-        if isinstance(content, bytes):
-            stream.write(content)
-        else:
-            for value in content:
+    if not path.exists():
+        with sealing(path, path.name) as temporary, temporary.open("wb") as stream:
+            for value in values:
                 stream.write(len(value).to_bytes(8, "little") + value)
-    _link(draft, path)
     return path.name
 
 
-def _link(draft: Path, path: Path) -> None:
-    """Give a complete file its name, unless another process was faster."""
-    try:
-        with explain_os_errors("cannot be written", path), suppress(FileExistsError):
-            try:
-                os.link(draft, path)
-            except PermissionError:  # a file system without links
-                draft.replace(path)
-            fsync(path.parent)
-    finally:
-        remove(draft)
-
-
 def unpacked_values(portion: Path) -> Iterator[bytes]:
-    """Yield the values of the file of a portion that holds several, one in memory at a time.
+    """Yield the values of a portion, one in memory at a time.
 
     Raises:
         BertworksError: the file has changed since it was written.
     """
-    _require_sealed(portion)
+    hint = "run the same command again: this portion is computed again"
+    require(is_sealed(portion, portion.name), "damaged: it is not as it was written", portion, hint)
     with portion.open("rb") as file:
         end = portion.stat().st_size - SEAL
         while file.tell() < end:

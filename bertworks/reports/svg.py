@@ -7,14 +7,11 @@ no network and no library.
 import hashlib
 import math
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    import jinja2
+from typing import Any, NamedTuple
 
 # Of a chart, in CSS pixels.
 WIDTH = 460
@@ -66,17 +63,24 @@ def page(
         style=STYLE + style,
         script=script,
         digest=b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        width=WIDTH,
+        height=HEIGHT,
+        left=LEFT,
+        right=RIGHT,
+        top=TOP,
+        bottom=BOTTOM,
     )
 
 
 def render(template: str, **values: Any) -> str:
     """Return the HTML of a Jinja template in which all values are escaped."""
-    return _compiled(template).render(values)
+    page: str = _compiled(template).render(values)
+    return page
 
 
 @cache
-def _compiled(template: str) -> "jinja2.Template":
-    """Return a Jinja template that is compiled, which takes far longer than to render it."""
+def _compiled(template: str) -> Any:
+    """Return a template of Jinja that is compiled, which takes far longer than to render it."""
     import jinja2
     from markupsafe import Markup
 
@@ -167,34 +171,45 @@ def chart(
 
     The averaged lines set the limits of the axis: single outliers may leave the chart.
     """
-    means = [(x, y) for line in series for x, y, _, _ in grouped(line.points)]
+    lines = [(line, grouped(line.points)) for line in series]
+    means = [(x, y) for _, groups in lines for x, y, _, _ in groups]
     right = max(x for x, _ in means)
     ys = ticks(0 if from_zero else min(y for _, y in means), max(y for _, y in means), 4)
-    axes = _Axes(0, max(right, 1), ys[0], ys[-1])
-    parts = [
-        *axes.draw([x for x in ticks(0, right, 5) if x <= right], ys, short, show, f"{across}s")
-    ]
-    parts += [_line(line, axes, show, across) for line in series]
-    legend = [(line.style, line.name) for line in series if len(series) > 1]
-    description = ", ".join(f"{line.name} ends at {show(line.points[-1][1])}" for line in series)
-    return _figure(title, legend, f"{title}: {description}", parts)
+    ends = ", ".join(f"{line.name} ends at {show(line.points[-1][1])}" for line in series)
+    return {
+        "kind": "figure",
+        "shape": "lines",
+        "title": title,
+        "description": ends,
+        "axes": Axes(0, max(right, 1), ys[0], ys[-1]),
+        "lines": lines,
+        "xs": [x for x in ticks(0, right, 5) if x <= right],
+        "ys": ys,
+        "show_x": short,
+        "show": show,
+        "unit": across,
+        "across": f"{across}s",
+    }
 
 
 def scatter(title: str, dots: Sequence[Point], across: str, up: str) -> Section:
     """Dots between two axes of the same numbers, with the line on which both numbers are equal."""
     values = [value for dot in dots for value in dot]
     marks = ticks(min(values), max(values), 4)
-    axes = _Axes(marks[0], marks[-1], marks[0], marks[-1])
-    x1, y1 = axes.place(marks[0], marks[0])
-    x2, y2 = axes.place(marks[-1], marks[-1])
-    ideal = f'<line class="ideal" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
-    places = (axes.place(*dot) for dot in dots)
-    points = (f'<circle class="point" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in places)
-    parts = [*axes.draw(marks, marks, plain, plain, across), ideal, *points]
-    legend = [("plain", f"{up} over {across}")]
-    return _figure(
-        title, legend, f"{title}: {len(dots)} points", [f'<g class="train">{"".join(parts)}</g>']
-    )
+    return {
+        "kind": "figure",
+        "shape": "dots",
+        "title": title,
+        "description": f"{len(dots)} points",
+        "axes": Axes(marks[0], marks[-1], marks[0], marks[-1]),
+        "dots": dots,
+        "xs": marks,
+        "ys": marks,
+        "show_x": plain,
+        "show": plain,
+        "up": up,
+        "across": across,
+    }
 
 
 def intervals(
@@ -205,31 +220,37 @@ def intervals(
     marked: the name of one.
     """
     marks = ticks(min(low for _, _, (low, _) in bars), max(high for _, _, (_, high) in bars), 5)
-    axes = _Axes(marks[0], marks[-1], 0, 1)
-    height = TOP + BOTTOM + 38 * len(bars)
-    parts = []
-    for x in marks:
-        across = f"{axes.place(x, 0)[0]:.1f}"
-        anchor = "end" if x == marks[-1] else "middle"
-        parts.append(
-            f'<line class="grid" x1="{across}" x2="{across}" y1="{TOP}" y2="{height - BOTTOM}"/>'
-        )
-        parts.append(
-            f'<text x="{across}" y="{height - BOTTOM + 17}" text-anchor="{anchor}">{show(x)}</text>'
-        )
-    for number, (name, value, ends) in enumerate(bars):
-        (low, _), (middle, _), (high, _) = (axes.place(x, 0) for x in (ends[0], value, ends[1]))
-        y = TOP + 38 * number + 28
-        style = "held" if name == marked else "train"
-        parts.append(
-            f'<text x="{LEFT}" y="{y - 12}">{escape(name)}: {show(value)}</text><g class="{style}">'
-        )
-        parts.append(f'<line class="path" x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}"/>')
-        parts.append(f'<circle class="dot" cx="{middle:.1f}" cy="{y}" r="4.5"/></g>')
-    return _figure(title, [], f"{title}: {bars[0][0]} {show(bars[0][1])}", parts, height)
+    return {
+        "kind": "figure",
+        "shape": "bars",
+        "title": title,
+        "description": f"{bars[0][0]} {show(bars[0][1])}",
+        "height": TOP + BOTTOM + 38 * len(bars),
+        "axes": Axes(marks[0], marks[-1], 0, 1),
+        "bars": bars,
+        "xs": marks,
+        "show": show,
+        "marked": marked,
+    }
 
 
-class _Axes(NamedTuple):
+def grid(title: str, names: Sequence[str], filled: Sequence[Sequence[bool]]) -> Section:
+    """Return a square of cells with names at its rows and columns."""
+    edge = 20 + 7 * min(15, max(map(len, names)))
+    cell = min(18.0, (WIDTH - edge - 10) / len(names))
+    return {
+        "kind": "figure",
+        "shape": "cells",
+        "title": title,
+        "description": f"{sum(map(sum, filled))} cells",
+        "height": round(edge + len(names) * cell + 8),
+        "rows": list(zip(names, filled, strict=True)),
+        "edge": edge,
+        "cell": cell,
+    }
+
+
+class Axes(NamedTuple):
     """The numbers at the edges of a chart."""
 
     left: float
@@ -238,104 +259,10 @@ class _Axes(NamedTuple):
     high: float
 
     def place(self, x: float, y: float) -> Point:
+        """Return the pixels of a point, which stays below the upper and above the lower edge."""
         across = LEFT + (WIDTH - LEFT - RIGHT) * (x - self.left) / (self.right - self.left)
         fraction = (self.high - min(max(y, self.low), self.high)) / (self.high - self.low)
         return across, TOP + (HEIGHT - TOP - BOTTOM) * fraction
-
-    def path(self, points: Iterable[Point]) -> str:
-        return " ".join(f"{x:.1f},{y:.1f}" for x, y in (self.place(*point) for point in points))
-
-    def draw(
-        self, xs: Sequence[float], ys: Sequence[float], show_x: Show, show_y: Show, name: str
-    ) -> Iterator[str]:
-        """Return horizontal lines at `ys`, numbers at `xs` and `ys`, and the name of the axis."""
-        for y in ys:
-            _, down = self.place(self.left, y)
-            yield (
-                f'<line class="grid" x1="{LEFT:.1f}" x2="{WIDTH - RIGHT}" y1="{down:.1f}" '
-                f'y2="{down:.1f}"/>'
-            )
-            yield f'<text x="{LEFT - 8}" y="{down:.1f}" dy="4" text-anchor="end">{show_y(y)}</text>'
-        for x in xs:
-            across, _ = self.place(x, self.low)
-            anchor = "end" if across > WIDTH - RIGHT - 16 else "middle"
-            yield (
-                f'<text x="{across:.1f}" y="{HEIGHT - BOTTOM + 17}" '
-                f'text-anchor="{anchor}">{show_x(x)}</text>'
-            )
-        yield (
-            f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 5}" '
-            f'text-anchor="middle">{escape(name)}</text>'
-        )
-
-
-def _figure(
-    title: str,
-    legend: Sequence[tuple[str, str]],
-    description: str,
-    shapes: Sequence[str],
-    height: int = HEIGHT,
-) -> Section:
-    """Return a drawing. legend: style and name of each line. shapes: elements of SVG."""
-    return {
-        "kind": "figure",
-        "title": title,
-        "legend": legend,
-        "description": description,
-        "shapes": "\n".join(shapes),
-        "width": WIDTH,
-        "height": height,
-    }
-
-
-def _line(series: Series, axes: _Axes, show: Show, unit: str) -> str:
-    groups = grouped(series.points)
-    parts = []
-    if len(groups) < len(series.points):
-        edge = [(x, high) for x, _, _, high in groups] + [
-            (x, low) for x, _, low, _ in reversed(groups)
-        ]
-        parts.append(f'<polygon class="band" points="{axes.path(edge)}"/>')
-    parts.append(f'<polyline class="path" points="{axes.path((x, y) for x, y, _, _ in groups)}"/>')
-    if series.style == "held" or len(groups) == 1:
-        for x, y, _, _ in groups:
-            across, down = axes.place(x, y)
-            hint = f"<title>{unit} {x:,.0f}: {show(y)}</title>"
-            parts.append(
-                f'<circle class="dot" cx="{across:.1f}" cy="{down:.1f}" r="3.5">{hint}</circle>'
-            )
-    if series.best:  # a ring, with words that stay inside the chart
-        x, y = axes.place(*series.best)
-        text_y = y + (20 if y < TOP + 24 else -10)
-        anchor = "end" if x > WIDTH - RIGHT - 40 else "start" if x < LEFT + 40 else "middle"
-        parts.append(f'<circle class="ring" cx="{x:.1f}" cy="{y:.1f}" r="7"/>')
-        parts.append(
-            f'<text x="{x:.1f}" y="{text_y:.1f}" text-anchor="{anchor}">best: '
-            f"{show(series.best[1])}</text>"
-        )
-    return f'<g class="{series.style}">' + "\n".join(parts) + "</g>"
-
-
-def grid(title: str, names: Sequence[str], filled: Sequence[Sequence[bool]]) -> Section:
-    """Return a square of cells with names at its rows and columns."""
-    short = [escape(name if len(name) < 15 else f"{name[:13]}…") for name in names]
-    left = 20 + 7 * min(15, max(map(len, names)))
-    cell = min(18.0, (WIDTH - left - 10) / len(names))
-    parts = ['<g class="train">']
-    for y, (name, row) in enumerate(zip(short, filled, strict=True)):
-        middle = left + (y + 0.7) * cell
-        parts.append(f'<text x="{left - 6}" y="{middle:.1f}" text-anchor="end">{name}</text>')
-        parts.append(
-            f'<text transform="translate({middle:.1f} {left - 6}) rotate(-90)">{name}</text>'
-        )
-        for x, is_filled in enumerate(row):
-            at = (
-                f'x="{left + x * cell:.1f}" y="{left + y * cell:.1f}" width="{cell - 2:.1f}" '
-                f'height="{cell - 2:.1f}"'
-            )
-            parts.append(f'<rect class="{"cell" if is_filled else "cell blank"}" {at}/>')
-    height = round(left + len(names) * cell + 8)
-    return _figure(title, [], f"{title}: {sum(map(sum, filled))} cells", [*parts, "</g>"], height)
 
 
 def grouped(points: Sequence[Point]) -> list[tuple[float, float, float, float]]:

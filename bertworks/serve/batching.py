@@ -193,6 +193,9 @@ class Batcher:
         self.loads = Counter[Hashable]()
         self.busy = dict[int, float]()
         self._waiting = dict[Compute, dict[Hashable, _ClientQueue]]()
+        # Jobs that have not ended. A future keeps its callbacks: one that refers to its job would
+        # keep the texts of an abandoned request in memory until a collection of garbage.
+        self._reserved = dict[Future[list[Any]], InferenceJob]()
         self._lock = threading.Lock()
         # Low priority, or short requests wait until a matrix product is finished.
         self.threads = ThreadPoolExecutor(workers, "batcher", lower_thread_priority, (rank,))
@@ -231,7 +234,8 @@ class Batcher:
                 raise error
             _add(self.costs, job.client, sum(job.costs))
             _add(self.loads, job.client, self._load(job))
-        job.future.add_done_callback(_Release(self._release, job))
+            self._reserved[job.future] = job
+        job.future.add_done_callback(self._release)
         return job.future
 
     def start(self, job: InferenceJob) -> "Future[list[Any]]":
@@ -257,12 +261,13 @@ class Batcher:
         self.reserve(job, patience)
         return self.start(job)
 
-    def _release(self, job: InferenceJob) -> None:
+    def _release(self, future: "Future[list[Any]]") -> None:
         """Leave out what waits of a job that has ended.
 
         It has its results or an error, or is cancelled: the rest is not computed.
         """
         with self._lock:
+            job = self._reserved.pop(future)
             _add(self.loads, job.client, -self._load(job))
             _add(self.costs, job.client, -sum(job.costs[job.num_started :]))
             queues = self._waiting.get(job.compute, {})
@@ -390,24 +395,6 @@ class _ClientQueue:
             job = self._later.popleft()
             self._in_turn.append(job)
             self._cost += sum(job.costs)
-
-
-class _Release:
-    """Calls a function with a job when the future of the job is done, and forgets the job.
-
-    A future keeps its callbacks, so that a job would hold itself, and the texts of abandoned
-    requests would stay until a collection of garbage.
-    """
-
-    def __init__(self, release: Callable[[InferenceJob], None], job: InferenceJob):
-        self._release = release
-        self._job: InferenceJob | None = job
-
-    def __call__(self, _: "Future[list[Any]]") -> None:
-        job = self._job
-        self._job = None
-        if job is not None:
-            self._release(job)
 
 
 def _add(totals: Counter[Hashable], client: Hashable, amount: int) -> None:

@@ -24,7 +24,7 @@ from functools import cached_property, partial
 from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -39,7 +39,7 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.embedder import Embedder, normalized
 from bertworks.inference.engine import LazyModel
 from bertworks.inference.explain import explain
-from bertworks.inference.masked_lm import Filler, Filling
+from bertworks.inference.masked_lm import Filler
 from bertworks.inference.predictor import Predictor, item_of
 from bertworks.retrieval.index import RERANKED, Index
 from bertworks.retrieval.ranking import Reranker, fits_pairs, places_of, query_words
@@ -76,21 +76,34 @@ FLOAT32_BYTES = 16  # the shortest digits of a float32, and a comma
 CHARACTER_BYTES = 6  # a control character: \\u0001
 
 
+class Part(NamedTuple):
+    """A part of an answer.
+
+    make: returns the part, a JSON value. Parts are made in any order, and not at all if the answer
+        would be too large or the client has gone.
+    size: its bytes as JSON, at most. They are also its cost: work is shared by them.
+    """
+
+    make: Callable[[], Any]
+    size: int
+
+
 @dataclass(frozen=True)
 class AnswerParts:
     """An answer that is not made yet.
 
-    make: functions, each of which makes a part: a JSON value. They are called in any order, and not
-        at all if the answer would be too large or the client has gone.
-    sizes: the bytes of each part as JSON, at most. They are also its cost: work is shared by them.
     join: the parts as JSON, in order -> the answer as JSON.
     truncated: of each text that was read, the number of tokens that did not fit and were left out.
     """
 
-    make: Sequence[Callable[[], Any]]
-    sizes: Sequence[int]
+    parts: Sequence[Part]
     join: Callable[[Sequence[bytes]], bytes]
     truncated: Sequence[int] = ()
+
+    @property
+    def size(self) -> int:
+        """The bytes of the whole answer, at most."""
+        return sum(part.size for part in self.parts)
 
 
 Request = Mapping[str, Any]
@@ -130,10 +143,14 @@ def joined_lists(parts: Iterable[bytes]) -> bytes:
     return joined_list(part[1:-1] for part in parts if len(part) > 2)
 
 
-def joined_groups(counts: Iterable[int], parts: Iterable[bytes]) -> bytes:
-    """Return a list of lists, each of which is joined from a number of parts that are lists."""
-    remaining = iter(parts)
-    return joined_list(joined_lists(islice(remaining, count)) for count in counts)
+def grouped_answer(groups: Sequence[Sequence[Part]], truncated: Sequence[int] = ()) -> AnswerParts:
+    """Return an answer that is a list of lists, each of which is made in parts that are lists."""
+
+    def join(pieces: Sequence[bytes]) -> bytes:
+        remaining = iter(pieces)
+        return joined_list(joined_lists(islice(remaining, len(group))) for group in groups)
+
+    return AnswerParts(list(chain.from_iterable(groups)), join, truncated)
 
 
 def only_part(parts: Sequence[bytes]) -> bytes:
@@ -299,16 +316,11 @@ class PretrainedEndpoints:
         check_answer(sum(costs) * row_bytes, self._limits.answer_bytes)
         texts = yield InferenceJob(units, costs, self._embedder.token_vectors)
         at_once = max(1, VECTOR_PART // row_bytes)
-        makes = list[Callable[[], Any]]()
-        sizes = list[int]()
-        counts = list[int]()
+        groups = list[list[Part]]()
         for vectors in texts:
-            parts = [vectors[start : start + at_once] for start in range(0, len(vectors), at_once)]
-            counts.append(len(parts))
-            makes += [partial(np.asarray, part) for part in parts]
-            sizes += [row_bytes * len(part) + 2 for part in parts]
-
-        return AnswerParts(makes, sizes, partial(joined_groups, counts), truncated)
+            pieces = [vectors[start : start + at_once] for start in range(0, len(vectors), at_once)]
+            groups.append([Part(partial(np.asarray, p), row_bytes * len(p) + 2) for p in pieces])
+        return grouped_answer(groups, truncated)
 
     def trial_job(self, text: str, count: int) -> InferenceJob:
         """Return what the network computes for `count` texts."""
@@ -326,12 +338,9 @@ class PretrainedEndpoints:
         vectors = raw[:, : request["dimensions"]]
         if request["normalize"]:
             vectors = normalized(vectors)
-        return AnswerParts(
-            make=[partial(np.asarray, vector) for vector in vectors],
-            sizes=[FLOAT32_BYTES * vectors.shape[1] + 2] * len(vectors),
-            join=joined_list,
-            truncated=truncated,
-        )
+        size = FLOAT32_BYTES * vectors.shape[1] + 2
+        parts = [Part(partial(np.asarray, vector), size) for vector in vectors]
+        return AnswerParts(parts, joined_list, truncated)
 
     def similarity(self, request: Request) -> Steps:
         """Compute the similarities of one text with others."""
@@ -339,9 +348,8 @@ class PretrainedEndpoints:
         raw, truncated, _ = yield from self._vectors(texts, request, 0)
         vectors = normalized(raw)
         cosines = (vectors[1:] @ vectors[0]).tolist()
-        return AnswerParts(
-            [lambda: cosines], [NUMBER_BYTES * len(cosines) + 2], only_part, truncated
-        )
+        part = Part(lambda: cosines, NUMBER_BYTES * len(cosines) + 2)
+        return AnswerParts([part], only_part, truncated)
 
     def embeddings(self, request: Request) -> Steps:
         """Compute the vectors of texts, as OpenAI's API does."""
@@ -370,12 +378,9 @@ class PretrainedEndpoints:
             data = msgspec.Raw(joined_list(items))
             return to_json({"object": "list", "data": data, "model": self._name, "usage": usage})
 
-        return AnswerParts(
-            make=[partial(item, number) for number in range(len(vectors))],
-            sizes=[FLOAT32_BYTES * vectors.shape[1] + 100] * len(vectors),
-            join=join,
-            truncated=truncated,
-        )
+        size = FLOAT32_BYTES * vectors.shape[1] + 100
+        parts = [Part(partial(item, number), size) for number in range(len(vectors))]
+        return AnswerParts(parts, join, truncated)
 
     def _texts_or_ids(self, inputs: Any) -> list[Any]:
         """Return a list of texts, or of lists with the ids of the tokens of each text.
@@ -410,7 +415,7 @@ class PretrainedEndpoints:
         least_size *= min(top_k, self._filler.tokenizer.vocab_size)
         check_answer(least_size, self._limits.answer_bytes)
         rows = yield InferenceJob(queries, costs, compute)
-        parts: list[tuple[Callable[[], list[Filling]], int]] = []
+        parts = list[Part]()
         counts = list[list[int]]()  # of each text, of each mask: the number of its parts
         for query, top_tokens in zip(queries, rows, strict=True):
             # A sentence with several masks would be repeated for each mask and token: its answer
@@ -439,7 +444,7 @@ class PretrainedEndpoints:
                         sequence=has_sequence,
                         text=has_text and has_sequence,
                     )
-                    parts.append((make, size * best.shape[1]))
+                    parts.append(Part(make, size * best.shape[1] + 4))
 
         def join(pieces: Sequence[bytes]) -> bytes:
             remaining = iter(pieces)
@@ -449,7 +454,7 @@ class PretrainedEndpoints:
                 texts.append(masks[0] if len(masks) == 1 else joined_list(masks))
             return like_inputs(request["inputs"])(texts)
 
-        return AnswerParts([make for make, _ in parts], [size + 4 for _, size in parts], join)
+        return AnswerParts(parts, join)
 
     @cached_property
     def _longest_token(self) -> int:
@@ -572,10 +577,9 @@ class FinetunedEndpoints:
         """
         pairs = yield from self._logits(list_of(inputs), request, size)
         return AnswerParts(
-            make=[partial(decode, features, logits) for features, logits in pairs],
-            sizes=[size(features) for features, _ in pairs],
-            join=joined_list if nested else like_inputs(inputs),
-            truncated=[features.num_truncated for features, _ in pairs],
+            [Part(partial(decode, *pair), size(pair[0])) for pair in pairs],
+            joined_list if nested else like_inputs(inputs),
+            [features.num_truncated for features, _ in pairs],
         )
 
     def predict(self, request: Request) -> Steps:
@@ -679,7 +683,7 @@ class FinetunedEndpoints:
             items = [item | {"text": text} for item, text in zip(items, texts, strict=True)]
             sizes = [size + json_size(text) for size, text in zip(sizes, texts, strict=True)]
         items.sort(key=itemgetter("score"), reverse=True)
-        return AnswerParts([lambda: items], [sum(sizes) + 2], only_part, truncated)
+        return AnswerParts([Part(lambda: items, sum(sizes) + 2)], only_part, truncated)
 
     def ner(self, request: Request) -> Steps:
         """Find the entities of texts, or the tags of words."""
@@ -905,21 +909,18 @@ class Abilities:
             documents.append(to_json(hit))
             size += len(documents[-1])
             check_answer(size, self.limits.answer_bytes)
-        make = [partial(msgspec.Raw, document) for document in documents]
-        sizes = list(map(len, documents))
+        parts = [Part(partial(msgspec.Raw, document), len(document)) for document in documents]
 
         def with_matches(document: bytes, text: str) -> Any:
             spans = places_of(words, text, language, MAX_MATCHES)
             return msgspec.Raw(document[:-1] + b',"matches":' + to_json(spans) + b"}")
 
         if request["matches"]:
-            texts = [hit["text"] for hit in hits]
-            make = [partial(with_matches, *pair) for pair in zip(documents, texts, strict=True)]
-            sizes = [
-                size + 20 + MATCH_BYTES * min(MAX_MATCHES, len(text))
-                for size, text in zip(sizes, texts, strict=True)
-            ]
-        return AnswerParts(make, sizes, joined_list, truncated)
+            for number, (document, hit) in enumerate(zip(documents, hits, strict=True)):
+                text = hit["text"]
+                size = len(document) + 20 + MATCH_BYTES * min(MAX_MATCHES, len(text))
+                parts[number] = Part(partial(with_matches, document, text), size)
+        return AnswerParts(parts, joined_list, truncated)
 
     def explain(self, request: Request) -> Steps:
         """Explain a prediction."""
@@ -933,7 +934,7 @@ class Abilities:
         job.queue = "short explanation" if tokens <= SHORT_EXPLANATION else "explanation"
         job.units = [partial(self._explanation, request, lambda: not job.future.cancelled())]
         (document,) = yield job
-        return AnswerParts([partial(msgspec.Raw, document)], [len(document)], only_part)
+        return AnswerParts([Part(partial(msgspec.Raw, document), len(document))], only_part)
 
     def _explanation(self, request: Request, is_wanted: Callable[[], bool]) -> bytes:
         """Return the explanation as JSON.
@@ -993,18 +994,14 @@ class Abilities:
             after = suffix if start + PART_TOKENS >= len(ids) else ()
             return [*map(item, before), *inner, *map(item, after)]
 
-        makes = list[Callable[[], Any]]()
-        sizes = list[int]()
-        counts = list[int]()
+        groups = list[list[Part]]()
         for ids, offsets in encoded:
-            starts = range(0, max(1, len(ids)), PART_TOKENS)
-            counts.append(len(starts))
-            for start in starts:
+            groups.append([])
+            for start in range(0, max(1, len(ids)), PART_TOKENS):
                 part = [*prefix, *ids[start : start + PART_TOKENS].tolist(), *suffix]
-                makes.append(partial(tokens, ids, offsets, start))
-                sizes.append(2 + TOKEN_BYTES * len(part) + self._spelled_size(part))
-
-        return AnswerParts(makes, sizes, partial(joined_groups, counts))
+                size = 2 + TOKEN_BYTES * len(part) + self._spelled_size(part)
+                groups[-1].append(Part(partial(tokens, ids, offsets, start), size))
+        return grouped_answer(groups)
 
     def decode(self, request: Request) -> Steps:
         """Return the texts of ids."""
@@ -1020,11 +1017,8 @@ class Abilities:
         def text(ids: Ids) -> str:
             return self.tokenizer.decode(ids.tolist(), skip_special_tokens=skips_special)
 
-        return AnswerParts(
-            make=[partial(text, ids) for ids in arrays],
-            sizes=[2 + self._spelled_size(ids) for ids in arrays],
-            join=joined_list,
-        )
+        parts = [Part(partial(text, ids), 2 + self._spelled_size(ids)) for ids in arrays]
+        return AnswerParts(parts, joined_list)
 
     @cached_property
     def _token_lengths(self) -> NDArray[np.int64]:

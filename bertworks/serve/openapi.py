@@ -1,6 +1,6 @@
-"""Describe the endpoints as types of msgspec.
+"""Describe the endpoints: requests as types of msgspec, answers in answers.toml.
 
-Requests are checked by them, and the OpenAPI document describes them.
+Requests are checked by these types, and the OpenAPI document describes both.
 
 - `parse`, `read`: a body -> the fields of a request, checked
 - `invoked_ability`: what a request to the main path, `POST /` and `/invocations`, wants from the
@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Meta
 
 import bertworks
+from bertworks.config import packaged_table
 from bertworks.reports.svg import render
 from bertworks.serve.batching import Limits, RequestError, grant
 from bertworks.tasks.registry import TASKS
@@ -34,6 +35,10 @@ _TypedDict: Any = TypedDict
 Type = Any
 Info = Mapping[str, Any]  # what the model offers, as in `GET /info`
 Text = Annotated[str, Meta(min_length=1)]
+# What an endpoint does, its paths and the JSON Schema of its answers; refusals by status.
+_TABLE = packaged_table(__file__, "answers.toml")
+ENDPOINTS: Mapping[str, Mapping[str, Any]] = _TABLE["endpoints"]
+_REFUSALS: Mapping[str, Mapping[str, str]] = _TABLE["refusals"]
 INVOCATIONS = "invocations"
 # The abilities that can be invoked. If a request does not say which it wants, the model answers
 # with the first of those that it has.
@@ -45,6 +50,7 @@ _NO_IDS = (
     "send no ids of tokens; LangChain: check_embedding_ctx_length=False; or start the "
     "server with --token-ids"
 )
+_REFERENCE = "#/components/schemas/{name}"  # to a schema of the document
 _EMPTY_TEXT = "Expected `str` of length >= 1"  # in the words of msgspec
 
 _HALF_CHARACTER = re.compile(
@@ -393,121 +399,33 @@ def _pipeline_settings(info: Info, limits: Limits) -> dict[str, dict[str, Type]]
     }
 
 
-_LABELS = _List[_object("Label", score=float, label=str)]
-_FILLING = _TypedDict(
-    "Filling",
-    {
-        "score": float,
-        "token": int,
-        "token_str": str,
-        "sequence": NotRequired[str],
-        "text": NotRequired[str],
-    },
-)
-# Of a text with one mask; else a list of them for each mask of a text, or for each text, in which
-# there are such lists for each mask if the text has several.
-_FILLINGS = (_List[_FILLING], _List[_List[_FILLING | _List[_FILLING]]])
-_ENTITIES = _List[_object("Entity", entity_group=str, score=float, word=str, start=int, end=int)]
-_ANSWER = _object("Answer", answer=str, score=float, start=int, end=int)
-_TOKEN = _object("Token", id=int, text=str, special=bool, start=int | None, stop=int | None)
-_VECTOR = _object("Vector", object=str, index=int, embedding=list[float] | str)
-_USAGE = _object(
-    "Usage", prompt_tokens=int, total_tokens=int, truncated_texts=int, truncated_tokens=int
-)
-_EMBEDDINGS = _object("Embeddings", object=str, model=str, usage=_USAGE, data=_List[_VECTOR])
-_RANK = _object("Rank", index=int, score=float)
-_DOCUMENT = _object(
-    "Document", id=str, score=float, cosine=float | None, title=str, text=str, fields=dict[str, Any]
-)
-_EXPLANATION = _object(
-    "Explanation", explained=str, tokens=list[str], words=list[str], spans=list[list[int]]
-)
-# name -> what it does, and the types of its answer
-ENDPOINTS: Mapping[str, tuple[str, *tuple[Type, ...]]] = {
-    "embed": ("Vectors of texts", list[list[float]]),
-    "embed_all": ("Vectors of all tokens of texts", list[list[list[float]]]),
-    "similarity": ("Cosines between a text and others", list[float]),
-    "embeddings": ("Vectors of texts, in the format of OpenAI", _EMBEDDINGS),
-    "fill": ("The most probable tokens for every mask", *_FILLINGS),
-    "predict": ("Labels of texts, the best first", _LABELS, _List[_LABELS]),
-    "rerank": ("Texts sorted by relevance to a query", _List[_RANK]),
-    "ner": ("Entities, or words with their tags", _ENTITIES, _List[_ENTITIES]),
-    "qa": (
-        "Answers to questions, in their contexts",
-        _ANSWER,
-        _List[_ANSWER],
-        _List[_List[_ANSWER]],
-    ),
-    "search": ("Documents of the index", _List[_DOCUMENT]),
-    "explain": ("How much each token contributes to a prediction", _EXPLANATION),
-    "tokenize": ("Tokens of texts", _List[_List[_TOKEN]]),
-    "decode": ("Texts of tokens", list[str]),
-    INVOCATIONS: ("What the model is for: one of the other requests",),  # with their answers
-}
-_PATHS: Mapping[str, tuple[str, ...]] = {
-    "embeddings": ("/v1/embeddings", "/embeddings"),
-    INVOCATIONS: ("/", f"/{INVOCATIONS}"),
-}
-_MODEL = _object("Model", id=str, object=str, created=int, owned_by=str)
-_OTHERS: Mapping[str, tuple[str, Type]] = {
-    "/info": ("The model, and what this server offers", dict[str, Any]),
-    "/health": ("Whether this server answers", _object("Health", status=str)),
-    "/ping": ("The same as /health", _object("Health", status=str)),
-    "/v1/models": (
-        "The model in a list, in the format of OpenAI",
-        _object("Models", object=str, data=_List[_MODEL]),
-    ),
-    "/v1/models/{model}": ("The model, in the format of OpenAI", _MODEL),
-}
-_ERROR = _object("Error", error=str, error_type=str)
-_MESSAGE = _object("Message", message=str, type=str, param=str | None, code=str | None)
-_OPENAI_ERROR = _object("OpenAIError", error=_MESSAGE)
-_REFUSALS = {"401": "no token, or a wrong one", "403": "a foreign page", "503": "stopping"}
-_POST_REFUSALS = {
-    "400": "no JSON",
-    "408": "too slow",
-    "413": "too large",
-    "415": "no JSON by its header",
-    "422": "the request does not match the schema",
-    "424": "the computation failed",
-    "429": "overloaded: try again later",
-}
-_OPENAI_REFUSALS = {
-    "400": "a wrong request, or too large",
-    "408": "too slow",
-    "429": "overloaded: try again later",
-    "500": "the computation failed",
-}
-
-
-def paths_of(name: str) -> tuple[str, ...]:
+def paths_of(name: str) -> Sequence[str]:
     """Return the paths of an endpoint."""
-    return _PATHS.get(name, (f"/{name}",))
+    paths: Sequence[str] = ENDPOINTS[name].get("paths", (f"/{name}",))
+    return paths
 
 
 def document(info: Info, requests: Mapping[str, list[Type]], *, token: bool) -> dict[str, Any]:
     """Return the OpenAPI document of a server with this model."""
-    components: dict[str, Any] = {}
+    schemas: dict[str, Any] = {}
 
-    def content(description: str, *types: Type) -> dict[str, Any]:
-        schemas, named = msgspec.json.schema_components(
-            types, ref_template="#/components/schemas/{name}"
-        )
-        components.update(named)
-        schema = {"anyOf": list(schemas)} if len(schemas) > 1 else schemas[0]
+    def content(description: str, *alternatives: Mapping[str, Any]) -> dict[str, Any]:
+        schema = {"anyOf": alternatives} if len(alternatives) > 1 else alternatives[0]
         return {"description": description, "content": {"application/json": {"schema": schema}}}
 
     def operation(
-        path: str, summary: str, *answers: Type, request: Sequence[Type] = ()
+        path: str,
+        summary: str,
+        answers: Sequence[Mapping[str, Any]],
+        request: Sequence[Type] = (),
     ) -> dict[str, Any]:
-        error = _ERROR
-        post_refusals = _POST_REFUSALS
-        if path.startswith("/v1/"):
-            error = _OPENAI_ERROR
-            post_refusals = _OPENAI_REFUSALS
-        refusals = _REFUSALS | post_refusals if request else _REFUSALS
-        responses = {code: content(text, error) for code, text in refusals.items()}
-        responses = {"200": content("an answer", *answers), **responses}
+        is_openai = path.startswith("/v1/")
+        error = {"$ref": _REFERENCE.format(name="OpenAIError" if is_openai else "Error")}
+        refusals = dict(_REFUSALS["all"])
+        if request:
+            refusals |= _REFUSALS["openai" if is_openai else "post"]
+        responses = {"200": content("an answer", *answers)}
+        responses |= {code: content(text, error) for code, text in refusals.items()}
         name = re.sub(r"[{}]", "", path).strip("/").replace("/", "_") or "root"
         fields: dict[str, Any] = {"summary": summary, "operationId": name, "responses": responses}
         if path.endswith("{model}"):
@@ -521,37 +439,46 @@ def document(info: Info, requests: Mapping[str, list[Type]], *, token: bool) -> 
         if token and path not in ("/health", "/ping"):
             fields["security"] = [{"token": []}]
         if request:
-            fields["requestBody"] = {**content("", *request), "required": True}
+            types, named = msgspec.json.schema_components(request, ref_template=_REFERENCE)
+            schemas.update(named)
+            fields["requestBody"] = {**content("", *types), "required": True}
         return {"post" if request else "get": fields}
 
-    paths = {path: operation(path, *entry) for path, entry in _OTHERS.items()}
+    paths = {path: operation(path, **fields) for path, fields in _TABLE["others"].items()}
     for name, types in requests.items():
-        summary, *answers = ENDPOINTS[name]
+        answers = ENDPOINTS[name]["answers"]
         if name == INVOCATIONS:
             answers = [
                 answer
                 for ability in INVOKED
                 if ability in requests
-                for answer in ENDPOINTS[ability][1:]
+                for answer in ENDPOINTS[ability]["answers"]
             ]
         for path in paths_of(name):
-            paths[path] = operation(path, summary, *answers, request=types)
+            paths[path] = operation(path, ENDPOINTS[name]["summary"], answers, types)
     page = {"description": "HTML", "content": {"text/html": {"schema": {"type": "string"}}}}
-    refusal = {"403": content(_REFUSALS["403"], _ERROR)}
+    error = {"$ref": _REFERENCE.format(name="Error")}
     fields = {
         "summary": "The page for a browser",
         "operationId": "page",
-        "responses": {"200": page, **refusal},
+        "responses": {"200": page, "403": content(_REFUSALS["all"]["403"], error)},
     }
     paths["/"] = paths.get("/", {}) | {"get": fields}
+    while names := _references([paths, schemas]) - schemas.keys():
+        schemas.update({name: _TABLE["schemas"][name] for name in sorted(names)})
     secured = {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}} if token else {}
     about = {"title": f"bertworks serve {info['model_id']}", "version": bertworks.__version__}
     return {
         "openapi": "3.1.0",
         "info": about,
         "paths": paths,
-        "components": {"schemas": components, **secured},
+        "components": {"schemas": schemas, **secured},
     }
+
+
+def _references(value: Any) -> set[str]:
+    """Return the names of the schemas to which a part of the document refers."""
+    return set(re.findall(_REFERENCE.format(name=r"(\w+)"), json.dumps(value)))
 
 
 def documentation(document: Mapping[str, Any]) -> bytes:

@@ -51,6 +51,7 @@ from bertworks.serve.endpoints import (
     QUERY_COST,
     Abilities,
     AnswerParts,
+    Part,
     Steps,
     call_each,
     check_answer,
@@ -479,10 +480,10 @@ class Pipeline:
             job = steps.send(results)
         except StopIteration as end:
             parts: AnswerParts = end.value
-            check_answer(sum(parts.sizes), self._limits.answer_bytes)
+            check_answer(parts.size, self._limits.answer_bytes)
             return (
-                self._joined(parts, list(map(_made, parts.make)))
-                if sum(parts.sizes) <= SMALL_ANSWER
+                self._joined(parts, list(map(_made, parts.parts)))
+                if parts.size <= SMALL_ANSWER
                 else parts
             )
         check_tokens(sum(job.costs), self._limits.tokens)
@@ -495,10 +496,13 @@ class Pipeline:
         room. `send_large` takes the room again.
         """
         making = InferenceJob(
-            [partial(_made, make) for make in parts.make], parts.sizes, call_each, sender
+            [partial(_made, part) for part in parts.parts],
+            [part.size for part in parts.parts],
+            call_each,
+            sender,
         )
         try:
-            with self.room.place(place.client, sum(parts.sizes)) as room:
+            with self.room.place(place.client, parts.size) as room:
                 room.task = asyncio.current_task()
                 async with asyncio.timeout(ANSWER_SECONDS):
                     pieces = await result_of(self.answers.submit(making, math.inf))
@@ -592,6 +596,6 @@ async def result_of(future: "Future[Result]") -> Result:
     return future.result()
 
 
-def _made(make: Callable[[], Any]) -> bytes:
+def _made(part: Part) -> bytes:
     """Return a part of an answer as JSON."""
-    return to_json(make())
+    return to_json(part.make())

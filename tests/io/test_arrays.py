@@ -17,7 +17,7 @@ from bertworks.io.arrays import (
     write_npy,
 )
 from bertworks.io.atomic_write import is_sealed, json_sha256, sealing
-from bertworks.io.file_job import content_of
+from bertworks.io.file_job import unpacked_values
 
 
 @pytest.fixture(autouse=True)
@@ -28,12 +28,12 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_portion_that_changes_later_is_refused(tmp_path: Path) -> None:
     with sealing(tmp_path / "a", "a") as temporary:
-        temporary.write_bytes(b"results")
-    assert content_of(tmp_path / "a") == b"results"
+        temporary.write_bytes((7).to_bytes(8, "little") + b"results")
+    assert list(unpacked_values(tmp_path / "a")) == [b"results"]
     assert not is_sealed(tmp_path / "a", "b")
     (tmp_path / "a").rename(tmp_path / "b")
     with pytest.raises(BertworksError, match="not as it was written") as caught:
-        content_of(tmp_path / "b")
+        list(unpacked_values(tmp_path / "b"))
     assert "again" in str(caught.value.hint)
 
 

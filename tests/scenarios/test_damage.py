@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from bertworks.inference.embed_file import embed_file
 from bertworks.inference.engine import open_model
 from bertworks.io import arrays
 from bertworks.io.atomic_write import json_sha256
-from bertworks.io.file_job import FileJob, compute_file, content_of
+from bertworks.io.file_job import FileJob, Portion, compute_file, unpacked_values
 from bertworks.io.options import Bulk
 from bertworks.retrieval.index import Index
 from bertworks.runs.pretrain import pretrain
@@ -226,13 +226,13 @@ def run(folder: Path, stop: int) -> Outcome:
     """Number the lines of a file, in portions, up to line `stop`."""
     output = folder / "out.txt"
 
-    def compute(rows: list[int]) -> tuple[int, bytes]:
+    def compute(rows: list[int]) -> Portion:
         if stop in rows:
             raise KeyboardInterrupt
-        return len(rows), json.dumps(rows).encode()
+        return len(rows), [json.dumps(rows).encode()]
 
     def write(files: Sequence[Path]) -> None:
-        output.write_bytes(b"".join(map(content_of, files)))
+        output.write_bytes(b"".join(chain.from_iterable(map(unpacked_values, files))))
 
     job = FileJob(output, Bulk(), {}, "", ())
     events = list(compute_file("embed", job, range(9), compute, write))

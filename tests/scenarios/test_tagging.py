@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.events import Event
 from bertworks.inference.predictor import Predictor, predict_file
 from bertworks.io.atomic_write import folder_lock
-from bertworks.io.file_job import FileJob, compute_file, content_of
+from bertworks.io.file_job import FileJob, Portion, compute_file, unpacked_values
 from bertworks.io.options import Bulk, ReadOptions
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from tests.support.fine import (
@@ -475,14 +476,14 @@ def test_portions_are_those_of_the_same_job(
         all events."""
         computed: list[int] = []
 
-        def compute(rows: list[int]) -> tuple[int, bytes]:
+        def compute(rows: list[int]) -> Portion:
             if stop in rows:
                 raise KeyboardInterrupt
             computed.extend(rows)
-            return len(rows), f"{settings}{rows}".encode()
+            return len(rows), [f"{settings}{rows}".encode()]
 
         def write(files: Sequence[Path]) -> None:
-            output.write_bytes(b"".join(map(content_of, files)))
+            output.write_bytes(b"".join(chain.from_iterable(map(unpacked_values, files))))
 
         fields = []
         with suppress(KeyboardInterrupt):

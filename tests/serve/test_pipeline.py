@@ -392,9 +392,9 @@ def test_no_answer_is_larger_than_it_may_be(
     makings: list[int] = []
 
     def checked(served: Pipeline, parts: AnswerParts, pieces: Sequence[bytes]) -> Any:
-        assert len(pieces) == len(parts.sizes)
-        for piece, size in zip(pieces, parts.sizes, strict=True):
-            assert len(piece) <= size
+        assert len(pieces) == len(parts.parts)
+        for piece, part in zip(pieces, parts.parts, strict=True):
+            assert len(piece) <= part.size
         makings.append(sum(map(len, pieces)))
         return joined(served, parts, pieces)
 

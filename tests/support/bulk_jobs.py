@@ -12,24 +12,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from bertworks.errors import BertworksError
 from bertworks.events import Event
-from bertworks.io.file_job import FileJob
+from bertworks.io.file_job import FileJob, Portion, unpacked_values
 from bertworks.io.options import Bulk
 
 MAKER = "tests.support.bulk_jobs:maker"
 
 
-def maker(
-    folder: str, seconds: float
-) -> tuple[dict[str, Any], Callable[[list[int]], tuple[int, bytes]]]:
+def maker(folder: str, seconds: float) -> tuple[dict[str, Any], Callable[[list[int]], Portion]]:
     """Squares. A number below zero is an error; a file `kill-N` in the folder ends the process once
     for each line."""
 
-    def make(numbers: list[int]) -> tuple[int, bytes]:
+    def make(numbers: list[int]) -> Portion:
         time.sleep(seconds)
         with Path(folder, f"log-{os.getpid()}").open("a") as log:
             log.write("".join(f"{number}\n" for number in numbers))
@@ -42,7 +41,7 @@ def maker(
                     1:
                 ] else mark.unlink()
                 os.kill(os.getpid(), signal.SIGKILL)
-        return len(numbers), json.dumps([number * number for number in numbers]).encode() + bytes(8)
+        return len(numbers), [json.dumps([number * number for number in numbers]).encode()]
 
     return {"step": 1}, make
 
@@ -65,7 +64,7 @@ def run(
         events += job.make("squares", inputs)
         if bulk.part:
             return events, None
-        content = b"".join(file.read_bytes()[:-40] for file in job.files)
+        content = b"".join(chain.from_iterable(map(unpacked_values, job.files)))
         (folder / "out").write_bytes(content)
     return events, content
 
