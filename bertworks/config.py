@@ -130,14 +130,14 @@ def parse_as(kind: type[T], text: str, where: str, overrides: Sequence[str] = ()
     # numbers of thousands of digits, thousands of lists in lists
     except (ValueError, RecursionError) as error:
         raise UsageError(f"this is not TOML: {str(error)[:200]}", where=where) from error
-    _set_overrides(kind, table, parse_overrides(overrides))
+    _set_overrides(kind, table, overrides)
     return build(kind, table, where)
 
 
 def override(recipe: T, overrides: Sequence[str]) -> T:
     """Return the recipe with the fields of `table.field=value` words replaced."""
     table = tomllib.loads(dump_recipe(recipe))
-    _set_overrides(type(recipe), table, parse_overrides(overrides))
+    _set_overrides(type(recipe), table, overrides)
     return build(type(recipe), table, "--set")
 
 
@@ -247,12 +247,12 @@ def near_field(kind: Any, path: str) -> str | None:
     return by_name[near[0]] if near else None
 
 
-def _set_overrides(kind: Any, table: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Sets fields by their path, as in train.phases.1.num_steps.
+def _set_overrides(kind: Any, table: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Set fields of a table by words as train.phases.1.num_steps=100.
 
     A missing table is added.
     """
-    for name, value in values.items():
+    for name, value in parse_overrides(overrides).items():
         place: Any = table
         *path, last = name.split(".")
         for key in path:

@@ -203,19 +203,20 @@ class FileJob:
                 times.
         """
         number = -1
-        part, num_parts = (self.bulk.numbers if self.bulk.part else None) or (0, 1)
-        existing = {}
+        part, num_parts = self.bulk.numbers or (0, 1)
+        complete = dict[int, Path]()
+        num_damaged = 0
         for path in self.folder.glob(f"*-{self._fingerprint}-*"):
             match = _NAME.fullmatch(path.name)
             if match and int(match[1]) % num_parts == part:
-                existing[int(match[1])] = path
-        complete = {n: path for n, path in existing.items() if is_sealed(path, path.name)}
-        for n in existing.keys() - complete.keys():
-            existing[n].unlink(missing_ok=True)
+                if is_sealed(path, path.name):
+                    complete[int(match[1])] = path
+                else:
+                    path.unlink(missing_ok=True)
+                    num_damaged += 1
         if complete:
             text = f"{len(complete):,} portions are in {self.folder} already"
             yield Event("note", text, {"resumed_portions": len(complete)})
-        num_damaged = len(existing) - len(complete)
         if num_damaged:
             text = f"{num_damaged:,} damaged portions in {self.folder} are made again"
             yield Event("note", text, {"damaged": num_damaged})
@@ -244,11 +245,14 @@ class FileJob:
                 create(self.folder, self._fingerprint, n, *work(value)) for n, value in missing()
             )
         else:
-            job = [str(self.folder), str(Path.cwd()), self._fingerprint, self._maker]
-            settings = [*job, self._settings]
-            words = {"ended": _ENDED, "hint": _AGAIN, "tries": _TRIES}
+            folders = [str(self.folder), str(Path.cwd())]
             names = self._engine()(
-                "bertworks.io.file_job:portion_maker", settings, missing(), **words
+                "bertworks.io.file_job:portion_maker",
+                [*folders, self._fingerprint, self._maker, self._settings],
+                missing(),
+                ended=_ENDED,
+                hint=_AGAIN,
+                tries=_TRIES,
             )
         for count, name in enumerate(names, 1):
             complete[int(name.partition("-")[0])] = self.folder / name

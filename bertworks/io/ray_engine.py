@@ -93,10 +93,10 @@ def in_ray(
     *,
     ended: str,
     hint: str,
-    tries: int = 1,
-    address: str = "ray",
-    threads: int = 1,
-    gpus: int = 0,
+    tries: int,
+    address: str,
+    threads: int,
+    gpus: int,
 ) -> Generator[Any, None, None]:
     """Yield the results of inputs as they come.
 

@@ -303,8 +303,6 @@ class Application:
 
     async def _respond(self, request: Request, path: str) -> Answer:
         """Return the answer to a request, or an error: under `/v1/` one as OpenAI has it."""
-        has_failed = False
-        code = None
         try:
             is_public = path in self._public and request.method in READING
             client = self.access.client(request, is_public=is_public)
@@ -326,28 +324,23 @@ class Application:
             if request.method in READING:
                 return self._get[path]()
             return await self.pipeline.answer(self._post[path], request, client)
-        except BertworksError as error:
-            status = getattr(error, "status", 422 if isinstance(error, UsageError) else 424)
-            what = error.what
-            if error.hint:
-                what += f" ({error.hint})"
-            headers = getattr(error, "headers", None)
-            has_failed = not isinstance(error, UsageError | RequestError)
-            code = getattr(error, "code", None)
+        except BertworksError as refusal:
+            error = refusal
             forget_origin(error)
         except asyncio.CancelledError:  # the time to finish open requests is over
-            status = 503
-            what = "the server is stopping"
-            headers = None
-        except Exception as error:
-            _LOG.error("an error in bertworks", exc_info=error)
-            status = 500
-            what = "an error in bertworks; see the server's log"
-            headers = None
+            error = RequestError(503, "the server is stopping")
+        except Exception as bug:
+            _LOG.error("an error in bertworks", exc_info=bug)
+            error = RequestError(500, "an error in bertworks; see the server's log")
+        status = getattr(error, "status", 422 if isinstance(error, UsageError) else 424)
+        what = error.what
+        if error.hint:
+            what += f" ({error.hint})"
+        headers = getattr(error, "headers", None)
         if not path.startswith("/v1/"):
             body = {"error": what, "error_type": _KINDS.get(status, "Validation")}
             return Answer(body, status, headers)
-        if has_failed:
+        if not isinstance(error, UsageError | RequestError):
             status = 500
         kind = "requests" if status == 429 else "invalid_request_error"
         field = _PARAMETER.match(what)
@@ -355,7 +348,7 @@ class Application:
             "message": what,
             "type": "server_error" if status in (500, 503) else kind,
             "param": field[1] if field else None,
-            "code": code or _OPENAI_CODES.get(status),
+            "code": getattr(error, "code", None) or _OPENAI_CODES.get(status),
         }
         status = status if status in _OPENAI_STATUSES else 400
         return Answer({"error": openai_error}, status, headers)

@@ -153,14 +153,14 @@ def read(value: Any, types: Sequence[Type]) -> dict[str, Any]:
     # three texts are not too large, but no pair
     status = 413 if limit and int(limit[1]) > 2 else 422
     where = where.strip("`").removeprefix("$").removeprefix(".") or "the request"
+    field = where.rpartition(".")[2]
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", what, re.DOTALL):
         names = ", ".join(_parameters_of(types[0]).__struct_fields__)
         what = f"{unknown[1]!r:.60} is not known here: expected some of {names or 'no setting'}"
     if what.startswith("Invalid enum value"):
         holder = _parameters_of(types[0]) if where.startswith("parameters.") else types[0]
-        type_ = holder.__annotations__[where.rpartition(".")[2]]
-        choices = _choices(type_)
-        if where.rpartition(".")[2] == "prompt_name":
+        choices = _choices(holder.__annotations__[field])
+        if field == "prompt_name":
             # tei-client reads the names of the prompts from these words of TEI.
             names = ", ".join(json.dumps(choice) for choice in choices if choice is not None)
             what += f". Available prompts: [{names}]"
@@ -172,7 +172,7 @@ def read(value: Any, types: Sequence[Type]) -> dict[str, Any]:
     elif what == _EMPTY_TEXT:
         what = "the text is empty"
         hint = "leave empty texts out"
-    elif where.rpartition(".")[2] == "prompt_name" and what.startswith("Expected `null`"):
+    elif field == "prompt_name" and what.startswith("Expected `null`"):
         what = "this model has no prompts"
         hint = 'leave "prompt_name" out'
     raise RequestError(status, f"{where}: {what}", hint=hint)
