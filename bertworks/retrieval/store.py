@@ -107,7 +107,7 @@ def read_manifest(folder: Path) -> Manifest:
         fields = {
             name: value for name, value in content.items() if name not in ("format", "sha256")
         }
-        m = build(Manifest, fields, lambda _: "")
+        m = build(Manifest, fields, "")
         settings = {
             "pooling": str,
             "normalize": bool,
