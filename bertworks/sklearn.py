@@ -90,11 +90,11 @@ def _unpack_model(files: _ModelFiles, device: str) -> Predictor:
         for name, content in files.contents.items():
             is_known = any(fnmatchcase(name, pattern) for pattern in _CARRIED_FILES)
             if not is_known or "/" in name or "\\" in name:
-                what = (
+                raise BertworksError(
                     f"the pickle of an estimator holds a file {name!r:.80}, which is none of a "
-                    "model folder"
+                    "model folder",
+                    hint="fit the estimator again",
                 )
-                raise BertworksError(what, hint="fit the estimator again")
             (folder / name).write_bytes(content)
         predictor = Predictor(folder, device=device, precision=files.precision)
     predictor.keep_alive(owner)
@@ -135,11 +135,11 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
             self.n_features_in_ = num_columns
         elif num_columns != self.n_features_in_:
             name = type(self).__name__
-            what = (
+            raise InputError(
                 f"X has {num_columns} features, but {name} is expecting {self.n_features_in_} "
-                "features as input"
+                "features as input",
+                hint="give the columns that the estimator was fitted with",
             )
-            raise InputError(what, hint="give the columns that the estimator was fitted with")
         return rows
 
 
@@ -150,8 +150,10 @@ def _text_rows(sample: Any) -> list[TextRow]:
         InputError: the sample has no rows, or not one or two columns of strings.
     """
     if issparse(sample):
-        hint = "give the texts themselves, not the matrix of a TfidfVectorizer"
-        raise InputError("sparse input is not supported: expected texts", hint=hint)
+        raise InputError(
+            "sparse input is not supported: expected texts",
+            hint="give the texts themselves, not the matrix of a TfidfVectorizer",
+        )
     try:
         is_table = column_names_of(sample) is not None
         values = rows_of(sample) if is_table else listed(sample, "give one text as [text]")
@@ -167,10 +169,10 @@ def _text_rows(sample: Any) -> list[TextRow]:
         elif isinstance(value, list | tuple | np.ndarray):
             cells = tuple(value)
         if rows and len(cells) != len(rows[0]):
-            what = (
-                f"row {number} has {len(cells)} texts, and the rows before it have {len(rows[0])}"
+            raise InputError(
+                f"row {number} has {len(cells)} texts, and the rows before it have {len(rows[0])}",
+                hint="give all rows the same number of texts",
             )
-            raise InputError(what, hint="give all rows the same number of texts")
         if not cells:  # in the words of scikit-learn
             what = f"0 feature(s) (shape={(len(values), 0)}) while a minimum of 1 is required"
             raise InputError(
@@ -178,8 +180,10 @@ def _text_rows(sample: Any) -> list[TextRow]:
             )
         if len(cells) > 2:
             what = f"the sample has {len(cells)} columns: expected one of texts, or two of pairs"
-            hint = "choose the columns, as TABLE[['text']], or with a ColumnTransformer"
-            raise InputError(f"{what} of texts", hint=hint)
+            raise InputError(
+                f"{what} of texts",
+                hint="choose the columns, as TABLE[['text']], or with a ColumnTransformer",
+            )
         rows.append(tuple(_checked_text(plain_value(cell), number) for cell in cells))
     return rows
 
@@ -187,12 +191,12 @@ def _text_rows(sample: Any) -> list[TextRow]:
 def _checked_text(value: Any, number: int) -> str:
     if isinstance(value, str):
         return str(value)  # a string of numpy becomes one of Python
-    hint = (
-        missing_hint("text")
+    raise InputError(
+        f"text {number} is {value!r:.60}: expected a string",
+        hint=missing_hint("text")
         if is_missing(value)
-        else "an estimator of bertworks reads texts: give strings"
+        else "an estimator of bertworks reads texts: give strings",
     )
-    raise InputError(f"text {number} is {value!r:.60}: expected a string", hint=hint)
 
 
 @dataclass(eq=False, repr=False)
@@ -243,8 +247,10 @@ class _FineTunedEstimator(_TextEstimator):
         Raises ValueError if there are none, or several for each row.
         """
         if y is None:  # in the words of scikit-learn
-            what = f"{type(self).__name__} requires y to be passed, but the target y is None"
-            raise InputError(what, hint="give a target for each text: fit(texts, targets)")
+            raise InputError(
+                f"{type(self).__name__} requires y to be passed, but the target y is None",
+                hint="give a target for each text: fit(texts, targets)",
+            )
         targets: NDArray[Any] = column_or_1d(y, dtype=dtype, warn=True)
         return targets
 
@@ -296,11 +302,11 @@ class _FineTunedEstimator(_TextEstimator):
         if self.random_state is None:
             return self.seed
         if self.seed is not None:
-            what = (
+            raise InputError(
                 f"seed is {self.seed} and random_state is {self.random_state}: they are two "
-                "names of one setting"
+                "names of one setting",
+                hint="leave out seed",
             )
-            raise InputError(what, hint="leave out seed")
         # it uses no random numbers, and scikit-learn sets random_state wherever it exists
         if self.method == "frozen":
             return None
@@ -377,8 +383,10 @@ class BertClassifier(ClassifierMixin, _FineTunedEstimator):  # type: ignore[misc
         rows, targets = self._labelled_rows(X, targets)
         classes, numbers = np.unique(targets, return_inverse=True)
         if len(classes) < 2:
-            what = f"there is only one class, {classes.tolist()[0]!r}: a classifier needs two"
-            raise InputError(what, hint="add rows of another class")
+            raise InputError(
+                f"there is only one class, {classes.tolist()[0]!r}: a classifier needs two",
+                hint="add rows of another class",
+            )
         names = _label_names(classes)
         self._train(rows, [names[number] for number in numbers], "classification")
         self.classes_ = classes
@@ -512,9 +520,9 @@ class BertEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _TextEstim
     def _texts(self, X: Any, *, fits: bool) -> list[str]:
         rows = self._read_sample(X, fits=fits)
         if len(rows[0]) > 1:
-            what = "the sample has 2 columns: a vector is made of one text"
             raise InputError(
-                what, hint="use a ColumnTransformer with a BertEmbedder for each column"
+                "the sample has 2 columns: a vector is made of one text",
+                hint="use a ColumnTransformer with a BertEmbedder for each column",
             )
         return [text for (text,) in rows]
 
@@ -540,7 +548,9 @@ def _label_names(classes: NDArray[Any]) -> list[str]:
             )
         other = classes_by_label.setdefault(canonical_label(name), value)
         if other is not value:
-            what = f"the classes {other!r} and {value!r} are two spellings of one label"
-            raise InputError(what, hint="give one of them another name")
+            raise InputError(
+                f"the classes {other!r} and {value!r} are two spellings of one label",
+                hint="give one of them another name",
+            )
         labels.append(name)
     return labels

@@ -147,8 +147,10 @@ class Group:
     def starts(self) -> bool:
         """Whether this command starts processes, which run it without these options."""
         if self.processes is None and self != Group():
-            what = "--nodes, --rendezvous and --restarts are for several processes"
-            raise UsageError(what, hint="give their number on each machine: --processes 1")
+            raise UsageError(
+                "--nodes, --rendezvous and --restarts are for several processes",
+                hint="give their number on each machine: --processes 1",
+            )
         return self.processes is not None
 
     def launch(self) -> Iterable[Event]:
@@ -266,9 +268,9 @@ def with_urls(command: Callable[..., Any]) -> Callable[..., Any]:
         if output is None or not url or (group and group.starts):  # processes of a group upload
             return command(*words, **options)
         if bulk.is_shared and bulk.on != "local":
-            hint = "write to a folder that all machines see, and copy the output from there"
             raise UsageError(
-                "portions of several machines meet in a folder, not under a URL", hint=hint
+                "portions of several machines meet in a folder, not under a URL",
+                hint="write to a folder that all machines see, and copy the output from there",
             )
         with published(url, overwrite=bool(options.get("overwrite")), note=say) as path:
             return command(*words, **options | {"output": type(output)(path)})

@@ -284,11 +284,10 @@ def index(
         bertworks index documents.csv -o INDEX --text body
         bertworks index -o INDEX --delete 17 --compact
     """
-    hint = "name a file of documents, or give --delete, --compact, --approximate or --verify"
     expect(
         documents is not None or delete or compact or approximate or verify,
         "nothing to do",
-        hint=hint,
+        hint="name a file of documents, or give --delete, --compact, --approximate or --verify",
     )
     if verify:
         bw.Index(output).verify()
@@ -407,12 +406,11 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
                 else:
                     blank.add(f"line {number}")
         else:
-            hint = "give a text in quotes; or - for the lines of standard input"
             expect(
                 not names_file(text),
                 "expected a text, not the name of a file",
                 where=text,
-                hint=hint,
+                hint="give a text in quotes; or - for the lines of standard input",
             )
             yield text.encode("utf-8", "replace").decode()
     if blank.count:

@@ -223,10 +223,12 @@ def _complete_estimate(words: list[str]) -> list[str]:
 def _usage_error(error: CycloptsError) -> UsageError:
     """Return the error for wrong words, with the help of their command as a hint."""
     chain = list(error.command_chain or ())
-    what = _what_is_missing(error) if isinstance(error, MissingArgumentError) else str(error)
     option = _meant_option(chain, error) if isinstance(error, UnknownOptionError) else None
     more = f"{option}; or see " if option else ""
-    return UsageError(what, hint=f"{more}{' '.join(['bertworks', *chain])} --help")
+    return UsageError(
+        _what_is_missing(error) if isinstance(error, MissingArgumentError) else str(error),
+        hint=f"{more}{' '.join(['bertworks', *chain])} --help",
+    )
 
 
 def _what_is_missing(error: MissingArgumentError) -> str:

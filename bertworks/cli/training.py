@@ -251,11 +251,11 @@ def finetune(
             data, mix=mix, seeds=seeds, folds=folds, sweep=sweep, dev=dev, read=read, **settings
         )
         return bw.joint_events(output, joint_request, device=device, overwrite=overwrite)
-    what = (
-        "--mix is for --joint" if mix else f"{len(data)} data sets, and a model for one is trained"
+    expect(
+        len(data) < 2 and not mix,
+        "--mix is for --joint" if mix else f"{len(data)} data sets, and a model for one is trained",
+        hint="--joint trains one encoder with a head for each",
     )
-    hint = "--joint trains one encoder with a head for each"
-    expect(len(data) < 2 and not mix, what, hint=hint)
     request = bw.make_finetune_request(data[0], dev=dev, read=read, **settings)
     trials = bw.plan_trials(request, seeds=seeds, folds=folds, sweep=sweep or [])
     if len(trials) == 1:

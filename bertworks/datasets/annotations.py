@@ -167,8 +167,11 @@ def conll_layout(
     )
     usual = 3 if width == 10 and is_numbered and width - 1 not in types else next(outer, width - 1)
     tag = chosen.get("tag", usual + 1) - 1
-    what = f"the lines have {width} cells: there is no column {max(word, tag) + 1}"
-    expect(max(word, tag) < width, what, hint="--columns word=1,tag=2, counted from 1")
+    expect(
+        max(word, tag) < width,
+        f"the lines have {width} cells: there is no column {max(word, tag) + 1}",
+        hint="--columns word=1,tag=2, counted from 1",
+    )
     return ConllLayout(width, word, tag if tag != word else None, is_numbered, tag in types)
 
 
@@ -239,12 +242,13 @@ def read_conll(lines: NumberedLines, name: str, layout: ConllLayout) -> Records:
             has_tag = len(cells) >= layout.width and cells[-1 if layout.tag is None else layout.tag]
             if not has_tag or len(cells) > layout.width or not cells[layout.word]:
                 problem = f"{len(cells)} cells" if has_tag else "no tag"
-                what = f"{word_line!r} has {problem}; most lines have {layout.width} cells"
-                hint = (
-                    "write a token, one tab and its tag on each line: O where there is no entity; "
-                    "no tab within a token"
+                raise BertworksError(
+                    f"{word_line!r} has {problem}; most lines have {layout.width} cells",
+                    where=f"{name}:{number}",
+                    hint="write a token, one tab and its tag on each line: O where there is "
+                    "no entity; "
+                    "no tab within a token",
                 )
-                raise BertworksError(what, where=f"{name}:{number}", hint=hint)
             # kept once: a long sentence repeats most of its words
             tokens.append(intern(cells[layout.word]))
             tags.append(intern(cells[layout.tag or 0]))
@@ -588,12 +592,15 @@ def with_entities(record: Mapping[str, Any], column: str, where: str) -> Record:
     if column not in record and record.keys() & _EXPORTED:  # the annotator marked no span
         record = {**record, column: []}
     spans = record.get(column)
-    what = f"{column!r} is {spans!r:.60}, not a list of spans"
-    require(isinstance(spans, list | None), what, where, _SPAN_HINT)
+    require(
+        isinstance(spans, list | None),
+        f"{column!r} is {spans!r:.60}, not a list of spans",
+        where,
+        _SPAN_HINT,
+    )
     entities = None if spans is None else list(map(span_of, spans))
     for entry, entity in zip(spans or (), entities or ()):
-        what = f"{entry!r:.80} is not a span of characters"
-        require(entity is not None, what, where, _SPAN_HINT)
+        require(entity is not None, f"{entry!r:.80} is not a span of characters", where, _SPAN_HINT)
     return {
         "entities" if key == column else key: entities if key == column else record[key]
         for key in record

@@ -73,8 +73,11 @@ def refuse_columns(row: Row, names: Iterable[str]) -> None:
     """Raise UsageError if a row has a field with the name of a new column."""
     for name in names:
         if name in (row.written or row.values):
-            what = f"the row has a column {name!r} already"
-            raise UsageError(what, where=row.where, hint="rename it, or drop it")
+            raise UsageError(
+                f"the row has a column {name!r} already",
+                where=row.where,
+                hint="rename it, or drop it",
+            )
 
 
 class _Head:
@@ -372,9 +375,12 @@ class RowReader:
         return state.st_size, state.st_mtime_ns
 
     def _check_unchanged(self) -> None:
-        what = "the file changed while it was read"
-        hint = "wait until it is complete, then try again"
-        require(self.path.exists() and self._file_state() == self._state, what, self.name, hint)
+        require(
+            self.path.exists() and self._file_state() == self._state,
+            "the file changed while it was read",
+            self.name,
+            "wait until it is complete, then try again",
+        )
 
     def _parquet_rows(self) -> Records:
         with tables.open_parquet(self.path, self.name) as file:
@@ -500,9 +506,11 @@ class RowReader:
             named = names_columns(first, rows, self._known)
             self.header_note = f"header: {'yes' if named else 'no'}"
         if named is None:
-            what = f"does the first row name the columns? {first!r:.120}"
-            hint = "--header if so, else --no-header"
-            raise UsageError(what, where=f"{self.name}:1", hint=hint)
+            raise UsageError(
+                f"does the first row name the columns? {first!r:.120}",
+                where=f"{self.name}:1",
+                hint="--header if so, else --no-header",
+            )
         hint = "name them differently, or read it without header"
         columns = tables.distinct_names(
             tables.column_names(first, named=named), f"{self.name}:1", hint
@@ -542,12 +550,14 @@ class RowReader:
             (number, cells or [""]) for number, cells in rows if cells or width == 1
         ):
             if len(cells) != width:
-                what = f"{len(cells)} cells, but the first row has {width}: {cells!r:.120}"
                 other = (
                     "raw: quote marks are text" if quoted else "quoted: quote marks enclose cells"
                 )
-                hint = f"repair the row; or is the table {other}?"
-                raise BertworksError(what, where=f"{self.name}:{number}", hint=hint)
+                raise BertworksError(
+                    f"{len(cells)} cells, but the first row has {width}: {cells!r:.120}",
+                    where=f"{self.name}:{number}",
+                    hint=f"repair the row; or is the table {other}?",
+                )
             yield number, dict(zip(columns, cells))
 
     # --- JSON ---
@@ -612,11 +622,12 @@ class RowReader:
         try:
             value = annotations.record_of(value)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            what = (
+            raise BertworksError(
                 f"this is no row of Label Studio, Prodigy or spaCy that is read ({error}): "
-                f"{value!r:.80}"
-            )
-            raise BertworksError(what, where=where, hint=f"write it as {_SPANS}") from error
+                f"{value!r:.80}",
+                where=where,
+                hint=f"write it as {_SPANS}",
+            ) from error
         if not isinstance(value, dict) or kind is not self._row_type:
             raise BertworksError(
                 f"expected a JSON object, not {value!r:.60}",
@@ -626,8 +637,12 @@ class RowReader:
         # Only an escape can be half a character.
         if "\\ud" in source.lower():
             half = _SURROGATE.search(json.dumps(value, ensure_ascii=False))
-            what = f"a text holds half a character, {half and half[0]!r}"
-            require(half is None, what, where, "repair the text")
+            require(
+                half is None,
+                f"a text holds half a character, {half and half[0]!r}",
+                where,
+                "repair the text",
+            )
         return value
 
     def _whole_json(self) -> Any:
@@ -657,9 +672,10 @@ class RowReader:
             value = value[self.options.split]
         rows = annotations.json_rows(value)
         if rows is None:
-            what = f"the file is one JSON value, {value!r:.60}, not a list of rows"
             raise BertworksError(
-                what, where=self.name, hint='write an object like {"text": "..."} on each line'
+                f"the file is one JSON value, {value!r:.60}, not a list of rows",
+                where=self.name,
+                hint='write an object like {"text": "..."} on each line',
             )
         return rows
 
@@ -767,16 +783,20 @@ def parse_json(text: str, name: str, line: int = 1) -> Any:
         return json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         content = text.split("\n")[error.lineno - 1]
-        what = f"this is not JSON ({error.msg} at character {error.colno}): {content!r:.80}"
         where = f"{name}:{line + error.lineno - 1}"
-        raise BertworksError(what, where=where, hint="repair or remove the line") from error
+        raise BertworksError(
+            f"this is not JSON ({error.msg} at character {error.colno}): {content!r:.80}",
+            where=where,
+            hint="repair or remove the line",
+        ) from error
     except (ValueError, RecursionError) as error:
-        what = (
+        raise BertworksError(
             str(error)
             if isinstance(error, ValueError)
-            else "this JSON has too many lists or objects within others"
-        )
-        raise BertworksError(what, where=f"{name}:{line}", hint="repair the line") from error
+            else "this JSON has too many lists or objects within others",
+            where=f"{name}:{line}",
+            hint="repair the line",
+        ) from error
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Record:

@@ -106,11 +106,13 @@ def read_treebank(path: str | Path) -> Treebank:
 def _divided(path: Path) -> Treebank:
     """Return the sentences of one file in three random parts."""
     sentences = list(read_trees(path))
-    what = (
+    require(
+        len(sentences) >= _FEWEST,
         f"{len(sentences)} sentences are too few to be divided into train, dev and test: "
-        f"expected {_FEWEST} or more"
+        f"expected {_FEWEST} or more",
+        path,
+        _LAYOUT,
     )
-    require(len(sentences) >= _FEWEST, what, path, _LAYOUT)
     random.Random(0).shuffle(sentences)
     count = len(sentences) // 10
     train = sentences[2 * count :]
@@ -143,16 +145,20 @@ def read_trees(path: str | Path) -> Iterator[TreeSentence]:
 def _tree(row: Row) -> TreeSentence:
     lines = [line.split("\t") for line in row.values["lines"]]
     for number, cells in enumerate(lines, 1):
-        what = (
+        require(
+            len(cells) == _CELLS,
             f"a line of a treebank has {_CELLS} cells between tabs, this one has {len(cells)}: "
-            f"{cells[0]!r:.60}"
+            f"{cells[0]!r:.60}",
+            row.where,
+            _LAYOUT,
         )
-        require(len(cells) == _CELLS, what, row.where, _LAYOUT)
-        what = (
+        require(
+            cells[0] == str(number),
             f"the words of a sentence are numbered 1, 2, 3, ...: word {number} has the number "
-            f"{cells[0]!r:.20}"
+            f"{cells[0]!r:.20}",
+            row.where,
+            _REPAIR,
         )
-        require(cells[0] == str(number), what, row.where, _REPAIR)
         what = f"word {number}, {cells[_WORD]!r:.60}, has the head {cells[_HEAD]!r:.20}: "
         what += f"expected a number from 0 (the root) to {len(lines)}, and not its own"
         is_number = cells[_HEAD].isascii() and cells[_HEAD].isdecimal()
@@ -160,17 +166,22 @@ def _tree(row: Row) -> TreeSentence:
         require(is_head, what, row.where, _REPAIR)
     heads = tuple(int(cells[_HEAD]) - 1 for cells in lines)
     roots = [number for number, head in enumerate(heads, 1) if head < 0]
-    what = f"words {', '.join(map(str, roots[:5]))} have the head 0: a sentence has one root"
-    require(len(roots) <= 1, what, row.where, _REPAIR)
+    require(
+        len(roots) <= 1,
+        f"words {', '.join(map(str, roots[:5]))} have the head 0: a sentence has one root",
+        row.where,
+        _REPAIR,
+    )
     try:
         TopologicalSorter({word: [head + 1] for word, head in enumerate(heads, 1)}).prepare()
     except CycleError as error:
         cycle = error.args[1][:0:-1]  # the error names a head before its word
-        what = (
+        raise BertworksError(
             f"the heads lead from word {' to '.join(map(str, [*cycle[:8], cycle[0]]))}: this "
-            "is a cycle, not a tree"
-        )
-        raise BertworksError(what, where=row.where, hint=_REPAIR) from None
+            "is a cycle, not a tree",
+            where=row.where,
+            hint=_REPAIR,
+        ) from None
     words = (cells[_WORD] for cells in lines)
     is_punctuation = (cells[_UPOS] == "PUNCT" for cells in lines)
     return TreeSentence(tuple(words), heads, tuple(is_punctuation), row.where)

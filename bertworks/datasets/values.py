@@ -175,10 +175,11 @@ def has_header(sample: list[str], delimiter: str) -> bool:
 def text_of(value: Any, column: str, where: str) -> str:
     """Return the text of a cell."""
     if label_text(value) is None:
-        what = f"the text in {column!r} is empty" + (
-            f": {value!r}" if isinstance(value, str) else ""
+        raise EmptyTextError(
+            f"the text in {column!r} is empty" + (f": {value!r}" if isinstance(value, str) else ""),
+            where=where,
+            hint="write a text there, or remove the row",
         )
-        raise EmptyTextError(what, where=where, hint="write a text there, or remove the row")
     if not isinstance(value, str):
         raise BertworksError(
             f"{column!r} holds {value!r:.60}, not a text", where=where, hint='write it as "text"'
@@ -190,13 +191,18 @@ def words_of(value: Any, column: str, where: str) -> tuple[str, ...]:
     """Return the words of a row: a list, or a text that is split at white space."""
     words = [] if value is None else list_of(value)
     if words is None or not all(isinstance(word, str) for word in words):
-        what = f"{column!r} holds {value!r:.60}, not words"
-        hint = 'write them as ["some", "words"]'
-        raise BertworksError(what, where=where, hint=hint)
+        raise BertworksError(
+            f"{column!r} holds {value!r:.60}, not words",
+            where=where,
+            hint='write them as ["some", "words"]',
+        )
     # white space, as in the Japanese web treebank, is a word of its own
     if not words or not all(words):
-        what = f"a word in {column!r} is empty" if words else f"{column!r} has no word"
-        raise EmptyTextError(what, where=where, hint="write a word there, or remove the row")
+        raise EmptyTextError(
+            f"a word in {column!r} is empty" if words else f"{column!r} has no word",
+            where=where,
+            hint="write a word there, or remove the row",
+        )
     # equal ones are one object: those of a long text take a seventh of the memory
     return tuple(map(intern, words))
 

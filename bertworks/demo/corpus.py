@@ -162,8 +162,12 @@ def write_demo_origins(corpus: Sequence[Path], folder: Path) -> None:
     names = sorted((n for n in counts if counts[n] >= MIN_ROWS), key=lambda n: (-counts[n], n))[
         :MAX_LIBRARIES
     ]
-    what = f"only {len(names)} of the installed libraries have enough text"
-    require(len(names) >= 2, what, "", "install numpy or scipy with their sources")
+    require(
+        len(names) >= 2,
+        f"only {len(names)} of the installed libraries have enough text",
+        "",
+        "install numpy or scipy with their sources",
+    )
     folder.mkdir(parents=True, exist_ok=True)
     for part, most in MAX_ROWS.items():
         rows = [

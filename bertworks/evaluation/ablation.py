@@ -147,17 +147,18 @@ def measure_held_out(
     path = resolve_model(arm.model)
     shards = Shards.open(arm.shards)
     config, state, tokenizer = load_model(path, needs={"encoder"})
-    what = "the vocabulary of the model is not that of the held-out text"
     require(
-        tokenizer.tokens == shards.tokenizer().tokens, what, path, "measure a fine-tuning instead"
+        tokenizer.tokens == shards.tokenizer().tokens,
+        "the vocabulary of the model is not that of the held-out text",
+        path,
+        "measure a fine-tuning instead",
     )
     longest = config.max_position_embeddings
-    hint = "set sequence_length in the options of the measure"
     require(
         sequence_length <= longest,
         f"the model reads {longest} tokens, not {sequence_length}",
         path,
-        hint,
+        "set sequence_length in the options of the measure",
     )
     kind: ObjectiveKind = "masked_lm"
     if predict == "pairs":
@@ -238,8 +239,11 @@ def measure_training(arm: Arm, *, figure: str) -> Measuring:
     Raises:
         UsageError: it has no such figure.
     """
-    what = f"the training of {arm.model} has no figure {figure!r}"
-    expect(figure in arm.facts, what, hint=f"name one of {', '.join(arm.facts)}")
+    expect(
+        figure in arm.facts,
+        f"the training of {arm.model} has no figure {figure!r}",
+        hint=f"name one of {', '.join(arm.facts)}",
+    )
     yield Event("stage", figure, {"stage": "training"})
     return Measured(arm.facts[figure], [])
 
@@ -572,13 +576,17 @@ class _Work:
                 "expected 1 seed or more, and a number of steps or a scale above 0, not both"
             )
         trainings = seeds * len(arms)
-        what = f"{trainings:,} trainings (arms times seeds): expected at most {MAX_TRIALS:,}"
-        expect(trainings <= MAX_TRIALS, what, hint="choose a smaller number of --seeds")
-        what = (
-            f"{self.factor:,.0f} times the steps or the time of the ablation: expected less than "
-            f"{MAX_FACTOR:,} times"
+        expect(
+            trainings <= MAX_TRIALS,
+            f"{trainings:,} trainings (arms times seeds): expected at most {MAX_TRIALS:,}",
+            hint="choose a smaller number of --seeds",
         )
-        expect(self.factor < MAX_FACTOR, what, hint="choose a smaller number of --steps or --scale")
+        expect(
+            self.factor < MAX_FACTOR,
+            f"{self.factor:,.0f} times the steps or the time of the ablation: expected less than "
+            f"{MAX_FACTOR:,} times",
+            hint="choose a smaller number of --steps or --scale",
+        )
         if inputs & {"shards", "corpus"} and not self.sources:
             raise UsageError(
                 "this ablation pre-trains on text",

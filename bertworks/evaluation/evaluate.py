@@ -93,13 +93,20 @@ def evaluate_squad(
             prediction belongs to a question.
     """
     reader = RowReader(data)
-    hint = "name a file like dev-v1.1.json or dev-v2.0.json"
-    require(reader.kind == "squad", "this is not in the format of SQuAD", reader.name, hint)
+    require(
+        reader.kind == "squad",
+        "this is not in the format of SQuAD",
+        reader.name,
+        "name a file like dev-v1.1.json or dev-v2.0.json",
+    )
     rows = list[dict[str, Any]]()
     for values, where, _ in reader:
-        what = f"the question {values['id']!r} has no gold answers, not even an empty list"
-        hint = "name a dev file: test files have no answers"
-        require(values["answers"] is not None, what, where, hint)
+        require(
+            values["answers"] is not None,
+            f"the question {values['id']!r} has no gold answers, not even an empty list",
+            where,
+            "name a dev file: test files have no answers",
+        )
         rows.append(values)
     questions = [
         squad.SquadQuestion(row["id"], tuple(answer["text"] for answer in row["answers"]))
@@ -110,16 +117,12 @@ def evaluate_squad(
         predictions, str, "answer to", '{"question id": "answer", ...}, with "" for no answer'
     )
     known = {question.id for question in questions}
-    hint = "name the predictions for this file: an object of question ids and answers"
-    what = (
-        f"none of the {len(answers):,} answers belongs to any of the {len(questions):,} "
-        f"questions of {data}"
-    )
     require(
         known & answers.keys(),
-        what,
+        f"none of the {len(answers):,} answers belongs to any of the {len(questions):,} "
+        f"questions of {data}",
         predictions if isinstance(predictions, str | Path) else None,
-        hint,
+        "name the predictions for this file: an object of question ids and answers",
     )
     for row, question in zip(rows[:2], questions):
         predicted = answers.get(question.id, "no prediction")
@@ -439,18 +442,18 @@ def _with_labels_of(
     for item in rows if task.has_labels else ():
         unknown.update(set(label_names(item)) - set(known))
     if task.has_classes and unknown.total() == len(rows):
-        what = f"the model knows none of these labels: {first_names(sorted(unknown), 5)}"
-        raise BertworksError(what, where=name, hint=f"its labels are: {first_names(known, 5)}")
+        raise BertworksError(
+            f"the model knows none of these labels: {first_names(sorted(unknown), 5)}",
+            where=name,
+            hint=f"its labels are: {first_names(known, 5)}",
+        )
     wider = task.with_labels(sorted(unknown))
     if wider == d:
         return d, dict(unknown)
-    what = (
-        "some of these tags mark no entities as those of the model do: "
-        f"{first_names(sorted(unknown), 5)}"
-    )
     require(
         not d.tag_scheme or wider.tag_scheme,
-        what,
+        "some of these tags mark no entities as those of the model do: "
+        f"{first_names(sorted(unknown), 5)}",
         name,
         f"the tags of the model are: {first_names(d.labels, 5)}",
     )
@@ -473,12 +476,11 @@ def _labelled(
         first_choice = inferred.first_choice if first_choice is None else first_choice
     names = TASKS[d.task].row_labels(d.labels)
     if len(columns) > 1 and sorted(columns) != sorted(names):
-        what = (
-            f"the columns of the labels are {', '.join(columns)}, and those of the model: "
-            f"{', '.join(names)}"
-        )
         raise UsageError(
-            what, where=reader.name, hint=" ".join(f"--label {quoted(name)}" for name in names)
+            f"the columns of the labels are {', '.join(columns)}, and those of the model: "
+            f"{', '.join(names)}",
+            where=reader.name,
+            hint=" ".join(f"--label {quoted(name)}" for name in names),
         )
     schema = replace(schema, raw=False, label=columns, labels=names, first_choice=first_choice or 0)
     notes = [note for note in notes if not note.startswith(("label: ", "not used: "))]

@@ -115,8 +115,12 @@ def find_glue_tasks(folder: str | Path) -> list[GlueTask]:
     }
     tasks = [(task, folders[_key(task.name)]) for task in GLUE if _key(task.name) in folders]
     names = ", ".join(task.name for task in GLUE)
-    hint = "name the folder that holds them, such as glue_data"
-    require(tasks, f"no task of GLUE is here; its folders are {names}", folder, hint)
+    require(
+        tasks,
+        f"no task of GLUE is here; its folders are {names}",
+        folder,
+        "name the folder that holds them, such as glue_data",
+    )
     tasks_with_files = []
     for task, path in tasks:
         present = {
@@ -144,9 +148,10 @@ def _column(reader: RowReader, names: Sequence[str]) -> str:
     present = [name for name in names if name in reader.columns]
     if present:
         return present[0]
-    what = f"no column is called {' or '.join(names)}; there are {', '.join(reader.columns)}"
     raise BertworksError(
-        what, where=reader.name, hint="is this file of another task? Fetch it again from GLUE"
+        f"no column is called {' or '.join(names)}; there are {', '.join(reader.columns)}",
+        where=reader.name,
+        hint="is this file of another task? Fetch it again from GLUE",
     )
 
 
@@ -204,8 +209,11 @@ def evaluate_glue(
     tasks = names_of(tasks)
     known = [task.name for task in GLUE]
     present = {task.name: task for task in find_glue_tasks(data)}
-    what = f"{seeds:,} trainings of each task: expected at most {MAX_TRIALS:,}"
-    expect(seeds <= MAX_TRIALS, what, hint="choose a smaller number of --seeds")
+    expect(
+        seeds <= MAX_TRIALS,
+        f"{seeds:,} trainings of each task: expected at most {MAX_TRIALS:,}",
+        hint="choose a smaller number of --seeds",
+    )
     for name in tasks:
         expect(
             name in known, f"{name!r} is no task of GLUE", hint=f"name some of {', '.join(known)}"

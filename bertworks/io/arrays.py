@@ -56,8 +56,7 @@ def verify_files(folder: Path, files: Mapping[str, str], hint: str) -> dict[str,
         path = folder / name
         require(path.is_file(), "damaged: the file is missing", path, hint)
         digest, sums[name] = file_sums(path)
-        what = "damaged: its content has changed (sha256 differs)"
-        require(digest == expected, what, path, hint)
+        require(digest == expected, "damaged: its content has changed (sha256 differs)", path, hint)
     return sums
 
 
@@ -100,8 +99,12 @@ class CheckedFile:
         while block >= 0:
             checksum = zlib.crc32(self.content[block * _BLOCK : (block + 1) * _BLOCK].data)
             expected = self._sums[8 * block : 8 * block + 8]
-            what = f"damaged: block {block} of 1 MiB is not as it was written (CRC-32 differs)"
-            require(f"{checksum:08x}" == expected, what, self.path, self._hint)
+            require(
+                f"{checksum:08x}" == expected,
+                f"damaged: block {block} of 1 MiB is not as it was written (CRC-32 differs)",
+                self.path,
+                self._hint,
+            )
             self._unread[block] = 0
             block = self._unread.find(1, block, last)
 

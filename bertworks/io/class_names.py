@@ -112,11 +112,12 @@ def class_names_of_schema(schema: Any, where: str) -> ClassNames:
         features = info.get("features") if isinstance(info, dict) else None
         return ClassNames(features if isinstance(features, dict) else {})
     except (ValueError, RecursionError) as error:
-        what = (
+        raise BertworksError(
             "the names of classes in the metadata cannot be read: they are not JSON, or nested "
-            "too deeply"
-        )
-        raise BertworksError(what, where=where, hint=_UNNAMED_HINT) from error
+            "too deeply",
+            where=where,
+            hint=_UNNAMED_HINT,
+        ) from error
 
 
 def named_column(column: Any, where: str) -> Any:

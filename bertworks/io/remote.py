@@ -187,12 +187,11 @@ class Storage:
             size = facts.get("bytes", facts.get("size"))
             digest = facts.get("sha256")
             holds = paths[name].stat().st_size == size and digest in (None, sha256(paths[name]))
-            hint = "run the same command again; if it stays so, write the folder again"
             require(
                 holds,
                 "damaged, or replaced at this moment: not as it was written",
                 f"{self.url}/{name}",
-                hint,
+                "run the same command again; if it stays so, write the folder again",
             )
 
     def delete(self, names: Iterable[str]) -> None:
@@ -247,11 +246,12 @@ def fetched(url: str) -> Path:
     # only texts that others have put there?
     if not (manifest or pattern or "" in files or store.scheme == "hf"):
         claimed = "/" in store.key and store.tried(lambda: store.fs.exists(store.key + CLAIM))
-        what = f"the folder is not finished: it has no {MANIFEST}, which is uploaded last"
-        hint = (
-            "run the command that writes it again; or copy the folder to this machine and check it"
+        require(
+            not claimed and not any(name.endswith(_MADE) for name in files),
+            f"the folder is not finished: it has no {MANIFEST}, which is uploaded last",
+            url,
+            "run the command that writes it again; or copy the folder to this machine and check it",
         )
-        require(not claimed and not any(name.endswith(_MADE) for name in files), what, url, hint)
     version = json.dumps([store.url, manifest or files], sort_keys=True, default=str)
     target = cache_folder() / hashlib.sha256(version.encode()).hexdigest()[:32]
     target.parent.mkdir(parents=True, exist_ok=True)

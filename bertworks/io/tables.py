@@ -257,8 +257,11 @@ def open_parquet(path: Path, name: str) -> Iterator[Any]:
             with parquet.ParquetFile(target, read_dictionary=texts) as file:
                 yield file
     except (pyarrow.ArrowException, OSError) as error:
-        what = f"the Parquet file is damaged or cannot be read: {error}"
-        raise BertworksError(what, where=name, hint="fetch it again, or leave it out") from error
+        raise BertworksError(
+            f"the Parquet file is damaged or cannot be read: {error}",
+            where=name,
+            hint="fetch it again, or leave it out",
+        ) from error
 
 
 def batches_of(
@@ -330,8 +333,11 @@ def choose_column(
         texts = [key for key in candidates if lengths[key] >= _MIN_TEXT]
         if texts:
             return max(texts, key=lengths.__getitem__)
-    what = f"no column looks like text; the columns are: {', '.join(columns) or 'none'}"
-    raise BertworksError(what, where=name, hint=f"name the one that holds the text with {option}")
+    raise BertworksError(
+        f"no column looks like text; the columns are: {', '.join(columns) or 'none'}",
+        where=name,
+        hint=f"name the one that holds the text with {option}",
+    )
 
 
 def usual_column(columns: Iterable[str], names: Iterable[str]) -> str | None:
@@ -357,13 +363,13 @@ def find_column(columns: Sequence[str], name: str, column: str, option: str) -> 
         return column
     names = {key.lower(): key for key in reversed(columns)}
     close = difflib.get_close_matches(column.lower(), names, 1)
-    what = f"there is no column {column!r}; the columns are: {', '.join(columns) or 'none'}"
-    hint = (
-        f"did you mean {option} {quoted(names[close[0]])}?"
+    raise UsageError(
+        f"there is no column {column!r}; the columns are: {', '.join(columns) or 'none'}",
+        where=name,
+        hint=f"did you mean {option} {quoted(names[close[0]])}?"
         if close
-        else f"name one of them with {option}"
+        else f"name one of them with {option}",
     )
-    raise UsageError(what, where=name, hint=hint)
 
 
 def first_rows(rows: Iterable[_T]) -> list[_T]:
@@ -602,8 +608,10 @@ def _checked_text(value: Any, number: int, what: str) -> str:
     value = plain_value(value)
     if isinstance(value, str):
         return value
-    hint = missing_hint(what) if is_missing(value) else f"give each {what} as a string"
-    raise UsageError(f"{what} {number} is {value!r:.60}: expected a string", hint=hint)
+    raise UsageError(
+        f"{what} {number} is {value!r:.60}: expected a string",
+        hint=missing_hint(what) if is_missing(value) else f"give each {what} as a string",
+    )
 
 
 def plain_value(value: Any) -> Any:
@@ -653,8 +661,10 @@ def text_column_of(table: Any) -> Any:
         )
         column = (texts or names or ["text"])[0]
         example = f"[row[{column!r}] for row in ROWS]" if is_list else f"TABLE[{column!r}]"
-        what = f"{problem}: {first_names(texts or names)}" if names else "this table has no columns"
-        raise UsageError(what, hint=f"give the column with the texts, as {example}")
+        raise UsageError(
+            f"{problem}: {first_names(texts or names)}" if names else "this table has no columns",
+            hint=f"give the column with the texts, as {example}",
+        )
     (name,) = texts
     if is_list:
         return [row.get(name) for row in rows]
@@ -674,8 +684,10 @@ def _refuse_several_tables(data: Any) -> None:
         if not isinstance(part, Mapping) and column_names_of(part)
     ]
     if parts:
-        what = f"there are several tables: {first_names(list(map(str, data)))}"
-        raise UsageError(what, hint=f"give one of them, as DATA[{parts[0]!r}]")
+        raise UsageError(
+            f"there are several tables: {first_names(list(map(str, data)))}",
+            hint=f"give one of them, as DATA[{parts[0]!r}]",
+        )
 
 
 def sources_of(inputs: Any) -> list[Any]:
@@ -740,8 +752,11 @@ def rows_of_texts(data: Data, columns: Sequence[str]) -> Data:
     data = [plain_value(text) for text in listed(data, _ROWS_HINT, "row")]
     if not all(isinstance(text, str) for text in data):
         return data
-    what = f"the model reads rows of {' and '.join(columns)}, and {len(data)} texts are given"
-    expect(len(data) % len(columns) == 0, what, hint="give all texts of each row, in this order")
+    expect(
+        len(data) % len(columns) == 0,
+        f"the model reads rows of {' and '.join(columns)}, and {len(data)} texts are given",
+        hint="give all texts of each row, in this order",
+    )
     return [
         dict(zip(columns, row, strict=True))
         for row in zip(*[iter(data)] * len(columns), strict=True)

@@ -307,15 +307,15 @@ class Reranker:
     def __init__(self, model: str | Path | Predictor, *, device: str = "auto"):
         self._predictor = model if isinstance(model, Predictor) else Predictor(model, device=device)
         d = self._predictor.description
-        what = (
+        expect(
+            fits_pairs(d),
             f"this model was fine-tuned for {d.task}, with {len(d.labels)} labels and "
-            f"{len(d.text)} texts"
+            f"{len(d.text)} texts",
+            where=self._predictor.folder,
+            hint="fine-tune one on pairs (query, text) with two labels, the second for "
+            "relevant, or "
+            "with numbers",
         )
-        hint = (
-            "fine-tune one on pairs (query, text) with two labels, the second for relevant, or "
-            "with numbers"
-        )
-        expect(fits_pairs(d), what, where=self._predictor.folder, hint=hint)
         self._label = d.labels[1] if d.labels else None
 
     def __call__(self, query: str, texts: Sequence[str]) -> Scores:

@@ -216,8 +216,12 @@ def read_data(request: DataRequest, *, whole_documents: bool = False) -> Labelle
         evaluated = f"{len(held_out):,} of the {len(train):,} rows"
         notes.append(f"evaluated on {evaluated}, by models of the other rows ({PARTS} folds)")
         notes += _document_notes(*_of_fold(train, parts[0]), schema)
-    what = f"{len(all_items)} rows are too few to train and to evaluate"
-    require(train and held_out, what, path, "--dev FILE")
+    require(
+        train and held_out,
+        f"{len(all_items)} rows are too few to train and to evaluate",
+        path,
+        "--dev FILE",
+    )
     return LabelledData(schema, train, held_out, notes, parts, by_parts, positive)
 
 
@@ -242,12 +246,18 @@ def choose_positive(
     has_classes = TASKS[schema.task].has_classes
     if not has_classes or len(labels) != 2:
         classes = f"{len(labels):,} labels" if has_classes else f"the task is {schema.task}"
-        what = f"F1 of one class, {positive!r}, is for data with two labels, and here: {classes}"
-        expect(positive is None, what, hint="leave out --positive")
+        expect(
+            positive is None,
+            f"F1 of one class, {positive!r}, is for data with two labels, and here: {classes}",
+            hint="leave out --positive",
+        )
         return None
     if positive is not None:
-        hint = " or ".join(f"--positive {quoted(label)}" for label in labels)
-        expect(positive in labels, f"{positive!r} is not one of the two labels", hint=hint)
+        expect(
+            positive in labels,
+            f"{positive!r} is not one of the two labels",
+            hint=" or ".join(f"--positive {quoted(label)}" for label in labels),
+        )
         notes.append(f"F1 of: {positive!r}")
         return positive
     with_positive_name = [label for label in labels if label.strip().casefold() in POSITIVE_NAMES]
@@ -296,11 +306,11 @@ def _open(
     Each reads a file, or a part of the same file.
     """
     if fold is not None and dev is not None:
-        hint = f"name the other file alone: bertworks finetune {quoted(path)} --folds {fold[1]} ..."
         raise UsageError(
             f"folds divide the training data, but there is a dev file: {dev}",
             where=str(path),
-            hint=hint,
+            hint=f"name the other file alone: bertworks finetune {quoted(path)} --folds "
+            f"{fold[1]} ...",
         )
     try:
         return RowReader(path, read), None if dev is None else RowReader(dev, read)
@@ -336,12 +346,13 @@ def find_files(folder: Path) -> list[Path]:
             files["train" if any(word["train"] for word in words) else "dev"].append(path)
     content = ", ".join(p.name for p in sorted(folder.iterdir())[:20]) or "nothing"
     for name, paths in files.items():
-        what = (
+        expect(
+            len(paths) == 1 or (name == "dev" and not paths),
             f"the folder has {len(paths) or 'no'} {name} file{'s' if len(paths) > 1 else ''}: it "
-            f"holds {content}"
+            f"holds {content}",
+            where=folder,
+            hint="name the files: bertworks finetune TRAIN-FILE --dev DEV-FILE ...",
         )
-        hint = "name the files: bertworks finetune TRAIN-FILE --dev DEV-FILE ..."
-        expect(len(paths) == 1 or (name == "dev" and not paths), what, where=folder, hint=hint)
     return [*files["train"], *files["dev"]]
 
 
@@ -395,22 +406,18 @@ def describe_task(
             name == "lstm_units" and recipe.lstm_encoder == "trained"
         )
         if getattr(recipe, name) != getattr(FinetuneRecipe, name) and not applies:
-            hint = (
-                "use another recipe: stable, paper, bilstm"
-                if name == "lstm_units"
-                else "leave it out"
-            )
             tasks = [other.name for other in TASKS.values() if name in other.recipe_fields]
             raise UsageError(
-                f"{name} is for {', '.join(tasks)}, and the data is for {schema.task}", hint=hint
+                f"{name} is for {', '.join(tasks)}, and the data is for {schema.task}",
+                hint="use another recipe: stable, paper, bilstm"
+                if name == "lstm_units"
+                else "leave it out",
             )
     if recipe.document_context and schema.document is None:
-        hint = (
-            "separate documents by -DOCSTART- lines, or name their column: --group COLUMN; or "
-            "leave it out"
-        )
         raise UsageError(
-            "document_context: the data does not say which sentences are of one document", hint=hint
+            "document_context: the data does not say which sentences are of one document",
+            hint="separate documents by -DOCSTART- lines, or name their column: --group COLUMN; or "
+            "leave it out",
         )
     copied |= {
         name: getattr(schema, name) for name in ("task", "text", "label", "separator", "bare_types")
@@ -431,8 +438,12 @@ def _num_choices(data: LabelledData) -> int:
     places = {item.where: len(item.texts) - 1 for item in (*data.train, *data.dev)}
     most = Counter(places.values()).most_common(1)[0][0]
     for where, number in places.items():
-        what = f"{number} choices, where most rows have {most}"
-        require(number == most, what, where, "give every row the same number of choices")
+        require(
+            number == most,
+            f"{number} choices, where most rows have {most}",
+            where,
+            "give every row the same number of choices",
+        )
     return most
 
 
@@ -724,14 +735,18 @@ def divide(
     """
     num_groups = len(set(groups))
     if num_groups == 1 < len(all_items):
-        what = f"all {len(all_items):,} rows are of one context or group: they cannot be divided"
-        raise BertworksError(what, where=name, hint="--dev FILE")
-    if fold and num_groups < fold[1]:
-        what = (
-            f"{fold[1]} folds need at least {fold[1]} rows, or groups of rows: there are "
-            f"{num_groups:,}"
+        raise BertworksError(
+            f"all {len(all_items):,} rows are of one context or group: they cannot be divided",
+            where=name,
+            hint="--dev FILE",
         )
-        raise UsageError(what, where=name, hint=f"--folds {num_groups}, or fewer")
+    if fold and num_groups < fold[1]:
+        raise UsageError(
+            f"{fold[1]} folds need at least {fold[1]} rows, or groups of rows: there are "
+            f"{num_groups:,}",
+            where=name,
+            hint=f"--folds {num_groups}, or fewer",
+        )
     strata = _strata(all_items, schema, groups, keyed_rng("folds" if fold else "dev", 0))
     held_out = _fold(strata, *fold) if fold else _tenth(strata, len(all_items))
     return _of_fold(all_items, sorted(held_out))

@@ -253,11 +253,12 @@ def _fit_budget(job: FinetuneJob, begin: float, processes: int) -> None:
     left = (1 - BUDGET_RESERVE) * budget - (time.perf_counter() - begin)
     needed = math.ceil((budget - left + seconds) / (1 - BUDGET_RESERVE) / 60)
     frozen = " or --method frozen" if "frozen" in methods_of(job.data.schema) else ""
-    what = (
+    expect(
+        seconds <= left,
         f"a budget of {duration(budget)} is too short: an epoch takes about "
-        f"{duration(seconds)} on this machine"
+        f"{duration(seconds)} on this machine",
+        hint=f"--budget {needed}m{frozen}",
     )
-    expect(seconds <= left, what, hint=f"--budget {needed}m{frozen}")
     epochs = recipe.epochs
     if seconds * epochs > left:  # 0 seconds: a linear head
         epochs = int(left / seconds)
@@ -685,13 +686,19 @@ def make_finetune_request(data: Data, **options: Any) -> FinetuneRequest:
     )
     if request.budget:
         seconds_of(request.budget)
-        hint = "give --budget or --epochs, not both"
-        expect(not changed.get("epochs"), "a budget decides the number of epochs", hint=hint)
+        expect(
+            not changed.get("epochs"),
+            "a budget decides the number of epochs",
+            hint="give --budget or --epochs, not both",
+        )
     method = request.method
     refuse_unused(method, changed)
     if request.teacher:
-        what = f"the method {method!r} does not use --teacher"
-        expect(method in ("auto", "full"), what, hint="leave out --teacher; or --method full")
+        expect(
+            method in ("auto", "full"),
+            f"the method {method!r} does not use --teacher",
+            hint="leave out --teacher; or --method full",
+        )
         method = "full"
     recipe = str(request.recipe or "stable")
     addresses = {"model": request.model, "teacher": request.teacher}

@@ -256,16 +256,16 @@ def _check_network(model: str, c: EncoderConfig, task: TaskType, recipe: Finetun
             if c.direction == "bidirectional"
             else f", which reads {c.direction.replace('_', ' ')},"
         )
-        what = f"{model}, a model of the family {c.family}{reads} cannot be fine-tuned for {task}"
         raise UsageError(
-            what, hint="--model minilm, or another model that reads in both directions"
+            f"{model}, a model of the family {c.family}{reads} cannot be fine-tuned for {task}",
+            hint="--model minilm, or another model that reads in both directions",
         )
     if recipe.lm_weight and (c.direction != "left_to_right" or c.lm_head != "plain"):
-        what = (
+        raise UsageError(
             f"lm_weight is {recipe.lm_weight}: only GPT and GPT-2 have this loss, and {model} "
-            "is another model"
+            "is another model",
+            hint="--set lm_weight=0",
         )
-        raise UsageError(what, hint="--set lm_weight=0")
 
 
 def _check_numbers(d: TaskConfig, c: EncoderConfig, groups: Sequence[ExampleGroup]) -> None:
@@ -277,11 +277,11 @@ def _check_numbers(d: TaskConfig, c: EncoderConfig, groups: Sequence[ExampleGrou
     mean = labels.mean()
     deviation = labels.std()
     if abs(mean) > 10 * max(deviation, 1e-9):
-        what = (
+        raise UsageError(
             f"the numbers are {mean:g} on average, and differ from that by {deviation:.3g}: a "
-            "GPT has no bias for it"
+            "GPT has no bias for it",
+            hint=f"subtract {mean:.0f} from all of them, or use --model minilm",
         )
-        raise UsageError(what, hint=f"subtract {mean:.0f} from all of them, or use --model minilm")
 
 
 def run_settings(
@@ -321,8 +321,11 @@ class TaskTeacher:
 
     def __init__(self, name: str, d: TaskConfig, tokenizer: Tokenizer, device: torch.device):
         known = [task.name for task in TASKS.values() if task.has_linear_head]
-        what = f"--teacher is not available for {d.task}: expected {', '.join(known)}"
-        expect(d.task in known, what, hint="leave out --teacher")
+        expect(
+            d.task in known,
+            f"--teacher is not available for {d.task}: expected {', '.join(known)}",
+            hint="leave out --teacher",
+        )
         self.source = LazyModel(name, str(device))
         self.description = d
         self.task = self.source.task_config
@@ -341,16 +344,21 @@ class TaskTeacher:
             "fine-tune a teacher from the same model: bertworks finetune DATA --method full -o "
             "TEACHER"
         )
-        what = (
+        require(
+            is_same_task,
             f"the teacher was fine-tuned for {teacher.task}{teacher_labels}, the data is for "
-            f"{d.task}{data_labels}"
+            f"{d.task}{data_labels}",
+            name,
+            hint,
         )
-        require(is_same_task, what, name, hint)
         has_same_tokenizer = self.source.tokenizer.sha256 == tokenizer.sha256
-        what = "the teacher has another tokenizer than the model"
-        require(has_same_tokenizer, what, name, hint)
-        what = f"the teacher reads at most {length} tokens, the model {d.max_length}"
-        require(length >= d.max_length, what, name, f"set max_length to {length}")
+        require(has_same_tokenizer, "the teacher has another tokenizer than the model", name, hint)
+        require(
+            length >= d.max_length,
+            f"the teacher reads at most {length} tokens, the model {d.max_length}",
+            name,
+            f"set max_length to {length}",
+        )
 
     def label(
         self, groups: Sequence[ExampleGroup], note: Callable[[str], None]

@@ -228,8 +228,11 @@ class JointJob(Job):
 
 def _check(recipe: FinetuneRecipe) -> None:
     """Raises UsageError if a recipe is not for several tasks."""
-    what = f"the recipe {recipe.title} has no number of epochs for several tasks"
-    expect(recipe.epochs, what, hint="--epochs 5")
+    expect(
+        recipe.epochs,
+        f"the recipe {recipe.title} has no number of epochs for several tasks",
+        hint="--epochs 5",
+    )
     for name in ("lstm_units", "cloze_steps", "lm_weight"):
         expect(
             getattr(recipe, name) <= 0,
@@ -271,8 +274,11 @@ def make_joint_request(
     )
     tasks = {}
     for name, part in pairs:
-        what = f"two data sets have the name {name!r}, which is that of their file or folder"
-        expect(name not in tasks, what, hint="rename one of them")
+        expect(
+            name not in tasks,
+            f"two data sets have the name {name!r}, which is that of their file or folder",
+            hint="rename one of them",
+        )
         if not name or Path(name).name != name or name.startswith("."):
             raise UsageError(
                 f"{name!r} is not a name of a task: expected one that a folder can have"

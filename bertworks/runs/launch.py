@@ -77,18 +77,21 @@ def _limits(nodes: str, rendezvous: str | None) -> tuple[int, int]:
     """Return the least and the most machines."""
     match = re.fullmatch(r"([1-9]\d*)(?::([1-9]\d*))?", nodes)
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    what = f"--nodes {nodes}: expected a number of machines, or the least and the most"
     expect(
-        0 < least <= most, what, hint="--nodes 2, or --nodes 1:2 if one may be lost or come later"
+        0 < least <= most,
+        f"--nodes {nodes}: expected a number of machines, or the least and the most",
+        hint="--nodes 2, or --nodes 1:2 if one may be lost or come later",
     )
     expect(most <= MOST_MACHINES, f"--nodes {nodes}: expected at most {MOST_MACHINES:,} machines")
-    what = f"--rendezvous {rendezvous}: expected the name of a machine and a free port on it"
     is_place = not rendezvous or re.fullmatch(r"[^\s:]+:\d{1,5}", rendezvous)
-    expect(is_place, what, hint="--rendezvous node1:29500")
-    what = "machines find each other at the name and a free port of one of them"
+    expect(
+        is_place,
+        f"--rendezvous {rendezvous}: expected the name of a machine and a free port on it",
+        hint="--rendezvous node1:29500",
+    )
     expect(
         bool(rendezvous) == (nodes != "1"),
-        what,
+        "machines find each other at the name and a free port of one of them",
         hint="on each machine: --nodes 2 --rendezvous node1:29500",
     )
     return least, most
@@ -106,9 +109,9 @@ def _wait_for(rendezvous: str, say: Callable[[str], None]) -> None:
     try:
         families = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     except OSError as error:
-        what = f"this machine knows no machine {host}: {error.strerror}"
         raise BertworksError(
-            what, hint="--rendezvous with a name that each machine knows, or an IP address"
+            f"this machine knows no machine {host}: {error.strerror}",
+            hint="--rendezvous with a name that each machine knows, or an IP address",
         ) from error
     with suppress(OSError), socket.socket(families[0][0], socket.SOCK_STREAM) as listening:
         listening.bind((host, 0))
@@ -127,12 +130,12 @@ def _wait_for(rendezvous: str, say: Callable[[str], None]) -> None:
 
 
 def _unreachable(where: str) -> BertworksError:
-    what = f"no process of the training answers at {where}"
-    hint = (
-        "start the same command on that machine; its name must be known, and its port open, on "
-        "this one"
+    return BertworksError(
+        f"no process of the training answers at {where}",
+        hint="start the same command on that machine; its name must be known, and its port "
+        "open, on "
+        "this one",
     )
-    return BertworksError(what, hint=hint)
 
 
 def _refuse_single(words: Sequence[str]) -> None:
@@ -250,13 +253,14 @@ def _explain(where: str) -> Iterator[None]:
     except (elastic.RendezvousConnectionError, DistError) as error:
         raise _unreachable(where) from error
     except elastic.RendezvousTimeoutError as error:
-        what = f"too few machines came to {where}"
         raise BertworksError(
-            what, hint="start the same command on each of them, or name fewer: --nodes 1:2"
+            f"too few machines came to {where}",
+            hint="start the same command on each of them, or name fewer: --nodes 1:2",
         ) from error
     except elastic.RendezvousClosedError as error:
-        what = f"the training at {where} has ended"
-        raise BertworksError(what, hint="see the messages of the other machines") from error
+        raise BertworksError(
+            f"the training at {where} has ended", hint="see the messages of the other machines"
+        ) from error
 
 
 def batch_script(

@@ -68,23 +68,31 @@ def read_text(
     for path in (sources := sources_of(inputs)):
         folder = as_path(path).expanduser()
         trains = f"`bertworks pretrain {quoted(path)} -o MODEL`"
-        hint = f"{trains} trains on it; `bertworks prepare TEXT TEXT ...` joins corpora"
         expect(
-            not holds_shards(folder), "this folder holds shards, not text", where=path, hint=hint
+            not holds_shards(folder),
+            "this folder holds shards, not text",
+            where=path,
+            hint=f"{trains} trains on it; `bertworks prepare TEXT TEXT ...` joins corpora",
         )
         is_model = (folder / "config.json").is_file() and any(
             (folder / name).is_file() for name in _WEIGHTS
         )
-        hint = (
-            f"name the text; `bertworks pretrain TEXT --init {quoted(path)}` continues from "
-            "this model"
+        expect(
+            not is_model,
+            "this folder holds a model, not text",
+            where=path,
+            hint=f"name the text; `bertworks pretrain TEXT --init {quoted(path)}` continues from "
+            "this model",
         )
-        expect(not is_model, "this folder holds a model, not text", where=path, hint=hint)
     reader = CorpusReader(sources, text_column=text_column, documents=documents, encoding=encoding)
     inner = next((path.parent for path in reader.files if path.name == "tokenizer.json"), None)
     # each has that file
-    what = "a folder within the input holds a tokenizer, a model or shards, not text"
-    expect(inner is None, what, where=inner, hint=f"move it: `mv {quoted(inner)} FOLDER`")
+    expect(
+        inner is None,
+        "a folder within the input holds a tokenizer, a model or shards, not text",
+        where=inner,
+        hint=f"move it: `mv {quoted(inner)} FOLDER`",
+    )
     return reader
 
 
@@ -114,8 +122,12 @@ def make_vocabulary(
     _refuse_in_corpus(output, reader)
     refuse_file(output)  # before the words are counted, which may take an hour
     strange = sorted(path.name for path in output.glob("*") if path.name not in TOKENIZER_FILES)
-    what = f"the folder holds more than a tokenizer: {', '.join(strange[:5])}"
-    expect(not strange, what, where=output, hint="-o ANOTHER-FOLDER: its content would be lost")
+    expect(
+        not strange,
+        f"the folder holds more than a tokenizer: {', '.join(strange[:5])}",
+        where=output,
+        hint="-o ANOTHER-FOLDER: its content would be lost",
+    )
 
     with ExitStack() as stack:
         if bulk.is_shared:

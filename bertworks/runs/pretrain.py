@@ -176,9 +176,12 @@ class Request(PretrainOptions, RawText):
         ]
         if len({*filter(None, ends)}) == 2:
             return tuple(ends)
-        what = f"which of the languages {', '.join(names)} are the two sides of the translations?"
-        hint = "name the files after them: pairs.en and pairs.de"
-        expect(len(names) == 2 and not any(ends), what, where=self.parallel[0], hint=hint)
+        expect(
+            len(names) == 2 and not any(ends),
+            f"which of the languages {', '.join(names)} are the two sides of the translations?",
+            where=self.parallel[0],
+            hint="name the files after them: pairs.en and pairs.de",
+        )
         return tuple(names)
 
     @cached_property
@@ -217,24 +220,29 @@ def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request
     models = {name: getattr(request, name) for name in _WITH_TOKENIZER if getattr(request, name)}
     if len(models) > 1:
         first, second, *_ = models
-        what = f"--{[*models][-1]} takes the tokenizer of the model"
-        raise UsageError(what, hint=f"give --{first} or --{second}, not both")
+        raise UsageError(
+            f"--{[*models][-1]} takes the tokenizer of the model",
+            hint=f"give --{first} or --{second}, not both",
+        )
     number = request.extend_vocabulary
-    what = f"--extend-vocabulary {number} adds words to the vocabulary of a model: one word or more"
-    hint = "give a model and a number: --init MODEL --extend-vocabulary 1000"
-    expect(number is None or (number > 0 and request.init), what, hint=hint)
+    expect(
+        number is None or (number > 0 and request.init),
+        f"--extend-vocabulary {number} adds words to the vocabulary of a model: one word or more",
+        hint="give a model and a number: --init MODEL --extend-vocabulary 1000",
+    )
     if request.budget:
         seconds_of(request.budget)
     names = request.languages
     if names or request.parallel:
-        what = (
-            f"{len(sources)} inputs and the languages {', '.join(names) or 'none'}: expected a "
-            "name for each input"
-        )
         is_good = len(names) == len(sources) and all(
             re.fullmatch(r"\w[\w-]*", name) for name in names
         )
-        expect(is_good, what, hint="give --language once per input, such as en, in their order")
+        expect(
+            is_good,
+            f"{len(sources)} inputs and the languages {', '.join(names) or 'none'}: expected a "
+            "name for each input",
+            hint="give --language once per input, such as en, in their order",
+        )
         is_text = not any(
             isinstance(source, StoredRows) or str(source) == "-" or holds_shards(source)
             for source in sources
@@ -571,9 +579,8 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
     if reader:
         tokens = estimate_tokens(reader)
     elif extra:
-        what = "--extend-vocabulary chooses words of raw text, and these are shards"
         raise UsageError(
-            what,
+            "--extend-vocabulary chooses words of raw text, and these are shards",
             where=str(request.inputs[0]),
             hint="name the text, or leave --extend-vocabulary out",
         )
@@ -582,12 +589,11 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
         tokens = shards.manifest.tokens
         tokenizer_of_shards = shards.tokenizer()
         if tokenizer and tokenizer.sha256 != tokenizer_of_shards.sha256:
-            hint = (
-                "make new ones: bertworks prepare TEXT --tokenizer "
-                f"{quoted(request.tokenizer or begin)} -o OTHER"
-            )
             raise BertworksError(
-                "these shards were made with another tokenizer", where=str(shards.folder), hint=hint
+                "these shards were made with another tokenizer",
+                where=str(shards.folder),
+                hint="make new ones: bertworks prepare TEXT --tokenizer "
+                f"{quoted(request.tokenizer or begin)} -o OTHER",
             )
         tokenizer = tokenizer_of_shards
     vocab_size = tokenizer.vocab_size + extra if tokenizer else 0
@@ -611,8 +617,11 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
         f"a model of {parameters:,} parameters needs more than {needed / 1e9:,.1f} GB of "
         "memory to train"
     )
-    hint = "choose a smaller encoder: fewer layers, or a smaller hidden size"
-    expect(needed <= memory, f"{needs}, and this machine has {memory / 1e9:,.1f} GB", hint=hint)
+    expect(
+        needed <= memory,
+        f"{needs}, and this machine has {memory / 1e9:,.1f} GB",
+        hint="choose a smaller encoder: fewer layers, or a smaller hidden size",
+    )
     return _Draft(recipe, reader, tokens, tokenizer, vocab_size, shards)
 
 
@@ -624,12 +633,10 @@ def _check_heads(recipe: Recipe) -> None:
         fits = [
             name for name, s in FORMATS.items() if can_hold(c, heads_of(["masked_lm", *s.targets]))
         ]
-        what = (
-            f"objectives {', '.join(kinds)}: files of {c.family} have no place for these heads "
-            "together"
-        )
         raise UsageError(
-            what, hint=f"--set sampling.format={fits[0]}, and no [[objectives]] in the recipe"
+            f"objectives {', '.join(kinds)}: files of {c.family} have no place for these heads "
+            "together",
+            hint=f"--set sampling.format={fits[0]}, and no [[objectives]] in the recipe",
         )
 
 
@@ -706,10 +713,9 @@ def _prepare_text(
             )
             pairs = Manifest.load(part_folder / "manifest.json").documents
             sides = f"{pairs:,} sides of translations have tokens"
-            what = f"{part_folder}: {sides}: expected two for each"
             require(
                 len(names) < 2 or pairs == 2 * len(request.translations.pairs),
-                what,
+                f"{part_folder}: {sides}: expected two for each",
                 hint="leave out such pairs",
             )
     usual = request.shards_folder(output, request.languages[:1])
@@ -803,8 +809,11 @@ def _with_vocabulary(recipe: Recipe, size: int) -> Recipe:
     Its own size stays if it is larger (a multiple of 64 is faster).
     """
     vocab_size = recipe.encoder.vocab_size
-    what = f"encoder.vocab_size is {vocab_size:,}, but the vocabulary has {size:,} tokens"
-    expect(not vocab_size or vocab_size >= size, what, hint="leave it out, and set vocabulary.size")
+    expect(
+        not vocab_size or vocab_size >= size,
+        f"encoder.vocab_size is {vocab_size:,}, but the vocabulary has {size:,} tokens",
+        hint="leave it out, and set vocabulary.size",
+    )
     return replace(recipe, encoder=replace(recipe.encoder, vocab_size=vocab_size or size))
 
 

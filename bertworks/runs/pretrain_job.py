@@ -131,10 +131,9 @@ def split_documents(store: TokenStore, seed: int) -> tuple[Ids, Ids]:
         BertworksError: with fewer than four documents or sections.
     """
     count = len(store.documents) - 1
-    what = f"there is too little text: {len(store.sentences) - 1} sentences in {count} documents"
     require(
         count >= 4,
-        what,
+        f"there is too little text: {len(store.sentences) - 1} sentences in {count} documents",
         "",
         "give at least a few hundred sentences; a useful model needs millions of words",
     )

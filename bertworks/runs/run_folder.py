@@ -90,15 +90,22 @@ def check_same_request(output: Path, now: Mapping[str, Any], overwrite: bool = F
             for there, here in [_first_difference(old.get(name), now[name])]
             if there != here
         ]
-        what = f"the folder holds a run with other settings:{''.join(differing)}"
-        hint = "-o ANOTHER-FOLDER keeps both; --overwrite deletes the present run"
-        expect(not differing, what, where=output, hint=hint)
+        expect(
+            not differing,
+            f"the folder holds a run with other settings:{''.join(differing)}",
+            where=output,
+            hint="-o ANOTHER-FOLDER keeps both; --overwrite deletes the present run",
+        )
         return True
     strange = (
         [p.name for p in output.iterdir() if not p.name.startswith(".")] if output.is_dir() else []
     )
-    what = f"the folder is not empty and holds no run: {', '.join(sorted(strange)[:5])}"
-    expect(not strange, what, where=output, hint="-o ANOTHER-FOLDER, or empty this one")
+    expect(
+        not strange,
+        f"the folder is not empty and holds no run: {', '.join(sorted(strange)[:5])}",
+        where=output,
+        hint="-o ANOTHER-FOLDER, or empty this one",
+    )
     return False
 
 
@@ -114,9 +121,11 @@ def stored_request(output: Path) -> dict[str, Any] | None:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8"))["request"])
     except (ValueError, KeyError, TypeError):
-        what = "the file is damaged: expected a JSON object with the request of the run"
-        hint = "-o ANOTHER-FOLDER; or --overwrite, which deletes the run that is there"
-        raise UsageError(what, where=str(path), hint=hint) from None
+        raise UsageError(
+            "the file is damaged: expected a JSON object with the request of the run",
+            where=str(path),
+            hint="-o ANOTHER-FOLDER; or --overwrite, which deletes the run that is there",
+        ) from None
 
 
 @contextmanager
@@ -260,11 +269,11 @@ def read_plans(folder: Path) -> list[Plan]:
     try:
         return [Plan(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
     except (FileNotFoundError, ValueError, TypeError):
-        hint = (
-            "put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again"
-        )
         raise UsageError(
-            "the plans of the run are missing or damaged", where=str(path), hint=hint
+            "the plans of the run are missing or damaged",
+            where=str(path),
+            hint="put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite "
+            "starts again",
         ) from None
 
 
@@ -478,8 +487,11 @@ class Processes:
 
     def refuse_to_share(self, items: int) -> None:
         """Raise UsageError if a step has fewer items than there are processes."""
-        what = f"a step of {items} items cannot be shared by {self.count} processes"
-        expect(items >= self.count, what, hint="start fewer processes")
+        expect(
+            items >= self.count,
+            f"a step of {items} items cannot be shared by {self.count} processes",
+            hint="start fewer processes",
+        )
 
     def meet(self, output: Path) -> None:
         """Wait for all processes, and create the process group.
@@ -515,12 +527,13 @@ class Processes:
         if self.first:
             mark.unlink()
         names = sorted({*filter(None, blind)})
-        what = f"{', '.join(names)} cannot see the folder {output.resolve()} of the first process"
-        hint = (
-            "-o FOLDER on a disk that all machines share; the data must be at the same path on "
-            "each of them"
+        expect(
+            not names,
+            f"{', '.join(names)} cannot see the folder {output.resolve()} of the first process",
+            hint="-o FOLDER on a disk that all machines share; the data must be at the same "
+            "path on "
+            "each of them",
         )
-        expect(not names, what, hint=hint)
 
     def from_first(self, value: Value) -> Value:
         """Return the value that the first process has."""

@@ -188,12 +188,12 @@ class TrainingRun:
             with meta_device_init():
                 self.model: TrainableModel = job.network().to_empty(device=device)
         elif last := max((step for _, step, _, _ in read_metrics(self.metrics.path)), default=0):
-            what = f"the run was at step {last:,}, but its checkpoints are missing"
-            hint = (
-                "put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite "
-                "starts again"
+            raise BertworksError(
+                f"the run was at step {last:,}, but its checkpoints are missing",
+                where=str(folder / "checkpoints"),
+                hint="put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite "
+                "starts again",
             )
-            raise BertworksError(what, where=str(folder / "checkpoints"), hint=hint)
         else:
             network, notes = job.initial_network()
             self.model = network.to(device)
@@ -392,19 +392,16 @@ class TrainingRun:
         self.skipped = torch.stack([total + step.skipped, row, torch.maximum(most, row)])
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        what = "recipe.toml is not the one that this run began with"
-        hint = "put the old one back; or start another run: --recipe COPY.toml -o ANOTHER-FOLDER"
         expect(
             checkpoint.facts.get("recipe_sha256") == self.facts["recipe_sha256"],
-            what,
+            "recipe.toml is not the one that this run began with",
             where=self.folder,
-            hint=hint,
+            hint="put the old one back; or start another run: --recipe COPY.toml -o ANOTHER-FOLDER",
         )
         for name, tensor in self._state().items():
             if name not in checkpoint.tensors or checkpoint.tensors[name].shape != tensor.shape:
-                what = f"the checkpoint does not fit the recipe: {name}"
                 raise BertworksError(
-                    what,
+                    f"the checkpoint does not fit the recipe: {name}",
                     where=str(checkpoint.path),
                     hint="use another output folder, or --overwrite",
                 )
@@ -571,10 +568,12 @@ class TrainingRun:
             "finite and intact"
         )
         rate = self.job.settings.optimizer.learning_rate / 3
-        hint = (
-            f"use a lower rate in a new folder: -o OTHER --set optimizer.learning_rate={rate:.1e}"
+        return BertworksError(
+            text,
+            where=str(self.folder),
+            hint="use a lower rate in a new folder: -o OTHER --set "
+            f"optimizer.learning_rate={rate:.1e}",
         )
-        return BertworksError(text, where=str(self.folder), hint=hint)
 
     def _done(self) -> Event:
         facts = {

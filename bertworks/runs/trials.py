@@ -78,13 +78,10 @@ def plan_trials(
         )
     parts = range(folds) if folds else [None]
     count = math.prod(map(len, grid)) * max(1, folds) * seeds
-    what = (
-        f"{count:,} fine-tunings (settings, times folds, times seeds): expected at most "
-        f"{MAX_TRIALS:,}"
-    )
     expect(
         count <= MAX_TRIALS,
-        what,
+        f"{count:,} fine-tunings (settings, times folds, times seeds): expected at most "
+        f"{MAX_TRIALS:,}",
         hint="type smaller numbers of --seeds and --folds, or fewer values of --sweep",
     )
     for words, fold, seed in product(product(*grid), parts, range(first, first + seeds)):
@@ -120,12 +117,10 @@ def run_trials(
     """
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count > 1:
-        what = (
-            "several fine-tunings run one after the other, in one process, and there are "
-            f"{count} processes"
-        )
         raise UsageError(
-            what, hint="leave torchrun out; or type one command for each: --seed 1 -o FOLDER-1"
+            "several fine-tunings run one after the other, in one process, and there are "
+            f"{count} processes",
+            hint="leave torchrun out; or type one command for each: --seed 1 -o FOLDER-1",
         )
     output = local_path(output, "output folder")
     shared = {

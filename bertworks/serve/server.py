@@ -69,11 +69,11 @@ def serve(
             min(map(len, token.splitlines()), default=0) < MIN_TOKEN
             and not ipaddress.ip_address(name).is_loopback
         ):
-            what = (
+            raise UsageError(
                 f"other machines can reach {host}: expected a token of {MIN_TOKEN} characters "
-                "or more"
+                "or more",
+                hint=NEW_TOKEN,
             )
-            raise UsageError(what, hint=NEW_TOKEN)
         use_one_heap()  # before there are threads
         limit_kernel_caches()  # before anything is computed
         abilities = Abilities(model, **options)

@@ -115,9 +115,11 @@ class TokenTask(Task):
         words = features.words
         if not tags:
             return features.unit[0], "", None
-        what = f"the word {target!r} is not in the text, as the tokenizer splits it"
-        hint = f"use one of {', '.join(words[:20])}"
-        expect(target is None or target in words, what, hint=hint)
+        expect(
+            target is None or target in words,
+            f"the word {target!r} is not in the text, as the tokenizer splits it",
+            hint=f"use one of {', '.join(words[:20])}",
+        )
         if target is not None:
             word = words.index(target)
         else:
@@ -266,8 +268,12 @@ class TaggingTask(TokenTask):
         tags = list_of(cell.value)
         if tags is None:
             return None
-        what = f"{len(cell.texts)} words and {len(tags)} tags"
-        require(len(tags) == len(cell.texts), what, cell.where, self.expected)
+        require(
+            len(tags) == len(cell.texts),
+            f"{len(cell.texts)} words and {len(tags)} tags",
+            cell.where,
+            self.expected,
+        )
         return tuple(intern(cell.known_label(label_text(tag))) for tag in tags)
 
     def read(self, reader: Featurizer, items: list[Item]) -> Iterator[Features]:
@@ -387,9 +393,13 @@ class TaggingTask(TokenTask):
     def accuracy(self, counts: NDArray[Any], pairs: Pairs) -> intervals.RowSums:
         """The fraction of the words whose tag is right."""
         for item, answer in pairs:
-            what = f"{len(answer['tags'])} predicted tags for {len(item.label)} words"
             has_all = len(item.label) == len(answer["tags"])
-            require(has_all, what, item.where, "give each word one tag")
+            require(
+                has_all,
+                f"{len(answer['tags'])} predicted tags for {len(item.label)} words",
+                item.where,
+                "give each word one tag",
+            )
         right = [sum(map(eq, item.label, answer["tags"])) for item, answer in pairs]
         return intervals.ratio_sums(right, [len(item.label) for item, _ in pairs])
 
@@ -429,9 +439,12 @@ class SpansTask(TokenTask):
         places = [(span["start"], span["end"], span["type"]) for span in spans]
         for start, end, kind in places:
             length = len(cell.texts[0])
-            what = f"the {kind} from {start} to {end} is not inside its text of {length} characters"
-            hint = "count characters (not bytes) from 0; the end is the place after the last one"
-            require(0 <= start < end <= length, what, cell.where, hint)
+            require(
+                0 <= start < end <= length,
+                f"the {kind} from {start} to {end} is not inside its text of {length} characters",
+                cell.where,
+                "count characters (not bytes) from 0; the end is the place after the last one",
+            )
         return tuple((start, end, cell.known_label(kind)) for start, end, kind in places)
 
     def read(self, reader: Featurizer, items: list[Item]) -> Iterator[Features]:

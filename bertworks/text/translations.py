@@ -99,13 +99,12 @@ def read_translations(files: Sequence[str | Path]) -> Translations:
         with open_lines(as_path(path), str(path)) as reader:
             columns.append(_lines(reader, str(path), issues))
     if len(files) == 2 and len(columns[0]) != len(columns[1]):
-        what = (
-            f"{names[0]} has {len(columns[0]):,} lines, {names[1]} has {len(columns[1]):,}: "
-            "expected as many"
-        )
         shorter = int(len(columns[1]) < len(columns[0]))
         raise BertworksError(
-            what, where=f"{names[shorter]}:{len(columns[shorter]) + 1}", hint=_ALIGNED
+            f"{names[0]} has {len(columns[0]):,} lines, {names[1]} has {len(columns[1]):,}: "
+            "expected as many",
+            where=f"{names[shorter]}:{len(columns[shorter]) + 1}",
+            hint=_ALIGNED,
         )
     if len(files) == 1:
         rows = [tuple(line.split("\t")) for line in columns[0]]
@@ -114,8 +113,12 @@ def read_translations(files: Sequence[str | Path]) -> Translations:
     require(rows, "the file has no lines", names[0], _ALIGNED)
     pairs = []
     for number, row in enumerate(rows, 1):
-        what = f"{len(row)} columns: expected two, separated by a tab"
-        require(len(row) == 2, what, f"{names[0]}:{number}", _ALIGNED)
+        require(
+            len(row) == 2,
+            f"{len(row)} columns: expected two, separated by a tab",
+            f"{names[0]}:{number}",
+            _ALIGNED,
+        )
         pairs.append((row[0].strip(), row[1].strip()))
     empty_sides = IssueCounter()
     for number, pair in enumerate(pairs, 1):
@@ -123,10 +126,11 @@ def read_translations(files: Sequence[str | Path]) -> Translations:
             if not text:
                 empty_sides.add(f"{names[side % len(names)]}:{number}")
     if empty_sides.count:
-        what = (
-            f"no text on one side of a translation, in {empty_sides.count:,} places: {empty_sides}"
+        raise BertworksError(
+            f"no text on one side of a translation, in {empty_sides.count:,} places: {empty_sides}",
+            where=empty_sides.places[0],
+            hint=_ALIGNED,
         )
-        raise BertworksError(what, where=empty_sides.places[0], hint=_ALIGNED)
     usual_ratio = median(len(second) / len(first) for first, second in pairs)
     num_identical = 0
     num_far = 0

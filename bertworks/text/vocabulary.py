@@ -238,11 +238,10 @@ def extend_vocabulary(
     content = json.loads(serialized)
     kind = content["model"]["type"]
     if kind != "WordPiece":
-        hint = (
-            "leave --extend-vocabulary out: --init alone continues with the vocabulary of the model"
-        )
         raise UsageError(
-            f"a vocabulary of {kind} cannot be extended, only one of WordPiece", hint=hint
+            f"a vocabulary of {kind} cannot be extended, only one of WordPiece",
+            hint="leave --extend-vocabulary out: --init alone continues with the vocabulary "
+            "of the model",
         )
     with closing(WordCounts(1 << 29)) as counts:
         count_words(
@@ -261,9 +260,12 @@ def extend_vocabulary(
         for (word, count), ids in zip(frequent, pieces)
         if len(ids) > 1 and tokenizer.unk_id not in ids
     ]
-    what = f"the text has {len(words):,} words that a vocabulary can be extended by, not {number:,}"
-    hint = f"--extend-vocabulary {len(words)} takes all of them (0: leave it out); and --overwrite"
-    expect(len(words) >= number, what, hint=hint)
+    expect(
+        len(words) >= number,
+        f"the text has {len(words):,} words that a vocabulary can be extended by, not {number:,}",
+        hint=f"--extend-vocabulary {len(words)} takes all of them (0: leave it out); and "
+        "--overwrite",
+    )
     # The words that save most tokens come first.
     words.sort(key=lambda w: (w.frequency * (1 - len(w.pieces)), -w.frequency, w.word))
     new_words = words[:number]
@@ -356,12 +358,17 @@ class VocabularyConfig:
         ):
             expect(value in choices, f"{value!r}: one of {', '.join(choices)} is expected")
         as_it_is = self.algorithm == "bpe" and not (self.lowercase or self.strip_accents)
-        what = f"special tokens {self.special_tokens!r} are for byte-level BPE of the text as it is"
-        hint = "give --algorithm bpe --cased; or --special-tokens bert"
-        expect(self.special_tokens == "bert" or as_it_is, what, hint=hint)
-        what = f"a vocabulary of {self.size} tokens makes no sense"
+        expect(
+            self.special_tokens == "bert" or as_it_is,
+            f"special tokens {self.special_tokens!r} are for byte-level BPE of the text as it is",
+            hint="give --algorithm bpe --cased; or --special-tokens bert",
+        )
         # The largest size is that of the largest files that are read.
-        expect(len(_SPECIALS) < self.size <= 500_000, what, hint="choose a size like 30000")
+        expect(
+            len(_SPECIALS) < self.size <= 500_000,
+            f"a vocabulary of {self.size} tokens makes no sense",
+            hint="choose a size like 30000",
+        )
         expect(
             0 <= self.unused < self.size,
             f"unused {self.unused}: a number below the size is expected",
@@ -370,8 +377,10 @@ class VocabularyConfig:
         expect(
             0 < coverage <= 1, f"character_coverage {coverage}: a fraction like 0.9995 is expected"
         )
-        what = "min_frequency must be at least 1 and model_max_length at least 3"
-        expect(self.min_frequency >= 1 and self.model_max_length >= 3, what)
+        expect(
+            self.min_frequency >= 1 and self.model_max_length >= 3,
+            "min_frequency must be at least 1 and model_max_length at least 3",
+        )
 
     @property
     def pad_id(self) -> int:
@@ -510,14 +519,16 @@ def train_vocabulary(
 def _no_words(sample: Sample, splitter: AccentSplitter) -> BertworksError:
     """Return the error for documents without a word that can be counted."""
     if len(_words_of_any_length(splitter, sample.texts).keys() - {REPLACEMENT}) > 0:
-        what = f"there are only words of more than {splitter.max_length:,} characters"
-        return BertworksError(what, hint=_long_word_hint(splitter))
-    what = (
+        return BertworksError(
+            f"there are only words of more than {splitter.max_length:,} characters",
+            hint=_long_word_hint(splitter),
+        )
+    return BertworksError(
         "there is no text, only white space or bytes that are not text"
         if sample.texts
-        else "there are no documents"
+        else "there are no documents",
+        hint="name files with text in them",
     )
-    return BertworksError(what, hint="name files with text in them")
 
 
 def _words_of_any_length(splitter: AccentSplitter, texts: list[str]) -> dict[str, int]:
@@ -638,11 +649,11 @@ def _train(
         alphabet = statistics.alphabet(
             config.character_coverage, config.size, marked=config.algorithm == "wordpiece"
         )
-    hint = f"choose a size of at least {len(reserved) + len(alphabet):,}, better several times that"
     expect(
         len(alphabet) <= room,
         f"a size of {config.size:,} does not hold the alphabet of this text",
-        hint=hint,
+        hint=f"choose a size of at least {len(reserved) + len(alphabet):,}, better several "
+        "times that",
     )
     model: models.Model
     if config.algorithm == "wordpiece":
@@ -704,8 +715,9 @@ def _unigram_pieces(
             minloglevel=2,
         )
     except RuntimeError as error:
-        what = f"sentencepiece cannot be trained on this text: {error}"
-        raise BertworksError(what, hint="choose another size") from None
+        raise BertworksError(
+            f"sentencepiece cannot be trained on this text: {error}", hint="choose another size"
+        ) from None
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     pieces = [
         (processor.id_to_piece(number), processor.get_score(number))

@@ -238,9 +238,10 @@ class WordCounts:
         try:
             self._database.executemany(sql, sorted(self._counts.items()))
         except sqlite3.OperationalError as error:
-            what = f"word counts cannot be written: {error}"
             hint = "set TMPDIR to a folder with more free space"
-            raise BertworksError(what, hint=f"allow more memory, or {hint}") from error
+            raise BertworksError(
+                f"word counts cannot be written: {error}", hint=f"allow more memory, or {hint}"
+            ) from error
         self._counts = Counter()
         self._used = 0
 
