@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bertworks.errors import check
 from bertworks.models.cache import LayerCache
 from bertworks.models.kernels import Bias, attention
-from bertworks.models.layers import ACTIVATIONS, LayerConfig, Linear, dropout
+from bertworks.models.layers import ACTIVATIONS, LayerConfig, Linear, count_parameters, dropout
 from bertworks.models.layout import Layout
 
 
@@ -79,11 +79,9 @@ class TransformerConfig(LayerConfig):
     def num_stack_parameters(self) -> int:
         """Parameters of all blocks, the norm behind them and the relative bias."""
         hidden = self.hidden_size
-        inner = self.ffn_size
-        block = 4 * hidden * hidden + 2 * hidden * inner + 9 * hidden + inner
         norm = 2 * hidden if self.norm_first else 0
         bias = self.relative_position_buckets * self.num_attention_heads
-        return self.num_groups * block + norm + bias
+        return self.num_groups * count_parameters(Block, self) + norm + bias
 
     def stack_flops(self, sequence_length: int, finished: float) -> float:
         """Matrix-product operations per token (a multiply-add counts 2).

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bertworks.errors import check
-from bertworks.models.layers import LayerConfig, Linear, dropout
+from bertworks.models.layers import LayerConfig, Linear, count_parameters, dropout
 from bertworks.models.layout import Layout
 
 
@@ -69,17 +69,9 @@ class EmbeddingsConfig(LayerConfig):
         return self.hidden_dropout if self.embedding_dropout is None else self.embedding_dropout
 
     @property
-    def num_table_parameters(self) -> int:
-        """Parameters of the embeddings of tokens, positions and token types."""
-        positions = self.max_position_embeddings if self.position_embedding_type == "learned" else 0
-        return (self.vocab_size + self.type_vocab_size + positions) * self.embedding_width
-
-    @property
     def num_embedding_parameters(self) -> int:
         """Parameters of the tables, their norm and the projection."""
-        width = self.embedding_width
-        projection = (width + 1) * self.hidden_size if width != self.hidden_size else 0
-        return self.num_table_parameters + 2 * self.embedding_norm * width + projection
+        return count_parameters(Embeddings, self)
 
     @property
     def embedding_flops(self) -> int:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from bertworks.errors import check
 from bertworks.models.embeddings import EmbeddingsConfig
-from bertworks.models.layers import ACTIVATIONS, Linear, initialize
+from bertworks.models.layers import ACTIVATIONS, Linear, count_parameters, initialize
 from bertworks.models.layout import Layout
 
 Head = Literal["pooler", "lm_head", "next_sentence", "sentence_order", "replaced_token"]
@@ -82,18 +82,7 @@ class HeadsConfig(EmbeddingsConfig):
 
     def num_head_parameters(self, *heads: Head) -> int:
         """Parameters of heads, without the tied embeddings."""
-        hidden = self.hidden_size
-        width = self.embedding_width
-        pair = 2 * hidden + 2
-        transform = (hidden * width + 3 * width) * (self.lm_head == "transform")
-        counts = {
-            "pooler": (hidden * hidden + hidden) * ("_" in self.pooler),
-            "lm_head": transform + self.vocab_size * (self.lm_head != "plain"),
-            "next_sentence": pair,
-            "sentence_order": pair,
-            "replaced_token": (hidden + 1) * (hidden + 1),
-        }
-        return sum(counts[head] for head in {*heads})
+        return sum(count_parameters(_HEADS[head], self) for head in {*heads})
 
     @property
     def lm_head_flops(self) -> int:

@@ -194,23 +194,22 @@ def _inference_bucketed(inputs: Inputs) -> Tensor:
     small batch, and keeps a thousand of them. Here there are few sizes.
     """
     q, k, v, layout, _, bias, _ = inputs
-    heads, size = q.shape[1:]
-    sizes, tokens, present, places = layout.buckets
-    context = q.new_empty(len(tokens), heads, size)
-    numbers = [count * length for count, length in sizes]
-    parts = zip(tokens.split(numbers), context.split(numbers), sizes, present, strict=True)
-    for number, (rows, out, (count, length), mask) in enumerate(parts):
+    layouts, tokens, places = layout.buckets
+    context = q.new_empty(len(tokens), *q.shape[1:])
+    numbers = [part.num_places for part in layouts]
+    parts = zip(layouts, tokens.split(numbers), context.split(numbers), strict=True)
+    for part, rows, out in parts:
+        shape = (part.num_sequences, part.max_seqlen, *q.shape[1:])
         queries, keys, values = (
-            x.flatten(1).index_select(0, rows).view(count, length, heads, size).transpose(1, 2)
-            for x in (q, k, v)
+            x.flatten(1).index_select(0, rows).view(shape).transpose(1, 2) for x in (q, k, v)
         )
         _attention_exp2(
             queries,
             keys,
             values,
-            mask[:, None, :, None],
-            bias and bias(layout.bucket_layouts[number]),
-            out.view(count, length, heads, size).transpose(1, 2),
+            part.present[:, None, :, None],
+            bias and bias(part),
+            out.view(shape).transpose(1, 2),
         )
     return context.index_select(0, places)
 
@@ -267,18 +266,19 @@ def supports_bucketed(inputs: Inputs) -> bool:
 def attention_bucketed(inputs: Inputs) -> Tensor:
     """Return `attention` on a CPU, with gradients, in rectangles of few sizes."""
     q, k, v, layout, _, bias, dropout = inputs
-    sizes, tokens, _, places = layout.buckets
-    numbers = [count * length for count, length in sizes]
+    layouts, tokens, places = layout.buckets
+    numbers = [part.num_places for part in layouts]
     rectangles = [
         x.new_zeros(len(tokens), *x.shape[1:]).index_copy_(0, places, x).split(numbers)
         for x in (q, k, v)
     ]
     contexts = []
-    parts = zip(*rectangles, sizes, layout.visible_in_buckets, strict=True)
-    for number, (*part, size, mask) in enumerate(parts):
-        queries, keys, values = (x.view(*size, *x.shape[1:]).transpose(1, 2) for x in part)
-        added = bias and bias(layout.bucket_layouts[number])
-        context = attend(queries, keys, values, mask, added, dropout)
+    for part, *rectangle in zip(layouts, *rectangles, strict=True):
+        queries, keys, values = (
+            x.view(part.num_sequences, part.max_seqlen, *x.shape[1:]).transpose(1, 2)
+            for x in rectangle
+        )
+        context = attend(queries, keys, values, part.visible, bias and bias(part), dropout)
         contexts.append(context.transpose(1, 2).flatten(0, 1))
     return torch.cat(contexts).index_select(0, places)
 

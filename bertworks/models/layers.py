@@ -4,7 +4,8 @@
 - `Linear`, `dropout`: as torch's, in less time
 - `pad_rows_to_bucket`: products of few sizes
 - `ACTIVATIONS`: the functions that a configuration can name
-- `initialize`: the initial weights; `meta_device_init`: shapes without memory
+- `initialize`: the initial weights; `meta_device_init`: shapes without memory;
+  `count_parameters`: of a network that is made so
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -246,3 +247,9 @@ def meta_device_init() -> Iterator[None]:
     """Modules that are made in it have parameters of the device "meta": shapes without memory."""
     with torch.device("meta"), _SkipInit():
         yield
+
+
+def count_parameters(kind: Callable[..., nn.Module], *settings: object) -> int:
+    """Return the number of parameters of the network `kind(*settings)`, made without memory."""
+    with meta_device_init():
+        return sum(p.numel() for p in kind(*settings).parameters())

@@ -14,6 +14,7 @@ from itertools import accumulate, groupby, pairwise
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 WASTE = 8000  # pairs of places without a token that cost as much as another group
@@ -29,11 +30,9 @@ class PaddedBuckets(NamedTuple):
     They have P places in all.
     """
 
-    sizes: list[tuple[int, int]]  # number of sequences, a power of 2, and their padded length
+    layouts: list[Layout]  # of each rectangle, whose number of sequences is a power of 2
     # int64 [P]: the token in a place; where there is none, the first token of the same sequence
     tokens: Tensor
-    # for each rectangle, bool [sequences, length]: whether a place has a token
-    present: list[Tensor]
     places: Tensor  # int64 [T]: the place of each token
 
 
@@ -93,12 +92,17 @@ class Layout:
         return len(self.cu_seqlens) - 1
 
     @property
+    def num_places(self) -> int:
+        """The number of places of the rectangle of all sequences."""
+        return self.num_sequences * self.max_seqlen
+
+    @property
     def is_uniform(self) -> bool:
         """Whether all sequences have max_seqlen tokens, known on the host.
 
         Only then do they fill the rectangle.
         """
-        return len(self.position_ids) == self.num_sequences * self.max_seqlen
+        return len(self.position_ids) == self.num_places
 
     @property
     def first(self) -> Tensor:
@@ -207,51 +211,24 @@ class Layout:
         """
         lengths, order = self.cu_seqlens.diff().long().sort(descending=True)
         sizes = _bucket_sizes(lengths.tolist())
-        counts, padded = torch.tensor(sizes).T
-        padded = padded.repeat_interleave(counts)  # [B]
-        total = int(padded.sum())
-        sequence_ids = torch.arange(len(order)).repeat_interleave(padded, output_size=total)  # [P]
-        positions = torch.arange(total) - (padded.cumsum(0) - padded)[sequence_ids]
-        present = positions < lengths[sequence_ids]
-        tokens = self.first[order][sequence_ids] + positions * present
-        filled = present.nonzero()[:, 0]
-        places = torch.empty_like(self.position_ids).index_copy_(0, tokens[filled], filled)
-        parts = present.split([count * length for count, length in sizes])
-        return PaddedBuckets(
-            sizes,
-            tokens,
-            [part.view(size) for part, size in zip(parts, sizes, strict=True)],
-            places,
-        )
-
-    @cached_property
-    def bucket_layouts(self) -> list[Layout]:
-        """The layout of each bucket, whose max_seqlen is the padded length.
-
-        Without ranks.
-        """
-        sizes, tokens, present, _ = self.buckets
+        counts = [count for count, _ in sizes]
+        starts = torch.empty_like(order)  # the first place of each sequence
         layouts = []
-        parts = tokens.split([count * length for count, length in sizes])
-        for part, (_, length), has_token in zip(parts, sizes, present, strict=True):
-            ends = torch.cat([torch.zeros(1), has_token.sum(1)]).cumsum(0).int()
-            layouts.append(Layout(ends, length, self.position_ids[part[has_token.flatten()]]))
-        return layouts
-
-    @cached_property
-    def visible_in_buckets(self) -> list[Tensor | None]:
-        """For each bucket: `visible` of its places."""
-        sizes, tokens, present, _ = self.buckets
-        masks: list[Tensor | None] = []
-        for part, size, has_token in zip(
-            tokens.split([n * m for n, m in sizes]), sizes, present, strict=True
-        ):
-            mask = has_token[:, None, None]
-            if self.rank is not None:  # a place without a token has the rank of the first one
-                rank = self.rank[part].view(size)
-                mask = mask & (rank[:, None] <= rank[:, :, None])[:, None]
-            masks.append(None if mask.all() else mask)
-        return masks
+        tokens = []
+        start = 0
+        parts = zip(sizes, order.split(counts), lengths.split(counts), strict=True)
+        for (count, longest), numbers, part in parts:
+            end = start + count * longest
+            starts[numbers] = torch.arange(start, end, longest)
+            start = end
+            places = torch.arange(longest)
+            present = places < part[:, None]
+            rows = self.first[numbers, None] + places * present
+            ends = F.pad(part.cumsum(0), (1, 0)).int()
+            layouts.append(self._with_tokens(rows[present], ends, longest))
+            tokens.append(rows.flatten())
+        places_of_tokens = starts[self.sequence_ids] + self.places
+        return PaddedBuckets(layouts, torch.cat(tokens), places_of_tokens)
 
     @cached_property
     def groups(self) -> list[Layout]:
@@ -279,11 +256,14 @@ class Layout:
     def part(self, start: int, end: int, longest: int) -> Layout:
         """Return the layout of sequences `start` to `end`."""
         ends = self.cu_seqlens[start : end + 1]
-        tokens = slice(int(ends[0]), int(ends[-1]))
+        return self._with_tokens(slice(int(ends[0]), int(ends[-1])), ends - ends[0], longest)
+
+    def _with_tokens(self, tokens: slice | Tensor, cu_seqlens: Tensor, longest: int) -> Layout:
+        """Return the layout of some tokens, which are whole sequences."""
         positions = self.position_ids[tokens]
         rank = None if self.rank is None else self.rank[tokens]
         return replace(
-            self, cu_seqlens=ends - ends[0], max_seqlen=longest, position_ids=positions, rank=rank
+            self, cu_seqlens=cu_seqlens, max_seqlen=longest, position_ids=positions, rank=rank
         )
 
     def pad(self, x: Tensor) -> Tensor:
@@ -292,7 +272,7 @@ class Layout:
         A view, not a copy, if the layout is uniform.
         """
         if not self.is_uniform:
-            rectangle = x.new_zeros(self.num_sequences * self.max_seqlen, *x.shape[1:])
+            rectangle = x.new_zeros(self.num_places, *x.shape[1:])
             x = rectangle.index_copy(0, self.slots, x)
         return x.view(self.num_sequences, self.max_seqlen, *x.shape[1:])
 

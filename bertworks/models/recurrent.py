@@ -7,11 +7,6 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from bertworks.models.layout import Layout
 
 
-def num_lstm_parameters(input_size: int, units: int) -> int:
-    """Parameters of a `BiLSTM` of these sizes."""
-    return sum(2 * 4 * units * (size + units + 2) for size in (input_size, 2 * units))
-
-
 class BiLSTM(nn.Module):
     """A bidirectional LSTM of two layers, initialized as in torch, without dropout.
 

@@ -51,8 +51,8 @@ from bertworks.io.atomic_write import sha256
 from bertworks.io.inputs import as_path
 from bertworks.io.tables import StoredRows
 from bertworks.models.config import EncoderConfig
-from bertworks.models.layers import meta_device_init
-from bertworks.models.recurrent import num_lstm_parameters
+from bertworks.models.layers import count_parameters, meta_device_init
+from bertworks.models.recurrent import BiLSTM
 from bertworks.runs.data_splits import (
     EVALUATED,
     DataRequest,
@@ -708,7 +708,7 @@ class FinetuneJob(Job):
         c = self.config
         r = self.recipe
         sample = self.groups[:1000]
-        lstm = 6.0 * num_lstm_parameters(lstm_input_size(c, r.feature_layers), r.lstm_units)
+        lstm = 6.0 * count_parameters(BiLSTM, lstm_input_size(c, r.feature_layers), r.lstm_units)
         # of the LSTM alone: the features are computed once
         if r.lstm_units and r.lstm_encoder == "frozen":
             return lstm

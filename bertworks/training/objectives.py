@@ -22,7 +22,7 @@ from bertworks.batching.batch import Batch
 from bertworks.errors import check
 from bertworks.models.config import EncoderConfig
 from bertworks.models.heads import Head, LMHead, Pooler, TokenHead, add_heads
-from bertworks.models.layers import compiles_sizes, meta_device_init, pad_rows_to_bucket
+from bertworks.models.layers import compiles_sizes, count_parameters, pad_rows_to_bucket
 from bertworks.models.transformer import Encoder, select_layers, student_layers
 from bertworks.training.loop import LossStats, LossSum, TrainableModel, cross_entropy
 from bertworks.training.recipe import TEACHER_OBJECTIVES, ObjectiveKind, Recipe
@@ -302,8 +302,7 @@ def num_trained(recipe: Recipe) -> int:
 
     They are those of the model, and of a generator what it does not share.
     """
-    with meta_device_init():
-        return sum(p.numel() for p in PretrainingModel.of(recipe).parameters())
+    return count_parameters(PretrainingModel.of, recipe)
 
 
 SHARED = ("token", "position", "token_type")  # embeddings that a generator shares

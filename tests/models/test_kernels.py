@@ -83,7 +83,7 @@ def test_attention_in_buckets_is_attention(direction, monkeypatch):
         torch.randn(sum(lengths), 3, 4, 8).double().requires_grad_(),
         torch.randn(sum(lengths), 4, 8).double(),
     )
-    assert len(layout.buckets.sizes) > 2
+    assert len(layout.buckets.layouts) > 2
     inputs = Inputs(*qkv.unbind(1), layout)
     wanted, found = attention_reference(inputs), attention_bucketed(inputs)
     torch.testing.assert_close(found, wanted, atol=1e-12, rtol=1e-12)

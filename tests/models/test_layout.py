@@ -293,6 +293,6 @@ def test_a_block_with_a_bias_is_packed_as_alone():
 def test_buckets_hold_every_token_once():
     layout = Layout.of([3, 9, 1, 3])
     buckets = layout.buckets
-    assert sum(count * length for count, length in buckets.sizes) == len(buckets.tokens)
-    assert sum(int(part.sum()) for part in buckets.present) == 16
+    assert sum(part.num_places for part in buckets.layouts) == len(buckets.tokens)
+    assert sum(int(part.present.sum()) for part in buckets.layouts) == 16
     assert buckets.tokens[buckets.places].tolist() == list(range(16))

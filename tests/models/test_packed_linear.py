@@ -357,7 +357,7 @@ def test_bf16_attention_of_small_and_of_vast_scores_is_that_of_float64(
 def test_a_sequence_without_numbers_spoils_no_other_one_in_bf16():
     torch.manual_seed(0)
     layout, qkv = Layout.of([20, 20, 20]), torch.randn(60, 3, 4, 16).bfloat16()
-    assert layout.buckets.sizes[0] == (2, 32)  # the first two are computed together
+    assert layout.buckets.layouts[0].present.shape == (2, 32)  # the first two are computed together
     spoilt = qkv.clone()
     spoilt[25, 1, 2, 3] = torch.nan
     with torch.no_grad():
@@ -412,17 +412,18 @@ def test_rectangles_are_of_few_sizes_and_every_token_stands_in_one():
         layout = Layout.of(lengths)
         found = layout.buckets
         assert torch.equal(found.tokens[found.places], torch.arange(sum(lengths)))
-        flat = torch.cat([part.flatten() for part in found.present])
+        present = [part.present for part in found.layouts]
+        flat = torch.cat([part.flatten() for part in present])
         assert torch.equal(found.places.sort().values, flat.nonzero()[:, 0])
         firsts = set(layout.first.tolist())
         for rows, part in zip(
-            found.tokens.split([n * m for n, m in found.sizes]), found.present, strict=True
+            found.tokens.split([part.numel() for part in present]), present, strict=True
         ):
             for tokens, there in zip(rows.view(part.shape), part, strict=True):
                 assert tokens[0].item() in firsts
                 assert tokens[~there].eq(tokens[0]).all()
                 assert torch.equal(tokens[there], torch.arange(int(there.sum())) + tokens[0])
-        sizes.update(found.sizes)
+        sizes.update(tuple(part.shape) for part in present)
     assert all(count & (count - 1) == 0 and length % 16 == 0 for count, length in sizes)
     assert 40 < len(sizes) < 120
 

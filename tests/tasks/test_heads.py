@@ -23,8 +23,9 @@ from bertworks.interop.convert import convert
 from bertworks.interop.export import export
 from bertworks.models import transformer
 from bertworks.models.config import EncoderConfig
+from bertworks.models.layers import count_parameters
 from bertworks.models.layout import Layout
-from bertworks.models.recurrent import BiLSTM, num_lstm_parameters
+from bertworks.models.recurrent import BiLSTM
 from bertworks.models.transformer import Encoder, cpu_supports_int8
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.tasks import heads as task_heads
@@ -101,7 +102,7 @@ def test_packed_is_one_by_one_and_no_padding_is_read() -> None:
     assert found.shape == (sum(LENGTHS), 10)
     alone = torch.cat([network.lstm(row[None])[0][0] for row in rows])
     torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-6)
-    assert num_lstm_parameters(6, 5) == sum(p.numel() for p in network.parameters())
+    assert count_parameters(BiLSTM, 6, 5) == sum(p.numel() for p in network.parameters())
 
 
 def test_features_are_the_last_four_layers_without_dropout() -> None:
