@@ -19,16 +19,16 @@ class BertworksError(Exception):
 
     Args:
         what: one sentence: what is wrong, and why.
-        where: the place, as `file` or `file:line`.
+        where: the place: a path, or a text as `file:line`.
         hint: what to type or change next.
     """
 
     exit_code = 1
 
-    def __init__(self, what: str, *, where: str | None = None, hint: str | None = None):
+    def __init__(self, what: str, *, where: object = None, hint: str | None = None):
         super().__init__(what)
         self.what = what
-        self.where = where
+        self.where = None if where is None else str(where)
         self.hint = hint
 
     def __str__(self) -> str:
@@ -153,14 +153,14 @@ def require(holds: object, what: str, where: object = "", hint: str | None = Non
     """
     if not holds:
         raise BertworksError(
-            what, where=str(where or ""), hint=hint or "get the file again, or choose another model"
+            what, where=where or "", hint=hint or "get the file again, or choose another model"
         )
 
 
 def expect(holds: object, what: str, *, where: object = None, hint: str | None = None) -> None:
     """Raise UsageError unless a condition holds, about what the user typed."""
     if not holds:
-        raise UsageError(what, where=None if where is None else str(where), hint=hint)
+        raise UsageError(what, where=where, hint=hint)
 
 
 def check(holds: object, what: str) -> None:
@@ -200,5 +200,5 @@ def explain_os_errors(what: str, where: str | Path, hint: str | None = None) -> 
         yield
     except OSError as error:
         raise BertworksError(
-            f"{what}: {error.strerror or error}", where=str(where), hint=hint
+            f"{what}: {error.strerror or error}", where=where, hint=hint
         ) from error

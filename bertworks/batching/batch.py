@@ -139,6 +139,11 @@ class Batch:
     targets: Mapping[str, BatchTarget]
 
     @property
+    def inputs(self) -> tuple[Tensor, Layout, Tensor | None]:
+        """What an encoder reads: token ids, their layout and token types."""
+        return self.input_ids, self.layout, self.token_type_ids
+
+    @property
     def target(self) -> BatchTarget:
         """The target of a task: the first one.
 

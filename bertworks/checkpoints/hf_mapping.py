@@ -47,19 +47,6 @@ _LAYER_OF_MEANS = "classifier.weight"  # see `VECTOR_CLASS`
 
 Rows = Mapping[str, Sequence[str]]
 
-# Theirs: ours. Google's code computes the tanh approximation under the name "gelu"; in these files
-# it is exact.
-GELUS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "gelu_python": "gelu",
-    "gelu_fast": "gelu_tanh",
-    "gelu_accurate": "gelu_tanh",
-    "gelu_python_tanh": "gelu_tanh",
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
@@ -125,7 +112,7 @@ class Family:
     unused_positions: int = 0
     always_projects: bool = False
     settings: Mapping[str, str]
-    activations: Mapping[str, str] = field(default_factory=lambda: GELUS)
+    activations: Mapping[str, str] = field(default_factory=lambda: _NAMES["activations"])
     lm_head_act: str = ""
     earlier_null: str = ""
     flags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -302,7 +289,7 @@ def to_huggingface(
 
 
 def from_huggingface(
-    state: Mapping[str, Tensor], config: EncoderConfig, *, where: str | None = None
+    state: Mapping[str, Tensor], config: EncoderConfig, *, where: object = None
 ) -> dict[str, Tensor]:
     """Their parameters under our names, from a file of the body alone or with any head.
 
@@ -349,7 +336,7 @@ def check_output_layer(
     settings: Mapping[str, Any],
     names: Collection[str],
     config: EncoderConfig,
-    where: str | None = None,
+    where: object = None,
     *,
     predicts_tokens: bool = False,
 ) -> None:
@@ -607,9 +594,7 @@ def own_lm_head(config: EncoderConfig, architectures: Collection[str]) -> dict[s
     return {"model_type": own_type(config.family), "lm_head_act": config.lm_head_activation}
 
 
-def config_from_huggingface(
-    settings: Mapping[str, Any], *, where: str | None = None
-) -> EncoderConfig:
+def config_from_huggingface(settings: Mapping[str, Any], *, where: object = None) -> EncoderConfig:
     """Return the encoder that a config.json describes.
 
     Keys that do not concern an encoder are ignored.
@@ -769,7 +754,7 @@ def _is_buffer(name: str, family: Family) -> bool:
     return re.sub(r"\.\d+\.", ".#.", f".{name}").removeprefix(".") in family.buffers
 
 
-def _value(value: Any, key: str, name: str, family: Family, where: str | None) -> object:
+def _value(value: Any, key: str, name: str, family: Family, where: object) -> object:
     """Return the value of a field of EncoderConfig, checked by the kind of its default.
 
     Args:
@@ -899,7 +884,7 @@ def _table(
     return tuple(entries)
 
 
-def _renamed(state: Mapping[str, Tensor], family: Family, where: str | None) -> dict[str, Tensor]:
+def _renamed(state: Mapping[str, Tensor], family: Family, where: object) -> dict[str, Tensor]:
     """With today's names, without the prefix, buffers and copies of tied parameters.
 
     An original that is missing is taken from its copy.
@@ -928,7 +913,7 @@ def _present(
     table: Iterable[_Parameter],
     names: Collection[str],
     names_of: Callable[[_Parameter], Sequence[str]],
-    where: str | None,
+    where: object,
 ) -> list[_Parameter]:
     """Return the parameters of the encoder and of the heads that have one of the names.
 
@@ -951,7 +936,7 @@ def _present(
     return present
 
 
-def _check_shape(name: str, value: Tensor, shape: Sequence[int], where: str | None) -> None:
+def _check_shape(name: str, value: Tensor, shape: Sequence[int], where: object) -> None:
     fits = value.dim() == len(shape) and all(
         size in (_ANY, length) for size, length in zip(shape, value.shape)
     )

@@ -166,9 +166,7 @@ class ModelFolder:
     @cached_property
     def config(self) -> EncoderConfig:
         """The configuration of the network."""
-        return hf_mapping.config_from_huggingface(
-            self.settings, where=str(self.within / "config.json")
-        )
+        return hf_mapping.config_from_huggingface(self.settings, where=self.within / "config.json")
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -298,9 +296,9 @@ class ModelFolder:
             BertworksError: files missing, damaged, changed or hostile; weights that do not fit the
                 configuration.
         """
-        where = str(self.within / WEIGHTS)
+        where = self.within / WEIGHTS
         weights = self.weights
-        settings_file = str(self.within / "config.json")
+        settings_file = self.within / "config.json"
         hf_mapping.check_output_layer(self.settings, weights, self.config, settings_file)
         state = hf_mapping.from_huggingface(weights, self.config, where=where)
         state = {name: value.float() for name, value in state.items()}
@@ -351,7 +349,7 @@ def save_model(
     if task is not None:
         state, task = put_temperature_into_weights(state, task)
     tensors = hf_mapping.to_huggingface(state, config, head["architectures"][0] if head else None)
-    refuse_non_finite(state, str(folder))
+    refuse_non_finite(state, folder)
     check_vocabulary(tokenizer, config, folder)
     head = head or {"architectures": [hf_mapping.architecture_of(state, config)]}
     save_settings(folder, config, tokenizer, head, max_length=task.max_length if task else None)
@@ -394,7 +392,7 @@ def save_output_layer(folder: Path, layer: Mapping[str, Tensor], task: TaskConfi
     layer, task = put_temperature_into_weights(layer, task)
     state = source.load_state() | layer
     tensors = hf_mapping.to_huggingface(state, source.config, source.settings["architectures"][0])
-    refuse_non_finite(layer, str(folder))
+    refuse_non_finite(layer, folder)
     path = folder / WEIGHTS
     # The weights may be two files, of which the one with the body belongs to several folders.
     if not path.exists():

@@ -79,9 +79,7 @@ def read_pickled_weights(pickle: Path, scratch: Path, root: Path) -> PickledWeig
         tensors |= read_tensors(target)
     strays = set() if index is None else index.keys() ^ tensors.keys()
     if strays:
-        raise BertworksError(
-            f"the index and its files disagree about {min(strays)}", where=str(pickle)
-        )
+        raise BertworksError(f"the index and its files disagree about {min(strays)}", where=pickle)
     prefix = "module."  # of a network that several GPUs trained
     if tensors and all(name.startswith(prefix) for name in tensors):
         tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
@@ -140,17 +138,15 @@ def _convert(file: Path, target: Path) -> list[str]:
             )
     except subprocess.TimeoutExpired:
         what = f"it takes more than {seconds} s to read: weights of this size do not"
-        raise BertworksError(what, where=str(file), hint=_HINT) from None
+        raise BertworksError(what, where=file, hint=_HINT) from None
     lines = _lines(answer)
     if process.returncode == pickle_reader.REFUSED and lines:
-        raise BertworksError(f"not read: {lines[0][:400]}", where=str(file), hint=_HINT)
+        raise BertworksError(f"not read: {lines[0][:400]}", where=file, hint=_HINT)
     if process.returncode:
         how = " ".join([f"exit code {process.returncode}", *_lines(trouble)[-1:]])[:400]
         if process.returncode < 0:
             how = f"signal {-process.returncode}, perhaps for lack of memory or time"
-        raise BertworksError(
-            f"the process that read it has ended ({how})", where=str(file), hint=_HINT
-        )
+        raise BertworksError(f"the process that read it has ended ({how})", where=file, hint=_HINT)
     return [line for line in lines if line]
 
 

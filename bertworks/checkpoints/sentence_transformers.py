@@ -121,7 +121,7 @@ class VectorModule:
             if match is None:
                 what = f"activation_function is {name!r:.80}: only functions of torch.nn are "
                 what += f"supported, such as {_DEFAULT_ACTIVATION}"
-                raise BertworksError(what, where=str(path), hint=_OTHER_MODEL)
+                raise BertworksError(what, where=path, hint=_OTHER_MODEL)
             layers["activation"] = getattr(nn, match[3])()
         elif self.kind == "LayerNorm":
             layers["norm"] = nn.LayerNorm(input_size)
@@ -137,7 +137,7 @@ class VectorModule:
         what = f"the weights of the module {self.kind} are {shapes!s:.200}, expected {expected}"
         require(shapes == expected and is_float, what, self.folder / WEIGHTS, _OTHER_MODEL)
         parameters = {name: tensor.float() for name, tensor in weights.items()}
-        refuse_non_finite(parameters, str(self.folder / WEIGHTS))
+        refuse_non_finite(parameters, self.folder / WEIGHTS)
         network.load_state_dict(parameters)
         return network
 
@@ -153,7 +153,7 @@ class VectorModule:
         if pickle is not None and not (self.folder / WEIGHTS).exists():
             model = quoted(self.folder.parent)
             hint = f"if you trust it: bertworks convert {model} -o ANOTHER-FOLDER --trust-pickle"
-            raise BertworksError(PICKLED_MODULE, where=str(self.folder), hint=hint)
+            raise BertworksError(PICKLED_MODULE, where=self.folder, hint=hint)
         return read_tensors(self.folder / WEIGHTS)
 
     @property
@@ -307,48 +307,46 @@ def read_sentence_transformer(folder: str | Path) -> SentenceTransformer:
     what = f"unsupported modules of sentence-transformers: {', '.join(kinds)[:200]}"
     is_supported = kinds[:2] == _FIRST_KINDS and MODULE_KINDS.keys() >= {*kinds[2:]}
     require(is_supported, what, folder / MODULES_FILE, _SUPPORTED)
-    inner = modules[0][1]
-    pooling_path = modules[1][1] / "config.json"
-    names = [name for name in _TRANSFORMER_FILES if (inner / name).is_file()] or [_TRANSFORMER]
-    paths = [inner / names[0], *(path / "config.json" for _, path in modules[1:])]
-    contents = {path: read_json(path) for path in paths if path.is_file() or path == pooling_path}
-    tables = [_TRANSFORMER, "1_Pooling/config.json"]
-    tables += [f"2_{kind}/config.json" for kind in kinds[2:]]
-    for path, table in zip(paths, tables, strict=True):
-        _require_computed(contents.get(path, {}), table, path)
+    files: list[tuple[Path, dict[str, Any]]] = []  # of each module: its settings
     vector_modules: list[VectorModule] = []
-    for (kind, module_folder), path, table in zip(modules[2:], paths[2:], tables[2:], strict=True):
-        known = {*_FIELDS[table]["honoured"], *_FIELDS[table]["without_effect"]}
-        content = {name: value for name, value in contents.get(path, {}).items() if name in known}
-        vector_modules.append(VectorModule(kind, content, module_folder))
+    unwritten = []
+    for number, (kind, inside) in enumerate(modules):
+        places = ["config.json"] if number else _TRANSFORMER_FILES
+        path = inside / next((name for name in places if (inside / name).is_file()), places[0])
+        content = read_json(path) if path.is_file() or number == 1 else {}
+        files.append((path, content))
+        table = [_TRANSFORMER, "1_Pooling/config.json", f"2_{kind}/config.json"][min(number, 2)]
+        _require_computed(content, table, path)
+        written = _WRITTEN
+        if number > 1:
+            written = {*_FIELDS[table]["honoured"], *_FIELDS[table]["without_effect"]}
+            known = {name: content[name] for name in content if name in written}
+            vector_modules.append(VectorModule(kind, known, inside))
+        names = content.keys() - written
+        if content.get("include_prompt") is True:
+            names -= {"include_prompt"}
+        names = {name for name in names if not name.startswith("pooling_mode")}
+        if names:
+            place = path.relative_to(folder).as_posix()
+            unwritten.append(f"{place}: {', '.join(sorted(names))}")
     normalizes = kinds[-1] == "Normalize"
     if normalizes:
         vector_modules.pop()
-    transformer = contents.get(paths[0], {})
+    (transformer_path, transformer), (pooling_path, pooling), *_ = files
     whole_model = _whole_model(folder / MODEL_FILE)
     length = transformer.get("max_seq_length")
     is_length = length is None or (type(length) is int and length >= 3)
-    require(is_length, f"max_seq_length is {length!r:.40}", paths[0], "write 3 or more")
+    require(is_length, f"max_seq_length is {length!r:.40}", transformer_path, "write 3 or more")
     has_prompts = any(whole_model["prompts"].values())
     settings = SentenceTransformerSettings(
-        pooling=_pooling(contents[pooling_path], pooling_path, prompted=has_prompts),
+        pooling=_pooling(pooling, pooling_path, prompted=has_prompts),
         normalize=normalizes,
         modules=tuple(vector_modules),
         max_length=length,
         lowercase=transformer.get("do_lower_case") is True,
         **whole_model,
     )
-    written = dict.fromkeys(paths, _WRITTEN)
-    written |= {module.folder / "config.json": {*module.settings} for module in vector_modules}
-    unwritten = []
-    for path, content in contents.items():
-        unwritten_names = content.keys() - written[path]
-        if content.get("include_prompt") is True:
-            unwritten_names -= {"include_prompt"}
-        names = sorted(name for name in unwritten_names if not name.startswith("pooling_mode"))
-        if names:
-            unwritten.append(f"{path.relative_to(folder).as_posix()}: {', '.join(names)}")
-    return SentenceTransformer(inner, settings, tuple(unwritten))
+    return SentenceTransformer(modules[0][1], settings, tuple(unwritten))
 
 
 def module_pickles(folder: str | Path) -> list[Path]:
@@ -379,7 +377,7 @@ def module_files(folder: str | Path, *, trusts_pickles: bool = False) -> list[st
     folder = Path(folder)
     pickles = [] if trusts_pickles else module_pickles(folder)
     if pickles:
-        raise BertworksError(PICKLED_MODULE, where=str(pickles[0].parent))
+        raise BertworksError(PICKLED_MODULE, where=pickles[0].parent)
     modules = _modules(folder)
     names = [MODULES_FILE, *_TRANSFORMER_FILES, MODEL_FILE] if modules else []
     for _, inside in modules[1:]:

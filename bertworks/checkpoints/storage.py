@@ -96,11 +96,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
                     return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118, it is no dict
     except (SafetensorError, ValueError, RuntimeError) as error:
         raise BertworksError(
-            f"not a safetensors file: {str(error)[:200]}", where=str(path), hint=DAMAGED
+            f"not a safetensors file: {str(error)[:200]}", where=path, hint=DAMAGED
         ) from None
 
 
-def refuse_non_finite(tensors: Mapping[str, Tensor], where: str) -> None:
+def refuse_non_finite(tensors: Mapping[str, Tensor], where: object) -> None:
     """Raise BertworksError, with the first few names, if a number is infinite or none at all."""
     # A sum is some 20 times as fast, and finite unless a number is not (or all are absurd: then the
     # slow look decides).
@@ -144,7 +144,7 @@ def read_index(index: Path, ending: str) -> dict[str, str]:
     """
     files = read_json(index).get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
-        raise BertworksError("weight_map is missing or not a table of file names", where=str(index))
+        raise BertworksError("weight_map is missing or not a table of file names", where=index)
     for file in sorted(set(files.values())):
         is_name = Path(file).name == file and file.endswith(ending)
         what = f"{file[:100]!r} is not the name of a {ending.removeprefix('.')} file in this folder"

@@ -59,7 +59,7 @@ def task_from_settings(settings: Mapping[str, Any], path: Path) -> TaskConfig:
     if TASKS[tasks[0]].problem_type:
         problem = settings.get("problem_type") or ("regression" if len(labels) == 1 else None)
         tasks = [task for task in tasks if TASKS[task].problem_type == problem] or tasks
-    config = config_from_huggingface(settings, where=str(path))
+    config = config_from_huggingface(settings, where=path)
     length = config.max_position_embeddings
     what = (
         f"{head} reads the first token of a text, which from left to right has read nothing "

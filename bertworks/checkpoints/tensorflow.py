@@ -107,12 +107,12 @@ def read_index(prefix: Path) -> dict[str, Variable]:
     except OSError as error:
         hint = "the .index and .data files of a checkpoint belong together: get both"
         raise BertworksError(
-            f"{error.filename} cannot be read: {error.strerror}", where=str(path), hint=hint
+            f"{error.filename} cannot be read: {error.strerror}", where=path, hint=hint
         ) from None
     # of other types: cut, or another kind of field
     except (ValueError, IndexError, TypeError) as error:
         reason = f": {error}" if isinstance(error, ValueError) else ""
-        raise BertworksError(f"a damaged index{reason}", where=str(path), hint=DAMAGED) from None
+        raise BertworksError(f"a damaged index{reason}", where=path, hint=DAMAGED) from None
 
 
 def _variable(name: str, entry: Protobuf, prefix: Path, files: int) -> Variable:
@@ -258,7 +258,7 @@ def load_checkpoint(
     approximate = settings["hidden_act"] == "gelu" and gelu == "tanh"
     if approximate:
         settings["hidden_act"] = "gelu_new"
-    encoder = hf_mapping.config_from_huggingface(settings, where=str(config))
+    encoder = hf_mapping.config_from_huggingface(settings, where=config)
     slots = [name for name in variables if _OPTIMIZER.fullmatch(name)]
     unwanted = [
         name for name in variables if any(fnmatchcase(name, pattern) for pattern in leave_out)

@@ -80,7 +80,7 @@ def save_checkpoint(
     path = folder / f"step-{step:08d}"
     manifest: dict[str, Any] = {"format": FORMAT, "step": step, "facts": dict(facts)}
     json_sha256(manifest)  # a fact that JSON cannot hold is found before anything is written
-    refuse_non_finite(tensors, str(path))
+    refuse_non_finite(tensors, path)
     hint = "make the folder writable, or choose another with -o"
     with explain_os_errors(
         "older checkpoints are untouched, but this one cannot be written", path, hint
@@ -161,9 +161,7 @@ def _read(path: Path, step: int) -> Checkpoint:
         hint = (
             "try again; if it stays so, move this checkpoint away, and the one before it is taken"
         )
-        raise BertworksError(
-            f"cannot be read: {error.strerror}", where=str(path), hint=hint
-        ) from None
+        raise BertworksError(f"cannot be read: {error.strerror}", where=path, hint=hint) from None
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{_MANIFEST}: {error}") from error
 

@@ -612,7 +612,7 @@ def _means(
     counts = torch.bincount(word, minlength=int(first[-1]))[:, None]
     THREADS.adapt()
     with torch.no_grad():
-        states = encoder(batch.input_ids, batch.layout, batch.token_type_ids)
+        states = encoder(*batch.inputs)
         for layer in layers:
             x = states[layer].float()
             sums = x.new_zeros(int(first[-1]), x.shape[1]).index_add_(0, word, x[token])

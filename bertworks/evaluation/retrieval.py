@@ -339,7 +339,7 @@ def _mean_vectors(source: LazyModel, texts: Sequence[str], truncation: Truncatio
     longest = source.config.max_position_embeddings
 
     def compute(batch: Batch) -> Tensor:
-        states = encoder(batch.input_ids, batch.layout, batch.token_type_ids)[1:]
+        states = encoder(*batch.inputs)[1:]
         return batch.layout.mean(torch.stack(states, 1)).mean(1)
 
     encodings = list(source.tokenizer.encode_each(list(texts), max_length=longest))

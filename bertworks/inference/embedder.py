@@ -610,9 +610,7 @@ class Embedder(ModelUser):
         """
 
         def compute(batch: Batch) -> Tensor:
-            states: list[Tensor] = self._network(
-                batch.input_ids, batch.layout, batch.token_type_ids
-            )
+            states: list[Tensor] = self._network(*batch.inputs)
             return states[-1][batch.target.positions]
 
         all_tokens = list[ExampleGroup]()

@@ -237,7 +237,7 @@ class OnnxModel(nn.Module):
 
     def logits(self, batch: Batch) -> Tensor:
         """float32 [M, outputs]: the logits of all targets of the batch."""
-        x = self._run(batch.input_ids, batch.layout, batch.token_type_ids)
+        x = self._run(*batch.inputs)
         return (
             batch.layout.unpad(x)[batch.target.positions]
             if self.each == "token"
@@ -694,7 +694,7 @@ def compute_vectors(
     def compute(batch: Batch) -> Tensor:
         # the last layer is computed for these tokens only
         rows = batch.layout.first if pooling == "cls" else None
-        states = encoder(batch.input_ids, batch.layout, batch.token_type_ids, rows)
+        states = encoder(*batch.inputs, rows)
         return states[-1] if pooling == "cls" else pool(states, batch.layout, pooling)
 
     vectors = compute_each(encoder, compute, units, (width,), precision)

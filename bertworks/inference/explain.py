@@ -156,7 +156,7 @@ def read_tokens(encoder: Encoder, example: Example, layer: int = -1) -> NDArray[
     tokens = table(batch.input_ids).detach().requires_grad_()
     # replaces the embeddings
     with table.register_forward_hook(lambda *_: tokens), torch.enable_grad():
-        states = encoder(batch.input_ids, batch.layout, batch.token_type_ids)[layer]
+        states = encoder(*batch.inputs)[layer]
         read = states.view(n, n, -1).diagonal().T  # of each copy another state
         weights = torch.randn(read.shape, generator=torch.Generator().manual_seed(0)).to(read)
         (gradient,) = torch.autograd.grad((read * weights).sum(), tokens)
@@ -404,7 +404,7 @@ def explain(
     lengths = [len(sequence.input_ids) for sequence in sequences]
     batch = collate(sequences).to(embedding.weight.device)
     with torch.no_grad():
-        states = p.encoder(batch.input_ids, batch.layout, batch.token_type_ids)
+        states = p.encoder(*batch.inputs)
         directions = F.normalize(torch.stack(states).float(), dim=-1)
     spans, other = _words(example.input_ids, t, blank_id)
     gradients = falls = None

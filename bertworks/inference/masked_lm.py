@@ -397,7 +397,7 @@ class Discriminator(nn.Module):
 
     def logits(self, batch: Batch) -> Tensor:
         """[T, 1]: the log-odds that a token was replaced."""
-        states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids)[-1]
+        states = self.encoder(*batch.inputs)[-1]
         return self.replaced_token(states)[:, None]  # type: ignore[no-any-return]
 
 

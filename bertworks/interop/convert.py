@@ -219,7 +219,7 @@ def import_checkpoint(
             "bertworks convert"
         )
         raise BertworksError(
-            "no TensorFlow checkpoint: there is no .index file", where=str(checkpoint), hint=hint
+            "no TensorFlow checkpoint: there is no .index file", where=checkpoint, hint=hint
         )
     refuse_not_empty(local_path(output))
     model, notes = load_checkpoint(prefix, **options)

@@ -79,7 +79,7 @@ def outputs_of(network: ExportedNetwork, batch: Batch) -> Tensor:
     if isinstance(network, TaskModel):
         return network.logits(batch)
     encoder = network if isinstance(network, Encoder) else network.encoder
-    states: Tensor = encoder(batch.input_ids, batch.layout, batch.token_type_ids)[-1]
+    states: Tensor = encoder(*batch.inputs)[-1]
     head = None if isinstance(network, Encoder) else network.lm_head
     return states if head is None else head(states, encoder.embeddings.token.weight)
 
@@ -344,7 +344,7 @@ def export(
     if data is not None and source.predictor is None:
         raise UsageError(
             "this model has no head of a task to evaluate on data",
-            where=str(data),
+            where=data,
             hint="leave it out",
         )
     results: dict[str, Any] = {"output": str(target), "format": format, "int8": int8}

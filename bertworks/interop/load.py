@@ -95,7 +95,7 @@ class LoadedModel(ModelUser):
                 if "predict" in self.can:
                     what = "a LoadedModel has no method predict, though this model is fine-tuned"
                     raise MissingMethodError(
-                        what, where=str(self.folder), hint="open it with `load`, not with the class"
+                        what, where=self.folder, hint="open it with `load`, not with the class"
                     )
                 reason = self._missing("predict")
                 raise MissingMethodError(reason.what, where=reason.where, hint=reason.hint)
@@ -257,7 +257,7 @@ class LoadedModel(ModelUser):
         if ability == "score" and "predict" in self.can:
             instead = "predictor().score(texts, labels) gives the metric of its task"
         what = f"this model cannot {ability}: {why}; it can {', '.join(self.can)}"
-        return BertworksError(what, where=str(self.folder), hint=instead)
+        return BertworksError(what, where=self.folder, hint=instead)
 
 
 class FinetunedModel(LoadedModel):

@@ -76,7 +76,7 @@ def push(
         data = card.data.to_dict()
     except Exception as error:  # yaml has its own exceptions
         what = f"the first lines of the card, between ---, are not YAML: {one_line(error)}"
-        raise BertworksError(what, where=str(path)) from None
+        raise BertworksError(what, where=path) from None
     if licence is not None and data.get("license") != licence:
         card.data.license = licence
         text = str(card)

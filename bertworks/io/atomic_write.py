@@ -73,7 +73,7 @@ def url_of(path: object) -> str | None:
             "copy the file to this machine and name that; or a URL with "
             f"{', '.join(f'{s}://' for s in SCHEMES)}"
         )
-        raise UsageError(f"{match[1]}:// is not read or written", where=str(path), hint=hint)
+        raise UsageError(f"{match[1]}:// is not read or written", where=path, hint=hint)
     return f"{match[1]}://{str(path)[match.end() :]}" if match else None
 
 
@@ -176,7 +176,7 @@ def parse_json(
             of megabytes once parsed: an empty list has 2 bytes in the file and 80 in memory.
     """
     if content.count(b"[") + content.count(b"{") > _MAX_LISTS or content.count(b":") > _MAX_NAMES:
-        raise BertworksError("too many parts for this file", where=str(path))
+        raise BertworksError("too many parts for this file", where=path)
     try:
         return json.loads(content, object_pairs_hook=hook)
     except (RecursionError, ValueError) as error:
@@ -260,7 +260,7 @@ def refuse_not_empty(folder: Path) -> None:
     refuse_file(folder)
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(
-            "the folder is not empty", where=str(folder), hint="choose a folder that does not exist"
+            "the folder is not empty", where=folder, hint="choose a folder that does not exist"
         )
 
 
@@ -282,7 +282,7 @@ def refuse_nested(output: Path, inputs: Iterable[str], corpora: Sequence[str] = 
                 f"the output folder lies in the input folder {path}: the output would become "
                 "part of the text"
             )
-            raise UsageError(what, where=str(output), hint="-o A-FOLDER-ELSEWHERE")
+            raise UsageError(what, where=output, hint="-o A-FOLDER-ELSEWHERE")
 
 
 @contextmanager
@@ -315,7 +315,7 @@ def folder_lock(folder: Path, busy: str, hint: str) -> Iterator[None]:
                 )
             except Timeout:
                 raise BertworksError(
-                    busy.format(process=process), where=str(folder), hint=hint
+                    busy.format(process=process), where=folder, hint=hint
                 ) from None
             path.write_text(f"{os.getpid()}\n")
         yield
@@ -392,11 +392,11 @@ def replacing(path: str | Path) -> Iterator[Path]:
                 f"free space on the disk of {disk} or use another output folder, then run the "
                 "same command again"
             )
-            raise BertworksError(what, where=str(target), hint=hint) from error
+            raise BertworksError(what, where=target, hint=hint) from error
         if isinstance(error, OSError) and (error.errno == errno.EIO or _concerns(error, target)):
             hint = "choose another path, or make this one writable"
             raise BertworksError(
-                f"cannot be written: {error.strerror}", where=str(target), hint=hint
+                f"cannot be written: {error.strerror}", where=target, hint=hint
             ) from error
         raise
     finally:

@@ -136,7 +136,7 @@ def read_manifest(folder: Path) -> Manifest:
         return replace(m, sources=sources, files=files)
     except (TypeError, ValueError, AttributeError, KeyError, UsageError):
         raise BertworksError(
-            "the manifest of the index is damaged", where=str(path), hint=_DAMAGED
+            "the manifest of the index is damaged", where=path, hint=_DAMAGED
         ) from None
 
 
@@ -205,7 +205,7 @@ class Segment(NamedTuple):
             return {name: row[name] for name in ("id", "text", "fields")}
         except (ValueError, KeyError, TypeError):
             raise BertworksError(
-                f"row {number} is damaged", where=str(self.lines.file.path), hint=_DAMAGED
+                f"row {number} is damaged", where=self.lines.file.path, hint=_DAMAGED
             ) from None
 
 

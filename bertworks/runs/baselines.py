@@ -145,9 +145,7 @@ class FrozenEncoder:
         network, precision = self._network
 
         def compute(batch: Batch) -> Tensor:
-            states = network(
-                batch.input_ids, batch.layout, batch.token_type_ids, batch.target.positions
-            )
+            states = network(*batch.inputs, batch.target.positions)
             last = torch.as_tensor(states[-1])
             return last if head is None else torch.from_numpy(head(last.float().cpu().numpy()))
 

@@ -131,7 +131,7 @@ class FrozenFeatures:
         training = self.encoder.training
         self.encoder.eval()
         with torch.autocast(batch.input_ids.device.type, enabled=False):
-            states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids)
+            states = self.encoder(*batch.inputs)
         self.encoder.train(training)
         return select_features(states, self.encoder.config, self.layers)
 
@@ -410,7 +410,7 @@ class TaskModel(TrainableModel):
         kinds = self._present(batch)
         states = None
         if "causal_lm" in kinds:
-            states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids)[-1]
+            states = self.encoder(*batch.inputs)[-1]
         logits = self.logits(batch, states).float()
         losses = {"task": self.task.tally(logits, batch)}
         if "distillation" in kinds:
@@ -440,7 +440,7 @@ class TaskModel(TrainableModel):
         """[M, width]: what the output layer reads, without its dropout. states: see `logits`."""
         if self.task.vectors != "pooler":
             if states is None:
-                states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids)[-1]
+                states = self.encoder(*batch.inputs)[-1]
             return combine_vectors(batch.layout.mean(states), self.task.vectors)
         x = self._states(batch) if states is None else states[self._positions(batch)]
         return (
@@ -463,7 +463,7 @@ class TaskModel(TrainableModel):
 
     def _states(self, batch: Batch) -> Tensor:
         """[M, width]: hidden states of the predicted tokens."""
-        inputs = (batch.input_ids, batch.layout, batch.token_type_ids)
+        inputs = batch.inputs
         positions = self._positions(batch)
         if self.recurrent is not None:
             c = self.encoder.config

@@ -112,7 +112,7 @@ def read_folder(folder: Path) -> tuple[Path, dict[str, Any]]:
     if path is None:
         what = "no tokenizer here: neither tokenizer.json nor vocab.txt, vocab.json or spiece.model"
         raise BertworksError(
-            what, where=str(folder), hint="make one with `bertworks vocab TEXT -o FOLDER`"
+            what, where=folder, hint="make one with `bertworks vocab TEXT -o FOLDER`"
         )
     if path.name == "tokenizer.json":
         serialized = _as_configured(_read_text(path), path, config, notes)
@@ -363,7 +363,7 @@ def _from_vocabulary(
             "not supported"
         )
         hint = "choose a model with a tokenizer.json, or with the word splitting of BERT"
-        raise BertworksError(what, where=str(path.with_name("tokenizer_config.json")), hint=hint)
+        raise BertworksError(what, where=path.with_name("tokenizer_config.json"), hint=hint)
     special_tokens = SPECIAL_TOKENS | names
     tokens = _read_vocabulary(path)
     for token in special_tokens.values():
@@ -778,7 +778,7 @@ def refuse_style(path: Path, style: str) -> NoReturn:
     load = "from transformers import AutoTokenizer as T; T.from_pretrained(f).save_pretrained(f)"
     hint = f"make tokenizer.json: `python -c {quoted(f'f = {str(path.parent)!r}; {load}')}`"
     what = f"{path.name} of the family {style} cannot be read without tokenizer.json"
-    raise BertworksError(what, where=str(path), hint=hint)
+    raise BertworksError(what, where=path, hint=hint)
 
 
 class _SentencePiece(NamedTuple):
@@ -814,7 +814,7 @@ def sentencepiece_pipeline(
                 '"XLMRobertaTokenizer"'
             )
             raise BertworksError(
-                f"{path.name} does not say of which family it is", where=str(path), hint=hint
+                f"{path.name} does not say of which family it is", where=path, hint=hint
             )
     if style not in _STYLES:
         refuse_style(path, style)

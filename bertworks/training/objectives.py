@@ -400,7 +400,7 @@ class PretrainingModel(TrainableModel):
             states = self.encoder(input_ids, batch.layout, batch.token_type_ids)[-1]
             return {"masked_lm": masked, "replaced_token": _replaced_loss(self, states, replaced)}
         kinds = self._present(batch)
-        inputs = (batch.input_ids, batch.layout, batch.token_type_ids)
+        inputs = batch.inputs
         read: Iterable[tuple[Tensor, Tensor | TeacherStates]]
         if TEACHER_OBJECTIVES.isdisjoint(kinds):
             positions = [self._positions(kind, batch) for kind in kinds]
@@ -432,7 +432,7 @@ class PretrainingModel(TrainableModel):
         """[M, V]: the logits of the vocabulary at the masked tokens."""
         assert self.lm_head is not None
         positions = batch.targets["masked_lm"].positions
-        states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids, positions)[-1]
+        states = self.encoder(*batch.inputs, positions)[-1]
         return self.lm_head(states, self.encoder.embeddings.token.weight)  # type: ignore[no-any-return]
 
     def vocabulary_inputs(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -453,9 +453,7 @@ class PretrainingModel(TrainableModel):
         assert self.generator is not None
         generator = self.generator
         target = batch.targets["masked_lm"]
-        states = generator.encoder(
-            batch.input_ids, batch.layout, batch.token_type_ids, target.positions
-        )[-1]
+        states = generator.encoder(*batch.inputs, target.positions)[-1]
         inputs = generator.vocabulary_inputs(states)
         masked = vocabulary_cross_entropy(*inputs, target.labels)
         tokens = sample_tokens(*inputs, batch.targets["replaced_token"].labels)
@@ -578,5 +576,5 @@ class Teacher:
         """Return the states of the teacher for a batch."""
         self.parts.to(batch.input_ids.device)
         self.table = self.table.to(batch.input_ids.device)
-        states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids)[-1]
+        states = self.encoder(*batch.inputs)[-1]
         return TeacherStates(states, self.lm_head.transform(states), self.table, self.lm_head.bias)
