@@ -708,10 +708,13 @@ class FinetuneJob(Job):
         c = self.config
         r = self.recipe
         sample = self.groups[:1000]
-        lstm = 6.0 * count_parameters(BiLSTM, lstm_input_size(c, r.feature_layers), r.lstm_units)
-        # of the LSTM alone: the features are computed once
-        if r.lstm_units and r.lstm_encoder == "frozen":
-            return lstm
+        lstm = 0.0
+        if r.lstm_units:
+            size = lstm_input_size(c, r.feature_layers)
+            lstm = 6.0 * count_parameters(BiLSTM, size, r.lstm_units)
+            # of the LSTM alone: the features are computed once
+            if r.lstm_encoder == "frozen":
+                return lstm
         length = num_tokens(sample) // sum(map(len, sample))
         lm = r.lm_weight > 0
         # of the last layer is needed
