@@ -482,10 +482,10 @@ class MaskingConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        what = (
-            f"mask {self.mask} and random {self.random}: expected fractions that sum to at most 1"
+        check(
+            self.mask >= 0 and self.random >= 0 and self.mask + self.random <= 1,
+            f"mask {self.mask} and random {self.random}: expected fractions that sum to at most 1",
         )
-        check(self.mask >= 0 and self.random >= 0 and self.mask + self.random <= 1, what)
         is_token = self.unit == "token"
         unit = f"with unit {self.unit!r}: expected unit 'token'"
         check(is_token or self.special_tokens != "predicted", f"special_tokens 'predicted' {unit}")

@@ -97,12 +97,11 @@ class GenerationConfig:
         text = ", ".join(
             f"{name} {str(value).lower():.40}" for name, value in self.not_computed.items()
         )
-        hint = "leave --sampling out, and choose --temperature, --top-k and --top-p"
         require(
             not text,
             f"the model samples with {text}, which bertworks does not compute",
             self.path,
-            hint,
+            "leave --sampling out, and choose --temperature, --top-k and --top-p",
         )
 
 
@@ -144,8 +143,12 @@ def read_generation_config(folder: Path) -> GenerationConfig:
     if value is not None:
         end_ids = tuple(value) if isinstance(value, list) else (value,)
         is_valid = all(type(number) is int and number >= 0 for number in end_ids)
-        what = f"eos_token_id is {value!r:.60}: expected the number of a token, or a list of them"
-        require(is_valid, what, path, _CORRECT)
+        require(
+            is_valid,
+            f"eos_token_id is {value!r:.60}: expected the number of a token, or a list of them",
+            path,
+            _CORRECT,
+        )
     return GenerationConfig(
         path=path,
         end_ids=end_ids,

@@ -369,12 +369,13 @@ def check_output_layer(
         has_head = any(name in family.pretraining.values() for name in classes)
     else:
         has_head = "lm_head" in components_in_file(names, config)
-    what = f"tie_word_embeddings is false, but there is no {layers[0]}: the output layer is missing"
-    hint = (
+    require(
+        not (has_head or predicts_tokens),
+        f"tie_word_embeddings is false, but there is no {layers[0]}: the output layer is missing",
+        where,
         "get the whole model; or set it to true in config.json, if the output layer is the "
-        "embedding matrix"
+        "embedding matrix",
     )
-    require(not (has_head or predicts_tokens), what, where, hint)
 
 
 def redundant_tensors(names: Collection[str], family: str = "bert") -> list[str]:
@@ -406,22 +407,23 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
     # without a pooler
     free = {"pooler"} if config.pooler == "last" and config.direction == "left_to_right" else set()
     types = config.type_vocab_size
-    what = (
+    require(
+        not types or types != family.untyped,
         f"encoder.type_vocab_size is {types}: files of {config.family} cannot hold a table of "
-        "one type"
+        "one type",
+        hint="use type_vocab_size 0, or 2 and more",
     )
-    require(not types or types != family.untyped, what, hint="use type_vocab_size 0, or 2 and more")
     free |= {"lm_head_act"}  # `check_lm_head_act`: such a network has a model_type of its own
     config = _with_canonical_dropouts(config)
     if config.sequence_dropout is None:  # then it is the dropout of the layers for tokens too
         free |= {"token_dropout"}
     if family.choices_have_hidden_dropout:
-        what = (
+        require(
+            config.choice_rate == config.hidden_dropout,
             f"encoder.choice_dropout is {config.choice_dropout}: in {config.family} it is "
-            "hidden_dropout"
+            "hidden_dropout",
+            hint=f"--set encoder.choice_dropout={config.hidden_dropout}",
         )
-        hint = f"--set encoder.choice_dropout={config.hidden_dropout}"
-        require(config.choice_rate == config.hidden_dropout, what, hint=hint)
         free |= {"choice_dropout"}
     for name, value in vars(family.default_of(family.is_decoder(config))).items():
         if (
@@ -455,12 +457,12 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
             f"files of {config.family} cannot hold a network that reads from {reading}"
         )
     expected = family.required.get("pad_token_id", pad_token_id)
-    what = (
+    require(
+        pad_token_id == expected,
         f"the padding token has id {pad_token_id}: in {config.family} positions are counted from "
-        f"it, so it must be {expected}"
+        f"it, so it must be {expected}",
+        hint=f"use the tokenizer of a {config.family} model: --tokenizer FOLDER",
     )
-    hint = f"use the tokenizer of a {config.family} model: --tokenizer FOLDER"
-    require(pad_token_id == expected, what, hint=hint)
 
 
 def _with_canonical_dropouts(config: EncoderConfig) -> EncoderConfig:
@@ -537,9 +539,10 @@ def config_to_huggingface(
     activation_names = {
         activation: name for name, activation in reversed(list(family.activations.items()))
     }
-    what = f"encoder.hidden_act is {config.hidden_act!r}: files of {config.family} cannot name it"
     require(
-        config.hidden_act in activation_names, what, hint=f"use {' or '.join(activation_names)}"
+        config.hidden_act in activation_names,
+        f"encoder.hidden_act is {config.hidden_act!r}: files of {config.family} cannot name it",
+        hint=f"use {' or '.join(activation_names)}",
     )
     values = {
         **vars(config),
@@ -614,12 +617,11 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: object = None
             if kind is not None
             else "there is no model_type"
         )
-        hint = (
-            'choose a folder with such a "model_type" in its config.json (for files of Google '
-            'add "bert")'
-        )
         raise BertworksError(
-            f"{there}: expected one of {', '.join(FAMILIES)}", where=where, hint=hint
+            f"{there}: expected one of {', '.join(FAMILIES)}",
+            where=where,
+            hint='choose a folder with such a "model_type" in its config.json (for files of Google '
+            'add "bert")',
         )
     family = FAMILIES[family_name]
     for name, value in {
@@ -628,14 +630,19 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: object = None
         **dict.fromkeys(family.required_null),
     }.items():
         supported = "null" if value is None else repr(value)
-        what = (
+        require(
+            settings.get(name, value) == value,
             f"{name} is {settings.get(name)!r:.60}: only {supported} is supported for "
-            f"{family.default.family}"
+            f"{family.default.family}",
+            where,
         )
-        require(settings.get(name, value) == value, what, where)
     decoder = settings.get("is_decoder", False)
-    what = f"is_decoder is {decoder!r:.60}: expected true or false"
-    require(not family.decoder or type(decoder) is bool, what, where, _CORRECT)
+    require(
+        not family.decoder or type(decoder) is bool,
+        f"is_decoder is {decoder!r:.60}: expected true or false",
+        where,
+        _CORRECT,
+    )
     values: dict[str, Any] = dict(vars(family.default_of(bool(family.decoder) and decoder)))
     for key, name in family.settings.items():
         if key in settings:
@@ -649,27 +656,33 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: object = None
     if "lm_head_act" in settings:
         lm_head_act = settings["lm_head_act"]
         activations = get_args(get_type_hints(EncoderConfig)["lm_head_act"])  # the first one is ""
-        what = f"lm_head_act is {lm_head_act!r:.60}: expected one of {', '.join(activations[1:])}"
-        require(lm_head_act in activations, what, where, _CORRECT)
+        require(
+            lm_head_act in activations,
+            f"lm_head_act is {lm_head_act!r:.60}: expected one of {', '.join(activations[1:])}",
+            where,
+            _CORRECT,
+        )
     values["lm_head_act"] = "" if lm_head_act == values["hidden_act"] else lm_head_act
     values["max_position_embeddings"] -= family.unused_positions
     values["type_vocab_size"] -= values["type_vocab_size"] == family.untyped == 1
     if values["direction"] == "left_to_right" and values["pooler"] == "first":
         classes = {*family.tasks.values()} & {*map(str, settings.get("architectures") or [])}
-        what = (
+        require(
+            not classes,
             f"{', '.join(classes)} reads from left to right, and pools the first token, which "
-            "has read nothing"
+            "has read nothing",
+            where,
         )
-        require(not classes, what, where)
         values["pooler"] = "last"
     if family.has_languages and values["type_vocab_size"] and not values["languages"]:
         values["languages"] = tuple(map(str, range(values["type_vocab_size"])))
     width = values["hidden_size"]
-    what = (
+    require(
+        not family.always_projects or values["embedding_size"] not in (0, width),
         f"embedding_size and hidden_size are both {width}: a projection between equal widths "
-        "is not supported"
+        "is not supported",
+        where,
     )
-    require(not family.always_projects or values["embedding_size"] not in (0, width), what, where)
     if values["sequence_dropout"] is None:
         values["token_dropout"] = False
     if family.choices_have_hidden_dropout:
@@ -774,8 +787,12 @@ def _value(value: Any, key: str, name: str, family: Family, where: object) -> ob
             if isinstance(value, dict)
             else {-1: ""}
         )
-        what = f"{key} is {value!r:.60}: expected a number from 0 for each name"
-        require(names.keys() == {*range(len(names))}, what, where, _CORRECT)
+        require(
+            names.keys() == {*range(len(names))},
+            f"{key} is {value!r:.60}: expected a number from 0 for each name",
+            where,
+            _CORRECT,
+        )
         return tuple(names[number] for number in range(len(names)))
     choices: Mapping[Any, str] = family.activations
     if key in family.flags:
@@ -924,15 +941,19 @@ def _present(
     """
     there = set(names)
     if unknown := there.difference(*map(names_of, table)):
-        what = f"{some_names(unknown)}: no place for this in a BERT of this configuration"
         raise BertworksError(
-            what, where=where, hint=f"{_OTHER_CONFIG}; other networks than BERT cannot be read"
+            f"{some_names(unknown)}: no place for this in a BERT of this configuration",
+            where=where,
+            hint=f"{_OTHER_CONFIG}; other networks than BERT cannot be read",
         )
     begun = {p.component for p in table if not there.isdisjoint(names_of(p))} | {"encoder"}
     present = [p for p in table if p.component in begun]
     if missing := {name for p in present for name in names_of(p)} - there:
-        hint = "the file was cut, or is not a whole model: get it again"
-        raise BertworksError(f"incomplete: {some_names(missing)} missing", where=where, hint=hint)
+        raise BertworksError(
+            f"incomplete: {some_names(missing)} missing",
+            where=where,
+            hint="the file was cut, or is not a whole model: get it again",
+        )
     return present
 
 
@@ -942,5 +963,9 @@ def _check_shape(name: str, value: Tensor, shape: Sequence[int], where: object) 
     )
     axes = ", ".join("any" if size == _ANY else str(size) for size in shape)
     expected = f"the configuration expects floating-point numbers of the shape [{axes}]"
-    what = f"{name} is {value.dtype} {list(value.shape)}, but {expected}"
-    require(fits and value.is_floating_point(), what, where, _OTHER_CONFIG)
+    require(
+        fits and value.is_floating_point(),
+        f"{name} is {value.dtype} {list(value.shape)}, but {expected}",
+        where,
+        _OTHER_CONFIG,
+    )

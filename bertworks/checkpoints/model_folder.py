@@ -123,11 +123,10 @@ class ModelFolder:
             "make one with `bertworks pretrain`",
         )
         if language:
-            hint = f"it has {', '.join(self.config.languages) or 'none'}"
             expect(
                 language in self.config.languages,
                 f"the model has no language {language!r}",
-                hint=hint,
+                hint=f"it has {', '.join(self.config.languages) or 'none'}",
             )
             self.config = replace(self.config, language=language)
 
@@ -205,9 +204,8 @@ class ModelFolder:
         where = files[0] if len(files) == 1 else self.within
         difference = f"its sha256 is not that in {record.file}"
         if self.exported:
-            what = f"the ONNX file is damaged, or another program has written it: {difference}"
             raise BertworksError(
-                what,
+                f"the ONNX file is damaged, or another program has written it: {difference}",
                 where=str(where),
                 hint=f"export the model again; or, if this is meant, delete {record.file}",
             )
@@ -218,11 +216,13 @@ class ModelFolder:
                 "another program has saved this folder, and its weights are not those that "
                 "bertworks wrote"
             )
-            hint = f"if this is meant: {accept}"
-            raise BertworksError(f"{what} ({difference})", where=str(where), hint=hint)
-        what = f"the weights are damaged, or another program has written them: {difference}"
+            raise BertworksError(
+                f"{what} ({difference})", where=str(where), hint=f"if this is meant: {accept}"
+            )
         raise BertworksError(
-            what, where=str(where), hint=f"get the folder again; if the change is meant: {accept}"
+            f"the weights are damaged, or another program has written them: {difference}",
+            where=str(where),
+            hint=f"get the folder again; if the change is meant: {accept}",
         )
 
     @cached_property
@@ -250,12 +250,12 @@ class ModelFolder:
         if (self.within / TASK_FILE).exists():
             return True
         if self._record is not None and self._record.has_task and not self._accepts_changes:
-            what = (
+            raise BertworksError(
                 f"{TASK_FILE} is missing: it says how the model reads texts and what its "
-                "answers mean"
+                "answers mean",
+                where=str(self.within),
+                hint=f"put it back; {self._record.file} says that it belongs to this folder",
             )
-            hint = f"put it back; {self._record.file} says that it belongs to this folder"
-            raise BertworksError(what, where=str(self.within), hint=hint)
         return False
 
     @cached_property
@@ -276,12 +276,12 @@ class ModelFolder:
             return
         folder = str(self.folder)
         new_folder = f"{folder}-{languages[0]}"
-        what = f"the model has the languages {', '.join(languages)}: which one are the texts in?"
-        hint = (
-            f"bertworks convert {quoted(folder)} -o {quoted(new_folder)} --language "
-            f"{languages[0]}, and name that one"
+        raise UsageError(
+            f"the model has the languages {', '.join(languages)}: which one are the texts in?",
+            where=folder,
+            hint=f"bertworks convert {quoted(folder)} -o {quoted(new_folder)} --language "
+            f"{languages[0]}, and name that one",
         )
-        raise UsageError(what, where=folder, hint=hint)
 
     def load(self, *, needs: Collection[str] = ()) -> Model:
         """Return the whole model in memory: see `load_model`."""
@@ -307,9 +307,12 @@ class ModelFolder:
 
     def refuse_nested(self) -> None:
         """Raise UsageError if the weights are in a subfolder."""
-        hint = f"bertworks convert {quoted(self.folder)} -o ANOTHER-FOLDER, and name that one"
-        what = "the weights are in a subfolder, as in old models of sentence-transformers"
-        expect(self.within == self.folder, what, where=self.folder, hint=hint)
+        expect(
+            self.within == self.folder,
+            "the weights are in a subfolder, as in old models of sentence-transformers",
+            where=self.folder,
+            hint=f"bertworks convert {quoted(self.folder)} -o ANOTHER-FOLDER, and name that one",
+        )
 
 
 def save_model(
@@ -646,9 +649,9 @@ def refuse_adapter(folder: Path) -> None:
         return
     base = read_json(folder / _ADAPTER).get("base_model_name_or_path")
     of_base = f" of {base[:100]!r}" if isinstance(base, str) and base else ""
-    what = f"this is an adapter of PEFT: it holds changes to the weights{of_base}, and no model"
-    hint = (
-        "merge both with peft: MODEL.merge_and_unload().save_pretrained(FOLDER); save the "
-        "tokenizer there, too"
+    raise BertworksError(
+        f"this is an adapter of PEFT: it holds changes to the weights{of_base}, and no model",
+        where=str(folder),
+        hint="merge both with peft: MODEL.merge_and_unload().save_pretrained(FOLDER); save the "
+        "tokenizer there, too",
     )
-    raise BertworksError(what, where=str(folder), hint=hint)

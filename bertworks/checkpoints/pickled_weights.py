@@ -137,8 +137,11 @@ def _convert(file: Path, target: Path) -> list[str]:
                 check=False,
             )
     except subprocess.TimeoutExpired:
-        what = f"it takes more than {seconds} s to read: weights of this size do not"
-        raise BertworksError(what, where=file, hint=_HINT) from None
+        raise BertworksError(
+            f"it takes more than {seconds} s to read: weights of this size do not",
+            where=file,
+            hint=_HINT,
+        ) from None
     lines = _lines(answer)
     if process.returncode == pickle_reader.REFUSED and lines:
         raise BertworksError(f"not read: {lines[0][:400]}", where=file, hint=_HINT)

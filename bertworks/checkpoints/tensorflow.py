@@ -105,9 +105,10 @@ def read_index(prefix: Path) -> dict[str, Variable]:
         check(not is_big_endian, "it was written by a big-endian machine, which is not read")
         return {name: _variable(name, entry, prefix, files) for name, entry in rows[1:]}
     except OSError as error:
-        hint = "the .index and .data files of a checkpoint belong together: get both"
         raise BertworksError(
-            f"{error.filename} cannot be read: {error.strerror}", where=path, hint=hint
+            f"{error.filename} cannot be read: {error.strerror}",
+            where=path,
+            hint="the .index and .data files of a checkpoint belong together: get both",
         ) from None
     # of other types: cut, or another kind of field
     except (ValueError, IndexError, TypeError) as error:
@@ -129,8 +130,12 @@ def _variable(name: str, entry: Protobuf, prefix: Path, files: int) -> Variable:
     fits = dtype is None or (len(shape) <= 8 and prod(shape) * dtype.itemsize == size)
     check(fits, f"{name} has, by the index, the shape {list(shape)[:8]} and {size} bytes")
     available = path.stat().st_size
-    what = f"{name} should end at byte {offset + size:,}, but the file has {available:,}"
-    require(offset + size <= available, what, path, DAMAGED)
+    require(
+        offset + size <= available,
+        f"{name} should end at byte {offset + size:,}, but the file has {available:,}",
+        path,
+        DAMAGED,
+    )
     return Variable(dtype, shape, path, offset, size, checksum)
 
 
@@ -272,13 +277,20 @@ def load_checkpoint(
         for name, variable in tensors_of_model.items()
         if name not in names or variable.dtype is None
     ]
-    what = "a checkpoint of TensorFlow 2 objects: its variables have no names"
-    hint = "use a checkpoint as google-research/bert writes it (TensorFlow 1): only those are read"
-    require(not any("/.ATTRIBUTES/" in name for name in unknown), what, index, hint)
+    require(
+        not any("/.ATTRIBUTES/" in name for name in unknown),
+        "a checkpoint of TensorFlow 2 objects: its variables have no names",
+        index,
+        "use a checkpoint as google-research/bert writes it (TensorFlow 1): only those are read",
+    )
     what = f"variables with no place in a BERT of this configuration: {some_names(unknown)}"
     options = " ".join(f"--leave-out {quoted(name[:120])}" for name in sorted(unknown)[:9])
-    hint = f"give the bert_config.json of this checkpoint, or go on without: {options}"
-    require(not unknown, what, index, hint)
+    require(
+        not unknown,
+        what,
+        index,
+        f"give the bert_config.json of this checkpoint, or go on without: {options}",
+    )
 
     def converted(tensor_of: Callable[[Variable], Tensor]) -> dict[str, Tensor]:
         """Under our names.

@@ -139,11 +139,13 @@ def _read(path: Path, step: int) -> Checkpoint:
         manifest = json.loads((path / _MANIFEST).read_bytes())
         # the same rule in every format
         check(manifest["sha256"] == json_sha256(manifest), "not as it was written")
-        what = (
+        require(
+            manifest["format"] <= FORMAT,
             f"a checkpoint of format {manifest['format']}; this version knows formats up to "
-            f"{FORMAT}"
+            f"{FORMAT}",
+            path,
+            "use a newer version of bertworks",
         )
-        require(manifest["format"] <= FORMAT, what, path, "use a newer version of bertworks")
         check(manifest["step"] == step, f"it is that of step {manifest['step']}")
         expected = manifest["files"][_TENSORS]
         size = (path / _TENSORS).stat().st_size
@@ -158,10 +160,12 @@ def _read(path: Path, step: int) -> Checkpoint:
             f"{Path(error.filename or path).name} cannot be read: {error.strerror}"
         ) from error
     except OSError as error:  # it may be as good as ever: a network disk that is away, permissions
-        hint = (
-            "try again; if it stays so, move this checkpoint away, and the one before it is taken"
-        )
-        raise BertworksError(f"cannot be read: {error.strerror}", where=path, hint=hint) from None
+        raise BertworksError(
+            f"cannot be read: {error.strerror}",
+            where=path,
+            hint="try again; if it stays so, move this checkpoint away, and the one before it is "
+            "taken",
+        ) from None
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{_MANIFEST}: {error}") from error
 

@@ -49,10 +49,10 @@ class KeyValueCache:
         if self.num_columns == 0:
             self.num_columns = layout.max_seqlen
             return
-        what = (
-            f"the cache holds {len(self.lengths)} sequences: a pass adds one token to each of them"
+        check(
+            layout.max_seqlen == 1 and layout.num_sequences == len(self.lengths),
+            f"the cache holds {len(self.lengths)} sequences: a pass adds one token to each of them",
         )
-        check(layout.max_seqlen == 1 and layout.num_sequences == len(self.lengths), what)
         check(self.num_columns < self.capacity, f"the cache has room for {self.capacity} tokens")
         self.num_columns = self.num_columns + 1
         self.lengths = self.lengths + 1

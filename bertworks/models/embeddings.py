@@ -111,8 +111,10 @@ class Embeddings(nn.Module):
             ValueError: if there are fewer positions than a sequence needs.
         """
         count = layout.num_positions or layout.max_seqlen
-        what = f"a sequence of {count} tokens, but the model has {self.max_positions} positions"
-        check(count <= self.max_positions, what)
+        check(
+            count <= self.max_positions,
+            f"a sequence of {count} tokens, but the model has {self.max_positions} positions",
+        )
         x: Tensor = self.token(input_ids)
         if self.scale != 1:
             x = x * self.scale

@@ -436,6 +436,9 @@ def seconds_of(budget: str) -> float:
     words = re.fullmatch(r"(\d+(\.\d+)?[smhd])+", budget.strip().lower(), re.ASCII)
     parts = re.findall(r"([\d.]+)([smhd])", words[0]) if words else []
     total = sum(float(number) * UNITS[unit] for number, unit in parts)
-    hint = f"give a time of {SHORTEST} s or more, such as 30m, 2h or 1h30m"
-    expect(SHORTEST <= total < 1e9, f"{budget!r} is not a budget", hint=hint)
+    expect(
+        SHORTEST <= total < 1e9,
+        f"{budget!r} is not a budget",
+        hint=f"give a time of {SHORTEST} s or more, such as 30m, 2h or 1h30m",
+    )
     return total

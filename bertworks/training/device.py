@@ -64,12 +64,12 @@ def choose_device(name: str = "auto") -> torch.device:
     )
     if device.type == "cuda":
         count = torch.cuda.device_count()
-        hint = (
-            "leave --device out: `bertworks doctor` lists the devices; under torchrun, at "
-            f"most {count} processes"
+        expect(
+            (device.index or 0) < count,
+            f"there is no {device}: the number of GPUs is {count}, counted from 0",
+            hint="leave --device out: `bertworks doctor` lists the devices; under torchrun, at "
+            f"most {count} processes",
         )
-        what = f"there is no {device}: the number of GPUs is {count}, counted from 0"
-        expect((device.index or 0) < count, what, hint=hint)
         # It is read when the first product is computed: with it sums have a fixed order.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return device
@@ -201,8 +201,11 @@ class ThreadPolicy:
         """
         if threads is None:
             return
-        what = f"{threads} threads: expected 1 or more"
-        expect(threads == "auto" or threads >= 1, what, hint="--threads 1, or --threads auto")
+        expect(
+            threads == "auto" or threads >= 1,
+            f"{threads} threads: expected 1 or more",
+            hint="--threads 1, or --threads auto",
+        )
         self.training_adapts = threads == "auto"
         self.fixed = None if threads == "auto" else threads
         self.count = self.fixed or self._maximum()

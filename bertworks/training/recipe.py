@@ -581,8 +581,10 @@ def default_max_length(recipe: FinetuneRecipe, max_positions: int) -> int:
         UsageError: the recipe needs longer sequences.
     """
     max_length = recipe.max_length or min(512, max_positions)
-    what = f"max_length is {max_length}, but the model reads at most {max_positions} tokens"
-    expect(max_length <= max_positions, what)
+    expect(
+        max_length <= max_positions,
+        f"max_length is {max_length}, but the model reads at most {max_positions} tokens",
+    )
     return max_length
 
 
