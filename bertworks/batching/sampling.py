@@ -51,6 +51,7 @@ from bertworks.text.shards import TokenStore
 from bertworks.text.tokenizer import Template, Tokenizer
 
 Plan = NDArray[np.int64]  # [rows, columns of the sampler]
+PlanRows = Iterator[tuple[int, ...]]
 Format = Literal[
     "next_sentence", "sentence_order", "full_sentences", "stream", "one_segment", "parallel"
 ]
@@ -144,7 +145,7 @@ class Sampler(ABC):
         return len(self.plan)
 
     @abstractmethod
-    def _plan_rows(self, documents: Ids) -> Iterator[tuple[int, ...]]: ...
+    def _plan_rows(self, documents: Ids) -> PlanRows: ...
     @abstractmethod
     def __getitem__(self, i: int) -> TokenSequence: ...
 
@@ -161,7 +162,7 @@ class Pairs(Sampler):
     columns = 5
     swaps: ClassVar[bool]
 
-    def _plan_rows(self, documents: Ids) -> Iterator[tuple[int, ...]]:
+    def _plan_rows(self, documents: Ids) -> PlanRows:
         """Sentences are collected up to the target length and split at a random sentence."""
         sentences = np.asarray(self.store.sentences)
         edges = self.store.documents
@@ -264,7 +265,7 @@ class FullSentences(Sampler):
     segments = 1
     columns = 3
 
-    def _plan_rows(self, documents: Ids) -> Iterator[tuple[int, ...]]:
+    def _plan_rows(self, documents: Ids) -> PlanRows:
         tail = len(self.template.suffix)  # of every piece
         full = self.max_length - len(self.template.prefix)
         number = 0
@@ -320,7 +321,7 @@ class Stream(FullSentences):
 
     columns = 4
 
-    def _plan_rows(self, documents: Ids) -> Iterator[tuple[int, ...]]:
+    def _plan_rows(self, documents: Ids) -> PlanRows:
         number = 0
         room = self.max_length
         ending = len(self.template.suffix)
@@ -364,7 +365,7 @@ class OneSegment(Sampler):
 
     columns = 4
 
-    def _plan_rows(self, documents: Ids) -> Iterator[tuple[int, ...]]:
+    def _plan_rows(self, documents: Ids) -> PlanRows:
         sentences = self.store.sentences
         edges = self.store.documents
         special_of_one, special_of_two = (self.template.num_special(n) for n in (1, 2))
@@ -408,7 +409,7 @@ class Parallel(Sampler):
     columns = 3
     needs = "raise sequence_length, or give shorter pairs"
 
-    def _plan_rows(self, documents: Ids) -> Iterator[tuple[int, ...]]:
+    def _plan_rows(self, documents: Ids) -> PlanRows:
         special = 2 * self.template.num_special()
         for d in documents.tolist():
             first, second, end = self.store.sentences[self.store.documents[d] :][:3].tolist()

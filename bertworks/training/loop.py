@@ -356,7 +356,7 @@ def time_step(
 class SkippingOptimizer(torch.optim.Optimizer):
     """An optimizer that divides gradients and skips steps inside the step, as fused AdamW does."""
 
-    found_inf: Tensor | None = None  # 1: nothing changes
+    found_inf: Tensor  # 1: nothing changes
     grad_scale: Tensor | None = None  # by which gradients are divided
 
     @torch.no_grad()
@@ -366,14 +366,9 @@ class SkippingOptimizer(torch.optim.Optimizer):
             for p in group["params"]:
                 if p.grad is not None:
                     gradient = p.grad if self.grad_scale is None else p.grad / self.grad_scale
-                    skips = (
-                        torch.zeros((), device=p.device)
-                        if self.found_inf is None
-                        else self.found_inf
-                    )
                     for name, new in self._after(p, gradient, group, self.state[p]).items():
                         old = self.state[p].get(name, p)
-                        old.copy_(torch.where(skips > 0, old, new))
+                        old.copy_(torch.where(self.found_inf > 0, old, new))
 
     def _after(self, p: Tensor, gradient: Tensor, group: dict[str, Any], state: State) -> State:
         """Return a parameter, as "parameter", and its state after the step."""
