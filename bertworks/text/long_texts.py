@@ -8,9 +8,7 @@
 import re
 import unicodedata
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
-from itertools import groupby
-from operator import itemgetter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 
 from bertworks.config import packaged_table
 
+IntArray = NDArray[np.int32]
 SURROGATES = re.compile("[\ud800-\udfff]")  # without their partners: UTF-8 cannot hold them
 LONGEST_RUN = 1 << 10  # characters of a word, or of white space, of which the inside is not read
 _LOCAL_STEPS = frozenset(packaged_table(__file__, "pipelines.toml")["local_steps"].split())
@@ -100,9 +99,9 @@ class ShortText(NamedTuple):
 
     text: str
     # where characters were left out, in the short text
-    cuts: NDArray[np.int32] = np.zeros(0, np.int32)
+    cuts: IntArray = np.zeros(0, np.int32)
     # [cuts + 1]: characters before and after each of these places
-    left_out: NDArray[np.int32] = np.zeros(1, np.int32)
+    left_out: IntArray = np.zeros(1, np.int32)
 
     @classmethod
     def of(cls, text: str, runs: re.Pattern[str] | None) -> Self:
@@ -120,7 +119,7 @@ class ShortText(NamedTuple):
         left_out = np.cumsum([0, *(ends - starts)], dtype=np.int32)
         return cls("".join(parts), starts - left_out[:-1], left_out)
 
-    def places(self, offsets: NDArray[np.int32]) -> NDArray[np.int32]:
+    def places(self, offsets: IntArray) -> IntArray:
         """Places in the short text -> in the text."""
         return (
             offsets + self.left_out[np.searchsorted(self.cuts, offsets)]
@@ -200,19 +199,17 @@ def with_marks(text: str, end: int) -> int:
     return end
 
 
-def words_of(text: str, begin: int, skipped: int, encoding: Any) -> NDArray[np.int32]:
-    """Return the words of a part of a text. begin, skipped: see `Tokenizer._parts`."""
-    spans: list[tuple[int, int]] = []
-    tokens = list(zip(encoding.word_ids, encoding.offsets))[skipped:]
-    for _, word in groupby(tokens, key=itemgetter(0)):
-        offsets = [offset for _, offset in word]
-        start = begin + offsets[0][0]
-        end = begin + offsets[-1][1]
-        # the space in front may belong to the word
+def trimmed(text: str, spans: Sequence[Sequence[int]]) -> IntArray:
+    """Return spans without white space in front, and with the marks of their last character.
+
+    The space in front of a word may belong to it. Empty spans are left out.
+    """
+    words: list[tuple[int, int]] = []
+    for start, end in spans:
         start += len(text[start:end]) - len(text[start:end].lstrip())
         if start < end:
-            spans.append((start, with_marks(text, end)))
-    return np.array(spans, np.int32).reshape(-1, 2)
+            words.append((start, with_marks(text, end)))
+    return np.array(words, np.int32).reshape(-1, 2)
 
 
 def steps_of(step: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:

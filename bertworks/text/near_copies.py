@@ -178,27 +178,24 @@ for _factors in (_GRAM_FACTORS, _HASH_FACTORS, _BAND_FACTORS):  # odd, so that n
     _factors += np.uint64(1)
 
 
-class _Text:
-    """The hashes of the words of a text, or of its characters if its script has no spaces.
+def _hashes_of(text: str, word_hashes: _WordHashes) -> tuple[int, _Hashes]:
+    """Return the hashes of the words of a text, or of its characters if its script has no spaces.
 
-    Attributes:
-        gram: how many in a row are compared.
+    They are empty for a text that is too short to be compared by them.
+
+    Returns:
+        How many in a row are compared, and the hashes.
     """
-
-    def __init__(self, text: str, word_hashes: _WordHashes):
-        words = [] if len(text) > _LONGEST else _words(text)
-        letters = "".join(words)
-        self.gram = WORD_GRAM
-        self.is_long = len(words) >= MIN_WORDS
-        if not letters.isascii() and 2 * len(_UNSPACED.findall(letters)) > len(letters):
-            self.gram = CHARACTER_GRAM
-            self.is_long = len(letters) >= MIN_CHARACTERS
-        self.hashes: _Hashes = np.empty(0, np.uint64)
-        if self.is_long and self.gram == CHARACTER_GRAM:
-            codes = np.frombuffer(letters.encode("utf-32-le", "surrogatepass"), np.uint32)
-            self.hashes = mixed(codes.astype(np.uint64))
-        elif self.is_long:
-            self.hashes = np.array([word_hashes[word] for word in words], np.uint64)
+    words = [] if len(text) > _LONGEST else _words(text)
+    letters = "".join(words)
+    if not letters.isascii() and 2 * len(_UNSPACED.findall(letters)) > len(letters):
+        if len(letters) < MIN_CHARACTERS:
+            letters = ""
+        codes = np.frombuffer(letters.encode("utf-32-le", "surrogatepass"), np.uint32)
+        return CHARACTER_GRAM, mixed(codes.astype(np.uint64))
+    if len(words) < MIN_WORDS:
+        words = []
+    return WORD_GRAM, np.array([word_hashes[word] for word in words], np.uint64)
 
 
 def _grams(hashes: _Hashes, gram: int) -> _Hashes:
@@ -210,11 +207,10 @@ def _grams(hashes: _Hashes, gram: int) -> _Hashes:
     return mixed(total)
 
 
-def _signatures(texts: Sequence[_Text]) -> NDArray[np.uint32]:
-    """Return the MinHash values of texts with the same `gram`: [texts, BANDS * BAND_SIZE]."""
-    gram = texts[0].gram
-    lengths = np.array([len(text.hashes) for text in texts])
-    grams = _grams(np.concatenate([text.hashes for text in texts]), gram)
+def _signatures(texts: Sequence[_Hashes], gram: int) -> NDArray[np.uint32]:
+    """Return the MinHash values of the hashes of texts: [texts, BANDS * BAND_SIZE]."""
+    lengths = np.array(list(map(len, texts)))
+    grams = _grams(np.concatenate(texts), gram)
     # The grams that begin in one text and end in the next one belong to no text.
     places = np.arange(len(grams) + gram - 1)
     is_inside = (np.repeat(np.cumsum(lengths), lengths) - places >= gram)[: len(grams)]
@@ -240,23 +236,21 @@ def _similar(texts: Sequence[str], numbers: Sequence[int]) -> dict[int, int]:
     long_numbers: list[int] = []
     signature_blocks = [np.empty((0, BANDS * BAND_SIZE), np.uint32)]
     for block in chunk_by_size(numbers, _BLOCK, lambda number: len(texts[number])):
-        by_gram: dict[int, list[int]] = defaultdict(list)
-        long_texts: dict[int, _Text] = {}
+        by_gram: dict[int, dict[int, _Hashes]] = defaultdict(dict)
         for number in block:
-            text = _Text(texts[number], word_hashes)
-            if text.is_long:
-                long_texts[number] = text
-                by_gram[text.gram].append(number)
-        for members in by_gram.values():
-            long_numbers += members
-            signature_blocks.append(_signatures([long_texts[number] for number in members]))
+            gram, hashes = _hashes_of(texts[number], word_hashes)
+            if len(hashes):
+                by_gram[gram][number] = hashes
+        for gram, long_texts in by_gram.items():
+            long_numbers += long_texts
+            signature_blocks.append(_signatures([*long_texts.values()], gram))
     signatures = np.concatenate(signature_blocks)
 
     @lru_cache(_CACHED_SETS)
     def grams_of(row: int) -> frozenset[int]:
         """Return the hashes of the grams of a long text."""
-        text = _Text(texts[long_numbers[row]], word_hashes)
-        return frozenset(_grams(text.hashes, text.gram).tolist())
+        gram, hashes = _hashes_of(texts[long_numbers[row]], word_hashes)
+        return frozenset(_grams(hashes, gram).tolist())
 
     first_of_row: dict[int, int] = {}
     buckets: dict[int, list[int]] = defaultdict(list)

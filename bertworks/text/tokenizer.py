@@ -39,7 +39,7 @@ from bertworks.errors import BertworksError, UsageError, expect, several
 from bertworks.io.atomic_write import json_sha256, local_path, write_bytes, write_json, write_text
 from bertworks.io.inputs import as_path, chunk_by_size
 from bertworks.text import long_texts
-from bertworks.text.long_texts import ShortText, steps_of
+from bertworks.text.long_texts import IntArray, ShortText, steps_of
 from bertworks.text.tokenizer_folder import (
     DEFAULT_LENGTH,
     LONGEST_WORD,
@@ -370,6 +370,9 @@ class Tokenizer:
         model = self._description["model"]
         normalizer = self._description["normalizer"] or {}
         pre_tokenizer = self._description["pre_tokenizer"] or {}
+        single = self._library.encode("a").ids
+        pair = self._library.encode("a", "a")
+        template = [self.cls_id, *single[1:2], self.sep_id]
         return (
             model["type"] == "WordPiece"
             and model["continuing_subword_prefix"] == "##"
@@ -377,21 +380,11 @@ class Tokenizer:
             and normalizer.get("type") == "BertNormalizer"
             and normalizer["clean_text"]
             and pre_tokenizer.get("type") == "BertPreTokenizer"
-            and self._has_bert_template()
+            # [CLS] A [SEP] for a text, [CLS] A [SEP] B [SEP] for a pair, with type 1 from B on
+            and single == template
+            and pair.ids == template + template[1:]
+            and pair.type_ids == [0, 0, 0, 1, 1]
         )
-
-    def _has_bert_template(self) -> bool:
-        """Return whether the template of special tokens is that of BERT.
-
-        It is [CLS] A [SEP] for a text, and [CLS] A [SEP] B [SEP] for a pair, with type 1 from B on.
-        """
-        text = self._plain.encode("a", add_special_tokens=False)
-        single = self._library.post_process(text)
-        pair = self._library.post_process(text, text)
-        first = [self.cls_id, *text.ids, self.sep_id]
-        second = [*text.ids, self.sep_id]
-        types = [0] * len(first) + [1] * len(second)
-        return single.ids == first and pair.ids == first + second and pair.type_ids == types
 
     @cached_property
     def sha256(self) -> str:
@@ -463,7 +456,7 @@ class Tokenizer:
 
     def arrays(
         self, texts: Sequence[str], *, limit: int | None = None
-    ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
+    ) -> Iterator[tuple[IntArray, IntArray]]:
         """Yield the ids [n] and offsets [n, 2] of each text, as in `encode` without the template.
 
         They need a twentieth of the memory of an `Encoding`.
@@ -472,51 +465,42 @@ class Tokenizer:
             limit: reading ends as soon as the texts have more ids than this: the last text may lack
                 its end, and later texts are left out.
         """
-        room = sys.maxsize if limit is None else limit
         short = self._shortened(texts)
-        for number, parts in groupby(self._parts(self._plain, short), itemgetter(0)):
-            ids = list[NDArray[np.int32]]()
-            offsets = list[NDArray[np.int32]]()
+        for number, parts in groupby(self._parts(self._plain, short, limit=limit), itemgetter(0)):
+            ids = list[IntArray]()
+            offsets = list[IntArray]()
             for _, start, skipped, part in parts:
                 whole = self._library.post_process(part)
                 inner = self.template.inner(len(whole))
                 ids.append(np.array(whole.ids[inner][skipped:], np.int32))
                 places = np.array(whole.offsets[inner][skipped:], np.int32).reshape(-1, 2)
                 offsets.append(short[number].places(places + start))
-                room -= len(ids[-1])
-                if room < 0:
-                    break
             all_ids = np.concatenate(ids)
             all_offsets = np.concatenate(offsets)
             ids.clear()
             offsets.clear()
             yield all_ids, all_offsets
-            if room < 0:
-                return
 
-    def words(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+    def words(self, texts: Sequence[str]) -> list[IntArray]:
         """Return where the words of each text begin and end, in characters: int32 [n, 2].
 
         The words are those of the pre-tokenizer. White space and other characters that it removes
         are in no word.
         """
         short = self._shortened(texts)
-        words = list[NDArray[np.int32]]()
+        words = list[IntArray]()
         for number, parts in groupby(self._parts(self._literal, short), itemgetter(0)):
-            spans_of_parts = [np.zeros((0, 2), np.int32)]
+            spans = list[list[int]]()
             for _, begin, skipped, part in parts:
-                spans = long_texts.words_of(short[number].text, begin, skipped, part)
-                continues_word = (
-                    skipped
-                    and part.word_ids[skipped - 1 : skipped] == part.word_ids[skipped : skipped + 1]
-                )
-                before = spans_of_parts[-1]
-                # The text was cut within a word: its two parts become one.
-                if continues_word and before[-1:, 1].tolist() == spans[:1, 0].tolist() != []:
-                    spans[0, 0] = before[-1, 0]
-                    spans_of_parts[-1] = before[:-1]
-                spans_of_parts.append(spans)
-            words.append(short[number].places(np.concatenate(spans_of_parts)))
+                # The text may be cut within a word, which then continues that of the part before.
+                previous = part.word_ids[skipped - 1] if skipped else -1
+                tokens = zip(part.word_ids[skipped:], part.offsets[skipped:], strict=True)
+                for word, (start, end) in tokens:
+                    if word != previous:
+                        spans.append([begin + start, begin + end])
+                    spans[-1][1] = begin + end
+                    previous = word
+            words.append(short[number].places(long_texts.trimmed(short[number].text, spans)))
         return words
 
     def unknown(self, texts: Sequence[str]) -> list[str]:
@@ -538,20 +522,13 @@ class Tokenizer:
         Args:
             limit: as in `arrays`.
         """
-        room = sys.maxsize if limit is None else limit
         ids_of_texts = list[list[int]]()
-        for _, parts in groupby(
-            self._parts(self._literal, self._shortened(texts), is_fast=True), itemgetter(0)
-        ):
-            ids = list[int]()
-            for *_, skipped, part in parts:
-                ids += part.ids[skipped:]
-                if len(ids) > room:
-                    break
-            ids_of_texts.append(ids)
-            room -= len(ids)
-            if room < 0:
-                break
+        short = self._shortened(texts)
+        parts = self._parts(self._literal, short, is_fast=True, limit=limit)
+        for number, _, skipped, part in parts:
+            if number == len(ids_of_texts):
+                ids_of_texts.append([])
+            ids_of_texts[number] += part.ids[skipped:]
         return ids_of_texts
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
@@ -645,6 +622,7 @@ class Tokenizer:
         begin: int = 0,
         *,
         is_fast: bool = False,
+        limit: int | None = None,
     ) -> Iterator[tuple[int, int, int, Any]]:
         """Yield the parts of the texts, in order.
 
@@ -654,7 +632,9 @@ class Tokenizer:
         Args:
             begin: where the texts are cut, less 1.
             is_fast: encode without offsets.
+            limit: the part that has one token more than this, with those before, is the last one.
         """
+        room = sys.maxsize if limit is None else limit
         encode = library.encode_batch_fast if is_fast else library.encode_batch
 
         def parts() -> Iterator[tuple[int, str, int, int]]:
@@ -675,10 +655,15 @@ class Tokenizer:
             for number, text, start, end in group:
                 before = len(self._run(encode, [text[start]])[0]) if start else 0
                 if end - start <= _LONGEST:
-                    yield number, start, before, next(encodings)
-                    continue
-                for at, skipped, encoding in self._overlapping(library, text[start:end], _LONGEST):
-                    yield number, start + at, skipped or before, encoding
+                    pieces = iter([(0, before, next(encodings))])
+                else:
+                    pieces = self._overlapping(library, text[start:end], _LONGEST)
+                for at, skipped, encoding in pieces:
+                    skipped = skipped or before
+                    yield number, start + at, skipped, encoding
+                    room -= len(encoding) - skipped
+                    if room < 0:
+                        return
 
     def _overlapping(
         self, library: tokenizers.Tokenizer, text: str, longest: int
@@ -695,15 +680,12 @@ class Tokenizer:
 
         A lone surrogate counts as U+FFFD.
         """
+        what = "the text cannot be encoded"
         try:
-            return encode(texts, add_special_tokens=False)
-        except (KeyboardInterrupt, SystemExit, MemoryError):
-            raise
-        except BaseException:  # a panic of the library is no Exception
+            return guarded(lambda: encode(texts, add_special_tokens=False), what)
+        except BertworksError:
             valid = [long_texts.SURROGATES.sub("\ufffd", text) for text in texts]
-            return guarded(
-                lambda: encode(valid, add_special_tokens=False), "the text cannot be encoded"
-            )
+            return guarded(lambda: encode(valid, add_special_tokens=False), what)
 
     def _truncated(self, prefixes: list[_Prefix], max_length: int | None) -> Encoding:
         """Return one or two texts, truncated to `max_length`, with the special tokens."""

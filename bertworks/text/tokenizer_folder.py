@@ -23,8 +23,9 @@ import struct
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypedDict, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import tokenizers
@@ -36,28 +37,17 @@ from bertworks.io.atomic_write import parse_json, read_small
 from bertworks.io.protobuf import last_value, read_protobuf
 
 Result = TypeVar("Result")
-
-
-class _FirstTokens(TypedDict):
-    """The front of the vocabulary of a family of SentencePiece files.
-
-    replaced_pieces: how many pieces at the beginning of the file are not in the vocabulary.
-    scores: the tokens that come in their place, in the order of their ids, and their scores.
-    """
-
-    replaced_pieces: int
-    scores: dict[str, float]
+JsonObject = dict[str, Any]  # the content of a file, or the arguments of a class
 
 
 _TABLES = packaged_table(__file__, "pipelines.toml")
 NORMALIZER_SETTINGS: dict[str, str] = _TABLES["normalizer_settings"]
-SPELLINGS: dict[str, tuple[str, ...]] = {
-    name: tuple(tokens) for name, tokens in _TABLES["spellings"].items()
-}
-_STYLES: dict[str, tuple[str, str]] = {
-    name: tuple(templates) for name, templates in _TABLES["styles"].items()
-}
-_FIRST_TOKENS: dict[str, _FirstTokens] = _TABLES["first_tokens"]
+SPELLINGS: dict[str, list[str]] = _TABLES["spellings"]
+_STYLES: dict[str, list[str]] = _TABLES["styles"]
+# The front of the vocabulary of a family of SentencePiece files: how many pieces at the beginning
+# of the file are not in the vocabulary, and the tokens that come in their place, in the order of
+# their ids, with their scores.
+_FIRST_TOKENS: dict[str, JsonObject] = _TABLES["first_tokens"]
 # families of WordPiece vocabularies with RoBERTa's template, and their special tokens
 WORD_PIECE_FAMILIES: dict[str, dict[str, str]] = _TABLES["word_piece_families"]
 # with BERT's normalizer, of which tokenizer_config.json has the settings
@@ -94,7 +84,7 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an a
 _HAS_TEMPLATE: dict[str, bool] = _TABLES["has_template"]
 
 
-def read_folder(folder: Path) -> tuple[Path, dict[str, Any]]:
+def read_folder(folder: Path) -> tuple[Path, JsonObject]:
     """Read a tokenizer of any kind, with the settings of tokenizer_config.json if it is there.
 
     Returns the file that holds the vocabulary, and the arguments of `Tokenizer`.
@@ -118,16 +108,15 @@ def read_folder(folder: Path) -> tuple[Path, dict[str, Any]]:
         serialized = _as_configured(_read_text(path), path, config, notes)
     else:
         style = _style_of(folder, config)
-        if path.name == "vocab.txt" and style in WORD_PIECE_FAMILIES:
-            special_tokens = WORD_PIECE_FAMILIES[style] | special_tokens
-        kinds: dict[str, Callable[[], tokenizers.Tokenizer]] = {
-            "vocab.txt": lambda: _from_vocabulary(path, config, special_tokens, style, notes),
-            "vocab.json": lambda: _from_merges(path, config, special_tokens, style),
-        }
-        read = kinds.get(
-            path.name, lambda: sentencepiece_pipeline(path, config, special_tokens, style)
-        )
-        library = guarded(read, "not a tokenizer", str(path))
+        special_tokens = WORD_PIECE_FAMILIES.get(style, {}) | special_tokens
+        read: Callable[..., tokenizers.Tokenizer] = _from_merges
+        what = "not a tokenizer"
+        if path.name == "vocab.txt":
+            read = partial(_from_vocabulary, notes=notes)
+        elif path.name != "vocab.json":
+            read = sentencepiece_pipeline
+            what = "a damaged SentencePiece file"
+        library = guarded(lambda: read(path, config, special_tokens, style), what, str(path))
         _add_tokens(library, folder, settings, special_tokens)
         serialized = library.to_str()
     length = config.get("model_max_length")
@@ -148,7 +137,7 @@ def read_folder(folder: Path) -> tuple[Path, dict[str, Any]]:
     }
 
 
-def read_vocabulary(path: Path, lowercase: bool | None) -> dict[str, Any]:
+def read_vocabulary(path: Path, lowercase: bool | None) -> JsonObject:
     """Read a vocab.txt of any name. lowercase: None: inferred from the vocabulary, with a note.
 
     Returns arguments of `Tokenizer`.
@@ -161,7 +150,7 @@ def read_vocabulary(path: Path, lowercase: bool | None) -> dict[str, Any]:
     return {"serialized": library.to_str(), "notes": notes}
 
 
-def check_description(serialized: str) -> dict[str, Any]:
+def check_description(serialized: str) -> JsonObject:
     """Return the content of a tokenizer.json.
 
     Refuses one that the library does not refuse itself, but crashes on, or for which it takes
@@ -171,7 +160,7 @@ def check_description(serialized: str) -> dict[str, Any]:
         BertworksError: such a content.
         Exception: any other, for a content that is no tokenizer.
     """
-    content: dict[str, Any] = json.loads(serialized)
+    content: JsonObject = json.loads(serialized)
     model = content.get("model")
     if not isinstance(model, dict) or "vocab" not in model:
         return content  # the library refuses it, and names the line
@@ -309,13 +298,13 @@ def _read_text(path: Path) -> str:
         ) from None
 
 
-def _parse_json(text: str, path: Path) -> dict[str, Any]:
+def _parse_json(text: str, path: Path) -> JsonObject:
     """Return a JSON object without repeated keys.
 
     A token twice in a vocabulary has two ids, one of them lost.
     """
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> JsonObject:
         content = dict(pairs)
         if len(content) < len(pairs):
             twice = next(
@@ -330,12 +319,12 @@ def _parse_json(text: str, path: Path) -> dict[str, Any]:
             raise BertworksError(f"{twice!r} occurs twice", where=where, hint="remove one of them")
         return content
 
-    content: dict[str, Any] = parse_json(text.encode(), path, hook=unique)
+    content: JsonObject = parse_json(text.encode(), path, hook=unique)
     require(isinstance(content, dict), "a JSON object is expected", path)
     return content
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> JsonObject:
     """Return the content of a JSON file; empty if there is no file."""
     return _parse_json(_read_text(path), path) if path.exists() else {}
 
@@ -347,7 +336,7 @@ def _content(token: Any) -> str | None:
 
 
 def _from_vocabulary(
-    path: Path, config: dict[str, Any], names: dict[str, str], style: str, notes: list[str]
+    path: Path, config: JsonObject, names: dict[str, str], style: str, notes: list[str]
 ) -> tokenizers.Tokenizer:
     """Return WordPiece with the vocabulary of a vocab.txt.
 
@@ -370,18 +359,17 @@ def _from_vocabulary(
         require(
             token in tokens, f"the vocabulary lacks {token}", path, "add it, one token per line"
         )
-    normalizer: dict[str, bool | None] = {**_normalizer_settings(config)}
+    normalizer = _normalizer_settings(config)
     if "lowercase" not in normalizer:
         cased = count_cased(tokens)
         lowercase = cased <= len(tokens) // 1000
-        keeps_accents = lowercase and any(
-            unicodedata.normalize("NFD", token) != token for token in tokens
+        keeps_accents = (
+            lowercase
+            and "strip_accents" not in normalizer
+            and any(unicodedata.normalize("NFD", token) != token for token in tokens)
         )
-        if "strip_accents" in normalizer:  # the folder says so
-            keeps_accents = False
-        else:
-            normalizer["strip_accents"] = False if keeps_accents else None
-        normalizer["lowercase"] = lowercase
+        inferred = {"lowercase": lowercase, "strip_accents": False if keeps_accents else None}
+        normalizer = inferred | normalizer
         change = ("lower-cased" if lowercase else "left as it is") + (
             ", accents kept" if keeps_accents else ""
         )
@@ -391,7 +379,7 @@ def _from_vocabulary(
     return bert_pipeline(model, special_tokens, style, **normalizer)
 
 
-def _normalizer_settings(config: dict[str, Any]) -> dict[str, bool | None]:
+def _normalizer_settings(config: JsonObject) -> dict[str, bool | None]:
     """Return the settings of the BertNormalizer in a tokenizer_config.json.
 
     A null is a value of strip_accents: accents are then removed if the text is lower-cased.
@@ -413,7 +401,7 @@ _BERT_DEFAULTS: dict[str, bool | None] = {
 }
 
 
-def _as_configured(serialized: str, path: Path, config: dict[str, Any], notes: list[str]) -> str:
+def _as_configured(serialized: str, path: Path, config: JsonObject, notes: list[str]) -> str:
     """Return the description of a tokenizer with the settings of tokenizer_config.json.
 
     Where the two files of a BERT tokenizer contradict each other, transformers follows
@@ -485,7 +473,7 @@ def _read_vocabulary(path: Path) -> list[str]:
     return lines
 
 
-def _style_of(folder: Path, config: dict[str, Any]) -> str:
+def _style_of(folder: Path, config: JsonObject) -> str:
     """Return the family of a tokenizer, such as "roberta" or "albert".
 
     It is inferred from its class or its model; "": not stated.
@@ -501,7 +489,7 @@ def _style_of(folder: Path, config: dict[str, Any]) -> str:
 
 
 def _from_merges(
-    path: Path, config: dict[str, Any], names: dict[str, str], style: str
+    path: Path, config: JsonObject, names: dict[str, str], style: str
 ) -> tokenizers.Tokenizer:
     """Return byte-level BPE (Radford et al. 2019), or GPT's BPE.
 
@@ -510,7 +498,7 @@ def _from_merges(
     """
     if style and style not in _HAS_TEMPLATE:
         refuse_style(path, style)
-    ids = _parse_json(_read_text(path), path)
+    ids = _read_json(path)
     is_gpt = style == "openaigpt"
     has_ends = any(token.endswith("</w>") for token in ids)
     is_good = (has_ends if is_gpt else "Ġ" in ids and not has_ends) and all(
@@ -531,15 +519,16 @@ def _from_merges(
         path,
     )
     require(not is_gpt or "unk_token" in tokens, "the vocabulary lacks <unk>", path)
-    merges = _read_merges(path.with_name("merges.txt"))
+    model = models.BPE(
+        ids,
+        _read_merges(path.with_name("merges.txt")),
+        unk_token=tokens["unk_token"] if is_gpt else None,
+        continuing_subword_prefix="",
+        end_of_word_suffix="</w>" if is_gpt else "",
+    )
     if not is_gpt:
-        model = models.BPE(ids, merges, continuing_subword_prefix="", end_of_word_suffix="")
         add_prefix_space = config.get("add_prefix_space") is True
         return byte_level_pipeline(model, tokens, has_template, add_prefix_space=add_prefix_space)
-    unknown = tokens["unk_token"]
-    model = models.BPE(
-        ids, merges, unk_token=unknown, continuing_subword_prefix="", end_of_word_suffix="</w>"
-    )
     library = tokenizers.Tokenizer(model)
     library.normalizer = normalizers.BertNormalizer(lowercase=True)
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -564,7 +553,7 @@ def _read_merges(path: Path) -> list[tuple[str, str]]:
 
 
 def _add_tokens(
-    library: tokenizers.Tokenizer, folder: Path, settings: dict[str, Any], names: dict[str, str]
+    library: tokenizers.Tokenizer, folder: Path, settings: JsonObject, names: dict[str, str]
 ) -> None:
     """Add the tokens that a folder lists outside its vocabulary.
 
@@ -580,8 +569,8 @@ def _add_tokens(
     require(is_map, "added_tokens_decoder does not map ids to tokens", folder)
     count = len(added) + len(more) + len(decoder)
     require(count <= _MOST_ADDED, f"{count:,} added tokens: too many", folder)
-    ids: dict[str, Any] = library.get_vocab() | added
-    entries: dict[str, dict[str, Any]] = {token: {"special": False} for token in added}
+    ids: JsonObject = library.get_vocab() | added
+    entries: dict[str, JsonObject] = {token: {"special": False} for token in added}
     entries |= {str(_content(token)): token if isinstance(token, dict) else {} for token in more}
     for number, token in decoder.items():
         ids.setdefault(str(_content(token)), int(number[:10]))
@@ -691,12 +680,11 @@ def bert_pipeline(
     library.normalizer = normalizers.BertNormalizer(**normalizer)
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.decoder = decoders.WordPiece()
-    if style not in WORD_PIECE_FAMILIES:
-        library.post_processor = template(library, _STYLES["albert"], special_tokens)
-        library.add_special_tokens(list(special_tokens.values()))
-        return library
-    library.post_processor = _roberta_template(library, special_tokens)
-    added = {name: token for name, token in special_tokens.items() if name != "mask_token"}
+    library.post_processor = template(library, _STYLES["albert"], special_tokens)
+    added = dict(special_tokens)
+    if style in WORD_PIECE_FAMILIES:
+        library.post_processor = _roberta_template(library, special_tokens)
+        del added["mask_token"]
     library.add_special_tokens(list(added.values()))
     return library
 
@@ -732,7 +720,7 @@ def byte_level_pipeline(
 
 
 def template(
-    library: tokenizers.Tokenizer, patterns: tuple[str, str], special_tokens: Mapping[str, str]
+    library: tokenizers.Tokenizer, patterns: Sequence[str], special_tokens: Mapping[str, str]
 ) -> processors.TemplateProcessing:
     """Return the special tokens around one text and two.
 
@@ -763,7 +751,7 @@ def begin_with(serialized: str, token: str) -> str:
 
 def spell_special_tokens(names: Mapping[str, str], tokens: Container[str]) -> dict[str, str]:
     """The special tokens that a vocabulary has: as they are named, else in a usual spelling."""
-    spellings = SPELLINGS | {name: (token,) for name, token in names.items()}
+    spellings = SPELLINGS | {name: [token] for name, token in names.items()}
     # The last one that is set stays: the first of the spellings.
     return {
         name: token for name in SPELLINGS for token in reversed(spellings[name]) if token in tokens
@@ -781,29 +769,29 @@ def refuse_style(path: Path, style: str) -> NoReturn:
     raise BertworksError(what, where=path, hint=hint)
 
 
-class _SentencePiece(NamedTuple):
-    pieces: list[tuple[str, float]]
-    is_bpe: bool
-    unk_id: int
-    byte_fallback: bool
-    charsmap: bytes
-    adds_space: bool  # in front of a text
-    removes_spaces: bool  # at both ends of a text and where there are several
-    control: list[str]  # special tokens that no text has
-    user_defined: list[str]  # tokens that are never split
-
-
 def sentencepiece_pipeline(
-    path: Path, config: dict[str, Any], names: dict[str, str], style: str
+    path: Path, config: JsonObject, names: dict[str, str], style: str
 ) -> tokenizers.Tokenizer:
     """SentencePiece in the pipeline of its family: ids as in transformers.
 
     Of no family: as the sentencepiece library reads it, without special tokens around a text.
+
+    The file is the protobuf message ModelProto of google/sentencepiece,
+    src/sentencepiece_model.proto.
     """
-    s = guarded(lambda: _read_sentencepiece(path), "a damaged SentencePiece file", str(path))
-    pieces = s.pieces
-    unk_id = s.unk_id
-    known = {piece for piece, _ in s.pieces}
+    content = read_protobuf(read_small(path, _LARGEST_SENTENCEPIECE))
+    trainer, normalizer = (read_protobuf(last_value(content, number, b"")) for number in (2, 3))
+    pieces, kinds = _read_pieces(content.get(1, []))
+    known = {piece for piece, _ in pieces}
+    is_bpe = last_value(trainer, 3, 1) == 2
+    byte_fallback = bool(last_value(trainer, 35, 0))
+    unk_id = last_value(trainer, 40, 0)
+    charsmap = last_value(normalizer, 2, b"")
+    adds_space = bool(last_value(normalizer, 3, 1))  # in front of a text
+    check(
+        last_value(trainer, 3, 1) in (1, 2) and len(known) == len(pieces) > unk_id,
+        "not a unigram or BPE model, or one with a repeated piece or without the unknown one",
+    )
     if not style:
         style = next(
             (style for style, ends in _STYLE_MARKS.items() if ends <= known), "sentencepiece"
@@ -832,14 +820,14 @@ def sentencepiece_pipeline(
     is_complete = "C" not in _STYLES[style][0] or {"cls_token", "sep_token"} <= tokens.keys()
     require(is_complete, "the vocabulary lacks the special tokens of its family", path)
     model: models.Model
-    if s.is_bpe:
+    if is_bpe:
         cuts = ((piece[:n], piece[n:]) for piece in ids for n in range(1, len(piece)))
         merges = [pair for pair in cuts if pair[0] in ids and pair[1] in ids]
         model = models.BPE(
-            ids, merges, unk_token=pieces[unk_id][0], fuse_unk=True, byte_fallback=s.byte_fallback
+            ids, merges, unk_token=pieces[unk_id][0], fuse_unk=True, byte_fallback=byte_fallback
         )
     else:
-        model = models.Unigram(pieces, unk_id, s.byte_fallback)
+        model = models.Unigram(pieces, unk_id, byte_fallback)
     library = tokenizers.Tokenizer(model)
     steps: list[normalizers.Normalizer] = []
     if style in ("albert", "xlnet"):
@@ -848,14 +836,15 @@ def sentencepiece_pipeline(
             steps += [normalizers.NFKD(), normalizers.StripAccents()]
         if config.get("do_lower_case", style == "albert") is not False:
             steps.append(normalizers.Lowercase())
-    if s.charsmap:
-        charsmap_growth(s.charsmap)
-        steps.append(normalizers.Precompiled(s.charsmap))
-    if style == "sentencepiece" and s.removes_spaces:
+    if charsmap:
+        charsmap_growth(charsmap)
+        steps.append(normalizers.Precompiled(charsmap))
+    # at both ends of a text and where there are several
+    if style == "sentencepiece" and last_value(normalizer, 4, 1):
         steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex("^ | $"), "")]
     library.normalizer = normalizers.Sequence(steps)
     is_family = style != "sentencepiece"
-    scheme = "always" if is_family or s.adds_space else "never"
+    scheme = "always" if is_family or adds_space else "never"
     split = is_family or not any("▁" in piece[1:] for piece in ids)
     spaces = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=split)
     library.pre_tokenizer = (
@@ -863,27 +852,22 @@ def sentencepiece_pipeline(
     )
     library.post_processor = template(library, _STYLES[style], tokens)
     library.decoder = decoders.Metaspace(prepend_scheme=scheme, split=split)
-    if s.byte_fallback:
+    if byte_fallback:
         bytes_to_text = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
         library.decoder = decoders.Sequence(
-            [*bytes_to_text, decoders.Strip(" ", int(s.adds_space), 0)]
+            [*bytes_to_text, decoders.Strip(" ", int(adds_space), 0)]
         )
-    library.add_special_tokens([token for token in s.control if token in ids])
-    if s.is_bpe:  # the scores of unigram pieces make them win by themselves
-        library.add_tokens([AddedToken(token, normalized=False) for token in s.user_defined])
+    library.add_special_tokens([token for token in kinds.get(3, []) if token in ids])
+    if is_bpe:  # the scores of unigram pieces make those that are never split win by themselves
+        library.add_tokens([AddedToken(token, normalized=False) for token in kinds.get(4, [])])
     return library
 
 
-def _read_sentencepiece(path: Path) -> _SentencePiece:
-    """Read a SentencePiece file.
-
-    It is the protobuf message ModelProto of google/sentencepiece, src/sentencepiece_model.proto.
-    """
-    model = read_protobuf(read_small(path, _LARGEST_SENTENCEPIECE))
-    trainer, normalizer = (read_protobuf(last_value(model, number, b"")) for number in (2, 3))
+def _read_pieces(messages: list[Any]) -> tuple[list[tuple[str, float]], dict[int, list[str]]]:
+    """Return the pieces of a SentencePiece file with their scores, and those of each kind."""
     pieces: list[tuple[str, float]] = []
     kinds: dict[int, list[str]] = {}
-    for message in map(read_protobuf, model.get(1, [])):
+    for message in map(read_protobuf, messages):
         text = last_value(message, 1, b"").decode()
         (score,) = struct.unpack("<f", struct.pack("<I", last_value(message, 2, 0)))
         if not 0 < len(text) <= _LONGEST_PIECE or not math.isfinite(score):
@@ -891,21 +875,4 @@ def _read_sentencepiece(path: Path) -> _SentencePiece:
         kinds.setdefault(last_value(message, 3, 1), []).append(text)
         pieces.append((text, score))
     refuse_large_trie(text for text, _ in pieces)
-    kind = last_value(trainer, 3, 1)
-    unk_id = last_value(trainer, 40, 0)
-    is_good = kind in (1, 2) and len(dict(pieces)) == len(pieces) > unk_id
-    check(
-        is_good,
-        "not a unigram or BPE model, or one with a repeated piece or without the unknown one",
-    )
-    return _SentencePiece(
-        pieces,
-        kind == 2,
-        unk_id,
-        control=kinds.get(3, []),
-        user_defined=kinds.get(4, []),
-        byte_fallback=bool(last_value(trainer, 35, 0)),
-        charsmap=last_value(normalizer, 2, b""),
-        adds_space=bool(last_value(normalizer, 3, 1)),
-        removes_spaces=bool(last_value(normalizer, 4, 1)),
-    )
+    return pieces, kinds

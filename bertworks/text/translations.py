@@ -112,6 +112,7 @@ def read_translations(files: Sequence[str | Path]) -> Translations:
         rows = list(zip(*columns, strict=True))
     require(rows, "the file has no lines", names[0], _ALIGNED)
     pairs = []
+    empty_sides = IssueCounter()
     for number, row in enumerate(rows, 1):
         require(
             len(row) == 2,
@@ -120,9 +121,7 @@ def read_translations(files: Sequence[str | Path]) -> Translations:
             _ALIGNED,
         )
         pairs.append((row[0].strip(), row[1].strip()))
-    empty_sides = IssueCounter()
-    for number, pair in enumerate(pairs, 1):
-        for side, text in enumerate(pair):
+        for side, text in enumerate(pairs[-1]):
             if not text:
                 empty_sides.add(f"{names[side % len(names)]}:{number}")
     if empty_sides.count:

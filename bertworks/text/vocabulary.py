@@ -19,20 +19,20 @@ import time
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from operator import add
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
+from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, UsageError, expect, optional_import, several
 from bertworks.text.tokenizer import MANY_UNKNOWN, Tokenizer
 from bertworks.text.tokenizer_folder import (
-    END_OF_TEXT,
     LONGEST_WORD,
     SPECIAL_TOKENS,
     bert_pipeline,
@@ -252,7 +252,11 @@ def extend_vocabulary(
             progress=progress,
         )
         frequent = [
-            (word, count) for word, count in counts if count >= LEAST_COUNT and _is_plain(word)
+            (word, count)
+            for word, count in counts
+            if count >= LEAST_COUNT
+            and any(map(str.isalpha, word))
+            and not any(map(str.isnumeric, word))
         ]
     pieces = tokenizer.ids([word for word, _ in frequent])
     words = [
@@ -286,23 +290,13 @@ def without_last(tokenizer: Tokenizer, number: int) -> Tokenizer:
     return make(json.dumps(content))
 
 
-def _is_plain(word: str) -> bool:
-    """Return whether a word has letters and no digits."""
-    return any(map(str.isalpha, word)) and not any(map(str.isnumeric, word))
-
-
 Algorithm = Literal["wordpiece", "bpe", "unigram"]
 Counted = Callable[[Sample], Iterable[AccentCounts]]
 SpecialTokens = Literal["bert", "roberta", "xlm", "gpt2"]
 _SPECIALS = list(SPECIAL_TOKENS.values())  # [PAD]=0 [UNK]=1 [CLS]=2 [SEP]=3 [MASK]=4
-_ROBERTA = ["<s>", "<pad>", "</s>", "<unk>"]
-# the first tokens of a vocabulary, and the last ones
-_AROUND: dict[SpecialTokens, tuple[list[str], list[str]]] = {
-    "bert": (_SPECIALS, []),
-    "roberta": (_ROBERTA, ["<mask>"]),
-    "xlm": (_ROBERTA, ["<mask>"]),
-    "gpt2": ([], [END_OF_TEXT]),
-}
+_SPECIAL_TOKENS: dict[SpecialTokens, dict[str, Any]] = packaged_table(__file__, "pipelines.toml")[
+    "special_tokens"
+]
 # Characters of an unknown word that a message shows.
 _SHOWN_CHARACTERS = 40
 # A larger fraction of the text in words that are too long is reported.
@@ -385,7 +379,7 @@ class VocabularyConfig:
     @property
     def pad_id(self) -> int:
         """The id of the padding token, or -1 if there is none."""
-        first = _AROUND[self.special_tokens][0]
+        first = _SPECIAL_TOKENS[self.special_tokens]["first"]
         return next(
             (number for number, token in enumerate(first) if token in ("<pad>", "[PAD]")), -1
         )
@@ -453,16 +447,16 @@ def train_vocabulary(
     report_progress = progress or (lambda stage, done: None)
     splitter = splitter_of(config)
     as_bytes = config.algorithm == "bpe"
-    with (
-        closing(WordCounts(max_memory // 2, as_bytes=as_bytes)) as shared_words,
-        closing(WordCounts(max_memory // 8, as_bytes=as_bytes)) as accented_words,
-        closing(WordCounts(max_memory // 8, as_bytes=as_bytes)) as stripped_words,
-    ):
+    with ExitStack() as stack:
+        totals = [
+            stack.enter_context(closing(WordCounts(max_memory // part, as_bytes=as_bytes)))
+            for part in (2, 8, 8)
+        ]
+        shared_words, accented_words, stripped_words = totals
 
         def add(counts: AccentCounts) -> None:
-            shared_words.add(counts.shared_words)
-            accented_words.add(counts.accented_words)
-            stripped_words.add(counts.stripped_words)
+            for total, new in zip(totals, counts):
+                total.add(new)
 
         if counted is None:
             counting = partial(report_progress, "counting")
@@ -584,17 +578,14 @@ def _decide_accents(
         return False
     characters = shared_words.character_counts() + accented_words.character_counts()
     total = max(characters.total(), 1)
-    num_kana = sum(
-        number for character, number in characters.items() if is_kana_or_hangul(character)
-    )
-    num_marks = sum(number for character, number in characters.items() if is_letter_mark(character))
     reasons = []
-    if num_kana >= LETTER_FRACTION * total:
-        reasons.append(f"{num_kana / total:.1%} of the characters are kana or Hangul")
-    if num_marks >= LETTER_FRACTION * total:
-        reasons.append(
-            f"{num_marks / total:.1%} of the characters are marks that are letters of their script"
-        )
+    for is_letter, name in (
+        (is_kana_or_hangul, "kana or Hangul"),
+        (is_letter_mark, "marks that are letters of their script"),
+    ):
+        count = sum(number for character, number in characters.items() if is_letter(character))
+        if count >= LETTER_FRACTION * total:
+            reasons.append(f"{count / total:.1%} of the characters are {name}")
     if not reasons:
         return True
     reason = " and ".join(reasons)
@@ -638,7 +629,7 @@ def _train(
 ) -> tuple[tokenizers.Tokenizer, list[str]]:
     """Return the tokenizer, and the alphabet."""
     unused = [f"[unused{number}]" for number in range(config.unused)]
-    first, last = _AROUND[config.special_tokens]
+    first, last, _ = _SPECIAL_TOKENS[config.special_tokens].values()
     reserved = first + unused
     room = config.size - len(reserved) - len(last)
     words = statistics.words
@@ -732,12 +723,7 @@ def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Token
     For WordPiece it is that of BERT; the others keep spaces at the starts of words.
     """
     if config.special_tokens != "bert":
-        first, last = _AROUND[config.special_tokens]
-        around = (
-            {"cls_token": "</s>" if config.special_tokens == "xlm" else "<s>", "sep_token": "</s>"}
-            if first
-            else {}
-        )
+        first, last, around = _SPECIAL_TOKENS[config.special_tokens].values()
         library = byte_level_pipeline(model, around, bool(first))
         # A mask replaces a word together with the space before it.
         library.add_special_tokens(
