@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ from torch import Tensor
 
 from bertworks.models.layout import Layout
 from bertworks.text.tokenizer import Template
+
+_Row = TypeVar("_Row")
 
 Ids = NDArray[np.int64]
 
@@ -112,6 +114,19 @@ def shuffled_index(i: int, n: int, seed: int, epoch: int) -> int:
         i = left << half | right
         if i < n:
             return i
+
+
+def sampled(rows: Sequence[_Row], count: int) -> Sequence[_Row]:
+    """Return this number of rows, the same every time.
+
+    A sample is part of every larger one.
+
+    Args:
+        count: 0, or as many as there are: all rows in their order.
+    """
+    if not 0 < count < len(rows):
+        return rows
+    return [rows[shuffled_index(i, len(rows), 0, 0)] for i in range(count)]
 
 
 @lru_cache(maxsize=64)

@@ -219,63 +219,62 @@ def emit(data: Any) -> None:
     out(json.dumps(data, ensure_ascii=False, default=str))
 
 
-def with_json(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the command with the option --json, which prints its results.
+def with_json_and_urls(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the command with the option --json, and with an -o that may be a URL.
 
-    It prints what the command returns: events, or a `Result`; or what it yields: each `Result`.
-    With a `Group` the command is run by its processes. A command that has the option itself is
-    unchanged.
+    It prints what the command returns: events, or a `Result`; or what it yields: each `Result`. A
+    command that has --json itself prints its results itself. Under a URL it writes to a local
+    working copy, which is uploaded at the end. With a `Group` the command is run by its processes,
+    which print and upload.
     """
     signature = inspect.signature(command)
-    if "as_json" in signature.parameters:
-        return command
+    parameters = list(signature.parameters.values())
+    prints_itself = "as_json" in signature.parameters
+    if not prints_itself:
+        option = inspect.Parameter(
+            "as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json
+        )
+        parameters.append(option)
 
     @wraps(command)
-    def shown(
-        *words: Any, as_json: bool = False, group: Group | None = None, **options: Any
-    ) -> None:
-        result: Any = group.launch() if group and group.starts else command(*words, **options)
-        if isinstance(result, tuple) or inspect.isgeneratorfunction(command):
-            for value, text in [result] if isinstance(result, tuple) else result:
-                emit(value) if as_json else out(text)
-        else:
-            show_events(result, as_json=as_json)
+    def run(*words: Any, group: Group | None = None, **options: Any) -> Any:
+        if group and group.starts:
+            return group.launch()
+        as_json = not prints_itself and options.pop("as_json", False)
+        with _local_output(options) as local_options:
+            result = command(*words, **local_options)
+            if prints_itself:
+                return result
+            if isinstance(result, tuple) or inspect.isgeneratorfunction(command):
+                for value, text in [result] if isinstance(result, tuple) else result:
+                    emit(value) if as_json else out(text)
+            else:
+                show_events(result, as_json=as_json)
+            return None
 
-    option = inspect.Parameter(
-        "as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json
-    )
-    vars(shown)["__signature__"] = signature.replace(
-        parameters=[*signature.parameters.values(), option]
-    )
-    return shown
-
-
-def with_urls(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the command with an -o that may be a URL.
-
-    It writes to a local working copy, which is uploaded at the end.
-    """
-
-    @wraps(command)
-    def run(*words: Any, **options: Any) -> Any:
-        from bertworks.io.atomic_write import url_of
-        from bertworks.io.remote import published
-
-        output: str | Path | None = options.get("output")
-        group = options.get("group")
-        bulk = options.get("bulk") or Bulk()
-        url = None if output is None else url_of(output)
-        if output is None or not url or (group and group.starts):  # processes of a group upload
-            return command(*words, **options)
-        if bulk.is_shared and bulk.on != "local":
-            raise UsageError(
-                "portions of several machines meet in a folder, not under a URL",
-                hint="write to a folder that all machines see, and copy the output from there",
-            )
-        with published(url, overwrite=bool(options.get("overwrite")), note=say) as path:
-            return command(*words, **options | {"output": type(output)(path)})
-
+    vars(run)["__signature__"] = signature.replace(parameters=parameters)
     return run
+
+
+@contextmanager
+def _local_output(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the options of a command with a local output, which is uploaded if it is a URL."""
+    from bertworks.io.atomic_write import url_of
+    from bertworks.io.remote import published
+
+    output: str | Path | None = options.get("output")
+    url = None if output is None else url_of(output)
+    if output is None or not url:
+        yield options
+        return
+    bulk = options.get("bulk") or Bulk()
+    if bulk.is_shared and bulk.on != "local":
+        raise UsageError(
+            "portions of several machines meet in a folder, not under a URL",
+            hint="write to a folder that all machines see, and copy the output from there",
+        )
+    with published(url, overwrite=bool(options.get("overwrite")), note=say) as path:
+        yield options | {"output": type(output)(path)}
 
 
 def table(rows: Iterable[tuple[str, str]]) -> str:

@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 
 import bertworks as bw
 from bertworks.cli import console
-from bertworks.cli.console import with_json
+from bertworks.cli.console import with_json_and_urls
 from bertworks.errors import UsageError
 from bertworks.events import Event
 
@@ -243,7 +243,7 @@ def slurm(
         )
     app = App(print_error=False, exit_on_error=False)
     for command in (pretrain, finetune):
-        app.command(with_json(command))
+        app.command(with_json_and_urls(command))
     app.parse_args(words)  # a wrong option is found now, and not when the job starts
     count = processes or max(1, gpus)
     text = batch_script(

@@ -23,7 +23,7 @@ from cyclopts import App, CycloptsError, Group, MissingArgumentError, UnknownOpt
 
 from bertworks import __version__
 from bertworks.cli import console
-from bertworks.cli.console import with_json, with_urls
+from bertworks.cli.console import with_json_and_urls
 from bertworks.errors import UsageError
 from bertworks.io.options import STDIN
 
@@ -171,7 +171,7 @@ def _prepared(function: Callable[..., object]) -> tuple[Callable[..., object], s
                 kind.__doc__ = _join_lines(help_text)
     # A second parser finds no examples in the docstring any more.
     formatted = vars(function).setdefault("examples", _format_examples(examples))
-    return with_urls(with_json(function)), formatted
+    return with_json_and_urls(function), formatted
 
 
 def _join_lines(docstring: str) -> str:

@@ -510,9 +510,8 @@ def evaluate_ablation(
             for arm in ablation.in_order():
                 yield Event("stage", f"seed {seed}, {arm.name}", {"stage": arm.name, "seed": seed})
                 figures += yield from work.figures(arm, seed)
-            fields = ("arm", "seed", "measure", "value", "samples")
-            lines = [json.dumps({name: figure[name] for name in fields}) for figure in figures]
-            write_text(output / "figures.jsonl", "".join(f"{line}\n" for line in lines))
+            lines = [f"{json.dumps(figure)}\n" for figure in figures]
+            write_text(output / "figures.jsonl", "".join(lines))
             means = summarize(ablation, figures)
             write_json(output / "table.json", {"title": ablation.title, "measures": means})
             about = about_ablation(ablation, len({figure["seed"] for figure in figures}))
@@ -812,6 +811,8 @@ def about_ablation(ablation: Ablation, seeds: int) -> str:
     lines = [
         f"Published: {ablation.source}.",
         f"Pre-trained with {equal}; {seeds} {'seeds' if seeds > 1 else 'seed'}.",
+        f"Intervals: 95 %, {chance}. Differences are paired by seed and by row.",
     ]
-    lines += [f"Intervals: 95 %, {chance}. Differences are paired by seed and by row."]
-    return "\n".join([*lines, *filter(None, [ablation.note])])
+    if ablation.note:
+        lines.append(ablation.note)
+    return "\n".join(lines)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bertworks.batching.batch import shuffled_index
+from bertworks.batching.batch import sampled
 from bertworks.checkpoints.resolve import TASKS as TASKS_FOLDER
 from bertworks.checkpoints.storage import read_json
 from bertworks.datasets.reader import RowReader, parse_json, utf8_lines
@@ -322,11 +322,13 @@ def evaluate_task(
             f"{labels} never trained, rows that count as mistakes: {', '.join(descriptions)}"
         )
     # Rows of a regression have no label names; `unknown` is empty then.
-    has_known_labels = [
-        not unknown or unknown.keys().isdisjoint(label_names(item)) for item in rows
+    inputs = [
+        item
+        if not unknown or unknown.keys().isdisjoint(label_names(item))
+        else item._replace(label=None)
+        for item in rows
     ]
-    known_rows = [item for item, is_known in zip(rows, has_known_labels) if is_known]
-    examples = predictor.reading.preview(known_rows)
+    examples = predictor.reading.preview([item for item in inputs if item.label is not None])
     num_copies, copies_note = training_copies(predictor.folder, rows, d)
     notes += reader.notes
     if copies_note:
@@ -334,10 +336,6 @@ def evaluate_task(
     notes += [note.text for note in examples]
     for note in notes:
         on_note(note)
-    inputs = (
-        item if is_known else item._replace(label=None)
-        for item, is_known in zip(rows, has_known_labels)
-    )
     answers = predictor.answers(inputs)
     results: list[tuple[Features, Answer]] = []
     truncation = Truncation()
@@ -529,11 +527,7 @@ def evaluate_blimp(
     require(pairs_of_paradigms, "no pairs of sentences", data, "name a .jsonl file of BLiMP")
     pairs = list[Pair]()
     for of_paradigm in pairs_of_paradigms.values():
-        total = len(of_paradigm)
-        numbers: Sequence[int] = range(total)
-        if 0 < sample < total:
-            numbers = [shuffled_index(i, total, 0, 0) for i in range(sample)]
-        pairs += [of_paradigm[number] for number in numbers]
+        pairs += sampled(of_paradigm, sample)
     source = open_model(model, device)
     yield Event(
         "note", f"sentences: {' and '.join(map(repr, _PAIR_COLUMNS[:2]))}; {len(pairs):,} pairs"

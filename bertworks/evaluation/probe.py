@@ -21,12 +21,11 @@ import torch
 from numpy.typing import NDArray
 
 from bertworks.batching.batch import (
-    Batch,
     Example,
     Ids,
     add_special_tokens,
     collate,
-    shuffled_index,
+    sampled,
     token_budget_indices,
 )
 from bertworks.datasets.treebank import Treebank, TreeSentence, read_treebank
@@ -233,10 +232,8 @@ def _read(source: LazyModel, bank: Treebank, sample: int) -> Generator[Event, No
     """
     longest = source.config.max_position_embeddings
     lowercase = source.sentence_transformer.settings.lowercase
-    train = bank.train
+    train = sampled(bank.train, sample)
     tested = "test" if bank.test else "dev"
-    if 0 < sample < len(train):
-        train = [train[shuffled_index(n, len(train), 0, 0)] for n in range(sample)]
     fitting = list[tuple[TreeSentence, WordSequence]]()
     long = IssueCounter()
     parts = dict[str, range]()
@@ -584,9 +581,22 @@ def write_word_states(
     for numbers in token_budget_indices(lengths, [1] * len(lengths), batch_tokens(device)):
         part = [sequences[number] for number in numbers]
         batch = collate([sequence.example for sequence in part]).to(device)
+        first = np.cumsum([0, *(sequence.num_words for sequence in part)]).tolist()
+        firsts = zip(part, batch.layout.first.tolist(), first)
+        pairs = [
+            (sequence.tokens + first_token, sequence.words + first_word)
+            for sequence, first_token, first_word in firsts
+        ]
+        token, word = (torch.from_numpy(np.concatenate(parts)).to(device) for parts in zip(*pairs))
+        counts = torch.bincount(word, minlength=first[-1])[:, None]
+        THREADS.adapt()
+        with torch.no_grad():
+            states = encoder(*batch.inputs)
         rows = np.concatenate([np.arange(starts[number], ends[number]) for number in numbers])
-        for layer, values in _means(encoder, batch, part, layers):
-            files[layer][rows] = _float16(values, layer)
+        for layer in layers:
+            x = states[layer].float()
+            sums = x.new_zeros(first[-1], width).index_add_(0, word, x[token])
+            files[layer][rows] = _float16((sums / counts).cpu().numpy(), layer)
         done += len(numbers)
         yield done
 
@@ -594,29 +604,6 @@ def write_word_states(
 def states_file(folder: Path, layer: int) -> Path:
     """Return the file of the states after a layer, which `numpy.load` reads."""
     return folder / f"layer-{layer}.npy"
-
-
-def _means(
-    encoder: Encoder | InferenceEncoder,
-    batch: Batch,
-    part: Sequence[WordSequence],
-    layers: Sequence[int],
-) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """For each layer the mean states of the words of a batch, float32 [words, width]."""
-    device = batch.input_ids.device
-    first = np.cumsum([0, *(sequence.num_words for sequence in part)])
-    tokens = [sequence.tokens + start for sequence, start in zip(part, batch.layout.first.tolist())]
-    token = torch.from_numpy(np.concatenate(tokens)).to(device)
-    words = [sequence.words + start for sequence, start in zip(part, first.tolist())]
-    word = torch.from_numpy(np.concatenate(words)).to(device)
-    counts = torch.bincount(word, minlength=int(first[-1]))[:, None]
-    THREADS.adapt()
-    with torch.no_grad():
-        states = encoder(*batch.inputs)
-        for layer in layers:
-            x = states[layer].float()
-            sums = x.new_zeros(int(first[-1]), x.shape[1]).index_add_(0, word, x[token])
-            yield layer, (sums / counts).cpu().numpy()
 
 
 def _float16(values: NDArray[np.float32], layer: int) -> WordArray:

@@ -237,14 +237,15 @@ def evaluate_retrieval(
     names = list(collection.documents)
     texts = [text or "-" for text in collection.documents.values()]
     queries = list(collection.queries.values())
-    settings: dict[str, Any] = {
-        "pooling": pooling,
-        "max_length": max_length,
-        "language": language,
-        "device": device,
-    }
     with tempfile.TemporaryDirectory() as folder:
-        index = Index.create(Path(folder) / "i", model, **settings)
+        index = Index.create(
+            Path(folder) / "i",
+            model,
+            pooling=pooling,
+            max_length=max_length,
+            language=language,
+            device=device,
+        )
         yield from index.embedder.examples(
             [(f"query {next(iter(collection.queries))}", queries[0])], "query"
         )
