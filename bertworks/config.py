@@ -106,10 +106,13 @@ def read_recipe_text(name: str, what: str, known: Mapping[str, str]) -> str:
                 "this is not a text in UTF-8", where=name, hint="save it as UTF-8"
             ) from error
     near = get_close_matches(name, known, 1)
-    hint = (
-        f"did you mean {near[0]}?" if near else f"name one of {', '.join(known)}, or a .toml file"
+    expect(
+        name in known,
+        f"there is no {what} called {name!r}",
+        hint=f"did you mean {near[0]}?"
+        if near
+        else f"name one of {', '.join(known)}, or a .toml file",
     )
-    expect(name in known, f"there is no {what} called {name!r}", hint=hint)
     return known[name]
 
 
@@ -180,8 +183,11 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for word in names_of(overrides):
         name, equals, text = word.partition("=")
-        hint = "write it as table.field=value, as in optimizer.learning_rate=1e-3"
-        expect(equals and name, f"{word!r} sets nothing", hint=hint)
+        expect(
+            equals and name,
+            f"{word!r} sets nothing",
+            hint="write it as table.field=value, as in optimizer.learning_rate=1e-3",
+        )
         try:
             value = tomllib.loads(f"x = {text}")["x"]
         except (ValueError, RecursionError):
@@ -293,8 +299,9 @@ def build(kind: type[T], value: Any, where: str, at: str = "", whole: Any = None
         return cast(T, _build_dataclass(kind, value, where, at, whole or kind))
     if origin is Literal:
         if value not in choices:
-            what = f"{at}: {value!r:.60} is none of {', '.join(map(repr, choices))}"
-            raise UsageError(what, where=where)
+            raise UsageError(
+                f"{at}: {value!r:.60} is none of {', '.join(map(repr, choices))}", where=where
+            )
         return cast(T, value)
     if origin in (Union, UnionType):  # TOML has no null
         kinds = [c for c in choices if c is not NoneType]
@@ -326,8 +333,11 @@ def _build_dataclass(kind: Any, value: Any, where: str, at: str, whole: Any) -> 
             (key, inner), *_ = inner.items()
             path = f"{path}.{key}"[:LONGEST]
         near = near_field(kind, path)
-        hint = f"did you mean {prefix}{near}?" if near else _field_hint(whole, prefix + path)
-        raise UsageError(f"{prefix}{path}: no such field", where=where, hint=hint)
+        raise UsageError(
+            f"{prefix}{path}: no such field",
+            where=where,
+            hint=f"did you mean {prefix}{near}?" if near else _field_hint(whole, prefix + path),
+        )
     for f in fields(kind):
         if f.name not in value and f.default is MISSING and f.default_factory is MISSING:
             raise UsageError(f"{prefix}{f.name}: must be given", where=where)

@@ -173,8 +173,9 @@ class LabelCell:
         suggestion = f"did you mean {candidates[0]!r}? " if candidates else ""
         if len(similar_labels) == 1:
             suggestion += "--join-labels reads it so; "
-        what = f"the label {name!r} is not known"
-        raise BertworksError(what, where=self.where, hint=suggestion + hint)
+        raise BertworksError(
+            f"the label {name!r} is not known", where=self.where, hint=suggestion + hint
+        )
 
 
 class RowTask(ABC):
@@ -275,12 +276,11 @@ def items(
         try:
             item = read_item(row, schema, task)
             if item.id in places:
-                what = (
-                    f"the id {item.id!r} in column {schema.id!r} occurs twice; first at "
-                    f"{places[item.id]}"
-                )
                 raise BertworksError(
-                    what, where=row.where, hint="give each row its own id, or rename the column"
+                    f"the id {item.id!r} in column {schema.id!r} occurs twice; first at "
+                    f"{places[item.id]}",
+                    where=row.where,
+                    hint="give each row its own id, or rename the column",
                 )
         except BertworksError as error:
             if left_out is not None and isinstance(error, values.EmptyTextError):
@@ -409,18 +409,20 @@ def find_labels(reader: RowReader, schema: Schema, tasks: Tasks) -> tuple[Names,
         refuse_rows(errors, reader.name)
     problem = _no_words([item.texts for item in sample]) if task.reads_words else ""
     if problem:
-        hint = "--columns word=2,tag=4 names those of a CoNLL file, and --text that of a table"
         raise UsageError(
-            f"the words of a row {problem}: {sample[0].texts[:5]}", where=reader.name, hint=hint
+            f"the words of a row {problem}: {sample[0].texts[:5]}",
+            where=reader.name,
+            hint="--columns word=2,tag=4 names those of a CoNLL file, and --text that of a table",
         )
     totals = {name: sum(spellings.values()) for name, spellings in classes.items()}
     if task.has_many_labels and num_rows > 1:
         for name, count in totals.items():
             if count == num_rows and name.lower() not in values.FLAGS:
                 column = "its column" if len(schema.label) > 1 else "it"
-                hint = f"leave {column} out, or name other columns with --label"
                 raise UsageError(
-                    f"the label {name!r} is true of every row", where=reader.name, hint=hint
+                    f"the label {name!r} is true of every row",
+                    where=reader.name,
+                    hint=f"leave {column} out, or name other columns with --label",
                 )
     names = fitted(schema, reader).label_names or (schema.label[1:] and schema.label)
     if task.reads_words:
@@ -527,8 +529,9 @@ def label_of(cell: LabelCell, task: RowTask) -> Any:
     label = task.read_label(cell)
     if label is not None:
         return label
-    what = f"the label in {cell.column!r} holds {cell.value!r:.80}"
-    raise BertworksError(what, where=cell.where, hint=expected)
+    raise BertworksError(
+        f"the label in {cell.column!r} holds {cell.value!r:.80}", where=cell.where, hint=expected
+    )
 
 
 # --- what the columns of a file mean
@@ -611,15 +614,22 @@ def infer_schema(
     schema_task = tasks[schema.task]
     least, most = schema_task.num_texts
     reads = f"{schema.task} reads {schema_task.texts}"
-    what = f"{reads}, not {len(schema.text)} columns: {', '.join(map(repr, schema.text))}"
     is_fitting = least <= len(schema.text) <= most
-    expect(is_fitting, what, where=reader.name, hint=schema_task.texts_hint)
+    expect(
+        is_fitting,
+        f"{reads}, not {len(schema.text)} columns: {', '.join(map(repr, schema.text))}",
+        where=reader.name,
+        hint=schema_task.texts_hint,
+    )
     num_rows = max(column.filled for column in columns.values())
     num_texts = num_rows if text or not labelled else columns[schema.text[0]].filled
     name = schema.text[0]
-    what = f"only {num_texts:,} of {num_rows:,} rows have a text in {name!r}"
-    hint = f"name another column with --text, or leave the other rows out: --text {quoted(name)}"
-    expect(num_texts >= _MIN_FILLED * num_rows, what, where=reader.name, hint=hint)
+    expect(
+        num_texts >= _MIN_FILLED * num_rows,
+        f"only {num_texts:,} of {num_rows:,} rows have a text in {name!r}",
+        where=reader.name,
+        hint=f"name another column with --text, or leave the other rows out: --text {quoted(name)}",
+    )
     row_id = "id" if reader.kind == "squad" else _find_id(columns)
     schema = replace(schema, id=row_id, document=group or schema.document)
     if not labelled:
@@ -629,11 +639,12 @@ def infer_schema(
         schema = replace(schema, labels=labels)
         label_problem = schema_task.label_problem(schema, file)
         if label_problem is not None:
-            what = f"{label_problem[0]} (in {', '.join(map(repr, schema.label))})"
-            hint = (
-                label_problem[1] or "name another column with --label, or another task with --task"
+            raise BertworksError(
+                f"{label_problem[0]} (in {', '.join(map(repr, schema.label))})",
+                where=reader.name,
+                hint=label_problem[1]
+                or "name another column with --label, or another task with --task",
             )
-            raise BertworksError(what, where=reader.name, hint=hint)
     notes = [*schema_notes(schema, columns, schema_task), *spelling_notes]
     return schema, [*notes, *_certainty(schema, file, reader.header_note)]
 
@@ -684,10 +695,11 @@ def _by_columns(file: StudiedFile, tasks: Tasks) -> Schema:
     several = len(label) > 1 or options.label_names or options.label_separator
     is_one_label = named_task is not None and not named_task.has_many_labels
     if several and is_one_label:
-        hint = (
-            "--label NAME names one; --label-separator and --label-names are for --task multilabel"
+        raise UsageError(
+            f"{task} reads one label, not several: {', '.join(label)}",
+            hint="--label NAME names one; --label-separator and --label-names are for --task "
+            "multilabel",
         )
-        raise UsageError(f"{task} reads one label, not several: {', '.join(label)}", hint=hint)
     with_many_labels = next(each for each in tasks.values() if each.has_many_labels)
     if len(label) > 1:
         return Schema(task=with_many_labels.name, text=text, label=label)
@@ -695,12 +707,10 @@ def _by_columns(file: StudiedFile, tasks: Tasks) -> Schema:
     may_be_number = named_task is None or named_task.predicts_numbers
     has_commas = _has_decimal_commas(column) and not several and may_be_number
     if has_commas and options.decimal != ",":
-        what = (
-            f"{column.name!r} holds numbers with a decimal comma or lists of numbers: "
-            f"{_some_values(column)}"
-        )
         raise UsageError(
-            what, hint="--decimal , for numbers; --label-separator , for several labels"
+            f"{column.name!r} holds numbers with a decimal comma or lists of numbers: "
+            f"{_some_values(column)}",
+            hint="--decimal , for numbers; --label-separator , for several labels",
         )
     separator = (
         ""
@@ -747,34 +757,30 @@ def _refuse_parts(file: StudiedFile, *, has_words: bool) -> None:
         options = (
             f"--sentence-column {quoted(sentence)} --text {quoted(words[0])} --label {tags[-1]}"
         )
-        hint = (
-            f"{options}; or write a CoNLL file: a word and its tag on each line, a blank line "
-            "after a sentence"
-        )
         raise UsageError(
-            f"each row holds one word: {words[0]!r} with the tag {tags[-1]!r}", hint=hint
+            f"each row holds one word: {words[0]!r} with the tag {tags[-1]!r}",
+            hint=f"{options}; or write a CoNLL file: a word and its tag on each line, a blank line "
+            "after a sentence",
         )
     for column in columns.values() if not file.label else ():
-        what = (
+        expect(
+            not _is_split(column),
             f"{column.name!r} divides the rows ({_some_values(column)}), and all of them would "
-            "be trained on"
+            "be trained on",
+            hint="write one file for each part: bertworks finetune TRAIN --dev DEV; --label COLUMN "
+            "uses all rows",
         )
-        hint = (
-            "write one file for each part: bertworks finetune TRAIN --dev DEV; --label COLUMN "
-            "uses all rows"
-        )
-        expect(not _is_split(column), what, hint=hint)
         if (
             _OFFSETS.fullmatch(column.known_name)
             and column.is_numeric
             and not column.fractions
             and column.high > 1
         ):
-            hint = (
-                'write answers as in SQuAD, or spans as {"start": 0, "end": 5, "type": '
-                '"person"}; or --label COLUMN'
+            raise UsageError(
+                f"{column.name!r} holds places in a text, and no labels",
+                hint='write answers as in SQuAD, or spans as {"start": 0, "end": 5, "type": '
+                '"person"}; or --label COLUMN',
             )
-            raise UsageError(f"{column.name!r} holds places in a text, and no labels", hint=hint)
 
 
 def _holds_tags(column: Column) -> bool:
@@ -902,11 +908,11 @@ def _only_words_or_codes(possible_columns: Sequence[Column]) -> Names:
     candidates = [column for column in candidates if not column.holds_codes()] or candidates
     if len(candidates) > 1:
         names = ", ".join(repr(column.name) for column in candidates)
-        what = (
+        raise UsageError(
             "several columns hold single words, names or codes, and none holds longer texts: "
-            f"{names}"
+            f"{names}",
+            hint=f"--text {quoted(candidates[0].name)}, or another",
         )
-        raise UsageError(what, hint=f"--text {quoted(candidates[0].name)}, or another")
     return tuple(column.name for column in candidates)
 
 
@@ -943,8 +949,10 @@ def find_label(columns: Columns, texts: Names) -> Names:
         f"{column.name!r} ({_some_values(column)})" for column in candidates[:_SHOWN_LABELS]
     )
     name = quoted(candidates[0].name)
-    hint = f"--label {name}, or another; several columns of 0 and 1: --label {name} --label ..."
-    raise UsageError(f"several columns could be the label: {examples}", hint=hint)
+    raise UsageError(
+        f"several columns could be the label: {examples}",
+        hint=f"--label {name}, or another; several columns of 0 and 1: --label {name} --label ...",
+    )
 
 
 def _flags(columns: Columns, candidates: Sequence[Column]) -> Names:

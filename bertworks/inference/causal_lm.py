@@ -93,10 +93,13 @@ class CausalModel:
         self.tokenizer = source.tokenizer
         self.config = source.config
         self.where = str(source)
-        what = "this model reads in both directions: it cannot continue texts"
         mask = self.tokenizer.special_tokens.get("mask_token", "a mask")
-        hint = f'bertworks fill {quoted(source.folder)} "a text with {mask}"'
-        require(self.config.direction == "left_to_right", what, self.where, hint)
+        require(
+            self.config.direction == "left_to_right",
+            "this model reads in both directions: it cannot continue texts",
+            self.where,
+            f'bertworks fill {quoted(source.folder)} "a text with {mask}"',
+        )
         path = str(source.within / "config.json")
         check_output_layer(source.settings, source.weights, self.config, path, predicts_tokens=True)
         network = source.network(partial(PretrainingModel, objectives={"causal_lm": 1.0}))
@@ -151,11 +154,13 @@ class CausalModel:
         ids = self.tokenizer.encode(text).ids
         ids = ids[: len(ids) - len(self.tokenizer.template.suffix)]
         require(ids, f"text {number} has no tokens: {text[:60]!r}", "", "begin it with a word")
-        what = (
+        require(
+            len(ids) < self.longest,
             f"text {number} has {len(ids):,} tokens: the model reads {self.longest:,}, with "
-            "those that it adds"
+            "those that it adds",
+            self.where,
+            "shorten the text",
         )
-        require(len(ids) < self.longest, what, self.where, "shorten the text")
         return ids
 
 
@@ -213,13 +218,14 @@ def log_likelihoods(model: CausalModel, sentences: Iterable[str]) -> Iterator[Sc
         sequences = [np.array([*start, *ids], np.int64) for ids in t.ids(texts)]
         for text, ids in zip(texts, sequences, strict=True):
             number += 1
-            hint = (
+            require(
+                len(ids) > first,
+                f"sentence {number} has no tokens{'' if start else ' to predict'}: {text[:60]!r}",
+                "",
                 "leave it out"
                 if start
-                else "give a longer one: this model cannot predict the first token"
+                else "give a longer one: this model cannot predict the first token",
             )
-            what = f"sentence {number} has no tokens{'' if start else ' to predict'}: {text[:60]!r}"
-            require(len(ids) > first, what, "", hint)
         units = [list(_windows(ids, first, model.longest)) for ids in sequences]
         results = compute_each(
             model.encoder, log_probabilities, units, (), model.precision, apart=True
@@ -318,16 +324,16 @@ class SamplingOptions:
         ]
         for holds, message in rules:
             expect(holds, message.format_map(vars(self)))
-        what = (
-            "top_k and top_p change nothing at temperature 0, which takes the most probable token"
-        )
         samples = self.temperature > 0 or (self.top_k, self.top_p) == (None, None)
-        expect(samples, what, hint="add --temperature 1, or leave them out")
+        expect(
+            samples,
+            "top_k and top_p change nothing at temperature 0, which takes the most probable token",
+            hint="add --temperature 1, or leave them out",
+        )
         has_options = (self.temperature, self.top_k, self.top_p) != (0.0, None, None)
-        what = "temperature, top_k and top_p are those of the model with sampling 'model'"
         expect(
             not (has_options and self.sampling == "model"),
-            what,
+            "temperature, top_k and top_p are those of the model with sampling 'model'",
             hint="leave --sampling out, or the others",
         )
 

@@ -70,9 +70,12 @@ def text_columns(reader: RowReader, names: str | Sequence[str]) -> tuple[str, ..
         name: [values.get(name) for values in sample] for name in languages or reader.columns
     }
     name = choose_column(columns, reader.name, None, "--text")
-    what = f"{name!r} holds dates, ids or numbers, not texts: {columns[name][0]!r:.60}"
-    hint = f"name another column with --text; or this one, --text {quoted(name)}"
-    expect(not statistics[name].holds_codes(), what, where=reader.name, hint=hint)
+    expect(
+        not statistics[name].holds_codes(),
+        f"{name!r} holds dates, ids or numbers, not texts: {columns[name][0]!r:.60}",
+        where=reader.name,
+        hint=f"name another column with --text; or this one, --text {quoted(name)}",
+    )
     return (name,)
 
 
@@ -99,8 +102,11 @@ def row_text(row: Row, columns: Sequence[str], empty: IssueCounter) -> str:
     parts = [as_text(row.values.get(column)) for column in columns]
     if None in parts:
         column = columns[parts.index(None)]
-        what = f"{column!r} holds {row.values[column]!r:.60}, which is not text"
-        raise BertworksError(what, where=row.where, hint="use another column")
+        raise BertworksError(
+            f"{column!r} holds {row.values[column]!r:.60}, which is not text",
+            where=row.where,
+            hint="use another column",
+        )
     text = " ".join(part.strip() for part in parts if part and part.strip())
     if not text:
         empty.add(row.where)

@@ -127,8 +127,10 @@ class OutputFields:
         if raw:
             parts = (*(("entities",) if task.d.tag_scheme else ()), "words", *parts)
         if top_k > 1 or probabilities:
-            what = f"a model for {task.name} has a single prediction, without alternatives"
-            expect(task.alternatives, what)
+            expect(
+                task.alternatives,
+                f"a model for {task.name} has a single prediction, without alternatives",
+            )
             parts = (*parts, task.alternatives)
         return cls(task.name, parts, top_k, probabilities, task.d.first_choice or 0)
 
@@ -209,8 +211,10 @@ class Predictor(ModelUser):
         self._network, self.precision = _prepare(source, d, precision)
         length = d.max_length
         longest = source.config.max_position_embeddings
-        what = f"max_length is {length}: the model reads from {MIN_LENGTH} to {longest} tokens"
-        expect(MIN_LENGTH <= length <= longest, what)
+        expect(
+            MIN_LENGTH <= length <= longest,
+            f"max_length is {length}: the model reads from {MIN_LENGTH} to {longest} tokens",
+        )
         disable_heap_trim()
         self._is_open()
 
@@ -265,8 +269,11 @@ class Predictor(ModelUser):
             UsageError: as `predict`; the task has no labels of a whole text.
         """
         names = self.description.labels
-        what = f"a model for {self.task.name} has no labels of a whole text"
-        expect(self.task.has_text_labels, what, hint="use predict")
+        expect(
+            self.task.has_text_labels,
+            f"a model for {self.task.name} has no labels of a whole text",
+            hint="use predict",
+        )
         rows = [answer["scores"] for _, answer in self.answers(self._items(texts))]
         return np.array([[row[name] for name in names] for row in rows]).reshape(
             len(rows), len(names)
@@ -292,8 +299,11 @@ class Predictor(ModelUser):
         values = listed(named_column(labels, "label"), "score([text], [label])", "label")
         task = self.task
         values = [task.label_value(value) for value in values]
-        what = f"{len(rows):,} texts and {len(values):,} labels"
-        expect(len(rows) == len(values), what, hint="give one label for each text")
+        expect(
+            len(rows) == len(values),
+            f"{len(rows):,} texts and {len(values):,} labels",
+            hint="give one label for each text",
+        )
         schema = Schema(
             task=d.task,
             text=d.text,
@@ -481,8 +491,11 @@ def item_of(text: Any, number: int, task: Task) -> Item:
         texts = tuple(plain_value(part) for part in text)
     fits, expected = task.expected_texts(len(texts))
     is_text = fits and all(isinstance(part, str) for part in texts)
-    hint = missing_hint("text") if is_missing(text) else None
-    expect(is_text, f"text {number} is {text!r:.60}: expected {expected}", hint=hint)
+    expect(
+        is_text,
+        f"text {number} is {text!r:.60}: expected {expected}",
+        hint=missing_hint("text") if is_missing(text) else None,
+    )
     return Item(
         texts,
         None,
@@ -564,8 +577,9 @@ class PredictionFormat:
                 words = new["predicted_words"] or ()
             for word, tag in zip(words, tags, strict=True):
                 fits = "\t" not in word and "\n" not in word
-                what = f"the word {word!r} does not fit in a line"
-                require(fits, what, unit.where, "write .jsonl")
+                require(
+                    fits, f"the word {word!r} does not fit in a line", unit.where, "write .jsonl"
+                )
                 yield f"{word}\t{tag}"
             yield ""
 
@@ -638,8 +652,11 @@ def predict_file(
     description = predictor.description
     kind = kind or kind_of(output)
     task = predictor.task
-    what = f"CoNLL columns are for tags, and this model is for {task.name}"
-    expect(kind != "conll" or task.reads_words, what, hint="use another format")
+    expect(
+        kind != "conll" or task.reads_words,
+        f"CoNLL columns are for tags, and this model is for {task.name}",
+        hint="use another format",
+    )
     names = task.text_columns()
     reader = RowReader(
         rows_of_texts(data, names), read, known=(*description.text, *description.label)
@@ -765,9 +782,12 @@ def answer_questions(
         BertworksError: the data is not SQuAD, or the model was not fine-tuned on questions.
     """
     predictor = Predictor(model, device=device, precision=precision)
-    what = f"this model was fine-tuned for {predictor.task.name}, not for answering questions"
-    hint = "fine-tune one: bertworks finetune TRAIN.json --dev DEV.json -o FOLDER"
-    require(predictor.task.file_kind == "squad", what, model, hint)
+    require(
+        predictor.task.file_kind == "squad",
+        f"this model was fine-tuned for {predictor.task.name}, not for answering questions",
+        model,
+        "fine-tune one: bertworks finetune TRAIN.json --dev DEV.json -o FOLDER",
+    )
     reader = RowReader(data)
     schema, _ = schema_for(reader, predictor.task, ("question", "context"))
     for note in predictor.reading.preview(list(islice(items(reader, schema, TASKS), 2))):

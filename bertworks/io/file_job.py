@@ -230,15 +230,14 @@ class FileJob:
         names: Iterable[str] = ()
         if self.bulk.join:
             absent = [n for n, _ in missing()]
-            what = (
+            require(
+                not absent,
                 f"{len(absent):,} of {number + 1:,} portions are missing: "
-                f"{some_names(map(str, absent))}"
-            )
-            hint = (
+                f"{some_names(map(str, absent))}",
+                self.folder,
                 "run the parts that did not finish again; or make the portions here: --on "
-                "local instead of --join"
+                "local instead of --join",
             )
-            require(not absent, what, self.folder, hint)
         elif self.bulk.part or not self.bulk.is_shared:
             work = compute or resolve_name(self._maker)(*self._settings)[1]
             names = (
@@ -458,8 +457,12 @@ def unpacked_values(portion: Path) -> Iterator[bytes]:
     Raises:
         BertworksError: the file has changed since it was written.
     """
-    hint = "run the same command again: this portion is computed again"
-    require(is_sealed(portion, portion.name), "damaged: it is not as it was written", portion, hint)
+    require(
+        is_sealed(portion, portion.name),
+        "damaged: it is not as it was written",
+        portion,
+        "run the same command again: this portion is computed again",
+    )
     with portion.open("rb") as file:
         end = portion.stat().st_size - SEAL
         while file.tell() < end:
@@ -468,10 +471,9 @@ def unpacked_values(portion: Path) -> Iterator[bytes]:
 
 def _read_job(folder: Path) -> dict[str, Any]:
     host = socket.gethostname()
-    what = f"this folder is not visible on {host}, or its job.json is gone"
     require(
         (folder / _JOB).is_file(),
-        what,
+        f"this folder is not visible on {host}, or its job.json is gone",
         folder,
         "write to a folder that all machines share: -o SHARED/FILE",
     )
@@ -486,15 +488,14 @@ def _refuse_other(job: Mapping[str, Any], identity: Mapping[str, Any], folder: P
     differences = "; ".join(
         f"{name}: {job.get(name)!s:.60}, here {identity[name]!s:.60}" for name in names
     )
-    what = (
+    require(
+        not names,
         f"these portions are of another job ({differences}); {socket.gethostname()} would give "
-        "other results"
-    )
-    hint = (
+        "other results",
+        folder,
         "use the same version, settings and kind of machine for all; or begin anew: rm -r "
-        f"{quoted(folder)}"
+        f"{quoted(folder)}",
     )
-    require(not names, what, folder, hint)
 
 
 # --- rows as a file
@@ -625,9 +626,10 @@ class RowFormat:
         for number, row in enumerate(rows, first):
             extra = [key for key in row if key not in columns]
             if extra:
-                what = f"row {number} has the field {extra[0]!r}, which no earlier row has"
                 raise BertworksError(
-                    what, where=self.name, hint="write .jsonl: there each row has its own fields"
+                    f"row {number} has the field {extra[0]!r}, which no earlier row has",
+                    where=self.name,
+                    hint="write .jsonl: there each row has its own fields",
                 )
             yield row
 
@@ -799,14 +801,14 @@ def kind_of(path: str | Path, *, vectors: bool = False) -> FileKind:
     if kind is None or kind == "text" or (kind == "parquet" and name.endswith(tuple(COMPRESSIONS))):
         left_out = ("text", "conll") if vectors else ("text",)
         suffixes = ", ".join(suffix for suffix, other in FORMATS.items() if other not in left_out)
-        what = (
+        also = f"all but Parquet also with {', '.join(COMPRESSIONS)} after it"
+        raise UsageError(
             "Parquet is compressed inside"
             if kind == "parquet"
-            else "the name does not tell the kind of file"
+            else "the name does not tell the kind of file",
+            where=str(path),
+            hint=f"end it in {'.npy; or in ' if vectors else ''}{suffixes}; {also}",
         )
-        also = f"all but Parquet also with {', '.join(COMPRESSIONS)} after it"
-        hint = f"end it in {'.npy; or in ' if vectors else ''}{suffixes}; {also}"
-        raise UsageError(what, where=str(path), hint=hint)
     return kind
 
 

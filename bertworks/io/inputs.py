@@ -172,9 +172,11 @@ class _Bytes(io.RawIOBase):
             data = self._stream.read(len(buffer))
         except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
             _, check, *_ = COMPRESSIONS.get(Path(self._name).suffix, ("", "file"))
-            hint = f"fetch it again (`{check} {quoted(self._name)}` checks it), or leave it out"
-            what = f"the file is damaged or incomplete: {error}"
-            raise BertworksError(what, where=self._name, hint=hint) from error
+            raise BertworksError(
+                f"the file is damaged or incomplete: {error}",
+                where=self._name,
+                hint=f"fetch it again (`{check} {quoted(self._name)}` checks it), or leave it out",
+            ) from error
         buffer[: len(data)] = data
         self._repairs.bytes += len(data)
         return len(data)
@@ -224,9 +226,10 @@ class LineReader:
                 else head.decode(self._encoding, "replace").encode()
             )
         except (LookupError, UnicodeError, ValueError) as error:
-            hint = f"name one that Python knows: --encoding {SOME_ENCODINGS}, utf-16-le"
             raise UsageError(
-                f"{encoding!r} is not an encoding of text", where=name, hint=hint
+                f"{encoding!r} is not an encoding of text",
+                where=name,
+                hint=f"name one that Python knows: --encoding {SOME_ENCODINGS}, utf-16-le",
             ) from error
         self.suffix = format_suffix(name)
         self.format = FORMATS.get(self.suffix)
@@ -328,13 +331,12 @@ class LineReader:
         if few and not likely:  # the only line has a few of them
             return
         what = f"{bad.count:,} of the first {lines:,} lines have bytes that are not "
-        hint = (
-            f"--encoding {likely}"
-            if likely
-            else f"name the encoding: --encoding {SOME_ENCODINGS}, ..."
-        )
         raise BertworksError(
-            what + self._encoding.removesuffix("-sig").upper(), where=bad.places[0], hint=hint
+            what + self._encoding.removesuffix("-sig").upper(),
+            where=bad.places[0],
+            hint=f"--encoding {likely}"
+            if likely
+            else f"name the encoding: --encoding {SOME_ENCODINGS}, ...",
         )
 
 
@@ -425,12 +427,13 @@ def too_large(where: str, largest: int, why: str = "") -> BertworksError:
         if largest >= 1 << 20
         else f"--max-row-bytes {2 * largest}"
     )
-    hint = (
-        "write it as several rows"
+    return BertworksError(
+        f"a row has more than {largest:,} bytes{why}",
+        where=where,
+        hint="write it as several rows"
         if largest >= LARGEST_LINE
-        else f"if the row is right, allow it: {option}"
+        else f"if the row is right, allow it: {option}",
     )
-    return BertworksError(f"a row has more than {largest:,} bytes{why}", where=where, hint=hint)
 
 
 def is_hollow(json_text: str) -> bool:
@@ -505,11 +508,12 @@ def rereadable(path: str | PathLike[str], owner: object) -> tuple[Path, str | No
             weakref.finalize(owner, copy.unlink, missing_ok=True)
             shutil.copyfileobj(stream, file, BLOCK_SIZE)
     except OSError as error:
-        what = f"the input of a pipe cannot be copied to a file: {error.strerror}"
-        hint = (
-            "set TMPDIR to a folder with more free space, or save the text in a file and name that"
-        )
-        raise BertworksError(what, where=tempfile.tempdir, hint=hint) from error
+        raise BertworksError(
+            f"the input of a pipe cannot be copied to a file: {error.strerror}",
+            where=tempfile.tempdir,
+            hint="set TMPDIR to a folder with more free space, or save the text in a file and "
+            "name that",
+        ) from error
     return copy, STDIN if is_stdin else str(path)
 
 
@@ -573,8 +577,11 @@ def nothing_there(path: Path) -> UsageError:
         if close
         else f"see what is there: `ls {quoted(folder)}`"
     )
-    what = "the glob matches nothing" if has_magic(str(path)) else "there is no such file or folder"
-    return UsageError(what, where=str(path), hint=meant)
+    return UsageError(
+        "the glob matches nothing" if has_magic(str(path)) else "there is no such file or folder",
+        where=str(path),
+        hint=meant,
+    )
 
 
 def chunk_by_size(

@@ -77,9 +77,10 @@ def _connect(ray: Any, address: str) -> None:
                 None if "RAY_ADDRESS" in os.environ else "local", include_dashboard=False, **options
             )
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        what = f"no Ray head answers: {_first_line(error)}"
         place = os.environ.get("RAY_ADDRESS", address) if address == "ray" else address
-        raise UsageError(what, where=place, hint=_START) from error
+        raise UsageError(
+            f"no Ray head answers: {_first_line(error)}", where=place, hint=_START
+        ) from error
     # in another thread. Ray's own would end the process with another exit code
     with suppress(ValueError):
         signal.signal(signal.SIGTERM, former)
@@ -159,8 +160,11 @@ def in_ray(
     except losses as error:
         is_cluster_lost = True
         pending.clear()  # the cluster that would cancel them is is_cluster_lost
-        what = _LOST.format(f"{type(error).__name__}: {_first_line(error)}")
-        raise BertworksError(what, where=head or address, hint=_AFTER_LOSS) from error
+        raise BertworksError(
+            _LOST.format(f"{type(error).__name__}: {_first_line(error)}"),
+            where=head or address,
+            hint=_AFTER_LOSS,
+        ) from error
     finally:
         for reference in pending:
             ray.cancel(reference, force=True)

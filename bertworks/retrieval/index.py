@@ -203,8 +203,9 @@ class Index(Documents, Reopened):
             values = [dict(row) for row in fields or [{}] * count]
             json.dumps(values, allow_nan=False)
         except (TypeError, ValueError) as error:
-            what = f"fields hold a value that is not JSON: {error}"
-            raise UsageError(what, hint="use None if it is missing") from None
+            raise UsageError(
+                f"fields hold a value that is not JSON: {error}", hint="use None if it is missing"
+            ) from None
         with self.changing():
             return self.append(texts, ids, values) if count else 0
 
@@ -361,12 +362,12 @@ class Index(Documents, Reopened):
         expected = self.manifest.fingerprint
         differing = [key for key, value in fingerprint.items() if expected.get(key) != value]
         if differing:
-            what = (
+            raise BertworksError(
                 f"this index was made by another model than {self._model or name}: its "
-                f"{differing[0]} differs"
+                f"{differing[0]} differs",
+                where=str(self.folder),
+                hint=f"give the model that made it, {name}; or make the index again",
             )
-            hint = f"give the model that made it, {name}; or make the index again"
-            raise BertworksError(what, where=str(self.folder), hint=hint)
         return embedder
 
     @property
@@ -468,8 +469,11 @@ class Index(Documents, Reopened):
                 query, [segment.postings for segment in self.segments], self.alive, self.language
             )
         except IndexError:
-            what = "words are in documents that do not exist"
-            raise BertworksError(what, where=str(self.folder), hint="make it again") from None
+            raise BertworksError(
+                "words are in documents that do not exist",
+                where=str(self.folder),
+                hint="make it again",
+            ) from None
 
 
 def _open_index(
@@ -486,9 +490,10 @@ def _open_index(
         device=device,
     )
     if index.manifest.sha256 != manifest_sha256:
-        what = "the index of an object in a pickle has changed since the object was pickled"
         raise BertworksError(
-            what, where=folder, hint="open the index again, and pickle that object"
+            "the index of an object in a pickle has changed since the object was pickled",
+            where=folder,
+            hint="open the index again, and pickle that object",
         )
     return index
 
@@ -657,9 +662,10 @@ def _open_or_create(
     for setting, value in settings.items():
         stored = index.manifest.fingerprint.get(setting)
         if value not in (None, stored):
-            hint = "leave it out, or make another index"
             raise UsageError(
-                f"the index has {setting} {stored}, not {value}", where=str(folder), hint=hint
+                f"the index has {setting} {stored}, not {value}",
+                where=str(folder),
+                hint="leave it out, or make another index",
             )
     _ = index.embedder  # report a wrong model before rows are read
     return index

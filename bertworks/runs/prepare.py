@@ -198,8 +198,12 @@ def shard_maker(folder: str, source: dict[str, Any], tokenizer: str, part_charac
     folder: of the portions, with the tokenizer.
     """
     writer = PartWriter(Path(folder, "tokenizer"), "")
-    what = "this is another tokenizer"
-    require(writer.tokenizer.sha256 == tokenizer, what, folder, "run the same command again")
+    require(
+        writer.tokenizer.sha256 == tokenizer,
+        "this is another tokenizer",
+        folder,
+        "run the same command again",
+    )
 
     def blocks(documents: Iterator[str]) -> Iterator[bytes]:
         for texts in chunk_by_size(documents, part_characters, len):

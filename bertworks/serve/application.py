@@ -312,8 +312,9 @@ class Application:
             ]
             if not allowed and path.startswith(MODEL_PATH):
                 name = path.removeprefix(MODEL_PATH)[:100]
-                what = f"there is no model {name!r}: this server has {self._abilities.name!r}"
-                raise UnknownModelError(404, what)
+                raise UnknownModelError(
+                    404, f"there is no model {name!r}: this server has {self._abilities.name!r}"
+                )
             grant(allowed, 404, "Not Found")
             grant(
                 request.method in allowed,

@@ -193,8 +193,11 @@ def refuse_truncated(request: Request, truncated: Sequence[int]) -> None:
     """truncated: number of tokens that do not fit, of each text."""
     number = next((n for n, count in enumerate(truncated) if count), None)
     if request.get("truncate") is False and number is not None:
-        what = f"text {number} is {truncated[number]} tokens too long"
-        raise TextTooLongError(413, what, hint='shorten it, or send it with "truncate"')
+        raise TextTooLongError(
+            413,
+            f"text {number} is {truncated[number]} tokens too long",
+            hint='shorten it, or send it with "truncate"',
+        )
 
 
 def keeps_end(request: Request) -> bool:
@@ -690,10 +693,10 @@ class FinetunedEndpoints:
         longest = max(map(json_size, self._config.labels), default=0)
         ignored = frozenset(request.get("ignore_labels", ("O",) if self.info["entities"] else ()))
         if self.info["entities"] and "O" not in ignored:
-            what = (
-                'ignore_labels: only entities are listed: expected "O" among the labels to ignore'
+            raise UsageError(
+                'ignore_labels: only entities are listed: expected "O" among the labels to ignore',
+                hint='add "O", or leave ignore_labels out',
             )
-            raise UsageError(what, hint='add "O", or leave ignore_labels out')
 
         def size(features: Features) -> int:
             return (

@@ -367,10 +367,10 @@ class Pipeline:
         info = self._abilities.info
         if name not in info["abilities"]:
             offered = ", ".join(info["abilities"])
-            what = (
-                f"this server's model ({info['task']}) does not offer /{name}; it offers {offered}"
+            raise RequestError(
+                424,
+                f"this server's model ({info['task']}) does not offer /{name}; it offers {offered}",
             )
-            raise RequestError(424, what)
 
     def _expected_job(self, name: str, size: int, lane: int) -> InferenceJob | None:
         """Return what a request will probably compute, or None.
@@ -411,8 +411,11 @@ class Pipeline:
                     buffer[received : received + len(part)] = part
                     received += len(part)
         except TimeoutError:
-            what = f"the body did not come within {BODY_SECONDS:.0f} seconds"
-            raise RequestError(408, what, headers={"connection": "close"}) from None
+            raise RequestError(
+                408,
+                f"the body did not come within {BODY_SECONDS:.0f} seconds",
+                headers={"connection": "close"},
+            ) from None
         except ClientDisconnect:
             raise RequestError(400, "the body is incomplete") from None
         return buffer[:received]

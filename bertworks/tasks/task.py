@@ -534,8 +534,7 @@ class Task(RowTask):
 
     def check_threshold(self, threshold: float | None) -> None:
         """Raise UsageError if this is no threshold of the task. None: it is not named."""
-        what = f"a model for {self.name} has no threshold"
-        expect(threshold is None, what, hint="leave it out")
+        expect(threshold is None, f"a model for {self.name} has no threshold", hint="leave it out")
 
     def label_value(self, value: Any) -> Any:
         """Return a label that users write as it is written in files."""
@@ -594,8 +593,11 @@ class Task(RowTask):
             UsageError: the task has no such metric.
         """
         known = self.metrics_of()
-        hint = f"name one of {', '.join(known)}"
-        expect(name in (None, *known), f"{name!r} is not a metric of {self.name}", hint=hint)
+        expect(
+            name in (None, *known),
+            f"{name!r} is not a metric of {self.name}",
+            hint=f"name one of {', '.join(known)}",
+        )
         return name or known[0]
 
     def predicted_label(self, answer: Answer) -> Any:

@@ -129,8 +129,11 @@ class TextTask(Task):
         """Return the log-odds of a label, and all labels."""
         best = sorted(answer["scores"].items(), key=lambda pair: -pair[1])
         label = target or best[0][0]
-        hint = f"use one of {', '.join(self.d.labels[:20])}"
-        expect(label in self.d.labels, f"the model has no label {label!r}", hint=hint)
+        expect(
+            label in self.d.labels,
+            f"the model has no label {label!r}",
+            hint=f"use one of {', '.join(self.d.labels[:20])}",
+        )
         number = self.d.labels.index(label)
         name = f"the label “{label}” (log-odds)"
         rows = [(label, f"{p:.1%}") for label, p in best]
@@ -287,8 +290,10 @@ class MultiLabelTask(TextTask):
         return np.tile(logits.astype(np.float32), (count, 1))
 
     def check_threshold(self, threshold: float | None) -> None:
-        what = f"the threshold is {threshold}: expected a probability, from 0 to 1"
-        expect(0 <= (threshold or 0) <= 1, what)
+        expect(
+            0 <= (threshold or 0) <= 1,
+            f"the threshold is {threshold}: expected a probability, from 0 to 1",
+        )
 
     def label_names(self, label: Any) -> Iterable[str]:
         return tuple(label)
@@ -497,9 +502,11 @@ class ChoiceTask(TextTask):
     def check_item(self, item: Item) -> None:
         num_choices = len(item.texts) - 1
         if self.d.num_choices and num_choices != self.d.num_choices:
-            what = f"{num_choices} choices, but the model was trained with {self.d.num_choices}"
-            hint = f"give every row {self.d.num_choices} choices"
-            raise BertworksError(what, where=item.where, hint=hint)
+            raise BertworksError(
+                f"{num_choices} choices, but the model was trained with {self.d.num_choices}",
+                where=item.where,
+                hint=f"give every row {self.d.num_choices} choices",
+            )
 
     def numbered(self, fields: Answer, first_choice: int) -> Answer:
         return fields | {"choice": fields["choice"] + first_choice}

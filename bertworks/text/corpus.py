@@ -359,11 +359,13 @@ class FileReader:
         return [column] if title is None or title == column else [title, column]
 
     def _refuse_malformed(self, line: int, problem: str, bad: int, good: int) -> None:
-        what = f"{bad:,} malformed lines and only {good:,} good ones so far; the first: {problem}"
-        hint = (
-            f"look at it with `sed -n {line}p {quoted(self.name)}`, repair the file or leave it out"
+        require(
+            bad <= (1 + good // 100 if good else 0),
+            f"{bad:,} malformed lines and only {good:,} good ones so far; the first: {problem}",
+            f"{self.name}:{line}",
+            f"look at it with `sed -n {line}p {quoted(self.name)}`, repair the file or leave "
+            "it out",
         )
-        require(bad <= (1 + good // 100 if good else 0), what, f"{self.name}:{line}", hint)
 
 
 def _titled(values: Sequence[object]) -> str | None:
@@ -450,12 +452,13 @@ class CorpusReader:
             files = [
                 (file.resolve(), (relative, pipe_name or str(file))) for file, relative in paths
             ]
-            what = f"the folder has no file to read; skipped: {self._skipped}"
-            hint = (
+            require(
+                files,
+                f"the folder has no file to read; skipped: {self._skipped}",
+                path,
                 f"put files there that end in {', '.join(SUFFIXES)}, or name a file of another "
-                "kind itself"
+                "kind itself",
             )
-            require(files, what, path, hint)
             for file, names in files:
                 self._names[file] = min(names, self._names.get(file, names))
         expect(
@@ -484,8 +487,12 @@ class CorpusReader:
         Raises BertworksError if there was no document.
         """
         where = self._names[self.files[0]][1] + (" ..." if len(self.files) > 1 else "")
-        what = "\n  ".join(["no text was found", *report.issues()])
-        require(report.documents, what, where, "name files that hold text")
+        require(
+            report.documents,
+            "\n  ".join(["no text was found", *report.issues()]),
+            where,
+            "name files that hold text",
+        )
         self.report = report
 
     def groups(self) -> Iterator[Group]:
@@ -519,9 +526,11 @@ class CorpusReader:
         """
         for path in self.inputs:
             if isinstance(path, StoredRows) or str(path) == "-" or Path(path).is_fifo():
-                what = "this can be read by one process only"
-                hint = "save the text in a file, and name that"
-                raise UsageError(what, where=str(path), hint=hint)
+                raise UsageError(
+                    "this can be read by one process only",
+                    where=str(path),
+                    hint="save the text in a file, and name that",
+                )
         return {"inputs": list(map(str, self.inputs)), **self.options}
 
     def identity(self) -> dict[str, Any]:

@@ -130,8 +130,12 @@ class Manifest(Settings):
         require(path.exists(), what, path.parent, hint)
         try:
             content = json.loads(read_small(path, _MAX_MANIFEST))
-            what = f"format {content['format']} of shards; this version reads {FORMAT}"
-            require(content["format"] == FORMAT, what, path, _HINT)
+            require(
+                content["format"] == FORMAT,
+                f"format {content['format']} of shards; this version reads {FORMAT}",
+                path,
+                _HINT,
+            )
             check(content["sha256"] == json_sha256(content), "its sha256 differs")
             m = build(cls, {f.name: content[f.name] for f in fields(cls)}, "")
             names = m.files.keys()
@@ -211,8 +215,9 @@ class Shards(TokenStore):
             path = folder / name
             size = path.stat().st_size if path.is_file() else 0
             expected = header + length * dtype.itemsize
-            what = f"damaged: {size:,} bytes instead of {expected:,}"
-            require(size == expected, what, path, _HINT)
+            require(
+                size == expected, f"damaged: {size:,} bytes instead of {expected:,}", path, _HINT
+            )
             file = CheckedFile(path, manifest.crc32[name], _HINT)
             arrays.append(CheckedArray(file, file.content[header:].view(dtype), header))
         for name, borders, end in zip(
@@ -354,8 +359,12 @@ def _join(
     settings = settings | {"content_sha256": content.result()}
     where = some_names(map(str, reader.files), 3)
     is_same = reader.identity()["files_sha256"] == settings["files_sha256"]
-    hint = "run the same command again: parts of unchanged text are kept"
-    require(is_same, "files of the corpus changed while they were read", where, hint)
+    require(
+        is_same,
+        "files of the corpus changed while they were read",
+        where,
+        "run the same command again: parts of unchanged text are kept",
+    )
     require(joined["tokens"], "there is no text in the corpus", where, "give files that hold text")
     files = [*(folder / name for name in DATA_FILES), *sorted((folder / "tokenizer").iterdir())]
     sums = {path.relative_to(folder).as_posix(): file_sums(path) for path in files}
@@ -386,9 +395,11 @@ def _refuse_other(
         differences = "; ".join(
             f"{name}: {existing.get(name)!s:.12}, now {settings[name]!s:.12}" for name in names
         )
-        what = f"this folder holds the shards of another command ({differences})"
-        hint = "write to another folder with -o, or replace the shards with --overwrite"
-        raise BertworksError(what, where=str(folder), hint=hint)
+        raise BertworksError(
+            f"this folder holds the shards of another command ({differences})",
+            where=str(folder),
+            hint="write to another folder with -o, or replace the shards with --overwrite",
+        )
 
 
 def _visible(folder: Path) -> list[str]:
