@@ -185,8 +185,10 @@ def optional_import(feature: str, package: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        what = f"{feature} needs a package that is not installed: {error}"
-        raise BertworksError(what, hint=f"pip install {package}") from error
+        raise BertworksError(
+            f"{feature} needs a package that is not installed: {error}",
+            hint=f"pip install {package}",
+        ) from error
 
 
 @contextmanager

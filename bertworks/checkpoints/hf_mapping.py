@@ -431,21 +431,19 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
             and getattr(config, name) != value
             and name not in free
         ):
-            what = (
-                f"encoder.{name} is {getattr(config, name)!r}: files of {config.family} can "
-                f"only hold {value!r}"
-            )
             setting = f"--set encoder.{name}={json.dumps(value)}"
             raise BertworksError(
-                what, hint=f"leave {name} out of the recipe" if value is None else setting
+                f"encoder.{name} is {getattr(config, name)!r}: files of {config.family} can "
+                f"only hold {value!r}",
+                hint=f"leave {name} out of the recipe" if value is None else setting,
             )
-    what = (
-        f"encoder.embedding_size and encoder.hidden_size are both {config.hidden_size}: files of "
-        f"{config.family} have a projection between them, which the network then lacks"
-    )
-    hint = f"--set encoder.embedding_size={config.hidden_size // 2 or 1}"
     projects = config.embedding_width != config.hidden_size
-    require(projects or not family.always_projects, what, hint=hint)
+    require(
+        projects or not family.always_projects,
+        f"encoder.embedding_size and encoder.hidden_size are both {config.hidden_size}: files of "
+        f"{config.family} have a projection between them, which the network then lacks",
+        hint=f"--set encoder.embedding_size={config.hidden_size // 2 or 1}",
+    )
     flags = [
         meanings.values()
         for key, meanings in family.flags.items()

@@ -511,8 +511,10 @@ def initial_model(
     folder.require_language()
     model = folder.load(needs={"encoder"})
     most = model.config.num_hidden_layers
-    what = f"--layers {layers}: expected a number from 1 to {most}, the layers of the model"
-    expect(layers is None or 1 <= layers <= most, what)
+    expect(
+        layers is None or 1 <= layers <= most,
+        f"--layers {layers}: expected a number from 1 to {most}, the layers of the model",
+    )
     chosen = student_layers(most, layers or most)
     config, state = select_layers(model.config, model.state, chosen)
     return folder, model._replace(config=config, state=state), tasks
@@ -559,12 +561,15 @@ def check_vocabulary(tokenizer: Tokenizer, config: EncoderConfig, where: Path) -
     """Raise BertworksError if the tokenizer has more tokens, or types of tokens, than the model."""
     types = max(tokenizer.encode("a").type_ids + tokenizer.encode("a", "a").type_ids, default=0)
     hint = "use the tokenizer that the model was trained with"
-    what = (
-        f"the tokenizer gives tokens the type {types}, the model has {config.type_vocab_size} types"
-    )
     # A model of one type, or of none, ignores the types.
     fits = types < config.type_vocab_size or config.type_vocab_size < 2
-    require(fits, what, where, hint)
+    require(
+        fits,
+        f"the tokenizer gives tokens the type {types}, the model has {config.type_vocab_size} "
+        "types",
+        where,
+        hint,
+    )
     what = (
         f"the tokenizer has {tokenizer.vocab_size:,} tokens, the model only {config.vocab_size:,}"
     )

@@ -297,9 +297,10 @@ def place_of_links(folder: Path) -> Path:
 def _download_refused(name: str, command: str) -> BertworksError:
     """Return the error for a model that is not on this machine, and that only a file names."""
     name = printable(name)
-    what = "this model is not on this machine, and a name in a file is not downloaded"
     return BertworksError(
-        what, where=name, hint=f"if you trust it, name it: {command} --model {quoted(name)}"
+        "this model is not on this machine, and a name in a file is not downloaded",
+        where=name,
+        hint=f"if you trust it, name it: {command} --model {quoted(name)}",
     )
 
 
@@ -336,8 +337,11 @@ def _not_fetched(hub_id: str, error: Exception) -> BertworksError:
 def _nothing_there(name: str, folder: Path) -> BertworksError:
     """Return the error for a name that is no model folder, with similar names."""
     if folder.exists():
-        hint = f"give the folder that holds it: {folder.parent}"
-        return BertworksError("this is a file, not a model folder", where=name, hint=hint)
+        return BertworksError(
+            "this is a file, not a model folder",
+            where=name,
+            hint=f"give the folder that holds it: {folder.parent}",
+        )
     neighbours = []
     if folder.parent.is_dir():
         neighbours = [entry.name for entry in folder.parent.iterdir() if entry.is_dir()]
@@ -347,9 +351,11 @@ def _nothing_there(name: str, folder: Path) -> BertworksError:
     if unsupported and unsupported[0] in FAMILIES:
         unsupported = None
     if unsupported and not near:
-        hint = f"choose a model of one of the families {', '.join(FAMILIES)}; or type {_MINILM}"
-        what = f"the family {unsupported[0]} is not supported yet"
-        return BertworksError(what, where=name, hint=hint)
+        return BertworksError(
+            f"the family {unsupported[0]} is not supported yet",
+            where=name,
+            hint=f"choose a model of one of the families {', '.join(FAMILIES)}; or type {_MINILM}",
+        )
     owner = _HUB["owners"].get(name.partition("-")[0])
     if owner and not unsupported:
         near.append(f"{owner}/{name}")

@@ -121,8 +121,12 @@ class VectorModule:
         if self.kind == "Dense":
             has_bias = self.settings.get("bias", True)
             path = self.folder / "config.json"
-            what = f"bias is {has_bias!r:.40}: expected true or false"
-            require(type(has_bias) is bool, what, path, _OTHER_MODEL)
+            require(
+                type(has_bias) is bool,
+                f"bias is {has_bias!r:.40}: expected true or false",
+                path,
+                _OTHER_MODEL,
+            )
             layers["linear"] = nn.Linear(input_size, output_size, bias=has_bias)
             name = self.settings.get("activation_function", _DEFAULT_ACTIVATION)
             match = _ACTIVATION.fullmatch(str(name))
@@ -142,8 +146,12 @@ class VectorModule:
         shapes = {name: list(tensor.shape) for name, tensor in weights.items()}
         expected = {name: list(tensor.shape) for name, tensor in network.state_dict().items()}
         is_float = all(tensor.is_floating_point() for tensor in weights.values())
-        what = f"the weights of the module {self.kind} are {shapes!s:.200}, expected {expected}"
-        require(shapes == expected and is_float, what, self.folder / WEIGHTS, _OTHER_MODEL)
+        require(
+            shapes == expected and is_float,
+            f"the weights of the module {self.kind} are {shapes!s:.200}, expected {expected}",
+            self.folder / WEIGHTS,
+            _OTHER_MODEL,
+        )
         parameters = {name: tensor.float() for name, tensor in weights.items()}
         refuse_non_finite(parameters, self.folder / WEIGHTS)
         network.load_state_dict(parameters)
@@ -318,9 +326,13 @@ def read_sentence_transformer(folder: str | Path) -> SentenceTransformer:
     if not modules:
         return SentenceTransformer(folder, SentenceTransformerSettings())
     kinds = [kind for kind, _ in modules]
-    what = f"unsupported modules of sentence-transformers: {', '.join(kinds)[:200]}"
     is_supported = kinds[:2] == _FIRST_KINDS and MODULE_KINDS.keys() >= {*kinds[2:]}
-    require(is_supported, what, folder / MODULES_FILE, _SUPPORTED)
+    require(
+        is_supported,
+        f"unsupported modules of sentence-transformers: {', '.join(kinds)[:200]}",
+        folder / MODULES_FILE,
+        _SUPPORTED,
+    )
     files: list[tuple[Path, dict[str, Any]]] = []  # of each module: its settings
     vector_modules: list[VectorModule] = []
     unwritten = []

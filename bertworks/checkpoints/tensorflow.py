@@ -283,11 +283,10 @@ def load_checkpoint(
         index,
         "use a checkpoint as google-research/bert writes it (TensorFlow 1): only those are read",
     )
-    what = f"variables with no place in a BERT of this configuration: {some_names(unknown)}"
     options = " ".join(f"--leave-out {quoted(name[:120])}" for name in sorted(unknown)[:9])
     require(
         not unknown,
-        what,
+        f"variables with no place in a BERT of this configuration: {some_names(unknown)}",
         index,
         f"give the bert_config.json of this checkpoint, or go on without: {options}",
     )

@@ -145,12 +145,11 @@ def evaluate_probe(
     bank = read_treebank(data)
     yield from (Event("note", note) for note in bank.notes)
     source = open_model(model, device)
-    hint = "use the model that was exported"
     expect(
         not source.exported,
         "an exported model has only its last layer",
         where=source.within,
-        hint=hint,
+        hint="use the model that was exported",
     )
     numbers = _layers(layers, source.config.num_hidden_layers)
     width = source.config.hidden_size
@@ -162,16 +161,20 @@ def evaluate_probe(
     # Sentences without any figure are refused before the network computes anything.
     gold = [read.gold[number] for number in read.evaluated]
     hint = "name a larger treebank"
-    what = (
+    require(
+        any(tree.counts_for_correlation for tree in gold),
         f"no sentence to evaluate on has {SHORTEST} to {LONGEST} words: only these count in "
-        "DSpr and NSpr"
+        "DSpr and NSpr",
+        data,
+        hint,
     )
-    require(any(tree.counts_for_correlation for tree in gold), what, data, hint)
-    what = (
+    require(
+        any(tree.edges for tree in gold),
         "no sentence to evaluate on has two words that are no punctuation: there are no edges "
-        "to find"
+        "to find",
+        data,
+        hint,
     )
-    require(any(tree.edges for tree in gold), what, data, hint)
     work = _Work(
         read, numbers, rank or width, epochs, range(seed, seed + seeds), choose_device(device)
     )
@@ -247,10 +250,9 @@ def _read(source: LazyModel, bank: Treebank, sample: int) -> Generator[Event, No
             else:
                 fitting.append((sentence, sequence))
         parts[name] = range(start, len(fitting))
-        what = f"no sentence of {name} is short enough for this model: it reads {longest} tokens"
         require(
             parts[name] or not sentences,
-            what,
+            f"no sentence of {name} is short enough for this model: it reads {longest} tokens",
             sentences[0].where if sentences else "",
             "use another model",
         )
@@ -528,12 +530,11 @@ def read_words(
             )
             tokens, of_word = np.nonzero(overlaps)
             if len(empty := np.setdiff1d(np.arange(len(words)), of_word)):
-                what = (
-                    f"word {empty[0] + 1}, {words[empty[0]]!r:.60}, has no token: the "
-                    "tokenizer removes all of it"
-                )
                 raise BertworksError(
-                    what, where=where, hint="replace the word, or remove the sentence"
+                    f"word {empty[0] + 1}, {words[empty[0]]!r:.60}, has no token: the "
+                    "tokenizer removes all of it",
+                    where=where,
+                    hint="replace the word, or remove the sentence",
                 )
             if len(ids) > room:
                 yield None
@@ -548,8 +549,12 @@ def read_words(
 def check_room(folder: Path, size: int, hint: str) -> None:
     """Raise BertworksError if a disk has no room for a number of bytes."""
     free = shutil.disk_usage(folder).free
-    what = f"the hidden states need {size / 1e9:,.1f} GB of disk, and {free / 1e9:,.1f} GB are free"
-    require(size < free, what, folder, hint)
+    require(
+        size < free,
+        f"the hidden states need {size / 1e9:,.1f} GB of disk, and {free / 1e9:,.1f} GB are free",
+        folder,
+        hint,
+    )
 
 
 def write_word_states(
@@ -608,9 +613,10 @@ def states_file(folder: Path, layer: int) -> Path:
 
 def _float16(values: NDArray[np.float32], layer: int) -> WordArray:
     largest = float(np.abs(values).max())
-    what = (
+    require(
+        largest <= _LARGEST,
         f"the hidden states of layer {layer} reach {largest:,.6g}, more than float16 can hold "
-        f"({_LARGEST:,.0f})"
+        f"({_LARGEST:,.0f})",
+        hint="leave this layer out",
     )
-    require(largest <= _LARGEST, what, hint="leave this layer out")
     return values.astype(np.float16)

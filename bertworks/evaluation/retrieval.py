@@ -91,11 +91,13 @@ def read_collection(folder: str | Path) -> Collection:
     first: dict[tuple[str, str], tuple[int, str]] = {}
     for query, document, grade, where in judgments:
         earlier, place = first.setdefault((query, document), (grade, where))
-        what = (
+        require(
+            earlier == grade,
             f"query {query}, document {document} has the grade {grade} here and {earlier} in "
-            f"{place}"
+            f"{place}",
+            where,
+            "remove the wrong one of the two lines",
         )
-        require(earlier == grade, what, where, "remove the wrong one of the two lines")
         if place != where:
             repeated.add(where)
         elif query in queries and document in documents:
@@ -147,8 +149,12 @@ def _add_text(
     name = fields.get(key, "")
     title, text = (" ".join(fields.get(field, "").split()) for field in ("title", "text"))
     text = text if text.startswith(title) else f"{title} {text}".strip()
-    what = f"the {key} {name!r} occurs twice" if name else f"a {kind} has no {key}: {text[:40]!r}"
-    require(name and name not in texts, what, where, f"give each {kind} its own {key}")
+    require(
+        name and name not in texts,
+        f"the {key} {name!r} occurs twice" if name else f"a {kind} has no {key}: {text[:40]!r}",
+        where,
+        f"give each {kind} its own {key}",
+    )
     texts[name] = text
 
 

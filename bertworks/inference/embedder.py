@@ -133,8 +133,11 @@ def selected_prompt(
             *settings.prompts,
             *(name for name in _PROMPTS_OF_TYPE if name not in settings.prompts),
         ]
-        what = f"the model has no prompt named {prompt_name!r}"
-        expect(prompt_name in names, what, hint=f"the names are {', '.join(names)}")
+        expect(
+            prompt_name in names,
+            f"the model has no prompt named {prompt_name!r}",
+            hint=f"the names are {', '.join(names)}",
+        )
         return settings.prompt(prompt_name)
     candidates: list[str] = []
     if task_metadata is not None:
@@ -202,12 +205,12 @@ class Moments:
         mean = self._sum / self.count
         if kind == "center":
             return lambda x: (x - mean).astype(np.float32)
-        what = (
-            f"whitening needs more vectors than dimensions: {self.count:,} vectors of "
-            f"{len(self._sum)} dimensions"
-        )
         require(
-            self.can_whiten, what, "", "--learn-from a file with more texts, or --whitening center"
+            self.can_whiten,
+            f"whitening needs more vectors than dimensions: {self.count:,} vectors of "
+            f"{len(self._sum)} dimensions",
+            "",
+            "--learn-from a file with more texts, or --whitening center",
         )
         variances, directions = np.linalg.eigh(self._products / self.count - np.outer(mean, mean))
         is_wide = variances > _SMALLEST * variances[-1]
@@ -283,8 +286,10 @@ class Embedder(ModelUser):
         self.tokenizer = source.tokenizer
         longest = source.config.max_position_embeddings
         self._network, self.precision = _network(source, precision)
-        what = f"max_length is {max_length}: the model reads from 3 to {longest} tokens"
-        expect(max_length is None or 3 <= max_length <= longest, what)
+        expect(
+            max_length is None or 3 <= max_length <= longest,
+            f"max_length is {max_length}: the model reads from 3 to {longest} tokens",
+        )
         self.settings = replace(
             settings,
             pooling=pooling or settings.pooling,
@@ -296,8 +301,12 @@ class Embedder(ModelUser):
         self._modules = vector_network(settings.modules, source.config.hidden_size)
         self.dimension = min(self._modules.size, settings.truncate_dim or self._modules.size)
         fits = self.settings.pooling != "last-four" or not source.exported
-        hint = "use another pooling, or the model that was exported"
-        expect(fits, "an exported model has only the last layer", where=self.folder, hint=hint)
+        expect(
+            fits,
+            "an exported model has only the last layer",
+            where=self.folder,
+            hint="use another pooling, or the model that was exported",
+        )
         disable_heap_trim()
         self._is_open()
 
@@ -390,16 +399,21 @@ class Embedder(ModelUser):
                 does not have.
             TypeError: an unknown argument.
         """
-        what = f"output_value is {output_value!r:.60}: bertworks has only 'sentence_embedding'"
-        expect(output_value == "sentence_embedding", what, hint="leave output_value out")
-        what = f"precision is {precision!r:.60}: bertworks has only 'float32'"
-        expect(precision == "float32", what, hint="leave precision out")
+        expect(
+            output_value == "sentence_embedding",
+            f"output_value is {output_value!r:.60}: bertworks has only 'sentence_embedding'",
+            hint="leave output_value out",
+        )
+        expect(
+            precision == "float32",
+            f"precision is {precision!r:.60}: bertworks has only 'float32'",
+            hint="leave precision out",
+        )
         model_device = choose_device(self._source.device)
         is_same_device = device is None or str(choose_device(str(device))) == str(model_device)
-        what = f"the device is {str(device)!r}, but the model is on {str(model_device)!r}"
         expect(
             is_same_device,
-            what,
+            f"the device is {str(device)!r}, but the model is on {str(model_device)!r}",
             hint="name the device when the model is opened: Embedder(MODEL, device=DEVICE)",
         )
         expect(batch_size >= 1, f"batch_size is {batch_size!r:.60}: expected 1 or more")
@@ -648,13 +662,10 @@ class Embedder(ModelUser):
                 vectors.
         """
         refuse_not_empty(local_path(folder))
-        what = (
-            "sentence-transformers truncates vectors after it normalizes them: a folder cannot "
-            "hold normalize=True"
-        )
         require(
             self.dimension == self._modules.size or not self.normalize_option,
-            what,
+            "sentence-transformers truncates vectors after it normalizes them: a folder cannot "
+            "hold normalize=True",
             self.folder,
             "leave normalize out",
         )

@@ -198,24 +198,28 @@ class OnnxModel(nn.Module):
                 )
         # onnxruntime has a class for each kind of damage, and no common base
         except Exception as error:
-            what = f"onnxruntime cannot open it: {one_line(error)}"
-            raise BertworksError(what, where=str(path), hint="export the model again") from error
+            raise BertworksError(
+                f"onnxruntime cannot open it: {one_line(error)}",
+                where=str(path),
+                hint="export the model again",
+            ) from error
         inputs = self.session.get_inputs()
         outputs = self.session.get_outputs()
         self.inputs = [value.name for value in inputs]
         self.outputs = [value.name for value in outputs]
         if not {"input_ids"} <= set(self.inputs) <= set(INPUTS) or self.outputs not in OUTPUTS:
-            what = (
-                f"not a BERT: from {', '.join(self.inputs)} it computes {', '.join(self.outputs)}"
+            raise BertworksError(
+                f"not a BERT: from {', '.join(self.inputs)} it computes {', '.join(self.outputs)}",
+                where=str(path),
             )
-            raise BertworksError(what, where=str(path))
         fixed = [size for value in inputs for size in value.shape if isinstance(size, int)]
-        what = (
+        require(
+            not fixed,
             "the ONNX file takes texts of one fixed size only: "
-            f"{' x '.join(map(str, inputs[0].shape))} tokens"
+            f"{' x '.join(map(str, inputs[0].shape))} tokens",
+            path,
+            "export it again with dynamic axes for the batch and the length",
         )
-        hint = "export it again with dynamic axes for the batch and the length"
-        require(not fixed, what, path, hint)
         self.where = str(path)
         self.shape = outputs[0].shape
         has_choices = len(inputs[0].shape) == 3
@@ -273,15 +277,18 @@ class OnnxModel(nn.Module):
             results = [torch.from_numpy(output) for output in self.session.run(self.outputs, feed)]
             x = torch.stack(results, -1) if self.stacked else results[0]
         except Exception as error:
-            hint = "its tokenizer or config.json belongs to another model"
             raise BertworksError(
-                f"onnxruntime fails: {one_line(error)}", where=self.where, hint=hint
+                f"onnxruntime fails: {one_line(error)}",
+                where=self.where,
+                hint="its tokenizer or config.json belongs to another model",
             ) from error
-        what = (
+        require(
+            x.shape == (*size, self.width),
             f"the output for {list(size)} has the shape {list(x.shape)}, which the file does "
-            "not declare"
+            "not declare",
+            self.where,
+            "export the model again",
         )
-        require(x.shape == (*size, self.width), what, self.where, "export the model again")
         return x
 
     def _check(self, names: list[str], each: str, width: int) -> None:
@@ -289,12 +296,12 @@ class OnnxModel(nn.Module):
         if (self.outputs, self.each, self.width) != (names, each, width):
             expected = f"{names[0]} of {width:,}" if len(names) == 1 else " and ".join(names)
             outputs = f"{' and '.join(self.outputs)} {self.shape}"
-            what = f"this exported model gives {outputs}, which is not {expected} for each {each}"
-            hint = (
-                "export the model with that output; for vectors: bertworks export MODEL "
-                "--encoder -o FOLDER"
+            raise BertworksError(
+                f"this exported model gives {outputs}, which is not {expected} for each {each}",
+                where=self.where,
+                hint="export the model with that output; for vectors: bertworks export MODEL "
+                "--encoder -o FOLDER",
             )
-            raise BertworksError(what, where=self.where, hint=hint)
 
 
 def _refuse_subgraphs(path: Path) -> None:
@@ -406,12 +413,11 @@ class LazyModel(model_folder.ModelFolder):
                 if (folder / name).exists()
             }
         if not hashes or self._file_versions() != self._versions_at_opening:
-            what = (
-                "the files of the model have changed since it was opened: a pickle holds their "
-                "path and their hash"
-            )
             raise BertworksError(
-                what, where=str(folder), hint="open the model again, and pickle that object"
+                "the files of the model have changed since it was opened: a pickle holds their "
+                "path and their hash",
+                where=str(folder),
+                hint="open the model again, and pickle that object",
             )
         return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
 
@@ -476,10 +482,9 @@ class LazyModel(model_folder.ModelFolder):
         )
         for name, shape in shapes.items():
             size = list(self.state[name].shape) if name in self.state else "missing"
-            what = f"{name} is {size}, but the task needs {list(shape)}"
             require(
                 size == list(shape),
-                what,
+                f"{name} is {size}, but the task needs {list(shape)}",
                 self.within,
                 "its task.json or config.json belongs to another model",
             )
@@ -543,21 +548,22 @@ def reopened_model(reference: ModelReference) -> LazyModel:
     """
     folder = Path(reference.folder)
     if not folder.is_dir() and not reference.name:
-        what = (
+        raise BertworksError(
             "the model folder of an object in a pickle is missing: the pickle holds its path, "
-            "and no weights"
+            "and no weights",
+            where=reference.folder,
+            hint="keep the folder as long as the pickle; a fine-tuned model is kept with "
+            "output=FOLDER",
         )
-        hint = (
-            "keep the folder as long as the pickle; a fine-tuned model is kept with output=FOLDER"
-        )
-        raise BertworksError(what, where=reference.folder, hint=hint)
     model = LazyModel(
         folder if folder.is_dir() else reference.name, reference.device, reference.language
     )
     if model.files_sha256() != reference.files_sha256:
-        what = "the model folder of an object in a pickle has changed since the object was pickled"
-        hint = "open the model again, and pickle that object"
-        raise BertworksError(what, where=str(model.folder), hint=hint)
+        raise BertworksError(
+            "the model folder of an object in a pickle has changed since the object was pickled",
+            where=str(model.folder),
+            hint="open the model again, and pickle that object",
+        )
     model.auto_precision = reference.auto_precision
     return model
 
@@ -644,8 +650,11 @@ def precision_for(
         expect(
             device.type == "cpu", "int8 is for CPUs", hint="leave --precision out: GPUs use bf16"
         )
-        what = "this processor has no instructions for int8 (VNNI)"
-        expect(transformer.cpu_supports_int8(), what, hint="leave --precision out")
+        expect(
+            transformer.cpu_supports_int8(),
+            "this processor has no instructions for int8 (VNNI)",
+            hint="leave --precision out",
+        )
     return precision
 
 

@@ -398,8 +398,11 @@ def explain(
     logits = p.logits
     embedding = p.encoder.embeddings.token
     blank_id = {"mask": t.mask_id, "pad": t.pad_id}.get(baseline, -1)
-    what = f"the baseline {baseline!r} is not known to this tokenizer"
-    expect(value is None or blank_id >= 0, what, hint="use mask or pad")
+    expect(
+        value is None or blank_id >= 0,
+        f"the baseline {baseline!r} is not known to this tokenizer",
+        hint="use mask or pad",
+    )
     sequences = p.sequences(example)
     lengths = [len(sequence.input_ids) for sequence in sequences]
     batch = collate(sequences).to(embedding.weight.device)
@@ -541,8 +544,11 @@ def _discriminated(
     spans = [(a, b) for a, b in _words(ids, t, t.pad_id)[0] if ids[a] not in special]
     words = [t.decode(ids[a:b], skip_special_tokens=False).strip() for a, b in spans]
     expect(words, "the text has no words", hint="give a text")
-    hint = f"use one of {', '.join(words[:20])}"
-    expect(target in (None, *words), f"the word {target!r} is not in the text", hint=hint)
+    expect(
+        target in (None, *words),
+        f"the word {target!r} is not in the text",
+        hint=f"use one of {', '.join(words[:20])}",
+    )
     places = [a + int(probabilities[a:b].argmax()) for a, b in spans]  # the token that decides
     best = sorted(range(len(words)), key=lambda n: -probabilities[places[n]])
     chosen = best[0] if target is None else words.index(target)

@@ -63,15 +63,15 @@ def load_masked_lm(source: LazyModel) -> PretrainingModel:
     Raises:
         BertworksError: it reads from left to right, or has no masked LM head or no mask token.
     """
-    what = (
-        "this model reads from left to right: it continues texts, and cannot predict masked tokens"
+    require(
+        source.config.direction != "left_to_right",
+        "this model reads from left to right: it continues texts, and cannot predict masked tokens",
+        source,
+        f'bertworks generate {quoted(source.folder)} "a text"',
     )
-    hint = f'bertworks generate {quoted(source.folder)} "a text"'
-    require(source.config.direction != "left_to_right", what, source, hint)
-    what = "this model has no mask token: it was not trained to predict masked tokens"
     require(
         source.tokenizer.mask_id >= 0,
-        what,
+        "this model has no mask token: it was not trained to predict masked tokens",
         source,
         "use a masked language model, such as BERT or RoBERTa",
     )
@@ -302,11 +302,13 @@ def score(
     sentences = texts_of(sentences, "score(model, [text])")
     source = open_model(model, device)
     if source.config.direction == "left_to_right":
-        what = (
+        expect(
+            not within_word,
             "within_word masks pieces of words, but this model reads from left to right and "
-            "masks nothing"
+            "masks nothing",
+            where=source,
+            hint="leave --within-word out",
         )
-        expect(not within_word, what, where=source, hint="leave --within-word out")
         yield from log_likelihoods(CausalModel(source, precision), sentences)
         return
     network = load_masked_lm(source)
@@ -477,12 +479,11 @@ def load_with_generator(folder: Path, config: EncoderConfig) -> PretrainingModel
     """
     inner = folder / GENERATOR[:-1]
     what = "the folder has no generator, which replaces tokens"
-    hint = "use the run folder of its pre-training"
     require(
         (inner / "config.json").is_file(),
         f"a discriminator alone cannot be evaluated: {what}",
         folder,
-        hint,
+        "use the run folder of its pre-training",
     )
     size = ModelFolder(inner).config.hidden_size / config.hidden_size
     network = PretrainingModel(

@@ -214,12 +214,11 @@ def import_checkpoint(
     """
     prefix = find_checkpoint(as_path(checkpoint))
     if prefix is None:
-        hint = (
-            "give bert_model.ckpt where there is a bert_model.ckpt.index; other models: "
-            "bertworks convert"
-        )
         raise BertworksError(
-            "no TensorFlow checkpoint: there is no .index file", where=checkpoint, hint=hint
+            "no TensorFlow checkpoint: there is no .index file",
+            where=checkpoint,
+            hint="give bert_model.ckpt where there is a bert_model.ckpt.index; other models: "
+            "bertworks convert",
         )
     refuse_not_empty(local_path(output))
     model, notes = load_checkpoint(prefix, **options)
@@ -306,12 +305,13 @@ def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
 
 def _require_config(source: ModelFolder) -> None:
     """Refuse a folder without config.json."""
-    hint = (
+    require(
+        (source.within / "config.json").exists(),
+        "this folder holds no model: there is no config.json",
+        source.folder,
         "name a model folder, a TensorFlow checkpoint (model.ckpt) or a model on the Hugging "
-        "Face hub"
+        "Face hub",
     )
-    what = "this folder holds no model: there is no config.json"
-    require((source.within / "config.json").exists(), what, source.folder, hint)
 
 
 def _read_folder(source: ModelFolder, pickles: Mapping[Path, PickledWeights] = {}) -> _Source:
@@ -429,9 +429,12 @@ def _head(
     if not names:
         return {"architectures": [hf_mapping.architecture_of(state, source.config)]}, None
     has_task_file = source.has_task_file
-    what = f"these weights have a head ({names}), but config.json does not name its class"
-    hint = 'add its class, such as "architectures": ["BertForSequenceClassification"]'
-    require(has_task_file or settings.get("architectures"), what, folder, hint)
+    require(
+        has_task_file or settings.get("architectures"),
+        f"these weights have a head ({names}), but config.json does not name its class",
+        folder,
+        'add its class, such as "architectures": ["BertForSequenceClassification"]',
+    )
     task = source.task_config
     expected = task_of(task).head()
     outputs = len(state.get(f"{expected.head}.weight", ()))
@@ -440,8 +443,12 @@ def _head(
         is_expected == (part in parts) for part, is_expected in expected_parts.items()
     )
     what = f"the head of these weights ({names}, {outputs} outputs) does not fit {task.task}"
-    hint = "use the config.json that was saved with these weights"
-    require(fits, f"{what} with {expected.outputs} outputs in config.json", folder, hint)
+    require(
+        fits,
+        f"{what} with {expected.outputs} outputs in config.json",
+        folder,
+        "use the config.json that was saved with these weights",
+    )
     head = task_settings(task, source.config)
     if has_task_file:
         return head, task

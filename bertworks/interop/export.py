@@ -110,8 +110,10 @@ def write_onnx(path: Path, network: ExportedNetwork) -> None:
     is_task = isinstance(network, TaskModel)
     if direction == "right_to_left" or (direction == "left_to_right" and not is_task):
         models = f"those that read {direction.replace('_', ' ')}"
-        hint = "fine-tune it first, or export a model that reads in both directions"
-        raise BertworksError(f"only fine-tuned models are exported of {models}", hint=hint)
+        raise BertworksError(
+            f"only fine-tuned models are exported of {models}",
+            hint="fine-tune it first, or export a model that reads in both directions",
+        )
     if sum(p.numel() * p.element_size() for p in network.parameters()) > _MAX_BYTES:
         raise BertworksError("the model has more than 2 GB, the most that one ONNX file holds")
     task = network.task if isinstance(network, TaskModel) else None
@@ -460,21 +462,24 @@ def _open(model: str | Path, *, encoder_only: bool) -> _Source:
     )
     source.refuse_nested()
     components = component_names(source.state)
-    what = "the head of this model is an LSTM: programs for exported models do not support it"
-    hint = (
+    require(
+        "recurrent" not in components or encoder_only,
+        "the head of this model is an LSTM: programs for exported models do not support it",
+        source,
         "export a model that was fine-tuned with another recipe; or only the hidden states: "
-        "--encoder"
+        "--encoder",
     )
-    require("recurrent" not in components or encoder_only, what, source, hint)
     name = Path(model).resolve().name
     if not encoder_only and components & {"classifier", "span"}:
         predictor = Predictor(source, precision="fp32")
-        what = (
-            "this model compares the vectors of two texts: programs for exported models read "
-            "one at a time"
-        )
         compares = predictor.description.vectors in ("pair", "cosine")
-        require(not compares, what, source, "export only the hidden states: --encoder")
+        require(
+            not compares,
+            "this model compares the vectors of two texts: programs for exported models read "
+            "one at a time",
+            source,
+            "export only the hidden states: --encoder",
+        )
         network = predictor.network
         task = predictor.description
         layer, task = put_temperature_into_weights(output_layer(network.state_dict()), task)
@@ -533,9 +538,13 @@ def _compare(source: _Source, exported: OnnxModel, where: str) -> float:
             f"what was exported differs from the model by {difference:.1e} on {shape[0]} x "
             f"{shape[1]} tokens"
         )
-        hint = "report this, with the versions that `bertworks doctor` shows"
         agrees = difference <= LARGEST_DIFFERENCE * max(1.0, float(expected.abs().max()) / 100)
-        require(agrees, f"{what}; it is not kept", where, hint)
+        require(
+            agrees,
+            f"{what}; it is not kept",
+            where,
+            "report this, with the versions that `bertworks doctor` shows",
+        )
         largest = max(largest, difference)
     return largest
 

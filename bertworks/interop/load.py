@@ -93,9 +93,10 @@ class LoadedModel(ModelUser):
             """
             if name == "predict":
                 if "predict" in self.can:
-                    what = "a LoadedModel has no method predict, though this model is fine-tuned"
                     raise MissingMethodError(
-                        what, where=self.folder, hint="open it with `load`, not with the class"
+                        "a LoadedModel has no method predict, though this model is fine-tuned",
+                        where=self.folder,
+                        hint="open it with `load`, not with the class",
                     )
                 reason = self._missing("predict")
                 raise MissingMethodError(reason.what, where=reason.where, hint=reason.hint)
@@ -256,8 +257,11 @@ class LoadedModel(ModelUser):
         why, instead = (_WHY["any"] | _WHY.get(kind, {}))[ability]
         if ability == "score" and "predict" in self.can:
             instead = "predictor().score(texts, labels) gives the metric of its task"
-        what = f"this model cannot {ability}: {why}; it can {', '.join(self.can)}"
-        return BertworksError(what, where=self.folder, hint=instead)
+        return BertworksError(
+            f"this model cannot {ability}: {why}; it can {', '.join(self.can)}",
+            where=self.folder,
+            hint=instead,
+        )
 
 
 class FinetunedModel(LoadedModel):

@@ -66,17 +66,21 @@ def push(
     for file in [folder / name for name in names]:
         require(not file.is_symlink() and not file.parent.is_symlink(), what, file, hint)
     files = {name: (folder / name).stat().st_size for name in names}
-    what = f"there is no model card ({_CARD})"
-    hint = f"write one, or start from that of `{converting}`"
-    require(files.get(_CARD, _LONGEST_CARD + 1) <= _LONGEST_CARD, what, folder, hint)
+    require(
+        files.get(_CARD, _LONGEST_CARD + 1) <= _LONGEST_CARD,
+        f"there is no model card ({_CARD})",
+        folder,
+        f"write one, or start from that of `{converting}`",
+    )
     path = folder / _CARD
     try:
         text = path.read_text(encoding="utf-8")
         card: Any = ModelCard(text)  # its data accept any name
         data = card.data.to_dict()
     except Exception as error:  # yaml has its own exceptions
-        what = f"the first lines of the card, between ---, are not YAML: {one_line(error)}"
-        raise BertworksError(what, where=path) from None
+        raise BertworksError(
+            f"the first lines of the card, between ---, are not YAML: {one_line(error)}", where=path
+        ) from None
     if licence is not None and data.get("license") != licence:
         card.data.license = licence
         text = str(card)
@@ -124,8 +128,12 @@ def _send(repository: str, content: Mapping[str, Path | bytes], *, private: bool
     from huggingface_hub import CommitOperationAdd, HfApi, get_token
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-    hint = "hf auth login (or set HF_TOKEN), with a token with write access"
-    require(get_token(), "no token of the Hugging Face hub on this machine", repository, hint)
+    require(
+        get_token(),
+        "no token of the Hugging Face hub on this machine",
+        repository,
+        "hf auth login (or set HF_TOKEN), with a token with write access",
+    )
     try:
         api = HfApi(library_name="bertworks")
         api.create_repo(repository, private=private, exist_ok=True)

@@ -69,11 +69,12 @@ def url_of(path: object) -> str | None:
     if match:
         _refuse_password(match[1], str(path)[match.end() :])
     if match and match[1] not in SCHEMES:
-        hint = (
-            "copy the file to this machine and name that; or a URL with "
-            f"{', '.join(f'{s}://' for s in SCHEMES)}"
+        raise UsageError(
+            f"{match[1]}:// is not read or written",
+            where=path,
+            hint="copy the file to this machine and name that; or a URL with "
+            f"{', '.join(f'{s}://' for s in SCHEMES)}",
         )
-        raise UsageError(f"{match[1]}:// is not read or written", where=path, hint=hint)
     return f"{match[1]}://{str(path)[match.end() :]}" if match else None
 
 
@@ -104,8 +105,12 @@ def local_path(path: str | PathLike[str], what: str = "output") -> Path:
         raise UsageError(
             f"expected one {what}, not {path!r:.60}", hint=f"give one {what} as a string or a Path"
         )
-    hint = "write to the path that bertworks.published yields for this URL"
-    expect(not (url := url_of(path)), "a URL is no output of a function", where=url, hint=hint)
+    expect(
+        not (url := url_of(path)),
+        "a URL is no output of a function",
+        where=url,
+        hint="write to the path that bertworks.published yields for this URL",
+    )
     return Path(path)
 
 
@@ -146,15 +151,14 @@ def refuse_lfs_pointer(start: bytes, where: object) -> None:
         start: the first bytes of the file, at least `LFS_POINTER`.
         where: the file, for the message.
     """
-    what = (
+    require(
+        not start.startswith(LFS_POINTER),
         "this is not the file itself but a pointer of Git LFS: the repository was cloned "
-        "without git-lfs"
-    )
-    hint = (
+        "without git-lfs",
+        where,
         "install git-lfs, then type `git lfs pull` in the cloned folder; or download the file "
-        "from its web page"
+        "from its web page",
     )
-    require(not start.startswith(LFS_POINTER), what, where, hint)
 
 
 def parse_json(
@@ -232,8 +236,12 @@ def refuse_existing(path: str | Path | None, overwrite: bool) -> None:
 
 def refuse_replacing(path: object, overwrite: bool) -> None:
     """Raise UsageError for a file that exists, unless it may be replaced."""
-    hint = "-o ANOTHER-FILE keeps it; --overwrite replaces it"
-    expect(overwrite, "there is a file of that name", where=path, hint=hint)
+    expect(
+        overwrite,
+        "there is a file of that name",
+        where=path,
+        hint="-o ANOTHER-FILE keeps it; --overwrite replaces it",
+    )
 
 
 def refuse_file(folder: Path) -> None:
@@ -275,14 +283,19 @@ def refuse_nested(output: Path, inputs: Iterable[str], corpora: Sequence[str] = 
     # not standard input, or the name of a model
     for path in filter(Path.is_absolute, map(Path, inputs)):
         real = path.resolve()
-        what = f"the output folder contains an input: {path}"
-        expect(target not in (real, *real.parents), what, where=output, hint="-o ANOTHER-FOLDER")
+        expect(
+            target not in (real, *real.parents),
+            f"the output folder contains an input: {path}",
+            where=output,
+            hint="-o ANOTHER-FOLDER",
+        )
         if path in map(Path, corpora) and real.is_dir() and real in target.parents:
-            what = (
+            raise UsageError(
                 f"the output folder lies in the input folder {path}: the output would become "
-                "part of the text"
+                "part of the text",
+                where=output,
+                hint="-o A-FOLDER-ELSEWHERE",
             )
-            raise UsageError(what, where=output, hint="-o A-FOLDER-ELSEWHERE")
 
 
 @contextmanager
@@ -384,19 +397,18 @@ def replacing(path: str | Path) -> Iterator[Path]:
             reason = (
                 f"{shutil.disk_usage(disk).free / 1e6:.1f} MB free, or a quota or limit is reached"
             )
-            what = (
-                f"the disk is full ({reason}): this was not written; files saved before are "
-                "unchanged"
-            )
-            hint = (
-                f"free space on the disk of {disk} or use another output folder, then run the "
-                "same command again"
-            )
-            raise BertworksError(what, where=target, hint=hint) from error
-        if isinstance(error, OSError) and (error.errno == errno.EIO or _concerns(error, target)):
-            hint = "choose another path, or make this one writable"
             raise BertworksError(
-                f"cannot be written: {error.strerror}", where=target, hint=hint
+                f"the disk is full ({reason}): this was not written; files saved before are "
+                "unchanged",
+                where=target,
+                hint=f"free space on the disk of {disk} or use another output folder, then run the "
+                "same command again",
+            ) from error
+        if isinstance(error, OSError) and (error.errno == errno.EIO or _concerns(error, target)):
+            raise BertworksError(
+                f"cannot be written: {error.strerror}",
+                where=target,
+                hint="choose another path, or make this one writable",
             ) from error
         raise
     finally:

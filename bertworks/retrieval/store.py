@@ -297,12 +297,13 @@ class Documents:
         words = words_state(fingerprint.get("language"))
         expected = fingerprint.get("stemmer")
         stemmer = words.get("stemmer")
-        what = (
+        require(
+            stemmer == expected,
             f"the words of this index were stemmed by {expected}, and {stemmer} may give "
-            "other stems"
+            "other stems",
+            self.folder,
+            f"bertworks index -o {quoted(self.folder)} --compact stems them again",
         )
-        hint = f"bertworks index -o {quoted(self.folder)} --compact stems them again"
-        require(stemmer == expected, what, self.folder, hint)
         return words.get("language")
 
     def segment_of(self, number: int) -> tuple[Segment, int]:

@@ -40,8 +40,11 @@ def feature_numbers(c: EncoderConfig, layers: FeatureLayers) -> Sequence[int]:
     """
     last = c.num_hidden_layers
     if isinstance(layers, int):
-        what = f"feature_layers is {layers}, and the model has the layers 0 (embeddings) to {last}"
-        expect(0 <= layers <= last, what, hint="--set feature_layers=last")
+        expect(
+            0 <= layers <= last,
+            f"feature_layers is {layers}, and the model has the layers 0 (embeddings) to {last}",
+            hint="--set feature_layers=last",
+        )
         return (layers,)
     if layers in ("embeddings", "second-to-last", "last"):
         return (0 if layers == "embeddings" else last - (layers == "second-to-last"),)

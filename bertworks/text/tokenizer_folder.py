@@ -100,9 +100,10 @@ def read_folder(folder: Path) -> tuple[Path, JsonObject]:
     notes: list[str] = []
     path = next((folder / name for name in VOCABULARY_FILES if (folder / name).exists()), None)
     if path is None:
-        what = "no tokenizer here: neither tokenizer.json nor vocab.txt, vocab.json or spiece.model"
         raise BertworksError(
-            what, where=folder, hint="make one with `bertworks vocab TEXT -o FOLDER`"
+            "no tokenizer here: neither tokenizer.json nor vocab.txt, vocab.json or spiece.model",
+            where=folder,
+            hint="make one with `bertworks vocab TEXT -o FOLDER`",
         )
     if path.name == "tokenizer.json":
         serialized = _as_configured(_read_text(path), path, config, notes)
@@ -347,12 +348,12 @@ def _from_vocabulary(
         config.get("subword_tokenizer_type", "wordpiece"),
     )
     if config.get("tokenizer_class") == "BertJapaneseTokenizer" and kinds != ("basic", "wordpiece"):
-        what = (
+        raise BertworksError(
             f"the pre-tokenizer {str(kinds[0])[:40]} and the model {str(kinds[1])[:40]} are "
-            "not supported"
+            "not supported",
+            where=path.with_name("tokenizer_config.json"),
+            hint="choose a model with a tokenizer.json, or with the word splitting of BERT",
         )
-        hint = "choose a model with a tokenizer.json, or with the word splitting of BERT"
-        raise BertworksError(what, where=path.with_name("tokenizer_config.json"), hint=hint)
     special_tokens = SPECIAL_TOKENS | names
     tokens = _read_vocabulary(path)
     for token in special_tokens.values():
@@ -461,13 +462,12 @@ def _read_vocabulary(path: Path) -> list[str]:
                 "Windows line ends (CRLF)", where=where, hint=f"sed -i 's/\\r$//' {quoted(path)}"
             )
         if token in seen:
-            hint = (
-                "write a name like [unused1] there: what is behind it keeps its number"
-                if not token
-                else None
-            )
             raise BertworksError(
-                f"{token!r} occurs twice, first in line {seen[token]}", where=where, hint=hint
+                f"{token!r} occurs twice, first in line {seen[token]}",
+                where=where,
+                hint="write a name like [unused1] there: what is behind it keeps its number"
+                if not token
+                else None,
             )
         seen[token] = number
     return lines
@@ -595,8 +595,12 @@ def _add_tokens(
         entries = {token: flags for token, flags in entries.items() if token not in present}
     for token in entries:
         has_place = type(ids.get(token)) is int and 0 <= ids[token] < len(ids)
-        what = f"the added token {token[:60]!r} has no place in the vocabulary"
-        require(has_place, what, folder, "give it the next number in added_tokens.json")
+        require(
+            has_place,
+            f"the added token {token[:60]!r} has no place in the vocabulary",
+            folder,
+            "give it the next number in added_tokens.json",
+        )
     added_tokens = []
     for token in sorted(entries, key=ids.__getitem__):
         flags = {
@@ -764,9 +768,11 @@ def refuse_style(path: Path, style: str) -> NoReturn:
     It is not read as if it were another.
     """
     load = "from transformers import AutoTokenizer as T; T.from_pretrained(f).save_pretrained(f)"
-    hint = f"make tokenizer.json: `python -c {quoted(f'f = {str(path.parent)!r}; {load}')}`"
-    what = f"{path.name} of the family {style} cannot be read without tokenizer.json"
-    raise BertworksError(what, where=path, hint=hint)
+    raise BertworksError(
+        f"{path.name} of the family {style} cannot be read without tokenizer.json",
+        where=path,
+        hint=f"make tokenizer.json: `python -c {quoted(f'f = {str(path.parent)!r}; {load}')}`",
+    )
 
 
 def sentencepiece_pipeline(
@@ -797,12 +803,11 @@ def sentencepiece_pipeline(
             (style for style, ends in _STYLE_MARKS.items() if ends <= known), "sentencepiece"
         )
         if style == "sentencepiece" and path.name == "sentencepiece.bpe.model":
-            hint = (
-                'write the class into tokenizer_config.json, such as "tokenizer_class": '
-                '"XLMRobertaTokenizer"'
-            )
             raise BertworksError(
-                f"{path.name} does not say of which family it is", where=path, hint=hint
+                f"{path.name} does not say of which family it is",
+                where=path,
+                hint='write the class into tokenizer_config.json, such as "tokenizer_class": '
+                '"XLMRobertaTokenizer"',
             )
     if style not in _STYLES:
         refuse_style(path, style)
