@@ -353,8 +353,8 @@ def test_a_wrong_setting_is_refused(model: Path, tmp_path: Path) -> None:
 
 def test_the_signature_has_every_field_of_a_request() -> None:
     words = inspect.signature(bw.finetune).parameters.keys()
-    # `plan_trials` sets the folds.
-    assert FinetuneRequest.__dataclass_fields__.keys() - words == {"fold", "folds"}
+    # `plan_trials` sets the folds, `make_finetune_request` the addresses of copies.
+    assert FinetuneRequest.__dataclass_fields__.keys() - words == {"fold", "folds", "urls"}
     assert {"epochs", "learning_rate", "batch_size", "max_length", "progress"} <= words
 
 
