@@ -25,6 +25,7 @@ from typing import (
 )
 
 from bertworks.errors import UsageError, check, expect, names_of
+from bertworks.events import JsonObject
 from bertworks.io.atomic_write import read_small
 
 T = TypeVar("T")
@@ -82,7 +83,7 @@ class Settings:
         return ()
 
 
-def packaged_table(module: str, name: str) -> dict[str, Any]:
+def packaged_table(module: str, name: str) -> JsonObject:
     """Return the content of a TOML file of the package, beside a module. module: its `__file__`."""
     return tomllib.loads((Path(module).parent / name).read_text(encoding="utf-8"))
 
@@ -172,7 +173,7 @@ def _table_lines(table: Mapping[str, Any], name: str) -> Iterator[str]:
         yield from _table_lines(inner, header.strip("[]") + ".")
 
 
-def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+def parse_overrides(overrides: Sequence[str]) -> JsonObject:
     """Return the values of `table.field=value` words by field.
 
     The last word for a field counts.
@@ -180,7 +181,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     Raises:
         UsageError: a word of another form.
     """
-    values: dict[str, Any] = {}
+    values: JsonObject = {}
     for word in names_of(overrides):
         name, equals, text = word.partition("=")
         expect(
@@ -253,7 +254,7 @@ def near_field(kind: Any, path: str) -> str | None:
     return by_name[near[0]] if near else None
 
 
-def _set_overrides(kind: Any, table: dict[str, Any], overrides: Sequence[str]) -> None:
+def _set_overrides(kind: Any, table: JsonObject, overrides: Sequence[str]) -> None:
     """Set fields of a table by words as train.phases.1.num_steps=100.
 
     A missing table is added.

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from bertworks.errors import printable
 
+# An object of JSON: values under their names.
+JsonObject = dict[str, Any]
 Kind = Literal["note", "stage", "plan", "step", "evaluation", "saved", "done"]
 
 
@@ -23,7 +25,7 @@ class Event:
 
     kind: Kind
     text: str
-    fields: dict[str, Any] = field(default_factory=dict)
+    fields: JsonObject = field(default_factory=dict)
 
 
 def no_notes(text: str) -> None:

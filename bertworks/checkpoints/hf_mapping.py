@@ -21,6 +21,7 @@ from torch import Tensor
 
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, require, some_names
+from bertworks.events import JsonObject
 from bertworks.models.config import BERT, EncoderConfig
 from bertworks.models.heads import Head
 from bertworks.models.layers import LIMITS
@@ -160,10 +161,10 @@ def _read_family(name: str) -> Family:
 
     `extends` in it names another one, of which it takes what it does not have itself.
     """
-    tables: dict[str, Any] = {"extends": name}
+    tables: JsonObject = {"extends": name}
     while "extends" in tables:
         tables = packaged_table(__file__, f"families/{tables.pop('extends')}.toml") | tables
-    values: dict[str, Any] = {
+    values: JsonObject = {
         key: tuple(value) if isinstance(value, list) else value for key, value in tables.items()
     }
     values["default"] = EncoderConfig(**tables["default"], family=name)
@@ -518,7 +519,7 @@ def config_to_huggingface(
     architectures: Collection[str],
     pad_token_id: int = 0,
     token_ids: Mapping[str, int] | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the content of config.json, every field written, with real types.
 
     Args:
@@ -641,7 +642,7 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: object = None
         where,
         _CORRECT,
     )
-    values: dict[str, Any] = dict(vars(family.default_of(bool(family.decoder) and decoder)))
+    values: JsonObject = dict(vars(family.default_of(bool(family.decoder) and decoder)))
     for key, name in family.settings.items():
         if key in settings:
             values[name] = _value(settings[key], key, name, family, where)
@@ -701,9 +702,7 @@ def is_of_first_version(settings: Mapping[str, Any]) -> bool:
     return is_null and "transformers_version" not in settings
 
 
-def settings_to_keep(
-    settings: Mapping[str, Any], *, head: bool
-) -> tuple[dict[str, Any], list[str]]:
+def settings_to_keep(settings: Mapping[str, Any], *, head: bool) -> tuple[JsonObject, list[str]]:
     """Return the settings of a config.json to preserve, and the names of those that are dropped.
 
     The settings that an EncoderConfig and a head describe are in neither: they are written from
@@ -725,7 +724,7 @@ def settings_to_keep(
         "dtype",
         *_OF_LABELS,
     }
-    preserved_settings: dict[str, Any] = {}
+    preserved_settings: JsonObject = {}
     for name, value in settings.items():
         # The tokenizer's id replaces a null: without an id transformers would take that of the
         # published models.

@@ -28,6 +28,7 @@ from bertworks.checkpoints.storage import (
 )
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, quoted, require
+from bertworks.events import JsonObject
 from bertworks.io.atomic_write import write_json
 from bertworks.models.heads import Pooling
 from bertworks.models.layers import LIMITS
@@ -176,9 +177,9 @@ class VectorModule:
         return read_tensors(self.folder / WEIGHTS)
 
     @property
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> JsonObject:
         """Everything that the results depend on."""
-        settings: dict[str, Any] = {"kind": self.kind, "settings": dict(self.settings)}
+        settings: JsonObject = {"kind": self.kind, "settings": dict(self.settings)}
         if MODULE_KINDS[self.kind]:
             settings["weights_sha256"] = file_sha256(self.folder / WEIGHTS)
         return settings
@@ -267,7 +268,7 @@ class SentenceTransformerSettings:
             f"sentence-transformers has no pooling {self.pooling!r}",
             hint="take mean, cls or max",
         )
-        files: dict[str, Any] = {}
+        files: JsonObject = {}
         modules = list(self.modules)
         if self.normalize:
             modules.append(VectorModule("Normalize", {}, folder))
@@ -282,7 +283,7 @@ class SentenceTransformerSettings:
         modes = {name: pooling == self.pooling for name, pooling in _OLD_POOLINGS.items()}
         files["1_Pooling/config.json"] = {"word_embedding_dimension": hidden_size, **modes}
         files[_TRANSFORMER] = {"max_seq_length": self.max_length, "do_lower_case": self.lowercase}
-        whole_model: dict[str, Any] = {
+        whole_model: JsonObject = {
             "prompts": dict(self.prompts),
             "default_prompt_name": self.default_prompt,
             "similarity_fn_name": self.similarity,
@@ -333,7 +334,7 @@ def read_sentence_transformer(folder: str | Path) -> SentenceTransformer:
         folder / MODULES_FILE,
         _SUPPORTED,
     )
-    files: list[tuple[Path, dict[str, Any]]] = []  # of each module: its settings
+    files: list[tuple[Path, JsonObject]] = []  # of each module: its settings
     vector_modules: list[VectorModule] = []
     unwritten = []
     for number, (kind, inside) in enumerate(modules):
@@ -467,7 +468,7 @@ def _pooling(content: Mapping[str, Any], path: Path, *, prompted: bool) -> Pooli
     return cast(Pooling, modes[0])
 
 
-def _whole_model(path: Path) -> dict[str, Any]:
+def _whole_model(path: Path) -> JsonObject:
     """Return the settings of the whole model as fields of SentenceTransformerSettings.
 
     They are prompts, the default prompt, the size of the vectors and the similarity.

@@ -20,6 +20,7 @@ from bertworks.checkpoints.hf_mapping import (
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import build
 from bertworks.errors import BertworksError, first_names, quoted, require
+from bertworks.events import JsonObject
 from bertworks.io.atomic_write import write_json
 from bertworks.models.config import BERT, EncoderConfig
 from bertworks.tasks.registry import TASKS
@@ -80,7 +81,7 @@ def _pools_last(task: TaskType, c: EncoderConfig) -> bool:
     return FAMILIES[c.family].is_decoder(c) and TASKS[task].predicts_texts
 
 
-def task_settings(description: TaskConfig, c: EncoderConfig = BERT) -> dict[str, Any]:
+def task_settings(description: TaskConfig, c: EncoderConfig = BERT) -> JsonObject:
     """The settings of the head in config.json.
 
     transformers does not have some networks. If it has the encoder, the class is one that
@@ -88,7 +89,7 @@ def task_settings(description: TaskConfig, c: EncoderConfig = BERT) -> dict[str,
     """
     task = description.task
     family = c.family
-    own_class: dict[str, Any] = {}
+    own_class: JsonObject = {}
     if description.reads_means:
         own_class = {"architectures": [VECTOR_CLASS]}
     elif is_own_network(description, c):
@@ -105,7 +106,7 @@ def task_settings(description: TaskConfig, c: EncoderConfig = BERT) -> dict[str,
     }
 
 
-def exported_settings(description: TaskConfig, c: EncoderConfig) -> dict[str, Any]:
+def exported_settings(description: TaskConfig, c: EncoderConfig) -> JsonObject:
     """Return the settings of the head in config.json of an exported model.
 
     Its file computes the logits itself, also those of a linear layer on means: programs that run

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from bertworks.checkpoints.storage import read_tensors, refuse_non_finite, write_tensors
 from bertworks.errors import BertworksError, check, explain_os_errors, require
+from bertworks.events import JsonObject
 from bertworks.io.atomic_write import (
     json_sha256,
     remove_leftovers,
@@ -51,7 +52,7 @@ class Checkpoint:
     path: Path
     step: int
     tensors: dict[str, Tensor]
-    facts: dict[str, Any]
+    facts: JsonObject
 
 
 def save_checkpoint(
@@ -78,7 +79,7 @@ def save_checkpoint(
     """
     folder = Path(folder)
     path = folder / f"step-{step:08d}"
-    manifest: dict[str, Any] = {"format": FORMAT, "step": step, "facts": dict(facts)}
+    manifest: JsonObject = {"format": FORMAT, "step": step, "facts": dict(facts)}
     json_sha256(manifest)  # a fact that JSON cannot hold is found before anything is written
     refuse_non_finite(tensors, path)
     hint = "make the folder writable, or choose another with -o"

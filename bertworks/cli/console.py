@@ -48,7 +48,7 @@ from cyclopts import Parameter, Token
 from cyclopts.validators import Number
 
 from bertworks.errors import UsageError
-from bertworks.events import Event
+from bertworks.events import Event, JsonObject
 from bertworks.io.options import STDIN, Bulk, RawText, ReadOptions
 
 MOST_PROCESSES = 65_536  # on a machine, and machines in a group: more are a slip of the finger
@@ -257,7 +257,7 @@ def with_json_and_urls(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def _local_output(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _local_output(options: JsonObject) -> Iterator[JsonObject]:
     """Yield the options of a command with a local output, which is uploaded if it is a URL."""
     from bertworks.io.atomic_write import url_of
     from bertworks.io.remote import published

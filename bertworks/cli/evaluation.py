@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 import bertworks as bw
 from bertworks.cli import console
 from bertworks.errors import UsageError, first_names
-from bertworks.events import Event
+from bertworks.events import Event, JsonObject
 from bertworks.io.options import Bulk, RawText, ReadOptions
 
 
@@ -441,7 +441,7 @@ def ablation(
     )
 
 
-def _with_text(result: dict[str, Any], names: tuple[str, ...]) -> console.Result:
+def _with_text(result: JsonObject, names: tuple[str, ...]) -> console.Result:
     sizes = {
         name: value
         for name, value in result.items()

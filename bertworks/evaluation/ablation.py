@@ -39,7 +39,7 @@ from bertworks.config import (
 from bertworks.errors import UsageError, expect, names_of, require
 from bertworks.evaluation.masked_lm import evaluate_mlm, network_of
 from bertworks.evaluation.retrieval import evaluate_pairs
-from bertworks.events import Event, forward_events
+from bertworks.events import Event, JsonObject, forward_events
 from bertworks.io.atomic_write import local_path, refuse_nested, write_json, write_text
 from bertworks.io.inputs import as_path
 from bertworks.io.tables import sources_of
@@ -303,11 +303,11 @@ class ArmConfig(Settings):
 
     name: Name
     title: str = ""
-    pretrain: dict[str, Any] = field(default_factory=dict)
-    finetune: dict[str, Any] = field(default_factory=dict)
+    pretrain: JsonObject = field(default_factory=dict)
+    finetune: JsonObject = field(default_factory=dict)
     model: str = ""
     measures: tuple[str, ...] = ()
-    published: dict[str, Any] = field(default_factory=dict)
+    published: JsonObject = field(default_factory=dict)
     compared: bool = True
 
 
@@ -321,7 +321,7 @@ class MeasureConfig(Settings):
     name: Name
     title: str
     kind: Annotated[str, Range(f"one of {', '.join(MEASURES)}", lambda x: x in MEASURES)]
-    options: dict[str, Any] = field(default_factory=dict)
+    options: JsonObject = field(default_factory=dict)
     percent: bool = False
     digits: NotNegative = 3
 
@@ -353,7 +353,7 @@ class Ablation(Settings):
     minutes: AboveZero = 10.0
     seeds: Positive = 3
     vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
-    pretrain: dict[str, Any] = field(default_factory=dict)
+    pretrain: JsonObject = field(default_factory=dict)
     arms: Annotated[
         tuple[ArmConfig, ...],
         Range("two arms or more, with different names", lambda x: _differ(x, 2)),
@@ -398,7 +398,7 @@ class Ablation(Settings):
         except CycleError as error:
             raise UsageError(f"these arms need each other: {', '.join(error.args[1])}") from None
 
-    def arguments(self, arm: ArmConfig) -> dict[str, Any]:
+    def arguments(self, arm: ArmConfig) -> JsonObject:
         """Return the keyword arguments of `pretrain` for an arm; {} if it is not pre-trained."""
         if not arm.pretrain:
             return {}
@@ -505,7 +505,7 @@ def evaluate_ablation(
     request = {"ablation": text, "inputs": sources, "data": work.data, "factor": work.factor}
     with open_run(output, request, overwrite):
         yield from work.prepare()
-        figures = list[dict[str, Any]]()
+        figures = list[JsonObject]()
         for seed in range(num_seeds):
             for arm in ablation.in_order():
                 yield Event("stage", f"seed {seed}, {arm.name}", {"stage": arm.name, "seed": seed})
@@ -615,7 +615,7 @@ class _Work:
                 )
             yield from forward_events(make_shards(reader, self.shards, Tokenizer.load(tokenizer)))
 
-    def figures(self, arm: ArmConfig, seed: int) -> Generator[Event, None, list[dict[str, Any]]]:
+    def figures(self, arm: ArmConfig, seed: int) -> Generator[Event, None, list[JsonObject]]:
         """Return the figures of an arm, which is trained first.
 
         Figures that are finished are read.
@@ -723,7 +723,7 @@ class _Work:
         return _PLACEHOLDER.sub(path, value) if isinstance(value, str) else value
 
 
-def summarize(ablation: Ablation, figures: Figures) -> dict[str, dict[str, Any]]:
+def summarize(ablation: Ablation, figures: Figures) -> dict[str, JsonObject]:
     """Return the means by measure and arm.
 
     Of each there are the `values` of the seeds, their `mean` and `interval`, and the `difference`
@@ -734,7 +734,7 @@ def summarize(ablation: Ablation, figures: Figures) -> dict[str, dict[str, Any]]
     by_key = {(figure["measure"], figure["arm"], figure["seed"]): figure for figure in figures}
     seeds = sorted({figure["seed"] for figure in figures})
     first_arm = ablation.first.name
-    means = dict[str, dict[str, Any]]()
+    means = dict[str, JsonObject]()
     for measure, arm in dict.fromkeys((figure["measure"], figure["arm"]) for figure in figures):
         by_seed = {
             seed: by_key[measure, arm, seed] for seed in seeds if (measure, arm, seed) in by_key
@@ -754,7 +754,7 @@ def summarize(ablation: Ablation, figures: Figures) -> dict[str, dict[str, Any]]
     return means
 
 
-def _mean(figures: Figures) -> dict[str, Any]:
+def _mean(figures: Figures) -> JsonObject:
     """Return the values of figures of several seeds, their mean and its interval."""
     values = [figure["value"] for figure in figures]
     samples = [np.array(figure["samples"] or [figure["value"]] * SAMPLES) for figure in figures]

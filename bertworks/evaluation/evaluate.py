@@ -31,7 +31,7 @@ from bertworks.errors import (
     quoted,
     require,
 )
-from bertworks.events import Event, no_notes
+from bertworks.events import Event, JsonObject, no_notes
 from bertworks.inference.embed_file import vectors_of_file
 from bertworks.inference.embedder import Embedder, Moments, Whitening, normalized
 from bertworks.inference.engine import open_model
@@ -71,7 +71,7 @@ def evaluate_squad(
     na_probs: str | Path | Mapping[str, float] | None = None,
     unit: Literal["auto", "word", "character"] = "auto",
     on_note: Callable[[str], object] = no_notes,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the figures of the official script in percent, and how they were computed.
 
     See `metrics.squad.evaluate_answers`. They are followed by `version` (2.0 if a question has no
@@ -99,7 +99,7 @@ def evaluate_squad(
         reader.name,
         "name a file like dev-v1.1.json or dev-v2.0.json",
     )
-    rows = list[dict[str, Any]]()
+    rows = list[JsonObject]()
     for values, where, _ in reader:
         require(
             values["answers"] is not None,
@@ -196,7 +196,7 @@ def evaluate_sts(
     learn_from: str | Path | None = None,
     device: str = "auto",
     on_note: Callable[[str], object] = no_notes,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the correlation of the cosine of two texts with human scores of their similarity.
 
     The result has `rows`, `notes` (what was read, and two examples), `truncated`,
@@ -250,7 +250,7 @@ def evaluate_sts(
     kinds: list[Whitening] = ["none", "center"]
     if moments.can_whiten:
         kinds.append("whiten")
-    figures: dict[str, Any] = {kind: scores(kind) for kind in kinds}
+    figures: JsonObject = {kind: scores(kind) for kind in kinds}
     return {"rows": len(pairs), "notes": notes, **truncation.as_dict(), **figures}
 
 
@@ -267,7 +267,7 @@ def evaluate_task(
     device: str = "auto",
     precision: PrecisionOption = "auto",
     on_note: Callable[[str], object] = no_notes,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Evaluate a fine-tuned model on labelled rows that it was not trained on.
 
     The result has `task`, `rows`, `rows_without_text` (which are left out), `figures` (in int8 also
@@ -579,11 +579,11 @@ def evaluate_blimp(
     yield Event("done", "\n".join(lines), result)
 
 
-def _pair_figures(pairs: Sequence[Pair], outcomes: Sequence[bool]) -> dict[str, Any]:
+def _pair_figures(pairs: Sequence[Pair], outcomes: Sequence[bool]) -> JsonObject:
     terms = {pair["UID"]: str(pair.get("linguistics_term") or "") for pair in pairs}
     counts = Counter(pair["UID"] for pair in pairs)
     right = Counter(pair["UID"] for pair, outcome in zip(pairs, outcomes, strict=True) if outcome)
-    paradigms = dict[str, dict[str, Any]]()
+    paradigms = dict[str, JsonObject]()
     accuracies = defaultdict[str, list[float]](list)
     for term, uid in sorted((term, uid) for uid, term in terms.items()):
         accuracy = right[uid] / counts[uid]

@@ -17,7 +17,7 @@ from bertworks.config import packaged_table
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Schema, items
 from bertworks.errors import BertworksError, expect, names_of, require
-from bertworks.events import Event, forward_events
+from bertworks.events import Event, JsonObject, forward_events
 from bertworks.inference.predictor import Predictor, rows_with_items
 from bertworks.io.atomic_write import local_path, write_json, write_text
 from bertworks.io.inputs import IssueCounter, as_path
@@ -96,7 +96,7 @@ class GlueTask(NamedTuple):
 
 _CONTENT = packaged_table(__file__, "glue.toml")
 GLUE = tuple(GlueTask(**task) for task in _CONTENT["tasks"])
-PUBLISHED: list[dict[str, Any]] = _CONTENT["published"]
+PUBLISHED: list[JsonObject] = _CONTENT["published"]
 
 
 def find_glue_tasks(folder: str | Path) -> list[GlueTask]:
@@ -221,7 +221,7 @@ def evaluate_glue(
         require(
             name in present, f"the task {name} is not there", data, "name the folder that holds it"
         )
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, JsonObject] = {}
     for name in [name for name in present if not tasks or name in tasks]:
         task = present[name]
         if "train" not in task.files or not task.measured_on:
@@ -275,7 +275,7 @@ def evaluate_glue(
 
 def _figures(
     task: GlueTask, result: Mapping[str, Any], folder: Path, device: str
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, JsonObject]:
     """Return the columns of the table for a task.
 
     Each has the figures of every seed, the interval of their mean, and what they are figures of.

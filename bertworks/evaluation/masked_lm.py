@@ -23,7 +23,7 @@ from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.model_folder import ModelFolder, check_components
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.errors import expect
-from bertworks.events import no_notes
+from bertworks.events import JsonObject, no_notes
 from bertworks.inference.engine import open_model
 from bertworks.inference.masked_lm import detection_scores, load_with_generator, ranking_figures
 from bertworks.io.atomic_write import local_path, write_json
@@ -74,7 +74,7 @@ def mlm_maker(
     precision: Precision,
     device: str,
     threads: int,
-) -> tuple[dict[str, Any], Callable[[Task], Portion]]:
+) -> tuple[JsonObject, Callable[[Task], Portion]]:
     """Return the `maker` of sums, see `FileJob`."""
     machine = fixed_machine(device, threads)
     source = ModelFolder(resolve_model(model))

@@ -30,7 +30,7 @@ from bertworks.batching.batch import (
 )
 from bertworks.datasets.treebank import Treebank, TreeSentence, read_treebank
 from bertworks.errors import BertworksError, expect, printable, require
-from bertworks.events import Event
+from bertworks.events import Event, JsonObject
 from bertworks.inference.engine import LazyModel, batch_tokens, open_model, prepared_encoder
 from bertworks.io.atomic_write import local_path, refuse_not_empty, write_json, write_text
 from bertworks.io.inputs import IssueCounter, chunk_by_size
@@ -178,7 +178,7 @@ def evaluate_probe(
     work = _Work(
         read, numbers, rank or width, epochs, range(seed, seed + seeds), choose_device(device)
     )
-    result: dict[str, Any] = {
+    result: JsonObject = {
         "model": source.name,
         "treebank": str(data),
         "evaluated_on": read.tested,
@@ -285,7 +285,7 @@ def _read(source: LazyModel, bank: Treebank, sample: int) -> Generator[Event, No
     )
 
 
-def _compared(work: _Work, trained: _Figures, random: _Figures) -> dict[str, Any]:
+def _compared(work: _Work, trained: _Figures, random: _Figures) -> JsonObject:
     """Return the figures of all layers and of the baselines, and their differences."""
     gold = [work.data.gold[number] for number in work.data.evaluated]
     places = [np.arange(len(tree.depths), dtype=np.float64) for tree in gold]
@@ -396,10 +396,10 @@ def _probed(
     )
 
 
-def _row(runs: Sequence[Mapping[str, RowSums]]) -> dict[str, Any]:
+def _row(runs: Sequence[Mapping[str, RowSums]]) -> JsonObject:
     """Return the mean of each figure over the seeds, and its interval."""
     means = {name: mean_of_runs([run[name] for run in runs]) for name in FIGURES}
-    row: dict[str, Any] = {name: mean for name, (mean, _) in means.items()}
+    row: JsonObject = {name: mean for name, (mean, _) in means.items()}
     return row | {"intervals": {name: list(interval) for name, (_, interval) in means.items()}}
 
 

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import unescape
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor
 from bertworks.batching.batch import Batch, Example
 from bertworks.datasets.reader import RowReader
 from bertworks.errors import BertworksError, expect, require
-from bertworks.events import Event, no_notes
+from bertworks.events import Event, JsonObject, no_notes
 from bertworks.inference.embedder import DOCUMENT_PROMPTS, Vectors, normalized
 from bertworks.inference.engine import LazyModel, compute_each
 from bertworks.io.file_job import ROWS_AT_ONCE
@@ -285,7 +285,7 @@ def evaluate_pairs(
     languages: Sequence[str] = (),
     device: str = "auto",
     on_note: Callable[[str], None] = no_notes,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Compute how often the nearest sentence on the other side is the translation (P@1).
 
     Both directions count, by the cosine of vectors: the mean over tokens and layers. It needs no

@@ -18,7 +18,7 @@ import numpy as np
 from bertworks.datasets.reader import Row, RowReader, refuse_columns
 from bertworks.datasets.schema import study
 from bertworks.errors import BertworksError, expect, names_of, quoted
-from bertworks.events import Event
+from bertworks.events import Event, JsonObject
 from bertworks.inference.embedder import Embedder, Moments, Vectors, Whitening, normalized
 from bertworks.inference.engine import open_model
 from bertworks.inference.predictor import COMPARED
@@ -307,7 +307,7 @@ def _portion(
 
 def _rows_with_vectors(
     row_format: RowFormat, rows: Iterable[TextRow], vectors: Iterable[Any]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[JsonObject]:
     """Rows with their vectors in the last column.
 
     Parquet has float32; other formats get the shortest digits that identify a float32.
@@ -319,11 +319,11 @@ def _rows_with_vectors(
 
 
 def vector_maker(
-    options: dict[str, Any],
+    options: JsonObject,
     prompts: list[str],
-    row_format: dict[str, Any] | None,
+    row_format: JsonObject | None,
     threads: int,
-) -> tuple[dict[str, Any], Callable[[Sequence[TextRow]], Portion]]:
+) -> tuple[JsonObject, Callable[[Sequence[TextRow]], Portion]]:
     """Return the `maker` of vectors, see `FileJob`. options: of the `Embedder`."""
     machine = fixed_machine(options["device"], threads)
     embedder = Embedder(**options)

@@ -24,7 +24,7 @@ from bertworks.batching.batch import Batch, Example, ExampleGroup, Target, add_s
 from bertworks.checkpoints.sentence_transformers import SentenceTransformerSettings, vector_network
 from bertworks.datasets.schema import Item
 from bertworks.errors import UsageError, expect, optional_import, require
-from bertworks.events import Event, show_progress
+from bertworks.events import Event, JsonObject, show_progress
 from bertworks.inference.engine import (
     LazyModel,
     ModelUser,
@@ -673,7 +673,7 @@ class Embedder(ModelUser):
         copy_files(self.folder, Path(folder))
 
     @property
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> JsonObject:
         """Everything that the vectors depend on, except the text."""
         settings = vars(self.settings).copy()
         if self.settings.truncate_dim is None:  # fingerprints of an earlier version do not have it

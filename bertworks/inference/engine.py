@@ -51,6 +51,7 @@ from bertworks.errors import (
     optional_import,
     require,
 )
+from bertworks.events import JsonObject
 from bertworks.io.atomic_write import LFS_POINTER, refuse_lfs_pointer, url_of, utf8_path
 from bertworks.io.inputs import as_path
 from bertworks.io.protobuf import read_protobuf
@@ -108,7 +109,7 @@ class Reopened:
         if "_closed" in attributes:
             return dict(attributes)
         restored = {*self._opened_attributes, "_opened_attributes"}
-        state: dict[str, Any] = {"_closed": self._opening_call()}
+        state: JsonObject = {"_closed": self._opening_call()}
         for name, value in attributes.items():
             is_cached_property = hasattr(type(self), name)
             if name not in restored and not is_cached_property:
@@ -365,7 +366,7 @@ class LazyModel(model_folder.ModelFolder):
         return str(self.folder)
 
     @property
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> JsonObject:
         """Hashes of the weights and of the tokenizer."""
         return {
             "weights_sha256": model_folder.weights_sha256(self.within),

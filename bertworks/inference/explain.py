@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from bertworks.batching.batch import Batch, Example, Ids, Target, collate
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.errors import UsageError, expect
+from bertworks.events import JsonObject
 from bertworks.inference.engine import LazyModel, open_model
 from bertworks.inference.masked_lm import Discriminator, load_masked_lm
 from bertworks.inference.predictor import Predictor, item_of
@@ -235,10 +236,10 @@ class Explanation:
         )
         return f"integrated gradients sum to {g.attributions.sum():+.3f}; {ends}: {error}"
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """Return all but attention and similarity, which are large."""
         names = ("model", "texts", "answer", "explained", "words")
-        values: dict[str, Any] = {name: getattr(self, name) for name in names}
+        values: JsonObject = {name: getattr(self, name) for name in names}
         g = self.gradients
         words = self.word_gradients if g else None
         if g and words is not None:
@@ -307,7 +308,7 @@ class Explanation:
         picture = grid(title, self.tokens[:m], reads.tolist())
         return picture, note(f"{text}: if the derivative by its embedding is not zero.")
 
-    def maps(self) -> dict[str, Any]:
+    def maps(self) -> JsonObject:
         """Return the input of maps/maps.js: the first tokens, up to a limit, and maps of them.
 
         Maps are bytes in base64: attention of each layer [heads, n, n], 255 for 1; similarity after

@@ -43,7 +43,7 @@ from bertworks.errors import (
     require,
     some_names,
 )
-from bertworks.events import Event, no_notes
+from bertworks.events import Event, JsonObject, no_notes
 from bertworks.inference.engine import (
     LazyModel,
     ModelUser,
@@ -146,11 +146,11 @@ class OutputFields:
         return parts
 
     @property
-    def empty_columns(self) -> dict[str, Any]:
+    def empty_columns(self) -> JsonObject:
         """The columns of a row without text."""
         return {**{f"predicted_{part}": None for part in self.parts}, "truncated_tokens": 0}
 
-    def columns(self, features: Features, answer: Answer) -> dict[str, Any]:
+    def columns(self, features: Features, answer: Answer) -> JsonObject:
         """Return the columns of a row.
 
         Choices are counted as in the training data.
@@ -411,7 +411,7 @@ class Predictor(ModelUser):
         return predictions
 
     @property
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> JsonObject:
         """Everything that the predictions depend on, except the text."""
         return {**self._source.fingerprint, "precision": self.precision, **asdict(self.description)}
 
@@ -549,7 +549,7 @@ class PredictionFormat:
             layout=layout and ConllLayout(*layout),
         )
 
-    def portion(self, units: Sequence[Unit], columns: Iterable[dict[str, Any]]) -> list[bytes]:
+    def portion(self, units: Sequence[Unit], columns: Iterable[JsonObject]) -> list[bytes]:
         """Return the content of a portion: finished rows.
 
         columns: the new columns of each unit.
@@ -563,9 +563,7 @@ class PredictionFormat:
             rows = (word for sentence in rows for word in _word_rows(sentence, self.word_columns))
         return row_portion(self.rows, rows, units[0].number)
 
-    def _tagged_lines(
-        self, units: Sequence[Unit], columns: Iterable[dict[str, Any]]
-    ) -> Iterator[str]:
+    def _tagged_lines(self, units: Sequence[Unit], columns: Iterable[JsonObject]) -> Iterator[str]:
         """Yield the lines of a CoNLL file with predicted tags."""
         for unit, new in zip(units, columns, strict=True):
             tags = new["predicted_tags"] or ()
@@ -584,7 +582,7 @@ class PredictionFormat:
             yield ""
 
 
-def _word_rows(sentence: Mapping[str, Any], columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _word_rows(sentence: Mapping[str, Any], columns: Sequence[str]) -> Iterator[JsonObject]:
     """A row for each word. What is true of the sentence stands in the row of its first word."""
     words = len(sentence[columns[0]])
     for index in range(words):
@@ -643,7 +641,7 @@ def predict_file(
             its line.
     """
     output = local_path(output)
-    options: dict[str, Any] = {
+    options: JsonObject = {
         "device": device,
         "precision": precision,
         "threshold": threshold,
@@ -732,11 +730,11 @@ def _predictions(
 
 def prediction_maker(
     model: str,
-    options: dict[str, Any],
-    fields: dict[str, Any],
-    output_format: dict[str, Any],
+    options: JsonObject,
+    fields: JsonObject,
+    output_format: JsonObject,
     threads: int,
-) -> tuple[dict[str, Any], Callable[[Sequence[Unit]], Portion]]:
+) -> tuple[JsonObject, Callable[[Sequence[Unit]], Portion]]:
     """Return the `maker` of predictions, see `FileJob`. options: of the `Predictor`."""
     machine = fixed_machine(options["device"], threads)
     predictor = Predictor(model, **options)

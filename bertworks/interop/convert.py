@@ -54,7 +54,7 @@ from bertworks.checkpoints.sentence_transformers import (
 from bertworks.checkpoints.task_config import TASK_FILE, task_settings
 from bertworks.checkpoints.tensorflow import find_checkpoint, load_checkpoint
 from bertworks.errors import BertworksError, expect, explain_os_errors, require, some_names
-from bertworks.events import Event
+from bertworks.events import Event, JsonObject
 from bertworks.inference.predictor import copy_files
 from bertworks.io.atomic_write import (
     local_path,
@@ -84,7 +84,7 @@ class _Source:
     """
 
     model: Model
-    head: dict[str, Any]
+    head: JsonObject
     notes: list[str]
     folder: Path = Path()
     files: Sequence[str] = ()
@@ -414,9 +414,7 @@ def _sentence_transformer(
     return settings, [MODEL_FILE], [f"left out of {name}" for name in unwritten]
 
 
-def _head(
-    source: ModelFolder, state: Mapping[str, Tensor]
-) -> tuple[dict[str, Any], TaskConfig | None]:
+def _head(source: ModelFolder, state: Mapping[str, Tensor]) -> tuple[JsonObject, TaskConfig | None]:
     """Return the settings of config.json for the head, and the task of a bertworks folder.
 
     Raises:
@@ -453,7 +451,7 @@ def _head(
     if has_task_file:
         return head, task
     # The defaults of bertworks for one label differ from those of transformers.
-    label_settings: dict[str, Any] = {"problem_type": settings.get("problem_type")}
+    label_settings: JsonObject = {"problem_type": settings.get("problem_type")}
     if settings.get("id2label"):  # also for tasks without labels: other programs show them
         id2label = {str(number): str(label) for number, label in settings["id2label"].items()}
         label_settings["id2label"] = id2label

@@ -44,7 +44,7 @@ from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import items
 from bertworks.errors import BertworksError, UsageError, expect, optional_import, require
 from bertworks.evaluation.evaluate import evaluate_task
-from bertworks.events import Event
+from bertworks.events import Event, JsonObject
 from bertworks.inference.engine import BATCH_TOKENS, INPUTS, LazyModel, OnnxModel
 from bertworks.inference.predictor import Predictor, copy_files, schema_for
 from bertworks.io.atomic_write import (
@@ -349,7 +349,7 @@ def export(
             where=data,
             hint="leave it out",
         )
-    results: dict[str, Any] = {"output": str(target), "format": format, "int8": int8}
+    results: JsonObject = {"output": str(target), "format": format, "int8": int8}
     settings = {"config": str(source.model.config), "task": str(source.task), "data": str(data)}
     request = {**source.model.fingerprint, **settings, "encoder": encoder, "int8": int8}
     place = EXPORTED
@@ -368,7 +368,7 @@ def export(
             is_encoder = isinstance(source.network, Encoder)
             config = source.model.config
             names = ["encoder."] if is_encoder else ["encoder.", "lm_head."]
-            head: dict[str, Any] = {"architectures": [architecture_of(names, config)]}
+            head: JsonObject = {"architectures": [architecture_of(names, config)]}
             if source.task:
                 head = exported_settings(source.task, config)
                 save_task(source.task, folder)

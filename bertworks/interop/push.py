@@ -11,7 +11,7 @@ from typing import Any
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.resolve import MODEL_FILES, split_files
 from bertworks.errors import BertworksError, UsageError, expect, one_line, quoted, require
-from bertworks.events import Event
+from bertworks.events import Event, JsonObject
 from bertworks.io.inputs import as_path
 
 _CARD = "README.md"
@@ -99,7 +99,7 @@ def push(
     lines += [f"  {name:<{width}}  {size:>13,} bytes" for name, size in files.items()]
     if unsent:
         lines.append(f"not sent: {', '.join(unsent)}")
-    fields: dict[str, Any] = {
+    fields: JsonObject = {
         "repository": repository,
         "files": files,
         "stays": unsent,

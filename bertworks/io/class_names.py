@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bertworks.errors import BertworksError, first_names
+from bertworks.events import JsonObject
 
 _METADATA_KEY = b"huggingface"
 _MISSING_CLASS = -1
@@ -28,7 +29,7 @@ _UNNAMED_HINT = (
 )
 
 # Names, in the order of their numbers; or those of the fields of an object; None: no classes.
-_Classes = list[str] | dict[str, Any] | None
+_Classes = list[str] | JsonObject | None
 
 
 class ClassNames:
@@ -41,7 +42,7 @@ class ClassNames:
     """
 
     def __init__(self, features: Mapping[str, Any]):
-        self._classes: dict[str, list[str] | dict[str, Any]] = {}
+        self._classes: dict[str, list[str] | JsonObject] = {}
         self.notes: list[str] = []
         for column, feature in features.items():
             names = _classes_of(feature)
@@ -56,7 +57,7 @@ class ClassNames:
     def __bool__(self) -> bool:
         return bool(self._classes)
 
-    def named_row(self, row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    def named_row(self, row: Mapping[str, Any], where: str) -> JsonObject:
         """Return the row with names in the place of numbers. where: the row, for messages.
 
         Raises:

@@ -43,7 +43,7 @@ from bertworks.errors import (
     require,
     some_names,
 )
-from bertworks.events import Event
+from bertworks.events import Event, JsonObject
 from bertworks.io.atomic_write import (
     SEAL,
     folder_lock,
@@ -469,7 +469,7 @@ def unpacked_values(portion: Path) -> Iterator[bytes]:
             yield file.read(int.from_bytes(file.read(8), "little"))
 
 
-def _read_job(folder: Path) -> dict[str, Any]:
+def _read_job(folder: Path) -> JsonObject:
     host = socket.gethostname()
     require(
         (folder / _JOB).is_file(),
@@ -524,7 +524,7 @@ class RowFormat:
     guard_formulas: bool = False
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JsonObject:
         """What the bytes of rows depend on."""
         return {name: value for name, value in asdict(self).items() if name != "name"}
 

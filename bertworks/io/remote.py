@@ -30,7 +30,7 @@ from typing import Any
 from filelock import FileLock
 
 from bertworks.errors import BertworksError, optional_import, require
-from bertworks.events import no_notes
+from bertworks.events import JsonObject, no_notes
 from bertworks.io import atomic_write
 from bertworks.io.atomic_write import SCHEMES, remove, sha256
 
@@ -198,7 +198,7 @@ class Storage:
         """Delete files of this folder."""
         self.copy(lambda key, _: self.fs.rm_file(key), dict.fromkeys(names, Path()), gone=True)
 
-    def manifest(self) -> dict[str, Any] | None:
+    def manifest(self) -> JsonObject | None:
         """Sizes and sha256 of the files of a finished folder; None: there is no upload.json."""
         content = self.tried(lambda: self.fs.cat_file(self.at(MANIFEST)), gone=True)
         return content and dict(atomic_write.parse_json(content, Path(self.url, MANIFEST))["files"])

@@ -21,7 +21,7 @@ from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.values import ID_NAMES, label_text
 from bertworks.errors import BertworksError, UsageError, expect, listed, quoted
-from bertworks.events import Event
+from bertworks.events import Event, JsonObject
 from bertworks.inference.embed_file import (
     TextRow,
     reading_note,
@@ -86,7 +86,7 @@ class Hit(TypedDict):
     cosine: float | None
     title: str  # in `fields`; "": none
     text: str
-    fields: dict[str, Any]  # the other columns of its row
+    fields: JsonObject  # the other columns of its row
 
 
 class Index(Documents, Reopened):
@@ -383,11 +383,11 @@ class Index(Documents, Reopened):
         return resolve_model(self.manifest.model, fetch=False, command=command)
 
     @cached_property
-    def _embedder(self) -> tuple[Embedder, dict[str, Any]]:
+    def _embedder(self) -> tuple[Embedder, JsonObject]:
         """The model with the settings of the index, and all that its vectors depend on."""
         names = ("pooling", "normalize", "max_length")
         fingerprint = self.manifest.fingerprint
-        settings: dict[str, Any] = {name: fingerprint.get(name) for name in names}
+        settings: JsonObject = {name: fingerprint.get(name) for name in names}
         embedder = Embedder(self._model or self.stored_model, device=self._device, **settings)
         return embedder, embedder.fingerprint
 
@@ -395,7 +395,7 @@ class Index(Documents, Reopened):
         self,
         texts: Sequence[str],
         ids: Sequence[str] | None,
-        fields: Sequence[dict[str, Any]],
+        fields: Sequence[JsonObject],
         sources: Sources | None = None,
         vectors: Vectors | None = None,
     ) -> int:

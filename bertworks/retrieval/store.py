@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from bertworks.checkpoints.storage import read_json, read_tensors, write_tensors
 from bertworks.config import Positive, Settings, build
 from bertworks.errors import BertworksError, UsageError, expect, optional_import, quoted, require
+from bertworks.events import JsonObject
 from bertworks.io.arrays import CheckedArray, CheckedFile, file_sums, verify_files
 from bertworks.io.atomic_write import (
     folder_lock,
@@ -62,7 +63,7 @@ class Manifest(Settings):
     """
 
     model: str
-    fingerprint: dict[str, Any]
+    fingerprint: JsonObject
     dimension: Positive
     segments: dict[str, str] = field(default_factory=dict)
     sources: Sources = field(default_factory=dict)
@@ -159,7 +160,7 @@ def create_index(folder: Path, manifest: Manifest) -> None:
         write_manifest(folder, replace(manifest, **refuse_documents(folder)))
 
 
-def refuse_documents(folder: Path) -> dict[str, Any]:
+def refuse_documents(folder: Path) -> JsonObject:
     """Return the numbers that a new index begins with.
 
     An index without documents may be made again, and its numbers are never used again.
@@ -197,7 +198,7 @@ class Segment(NamedTuple):
     offsets: CheckedArray  # int64 [n+1]; row r is lines[offsets[r]:offsets[r+1]]
     lines: CheckedArray  # JSON lines with `id`, `text` and `fields`
 
-    def row(self, number: int) -> dict[str, Any]:
+    def row(self, number: int) -> JsonObject:
         """Return the row with this number."""
         line = self.lines[self.offsets[number] : self.offsets[number + 1]].tobytes()
         try:
@@ -223,7 +224,7 @@ def _read_segment(folder: Path, name: str, manifest: Manifest) -> Segment:
     start = 8 + int.from_bytes(file.content[:8].tobytes(), "little")
     file.check(0, start)
     header = json.loads(file.content[8:start].tobytes())
-    arrays: dict[str, Any] = {
+    arrays: JsonObject = {
         name: CheckedArray(file, tensor.numpy(), start + header[name]["data_offsets"][0])
         for name, tensor in tensors.items()
     }

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from bertworks.batching.batch import Batch, Example, ExampleGroup
 from bertworks.checkpoints.model_folder import Model
+from bertworks.events import JsonObject
 from bertworks.inference.embedder import Vectors, normalized
 from bertworks.inference.engine import compute_each, compute_vectors, prepared_encoder
 from bertworks.io.inputs import chunk_by_size
@@ -500,7 +501,7 @@ def compare_baselines(
     place: str = "on dev",
     too_few: str = "",
     advice: Sequence[str] = (),
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the scores of the fine-tuned model and of the baselines on the same rows.
 
     Args:
@@ -522,7 +523,7 @@ def compare_baselines(
         `TaskConfig.positive_label`.
     """
     model_answers, trivial_answers = list(answers.values())[:2]
-    methods: list[dict[str, Any]] = []
+    methods: list[JsonObject] = []
     for name, method_answers in answers.items():
         if method == "frozen" and name.startswith(FROZEN):
             continue

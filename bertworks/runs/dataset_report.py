@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from bertworks.config import packaged_table
 from bertworks.datasets.schema import Item
 from bertworks.datasets.values import similar_labels
 from bertworks.errors import names_of, some_names
+from bertworks.events import JsonObject
 from bertworks.io.inputs import IssueCounter, chunk_by_size
 from bertworks.io.options import ReadOptions
 from bertworks.io.tables import Data
@@ -166,7 +166,7 @@ class DatasetReport:
         """
         return "the evaluated rows" if self.is_validated else "dev"
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """Return the report as values for JSON."""
         return asdict(self)
 
@@ -373,7 +373,7 @@ def _length(features: Features, task: Task, tokenizer: Tokenizer) -> int:
     )
 
 
-def _copies(data: LabelledData, lowercase: bool) -> dict[str, Any]:
+def _copies(data: LabelledData, lowercase: bool) -> JsonObject:
     """Return the copies and near-copies within train, and the rows of dev that have one in train.
 
     Also the rows with the text of an earlier one and another label. Rows with the same text as an
@@ -408,7 +408,7 @@ def _row_names(item: Item, relation: str, other: Item) -> str:
     return relation.join(row.where.rpartition("/")[2] for row in (item, other))
 
 
-def _vocabulary(features: Sequence[Features], tokenizer: Tokenizer) -> dict[str, Any]:
+def _vocabulary(features: Sequence[Features], tokenizer: Tokenizer) -> JsonObject:
     """Return figures of the tokens of a sample.
 
     They are the fraction of [UNK] among the tokens, the most frequent words that cause them, and

@@ -35,7 +35,7 @@ from bertworks.checkpoints.resolve import TASKS as TASKS_FOLDER
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import add_overrides, dump_recipe, option_of, parse_overrides
 from bertworks.errors import UsageError, expect, names_of, quoted
-from bertworks.events import Event, duration, forward_events, show_progress
+from bertworks.events import Event, JsonObject, duration, forward_events, show_progress
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import (
     is_sealed,
@@ -101,7 +101,7 @@ _SETTINGS = {"learning_rate": "optimizer.learning_rate"} | {
 }
 Baselines = dict[Hashable, Answers]  # by fold and task
 # the last message, its fields, the recipe that was used
-End = tuple[str, dict[str, Any], FinetuneRecipe]
+End = tuple[str, JsonObject, FinetuneRecipe]
 FINISHED = "finished.json"  # the last event; a folder with it is finished
 # a folder of a run, until it is finished; what its sealed files hold
 FOLDS = "folds"
@@ -165,7 +165,7 @@ def finetune_events(
 
 def finetuning(
     output: str | Path,
-    content: dict[str, Any],
+    content: JsonObject,
     inputs: Iterable[str],
     device: str,
     overwrite: bool,
@@ -465,7 +465,7 @@ def evaluate_on_dev(
     methods: Sequence[Method] = ("full",),
     baselines: Baselines | None = None,
     compares: bool = True,
-) -> tuple[dict[str, Any], str]:
+) -> tuple[JsonObject, str]:
     """Evaluate the model in the folder on dev, and return the result and the last message.
 
     The result is that of result.json. The threshold is stored in the model, and its output layer is
@@ -498,7 +498,7 @@ def evaluate_on_dev(
             job.train, job.dev, job.description, encoder, parts=parts
         )
     place = "in cross-validation" if job.data.is_validated else "on dev"
-    comparison: dict[str, Any] = {}
+    comparison: JsonObject = {}
     simple_answers = baselines.get(task)
     if simple_answers:
         method_answers: dict[str, Sequence[Answer | None]] = {
@@ -704,7 +704,7 @@ def make_finetune_request(data: Data, **options: Any) -> FinetuneRequest:
     addresses = {"model": request.model, "teacher": request.teacher}
     if recipe.endswith(".toml"):
         addresses["recipe"] = recipe
-    local: dict[str, Any] = {"recipe": recipe}
+    local: JsonObject = {"recipe": recipe}
     urls = {}
     for name, address in addresses.items():
         if address:

@@ -45,6 +45,7 @@ from bertworks.checkpoints.task_config import (
     task_settings,
 )
 from bertworks.errors import UsageError, expect, first_names, require
+from bertworks.events import JsonObject
 from bertworks.inference.engine import LazyModel, compute_each, compute_logits_and_loss
 from bertworks.inference.predictor import task_network
 from bertworks.io.atomic_write import sha256
@@ -133,9 +134,9 @@ class FinetuneRequest(FinetuneOptions, DataRequest):
         """The rows of the request, and how they are divided."""
         return DataRequest(**{each.name: getattr(self, each.name) for each in fields(DataRequest)})
 
-    def content(self) -> dict[str, Any]:
+    def content(self) -> JsonObject:
         """Return the request as JSON, with hashes of the files that it names."""
-        content: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
+        content: JsonObject = json.loads(json.dumps(asdict(self), default=str))
         content |= content.pop("urls") | self.rows.checksums()
         if self.recipe.endswith(".toml") and Path(self.recipe).is_file():
             content["recipe_sha256"] = sha256(self.recipe)
@@ -516,7 +517,7 @@ class FinetuneJob(Job):
         units = [*self.groups, *self.clozes, *self.dev_units]
         self.vocab_subset = VocabSubset(units, c.vocab_size, whole=recipe.lm_weight > 0)
         names = [name for name in DROPOUTS if recipe.dropout >= 0 and getattr(c, name) is not None]
-        rates: dict[str, Any] = dict.fromkeys(names, recipe.dropout)
+        rates: JsonObject = dict.fromkeys(names, recipe.dropout)
         self.config = replace(c, vocab_size=len(self.vocab_subset.ids), **rates)
 
     @property

@@ -21,7 +21,7 @@ from bertworks.batching.batch import Batch, BatchTarget, StepBatches, joint_size
 from bertworks.checkpoints.resolve import TASKS
 from bertworks.config import option_of
 from bertworks.errors import BertworksError, UsageError, expect
-from bertworks.events import Event, duration, forward_events
+from bertworks.events import Event, JsonObject, duration, forward_events
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import write_text
 from bertworks.io.tables import Data
@@ -79,7 +79,7 @@ class JointRequest:
         """The paths of the data of all tasks."""
         return tuple(path for request in self.tasks.values() for path in request.paths)
 
-    def content(self) -> dict[str, Any]:
+    def content(self) -> JsonObject:
         """Return the request as it is stored in the run folder."""
         return {
             "joint": {name: request.content() for name, request in self.tasks.items()},

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bertworks.errors import expect, printable, quoted, require
-from bertworks.events import Event
+from bertworks.events import Event, JsonObject
 from bertworks.io.atomic_write import refuse_file, refuse_nested, replacing_folder
 from bertworks.io.file_job import FileJob, Portion, unpacked_values
 from bertworks.io.inputs import as_path, chunk_by_size
@@ -46,7 +46,7 @@ from bertworks.text.word_counts import BATCH, AccentCounts, Sample
 Result = TypeVar("Result")
 # The `maker` of a `FileJob` returns what the portions depend on, and the work for one group of
 # files. The last value of a portion is the report of the reader.
-Maker = tuple[dict[str, Any], Callable[[Group], Portion]]
+Maker = tuple[JsonObject, Callable[[Group], Portion]]
 # of a model folder
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 PATIENCE = 2.0  # seconds for the work to end after the caller has stopped
@@ -176,7 +176,7 @@ def _job(
     )
 
 
-def count_maker(_: str, source: dict[str, Any], config: dict[str, Any]) -> Maker:
+def count_maker(_: str, source: JsonObject, config: JsonObject) -> Maker:
     """Return the `maker` of word counts, see `FileJob`.
 
     It makes `AccentCounts` of some millions of characters each, and the sample.
@@ -192,7 +192,7 @@ def count_maker(_: str, source: dict[str, Any], config: dict[str, Any]) -> Maker
     return _maker(source, blocks)
 
 
-def shard_maker(folder: str, source: dict[str, Any], tokenizer: str, part_characters: int) -> Maker:
+def shard_maker(folder: str, source: JsonObject, tokenizer: str, part_characters: int) -> Maker:
     """Return the `maker` of shards, see `FileJob`: the parts of a group.
 
     folder: of the portions, with the tokenizer.
@@ -213,7 +213,7 @@ def shard_maker(folder: str, source: dict[str, Any], tokenizer: str, part_charac
     return _maker(source, blocks)
 
 
-def _maker(source: dict[str, Any], values: Callable[[Iterator[str]], Iterator[bytes]]) -> Maker:
+def _maker(source: JsonObject, values: Callable[[Iterator[str]], Iterator[bytes]]) -> Maker:
     """Return the `maker` of portions that hold the values of the texts of a group."""
     reader = CorpusReader(**source)
 

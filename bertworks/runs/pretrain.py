@@ -31,7 +31,7 @@ from bertworks.checkpoints.model_folder import load_model, named_weights_sha256
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.config import add_overrides, dump_recipe, override, parse_overrides
 from bertworks.errors import BertworksError, UsageError, expect, names_of, quoted, require
-from bertworks.events import Event, duration, forward_events, no_notes
+from bertworks.events import Event, JsonObject, duration, forward_events, no_notes
 from bertworks.io.atomic_write import local_path, refuse_nested, sha256, write_text
 from bertworks.io.inputs import as_path
 from bertworks.io.options import Documents, RawText
@@ -125,10 +125,10 @@ class Request(PretrainOptions, RawText):
             recipe, shards, self.init, new_words=words, texts=texts, teacher=self.teacher
         )
 
-    def content(self) -> dict[str, Any]:
+    def content(self) -> JsonObject:
         """Return the request as JSON, with the hashes of its files."""
         text = json.dumps(asdict(self), default=lambda rows: f"rows {sha256(Path(rows))}")
-        content: dict[str, Any] = json.loads(text)
+        content: JsonObject = json.loads(text)
         if (
             self.recipe
             and self.recipe.endswith(".toml")
@@ -252,7 +252,7 @@ def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request
             "languages are for files and folders of text",
             hint="write the text into a file",
         )
-    paths: dict[str, Any] = {
+    paths: JsonObject = {
         name: absolute(value)
         for name, value in models.items()
         if name == "tokenizer" or not is_model_name(value)
@@ -333,7 +333,7 @@ class Estimate:
     tokens_per_second: float | None
     advice: str | None = None  # where the time is too short to learn anything
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """Return the estimate as values for JSON."""
         return asdict(self)
 

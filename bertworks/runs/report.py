@@ -18,7 +18,7 @@ from bertworks.checkpoints.resolve import is_model_name
 from bertworks.checkpoints.storage import read_json
 from bertworks.checkpoints.task_config import is_own_network
 from bertworks.config import dump_recipe
-from bertworks.events import duration
+from bertworks.events import JsonObject, duration
 from bertworks.io.atomic_write import write_text
 from bertworks.io.file_job import write_rows
 from bertworks.models.config import BERT, EncoderConfig
@@ -42,7 +42,7 @@ from bertworks.tasks.task import NOTHING, Mistake
 from bertworks.training.objectives import OBJECTIVES, PERPLEXITY
 from bertworks.training.recipe import FinetuneRecipe
 
-Rows = list[dict[str, Any]]
+Rows = list[JsonObject]
 Result = Mapping[str, Any]  # of an evaluation, as in result.json
 # title, name of the figure, format, whether the axis begins at zero
 Chart = tuple[str, str, Show, bool]
@@ -305,8 +305,8 @@ def _read_rows(folder: Path) -> tuple[Rows, Rows]:
     Evaluations are their figures with the step among them. A run that was resumed may repeat steps:
     the last line counts.
     """
-    steps: dict[int, dict[str, Any]] = {}
-    evaluations: dict[int, dict[str, Any]] = {}
+    steps: dict[int, JsonObject] = {}
+    evaluations: dict[int, JsonObject] = {}
     for _, step, figures, is_evaluation in read_metrics(folder / "metrics.jsonl"):
         (evaluations if is_evaluation else steps)[step] = figures | {"step": step}
     return [steps[step] for step in sorted(steps)], [

@@ -36,6 +36,7 @@ import bertworks
 from bertworks.checkpoints.resolve import TASKS
 from bertworks.checkpoints.storage import RECORD_FILE
 from bertworks.errors import BertworksError, UsageError, expect, explain_os_errors, require
+from bertworks.events import JsonObject
 from bertworks.io.atomic_write import folder_lock, url_of, write_json, write_text
 from bertworks.io.inputs import as_path
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
@@ -109,7 +110,7 @@ def check_same_request(output: Path, now: Mapping[str, Any], overwrite: bool = F
     return False
 
 
-def stored_request(output: Path) -> dict[str, Any] | None:
+def stored_request(output: Path) -> JsonObject | None:
     """Return the request of the run in a folder, or None if the folder holds no run.
 
     Raises:
@@ -277,7 +278,7 @@ def read_plans(folder: Path) -> list[Plan]:
         ) from None
 
 
-def finite(figures: Mapping[str, Any]) -> dict[str, Any]:
+def finite(figures: Mapping[str, Any]) -> JsonObject:
     """Return the figures with None for numbers that are not finite: JSON has none."""
     return {
         k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()

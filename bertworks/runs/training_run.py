@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from bertworks.batching.batch import Prefetched, StepBatches
 from bertworks.checkpoints.training_state import Checkpoint, latest_checkpoint, save_checkpoint
 from bertworks.errors import BertworksError, expect
-from bertworks.events import Event, duration
+from bertworks.events import Event, JsonObject, duration
 from bertworks.io.atomic_write import fsync, remove_leftovers
 from bertworks.models.layers import meta_device_init
 from bertworks.runs.run_folder import (
@@ -100,7 +100,7 @@ class Progress(NamedTuple):
 
     cost: float
     flops_per_token: float
-    fields: dict[str, Any]
+    fields: JsonObject
 
 
 class Job(Protocol):
@@ -132,7 +132,7 @@ class Job(Protocol):
             note: is called with notes for the user.
         """
 
-    def baseline(self) -> tuple[str, dict[str, Any]] | None:
+    def baseline(self) -> tuple[str, JsonObject] | None:
         """Return the figures of a trivial prediction, with a note; None if there is none."""
         return None
 
@@ -206,7 +206,7 @@ class TrainingRun:
         memory = MEMORY * self.schedule.seconds if self.schedule else RECENT_SECONDS
         # A plan expects the speed that was measured.
         self._pace = Pace(memory, (memory, memory) if self.schedule else (0.0, 0.0))
-        self.facts: dict[str, Any] = {
+        self.facts: JsonObject = {
             "recipe_sha256": hashlib.sha256((folder / "recipe.toml").read_bytes()).hexdigest(),
             "tokens": 0,
             "seconds": 0.0,  # of training alone

@@ -17,7 +17,7 @@ import numpy as np
 from bertworks.checkpoints.storage import read_json, record_files
 from bertworks.config import parse_overrides
 from bertworks.errors import UsageError, expect, names_of
-from bertworks.events import Event, forward_events
+from bertworks.events import Event, JsonObject, forward_events
 from bertworks.io.atomic_write import local_path, refuse_nested, replacing, write_json, write_text
 from bertworks.metrics.intervals import Array, Interval, interval_of_mean
 from bertworks.runs.data_splits import LabelledData
@@ -156,7 +156,7 @@ def _run_trials(
 
     before_writing: is called when a request has been checked, before its first file is written.
     """
-    done = list[dict[str, Any]]()
+    done = list[JsonObject]()
     samples = list[Array]()
     baselines = Baselines()
     for number, trial in enumerate(trials, 1):
@@ -209,7 +209,7 @@ def _run_trials(
     )
 
 
-def summary(done: Sequence[dict[str, Any]], samples: Sequence[Array]) -> list[dict[str, Any]]:
+def summary(done: Sequence[JsonObject], samples: Sequence[Array]) -> list[JsonObject]:
     """Return the scores of each setting over seeds and folds.
 
     They are mean, deviation and 95 % interval (`interval_of_trials`).
@@ -250,7 +250,7 @@ def interval_of_trials(trials: Sequence[Mapping[str, Any]], samples: Sequence[Ar
     return bounded(interval_of_mean(means, samples), fmean(means), rows, trials[0]["metric"])
 
 
-def table(metric: str, settings: Sequence[dict[str, Any]], positive: str | None = None) -> str:
+def table(metric: str, settings: Sequence[JsonObject], positive: str | None = None) -> str:
     """Return the summary in words. positive: of two classes the one whose F1 is reported."""
     lines = []
     for row in sorted(settings, key=lambda row: -row["mean"]):

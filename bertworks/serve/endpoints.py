@@ -36,6 +36,7 @@ from bertworks.batching.batch import ExampleGroup
 from bertworks.checkpoints.model_folder import weights_sha256
 from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError, UsageError
+from bertworks.events import JsonObject
 from bertworks.inference.embedder import Embedder, normalized
 from bertworks.inference.engine import LazyModel
 from bertworks.inference.explain import explain
@@ -235,7 +236,7 @@ class PretrainedEndpoints:
         self._name = model.name
         self.endpoints = dict[str, Endpoint]()
         self._limits = limits
-        self.info: dict[str, Any] = {
+        self.info: JsonObject = {
             "task": "embedding",
             "prompts": {},
             "model_type": {"embedding": {"pooling": None}},
@@ -365,7 +366,7 @@ class PretrainedEndpoints:
         )
         vectors = normalized(raw[:, : request["dimensions"]]).astype("<f4")
 
-        def item(number: int) -> dict[str, Any]:
+        def item(number: int) -> JsonObject:
             vector = vectors[number]
             value = base64.b64encode(vector).decode() if is_base64 else vector
             return {"object": "embedding", "index": number, "embedding": value}
@@ -488,7 +489,7 @@ class FinetunedEndpoints:
             "id2label": {str(n): name for n, name in enumerate(names)},
             "label2id": {name: n for n, name in enumerate(names)},
         }
-        self.info: dict[str, Any] = {
+        self.info: JsonObject = {
             "model_dtype": DTYPES[self._predictor.precision],
             "model_type": {"reranker" if self.reranker is not None else "classifier": label_names},
             "max_input_length": c.max_length,
@@ -601,7 +602,7 @@ class FinetunedEndpoints:
         function = request.get("function_to_apply") or ("none" if request["raw_scores"] else None)
         top_k = request.get("top_k")
 
-        def decode(features: Features, logits: Rows) -> list[dict[str, Any]]:
+        def decode(features: Features, logits: Rows) -> list[JsonObject]:
             """Return the labels of an item with their scores, the best first."""
             answer = self._task.decode(features, logits)
             if self._task.predicts_numbers:
@@ -705,7 +706,7 @@ class FinetunedEndpoints:
                 + 2
             )
 
-        def decode(features: Features, logits: Rows) -> list[dict[str, Any]]:
+        def decode(features: Features, logits: Rows) -> list[JsonObject]:
             """Return the entities of a text, or its words with their tags."""
             answer = self._task.decode(features, logits)
             text = features.item.texts[0]
@@ -980,7 +981,7 @@ class Abilities:
         added = request["add_special_tokens"]
         prefix, suffix = (t.template.prefix, t.template.suffix) if added else ((), ())
 
-        def item(number: int, start: int | None = None, stop: int | None = None) -> dict[str, Any]:
+        def item(number: int, start: int | None = None, stop: int | None = None) -> JsonObject:
             return {
                 "id": number,
                 "text": t.tokens[number],
@@ -989,7 +990,7 @@ class Abilities:
                 "stop": stop,
             }
 
-        def tokens(ids: Ids, offsets: Ids, start: int) -> list[dict[str, Any]]:
+        def tokens(ids: Ids, offsets: Ids, start: int) -> list[JsonObject]:
             part = slice(start, start + PART_TOKENS)
             places = zip(ids[part].tolist(), offsets[part].tolist(), strict=True)
             inner = [item(number, *ends) for number, ends in places]

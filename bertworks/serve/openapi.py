@@ -22,6 +22,7 @@ from msgspec import Meta
 
 import bertworks
 from bertworks.config import packaged_table
+from bertworks.events import JsonObject
 from bertworks.reports.svg import render
 from bertworks.serve.batching import Limits, RequestError, grant
 from bertworks.tasks.registry import TASKS
@@ -132,7 +133,7 @@ def invoked_ability(request: Any, info: Info) -> str:
     return "fill" if has_masks else "embed"
 
 
-def read(value: Any, types: Sequence[Type]) -> dict[str, Any]:
+def read(value: Any, types: Sequence[Type]) -> JsonObject:
     """Return the fields of a request, with defaults.
 
     Args:
@@ -197,12 +198,12 @@ def _best_fitting(errors: Sequence[str], types: Sequence[Type]) -> str:
     return max(errors, key=fitness)
 
 
-def _fields(request: msgspec.Struct) -> dict[str, Any]:
+def _fields(request: msgspec.Struct) -> JsonObject:
     """Return the fields of a request.
 
     The settings in `parameters` count as fields, and take precedence.
     """
-    fields: dict[str, Any] = msgspec.to_builtins(request)
+    fields: JsonObject = msgspec.to_builtins(request)
     if settings := fields.get("parameters"):
         fields["parameters"] = {
             name: value for name, value in settings.items() if value is not None
@@ -405,11 +406,11 @@ def paths_of(name: str) -> Sequence[str]:
     return paths
 
 
-def document(info: Info, requests: Mapping[str, list[Type]], *, token: bool) -> dict[str, Any]:
+def document(info: Info, requests: Mapping[str, list[Type]], *, token: bool) -> JsonObject:
     """Return the OpenAPI document of a server with this model."""
-    schemas: dict[str, Any] = {}
+    schemas: JsonObject = {}
 
-    def content(description: str, *alternatives: Mapping[str, Any]) -> dict[str, Any]:
+    def content(description: str, *alternatives: Mapping[str, Any]) -> JsonObject:
         schema = {"anyOf": alternatives} if len(alternatives) > 1 else alternatives[0]
         return {"description": description, "content": {"application/json": {"schema": schema}}}
 
@@ -418,7 +419,7 @@ def document(info: Info, requests: Mapping[str, list[Type]], *, token: bool) -> 
         summary: str,
         answers: Sequence[Mapping[str, Any]],
         request: Sequence[Type] = (),
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         is_openai = path.startswith("/v1/")
         error = {"$ref": _REFERENCE.format(name="OpenAIError" if is_openai else "Error")}
         refusals = dict(_REFUSALS["all"])
@@ -427,7 +428,7 @@ def document(info: Info, requests: Mapping[str, list[Type]], *, token: bool) -> 
         responses = {"200": content("an answer", *answers)}
         responses |= {code: content(text, error) for code, text in refusals.items()}
         name = re.sub(r"[{}]", "", path).strip("/").replace("/", "_") or "root"
-        fields: dict[str, Any] = {"summary": summary, "operationId": name, "responses": responses}
+        fields: JsonObject = {"summary": summary, "operationId": name, "responses": responses}
         if path.endswith("{model}"):
             # Not an enumeration of the one name: another name is not an invalid request, but not
             # there.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bertworks.errors import UsageError, explain_os_errors, optional_import
-from bertworks.events import Event
+from bertworks.events import Event, JsonObject
 from bertworks.runs.run_folder import signal_handler
 from bertworks.training.device import limit_kernel_caches, use_one_heap
 
@@ -24,7 +24,7 @@ NEW_TOKEN = (
 )
 # Of uvicorn. An idle connection is closed after 75 seconds: longer than in proxies (60), which else
 # may use one that is being closed. After SIGTERM there are 8 seconds to answer accepted requests.
-_SETTINGS: dict[str, Any] = {
+_SETTINGS: JsonObject = {
     "ws": "none",
     "lifespan": "off",
     "loop": "auto",

@@ -16,6 +16,7 @@ import numpy as np
 from bertworks.batching.batch import keyed_rng
 from bertworks.datasets.schema import Item
 from bertworks.errors import require, some_names
+from bertworks.events import JsonObject
 from bertworks.metrics import intervals
 from bertworks.metrics.classification import paired
 from bertworks.tasks.registry import TASKS, task_of
@@ -183,7 +184,7 @@ def format_score(
 
 def task_results(
     d: TaskConfig, encoded: Rows, answers: Sequence[Answer]
-) -> tuple[dict[str, Any], list[Mistake]]:
+) -> tuple[JsonObject, list[Mistake]]:
     """Return the results of an evaluation, and all mistakes.
 
     The results are metrics and their intervals, `table`s of parts, the number of mistakes and their
@@ -293,7 +294,7 @@ def points(items: Sequence[Item], answers: Sequence[Answer]) -> list[tuple[float
 
 def fit_outputs(
     d: TaskConfig, rows: Rows, logits: Sequence[Logits]
-) -> tuple[TaskConfig, list[Answer], dict[str, Any]]:
+) -> tuple[TaskConfig, list[Answer], JsonObject]:
     """Return the task with the threshold and the temperature that fit labelled rows.
 
     With it come predictions for these rows, with a threshold that fits the other half of the rows,
@@ -325,7 +326,7 @@ def fit_outputs(
     if not enough:
         return fitted, answers, {}
     x, gold, row_of = task.gold_logits(rows, logits)
-    reliability: dict[str, Any] = {"temperature": fitted.temperature, "rows": len(rows)}
+    reliability: JsonObject = {"temperature": fitted.temperature, "rows": len(rows)}
     for name, divisor in (("before", np.ones(len(x))), ("after", temperatures[row_of])):
         sides = intervals.confidences(x, gold, divisor)
         error, interval = intervals.expected_calibration_error(

@@ -30,7 +30,7 @@ from bertworks.batching.batch import (
 from bertworks.config import packaged_table
 from bertworks.datasets.schema import Item, Names, RowTask, Schema
 from bertworks.errors import BertworksError, expect, printable
-from bertworks.events import Event
+from bertworks.events import Event, JsonObject
 from bertworks.io.inputs import chunk_by_size
 from bertworks.metrics import intervals
 from bertworks.metrics.classification import Span, count_spans, figures_by_type
@@ -49,7 +49,7 @@ from bertworks.text.shards import flat_arrays
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.recipe import FinetuneRecipe
 
-Answer = dict[str, Any]
+Answer = JsonObject
 Logits = NDArray[np.float32]
 Targets = NDArray[Any]  # what is learned from a sequence or an item
 Value = Callable[[Tensor], Tensor]  # [copies, M, outputs] -> [copies]

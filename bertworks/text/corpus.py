@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertworks.errors import UsageError, expect, explain_os_errors, quoted, require
+from bertworks.events import JsonObject
 from bertworks.io import inputs, tables
 from bertworks.io.atomic_write import sha256
 from bertworks.io.inputs import (
@@ -107,7 +108,7 @@ class CorpusReport(inputs.Repairs):
             lines.append(f"hard-wrapped lines joined in {self.wrapped_documents:,} documents")
         return "\n".join(lines + self.issues())
 
-    def add(self, report: dict[str, Any]) -> None:
+    def add(self, report: JsonObject) -> None:
         """Add the report of files that come later, as a dict."""
         for issue, counter in report.pop("counts").items():
             self.counts[issue].add_all(IssueCounter(**counter))
@@ -435,7 +436,7 @@ class CorpusReader:
         documents: Documents = "auto",
         encoding: str | None = None,
     ):
-        self.options: dict[str, Any] = {
+        self.options: JsonObject = {
             "text_column": text_column,
             "documents": documents,
             "encoding": encoding,
@@ -518,7 +519,7 @@ class CorpusReader:
             yield from chunk_by_size(self.texts(group, report), part_characters, len)
         self.finish(report)
 
-    def source(self) -> dict[str, Any]:
+    def source(self) -> JsonObject:
         """Return the arguments of which another process makes the same reader.
 
         Raises:
@@ -533,7 +534,7 @@ class CorpusReader:
                 )
         return {"inputs": list(map(str, self.inputs)), **self.options}
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JsonObject:
         """Return what identifies the corpus without reading it.
 
         It is the number of `files` and of their `bytes`, and `files_sha256` of their paths, sizes

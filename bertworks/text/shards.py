@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 
 from bertworks.config import NotNegative, Settings, build
 from bertworks.errors import BertworksError, UsageError, check, quoted, require, some_names
+from bertworks.events import JsonObject
 from bertworks.io.arrays import CheckedArray, CheckedFile, file_sums, open_npy, verify_files
 from bertworks.io.atomic_write import (
     folder_lock,
@@ -111,8 +112,8 @@ class Manifest(Settings):
     tokenizer_sha256: str
     unknown_words: dict[str, int]  # the most frequent in a sample of sentences with [UNK]
     files: dict[str, str]  # sha256 by path inside the folder
-    corpus: dict[str, Any]  # the report of the reader
-    settings: dict[str, Any]  # of the command; another command is refused
+    corpus: JsonObject  # the report of the reader
+    settings: JsonObject  # of the command; another command is refused
     crc32: dict[str, str]  # of the blocks of each file (`file_sums`)
 
     @classmethod
@@ -256,7 +257,7 @@ def holds_shards(folder: str | PathLike[str]) -> bool:
     )
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> JsonObject:
     """Return a JSON object; empty if there is no such file or if it holds something else."""
     with suppress(BertworksError, ValueError, TypeError, RecursionError):
         return dict(json.loads(read_small(path, _MAX_MANIFEST)))
@@ -343,7 +344,7 @@ def _join(
     folder: Path,
     parts: Iterable[Any],
     tokenizer: Tokenizer,
-    settings: dict[str, Any],
+    settings: JsonObject,
     reader: CorpusReader,
 ) -> Manifest:
     """Join the parts into the data files.
@@ -382,7 +383,7 @@ def _join(
 
 
 def _refuse_other(
-    existing: dict[str, Any], settings: dict[str, Any], reader: CorpusReader, folder: Path
+    existing: JsonObject, settings: JsonObject, reader: CorpusReader, folder: Path
 ) -> None:
     """Refuse a folder of other settings.
 
@@ -457,7 +458,7 @@ class WordCache:
 
         It is so for this tokenizer.json, or not.
         """
-        description: dict[str, Any] = json.loads(serialized)
+        description: JsonObject = json.loads(serialized)
         types = [(description[part] or {}).get("type") for part in ("pre_tokenizer", "model")]
         normalizers = [step["type"] for step in steps_of(description["normalizer"])]
         plain = all(token["special"] for token in description["added_tokens"])
@@ -568,7 +569,7 @@ class PartWriter:
         """Return a hash of what the ids depend on: the tokenizer and the documents."""
         return json_sha256({"tokenizer": self.tokenizer.sha256, "documents": documents})
 
-    def encode(self, documents: list[str]) -> dict[str, Any]:
+    def encode(self, documents: list[str]) -> JsonObject:
         """Split and encode the text of a part."""
         split = list(map(split_sentences, documents))
         sentences = list(chain.from_iterable(split))
@@ -616,7 +617,7 @@ def part_path(folder: Path, number: int) -> Path:
     return folder / f"{number // 1000:04d}" / f"{number % 1000:03d}.part"
 
 
-def join_parts(parts: Iterable[Any], folder: Path) -> dict[str, Any]:
+def join_parts(parts: Iterable[Any], folder: Path) -> JsonObject:
     """Write the data files into `folder`, each atomically.
 
     Returns the counts of a manifest.

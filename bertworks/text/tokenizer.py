@@ -36,6 +36,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from bertworks.errors import BertworksError, UsageError, expect, several
+from bertworks.events import JsonObject
 from bertworks.io.atomic_write import json_sha256, local_path, write_bytes, write_json, write_text
 from bertworks.io.inputs import as_path, chunk_by_size
 from bertworks.text import long_texts
@@ -180,7 +181,7 @@ class Tokenizer:
         # The same without special tokens in the text: a corpus is only text.
         self._literal = tokenizers.Tokenizer.from_str(content)
         self._literal.encode_special_tokens = True
-        self._description: dict[str, Any] = json.loads(content)
+        self._description: JsonObject = json.loads(content)
         self._is_bpe = (
             self._description["model"]["type"] == "BPE"
             and not self._description["model"]["dropout"]
@@ -278,7 +279,7 @@ class Tokenizer:
         return cls._checked(path, arguments | {"model_max_length": model_max_length})
 
     @classmethod
-    def _checked(cls, path: Path, arguments: dict[str, Any]) -> Self:
+    def _checked(cls, path: Path, arguments: JsonObject) -> Self:
         """Return a tokenizer from what a file says.
 
         Errors name the file and, where known, the line.
@@ -318,7 +319,7 @@ class Tokenizer:
         additional_tokens = [
             token for token in special if token not in self.special_tokens.values()
         ]
-        special_tokens_map: dict[str, Any] = dict(self.special_tokens)
+        special_tokens_map: JsonObject = dict(self.special_tokens)
         if additional_tokens:
             special_tokens_map["additional_special_tokens"] = additional_tokens
         steps = steps_of(self._description["normalizer"])

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from bertworks.errors import expect
+from bertworks.events import JsonObject
 from bertworks.io.atomic_write import read_system_file
 from bertworks.io.processes import CpuMonitor, available_cpus
 from bertworks.models.config import EncoderConfig
@@ -284,7 +285,7 @@ def set_threads(threads: int | Literal["auto"] | None) -> None:
     THREADS.set(threads)
 
 
-def fixed_machine(device: str, threads: int | None = None) -> dict[str, Any]:
+def fixed_machine(device: str, threads: int | None = None) -> JsonObject:
     """Fix and return what the last bits of results depend on besides model and data.
 
     It is the processor, torch, and the number of threads, which does not change from now on:
@@ -301,7 +302,7 @@ def fixed_machine(device: str, threads: int | None = None) -> dict[str, Any]:
     return {"device": name, "threads": THREADS.count, "torch": torch.__version__}
 
 
-def shared_machine(device: str, is_shared: bool) -> dict[str, Any]:
+def shared_machine(device: str, is_shared: bool) -> JsonObject:
     """Return what a `FileJob` needs to know of the machine, if processes share it.
 
     That is `machine`, see `fixed_machine`, and `gpus`: the number of GPUs that processes can share,
