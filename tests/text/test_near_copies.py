@@ -193,14 +193,12 @@ def test_minhash_estimates_the_similarity() -> None:
     for _ in range(200):
         text = words(draw, 60)
         edited_text = edited(draw, text, draw.randrange(1, 9))
-        compared_texts = [
-            module._Text(" ".join(some_words), hashes) for some_words in (text, edited_text)
-        ]
-        signatures = module._signatures(compared_texts)
-        grams = [
-            set(module._grams(compared_text.hashes, compared_text.gram).tolist())
-            for compared_text in compared_texts
-        ]
+        (gram, first_hashes), (_, second_hashes) = (
+            module._hashes_of(" ".join(some_words), hashes) for some_words in (text, edited_text)
+        )
+        compared_texts = [first_hashes, second_hashes]
+        signatures = module._signatures(compared_texts, gram)
+        grams = [set(module._grams(compared, gram).tolist()) for compared in compared_texts]
         expected = {tuple(text[n : n + 3]) for n in range(58)}
         assert len(grams[0]) == len(expected)
         similarity = len(grams[0] & grams[1]) / len(grams[0] | grams[1])
