@@ -187,6 +187,8 @@ class RowTask(ABC):
     label_note: what the column of the label holds. `{column}`, `{count}`, `{labels}` and the like
         stand for its values.
     file_kind: the kind of files that hold such rows only; "": there is none.
+    needed_columns: known names of the columns, and needed_lists: the number of columns with lists,
+        without which `schema_of_layout` is None for a file of another kind.
     has_labels: its labels have names. has_classes: each text has one of them. has_many_labels: it
         may have several, each in a column. predicts_numbers: its labels are numbers.
     has_text_labels: its labels are names that are true of a whole text.
@@ -203,6 +205,8 @@ class RowTask(ABC):
     texts_hint = "name others: --text, --task"
     label_note: str
     file_kind = ""
+    needed_columns: Names = ()
+    needed_lists = 0
     has_labels = True
     has_classes = False
     has_many_labels = False
@@ -667,8 +671,11 @@ def study(reader: RowReader, count: int | None) -> dict[str, Column]:
 
 def _by_layout(file: StudiedFile, tasks: Tasks) -> Schema | None:
     """Return the schema, if the layout of the file is enough to tell it."""
+    names = named_columns(file.columns.values()).keys()
+    num_lists = sum(column.is_listed for column in file.columns.values())
     for task in tasks.values():
-        if file.kind in (task.file_kind, "table", "json", "parquet"):
+        may_be = names >= {*task.needed_columns} and num_lists >= task.needed_lists
+        if file.kind == task.file_kind or (may_be and file.kind in ("table", "json", "parquet")):
             schema = task.schema_of_layout(file)
             if schema is not None:
                 return schema

@@ -13,8 +13,9 @@ Portions are made by this process or by any number of processes and machines.
 
 A portion is `NUMBER-FINGERPRINT-COUNT`, sealed with its name. The fingerprint is that of
 `job.json`: everything that the results depend on. A process that makes a portion writes it to a
-temporary file, flushes it and renames it; portions of one name have the same bytes, whoever makes
-them. So each portion is there once and complete, whatever is killed, and an engine only schedules.
+temporary file, flushes it and renames it; portions of one name have the same bytes in all
+processes. So each portion is there once and complete, whatever is killed, and an engine only
+schedules.
 """
 
 import csv

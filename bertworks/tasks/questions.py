@@ -61,6 +61,7 @@ class QuestionsTask(Task):
     expected = 'write answers as [{"text": "1968", "answer_start": 17}]'
     label_note = "answers, and their places in the context"
     file_kind = "squad"
+    needed_columns = _COLUMNS
     metrics = ("f1", "exact")
     fields = ("answer", "start", "end", "score")
     trivial = "no answer"
@@ -85,8 +86,6 @@ class QuestionsTask(Task):
         if file.kind == self.file_kind:
             return Schema(task=self.name, text=_COLUMNS, label=("answers",))
         named = named_columns(file.columns.values())
-        if not named.keys() >= {*_COLUMNS}:
-            return None
         label_names = [file.columns[name].known_name for name in file.label] or _ANSWER_COLUMNS
         answers = first_column(named, label_names)
         if answers is None or answers.answers < MOST * answers.filled:

@@ -77,6 +77,7 @@ class TokenTask(Task):
     pipeline = "token-classification"
     reads_windows = True
     labels_tokens = True
+    needed_lists = 2
     recipe_fields: Names = ("lstm_units", "class_weights", "label_smoothing")
     endpoint = "ner"
     reads = "text"
@@ -246,7 +247,7 @@ class TaggingTask(TokenTask):
         lists = named_columns(column for column in columns.values() if column.is_listed)
         word_names = [columns[name].known_name for name in file.text] or _WORD_COLUMNS
         words = first_column(lists, word_names)
-        if words is None or len(lists) < 2:
+        if words is None:
             return None
         label_names = [columns[name].known_name for name in file.label] or _TAG_COLUMNS
         for tags in [lists[name] for name in label_names if name in lists]:

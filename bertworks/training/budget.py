@@ -409,7 +409,7 @@ def _bytes_for_backward(model: PretrainingModel, precision: Precision, batch: Ba
         losses = MixedPrecision(model, precision)(batch)
     for p in model.parameters():
         sizes.pop(p.untyped_storage().data_ptr(), None)
-    del losses  # they sizes the tensors alive
+    del losses  # they keep the tensors alive
     return sum(sizes.values())
 
 

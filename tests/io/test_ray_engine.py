@@ -61,7 +61,18 @@ def head(monkeypatch: pytest.MonkeyPatch) -> Generator[socket.socket, None, None
 def results(values: list[int]) -> Generator[Any, None, None]:
     inputs = ([value] for value in values)
     name = f"{__name__}:squares"
-    return in_ray(name, [1], inputs, None, ended="{value} ended: {how}", hint="again", tries=3)
+    return in_ray(
+        name,
+        [1],
+        inputs,
+        None,
+        ended="{value} ended: {how}",
+        hint="again",
+        tries=3,
+        address="ray",
+        threads=1,
+        gpus=0,
+    )
 
 
 def test_each_input_has_its_result(head: socket.socket) -> None:
