@@ -50,7 +50,7 @@ ROWS = 2048  # of a portion
 
 
 def maker(seconds: float) -> tuple[dict[str, Any], Callable[[list[str]], tuple[int, list[bytes]]]]:
-    """FileJob that sleep, and say when."""
+    """Return the maker of portions that sleep and record when."""
 
     def make(rows: list[str]) -> tuple[int, list[bytes]]:
         begin = time.time()

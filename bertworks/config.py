@@ -255,7 +255,7 @@ def near_field(kind: Any, path: str) -> str | None:
 
 
 def _set_overrides(kind: Any, table: JsonObject, overrides: Sequence[str]) -> None:
-    """Set fields of a table by words as train.phases.1.num_steps=100.
+    """Set fields of a table by words such as train.phases.1.num_steps=100.
 
     A missing table is added.
     """

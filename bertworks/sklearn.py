@@ -39,7 +39,6 @@ from bertworks.checkpoints.resolve import NETWORK_FILES, split_files
 from bertworks.checkpoints.task_config import TASK_FILE
 from bertworks.datasets.values import canonical_label, label_text
 from bertworks.errors import BertworksError, UsageError, column_names_of, first_names, listed
-from bertworks.events import JsonObject
 from bertworks.inference.embedder import Embedder, Vectors
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import temporary_folder
@@ -540,7 +539,7 @@ def _label_names(classes: NDArray[Any]) -> list[str]:
         InputError: it stands for a missing label, or for another class, too.
     """
     labels: list[str] = []
-    classes_by_label: JsonObject = {}
+    classes_by_label: dict[str, Any] = {}
     for value in classes.tolist():
         name = label_text(value)
         if name is None:

@@ -92,8 +92,8 @@ def exact_answers() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def known_speed() -> Iterator[None]:
-    """Runs do not measure the machine, or not long, which takes longer than what they train
-    here."""
+    """Keep runs from measuring this machine for long: that takes longer than the trainings of the
+    tests."""
     from bertworks.training.budget import measure_steps
 
     with pytest.MonkeyPatch.context() as patch:
@@ -101,16 +101,21 @@ def known_speed() -> Iterator[None]:
         patch.setattr("bertworks.runs.finetune_job.TIMING_SECONDS", 0.0)  # three steps
         patch.setattr(
             "bertworks.runs.pretrain.measure_steps",
-            lambda *requested: measure_steps(*requested[:2], seconds=0.2),
+            lambda recipe, device, _=0.0, make_batches=None: measure_steps(
+                recipe, device, 0.2, make_batches
+            ),
         )
         yield
 
 
 @pytest.fixture(scope="session", autouse=True)
 def seeds_of_this_machine() -> Iterator[None]:
-    """Without an accelerator torch keeps each seed for one that could come, together with the whole
-    stack of calls, which takes longer than the step that it is for."""
-    import torch  # brought by the fixtures above
+    """Queue no seeds for an accelerator that this machine lacks.
+
+    torch keeps each one with its stack of calls, which takes longer than a training step of the
+    tests.
+    """
+    import torch  # imported by the fixtures above already
 
     with pytest.MonkeyPatch.context() as patch:
         if not torch.accelerator.is_available():

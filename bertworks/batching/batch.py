@@ -116,13 +116,11 @@ def shuffled_index(i: int, n: int, seed: int, epoch: int) -> int:
             return i
 
 
-def sampled(rows: Sequence[_Row], count: int) -> Sequence[_Row]:
-    """Return this number of rows, the same every time.
-
-    A sample is part of every larger one.
+def sample_rows(rows: Sequence[_Row], count: int) -> Sequence[_Row]:
+    """Return a fixed sample of rows, which is a part of every larger sample.
 
     Args:
-        count: 0, or as many as there are: all rows in their order.
+        count: the size of the sample; 0, or at least the number of rows: all rows in their order.
     """
     if not 0 < count < len(rows):
         return rows

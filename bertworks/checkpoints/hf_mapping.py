@@ -164,7 +164,7 @@ def _read_family(name: str) -> Family:
     tables: JsonObject = {"extends": name}
     while "extends" in tables:
         tables = packaged_table(__file__, f"families/{tables.pop('extends')}.toml") | tables
-    values: JsonObject = {
+    values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in tables.items()
     }
     values["default"] = EncoderConfig(**tables["default"], family=name)
@@ -445,12 +445,13 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
         f"{config.family} have a projection between them, which the network then lacks",
         hint=f"--set encoder.embedding_size={config.hidden_size // 2 or 1}",
     )
-    flags = [
-        meanings.values()
+    directions = [
+        direction
         for key, meanings in family.flags.items()
         if family.settings[key] == "direction"
+        for direction in meanings.values()
     ]
-    if flags and not any(config.direction in meanings for meanings in flags):
+    if directions and config.direction not in directions:
         reading = config.direction.replace("_", " ")
         raise BertworksError(
             f"files of {config.family} cannot hold a network that reads from {reading}"
@@ -642,7 +643,7 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: object = None
         where,
         _CORRECT,
     )
-    values: JsonObject = dict(vars(family.default_of(bool(family.decoder) and decoder)))
+    values = dict(vars(family.default_of(bool(family.decoder) and decoder)))
     for key, name in family.settings.items():
         if key in settings:
             values[name] = _value(settings[key], key, name, family, where)

@@ -501,13 +501,15 @@ def initial_model(
         layers: the number of layers that the model keeps; None: all.
 
     Raises:
-        UsageError: the model has fewer layers.
+        UsageError: `layers` is below 1, or the model has fewer layers.
         BertworksError: see `locate_model` and `ModelFolder.load`.
     """
     tasks = joint_tasks(name)
-    folder = ModelFolder(
-        tasks.get(task) or next(iter(tasks.values())) if tasks else locate_model(name)
-    )
+    if tasks:
+        path = tasks.get(task) or next(iter(tasks.values()))
+    else:
+        path = locate_model(name)
+    folder = ModelFolder(path)
     folder.require_language()
     model = folder.load(needs={"encoder"})
     most = model.config.num_hidden_layers
@@ -515,8 +517,8 @@ def initial_model(
         layers is None or 1 <= layers <= most,
         f"--layers {layers}: expected a number from 1 to {most}, the layers of the model",
     )
-    chosen = student_layers(most, layers or most)
-    config, state = select_layers(model.config, model.state, chosen)
+    numbers = student_layers(most, layers or most)
+    config, state = select_layers(model.config, model.state, numbers)
     return folder, model._replace(config=config, state=state), tasks
 
 

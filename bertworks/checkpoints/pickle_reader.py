@@ -294,9 +294,10 @@ def _check_sizes(tensors: Mapping[str, "Tensor"], size: int) -> None:
 def safetensors_layout(
     tensors: Mapping[str, "Tensor"], metadata: Mapping[str, str]
 ) -> tuple[bytes, list["Tensor"]]:
-    """Return the first bytes of a safetensors file, and the tensors in the order of their places.
+    """Return the header of a safetensors file, and the tensors in the order of the file.
 
-    Those with the largest numbers come first, so that each is aligned.
+    Tensors with the most bytes per number come first, so that each is aligned. `storage` writes
+    with this layout, too; it is here because this program imports no other module.
     """
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}

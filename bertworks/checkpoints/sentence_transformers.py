@@ -334,28 +334,30 @@ def read_sentence_transformer(folder: str | Path) -> SentenceTransformer:
         folder / MODULES_FILE,
         _SUPPORTED,
     )
-    files: list[tuple[Path, JsonObject]] = []  # of each module: its settings
+    files: list[tuple[Path, JsonObject]] = []  # the path and the settings of each module
     vector_modules: list[VectorModule] = []
     unwritten = []
-    for number, (kind, inside) in enumerate(modules):
+    for number, (kind, module_folder) in enumerate(modules):
         places = ["config.json"] if number else _TRANSFORMER_FILES
-        path = inside / next((name for name in places if (inside / name).is_file()), places[0])
+        present = [name for name in places if (module_folder / name).is_file()]
+        path = module_folder / [*present, places[0]][0]
         content = read_json(path) if path.is_file() or number == 1 else {}
         files.append((path, content))
-        table = [_TRANSFORMER, "1_Pooling/config.json", f"2_{kind}/config.json"][min(number, 2)]
+        table = f"2_{kind}/config.json"
+        if number < 2:
+            table = (_TRANSFORMER, "1_Pooling/config.json")[number]
         _require_computed(content, table, path)
         written = _WRITTEN
         if number > 1:
             written = {*_FIELDS[table]["honoured"], *_FIELDS[table]["without_effect"]}
             known = {name: content[name] for name in content if name in written}
-            vector_modules.append(VectorModule(kind, known, inside))
-        names = content.keys() - written
+            vector_modules.append(VectorModule(kind, known, module_folder))
+        unwritten_names = content.keys() - written
         if content.get("include_prompt") is True:
-            names -= {"include_prompt"}
-        names = {name for name in names if not name.startswith("pooling_mode")}
+            unwritten_names -= {"include_prompt"}
+        names = sorted(name for name in unwritten_names if not name.startswith("pooling_mode"))
         if names:
-            place = path.relative_to(folder).as_posix()
-            unwritten.append(f"{place}: {', '.join(sorted(names))}")
+            unwritten.append(f"{path.relative_to(folder).as_posix()}: {', '.join(names)}")
     normalizes = kinds[-1] == "Normalize"
     if normalizes:
         vector_modules.pop()

@@ -263,17 +263,21 @@ def read_record(folder: Path) -> WeightsRecord | None:
         )
         require(is_record, "not a record of weights", folder / RECORD_FILE, "get the folder again")
         return WeightsRecord(RECORD_FILE, weights, config, has_task)
-    # What `export` and earlier versions wrote; without a hash it is no record.
-    for file, name in ((_EXPORT_FILE, "sha256"), (EVALUATION_FILE, "weights_sha256")):
-        if (folder / file).exists():
-            content = read_json(folder / file)
-            weights = content.get(name)
-            request = content.get("request", {})
-            has_task = "task" in content
-            if file == _EXPORT_FILE:
-                has_task = isinstance(request, dict) and request.get("task") != str(None)
-            return WeightsRecord(file, weights, "", has_task) if isinstance(weights, str) else None
-    return None
+    # Records of `export` and of earlier versions; a file without a hash is no record.
+    if (folder / _EXPORT_FILE).exists():
+        file = _EXPORT_FILE
+        content = read_json(folder / file)
+        weights = content.get("sha256")
+        request = content.get("request")
+        has_task = isinstance(request, dict) and request.get("task") != str(None)
+    elif (folder / EVALUATION_FILE).exists():
+        file = EVALUATION_FILE
+        content = read_json(folder / file)
+        weights = content.get("weights_sha256")
+        has_task = "task" in content
+    else:
+        return None
+    return WeightsRecord(file, weights, "", has_task) if isinstance(weights, str) else None
 
 
 def combined_sha256(files: Sequence[Path]) -> str:

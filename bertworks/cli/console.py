@@ -48,7 +48,7 @@ from cyclopts import Parameter, Token
 from cyclopts.validators import Number
 
 from bertworks.errors import UsageError
-from bertworks.events import Event, JsonObject
+from bertworks.events import Event
 from bertworks.io.options import STDIN, Bulk, RawText, ReadOptions
 
 MOST_PROCESSES = 65_536  # on a machine, and machines in a group: more are a slip of the finger
@@ -76,7 +76,7 @@ output_file = partial(Parameter, ["--output", "-o"])
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]  # an option without a value
 # an option that may be given several times
 Repeatable = Annotated[list[str] | None, Parameter(negative="")]
-# the same in a group of options
+# an option of a group that may be given several times
 Names = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
 
 Inputs = Annotated[list[str], stdin_or()]
@@ -95,7 +95,7 @@ Options = TypeVar("Options")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def option_group(kind: type[Options]) -> type[Options]:
-    """Make a class a group of options: a frozen dataclass, each of whose fields is an option."""
+    """Return the class as a frozen dataclass. Its fields are options of a command."""
     return Parameter("*")(dataclass(frozen=True, kw_only=True)(kind))
 
 
@@ -257,7 +257,7 @@ def with_json_and_urls(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def _local_output(options: JsonObject) -> Iterator[JsonObject]:
+def _local_output(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the options of a command with a local output, which is uploaded if it is a URL."""
     from bertworks.io.atomic_write import url_of
     from bertworks.io.remote import published

@@ -164,6 +164,7 @@ def _prepared(function: Callable[..., object]) -> tuple[Callable[..., object], s
         group = next(iter(get_args(parameter.annotation)), parameter.annotation)
         if isinstance(group, type) and is_dataclass(group):
             for kind in inspect.getmro(group)[:-1]:  # a group has the help of those it extends
+                # A field that is only declared again, with another type, has its help there.
                 names = [
                     name for name in kind.__annotations__ if not hasattr(super(kind, kind), name)
                 ]

@@ -14,7 +14,8 @@ from statistics import mode
 from sys import intern
 from typing import Any, NamedTuple
 
-from bertworks.errors import BertworksError, expect, require
+from bertworks.errors import BertworksError, expect
+from bertworks.events import JsonObject
 from bertworks.io.tables import WORD_RANGE, conll_cells, is_boundary, is_entity_tag
 
 Record = dict[str, Any]  # the values of a row, by column or field
@@ -245,9 +246,8 @@ def read_conll(lines: NumberedLines, name: str, layout: ConllLayout) -> Records:
                 raise BertworksError(
                     f"{word_line!r} has {problem}; most lines have {layout.width} cells",
                     where=f"{name}:{number}",
-                    hint="write a token, one tab and its tag on each line: O where there is "
-                    "no entity; "
-                    "no tab within a token",
+                    hint="write a token, one tab and its tag on each line: O where there is no "
+                    "entity; no tab within a token",
                 )
             # kept once: a long sentence repeats most of its words
             tokens.append(intern(cells[layout.word]))
@@ -592,22 +592,23 @@ def with_entities(record: Mapping[str, Any], column: str, where: str) -> Record:
     if column not in record and record.keys() & _EXPORTED:  # the annotator marked no span
         record = {**record, column: []}
     spans = record.get(column)
-    require(
-        isinstance(spans, list | None),
-        f"{column!r} is {spans!r:.60}, not a list of spans",
-        where,
-        _SPAN_HINT,
-    )
+    if not isinstance(spans, list | None):
+        raise BertworksError(
+            f"{column!r} is {spans!r:.60}, not a list of spans", where=where, hint=_SPAN_HINT
+        )
     entities = None if spans is None else list(map(span_of, spans))
     for entry, entity in zip(spans or (), entities or ()):
-        require(entity is not None, f"{entry!r:.80} is not a span of characters", where, _SPAN_HINT)
+        if entity is None:
+            raise BertworksError(
+                f"{entry!r:.80} is not a span of characters", where=where, hint=_SPAN_HINT
+            )
     return {
         "entities" if key == column else key: entities if key == column else record[key]
         for key in record
     }
 
 
-def span_of(entry: Any) -> Record | None:
+def span_of(entry: Any) -> JsonObject | None:
     """Return one span as {"start", "end", "type"} with its other fields, or None if it is no span.
 
     The usual layouts are {"start", "end", "label"}, {"span": [0, 5], ...} and [0, 5, "x"].

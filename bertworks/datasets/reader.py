@@ -23,7 +23,7 @@ from bertworks.datasets import annotations
 from bertworks.datasets.annotations import NumberedLines, Record, Records
 from bertworks.datasets.values import has_header, label_text, names_columns
 from bertworks.errors import BertworksError, UsageError, expect, require
-from bertworks.events import Event
+from bertworks.events import Event, JsonObject
 from bertworks.io import inputs, tables
 from bertworks.io.atomic_write import sha256
 from bertworks.io.class_names import ClassNames, class_names_of_schema
@@ -42,6 +42,7 @@ from bertworks.io.tables import Data, StoredRows, first_rows, split_rows, stored
 
 Names = Collection[str]
 Kind = Literal["table", "json", "parquet", "conll", "squad", "spans"]
+PLAIN_KINDS = ("table", "json", "parquet")  # their columns may be of any task
 # the kind of a file, the names of its columns, its rows
 _Recognized = tuple[Kind, list[str], Callable[[], Records]]
 _SPANS = '{"text": "...", "entities": [{"start": 0, "end": 5, "type": "person"}]}'
@@ -194,7 +195,7 @@ class RowReader:
                 "entities" if name == self._spans else name for name in self.written_columns
             )
         )
-        is_plain = self.kind in ("table", "json", "parquet")
+        is_plain = self.kind in PLAIN_KINDS
         self._sentence_column = self.options.sentence_column if is_plain else None
         if self._sentence_column is not None:
             tables.find_column(self.columns, self.name, self._sentence_column, "--sentence-column")
@@ -441,7 +442,7 @@ class RowReader:
     def _read_head(self, stream: LineReader, largest: int) -> None:
         """From now on `_lines` are those of an open file, until it is closed.
 
-        largest: bytes of a line.
+        largest: the most bytes of a line.
         """
         lines = _checked_lines(stream, self.path, self.options.encoding, largest)
         self._head = _Head(stream, lines)
@@ -799,7 +800,7 @@ def parse_json(text: str, name: str, line: int = 1) -> Any:
         ) from error
 
 
-def _object(pairs: list[tuple[str, Any]]) -> Record:
+def _object(pairs: list[tuple[str, Any]]) -> JsonObject:
     value = dict(pairs)
     if len(value) != len(pairs):
         twice = next(key for index, (key, _) in enumerate(pairs) if key in dict(pairs[:index]))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from bertworks.datasets import values
-from bertworks.datasets.reader import Kind, Row, RowReader
+from bertworks.datasets.reader import PLAIN_KINDS, Kind, Row, RowReader
 from bertworks.datasets.values import MAX_LABEL_LENGTH, MOST, Column
 from bertworks.errors import (
     BertworksError,
@@ -35,6 +35,7 @@ _LISTED_LABELS = 30
 _SHOWN_LABELS = 10
 Columns = Mapping[str, Column]  # of a file, by name
 Names = tuple[str, ...]  # of columns, or of labels
+Texts = tuple[str, ...]  # of a row
 LabelProblem = tuple[str, str]  # in words, and a hint; "": the hint for all tasks
 _CHECKED_ROWS = 1000  # of which the words are checked
 _TAG = re.compile(rf"O|{ENTITY_TAG.pattern}")
@@ -55,7 +56,7 @@ class Item(NamedTuple):
 
     # one text; two for a pair; tagging: the words; spans: the text; qa: question, context; choice:
     # prompt, choices
-    texts: Names
+    texts: Texts
     # None if it is not known. classification: str; multilabel: tuple[str, ...]; regression: float;
     # tagging: tuple of tags; spans: tuple of (start, end, type); qa: tuple of (start, text), () =
     # no answer; choice: int, from 0
@@ -112,7 +113,7 @@ class Schema:
 
 
 class StudiedFile(NamedTuple):
-    """A file whose columns are studied, and what a user says about them.
+    """The columns of a file with their values, and what the user says about them.
 
     kind: see `RowReader`.
     text, label: the columns that the user names.
@@ -137,7 +138,7 @@ class LabelCell:
 
     value: Any
     column: str
-    texts: Names
+    texts: Texts
     schema: Schema
     where: str
 
@@ -187,8 +188,8 @@ class RowTask(ABC):
     label_note: what the column of the label holds. `{column}`, `{count}`, `{labels}` and the like
         stand for its values.
     file_kind: the kind of files that hold such rows only; "": there is none.
-    needed_columns: known names of the columns, and needed_lists: the number of columns with lists,
-        without which `schema_of_layout` is None for a file of another kind.
+    needed_columns: known names of columns. needed_lists: a number of columns with lists.
+        `schema_of_layout` is asked about a file of another kind only if the file has them.
     has_labels: its labels have names. has_classes: each text has one of them. has_many_labels: it
         may have several, each in a column. predicts_numbers: its labels are numbers.
     has_text_labels: its labels are names that are true of a whole text.
@@ -224,14 +225,15 @@ class RowTask(ABC):
     def schema_of_layout(self, file: StudiedFile) -> Schema | None:
         """Return the meaning of a file that can be of this task only, or None.
 
-        The file is of `file_kind`, or its columns may be of any task.
+        It is called for a file of `file_kind`, and for a table, JSON or Parquet that has
+        `needed_columns` and `needed_lists`.
         """
         return None
 
     def schema_of_choices(self, file: StudiedFile) -> Schema | None:
         """Return the meaning of columns with choices, or None if there are no such columns.
 
-        If the task was named, only its own columns count.
+        Text columns that the user names count only if the user names the task, too.
         """
         return None
 
@@ -454,7 +456,7 @@ def label_names(item: Item) -> list[str]:
     return [label if isinstance(label, str) else label[2] for label in labels]
 
 
-def _no_words(rows: Sequence[Names]) -> str:
+def _no_words(rows: Sequence[Texts]) -> str:
     """Return what shows that the words of all rows are none, or "" if nothing does.
 
     They count, or are the same.
@@ -643,11 +645,11 @@ def infer_schema(
         schema = replace(schema, labels=labels)
         label_problem = schema_task.label_problem(schema, file)
         if label_problem is not None:
+            what, hint = label_problem
             raise BertworksError(
-                f"{label_problem[0]} (in {', '.join(map(repr, schema.label))})",
+                f"{what} (in {', '.join(map(repr, schema.label))})",
                 where=reader.name,
-                hint=label_problem[1]
-                or "name another column with --label, or another task with --task",
+                hint=hint or "name another column with --label, or another task with --task",
             )
     notes = [*schema_notes(schema, columns, schema_task), *spelling_notes]
     return schema, [*notes, *_certainty(schema, file, reader.header_note)]
@@ -675,7 +677,7 @@ def _by_layout(file: StudiedFile, tasks: Tasks) -> Schema | None:
     num_lists = sum(column.is_listed for column in file.columns.values())
     for task in tasks.values():
         may_be = names >= {*task.needed_columns} and num_lists >= task.needed_lists
-        if file.kind == task.file_kind or (may_be and file.kind in ("table", "json", "parquet")):
+        if file.kind == task.file_kind or (may_be and file.kind in PLAIN_KINDS):
             schema = task.schema_of_layout(file)
             if schema is not None:
                 return schema
@@ -1029,7 +1031,7 @@ def _certainty(schema: Schema, file: StudiedFile, header_note: str) -> list[str]
     columns = file.columns
     named = {*file.text, *file.label}
     lines = [header_note] if header_note else []
-    layout = file.kind in ("squad", "spans", "conll")
+    has_layout = file.kind not in PLAIN_KINDS
     inferred = []
     for what, names in (("text", schema.text), ("label", schema.label)):
         if {*names} - named:
@@ -1037,12 +1039,12 @@ def _certainty(schema: Schema, file: StudiedFile, header_note: str) -> list[str]
                 *CHOICE_LISTS
             }
             inferred.append(
-                f"{what} by its {'layout' if layout else 'name' if by_name else 'values'}"
+                f"{what} by its {'layout' if has_layout else 'name' if by_name else 'values'}"
             )
     for name in schema.text:
-        if name in columns and name not in named and not layout:
+        if name in columns and name not in named and not has_layout:
             lines += _doubt_about_text(columns[name])
-    is_open = not layout and {*schema.label} - named
+    is_open = not has_layout and {*schema.label} - named
     alternatives = [
         repr(c.name) for c in _candidates(columns, (*schema.text, *schema.label)) if is_open
     ]

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bertworks.batching.batch import sampled
+from bertworks.batching.batch import sample_rows
 from bertworks.checkpoints.resolve import TASKS as TASKS_FOLDER
 from bertworks.checkpoints.storage import read_json
 from bertworks.datasets.reader import RowReader, parse_json, utf8_lines
@@ -44,8 +44,7 @@ from bertworks.io.tables import Data
 from bertworks.metrics import squad
 from bertworks.metrics.intervals import correlations, groups_or_rows, mean_sums, middle, resampled
 from bertworks.models.heads import Pooling
-from bertworks.runs.data_splits import choose_positive, read_data
-from bertworks.runs.finetune_job import FinetuneRequest
+from bertworks.runs.data_splits import DataRequest, choose_positive, read_data
 from bertworks.runs.report import write_errors
 from bertworks.runs.run_folder import stored_request
 from bertworks.tasks.registry import TASKS, task_of
@@ -412,7 +411,7 @@ def training_copies(folder: Path, rows: Sequence[Item], d: TaskConfig) -> tuple[
     return copies.count, f"WARNING: {share} {what}: the figures are too good"
 
 
-def _data_request(stored: Mapping[str, Any]) -> FinetuneRequest | None:
+def _data_request(stored: Mapping[str, Any]) -> DataRequest | None:
     """Return the request for the data alone, or None if the data has changed or is not here."""
     paths = [path for path in (stored["data"], stored.get("dev")) if path]
     if any(url_of(path) for path in paths) or not Path(stored["data"]).exists():
@@ -420,10 +419,10 @@ def _data_request(stored: Mapping[str, Any]) -> FinetuneRequest | None:
     fields = {name: stored[name] for name in _DATA_FIELDS if name in stored}
     fields["text"] = tuple(stored.get("text") or ())
     fields["label"] = tuple(stored.get("label") or ())
-    request = FinetuneRequest(**fields, read=ReadOptions(**stored.get("read", {})))
+    request = DataRequest(**fields, read=ReadOptions(**stored.get("read", {})))
     if request.dev is not None:  # then all rows of the data are training rows
         request = replace(request, dev=None, validation="folds", fold=None)
-    if request.content().get("data_sha256") != stored["data_sha256"]:
+    if request.checksums().get("data_sha256") != stored["data_sha256"]:
         return None
     return request
 
@@ -527,7 +526,7 @@ def evaluate_blimp(
     require(pairs_of_paradigms, "no pairs of sentences", data, "name a .jsonl file of BLiMP")
     pairs = list[Pair]()
     for of_paradigm in pairs_of_paradigms.values():
-        pairs += sampled(of_paradigm, sample)
+        pairs += sample_rows(of_paradigm, sample)
     source = open_model(model, device)
     yield Event(
         "note", f"sentences: {' and '.join(map(repr, _PAIR_COLUMNS[:2]))}; {len(pairs):,} pairs"

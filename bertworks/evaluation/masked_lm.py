@@ -191,7 +191,7 @@ def evaluate_mlm(
         for event in job.make("evaluate", tasks, partial(_compute, network, detects, precision)):
             if event.kind != "stage":
                 on_note(event.text)
-        portions = [json.loads(*unpacked_values(file)) for file in job.files]
+        portions = [json.loads(value) for file in job.files for value in unpacked_values(file)]
     if bulk.part:
         return None
     masks, rest = (

@@ -25,7 +25,7 @@ from bertworks.batching.batch import (
     Ids,
     add_special_tokens,
     collate,
-    sampled,
+    sample_rows,
     token_budget_indices,
 )
 from bertworks.datasets.treebank import Treebank, TreeSentence, read_treebank
@@ -235,7 +235,7 @@ def _read(source: LazyModel, bank: Treebank, sample: int) -> Generator[Event, No
     """
     longest = source.config.max_position_embeddings
     lowercase = source.sentence_transformer.settings.lowercase
-    train = sampled(bank.train, sample)
+    train = sample_rows(bank.train, sample)
     tested = "test" if bank.test else "dev"
     fitting = list[tuple[TreeSentence, WordSequence]]()
     long = IssueCounter()
@@ -586,22 +586,22 @@ def write_word_states(
     for numbers in token_budget_indices(lengths, [1] * len(lengths), batch_tokens(device)):
         part = [sequences[number] for number in numbers]
         batch = collate([sequence.example for sequence in part]).to(device)
-        first = np.cumsum([0, *(sequence.num_words for sequence in part)]).tolist()
-        firsts = zip(part, batch.layout.first.tolist(), first)
-        pairs = [
-            (sequence.tokens + first_token, sequence.words + first_word)
-            for sequence, first_token, first_word in firsts
-        ]
-        token, word = (torch.from_numpy(np.concatenate(parts)).to(device) for parts in zip(*pairs))
-        counts = torch.bincount(word, minlength=first[-1])[:, None]
+        first_words = np.cumsum([0, *(sequence.num_words for sequence in part)]).tolist()
+        first_tokens = batch.layout.first.tolist()
+        tokens = [sequence.tokens + first for sequence, first in zip(part, first_tokens)]
+        words = [sequence.words + first for sequence, first in zip(part, first_words)]
+        token = torch.from_numpy(np.concatenate(tokens)).to(device)
+        word = torch.from_numpy(np.concatenate(words)).to(device)
+        counts = torch.bincount(word, minlength=first_words[-1])[:, None]
         THREADS.adapt()
         with torch.no_grad():
             states = encoder(*batch.inputs)
         rows = np.concatenate([np.arange(starts[number], ends[number]) for number in numbers])
         for layer in layers:
             x = states[layer].float()
-            sums = x.new_zeros(first[-1], width).index_add_(0, word, x[token])
+            sums = x.new_zeros(first_words[-1], width).index_add_(0, word, x[token])
             files[layer][rows] = _float16((sums / counts).cpu().numpy(), layer)
+        del states  # the next batch needs the memory
         done += len(numbers)
         yield done
 

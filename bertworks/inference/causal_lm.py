@@ -203,9 +203,10 @@ def log_likelihoods(model: CausalModel, sentences: Iterable[str]) -> Iterator[Sc
     t = model.tokenizer
     start = list(t.template.prefix) or model.start_ids
     first = len(start) or 1
-    size = max(1, MAX_SCORES // model.config.vocab_size)  # rows whose logits are computed together
+    size = max(1, MAX_SCORES // model.config.vocab_size)  # rows of logits in one product
 
     def log_probabilities(batch: Batch) -> Tensor:
+        """Return the log-probabilities of the labels of a batch, float32 [M]."""
         states = model.states(batch.input_ids, batch.layout, batch.target.positions)
         results = []
         for rows, labels in zip(states.split(size), batch.target.labels.split(size), strict=True):
@@ -228,7 +229,7 @@ def log_likelihoods(model: CausalModel, sentences: Iterable[str]) -> Iterator[Sc
             )
         units = [list(_windows(ids, first, model.longest)) for ids in sequences]
         results = compute_each(
-            model.encoder, log_probabilities, units, (), model.precision, apart=True
+            model.encoder, log_probabilities, units, (), model.precision, splits_units=True
         )
         for text, ids, values in zip(texts, sequences, results, strict=True):
             yield make_score(text, [t.tokens[n] for n in ids[first:]], values, "log_likelihood")
@@ -472,9 +473,11 @@ class TextGenerator(ModelUser):
                 limit = min(options.max_tokens, self.model.longest - len(prompt))
                 group.append(_Continuation(text, prompt, copies[digest], limit, []))
                 copies[digest] += 1
-            lengths = [len(continuation.prompt) + continuation.limit for continuation in group]
+            # Where the network limits the text, all have the same length, but not their prompts.
+            by_prompt = sorted(group, key=lambda continuation: len(continuation.prompt))
+            lengths = [len(continuation.prompt) + continuation.limit for continuation in by_prompt]
             for numbers in token_budget_indices(lengths, [1] * len(group), self._max_tokens):
-                self._continue([group[number] for number in numbers], options)
+                self._continue([by_prompt[number] for number in numbers], options)
             for continuation in group:
                 yield self._finished(continuation, options)
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from itertools import chain, islice, starmap
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,6 +113,9 @@ def row_text(row: Row, columns: Sequence[str], empty: IssueCounter) -> str:
     return text
 
 
+StoredRow = tuple[int, Mapping[str, Any]]  # the number of a row in its file, from 1, and its fields
+
+
 class TextRow(NamedTuple):
     """A row and its text.
 
@@ -134,14 +137,15 @@ def _text_rows(
     """Yield the rows of a file, see `row_text`.
 
     Args:
-        row_format: of the output; None: its rows hold vectors alone.
-        new_column: which no row may have.
+        row_format: of the rows in a portion; None: their only field is `has_text`.
+        new_column: a name that no row may have as a field; "": none.
     """
     for number, row in enumerate(reader, 1):
         if new_column:
             refuse_columns(row, [new_column])
-        fields = {} if row_format is None else row.written or row.values
-        yield TextRow(number, fields, row_text(row, columns, empty))
+        text = row_text(row, columns, empty)
+        fields = {"has_text": bool(text)} if row_format is None else row.written or row.values
+        yield TextRow(number, fields, text)
 
 
 def vectors_of_file(embedder: Embedder, path: str | Path) -> Iterator[Vectors]:
@@ -222,28 +226,28 @@ def embed_file(
         )
     reader.refuse_output(output)
     empty = IssueCounter()
-    finished_rows = row_format if whitening == "none" else None
+    portion_format = row_format if whitening == "none" else None
     job, compute = vector_job(
         output,
         bulk,
         reader,
         embedder,
         {"model": str(model), "device": device, "precision": precision},
-        row_format=finished_rows,
+        row_format=portion_format,
         command="embed",
         columns=columns,
     )
 
     def join(files: Sequence[Path]) -> str | None:
-        if finished_rows is not None:
-            return join_portions(finished_rows, output, files)
+        if portion_format is not None:
+            return join_portions(portion_format, output, files)
         no_rows = np.zeros((0, embedder.dimension), np.float32)  # the shape of a file without rows
         blocks: Iterator[Vectors] = chain(
             [no_rows], (vectors for _, vectors in map(rows_and_vectors, files))
         )
         if whitening != "none":
             sample: Iterator[Vectors] = (
-                vectors[[bool(row.text) for row in rows]]
+                vectors[[fields["has_text"] for _, fields in rows]]
                 for rows, vectors in map(rows_and_vectors, files)
             )
             if learn_from is not None:
@@ -270,7 +274,7 @@ def embed_file(
     yield from compute_file(
         "embed",
         job,
-        _text_rows(reader, columns, empty, finished_rows, new_column if row_format else ""),
+        _text_rows(reader, columns, empty, portion_format, new_column if row_format else ""),
         compute,
         join,
         notes=lambda: reader.events(empty, "get the vector of an empty text"),
@@ -291,14 +295,15 @@ def _portion(
 ) -> Portion:
     """Return the number of truncated texts, and the content of a portion.
 
-    It is finished rows; without a format, see `rows_and_vectors`.
+    The content is finished rows; without a format, it is a `StoredRow` for each row as JSON, and
+    the vectors.
     """
     texts = [row.text for row in rows]
     vectors, truncated_tokens = embedder.portion(texts, embedder.settings.prompt(*prompts))
     truncated = int(np.count_nonzero(truncated_tokens))
     if row_format is None:
         return truncated, [
-            as_json(rows).encode(errors="surrogatepass"),
+            as_json([(row.number, row.row) for row in rows]).encode(errors="surrogatepass"),
             vectors.tobytes(),
         ]
     finished = _rows_with_vectors(row_format, rows, vectors)
@@ -337,7 +342,7 @@ def vector_job(
     bulk: Bulk,
     reader: RowReader,
     embedder: Embedder,
-    opened: Mapping[str, str],
+    embedder_options: Mapping[str, str],
     *,
     prompts: Sequence[str] = (),
     row_format: RowFormat | None = None,
@@ -346,7 +351,7 @@ def vector_job(
     """Return a job that computes the vectors of a file, and what computes a portion here.
 
     Args:
-        opened: the model, device and precision of the embedder, as the user named them.
+        embedder_options: the model, device and precision of the embedder, as the user named them.
         prompts: names of the prompt before the texts.
         row_format: of finished rows; None: a portion holds rows and vectors.
         identity: what the portions depend on besides.
@@ -361,7 +366,7 @@ def vector_job(
         "pooling": embedder.settings.pooling,
         "max_length": embedder.settings.max_length,
         "normalize": embedder.normalize_option,
-        **opened,
+        **embedder_options,
     }
     job = FileJob(
         output,
@@ -369,16 +374,16 @@ def vector_job(
         identity,
         "bertworks.inference.embed_file:vector_maker",
         [options, prompts, row_format and asdict(row_format)],
-        **shared_machine(opened["device"], bulk.is_shared),
+        **shared_machine(embedder_options["device"], bulk.is_shared),
     )
     return job, partial(_portion, embedder, prompts, row_format)
 
 
-def rows_and_vectors(portion: Path) -> tuple[list[TextRow], Vectors]:
-    """Return the rows of a portion, as JSON has their fields, and their vectors."""
-    rows, vectors = unpacked_values(portion)
-    text_rows = list(starmap(TextRow, json.loads(rows)))
-    return text_rows, np.frombuffer(vectors, np.float32).reshape(len(text_rows), -1)
+def rows_and_vectors(portion: Path) -> tuple[list[StoredRow], Vectors]:
+    """Return the rows of a portion, and their vectors: float32 [rows, dimension]."""
+    content, vectors = unpacked_values(portion)
+    rows = json.loads(content)
+    return rows, np.frombuffer(vectors, np.float32).reshape(len(rows), -1)
 
 
 def _compare(

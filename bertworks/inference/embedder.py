@@ -152,10 +152,9 @@ def selected_prompt(
     return settings.prompt(*known)  # without names, the default prompt
 
 
-def _comparable(measure: str, *vectors: Any) -> Iterator[Tensor]:
+def _compared_tensors(measure: str, *vectors: Any) -> Iterator[Tensor]:
     """Yield vectors as tensors, of length 1 if their cosines are compared."""
-    for each in vectors:
-        tensor = _tensor(each)
+    for tensor in map(_tensor, vectors):
         yield normalize(tensor, dim=-1) if measure == "cosine" else tensor
 
 
@@ -460,9 +459,11 @@ class Embedder(ModelUser):
 
         The measure is that of the model's files: cosine, dot, or negative euclidean or manhattan
         distance. It is for programs that know sentence-transformers.
+
+        embeddings1: [M, dimension], or one vector. embeddings2: [N, dimension], or one vector.
         """
         measure = self.settings.similarity
-        first, second = map(torch.atleast_2d, _comparable(measure, embeddings1, embeddings2))
+        first, second = map(torch.atleast_2d, _compared_tensors(measure, embeddings1, embeddings2))
         if measure in _DISTANCE_ORDERS:
             distances: Tensor = torch.cdist(first, second, p=_DISTANCE_ORDERS[measure])
             return -distances
@@ -472,10 +473,10 @@ class Embedder(ModelUser):
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
         """Return how similar each of N vectors is to the vector with the same number, a tensor [N].
 
-        See `similarity`.
+        See `similarity`. Both arguments are [N, dimension].
         """
         measure = self.settings.similarity
-        first, second = _comparable(measure, embeddings1, embeddings2)
+        first, second = _compared_tensors(measure, embeddings1, embeddings2)
         if measure in _DISTANCE_ORDERS:
             distances: Tensor = torch.linalg.vector_norm(
                 first - second, ord=_DISTANCE_ORDERS[measure], dim=-1
@@ -580,7 +581,10 @@ class Embedder(ModelUser):
     def _units(
         self, texts: Iterable[NDArray[np.integer]], keep_end: bool
     ) -> tuple[list[ExampleGroup], list[int]]:
-        """Return `units` of texts whose ids, without special tokens, are known."""
+        """Return the input of the network for each text, as `units` does.
+
+        texts: the ids of their tokens, without special tokens.
+        """
         room = self._room
         units = list[ExampleGroup]()
         truncated = list[int]()

@@ -109,7 +109,7 @@ class Reopened:
         if "_closed" in attributes:
             return dict(attributes)
         restored = {*self._opened_attributes, "_opened_attributes"}
-        state: JsonObject = {"_closed": self._opening_call()}
+        state: dict[str, Any] = {"_closed": self._opening_call()}
         for name, value in attributes.items():
             is_cached_property = hasattr(type(self), name)
             if name not in restored and not is_cached_property:
@@ -729,7 +729,7 @@ def compute_each(
     precision: InferencePrecision = "fp32",
     most: int = 1 << 30,
     *,
-    apart: bool = False,
+    splits_units: bool = False,
 ) -> list[NDArray[np.float32]]:
     """Return for each unit the rows of the result of its batch.
 
@@ -738,8 +738,8 @@ def compute_each(
     Args:
         shape: of a row.
         most: units of a batch.
-        apart: whether the sequences of a unit may be in different batches, as a unit of its own
-            each.
+        splits_units: whether each sequence of a unit is batched on its own; else all sequences of a
+            unit are in one batch, but for long lazy units.
     """
     training = model.training
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -753,7 +753,7 @@ def compute_each(
         results.append(np.empty((sum(counts), *shape), np.float32))
         # many windows
         is_long = isinstance(unit, Lazy) and longest_sequence(unit) * len(unit) > tokens
-        groups = [unit[n : n + 1] for n in range(len(unit))] if apart or is_long else [unit]
+        groups = [unit[n : n + 1] for n in range(len(unit))] if splits_units or is_long else [unit]
         parts += zip(
             groups, np.split(results[-1], np.cumsum(counts)[: len(groups) - 1]), strict=True
         )

@@ -1,4 +1,4 @@
-"""What pre-trained heads say of texts: tokens for masks, scores of sentences, replaced tokens.
+"""Predictions of pre-trained heads: tokens for masks, scores of sentences, replaced tokens.
 
 - `Filler`, `fill`: the most probable tokens for each [MASK]
 - `score`: pseudo-log-likelihoods, which rank sentences. They are not probabilities of sentences:
@@ -214,7 +214,7 @@ class Filler(ModelUser):
             top = probabilities[:, tokens].topk(count)
             return torch.stack([top.values, tokens[top.indices].float()], 1)
 
-        return compute_each(self.model, best, units, (2, count), apart=True)
+        return compute_each(self.model, best, units, (2, count), splits_units=True)
 
     def fillings_of_mask(
         self,
@@ -324,7 +324,7 @@ def score(
     for group in chunk_by_size(encoded, COPIES, lambda sentence: len(sentence[1])):
         units = [copies for _, _, copies in group]
         results = compute_each(
-            network, log_probabilities, units, (), precision, at_once, apart=True
+            network, log_probabilities, units, (), precision, at_once, splits_units=True
         )
         for (text, ids, _), values in zip(group, results, strict=True):
             yield make_score(
@@ -344,7 +344,11 @@ def is_better(good: Score, bad: Score) -> bool:
 def _encoded(
     sentences: Iterable[str], tokenizer: Tokenizer, longest: int, within_word: bool
 ) -> Iterator[_Sentence]:
-    """Yield each sentence with its copies."""
+    """Yield each sentence, its ids, and a copy for each token.
+
+    In a copy the token is masked, with `within_word` also the rest of its word, and the token is
+    predicted. A copy of a long sentence is the window around the token.
+    """
     room = longest - tokenizer.template.num_special()
     groups = chunk_by_size(sentences, AT_ONCE)
     pairs = chain.from_iterable(zip(texts, tokenizer.ids(texts), strict=True) for texts in groups)
@@ -352,7 +356,7 @@ def _encoded(
         require(token_ids, f"sentence {number} has no tokens: {text[:60]!r}", "", "leave it out")
         ids = np.array(token_ids, np.int64)
         places = np.arange(len(ids))
-        ends = places + 1  # of what is masked with each token
+        ends = places + 1  # the end of what is masked from each token on
         if within_word:
             starts = np.append(np.flatnonzero(tokenizer.starts_word[ids]), len(ids))
             ends = starts[np.searchsorted(starts, places, side="right")]
@@ -406,7 +410,7 @@ class Discriminator(nn.Module):
 def detect(
     source: LazyModel, texts: Iterable[str], precision: Precision = "fp32"
 ) -> Iterator[Detection]:
-    """For each token of each text the probability that it was replaced (Clark et al. 2020).
+    """Yield for each text the probability of each token that it was replaced (Clark et al. 2020).
 
     In a text longer than the model's maximum, each token is seen in the window in which it is
     farthest from the edges.
@@ -416,7 +420,7 @@ def detect(
 
     Raises:
         UsageError: a text that is no string.
-        BertworksError: the model has no head for replaced tokens.
+        BertworksError: a text without tokens; the model has no head for replaced tokens.
     """
     texts = texts_of(texts, "detect([text])[0]")
     network = source.network(Discriminator)

@@ -28,8 +28,9 @@ _UNNAMED_HINT = (
     "write the file again; or without its names of classes: table.replace_schema_metadata(None)"
 )
 
-# Names, in the order of their numbers; or those of the fields of an object; None: no classes.
-_Classes = list[str] | JsonObject | None
+# The names of classes in the order of their numbers; for an object, those of each field; None: no
+# classes.
+_Classes = list[str] | dict[str, Any] | None
 
 
 class ClassNames:
@@ -42,7 +43,7 @@ class ClassNames:
     """
 
     def __init__(self, features: Mapping[str, Any]):
-        self._classes: dict[str, list[str] | JsonObject] = {}
+        self._classes: dict[str, _Classes] = {}
         self.notes: list[str] = []
         for column, feature in features.items():
             names = _classes_of(feature)
@@ -71,15 +72,16 @@ class ClassNames:
             return _named(self._classes.get(str(column)), value)
         except _UnknownClassError as error:
             number, count = error.args
-            what = f"{str(column)!r} holds {number}, and its classes are numbered from 0 to "
-            what += f"{count - 1}"
             raise BertworksError(
-                what, where=where, hint="repair the value; -1 stands for a missing label"
+                f"{str(column)!r} holds {number}, and its classes are numbered from 0 to "
+                f"{count - 1}",
+                where=where,
+                hint="repair the value; -1 stands for a missing label",
             ) from error
 
 
 class _UnknownClassError(Exception):
-    """A number that is that of no class; and how many classes there are."""
+    """A number that has no class. Its arguments are the number, and the number of classes."""
 
 
 def class_names_of_table(table: Any) -> ClassNames:

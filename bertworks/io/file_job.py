@@ -448,7 +448,8 @@ def create(folder: Path, fingerprint: str, number: int, count: int, values: Iter
     if not path.exists():
         with sealing(path, path.name) as temporary, temporary.open("wb") as stream:
             for value in values:
-                stream.write(len(value).to_bytes(8, "little") + value)
+                stream.write(len(value).to_bytes(8, "little"))
+                stream.write(value)
     return path.name
 
 
@@ -807,7 +808,7 @@ def kind_of(path: str | Path, *, vectors: bool = False) -> FileKind:
             "Parquet is compressed inside"
             if kind == "parquet"
             else "the name does not tell the kind of file",
-            where=str(path),
+            where=path,
             hint=f"end it in {'.npy; or in ' if vectors else ''}{suffixes}; {also}",
         )
     return kind

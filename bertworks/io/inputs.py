@@ -579,7 +579,7 @@ def nothing_there(path: Path) -> UsageError:
     )
     return UsageError(
         "the glob matches nothing" if has_magic(str(path)) else "there is no such file or folder",
-        where=str(path),
+        where=path,
         hint=meant,
     )
 
@@ -589,7 +589,7 @@ def chunk_by_size(
 ) -> Iterator[list[_T]]:
     """Lists of values of at least this size together; the last may be smaller.
 
-    size_of: a value -> its size; else values are counted.
+    size_of: a value -> its size; by default each counts 1.
     """
     chunk: list[_T] = []
     size = 0

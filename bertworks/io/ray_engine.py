@@ -3,7 +3,7 @@
 Only Ray Core is used: tasks.
 
 Ray schedules, and tries a task again when its process or its node is lost. What a task makes is a
-file that is created once (`file_job`), so a task that runs twice does no harm.
+file with the same bytes each time (`file_job`), so a task that runs twice does no harm.
 """
 
 import json
@@ -129,7 +129,7 @@ def in_ray(
     is_cluster_lost = False
     losses = (ray.exceptions.LocalRayletDiedError, ray.exceptions.RaySystemError, ConnectionError)
 
-    def result() -> Any:
+    def next_result() -> Any:
         ready: list[Any] = []
         while not ready:
             ready, _ = ray.wait(list(pending), num_returns=1, timeout=_BETWEEN_CHECKS)
@@ -154,12 +154,12 @@ def in_ray(
             units_of_task = 1 if gpus else threads
             room = max(1, int(ray.cluster_resources().get(resource, 1) // units_of_task))
             while len(pending) >= 2 * min(room, workers or room):
-                yield result()
+                yield next_result()
         while pending:
-            yield result()
+            yield next_result()
     except losses as error:
         is_cluster_lost = True
-        pending.clear()  # the cluster that would cancel them is is_cluster_lost
+        pending.clear()  # the cluster that would cancel them is lost
         raise BertworksError(
             _LOST.format(f"{type(error).__name__}: {_first_line(error)}"),
             where=head or address,

@@ -91,7 +91,7 @@ def attention_reference(inputs: Inputs) -> Tensor:
     for part, group in zip(parts, groups, strict=True):
         layouts = (group, keys_layout or group, keys_layout or group)
         queries, keys, values = (
-            rows.pad(x).transpose(1, 2) for rows, x in zip(layouts, part, strict=True)
+            part_layout.pad(x).transpose(1, 2) for part_layout, x in zip(layouts, part, strict=True)
         )
         mask = group.visible_keys(keys_layout) if keys_layout else group.visible
         context = attend(queries, keys, values, mask, bias and bias(group), dropout)

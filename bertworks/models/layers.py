@@ -5,7 +5,7 @@
 - `pad_rows_to_bucket`: products of few sizes
 - `ACTIVATIONS`: the functions that a configuration can name
 - `initialize`: the initial weights; `meta_device_init`: shapes without memory;
-  `count_parameters`: of a network that is made so
+  `count_parameters`: the number of parameters of a network, without memory
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

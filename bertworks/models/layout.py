@@ -30,7 +30,9 @@ class PaddedBuckets(NamedTuple):
     They have P places in all.
     """
 
-    layouts: list[Layout]  # of each rectangle, whose number of sequences is a power of 2
+    # One for each rectangle. Its number of sequences is a power of 2, and its max_seqlen is the
+    # padded length, not that of the longest sequence.
+    layouts: list[Layout]
     # int64 [P]: the token in a place; where there is none, the first token of the same sequence
     tokens: Tensor
     places: Tensor  # int64 [T]: the place of each token
@@ -217,14 +219,14 @@ class Layout:
         tokens = []
         start = 0
         parts = zip(sizes, order.split(counts), lengths.split(counts), strict=True)
-        for (count, longest), numbers, part in parts:
+        for (count, longest), sequences, part_lengths in parts:
             end = start + count * longest
-            starts[numbers] = torch.arange(start, end, longest)
+            starts[sequences] = torch.arange(start, end, longest)
             start = end
             places = torch.arange(longest)
-            present = places < part[:, None]
-            rows = self.first[numbers, None] + places * present
-            ends = F.pad(part.cumsum(0), (1, 0)).int()
+            present = places < part_lengths[:, None]
+            rows = self.first[sequences, None] + places * present
+            ends = F.pad(part_lengths.cumsum(0), (1, 0)).int()
             layouts.append(self._with_tokens(rows[present], ends, longest))
             tokens.append(rows.flatten())
         places_of_tokens = starts[self.sequence_ids] + self.places

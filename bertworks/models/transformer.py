@@ -274,7 +274,8 @@ Product = Callable[[Tensor], Tensor]  # a packed linear layer: [T, in_features] 
 class PackedLayer(NamedTuple):
     """A linear layer that is to be packed.
 
-    activation: behind it.
+    weight: [out_features, in_features]. bias: [out_features].
+    activation: the name of the activation behind the layer; None: there is none.
     owns_input: whether its product may overwrite its input.
     """
 

@@ -1,7 +1,7 @@
 """Write pages of reports.
 
-Sections are data, which the template page.html draws; SVG charts; formatted numbers. A page needs
-no network and no library.
+Sections, charts among them, are data that the template page.html draws. A page needs no network and
+no library.
 """
 
 import hashlib
@@ -74,13 +74,13 @@ def page(
 
 def render(template: str, **values: Any) -> str:
     """Return the HTML of a Jinja template in which all values are escaped."""
-    page: str = _compiled(template).render(values)
-    return page
+    html: str = _compiled(template).render(values)
+    return html
 
 
 @cache
 def _compiled(template: str) -> Any:
-    """Return a template of Jinja that is compiled, which takes far longer than to render it."""
+    """Return the compiled Jinja template. Compilation takes far longer than rendering."""
     import jinja2
     from markupsafe import Markup
 
@@ -259,7 +259,7 @@ class Axes(NamedTuple):
     high: float
 
     def place(self, x: float, y: float) -> Point:
-        """Return the pixels of a point, which stays below the upper and above the lower edge."""
+        """Return the pixels of a point. y is clamped to the range of the axis."""
         across = LEFT + (WIDTH - LEFT - RIGHT) * (x - self.left) / (self.right - self.left)
         fraction = (self.high - min(max(y, self.low), self.high)) / (self.high - self.low)
         return across, TOP + (HEIGHT - TOP - BOTTOM) * fraction

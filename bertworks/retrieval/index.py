@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise, repeat
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Self, TypedDict, get_args
 
@@ -23,6 +23,7 @@ from bertworks.datasets.values import ID_NAMES, label_text
 from bertworks.errors import BertworksError, UsageError, expect, listed, quoted
 from bertworks.events import Event, JsonObject
 from bertworks.inference.embed_file import (
+    StoredRow,
     TextRow,
     reading_note,
     row_text,
@@ -402,7 +403,7 @@ class Index(Documents, Reopened):
         """`add` without its checks, within `changing`.
 
         Of documents with the same id the last one is kept. sources: new states of indexed files.
-        vectors: of the texts, of any length; None: they are computed.
+        vectors: float32 [texts, dimension], of any norm; None: they are computed.
         """
         first = self.manifest.next_row
         names = map(str, range(first, first + len(texts)) if ids is None else ids)
@@ -570,18 +571,23 @@ def index_file(
                 "where": row.where,
                 "id": _row_id(row, id_column) if id_column is not None and text else None,
                 "fields": {name: row.values[name] for name in row.values if name not in stored},
+                "text": text,
             }
             yield TextRow(num_rows, document, text)
 
     portions = portions_of(text_rows(), lambda row: len(row.text))
     # workers open the model, too
-    opened = {"model": str(model or index.stored_model), "device": device, "precision": "auto"}
+    embedder_options = {
+        "model": str(model or index.stored_model),
+        "device": device,
+        "precision": "auto",
+    }
     job, compute = vector_job(
         folder,
         bulk,
         reader,
         index.embedder,
-        opened,
+        embedder_options,
         prompts=DOCUMENT_PROMPTS,
         command="index",
         columns=[columns, id_column, title],
@@ -605,23 +611,35 @@ def index_file(
                 return
             if done:
                 yield Event("note", f"resuming after {done:,} rows", {"resumed_row": done})
-            new_rows: Iterable[tuple[list[TextRow], Vectors | None]] = zip(portions, repeat(None))
+            new_rows: Iterable[tuple[list[StoredRow], Vectors | None]] = (
+                ([(row.number, row.row) for row in portion], None) for portion in portions
+            )
             if bulk.is_shared:
                 new_rows = map(rows_and_vectors, job.files)
             for rows, vectors in new_rows:
-                if rows[-1].number <= done:
+                end = rows[-1][0]
+                if end <= done:
                     continue
                 if not done:
                     yield from index.embedder.examples(
-                        ((row.row["where"], row.text) for row in rows), *DOCUMENT_PROMPTS
+                        ((document["where"], document["text"]) for _, document in rows),
+                        *DOCUMENT_PROMPTS,
                     )
-                done = rows[-1].number
-                with_text = [row for row in rows if row.text]
-                if with_text:
-                    texts = [row.text for row in with_text]
-                    ids = None if id_column is None else [row.row["id"] for row in with_text]
-                    fields = [row.row["fields"] for row in with_text]
-                    replaced += index.append(texts, ids, fields, {source: (done, False)}, vectors)
+                # A run whose portions leave out rows without text may have ended within this one.
+                places = [
+                    place
+                    for place, (number, document) in enumerate(rows)
+                    if number > done and document["text"]
+                ]
+                done = end
+                if places:
+                    documents = [rows[place][1] for place in places]
+                    texts = [document["text"] for document in documents]
+                    ids = None if id_column is None else [document["id"] for document in documents]
+                    fields = [document["fields"] for document in documents]
+                    new_vectors = None if vectors is None else vectors[places]
+                    sources = {source: (done, False)}
+                    replaced += index.append(texts, ids, fields, sources, new_vectors)
                 yield Event(
                     "stage",
                     f"index: {done:,} rows",

@@ -313,8 +313,7 @@ class Reranker:
             f"{len(d.text)} texts",
             where=self._predictor.folder,
             hint="fine-tune one on pairs (query, text) with two labels, the second for "
-            "relevant, or "
-            "with numbers",
+            "relevant, or with numbers",
         )
         self._label = d.labels[1] if d.labels else None
 

@@ -224,7 +224,7 @@ def _read_segment(folder: Path, name: str, manifest: Manifest) -> Segment:
     start = 8 + int.from_bytes(file.content[:8].tobytes(), "little")
     file.check(0, start)
     header = json.loads(file.content[8:start].tobytes())
-    arrays: JsonObject = {
+    arrays: dict[str, Any] = {
         name: CheckedArray(file, tensor.numpy(), start + header[name]["data_offsets"][0])
         for name, tensor in tensors.items()
     }

@@ -110,7 +110,8 @@ class DataRequest(LabelledOptions):
             always stay on one side; sentences of a document, pairs that share a text, and choices
             for the same text, if there are FEWEST_GROUPS groups of them.
         read: how files are read.
-        fold: the number of the part, of `folds`, that is the dev data.
+        fold, folds: the part number `fold`, from 0, of `folds` parts is the dev data; None: see
+            `validation`.
         validation: without a dev file: "split": a random tenth of the rows is dev (at most
             MAX_DEV_ROWS), with the same fraction of every label. "folds": all rows are train, and
             dev has those that are predicted by models of the others. "auto": folds for less than
@@ -126,7 +127,13 @@ class DataRequest(LabelledOptions):
     validation: Validation = "split"
 
     def checksums(self) -> dict[str, str]:
-        """Return hashes of the files of the data and of the dev data, under their names in JSON."""
+        """Return "data_sha256" and "dev_sha256": the hashes of the files.
+
+        A key is missing where there is no file.
+
+        Raises:
+            UsageError: see `find_files`.
+        """
         checksums = {}
         for name, data in {"data": self.data, "dev": self.dev}.items():
             if data is None:
@@ -152,8 +159,9 @@ def read_data(request: DataRequest, *, whole_documents: bool = False) -> Labelle
     tenth has, are divided, and a note warns: first where their texts differ, then by rows.
     Questions on one context never are, nor are the rows of a group or document.
 
-    whole_documents: documents of a CoNLL file stay on one side, because their sentences are read
-        together.
+    Args:
+        whole_documents: documents of a CoNLL file stay on one side, because their sentences are
+            read together.
 
     Raises:
         UsageError: no such file or column; no such class.
@@ -407,11 +415,10 @@ def describe_task(
         )
         if getattr(recipe, name) != getattr(FinetuneRecipe, name) and not applies:
             tasks = [other.name for other in TASKS.values() if name in other.recipe_fields]
+            is_recipe = name == "lstm_units"
             raise UsageError(
                 f"{name} is for {', '.join(tasks)}, and the data is for {schema.task}",
-                hint="use another recipe: stable, paper, bilstm"
-                if name == "lstm_units"
-                else "leave it out",
+                hint="use another recipe: stable, paper, bilstm" if is_recipe else "leave it out",
             )
     if recipe.document_context and schema.document is None:
         raise UsageError(

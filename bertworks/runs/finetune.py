@@ -110,15 +110,17 @@ _KEY = "logits"
 CLEARLY = 2.0
 
 
-class Started(NamedTuple):
-    """What `finetuning` knows of a job.
+class Training(NamedTuple):
+    """A training that is ready to begin.
 
-    training: trains when it is iterated, and returns the end in the first process.
+    recipe: of the training.
+    min_batch_size: the rows of its smallest batch.
+    events: trains while it is iterated, and returns the end in the first process, None in others.
     """
 
     recipe: FinetuneRecipe
     min_batch_size: int
-    training: Generator[Event, None, End | None]
+    events: Generator[Event, None, End | None]
 
 
 def finetune_events(
@@ -150,17 +152,19 @@ def finetune_events(
     """
     begin = time.perf_counter()
 
-    def start(processes: Processes, recipe: FinetuneRecipe | None) -> Started:
-        settled = _without_folds(request) if processes.count > 1 else request
-        job = FinetuneJob(prepare_finetuning(settled, processes.device, recipe, data=data))
-        if job.request.budget and recipe is None:
-            _fit_budget(job, begin, processes.count)
+    def make_training(processes: Processes, recipe: FinetuneRecipe | None) -> Training:
+        final_request = _without_folds(request) if processes.count > 1 else request
+        job = FinetuneJob(prepare_finetuning(final_request, processes.device, recipe, data=data))
+        if request.budget and recipe is None:
+            _fit_budget(job, seconds_of(request.budget), begin, processes.count)
         if before_writing is not None:
             before_writing()
-        training = _train(job, Path(output), processes, baselines, compares)
-        return Started(job.recipe, job.min_batch_size, training)
+        events = _train(job, Path(output), processes, baselines, compares)
+        return Training(job.recipe, job.min_batch_size, events)
 
-    yield from finetuning(output, request.content(), request.paths, device, overwrite, start)
+    yield from finetuning(
+        output, request.content(), request.paths, device, overwrite, make_training
+    )
 
 
 def finetuning(
@@ -169,7 +173,7 @@ def finetuning(
     inputs: Iterable[str],
     device: str,
     overwrite: bool,
-    start: Callable[[Processes, FinetuneRecipe | None], Started],
+    make_training: Callable[[Processes, FinetuneRecipe | None], Training],
 ) -> Iterator[Event]:
     """Yield the events of a request in its folder, by one or several processes.
 
@@ -178,7 +182,8 @@ def finetuning(
     Args:
         content: the request as it is stored in the run folder.
         inputs: the output must not be inside them.
-        start: makes the job, with the recipe of a run that is resumed, or None.
+        make_training: its second argument is the recipe of a run that is resumed; None: the run is
+            new.
     """
     output = local_path(output, "output folder")
     with training_processes(choose_device(device)) as processes:
@@ -192,13 +197,13 @@ def finetuning(
             recipe = (
                 load_finetune_recipe(str(recipe_file)) if resumes and recipe_file.exists() else None
             )
-            started = start(processes, recipe)
-            processes.refuse_to_share(started.min_batch_size)
+            training = make_training(processes, recipe)
+            processes.refuse_to_share(training.min_batch_size)
             with open_run(output, content, overwrite) if processes.first else nullcontext():
                 if processes.first and not recipe_file.exists():
-                    write_text(recipe_file, dump_recipe(started.recipe))
+                    write_text(recipe_file, dump_recipe(training.recipe))
                 disable_heap_trim()
-                if end := (yield from started.training):
+                if end := (yield from training.events):
                     text, fields, recipe = end
                     finished = {"text": text, "fields": fields, "recipe": dump_recipe(recipe)}
                     write_json(output / FINISHED, finished)
@@ -212,9 +217,10 @@ def finetuning(
 
 
 def _without_folds(request: FinetuneRequest) -> FinetuneRequest:
-    """Return the request for several processes.
+    """Return the request with a split and the method "full" where the user left the choice.
 
-    A cross-validation is for few rows, which one process learns in minutes.
+    Several processes train so: a cross-validation is for few rows, which one process learns in
+    minutes.
     """
     return replace(
         request,
@@ -237,8 +243,8 @@ def _tidy(output: Path) -> None:
             shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def _fit_budget(job: FinetuneJob, begin: float, processes: int) -> None:
-    """Give a job as many epochs of its recipe as fit into the budget of its request.
+def _fit_budget(job: FinetuneJob, budget: float, begin: float, processes: int) -> None:
+    """Give a job as many epochs of its recipe as fit into a budget in seconds.
 
     The budget began at `begin`.
 
@@ -246,7 +252,6 @@ def _fit_budget(job: FinetuneJob, begin: float, processes: int) -> None:
         UsageError: it is too short for a single epoch.
     """
     recipe = job.recipe
-    budget = seconds_of(str(job.request.budget))
     times = forecast(job, processes)
     # of an epoch
     seconds = times.training * trainings(job) / recipe.epochs
@@ -704,7 +709,7 @@ def make_finetune_request(data: Data, **options: Any) -> FinetuneRequest:
     addresses = {"model": request.model, "teacher": request.teacher}
     if recipe.endswith(".toml"):
         addresses["recipe"] = recipe
-    local: JsonObject = {"recipe": recipe}
+    local: dict[str, Any] = {"recipe": recipe}
     urls = {}
     for name, address in addresses.items():
         if address:

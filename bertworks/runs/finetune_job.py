@@ -517,7 +517,7 @@ class FinetuneJob(Job):
         units = [*self.groups, *self.clozes, *self.dev_units]
         self.vocab_subset = VocabSubset(units, c.vocab_size, whole=recipe.lm_weight > 0)
         names = [name for name in DROPOUTS if recipe.dropout >= 0 and getattr(c, name) is not None]
-        rates: JsonObject = dict.fromkeys(names, recipe.dropout)
+        rates: dict[str, Any] = dict.fromkeys(names, recipe.dropout)
         self.config = replace(c, vocab_size=len(self.vocab_subset.ids), **rates)
 
     @property

@@ -27,7 +27,7 @@ from bertworks.io.atomic_write import write_text
 from bertworks.io.tables import Data
 from bertworks.runs.finetune import (
     End,
-    Started,
+    Training,
     evaluate_on_dev,
     finetuning,
     forecast_comparison,
@@ -306,12 +306,14 @@ def joint_events(
         UsageError, BertworksError: as `finetune_events`.
     """
 
-    def start(processes: Processes, recipe: FinetuneRecipe | None) -> Started:
+    def make_training(processes: Processes, recipe: FinetuneRecipe | None) -> Training:
         job = JointJob(request, processes.device, recipe)
-        training = _train(job, Path(output), processes, compares)
-        return Started(job.recipe, job.min_batch_size, training)
+        events = _train(job, Path(output), processes, compares)
+        return Training(job.recipe, job.min_batch_size, events)
 
-    yield from finetuning(output, request.content(), request.paths, device, overwrite, start)
+    yield from finetuning(
+        output, request.content(), request.paths, device, overwrite, make_training
+    )
 
 
 def _train(

@@ -133,8 +133,7 @@ def _unreachable(where: str) -> BertworksError:
     return BertworksError(
         f"no process of the training answers at {where}",
         hint="start the same command on that machine; its name must be known, and its port "
-        "open, on "
-        "this one",
+        "open, on this one",
     )
 
 

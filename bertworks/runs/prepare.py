@@ -1,4 +1,9 @@
-"""Raw text -> vocabulary and shards, in a background thread with progress as events."""
+"""Raw text -> vocabulary and shards, in a background thread with progress as events.
+
+- `make_vocabulary`, `make_shards`: by this process and its workers, or in portions
+- `count_maker`, `shard_maker`: portions for groups of files, made by any process; `values_of`: what
+  the portions hold
+"""
 
 import json
 import queue
@@ -217,12 +222,12 @@ def _maker(source: JsonObject, values: Callable[[Iterator[str]], Iterator[bytes]
     """Return the `maker` of portions that hold the values of the texts of a group."""
     reader = CorpusReader(**source)
 
-    def blocks(group: Group) -> Iterator[bytes]:
+    def content(group: Group) -> Iterator[bytes]:
         report = CorpusReport()
         yield from values(reader.texts(group, report))
         yield json.dumps(asdict(report)).encode()
 
-    return {"corpus": reader.identity()}, lambda group: (0, blocks(group))
+    return {"corpus": reader.identity()}, lambda group: (0, content(group))
 
 
 def blocks_of(files: Iterable[Path], reader: CorpusReader) -> Iterator[bytes]:

@@ -252,7 +252,7 @@ def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request
             "languages are for files and folders of text",
             hint="write the text into a file",
         )
-    paths: JsonObject = {
+    paths: dict[str, Any] = {
         name: absolute(value)
         for name, value in models.items()
         if name == "tokenizer" or not is_model_name(value)
@@ -286,8 +286,7 @@ def with_languages(recipe: Recipe, request: Request) -> Recipe:
         (
             bool(sampling.parallel_rate) == bool(request.parallel),
             f"sampling.parallel_rate is {sampling.parallel_rate}, and there are "
-            f"{len(request.parallel)} files of "
-            "translations",
+            f"{len(request.parallel)} files of translations",
             "--recipe xlm-tlm and --parallel belong together, and xlm-mlm without",
         ),
         (

@@ -42,7 +42,7 @@ from bertworks.tasks.task import NOTHING, Mistake
 from bertworks.training.objectives import OBJECTIVES, PERPLEXITY
 from bertworks.training.recipe import FinetuneRecipe
 
-Rows = list[JsonObject]
+MetricRows = list[JsonObject]
 Result = Mapping[str, Any]  # of an evaluation, as in result.json
 # title, name of the figure, format, whether the axis begins at zero
 Chart = tuple[str, str, Show, bool]
@@ -299,7 +299,7 @@ def _write(folder: Path, kind: str, summary: list[str], sections: list[Section])
     return folder / "report.html"
 
 
-def _read_rows(folder: Path) -> tuple[Rows, Rows]:
+def _read_rows(folder: Path) -> tuple[MetricRows, MetricRows]:
     """Return the steps, and the evaluations, in the order of steps.
 
     Evaluations are their figures with the step among them. A run that was resumed may repeat steps:
@@ -314,7 +314,7 @@ def _read_rows(folder: Path) -> tuple[Rows, Rows]:
     ]
 
 
-def _spent(steps: Rows, evaluations: Rows) -> list[str]:
+def _spent(steps: MetricRows, evaluations: MetricRows) -> list[str]:
     """Return the steps, tokens and time so far, in words."""
     last, held = (rows[-1] if rows else {} for rows in (steps, evaluations))
     parts = [f"{max(last.get('step', 0), held.get('step', 0)):,} steps"]
@@ -326,7 +326,11 @@ def _spent(steps: Rows, evaluations: Rows) -> list[str]:
 
 
 def _lines(
-    charts: Iterable[Chart], steps: Rows, evaluations: Rows, held: str, best: Mapping[str, Point]
+    charts: Iterable[Chart],
+    steps: MetricRows,
+    evaluations: MetricRows,
+    held: str,
+    best: Mapping[str, Point],
 ) -> list[Section]:
     """Return charts of figures over steps; a figure that nothing has is left out.
 

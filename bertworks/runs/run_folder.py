@@ -532,8 +532,7 @@ class Processes:
             not names,
             f"{', '.join(names)} cannot see the folder {output.resolve()} of the first process",
             hint="-o FOLDER on a disk that all machines share; the data must be at the same "
-            "path on "
-            "each of them",
+            "path on each of them",
         )
 
     def from_first(self, value: Value) -> Value:

@@ -109,7 +109,8 @@ class Job(Protocol):
     Its methods are functions of their arguments and of the plan that it follows, so that a resumed
     run gets the same results.
 
-    schedule: that of a run with a budget. settings: how the run evaluates and saves.
+    schedule: of a run with a budget; None: there is no budget.
+    settings: how the run evaluates and saves.
     """
 
     schedule: Schedule | None = None

@@ -7,13 +7,15 @@ An endpoint is a generator: it checks a request, yields what to compute, gets th
 returns the parts of the answer (`AnswerParts`). Parts are work, too: the server makes them in
 turns, and only if they fit into its limit of bytes. No HTTP, no threads.
 
+- `Part`, `AnswerParts`: an answer before it is made; `grouped_answer`: an answer that is a list of
+  lists
 - `check_answer`: refuses an answer that may be too large
 - `to_json`, `json_size`, `joined_list`, `joined_lists`: parts as JSON, put together without reading
   them again
 - `PretrainedEndpoints`: vectors, cosines and tokens for masks
 - `FinetunedEndpoints`: labels, ranks, entities, answers
-- `Abilities`: the endpoints of its model, which are one of these, and those that every model has:
-  search in an index, explanations, tokens
+- `Abilities`: all endpoints of a server: those of its model, by one of the two classes above, and
+  those that every model has: search in an index, explanations, tokens
 """
 
 import base64
@@ -145,7 +147,10 @@ def joined_lists(parts: Iterable[bytes]) -> bytes:
 
 
 def grouped_answer(groups: Sequence[Sequence[Part]], truncated: Sequence[int] = ()) -> AnswerParts:
-    """Return an answer that is a list of lists, each of which is made in parts that are lists."""
+    """Return an answer that is a list of lists.
+
+    A group has the parts of one inner list; each part is a list.
+    """
 
     def join(pieces: Sequence[bytes]) -> bytes:
         remaining = iter(pieces)
@@ -511,9 +516,9 @@ class FinetunedEndpoints:
         Args:
             inputs: a list of items.
             size: the bytes of the answer to an item, at most.
-            at_once: items that are read before others have their turn, and before it is noticed
-                that the client has gone; None: all. Not for the first step of an endpoint, whose
-                costs are checked.
+            at_once: the number of items that are read before other requests have their turn, and
+                before the server looks whether the client has gone; None: all. Only None is allowed
+                in the first step of an endpoint, because its costs are checked.
         """
         items = [item_of(value, number, self._task) for number, value in enumerate(inputs)]
         features = list[Features]()
@@ -913,17 +918,19 @@ class Abilities:
             documents.append(to_json(hit))
             size += len(documents[-1])
             check_answer(size, self.limits.answer_bytes)
-        parts = [Part(partial(msgspec.Raw, document), len(document)) for document in documents]
 
         def with_matches(document: bytes, text: str) -> Any:
             spans = places_of(words, text, language, MAX_MATCHES)
             return msgspec.Raw(document[:-1] + b',"matches":' + to_json(spans) + b"}")
 
-        if request["matches"]:
-            for number, (document, hit) in enumerate(zip(documents, hits, strict=True)):
-                text = hit["text"]
-                size = len(document) + 20 + MATCH_BYTES * min(MAX_MATCHES, len(text))
-                parts[number] = Part(partial(with_matches, document, text), size)
+        parts = list[Part]()
+        for document, hit in zip(documents, hits, strict=True):
+            part = Part(partial(msgspec.Raw, document), len(document))
+            if request["matches"]:
+                matches_size = 20 + MATCH_BYTES * min(MAX_MATCHES, len(hit["text"]))
+                make = partial(with_matches, document, hit["text"])
+                part = Part(make, len(document) + matches_size)
+            parts.append(part)
         return AnswerParts(parts, joined_list, truncated)
 
     def explain(self, request: Request) -> Steps:

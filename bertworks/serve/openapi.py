@@ -12,7 +12,7 @@ Requests are checked by these types, and the OpenAPI document describes both.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from enum import Enum
+from enum import Enum, StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypedDict, get_args, get_origin
@@ -68,7 +68,7 @@ def _number(text: str) -> float:
 _DECODER = msgspec.json.Decoder(float_hook=_number)
 
 
-class TruncationDirection(Enum):
+class TruncationDirection(StrEnum):
     """The end of a text from which it is truncated.
 
     Clients of TEI write a capital letter, and those of Hugging Face a small one; the OpenAPI
@@ -203,10 +203,12 @@ def _fields(request: msgspec.Struct) -> JsonObject:
 
     The settings in `parameters` count as fields, and take precedence.
     """
-    fields: JsonObject = msgspec.to_builtins(request)
+    fields: JsonObject = msgspec.structs.asdict(request)
     if settings := fields.get("parameters"):
         fields["parameters"] = {
-            name: value for name, value in settings.items() if value is not None
+            name: value
+            for name, value in msgspec.structs.asdict(settings).items()
+            if value is not None
         }
         fields |= fields["parameters"]
     return fields
@@ -479,7 +481,9 @@ def document(info: Info, requests: Mapping[str, list[Type]], *, token: bool) -> 
 
 def _references(value: Any) -> set[str]:
     """Return the names of the schemas to which a part of the document refers."""
-    return set(re.findall(_REFERENCE.format(name=r"(\w+)"), json.dumps(value)))
+    reference = _REFERENCE.format(name=r"(\w+)")
+    # A quotation mark within a text of the document, such as the name of a prompt, is escaped.
+    return set(re.findall(rf'"\$ref": "{reference}"', json.dumps(value)))
 
 
 def documentation(document: Mapping[str, Any]) -> bytes:

@@ -482,36 +482,36 @@ class Pipeline:
         try:
             job = steps.send(results)
         except StopIteration as end:
-            parts: AnswerParts = end.value
-            check_answer(parts.size, self._limits.answer_bytes)
+            answer: AnswerParts = end.value
+            check_answer(answer.size, self._limits.answer_bytes)
             return (
-                self._joined(parts, list(map(_made, parts.parts)))
-                if parts.size <= SMALL_ANSWER
-                else parts
+                self._joined(answer, list(map(_made, answer.parts)))
+                if answer.size <= SMALL_ANSWER
+                else answer
             )
         check_tokens(sum(job.costs), self._limits.tokens)
         return job
 
-    async def _large_answer(self, parts: AnswerParts, place: Place, sender: Hashable) -> Answer:
+    async def _large_answer(self, answer: AnswerParts, place: Place, sender: Hashable) -> Answer:
         """Make an answer part by part, in turns with those of other clients.
 
         It is not made to its end if the client goes, nor if another client that has less needs its
         room. `send_large` takes the room again.
         """
         making = InferenceJob(
-            [partial(_made, part) for part in parts.parts],
-            [part.size for part in parts.parts],
+            [partial(_made, part) for part in answer.parts],
+            [part.size for part in answer.parts],
             call_each,
             sender,
         )
         try:
-            with self.room.place(place.client, parts.size) as room:
+            with self.room.place(place.client, answer.size) as room:
                 room.task = asyncio.current_task()
                 async with asyncio.timeout(ANSWER_SECONDS):
                     pieces = await result_of(self.answers.submit(making, math.inf))
                     size = sum(map(len, pieces))
                     joining = InferenceJob(
-                        [partial(self._joined, parts, pieces)], [size], call_each, sender
+                        [partial(self._joined, answer, pieces)], [size], call_each, sender
                     )
                     answers: list[Answer] = await result_of(self.answers.submit(joining, math.inf))
         except TimeoutError:
@@ -519,13 +519,13 @@ class Pipeline:
         answers[0].client = place.client
         return answers[0]
 
-    def _joined(self, parts: AnswerParts, pieces: Sequence[bytes]) -> Answer:
-        body = parts.join(pieces)
+    def _joined(self, answer: AnswerParts, pieces: Sequence[bytes]) -> Answer:
+        body = answer.join(pieces)
         check_answer(len(body), self._limits.answer_bytes)
         headers = {}
-        if parts.truncated:
-            headers["x-truncated-texts"] = str(np.count_nonzero(parts.truncated))
-            headers["x-truncated-tokens"] = str(sum(parts.truncated))
+        if answer.truncated:
+            headers["x-truncated-texts"] = str(np.count_nonzero(answer.truncated))
+            headers["x-truncated-tokens"] = str(sum(answer.truncated))
         return Answer(body, headers=headers)
 
     async def send_large(self, response: Answer, scope: Any, send: Any) -> None:

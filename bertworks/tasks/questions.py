@@ -17,6 +17,7 @@ from bertworks.datasets.schema import (
     Names,
     Schema,
     StudiedFile,
+    Texts,
     first_column,
     named_columns,
 )
@@ -181,7 +182,7 @@ class QuestionsTask(Task):
         context = item.texts[1]
         return any(context[start : start + len(text)] != text for start, text in item.label or ())
 
-    def divided_texts(self, item: Item) -> Names:
+    def divided_texts(self, item: Item) -> Texts:
         """Questions on one context are on one side."""
         return item.texts[1:]
 
@@ -213,7 +214,10 @@ class QuestionsTask(Task):
         return value
 
     def explained(self, features: Features, answer: Answer, target: str | None) -> Explained:
-        """The logits of start and end of the answer, in its window, or of [CLS] without one."""
+        """Return the logits of start and end of the answer in its window.
+
+        If there is no answer, they are the logits of [CLS].
+        """
         prediction = (answer["answer"] or "(no answer)", f"{answer['score']:.1%}")
         if not answer["answer"]:
             name = "“no answer” (its score)"

@@ -107,7 +107,8 @@ class Features(NamedTuple):
     item: Item
     # one sequence; one for each choice; or windows over a long text, `Lazy` if several
     unit: ExampleGroup
-    # Tokens in the sequences, without special tokens; those of the question if there are windows.
+    # Tokens of the texts that are read, or of the question in front of windows, without special
+    # tokens; 0 where nothing is truncated.
     num_read: int = 0
     num_truncated: int = 0  # tokens that are in no sequence
     # those of the unit: together they predict every token or word once, in order
@@ -128,7 +129,7 @@ class Features(NamedTuple):
         )
 
 
-Rows = Sequence[Features]
+Rows = Sequence[Features]  # of a data set, as the network reads them
 
 
 @dataclass

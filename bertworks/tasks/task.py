@@ -699,10 +699,11 @@ class Task(RowTask):
 
     @property
     def usages(self) -> Mapping[str, str]:
-        """The code that uses a model with transformers, in which TEXTS stands for an example.
+        """The code that uses a model with transformers, by name. TEXTS stands for an example.
 
-        "usage_in_a_language" is that for a model of several languages, to which a pipeline passes
-        none. LANGUAGE and NAME stand there for the number and the name of its language.
+        `usage` is for most models. `usage_in_a_language` is for a model of several languages,
+        because a pipeline passes no language to it. LANGUAGE and NAME stand for its number and
+        name.
         """
         return _USAGE[self.name]  # type: ignore[no-any-return]
 

@@ -28,7 +28,7 @@ from bertworks.datasets.schema import (
     named_columns,
 )
 from bertworks.datasets.values import MOST, label_text, list_of, spans_of
-from bertworks.errors import expect, require
+from bertworks.errors import BertworksError, expect, require
 from bertworks.metrics import intervals
 from bertworks.metrics.classification import Span, paired, tag_runs
 from bertworks.tasks.sequences import (
@@ -77,7 +77,6 @@ class TokenTask(Task):
     pipeline = "token-classification"
     reads_windows = True
     labels_tokens = True
-    needed_lists = 2
     recipe_fields: Names = ("lstm_units", "class_weights", "label_smoothing")
     endpoint = "ner"
     reads = "text"
@@ -153,23 +152,26 @@ class TokenTask(Task):
             score_of = self.score_of_spans(answer)
             for spans in self.span_pairs([(item, answer)]):
                 for gold, predicted in paired(*spans):
-                    place = predicted or gold
-                    if gold == predicted or place is None:
-                        continue
-                    score = score_of(place, predicted)
-                    text = self.text_between(item, None, None)
-                    if len(text) > _LONG_TEXT:
-                        start = max(0, place[0] - self.near)
-                        text = f"... {self.text_between(item, start, place[1] + self.near)} ..."
-                    labels = [
-                        NOTHING
-                        if span is None
-                        else f"{span[2]}: {self.text_between(item, *span[:2])}"
-                        for span in (gold, predicted)
-                    ]
-                    badness = 0.5 if score is None else score
-                    kind = _kind_of_mistake(gold, predicted)
-                    yield Mistake(item.where, (text,), labels[0], labels[1], score, badness, kind)
+                    if gold != predicted:
+                        yield self._mistake(item, gold, predicted, score_of)
+
+    def _mistake(
+        self, item: Item, gold: Span | None, predicted: Span | None, score_of: ScoreOfSpan
+    ) -> Mistake:
+        place = predicted or gold
+        assert place is not None
+        score = score_of(place, predicted)
+        text = self.text_between(item, None, None)
+        if len(text) > _LONG_TEXT:
+            start = max(0, place[0] - self.near)
+            text = f"... {self.text_between(item, start, place[1] + self.near)} ..."
+        labels = [
+            NOTHING if span is None else f"{span[2]}: {self.text_between(item, *span[:2])}"
+            for span in (gold, predicted)
+        ]
+        badness = 0.5 if score is None else score
+        kind = _kind_of_mistake(gold, predicted)
+        return Mistake(item.where, (text,), labels[0], labels[1], score, badness, kind)
 
     @abstractmethod
     def score_of_spans(self, answer: Answer) -> ScoreOfSpan:
@@ -229,6 +231,7 @@ class TaggingTask(TokenTask):
     expected = 'write one tag for each word, as ["O", "B-person"]'
     label_note = "a tag for each word: {labels}"
     file_kind = "conll"
+    needed_lists = 2
     metrics = ("f1", "precision", "recall", "accuracy")
     fields = ("tags",)
     trivial = "most frequent tag"
@@ -438,14 +441,16 @@ class SpansTask(TokenTask):
         if spans is None:
             return None
         places = [(span["start"], span["end"], span["type"]) for span in spans]
+        length = len(cell.texts[0])
         for start, end, kind in places:
-            length = len(cell.texts[0])
-            require(
-                0 <= start < end <= length,
-                f"the {kind} from {start} to {end} is not inside its text of {length} characters",
-                cell.where,
-                "count characters (not bytes) from 0; the end is the place after the last one",
-            )
+            if not 0 <= start < end <= length:
+                raise BertworksError(
+                    f"the {kind} from {start} to {end} is not inside its text of {length} "
+                    "characters",
+                    where=cell.where,
+                    hint="count characters (not bytes) from 0; the end is the place after the last "
+                    "one",
+                )
         return tuple((start, end, cell.known_label(kind)) for start, end, kind in places)
 
     def read(self, reader: Featurizer, items: list[Item]) -> Iterator[Features]:

@@ -48,9 +48,7 @@ SUFFIXES = [suffix for suffix, kind in FORMATS.items() if kind != "conll"]
 _GROUP = 1 << 24  # bytes of files
 _MIN_LINES = 1000  # before a file with malformed lines is refused before its end
 _OWN_MARGIN = 30  # lines of a document that has its own margin, not that of its file
-
-
-Group = tuple[int, int]  # the numbers of its first file, and after its last one
+Group = tuple[int, int]  # of files: the number of the first one, and the number after the last one
 # What ends a document in plain text. title: a blank line, but not the one after a title.
 _ENDS = {
     "blank_line": "a blank line ends a document",
@@ -110,9 +108,10 @@ class CorpusReport(inputs.Repairs):
 
     def add(self, report: JsonObject) -> None:
         """Add the report of files that come later, as a dict."""
-        for issue, counter in report.pop("counts").items():
+        for issue, counter in report["counts"].items():
             self.counts[issue].add_all(IssueCounter(**counter))
-        for name, value in report.items():
+        for name in report.keys() - {"counts"}:
+            value = report[name]
             sum_so_far = getattr(self, name)
             if isinstance(value, dict):
                 for key, number in value.items():
@@ -497,7 +496,7 @@ class CorpusReader:
         self.report = report
 
     def groups(self) -> Iterator[Group]:
-        """Yield consecutive files of at least 16 MB together; the last group may be smaller."""
+        """Yield groups of consecutive files of at least 16 MB; the last one may be smaller."""
         first = 0
         for files in chunk_by_size(self.files, _GROUP, lambda path: path.stat().st_size):
             yield first, first + len(files)

@@ -7,8 +7,9 @@
 
 import re
 import unicodedata
+from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -199,16 +200,21 @@ def with_marks(text: str, end: int) -> int:
     return end
 
 
-def trimmed(text: str, spans: Sequence[Sequence[int]]) -> IntArray:
+def trimmed(text: str, spans: "array[int]") -> IntArray:
     """Return spans without white space in front, and with the marks of their last character.
 
     The space in front of a word may belong to it. Empty spans are left out.
+
+    spans: where the first one begins and ends, the second one, and so on.
+
+    Returns:
+        int32 [n, 2].
     """
-    words: list[tuple[int, int]] = []
-    for start, end in spans:
+    words = array("i")
+    for start, end in zip(spans[::2], spans[1::2], strict=True):
         start += len(text[start:end]) - len(text[start:end].lstrip())
         if start < end:
-            words.append((start, with_marks(text, end)))
+            words.extend((start, with_marks(text, end)))
     return np.array(words, np.int32).reshape(-1, 2)
 
 

@@ -181,10 +181,10 @@ for _factors in (_GRAM_FACTORS, _HASH_FACTORS, _BAND_FACTORS):  # odd, so that n
 def _hashes_of(text: str, word_hashes: _WordHashes) -> tuple[int, _Hashes]:
     """Return the hashes of the words of a text, or of its characters if its script has no spaces.
 
-    They are empty for a text that is too short to be compared by them.
+    There are no hashes for a text that is too short.
 
     Returns:
-        How many in a row are compared, and the hashes.
+        The number of words or characters in a row that are compared, and the hashes.
     """
     words = [] if len(text) > _LONGEST else _words(text)
     letters = "".join(words)
@@ -207,16 +207,19 @@ def _grams(hashes: _Hashes, gram: int) -> _Hashes:
     return mixed(total)
 
 
-def _signatures(texts: Sequence[_Hashes], gram: int) -> NDArray[np.uint32]:
-    """Return the MinHash values of the hashes of texts: [texts, BANDS * BAND_SIZE]."""
-    lengths = np.array(list(map(len, texts)))
-    grams = _grams(np.concatenate(texts), gram)
+def _signatures(hashes: Sequence[_Hashes], gram: int) -> NDArray[np.uint32]:
+    """Return the MinHash values of texts: [texts, BANDS * BAND_SIZE].
+
+    hashes: of each text. gram: how many of them in a row are compared, the same for all texts.
+    """
+    lengths = np.array(list(map(len, hashes)))
+    grams = _grams(np.concatenate(hashes), gram)
     # The grams that begin in one text and end in the next one belong to no text.
     places = np.arange(len(grams) + gram - 1)
     is_inside = (np.repeat(np.cumsum(lengths), lengths) - places >= gram)[: len(grams)]
     starts = np.concatenate([[0], np.cumsum(lengths - gram + 1)[:-1]])
     grams = grams[is_inside]
-    signatures = np.empty((len(texts), len(_HASH_FACTORS)), np.uint32)
+    signatures = np.empty((len(hashes), len(_HASH_FACTORS)), np.uint32)
     for column, (factor, offset) in enumerate(zip(_HASH_FACTORS, _HASH_OFFSETS, strict=True)):
         values = grams ^ offset
         values *= factor
@@ -242,7 +245,7 @@ def _similar(texts: Sequence[str], numbers: Sequence[int]) -> dict[int, int]:
             if len(hashes):
                 by_gram[gram][number] = hashes
         for gram, long_texts in by_gram.items():
-            long_numbers += long_texts
+            long_numbers += long_texts.keys()
             signature_blocks.append(_signatures([*long_texts.values()], gram))
     signatures = np.concatenate(signature_blocks)
 

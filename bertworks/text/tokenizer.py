@@ -24,6 +24,7 @@ where this changes no token (`cut_points`). Where no such place is near:
 import json
 import re
 import sys
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import groupby
@@ -371,18 +372,18 @@ class Tokenizer:
         model = self._description["model"]
         normalizer = self._description["normalizer"] or {}
         pre_tokenizer = self._description["pre_tokenizer"] or {}
-        single = self._library.encode("a").ids
+        if model["type"] != "WordPiece":
+            return False
         pair = self._library.encode("a", "a")
-        template = [self.cls_id, *single[1:2], self.sep_id]
+        template = [self.cls_id, *self._plain.encode("a").ids, self.sep_id]
         return (
-            model["type"] == "WordPiece"
-            and model["continuing_subword_prefix"] == "##"
+            model["continuing_subword_prefix"] == "##"
             and model["max_input_chars_per_word"] == LONGEST_WORD
             and normalizer.get("type") == "BertNormalizer"
             and normalizer["clean_text"]
             and pre_tokenizer.get("type") == "BertPreTokenizer"
             # [CLS] A [SEP] for a text, [CLS] A [SEP] B [SEP] for a pair, with type 1 from B on
-            and single == template
+            and self._library.encode("a").ids == template
             and pair.ids == template + template[1:]
             and pair.type_ids == [0, 0, 0, 1, 1]
         )
@@ -491,15 +492,15 @@ class Tokenizer:
         short = self._shortened(texts)
         words = list[IntArray]()
         for number, parts in groupby(self._parts(self._literal, short), itemgetter(0)):
-            spans = list[list[int]]()
+            spans = array("i")  # where each word begins and ends
             for _, begin, skipped, part in parts:
                 # The text may be cut within a word, which then continues that of the part before.
                 previous = part.word_ids[skipped - 1] if skipped else -1
                 tokens = zip(part.word_ids[skipped:], part.offsets[skipped:], strict=True)
                 for word, (start, end) in tokens:
                     if word != previous:
-                        spans.append([begin + start, begin + end])
-                    spans[-1][1] = begin + end
+                        spans.extend((begin + start, begin + end))
+                    spans[-1] = begin + end
                     previous = word
             words.append(short[number].places(long_texts.trimmed(short[number].text, spans)))
         return words
@@ -633,7 +634,8 @@ class Tokenizer:
         Args:
             begin: where the texts are cut, less 1.
             is_fast: encode without offsets.
-            limit: the part that has one token more than this, with those before, is the last one.
+            limit: the last part is the one with which all parts together have more tokens than
+                this.
         """
         room = sys.maxsize if limit is None else limit
         encode = library.encode_batch_fast if is_fast else library.encode_batch

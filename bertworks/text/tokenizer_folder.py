@@ -33,12 +33,11 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, check, quoted, require
+from bertworks.events import JsonObject
 from bertworks.io.atomic_write import parse_json, read_small
 from bertworks.io.protobuf import last_value, read_protobuf
 
 Result = TypeVar("Result")
-JsonObject = dict[str, Any]  # the content of a file, or the arguments of a class
-
 
 _TABLES = packaged_table(__file__, "pipelines.toml")
 NORMALIZER_SETTINGS: dict[str, str] = _TABLES["normalizer_settings"]
@@ -569,7 +568,7 @@ def _add_tokens(
     require(is_map, "added_tokens_decoder does not map ids to tokens", folder)
     count = len(added) + len(more) + len(decoder)
     require(count <= _MOST_ADDED, f"{count:,} added tokens: too many", folder)
-    ids: JsonObject = library.get_vocab() | added
+    ids: dict[str, int] = library.get_vocab() | added
     entries: dict[str, JsonObject] = {token: {"special": False} for token in added}
     entries |= {str(_content(token)): token if isinstance(token, dict) else {} for token in more}
     for number, token in decoder.items():
@@ -684,11 +683,12 @@ def bert_pipeline(
     library.normalizer = normalizers.BertNormalizer(**normalizer)
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.decoder = decoders.WordPiece()
-    library.post_processor = template(library, _STYLES["albert"], special_tokens)
     added = dict(special_tokens)
     if style in WORD_PIECE_FAMILIES:
         library.post_processor = _roberta_template(library, special_tokens)
         del added["mask_token"]
+    else:
+        library.post_processor = template(library, _STYLES["albert"], special_tokens)
     library.add_special_tokens(list(added.values()))
     return library
 
@@ -756,10 +756,8 @@ def begin_with(serialized: str, token: str) -> str:
 def spell_special_tokens(names: Mapping[str, str], tokens: Container[str]) -> dict[str, str]:
     """The special tokens that a vocabulary has: as they are named, else in a usual spelling."""
     spellings = SPELLINGS | {name: [token] for name, token in names.items()}
-    # The last one that is set stays: the first of the spellings.
-    return {
-        name: token for name in SPELLINGS for token in reversed(spellings[name]) if token in tokens
-    }
+    known = {name: [token for token in spellings[name] if token in tokens] for name in SPELLINGS}
+    return {name: known_tokens[0] for name, known_tokens in known.items() if known_tokens}
 
 
 def refuse_style(path: Path, style: str) -> NoReturn:
@@ -844,7 +842,7 @@ def sentencepiece_pipeline(
     if charsmap:
         charsmap_growth(charsmap)
         steps.append(normalizers.Precompiled(charsmap))
-    # at both ends of a text and where there are several
+    # remove_extra_whitespaces: spaces at both ends of a text, and repeated ones
     if style == "sentencepiece" and last_value(normalizer, 4, 1):
         steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex("^ | $"), "")]
     library.normalizer = normalizers.Sequence(steps)
@@ -862,14 +860,19 @@ def sentencepiece_pipeline(
         library.decoder = decoders.Sequence(
             [*bytes_to_text, decoders.Strip(" ", int(adds_space), 0)]
         )
-    library.add_special_tokens([token for token in kinds.get(3, []) if token in ids])
-    if is_bpe:  # the scores of unigram pieces make those that are never split win by themselves
-        library.add_tokens([AddedToken(token, normalized=False) for token in kinds.get(4, [])])
+    control = kinds.get(3, [])  # special tokens, which no text has
+    user_defined = kinds.get(4, [])  # tokens that are never split
+    library.add_special_tokens([token for token in control if token in ids])
+    if is_bpe:  # in a unigram model their scores keep them whole
+        library.add_tokens([AddedToken(token, normalized=False) for token in user_defined])
     return library
 
 
 def _read_pieces(messages: list[Any]) -> tuple[list[tuple[str, float]], dict[int, list[str]]]:
-    """Return the pieces of a SentencePiece file with their scores, and those of each kind."""
+    """Return the pieces of a SentencePiece file with their scores, and the pieces by kind.
+
+    A kind is the number of a `Type` of ModelProto.
+    """
     pieces: list[tuple[str, float]] = []
     kinds: dict[int, list[str]] = {}
     for message in map(read_protobuf, messages):

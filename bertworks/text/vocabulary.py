@@ -294,7 +294,7 @@ Algorithm = Literal["wordpiece", "bpe", "unigram"]
 Counted = Callable[[Sample], Iterable[AccentCounts]]
 SpecialTokens = Literal["bert", "roberta", "xlm", "gpt2"]
 _SPECIALS = list(SPECIAL_TOKENS.values())  # [PAD]=0 [UNK]=1 [CLS]=2 [SEP]=3 [MASK]=4
-_SPECIAL_TOKENS: dict[SpecialTokens, dict[str, Any]] = packaged_table(__file__, "pipelines.toml")[
+_TOKENS_OF_STYLE: dict[SpecialTokens, dict[str, Any]] = packaged_table(__file__, "pipelines.toml")[
     "special_tokens"
 ]
 # Characters of an unknown word that a message shows.
@@ -379,7 +379,7 @@ class VocabularyConfig:
     @property
     def pad_id(self) -> int:
         """The id of the padding token, or -1 if there is none."""
-        first = _SPECIAL_TOKENS[self.special_tokens]["first"]
+        first = _TOKENS_OF_STYLE[self.special_tokens]["first"]
         return next(
             (number for number, token in enumerate(first) if token in ("<pad>", "[PAD]")), -1
         )
@@ -629,8 +629,9 @@ def _train(
 ) -> tuple[tokenizers.Tokenizer, list[str]]:
     """Return the tokenizer, and the alphabet."""
     unused = [f"[unused{number}]" for number in range(config.unused)]
-    first, last, _ = _SPECIAL_TOKENS[config.special_tokens].values()
-    reserved = first + unused
+    special = _TOKENS_OF_STYLE[config.special_tokens]
+    reserved = special["first"] + unused
+    last = special["last"]
     room = config.size - len(reserved) - len(last)
     words = statistics.words
     least = config.min_frequency
@@ -723,11 +724,12 @@ def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Token
     For WordPiece it is that of BERT; the others keep spaces at the starts of words.
     """
     if config.special_tokens != "bert":
-        first, last, around = _SPECIAL_TOKENS[config.special_tokens].values()
-        library = byte_level_pipeline(model, around, bool(first))
+        special = _TOKENS_OF_STYLE[config.special_tokens]
+        first = special["first"]
+        library = byte_level_pipeline(model, special["around"], bool(first))
         # A mask replaces a word together with the space before it.
         library.add_special_tokens(
-            [*first, *(AddedToken(token, lstrip=token == "<mask>") for token in last)]
+            [*first, *(AddedToken(token, lstrip=token == "<mask>") for token in special["last"])]
         )
         return library
     is_bert = config.algorithm == "wordpiece"

@@ -3,6 +3,7 @@
 Size, vocabulary, batch, phases and steps come from the measured speed of the machine.
 
 - `SIZE_PRESETS`: what suits which amount of arithmetic, from sizes.toml
+- `seconds_of`: a budget in words -> seconds
 - `Schedule`: the steps of a run, planned again where the speed changes; `Pace`: the recent speed
 """
 
@@ -49,8 +50,8 @@ class SizePreset(NamedTuple):
     initializer_range: float
 
 
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-SHORTEST = 20  # seconds of a budget: to measure the speed, and to train
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_SHORTEST_BUDGET = 20  # seconds of a budget: to measure the speed, and to train
 SIZE_PRESETS = [
     SizePreset(**preset) for preset in packaged_table(__file__, "sizes.toml")["presets"]
 ]
@@ -432,13 +433,17 @@ def random_batch(recipe: Recipe, sequences: int, length: int) -> Batch:
 
 
 def seconds_of(budget: str) -> float:
-    """90s, 30m, 2h, 1d, 1h30m -> seconds."""
+    """Return the seconds of a budget such as 90s, 30m, 2h, 1d or 1h30m.
+
+    Raises:
+        UsageError: it is no budget, or too short.
+    """
     words = re.fullmatch(r"(\d+(\.\d+)?[smhd])+", budget.strip().lower(), re.ASCII)
     parts = re.findall(r"([\d.]+)([smhd])", words[0]) if words else []
-    total = sum(float(number) * UNITS[unit] for number, unit in parts)
+    total = sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)
     expect(
-        SHORTEST <= total < 1e9,
+        _SHORTEST_BUDGET <= total < 1e9,
         f"{budget!r} is not a budget",
-        hint=f"give a time of {SHORTEST} s or more, such as 30m, 2h or 1h30m",
+        hint=f"give a time of {_SHORTEST_BUDGET} s or more, such as 30m, 2h or 1h30m",
     )
     return total

@@ -71,7 +71,7 @@ def choose_device(name: str = "auto") -> torch.device:
             hint="leave --device out: `bertworks doctor` lists the devices; under torchrun, at "
             f"most {count} processes",
         )
-        # It is read when the first product is computed: with it sums have a fixed order.
+        # cuBLAS reads this variable before its first product: with it, sums have a fixed order.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return device
 
@@ -302,11 +302,12 @@ def fixed_machine(device: str, threads: int | None = None) -> JsonObject:
     return {"device": name, "threads": THREADS.count, "torch": torch.__version__}
 
 
-def shared_machine(device: str, is_shared: bool) -> JsonObject:
-    """Return what a `FileJob` needs to know of the machine, if processes share it.
+def shared_machine(device: str, is_shared: bool) -> dict[str, Any]:
+    """Return the arguments `machine` and `gpus` of a `FileJob`.
 
-    That is `machine`, see `fixed_machine`, and `gpus`: the number of GPUs that processes can share,
-    0 if they compute on CPUs. It is nothing if this process makes all portions.
+    They are left out if one process makes all portions.
+
+    machine: see `fixed_machine`. gpus: the number of GPUs that processes can share; 0 on a CPU.
     """
     if not is_shared:
         return {}

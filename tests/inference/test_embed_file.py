@@ -15,7 +15,7 @@ from bertworks.evaluation.evaluate import evaluate_sts
 from bertworks.inference.embed_file import embed_file
 from bertworks.inference.embedder import Embedder, normalized
 from bertworks.metrics.intervals import correlations
-from tests.support.embedding import TEXTS, whole_numbers
+from tests.support.embedding import TEXTS, needs_int8
 from tests.support.fine import write_pairs
 
 
@@ -69,7 +69,7 @@ def test_files_of_vectors(name: str, rows: Path, model: Path, tmp_path: Path, sm
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "rows.jsonl"])
 
 
-@whole_numbers
+@needs_int8
 def test_a_file_in_eight_bits_reports_its_price(rows: Path, model: Path, tmp_path: Path):
     events = list(embed_file(model, rows, tmp_path / "v.npy", device="cpu", precision="int8"))
     exact = normalized(

@@ -26,7 +26,7 @@ from bertworks.checkpoints.sentence_transformers import (
 )
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.embedder import Embedder, Moments, normalized
-from tests.support.embedding import REAL, TEXTS, whole_numbers
+from tests.support.embedding import REAL, TEXTS, needs_int8
 from tests.support.fine import write_model
 from tests.support.refusals import refusal
 from tests.support.served import write_head
@@ -67,7 +67,7 @@ def test_a_vector_does_not_depend_on_its_neighbours(how: str, model: Path):
     np.testing.assert_allclose(embedder.embed(TEXTS[::-1])[::-1], together[: len(TEXTS)], atol=2e-6)
 
 
-@pytest.mark.parametrize("precision", ["auto", "bf16", pytest.param("int8", marks=whole_numbers)])
+@pytest.mark.parametrize("precision", ["auto", "bf16", pytest.param("int8", marks=needs_int8)])
 @pytest.mark.parametrize("how", ["mean", "cls", "last-four"])
 def test_other_precisions_are_near(how: str, precision: str, model: Path):
     exact = normalized(Embedder(model, pooling=how, device="cpu", precision="fp32").embed(TEXTS))

@@ -101,11 +101,13 @@ def test_parts_that_run_twice_at_once(tmp_path: Path) -> None:
     assert run(tmp_path, Bulk(join=True))[1] == EXPECTED
 
 
-def test_the_second_to_create_a_portion_throws_its_own_away(tmp_path: Path) -> None:
+def test_a_portion_that_exists_is_not_made_again(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text("{}")
     name = create(tmp_path, "0123abcd", 7, 3, [b"one", b"", b"two"])
     before = (tmp_path / name).stat().st_ino
-    assert name == create(tmp_path, "0123abcd", 7, 3, [b"other"]) == "000007-0123abcd-3"
+    values = iter([b"other"])
+    assert name == create(tmp_path, "0123abcd", 7, 3, values) == "000007-0123abcd-3"
+    assert next(values) == b"other"
     assert (tmp_path / name).stat().st_ino == before
     assert list(unpacked_values(tmp_path / name)) == [b"one", b"", b"two"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["000007-0123abcd-3", "job.json"]

@@ -58,7 +58,7 @@ def head(monkeypatch: pytest.MonkeyPatch) -> Generator[socket.socket, None, None
         yield server
 
 
-def results(values: list[int]) -> Generator[Any, None, None]:
+def results(values: list[int], address: str = "ray") -> Generator[Any, None, None]:
     inputs = ([value] for value in values)
     name = f"{__name__}:squares"
     return in_ray(
@@ -69,7 +69,7 @@ def results(values: list[int]) -> Generator[Any, None, None]:
         ended="{value} ended: {how}",
         hint="again",
         tries=3,
-        address="ray",
+        address=address,
         threads=1,
         gpus=0,
     )
@@ -93,6 +93,11 @@ def test_a_task_that_ended_its_process_is_named(head: socket.socket) -> None:
     sys.modules["ray"].get = crash  # type: ignore[attr-defined]
     with pytest.raises(BertworksError, match=r"^\[7\] ended: RayError: the worker died"):
         list(results([7]))
+
+
+def test_a_client_cannot_see_the_head(head: socket.socket) -> None:
+    head.close()
+    assert list(results([3], "ray://127.0.0.1:10001")) == [10]
 
 
 def test_a_head_that_is_lost(head: socket.socket) -> None:

@@ -30,7 +30,7 @@ from bertworks.models.transformer import (
     to_int8_inference,
     with_fp16_weights,
 )
-from tests.support.embedding import whole_numbers
+from tests.support.embedding import needs_int8
 
 SHAPE = EncoderConfig(
     vocab_size=90,
@@ -123,7 +123,7 @@ def test_products_of_single_precision_are_left_to_mkl_but_on_amd(
             for n in ([12], [1], [5, 5, 9, 1, 5], [FEW], [30, 34])
         ),
         *(
-            pytest.param(make, n, 5e-2, 0.999, marks=whole_numbers)
+            pytest.param(make, n, 5e-2, 0.999, marks=needs_int8)
             for make in (to_int8_inference, int8_of_single)
             for n in ([12], [1], [5, 5, 9, 1, 5], MANY)
         ),
@@ -158,8 +158,8 @@ def test_states_are_those_of_the_encoder_in_float64(
     torch.testing.assert_close(some[-1], found[-1][rows], atol=same, rtol=0)
 
 
-@whole_numbers
-def test_sums_of_whole_numbers_are_exact_and_every_token_has_its_own_scale():
+@needs_int8
+def test_sums_of_needs_int8_are_exact_and_every_token_has_its_own_scale():
     """As numpy counts in 64 bits; rows of zeros, of the largest numbers, and a thousand times as
     large as others."""
     torch.manual_seed(0)
@@ -193,7 +193,7 @@ def test_sums_of_whole_numbers_are_exact_and_every_token_has_its_own_scale():
     assert torch.equal(dense(spoilt)[:4], dense(x)[:4])
 
 
-@whole_numbers
+@needs_int8
 @bfloat16
 def test_of_bf16_no_number_overflows_eight_bits_and_every_token_has_its_own_scale():
     """Rows whose largest number is a little more than what their scale, which is rounded, allows

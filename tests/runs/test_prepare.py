@@ -1,6 +1,5 @@
 """Vocabularies and shards as events; nothing of somebody else's is lost."""
 
-import json
 import os
 import shutil
 from dataclasses import asdict
@@ -14,13 +13,13 @@ from bertworks.runs import prepare
 from bertworks.runs.prepare import in_background, make_shards, make_vocabulary, read_text
 from bertworks.runs.pretrain import estimate_tokens, make_request
 from bertworks.runs.run_folder import check_same_request, create_run_folder
-from bertworks.text import corpus
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig
 from bertworks.training.budget import seconds_of
 from tests.support.fine import tokenizer as tokenizer_of_films
 from tests.support.refusals import refusal
+from tests.support.tables import seven_files
 
 
 def make_text(folder: Path) -> CorpusReader:
@@ -146,16 +145,6 @@ def test_work_in_the_background_tells_returns_and_fails_like_any_other():
     assert [e.fields for e in events] == [{"stage": "test", "what": "parts", "amount": 3}]
     with pytest.raises(ZeroDivisionError):
         consume(lambda tell: 1 // 0)
-
-
-def seven_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CorpusReader:
-    monkeypatch.setattr(corpus, "_GROUP", 100)
-    texts = tmp_path / "texts"
-    texts.mkdir()
-    for number in range(7):
-        lines = [json.dumps({"text": f"Text {number} of {row}."}) for row in range(number)]
-        (texts / f"{number}.jsonl").write_text("\n".join(lines) + "\n")
-    return CorpusReader([texts])
 
 
 def test_reports_of_groups_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

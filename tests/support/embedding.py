@@ -1,10 +1,10 @@
-"""Texts that tests embed."""
+"""Texts that tests embed, and a mark for tests that need int8."""
 
 import pytest
 
 from bertworks.models.transformer import cpu_supports_int8
 
-whole_numbers = pytest.mark.skipif(
+needs_int8 = pytest.mark.skipif(
     not cpu_supports_int8(), reason="this processor does not multiply 8 bits"
 )
 # For a tiny model.

@@ -5,6 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from bertworks.text import corpus
+from bertworks.text.corpus import CorpusReader
 from tests.support.tiny import write_recipe
 
 SENTENCE = (
@@ -60,3 +64,14 @@ def short(*replacements: tuple[str, str]) -> list[str]:
     """Return the options of a pre-training that takes a moment."""
     recipe = write_recipe(Path("tiny.toml"), ("num_steps = 40", "num_steps = 3"), *replacements)
     return ["--recipe", str(recipe), "--device", "cpu", "--workers", "1"]
+
+
+def seven_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> CorpusReader:
+    """Return the reader of a folder of seven files, the n-th with n documents, in small groups."""
+    monkeypatch.setattr(corpus, "_GROUP", 100)
+    texts = folder / "texts"
+    texts.mkdir()
+    for number in range(7):
+        lines = [json.dumps({"text": f"Text {number} of {row}."}) for row in range(number)]
+        (texts / f"{number}.jsonl").write_text("\n".join(lines) + "\n")
+    return CorpusReader([texts])

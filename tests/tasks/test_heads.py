@@ -102,7 +102,10 @@ def test_packed_is_one_by_one_and_no_padding_is_read() -> None:
     assert found.shape == (sum(LENGTHS), 10)
     alone = torch.cat([network.lstm(row[None])[0][0] for row in rows])
     torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-6)
-    assert count_parameters(BiLSTM, 6, 5) == sum(p.numel() for p in network.parameters())
+    # Each direction has four gates: [5, inputs] and [5, 5] with two biases. The first layer has 6
+    # inputs, the second one the 10 outputs of the first.
+    directions = [4 * (5 * inputs + 5 * 5 + 5 + 5) for inputs in (6, 10)]
+    assert count_parameters(BiLSTM, 6, 5) == 2 * sum(directions)
 
 
 def test_features_are_the_last_four_layers_without_dropout() -> None:

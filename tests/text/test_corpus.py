@@ -26,6 +26,7 @@ from bertworks.io import inputs
 from bertworks.text import corpus
 from bertworks.text.corpus import CorpusReader
 from tests.support.refusals import refusal as expected_refusal
+from tests.support.tables import seven_files
 
 SENTENCES = [
     "The old man walked slowly down the hill towards the village.",
@@ -835,13 +836,7 @@ def test_a_folder_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def small_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CorpusReader:
-    monkeypatch.setattr(corpus, "_GROUP", 100)
-    texts = tmp_path / "texts"
-    texts.mkdir()
-    for number in range(7):
-        lines = [json.dumps({"text": f"Text {number} of {row}."}) for row in range(number)]
-        (texts / f"{number}.jsonl").write_text("\n".join(lines) + "\n")
-    return CorpusReader([texts])
+    return seven_files(tmp_path, monkeypatch)
 
 
 def test_groups_divide_the_files(small_groups: CorpusReader) -> None:
