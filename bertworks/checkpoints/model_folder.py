@@ -206,7 +206,7 @@ class ModelFolder:
         if self.exported:
             raise BertworksError(
                 f"the ONNX file is damaged, or another program has written it: {difference}",
-                where=str(where),
+                where=where,
                 hint=f"export the model again; or, if this is meant, delete {record.file}",
             )
         # A program that saves a model writes config.json with the weights.
@@ -217,11 +217,11 @@ class ModelFolder:
                 "bertworks wrote"
             )
             raise BertworksError(
-                f"{what} ({difference})", where=str(where), hint=f"if this is meant: {accept}"
+                f"{what} ({difference})", where=where, hint=f"if this is meant: {accept}"
             )
         raise BertworksError(
             f"the weights are damaged, or another program has written them: {difference}",
-            where=str(where),
+            where=where,
             hint=f"get the folder again; if the change is meant: {accept}",
         )
 
@@ -253,7 +253,7 @@ class ModelFolder:
             raise BertworksError(
                 f"{TASK_FILE} is missing: it says how the model reads texts and what its "
                 "answers mean",
-                where=str(self.within),
+                where=self.within,
                 hint=f"put it back; {self._record.file} says that it belongs to this folder",
             )
         return False
@@ -484,7 +484,7 @@ def check_components(components: Collection[str], needs: Collection[str], folder
         hint = "use a folder that `bertworks pretrain` made, or one saved as BertForPreTraining"
         if "lm_head" in missing and (folder / "generator").is_dir():  # of a discriminator
             hint = f"its generator has one: use {quoted(folder / 'generator')}"
-        raise BertworksError(what, where=str(folder), hint=hint)
+        raise BertworksError(what, where=folder, hint=hint)
 
 
 def initial_model(
@@ -608,7 +608,7 @@ def read_weights(folder: Path, model: Path | None = None) -> dict[str, Tensor]:
         strays = set(files) ^ set(tensors)
         if strays:
             raise BertworksError(
-                f"the index and its files disagree about {sorted(strays)[0]}", where=str(index)
+                f"the index and its files disagree about {sorted(strays)[0]}", where=index
             )
         return tensors
     # What the folder has instead, and what can be done.
@@ -643,7 +643,7 @@ def read_weights(folder: Path, model: Path | None = None) -> dict[str, Tensor]:
     else:
         what = f"there is no {WEIGHTS}"
         hint = "choose a folder that holds a model"
-    raise BertworksError(what, where=str(folder), hint=hint)
+    raise BertworksError(what, where=folder, hint=hint)
 
 
 def refuse_adapter(folder: Path) -> None:
@@ -658,7 +658,7 @@ def refuse_adapter(folder: Path) -> None:
     of_base = f" of {base[:100]!r}" if isinstance(base, str) and base else ""
     raise BertworksError(
         f"this is an adapter of PEFT: it holds changes to the weights{of_base}, and no model",
-        where=str(folder),
+        where=folder,
         hint="merge both with peft: MODEL.merge_and_unload().save_pretrained(FOLDER); save the "
         "tokenizer there, too",
     )

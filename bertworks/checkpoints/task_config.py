@@ -238,7 +238,7 @@ def read_task_json(path: Path) -> TaskConfig:
     except BertworksError as error:
         reason = error.what[:200]
         raise BertworksError(
-            f"damaged, or not written by fine-tuning: {reason}", where=str(path)
+            f"damaged, or not written by fine-tuning: {reason}", where=path
         ) from None
     return task
 

@@ -279,7 +279,7 @@ class RowReader:
         """Raise UsageError if an output is this file."""
         path = output.expanduser()
         if str(output) != "-" and path.exists() and path.samefile(self.path):
-            raise UsageError("this is the input file", where=str(output), hint="-o ANOTHER-FILE")
+            raise UsageError("this is the input file", where=output, hint="-o ANOTHER-FILE")
 
     def events(self, empty: IssueCounter, effect: str) -> Iterator[Event]:
         """What a person should know about the rows of a pass, as notes.

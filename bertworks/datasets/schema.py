@@ -530,8 +530,12 @@ def label_of(cell: LabelCell, task: RowTask) -> Any:
     if not task.has_text_labels and values.label_text(cell.value) is None:
         raise values.missing_label(cell.column, cell.where, expected)
     if task.has_text_labels and values.is_nan_text(cell.value):
-        hint = "write a label there; a class of this name needs another name"
-        raise values.missing_label(cell.column, cell.where, hint, cell.value)
+        raise values.missing_label(
+            cell.column,
+            cell.where,
+            "write a label there; a class of this name needs another name",
+            cell.value,
+        )
     label = task.read_label(cell)
     if label is not None:
         return label

@@ -201,7 +201,7 @@ class OnnxModel(nn.Module):
         except Exception as error:
             raise BertworksError(
                 f"onnxruntime cannot open it: {one_line(error)}",
-                where=str(path),
+                where=path,
                 hint="export the model again",
             ) from error
         inputs = self.session.get_inputs()
@@ -211,7 +211,7 @@ class OnnxModel(nn.Module):
         if not {"input_ids"} <= set(self.inputs) <= set(INPUTS) or self.outputs not in OUTPUTS:
             raise BertworksError(
                 f"not a BERT: from {', '.join(self.inputs)} it computes {', '.join(self.outputs)}",
-                where=str(path),
+                where=path,
             )
         fixed = [size for value in inputs for size in value.shape if isinstance(size, int)]
         require(
@@ -417,7 +417,7 @@ class LazyModel(model_folder.ModelFolder):
             raise BertworksError(
                 "the files of the model have changed since it was opened: a pickle holds their "
                 "path and their hash",
-                where=str(folder),
+                where=folder,
                 hint="open the model again, and pickle that object",
             )
         return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
@@ -562,7 +562,7 @@ def reopened_model(reference: ModelReference) -> LazyModel:
     if model.files_sha256() != reference.files_sha256:
         raise BertworksError(
             "the model folder of an object in a pickle has changed since the object was pickled",
-            where=str(model.folder),
+            where=model.folder,
             hint="open the model again, and pickle that object",
         )
     model.auto_precision = reference.auto_precision

@@ -366,7 +366,7 @@ class Index(Documents, Reopened):
             raise BertworksError(
                 f"this index was made by another model than {self._model or name}: its "
                 f"{differing[0]} differs",
-                where=str(self.folder),
+                where=self.folder,
                 hint=f"give the model that made it, {name}; or make the index again",
             )
         return embedder
@@ -472,7 +472,7 @@ class Index(Documents, Reopened):
         except IndexError:
             raise BertworksError(
                 "words are in documents that do not exist",
-                where=str(self.folder),
+                where=self.folder,
                 hint="make it again",
             ) from None
 
@@ -682,7 +682,7 @@ def _open_or_create(
         if value not in (None, stored):
             raise UsageError(
                 f"the index has {setting} {stored}, not {value}",
-                where=str(folder),
+                where=folder,
                 hint="leave it out, or make another index",
             )
     _ = index.embedder  # report a wrong model before rows are read

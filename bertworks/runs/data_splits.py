@@ -316,7 +316,7 @@ def _open(
     if fold is not None and dev is not None:
         raise UsageError(
             f"folds divide the training data, but there is a dev file: {dev}",
-            where=str(path),
+            where=path,
             hint=f"name the other file alone: bertworks finetune {quoted(path)} --folds "
             f"{fold[1]} ...",
         )

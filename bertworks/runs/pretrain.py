@@ -580,7 +580,7 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
     elif extra:
         raise UsageError(
             "--extend-vocabulary chooses words of raw text, and these are shards",
-            where=str(request.inputs[0]),
+            where=request.inputs[0],
             hint="name the text, or leave --extend-vocabulary out",
         )
     else:
@@ -590,7 +590,7 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
         if tokenizer and tokenizer.sha256 != tokenizer_of_shards.sha256:
             raise BertworksError(
                 "these shards were made with another tokenizer",
-                where=str(shards.folder),
+                where=shards.folder,
                 hint="make new ones: bertworks prepare TEXT --tokenizer "
                 f"{quoted(request.tokenizer or begin)} -o OTHER",
             )

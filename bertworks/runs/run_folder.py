@@ -124,7 +124,7 @@ def stored_request(output: Path) -> JsonObject | None:
     except (ValueError, KeyError, TypeError):
         raise UsageError(
             "the file is damaged: expected a JSON object with the request of the run",
-            where=str(path),
+            where=path,
             hint="-o ANOTHER-FOLDER; or --overwrite, which deletes the run that is there",
         ) from None
 
@@ -272,7 +272,7 @@ def read_plans(folder: Path) -> list[Plan]:
     except (FileNotFoundError, ValueError, TypeError):
         raise UsageError(
             "the plans of the run are missing or damaged",
-            where=str(path),
+            where=path,
             hint="put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite "
             "starts again",
         ) from None

@@ -191,7 +191,7 @@ class TrainingRun:
         elif last := max((step for _, step, _, _ in read_metrics(self.metrics.path)), default=0):
             raise BertworksError(
                 f"the run was at step {last:,}, but its checkpoints are missing",
-                where=str(folder / "checkpoints"),
+                where=folder / "checkpoints",
                 hint="put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite "
                 "starts again",
             )
@@ -403,7 +403,7 @@ class TrainingRun:
             if name not in checkpoint.tensors or checkpoint.tensors[name].shape != tensor.shape:
                 raise BertworksError(
                     f"the checkpoint does not fit the recipe: {name}",
-                    where=str(checkpoint.path),
+                    where=checkpoint.path,
                     hint="use another output folder, or --overwrite",
                 )
             tensor.copy_(checkpoint.tensors[name])
@@ -571,7 +571,7 @@ class TrainingRun:
         rate = self.job.settings.optimizer.learning_rate / 3
         return BertworksError(
             text,
-            where=str(self.folder),
+            where=self.folder,
             hint="use a lower rate in a new folder: -o OTHER --set "
             f"optimizer.learning_rate={rate:.1e}",
         )

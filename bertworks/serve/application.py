@@ -165,8 +165,9 @@ class Access:
         grant(size <= MAX_HEAD, 431, f"the head has {size:,} bytes: expected {MAX_HEAD:,} at most")
         names = [name for name, _ in scope["headers"]]
         for header in SINGLE_HEADERS if len(names) > len(headers) else ():
-            what = f"the header {header.decode().title()} is there twice"
-            grant(names.count(header) < 2, 400, what)
+            grant(
+                names.count(header) < 2, 400, f"the header {header.decode().title()} is there twice"
+            )
         grant(not self.is_stopping, 503, "the server is stopping")
         address = request.client.host if request.client else ""
         if ":" in address:  # one user has all addresses of such a network
@@ -175,8 +176,12 @@ class Access:
             scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
             matches = [hmac.compare_digest(token, known) for known in self._tokens]
             is_authorized = any(matches) and scheme.lower() == b"bearer"
-            what = "expected the header Authorization: Bearer TOKEN"
-            grant(is_public or is_authorized, 401, what, headers={"www-authenticate": "Bearer"})
+            grant(
+                is_public or is_authorized,
+                401,
+                "expected the header Authorization: Bearer TOKEN",
+                headers={"www-authenticate": "Bearer"},
+            )
             return f"token {matches.index(True)}" if is_authorized and len(matches) > 1 else address
         host = headers.get(b"host", b"").decode("latin-1")
         origin = headers.get(b"origin")

@@ -167,8 +167,12 @@ def only_part(parts: Sequence[bytes]) -> bytes:
 
 def check_answer(size: int, limit: int) -> None:
     """Raise RequestError if an answer may have too many bytes."""
-    what = f"the answer may have {size:,} bytes: expected {limit:,} at most"
-    grant(size <= limit, 413, what, hint="send less at once, or request fewer results")
+    grant(
+        size <= limit,
+        413,
+        f"the answer may have {size:,} bytes: expected {limit:,} at most",
+        hint="send less at once, or request fewer results",
+    )
 
 
 def like_inputs(inputs: Any) -> Callable[[Sequence[bytes]], bytes]:
@@ -680,11 +684,13 @@ class FinetunedEndpoints:
         limit = self._limits.body_bytes
         # the query is read again with each text
         characters = len(query) * len(texts) + sum(map(len, texts))
-        what = (
+        grant(
+            characters <= limit,
+            413,
             f"the texts, each with the query, have {characters:,} characters: expected "
-            f"{limit:,} at most"
+            f"{limit:,} at most",
+            hint="shorten the query or send fewer texts",
         )
-        grant(characters <= limit, 413, what, hint="shorten the query or send fewer texts")
         scores, truncated = yield from self.relevance(query, texts, request)
         items = [{"index": number, "score": score} for number, score in enumerate(scores)]
         sizes = [RANK_BYTES] * len(items)
@@ -885,8 +891,12 @@ class Abilities:
         k = request["k"]
         language = self._index.language
         limit = self.limits.query_characters
-        what = f"query: it has {len(query):,} characters: expected {limit:,} at most"
-        grant(len(query) <= limit, 413, what, hint="search for a part of it")
+        grant(
+            len(query) <= limit,
+            413,
+            f"query: it has {len(query):,} characters: expected {limit:,} at most",
+            hint="search for a part of it",
+        )
         reranking = self._reranking if request["rerank"] else None
         if request["rerank"] and reranking is None:
             raise UsageError(

@@ -528,7 +528,7 @@ class CorpusReader:
             if isinstance(path, StoredRows) or str(path) == "-" or Path(path).is_fifo():
                 raise UsageError(
                     "this can be read by one process only",
-                    where=str(path),
+                    where=path,
                     hint="save the text in a file, and name that",
                 )
         return {"inputs": list(map(str, self.inputs)), **self.options}

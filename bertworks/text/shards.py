@@ -154,7 +154,7 @@ class Manifest(Settings):
             UsageError,
         ) as error:
             raise BertworksError(
-                f"the manifest is damaged: {error}", where=str(path), hint=_HINT
+                f"the manifest is damaged: {error}", where=path, hint=_HINT
             ) from None
 
     @property
@@ -398,7 +398,7 @@ def _refuse_other(
         )
         raise BertworksError(
             f"this folder holds the shards of another command ({differences})",
-            where=str(folder),
+            where=folder,
             hint="write to another folder with -o, or replace the shards with --overwrite",
         )
 
@@ -416,10 +416,9 @@ def refuse_other_files(folder: Path, overwrite: bool) -> None:
     foreign_names = [name for name in names if name not in _OUR_FILES]
     is_foreign = bool(names) and not holds_shards(folder)
     what = "is not empty and holds no shards" if is_foreign else "holds more than shards"
-    what = f"this folder {what}: {', '.join((foreign_names or names)[:5])}"
     require(
         not is_foreign and not (overwrite and foreign_names),
-        what,
+        f"this folder {what}: {', '.join((foreign_names or names)[:5])}",
         folder,
         "choose a new or empty folder with -o",
     )
