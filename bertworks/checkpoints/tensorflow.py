@@ -318,9 +318,8 @@ def load_checkpoint(
         f"text is {'lower-cased' if lowercases else 'left as it is (cased)'}, {reason}": lowercases
         is not None,
         "gelu is the approximation by tanh, as Google's code computes it (hidden_act gelu_new); "
-        "Hugging Face's "
-        "conversions say gelu, the exact function, which differs in the third decimal: --gelu "
-        "exact": approximate,
+        "Hugging Face's conversions say gelu, the exact function, which differs in the third "
+        "decimal: --gelu exact": approximate,
     }
     model = Model(encoder, state, tokenizer)
     return model, [*(note for note, holds in notes.items() if holds), *tokenizer.notes]

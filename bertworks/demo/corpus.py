@@ -88,8 +88,7 @@ def is_sentence(text: str) -> bool:
 
 _SKIPPED_FOLDERS = frozenset(
     "__pycache__ _vendor benchmarks idlelib lib2to3 pip setuptools site-packages test testing "
-    "tests turtledemo"
-    " _distutils_hack".split()
+    "tests turtledemo _distutils_hack".split()
 )
 _HELD_OUT = 20  # one document of this many is held out
 _MIN_WORDS = 30  # of a document

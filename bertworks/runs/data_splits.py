@@ -693,11 +693,9 @@ class _Copies:
         examples = " and ".join(map(self._place, divided[:2]))
         return [
             f"WARNING: {len(divided):,} rows are copies or near-copies of one another, such as "
-            f"{examples} ({text!r}), "
-            "and are divided between both sides of the split, because they are all rows of a "
-            "label, or more than a "
-            "fold or the held-out part has: the score is too high for them. Remove the copies for "
-            "a true score"
+            f"{examples} ({text!r}), and are divided between both sides of the split, because they "
+            "are all rows of a label, or more than a fold or the held-out part has: the score is "
+            "too high for them. Remove the copies for a true score"
         ]
 
     def _place(self, row: int) -> str:

@@ -833,8 +833,7 @@ def _plan_event(recipe: Recipe) -> Event:
     objectives = [kind if weight == 1 else f"{weight:g} {kind}" for kind, weight in weights.items()]
     text = (
         f"{recipe.title}: {c.num_hidden_layers} layers, hidden size {c.hidden_size}, vocabulary "
-        f"{c.vocab_size:,}, "
-        f"{parameters / 1e6:.1f} M parameters, {recipe.train.precision}; "
+        f"{c.vocab_size:,}, {parameters / 1e6:.1f} M parameters, {recipe.train.precision}; "
         f"{' + '.join(objectives)}; {', then '.join(phases)}"
     )
     return Event("plan", text, {"recipe": asdict(recipe)})

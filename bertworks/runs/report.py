@@ -64,10 +64,9 @@ def place_of(result: Result | None) -> str:
 
 
 VALIDATED = (
-    "these are figures of models that learned from two thirds of the rows; the model in the "
-    "folder has learned from "
-    "all of them, and is probably better: the figures and their intervals are too low rather than "
-    "too high"
+    "these are figures of models that learned from two thirds of the rows; the model in the folder "
+    "has learned from all of them, and is probably better: the figures and their intervals are too "
+    "low rather than too high"
 )  # of a cross-validation
 
 

@@ -66,8 +66,7 @@ _MAX_MANIFEST = 1 << 24  # bytes
 _OUR_FILES = (*DATA_FILES, "preflight.json", "parts", "tokenizer", "plan.json", "manifest.json")
 _HINT = (
     "copy the folder again; or make it again: repeat the `bertworks prepare` command with "
-    "--overwrite, or delete this "
-    "folder within a run and repeat the `bertworks pretrain` command"
+    "--overwrite, or delete this folder within a run and repeat the `bertworks pretrain` command"
 )
 _ENDED = "a worker process ended while it made part {number} ({how})"
 _AGAIN = (

@@ -407,8 +407,7 @@ class VocabularyReport:
     def __str__(self) -> str:
         lines = [
             f"{self.size:,} tokens ({self.algorithm}) from {self.words:,} words "
-            f"({self.unique_words:,} different) in "
-            f"{self.seconds:.1f} s",
+            f"({self.unique_words:,} different) in {self.seconds:.1f} s",
             f"alphabet of {self.alphabet_size:,}: {self.character_coverage:.4%} of all characters",
             f"{self.tokens_per_word:.3f} tokens per word, {self.unknown_rate:.4%} of tokens are "
             "[UNK]",
@@ -797,8 +796,7 @@ def _measure(
     if left_out > _MUCH_LEFT_OUT * characters:
         notes.append(
             f"{left_out / characters:.0%} of the text is words of more than "
-            f"{splitter.max_length:,} characters, which "
-            f"are not used: {_long_word_hint(splitter)}"
+            f"{splitter.max_length:,} characters, which are not used: {_long_word_hint(splitter)}"
         )
     num_words = sum(counts.values())
     ids = tokenizer.ids(texts)

@@ -191,8 +191,7 @@ def fit_steps(
             f"{duration(seconds)} is too little time: a step of {batch_size} x {length} tokens "
             f"takes {took}",
             hint=f"--budget {math.ceil(1.1 * needed[number] / 60)}m; or a smaller recipe; or "
-            "smaller batches: "
-            f"--set train.phases.{number}.batch_size={max(1, batch_size // 8)}",
+            f"smaller batches: --set train.phases.{number}.batch_size={max(1, batch_size // 8)}",
         )
     fixed_numbers = fixed_phases(len(old), fixed)
     counts = [phase.num_steps if n in fixed_numbers else steps[n] for n, phase in enumerate(old)]

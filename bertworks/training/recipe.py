@@ -266,8 +266,7 @@ class Recipe(Settings):
             (
                 max(1, c.type_vocab_size) >= sampler.segments,
                 f"encoder.type_vocab_size is {c.type_vocab_size}, but sampling.format {format!r} "
-                f"has {sampler.segments} "
-                f"segments: expected sampling.format = 'full_sentences'",
+                f"has {sampler.segments} segments: expected sampling.format = 'full_sentences'",
             ),
             (
                 len(set(kinds)) == len(kinds),
@@ -280,8 +279,7 @@ class Recipe(Settings):
             (
                 self.token_objective == "masked_lm" or c.direction == "left_to_right",
                 f"objectives: causal_lm with encoder.direction {c.direction!r}, which sees the "
-                "next token: expected "
-                f"encoder.direction = 'left_to_right'",
+                "next token: expected encoder.direction = 'left_to_right'",
             ),
             (
                 "replaced_token" not in kinds or not other_kinds,
@@ -537,8 +535,7 @@ class FinetuneRecipe(Settings):
                 not trained
                 or not (layers in ("embeddings", "second-to-last") or isinstance(layers, int)),
                 f"lstm_encoder 'trained' with feature_layers {layers!r}: layers that are not read "
-                "would not be trained: "
-                f"expected feature_layers = 'last'",
+                "would not be trained: expected feature_layers = 'last'",
             ),
             (
                 not self.lm_weight or not self.lstm_units,

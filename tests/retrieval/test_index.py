@@ -543,6 +543,21 @@ def test_a_stopped_file_goes_on(model: Path, tmp_path: Path, small: None):
     assert set(ids(Index(folder, device="cpu"))) == set("abcde")
 
 
+def test_processes_leave_off_where_one_process_goes_on(model: Path, tmp_path: Path, small: None):
+    texts = [TEXTS[0], " ", *TEXTS[1:]]
+    rows = [json.dumps({"text": text}) + "\n" for text in texts]
+    documents, folder = tmp_path / "d.jsonl", tmp_path / "idx"
+    documents.write_text("".join(rows))
+    bulk = Bulk(on="local", workers=1)
+    stopped = index_file(documents, folder, model=model, device="cpu", bulk=bulk)
+    assert any(event.fields.get("amount") == 1 for event in stopped)
+    stopped.close()
+    assert len(Index(folder)) == 1
+    list(index_file(documents, folder, model=model, device="cpu"))
+    hits = Index(folder, device="cpu").search(TEXTS[0], 9)
+    assert sorted(hit["text"] for hit in hits) == sorted(TEXTS)
+
+
 def test_bad_rows_leave_nothing_half_done(model: Path, tmp_path: Path):
     (tmp_path / "d.csv").write_text("id,text\n1,good film\n,sad dogs\n")
     with pytest.raises(BertworksError, match=r"d\.csv:3: the row has no 'id'"):
