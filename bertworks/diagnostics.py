@@ -74,8 +74,11 @@ def _extras() -> Iterator[Check]:
             version = importlib.metadata.version(name)
             yield Check("extras", f"{name} {version} ({purpose})", fields={name: version})
         except importlib.metadata.PackageNotFoundError:
-            text = f'{name} is not installed; {purpose} need it: pip install "bertworks[{extra}]"'
-            yield Check("extras", text, fields={name: None})
+            yield Check(
+                "extras",
+                f'{name} is not installed; {purpose} need it: pip install "bertworks[{extra}]"',
+                fields={name: None},
+            )
 
 
 def _system() -> Check:

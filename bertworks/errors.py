@@ -83,12 +83,16 @@ def several(
     if isinstance(values, str | bytes):
         raise UsageError(f"expected a list of {what}s, not one {what}", hint=hint)
     if isinstance(values, set | frozenset) and ordered:
-        problem = f"expected a list of {what}s, not a set, which has no order: {values!r:.60}"
-        raise UsageError(problem, hint="give a list, as sorted(VALUES)")
+        raise UsageError(
+            f"expected a list of {what}s, not a set, which has no order: {values!r:.60}",
+            hint="give a list, as sorted(VALUES)",
+        )
     columns = column_names_of(values)
     if columns and not isinstance(values, Mapping):
-        problem = f"expected a list of {what}s, not a table with the columns {first_names(columns)}"
-        raise UsageError(problem, hint=f"give one of its columns, as TABLE[{columns[0]!r}]")
+        raise UsageError(
+            f"expected a list of {what}s, not a table with the columns {first_names(columns)}",
+            hint=f"give one of its columns, as TABLE[{columns[0]!r}]",
+        )
     has_no_length = getattr(values, "shape", None) == ()  # an array of numpy with a single value
     if columns is not None or has_no_length or not isinstance(values, Iterable):
         raise UsageError(f"expected a list of {what}s, not {values!r:.60}", hint=hint)

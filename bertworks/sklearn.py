@@ -273,11 +273,11 @@ class _FineTunedEstimator(_TextEstimator):
         if len(numbers) < len(rows):
             empty = [str(number + 1) for number in sorted(set(range(len(rows))) - set(numbers))]
             places = first_names(empty, _LISTED_ROWS)
-            message = (
+            warnings.warn(
                 f"rows without text are left out of the training: {len(empty):,} of "
-                f"{len(rows):,} (rows {places})"
+                f"{len(rows):,} (rows {places})",
+                stacklevel=3,
             )
-            warnings.warn(message, stacklevel=3)
         return [rows[number] for number in numbers], targets[numbers]
 
     def _train(self, rows: Sequence[TextRow], labels: Sequence[Any], task: TaskType) -> None:

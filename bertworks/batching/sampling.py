@@ -111,8 +111,11 @@ class Sampler(ABC):
         self, store: TokenStore, c: SamplingConfig, max_length: int, template: Template, seed: int
     ):
         special = template.num_special(self.segments)
-        what = f"sequences of {max_length} tokens: special tokens and a token of each segment need"
-        expect(max_length >= special + self.segments, f"{what} {special + self.segments}")
+        expect(
+            max_length >= special + self.segments,
+            f"sequences of {max_length} tokens: special tokens and a token of each segment need "
+            f"{special + self.segments}",
+        )
         self.store = store
         self.config = c
         self.max_length = max_length

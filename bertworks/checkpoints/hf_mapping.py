@@ -960,10 +960,10 @@ def _check_shape(name: str, value: Tensor, shape: Sequence[int], where: object) 
         size in (_ANY, length) for size, length in zip(shape, value.shape)
     )
     axes = ", ".join("any" if size == _ANY else str(size) for size in shape)
-    expected = f"the configuration expects floating-point numbers of the shape [{axes}]"
     require(
         fits and value.is_floating_point(),
-        f"{name} is {value.dtype} {list(value.shape)}, but {expected}",
+        f"{name} is {value.dtype} {list(value.shape)}, but the configuration expects "
+        f"floating-point numbers of the shape [{axes}]",
         where,
         _OTHER_CONFIG,
     )

@@ -212,12 +212,11 @@ class ModelFolder:
         # A program that saves a model writes config.json with the weights.
         config_sha256 = file_sha256(self.within / "config.json") if record.config_sha256 else ""
         if "transformers_version" in self.settings or record.config_sha256 != config_sha256:
-            what = (
-                "another program has saved this folder, and its weights are not those that "
-                "bertworks wrote"
-            )
             raise BertworksError(
-                f"{what} ({difference})", where=where, hint=f"if this is meant: {accept}"
+                "another program has saved this folder, and its weights are not those that "
+                f"bertworks wrote ({difference})",
+                where=where,
+                hint=f"if this is meant: {accept}",
             )
         raise BertworksError(
             f"the weights are damaged, or another program has written them: {difference}",
@@ -572,12 +571,10 @@ def check_vocabulary(tokenizer: Tokenizer, config: EncoderConfig, where: Path) -
         where,
         hint,
     )
-    what = (
-        f"the tokenizer has {tokenizer.vocab_size:,} tokens, the model only {config.vocab_size:,}"
-    )
     require(
         tokenizer.vocab_size <= config.vocab_size,
-        f"{what}: they do not belong together",
+        f"the tokenizer has {tokenizer.vocab_size:,} tokens, the model only "
+        f"{config.vocab_size:,}: they do not belong together",
         where,
         hint,
     )

@@ -197,8 +197,10 @@ def _load(source: Path, *, is_mapped: bool) -> object:
             .rpartition("WeightsUnpickler error:")[2]
             .partition("Check the documentation of torch.load")[0]
         )
-        reason = f"{type(error).__name__}: {' '.join(text.split())[:200]}"
-        raise RefusedFileError(f"torch's restricted loader does not accept it: {reason}") from error
+        raise RefusedFileError(
+            f"torch's restricted loader does not accept it: {type(error).__name__}: "
+            f"{' '.join(text.split())[:200]}"
+        ) from error
 
 
 def _tensors_of(content: object) -> tuple[dict[str, "Tensor"], list[str]]:

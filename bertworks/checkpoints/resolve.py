@@ -266,9 +266,9 @@ def _fetch(hub_id: str, fetch: bool, command: str, trust_pickle: bool) -> Path:
             where=hub_id,
             hint="choose another model",
         )
-    reason = "other kinds of files, which can run any program when they are opened, are not fetched"
     raise BertworksError(
-        f"the model has no {WEIGHTS} on the Hugging Face hub; {reason}",
+        f"the model has no {WEIGHTS} on the Hugging Face hub; other kinds of files, which can run "
+        "any program when they are opened, are not fetched",
         where=hub_id,
         hint=f"if you trust its {PICKLE}: bertworks convert {quoted(hub_id)} -o FOLDER "
         "--trust-pickle, and name that folder",

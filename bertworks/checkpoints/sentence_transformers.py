@@ -295,8 +295,14 @@ class SentenceTransformerSettings:
         entries = []
         for number, kind in enumerate(kinds):
             path = f"{number}_{kind}" if number else ""
-            module_class = f"sentence_transformers.models.{kind}"
-            entries.append({"idx": number, "name": str(number), "path": path, "type": module_class})
+            entries.append(
+                {
+                    "idx": number,
+                    "name": str(number),
+                    "path": path,
+                    "type": f"sentence_transformers.models.{kind}",
+                }
+            )
         files[MODULES_FILE] = entries  # the last file: readers start from it
         for name, content in files.items():
             write_json(folder / name, content)
@@ -490,8 +496,11 @@ def _whole_model(path: Path) -> JsonObject:
     default = content.get("default_prompt_name")
     is_table = isinstance(prompts, dict) and all(isinstance(text, str) for text in prompts.values())
     is_name = default is None or (isinstance(default, str) and default in prompts)
-    expected = "expected prompts as a table of texts, and default_prompt_name as one of their names"
-    require(is_table and is_name, expected, path)
+    require(
+        is_table and is_name,
+        "expected prompts as a table of texts, and default_prompt_name as one of their names",
+        path,
+    )
     similarity = content.get("similarity_fn_name") or "cosine"
     require(
         similarity in _SIMILARITIES,

@@ -70,9 +70,10 @@ class Variable(NamedTuple):
         with explain_os_errors("cannot be read", self.path):
             data = np.fromfile(self.path, np.uint8, self.size, offset=self.offset)
         if len(data) < self.size or _checksum(data.tobytes()) != self.checksum:
-            where = f"{self.path}, bytes {self.offset:,} to {self.offset + self.size:,}"
             raise BertworksError(
-                "the checksum is wrong: not what was written", where=where, hint=DAMAGED
+                "the checksum is wrong: not what was written",
+                where=f"{self.path}, bytes {self.offset:,} to {self.offset + self.size:,}",
+                hint=DAMAGED,
             )
         return torch.from_numpy(data).view(self.dtype).reshape(self.shape)
 

@@ -306,11 +306,13 @@ def index(
         bw.Index(output).compact()
     if approximate:
         recall = bw.Index(output).build_graph()
-        line = (
-            f"the graph finds {recall:.1%} of the ten nearest documents, measured with 100 "
-            "documents"
-        )
-        console.emit({"recall": recall}) if as_json else console.say(line)
+        if as_json:
+            console.emit({"recall": recall})
+        else:
+            console.say(
+                f"the graph finds {recall:.1%} of the ten nearest documents, measured with 100 "
+                "documents"
+            )
 
 
 def search(

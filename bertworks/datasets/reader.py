@@ -729,8 +729,9 @@ def _lines_of_value(lines: NumberedLines, stream: LineReader, largest: int) -> N
     """The lines of a file that is one value; BertworksError if it has more than `largest` bytes."""
     for number, line in lines:
         if stream.repairs.bytes > largest + inputs.BLOCK_SIZE:
-            reason = ": it is one JSON value over many lines"
-            raise inputs.too_large(f"{stream.name}:{number}", largest, reason)
+            raise inputs.too_large(
+                f"{stream.name}:{number}", largest, ": it is one JSON value over many lines"
+            )
         yield number, line
 
 
@@ -784,10 +785,9 @@ def parse_json(text: str, name: str, line: int = 1) -> Any:
         return json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         content = text.split("\n")[error.lineno - 1]
-        where = f"{name}:{line + error.lineno - 1}"
         raise BertworksError(
             f"this is not JSON ({error.msg} at character {error.colno}): {content!r:.80}",
-            where=where,
+            where=f"{name}:{line + error.lineno - 1}",
             hint="repair or remove the line",
         ) from error
     except (ValueError, RecursionError) as error:

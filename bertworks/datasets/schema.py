@@ -617,10 +617,11 @@ def infer_schema(
                 name for name, column in columns.items() if what == "text" and column.holds_codes()
             ]
             but = f"; dates, ids or numbers are in: {', '.join(codes)}" if codes else ""
-            problem = (
-                f"no column looks like a {what}; the columns are: {', '.join(reader.columns)}{but}"
+            raise BertworksError(
+                f"no column looks like a {what}; the columns are: {', '.join(reader.columns)}{but}",
+                where=reader.name,
+                hint=hint,
             )
-            raise BertworksError(problem, where=reader.name, hint=hint)
     schema_task = tasks[schema.task]
     least, most = schema_task.num_texts
     reads = f"{schema.task} reads {schema_task.texts}"

@@ -50,11 +50,12 @@ def demo(folder: str | Path, *, minutes: float = 3.5) -> Iterator[Event]:
             "stage", "collecting the English that comes with Python and the installed packages"
         )
         (count, words), (held_count, held_words) = write_demo_corpus(folder)
-        text = (
+        yield Event(
+            "note",
             f"{words:,} words in {count:,} documents; held out: {held_words:,} words in "
-            f"{held_count:,} documents"
+            f"{held_count:,} documents",
+            {"training_words": words, "held_out_words": held_words},
         )
-        yield Event("note", text, {"training_words": words, "held_out_words": held_words})
     model = folder / "model"
     origins = folder / "origins"
     classifier = folder / "classifier"

@@ -125,11 +125,12 @@ def evaluate_squad(
     )
     for row, question in zip(rows[:2], questions):
         predicted = answers.get(question.id, "no prediction")
-        example = (
-            f"{shortened(row['question'])!r} -> gold {[*question.answers]}, predicted "
-            f"{predicted!r:.{SHOWN}}"
+        on_note(
+            printable(
+                f"example  question {question.id}  {shortened(row['question'])!r} -> "
+                f"gold {[*question.answers]}, predicted {predicted!r:.{SHOWN}}"
+            )
         )
-        on_note(printable(f"example  question {question.id}  {example}"))
     probabilities = None
     if na_probs is not None:
         probabilities = _by_question(
@@ -179,11 +180,13 @@ def _by_question(
             and not isinstance(value, bool)
             and (kind is str or math.isfinite(value))
         )
-        problem = (
+        require(
+            fits,
             f"the {what} {question!r} is {value!r:.60}, not "
-            f"{'a string' if kind is str else 'a number'}"
+            f"{'a string' if kind is str else 'a number'}",
+            where,
+            hint,
         )
-        require(fits, problem, where, hint)
     return values
 
 
@@ -544,13 +547,10 @@ def evaluate_blimp(
     for number, (good, bad) in enumerate(zip(scores, scores, strict=True), 1):
         outcomes.append(is_better(good, bad))
         if number % _REPORT_INTERVAL == 0:
-            text = (
-                f"blimp: {number:,} of {len(pairs):,} pairs, {sum(outcomes) / number:.1%} "
-                "right so far"
-            )
             yield Event(
                 "stage",
-                text,
+                f"blimp: {number:,} of {len(pairs):,} pairs, {sum(outcomes) / number:.1%} "
+                "right so far",
                 {"stage": "blimp", "what": "pairs", "amount": number, "of": len(pairs)},
             )
     result = {

@@ -482,10 +482,10 @@ def load_with_generator(folder: Path, config: EncoderConfig) -> PretrainingModel
         BertworksError: there is none.
     """
     inner = folder / GENERATOR[:-1]
-    what = "the folder has no generator, which replaces tokens"
     require(
         (inner / "config.json").is_file(),
-        f"a discriminator alone cannot be evaluated: {what}",
+        "a discriminator alone cannot be evaluated: the folder has no generator, which replaces "
+        "tokens",
         folder,
         "use the run folder of its pre-training",
     )

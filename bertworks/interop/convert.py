@@ -297,9 +297,10 @@ def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
     yield from (Event("note", note) for note in notes)
     parts = sorted(hf_mapping.component_names(model.state))
     count = sum(value.numel() for value in model.state.values())
-    text = f"{output}: {architecture}, {count:,} parameters ({', '.join(parts)})"
     yield Event(
-        "done", text, {"folder": str(output), "parts": parts, "parameters": count, "notes": notes}
+        "done",
+        f"{output}: {architecture}, {count:,} parameters ({', '.join(parts)})",
+        {"folder": str(output), "parts": parts, "parameters": count, "notes": notes},
     )
 
 
@@ -440,10 +441,10 @@ def _head(source: ModelFolder, state: Mapping[str, Tensor]) -> tuple[JsonObject,
     fits = outputs == expected.outputs and all(
         is_expected == (part in parts) for part, is_expected in expected_parts.items()
     )
-    what = f"the head of these weights ({names}, {outputs} outputs) does not fit {task.task}"
     require(
         fits,
-        f"{what} with {expected.outputs} outputs in config.json",
+        f"the head of these weights ({names}, {outputs} outputs) does not fit {task.task} with "
+        f"{expected.outputs} outputs in config.json",
         folder,
         "use the config.json that was saved with these weights",
     )

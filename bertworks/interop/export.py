@@ -109,9 +109,8 @@ def write_onnx(path: Path, network: ExportedNetwork) -> None:
     direction = encoder.config.direction
     is_task = isinstance(network, TaskModel)
     if direction == "right_to_left" or (direction == "left_to_right" and not is_task):
-        models = f"those that read {direction.replace('_', ' ')}"
         raise BertworksError(
-            f"only fine-tuned models are exported of {models}",
+            f"only fine-tuned models are exported of those that read {direction.replace('_', ' ')}",
             hint="fine-tune it first, or export a model that reads in both directions",
         )
     if sum(p.numel() * p.element_size() for p in network.parameters()) > _MAX_BYTES:

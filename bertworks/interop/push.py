@@ -87,8 +87,9 @@ def push(
         data = card.data.to_dict()
     missing = [name for name in ("license", "language", "library_name") if not data.get(name)]
     if missing:
-        what = f"the card lacks {', '.join(missing)} (between the first two lines of ---)"
-        yield Event("note", what)
+        yield Event(
+            "note", f"the card lacks {', '.join(missing)} (between the first two lines of ---)"
+        )
     if not text.partition("\n# ")[2].strip():
         title = repository.partition("/")[2]
         yield Event("note", f"the card has no heading, such as: # {title}")

@@ -154,9 +154,12 @@ class FileJob:
             if self.output == "-":
                 self.folder = Path(stack.enter_context(TemporaryDirectory()))
             if not self.bulk.part:
-                busy = "another process is writing the same output"
                 stack.enter_context(
-                    folder_lock(self.folder, busy, "wait for it, or use another output")
+                    folder_lock(
+                        self.folder,
+                        "another process is writing the same output",
+                        "wait for it, or use another output",
+                    )
                 )
             self.folder.mkdir(parents=True, exist_ok=True)
             if not (self.bulk.is_shared and (self.folder / _JOB).exists()):
@@ -216,11 +219,17 @@ class FileJob:
                     path.unlink(missing_ok=True)
                     num_damaged += 1
         if complete:
-            text = f"{len(complete):,} portions are in {self.folder} already"
-            yield Event("note", text, {"resumed_portions": len(complete)})
+            yield Event(
+                "note",
+                f"{len(complete):,} portions are in {self.folder} already",
+                {"resumed_portions": len(complete)},
+            )
         if num_damaged:
-            text = f"{num_damaged:,} damaged portions in {self.folder} are made again"
-            yield Event("note", text, {"damaged": num_damaged})
+            yield Event(
+                "note",
+                f"{num_damaged:,} damaged portions in {self.folder} are made again",
+                {"damaged": num_damaged},
+            )
 
         def missing() -> Iterator[tuple[int, Any]]:
             nonlocal number
@@ -259,13 +268,10 @@ class FileJob:
             fields = {"stage": stage, "what": "portions", "amount": count}
             yield Event("stage", f"{stage}: {count:,} portions", fields)
         if self.bulk.part:
-            text = (
-                f"{self.folder}: part {self.bulk.part} is complete; after all parts: the same "
-                "command with --join"
-            )
             yield Event(
                 "done",
-                text,
+                f"{self.folder}: part {self.bulk.part} is complete; after all parts: the same "
+                "command with --join",
                 {"folder": str(self.folder), "part": self.bulk.part, "portions": number + 1},
             )
         else:
@@ -863,9 +869,8 @@ def _explained(name: str, first: int, count: int) -> Iterator[None]:
     try:
         yield
     except pyarrow.ArrowException as error:
-        rows = f"rows {first} to {first + count - 1}"
         raise BertworksError(
-            f"{rows} cannot be written as Parquet: {error}",
+            f"rows {first} to {first + count - 1} cannot be written as Parquet: {error}",
             where=name,
             hint="write .jsonl: there a column holds anything",
         ) from error

@@ -140,8 +140,10 @@ def in_ray(
         except losses:
             raise
         except ray.exceptions.RayError as error:
-            how = f"{type(error).__name__}: {_first_line(error)}"
-            raise BertworksError(ended.format(value=value, how=how), hint=hint) from error
+            raise BertworksError(
+                ended.format(value=value, how=f"{type(error).__name__}: {_first_line(error)}"),
+                hint=hint,
+            ) from error
         if isinstance(result, Exception):
             raise result
         return result

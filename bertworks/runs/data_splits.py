@@ -221,8 +221,10 @@ def read_data(request: DataRequest, *, whole_documents: bool = False) -> Labelle
         parts = parts if all(parts) else ()  # there are fewer groups
     if by_parts and parts:
         held_out = [train[n] for part in parts[:EVALUATED] for n in part]
-        evaluated = f"{len(held_out):,} of the {len(train):,} rows"
-        notes.append(f"evaluated on {evaluated}, by models of the other rows ({PARTS} folds)")
+        notes.append(
+            f"evaluated on {len(held_out):,} of the {len(train):,} rows, by models of the other "
+            f"rows ({PARTS} folds)"
+        )
         notes += _document_notes(*_of_fold(train, parts[0]), schema)
     require(
         train and held_out,
@@ -281,11 +283,10 @@ def choose_positive(
         if first_count == second_count:
             reason = "the second of two equally frequent labels"
     other_label = labels[1] if positive_label == labels[0] else labels[0]
-    explanation = (
-        f"{positive_label!r}, {reason}; --positive {quoted(other_label)} reports that "
-        "of the other label"
+    notes.append(
+        f"F1 of: {positive_label!r}, {reason}; --positive {quoted(other_label)} reports that of "
+        "the other label"
     )
-    notes.append(f"F1 of: {explanation}")
     return positive_label
 
 

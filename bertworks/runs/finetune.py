@@ -405,8 +405,11 @@ def _validate(job: FinetuneJob, folder: Path) -> Generator[Event, None, list[lis
             fold = job.fold(number)
             run.mkdir(parents=True, exist_ok=True)
             write_text(run / "recipe.toml", dump_recipe(fold.recipe))
-            text = f"cross-validation, method {job.method}: fold {number + 1} of {EVALUATED}"
-            yield Event("stage", text, {"stage": run.name})
+            yield Event(
+                "stage",
+                f"cross-validation, method {job.method}: fold {number + 1} of {EVALUATED}",
+                {"stage": run.name},
+            )
             yield from forward_events(TrainingRun(run, fold, job.device).events())
             with sealing(path, _KEY) as temporary, temporary.open("wb") as file:
                 np.savez(file, *fold.dev_logits(run))

@@ -1,8 +1,8 @@
 """Raw text -> vocabulary and shards, in a background thread with progress as events.
 
 - `make_vocabulary`, `make_shards`: by this process and its workers, or in portions
-- `count_maker`, `shard_maker`: portions for groups of files, made by any process; `values_of`: what
-  the portions hold
+- `count_maker`, `shard_maker`: portions for groups of files, made by any process; `blocks_of`: what
+  the portions of shards hold
 """
 
 import json

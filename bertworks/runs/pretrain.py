@@ -612,13 +612,10 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
     # parameters, gradients, moments of Adam, all float32
     needed = 16 * parameters
     memory = total_memory(device)
-    needs = (
-        f"a model of {parameters:,} parameters needs more than {needed / 1e9:,.1f} GB of "
-        "memory to train"
-    )
     expect(
         needed <= memory,
-        f"{needs}, and this machine has {memory / 1e9:,.1f} GB",
+        f"a model of {parameters:,} parameters needs more than {needed / 1e9:,.1f} GB of memory "
+        f"to train, and this machine has {memory / 1e9:,.1f} GB",
         hint="choose a smaller encoder: fewer layers, or a smaller hidden size",
     )
     return _Draft(recipe, reader, tokens, tokenizer, vocab_size, shards)
@@ -711,10 +708,10 @@ def _prepare_text(
                 make_shards(part, part_folder, Tokenizer.load(folder), workers=workers)
             )
             pairs = Manifest.load(part_folder / "manifest.json").documents
-            sides = f"{pairs:,} sides of translations have tokens"
             require(
                 len(names) < 2 or pairs == 2 * len(request.translations.pairs),
-                f"{part_folder}: {sides}: expected two for each",
+                f"{part_folder}: {pairs:,} sides of translations have tokens: expected two for "
+                "each",
                 hint="leave out such pairs",
             )
     usual = request.shards_folder(output, request.languages[:1])

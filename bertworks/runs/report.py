@@ -351,11 +351,12 @@ def _evaluation_sections(result: Result) -> Iterable[Section]:
     if confusion := result["confusion"]:
         parts = [svg.heat(confusion["labels"], confusion["counts"])]
         if task.labels_tokens:
-            note = (
-                f"{NOTHING} means no entity. An entity with wrong borders counts as correct "
-                "here, but not below."
+            parts.append(
+                svg.note(
+                    f"{NOTHING} means no entity. An entity with wrong borders counts as correct "
+                    "here, but not below."
+                )
             )
-            parts.append(svg.note(note))
         yield svg.section("Confusion matrix", *parts)
     if figures_of_parts := result["table"]:
         shares = [

@@ -365,10 +365,11 @@ class TrainingRun:
                 self._ahead.forget()
             num_steps = self.job.settings.num_steps
             speed = "slower" if num_steps < before else "faster"
-            text = (
-                f"{speed} than planned: {num_steps:,} steps instead of {before:,}, to end in time"
+            yield Event(
+                "note",
+                f"{speed} than planned: {num_steps:,} steps instead of {before:,}, to end in time",
+                {"steps": num_steps},
             )
-            yield Event("note", text, {"steps": num_steps})
 
     def _should_evaluate(self) -> bool:
         settings = self.job.settings
@@ -414,8 +415,13 @@ class TrainingRun:
             self.schedule.follow(self.schedule.at(self.step).steps)
             self.schedule.begin -= self.facts["spent"]
             self._pace.state = self.facts["pace"]
-        text = f"resuming after step {self.step:,} of {self.job.settings.num_steps:,}"
-        self.notes.append(Event("note", text, {"resumed_step": self.step}))
+        self.notes.append(
+            Event(
+                "note",
+                f"resuming after step {self.step:,} of {self.job.settings.num_steps:,}",
+                {"resumed_step": self.step},
+            )
+        )
 
     def _batches(self) -> StepBatches:
         """Return the micro-batches of a step.
@@ -507,8 +513,11 @@ class TrainingRun:
                 best = {"step": self.step, **figures}
             self.metrics.record({"step": self.step, "evaluation": figures})
             self.facts |= {"evaluated": self.step, "evaluation": figures, "best": best}
-            text = f"held out after step {self.step:,}: {self.job.describe(figures)}"
-            yield Event("evaluation", text, {"step": self.step, **figures})
+            yield Event(
+                "evaluation",
+                f"held out after step {self.step:,}: {self.job.describe(figures)}",
+                {"step": self.step, **figures},
+            )
         decided = {name: self.facts[name] for name in ("evaluated", "evaluation", "best")}
         self.facts |= self.processes.from_first(decided)
 

@@ -215,7 +215,6 @@ class ClassificationTask(TextTask):
             if gold == predicted:
                 continue
             p = answer["scores"].get(gold, 0.0)  # none of labels that were never trained
-            kind = f"{gold!r} taken for {predicted!r}"
             yield Mistake(
                 item.where,
                 item.texts,
@@ -223,7 +222,7 @@ class ClassificationTask(TextTask):
                 predicted,
                 answer["score"],
                 -p,
-                kind,
+                f"{gold!r} taken for {predicted!r}",
                 {"gold_score": p},
             )
 

@@ -165,8 +165,10 @@ class Tokenizer:
         self.tokens = sorted(ids, key=ids.__getitem__)
         for number, token in enumerate(self.tokens):
             if ids[token] != number:
-                what = f"ids of the vocabulary are not 0..{len(ids) - 1}"
-                raise BertworksError(f"{what}: {token!r} has id {ids[token]}")
+                raise BertworksError(
+                    f"ids of the vocabulary are not 0..{len(ids) - 1}: {token!r} has id "
+                    f"{ids[token]}"
+                )
         self.vocab_size = len(self.tokens)
         for token in description.get("added_tokens") or ():
             if self._library.token_to_id(token["content"]) != token["id"]:

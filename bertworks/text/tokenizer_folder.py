@@ -373,8 +373,10 @@ def _from_vocabulary(
         change = ("lower-cased" if lowercase else "left as it is") + (
             ", accents kept" if keeps_accents else ""
         )
-        capitals = f"{cased} of {len(tokens)} tokens have capitals"
-        notes.append(f"casing inferred from the vocabulary: {capitals}, so text is {change}")
+        notes.append(
+            f"casing inferred from the vocabulary: {cased} of {len(tokens)} tokens have capitals, "
+            f"so text is {change}"
+        )
     model = word_piece_model(tokens, special_tokens["unk_token"])
     return bert_pipeline(model, special_tokens, style, **normalizer)
 
@@ -436,10 +438,10 @@ def _as_configured(serialized: str, path: Path, config: JsonObject, notes: list[
             "as in transformers"
         )
     if absent:
-        what = (
-            f"tokenizer_config.json lacks settings: {', '.join(absent)} is used, as in transformers"
+        notes.append(
+            f"tokenizer_config.json lacks settings: {', '.join(absent)} is used, as in "
+            "transformers, and not what tokenizer.json has"
         )
-        notes.append(f"{what}, and not what tokenizer.json has")
     return json.dumps(content, ensure_ascii=False)
 
 

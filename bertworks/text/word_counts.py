@@ -238,9 +238,9 @@ class WordCounts:
         try:
             self._database.executemany(sql, sorted(self._counts.items()))
         except sqlite3.OperationalError as error:
-            hint = "set TMPDIR to a folder with more free space"
             raise BertworksError(
-                f"word counts cannot be written: {error}", hint=f"allow more memory, or {hint}"
+                f"word counts cannot be written: {error}",
+                hint="allow more memory, or set TMPDIR to a folder with more free space",
             ) from error
         self._counts = Counter()
         self._used = 0
@@ -352,12 +352,16 @@ class WordStatistics:
         self.num_unique = len(counts)
         limit = max(_MIN_WORDS, max_memory // _WORD_MEMORY)
         if self.num_unique > limit:
-            used = f"the {limit:,} most frequent of {self.num_unique:,} different words"
-            notes.append(f"memory allows training on {used}")
+            notes.append(
+                f"memory allows training on the {limit:,} most frequent of {self.num_unique:,} "
+                "different words"
+            )
         for word, count in counts:
             if word == REPLACEMENT:
-                what = f"{count:,} words have bytes that are not text ({REPLACEMENT})"
-                notes.append(f"{what}: they are not learned")
+                notes.append(
+                    f"{count:,} words have bytes that are not text ({REPLACEMENT}): they are not "
+                    "learned"
+                )
                 continue
             if len(self.words) < limit:
                 self.words.append((word, count))
