@@ -189,7 +189,7 @@ class RowTask(ABC):
         stand for its values.
     file_kind: the kind of files that hold such rows only; "": there is none.
     needed_columns: known names of columns. needed_lists: a number of columns with lists.
-        `schema_of_layout` is asked about a file of another kind only if the file has them.
+        `schema_of_layout` reads a file of another kind only if the file has them.
     has_labels: its labels have names. has_classes: each text has one of them. has_many_labels: it
         may have several, each in a column. predicts_numbers: its labels are numbers.
     has_text_labels: its labels are names that are true of a whole text.
