@@ -156,7 +156,7 @@ def finetune_events(
         final_request = _without_folds(request) if processes.count > 1 else request
         job = FinetuneJob(prepare_finetuning(final_request, processes.device, recipe, data=data))
         if request.budget and recipe is None:
-            _fit_budget(job, seconds_of(request.budget), begin, processes.count)
+            _fit_budget(job, begin, processes.count)
         if before_writing is not None:
             before_writing()
         events = _train(job, Path(output), processes, baselines, compares)
@@ -243,8 +243,8 @@ def _tidy(output: Path) -> None:
             shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def _fit_budget(job: FinetuneJob, budget: float, begin: float, processes: int) -> None:
-    """Give a job as many epochs of its recipe as fit into a budget in seconds.
+def _fit_budget(job: FinetuneJob, begin: float, processes: int) -> None:
+    """Give a job as many epochs of its recipe as fit into the budget of its request.
 
     The budget began at `begin`.
 
@@ -252,6 +252,7 @@ def _fit_budget(job: FinetuneJob, budget: float, begin: float, processes: int) -
         UsageError: it is too short for a single epoch.
     """
     recipe = job.recipe
+    budget = seconds_of(str(job.request.budget))
     times = forecast(job, processes)
     # of an epoch
     seconds = times.training * trainings(job) / recipe.epochs
