@@ -9,6 +9,8 @@ Also calibration: temperatures, thresholds and the expected calibration error.
 - `paired_difference`: the same of a difference, on the same resamples for both (Koehn 2004)
 - `wilson_interval`: of a fraction of independent rows (Wilson 1927)
 - `interval_of_mean`: of the mean of several trainings, over rows and seeds
+- `learning_curve`, `moved_estimate`: the score of a model of all rows, estimated in a
+  cross-validation; `cross_validated_difference`: of two methods
 - `ratio_sums`, `mean_sums`, `count_sums`, `correlations`: metrics as functions of sums
 - `label_correlation`: of labels that are true or false by themselves
 - `fit_temperature`: one number by which logits are divided (Guo et al. 2017)
@@ -34,9 +36,15 @@ Array = NDArray[np.float64]
 SAMPLES = 1000
 # Fewer groups are not resampled as a whole: they would show too little of the chance.
 FEWEST_GROUPS = 10
+# The variance of a score of a cross-validation, compared with that over resampled rows: other rows
+# train other models.
+TRAINING_VARIANCE = 1.3
+# The fractions of the rows from which the models of ten and of three folds learn.
+FRACTIONS = (9 / 10, 2 / 3)
 _BLOCK = 1 << 24  # numbers in memory at a time
 _ROWS = 1 << 15  # rows of logits in memory at a time
 _Z = 1.959963984540054  # the quantile of the normal distribution for 95 %
+_ROUNDING = 1e-9  # a deviation of resamples that are all equal
 
 
 class Interval(NamedTuple):
@@ -128,12 +136,140 @@ def difference(metric: RowSums, other: RowSums) -> RowSums:
     return RowSums(rows, lambda sums: metric.score(sums[:, :width]) - other.score(sums[:, width:]))
 
 
+class Estimate(NamedTuple):
+    """The score that a model of all rows probably has on new rows, and the interval of 95 %."""
+
+    value: float
+    interval: Interval
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """A scale without bounds, on which errors of a score are nearly normal: atanh (Fisher 1915).
+
+    least: the smallest value of the score: 0 of accuracy and F1, -1 of correlations. The largest
+        is 1.
+    num_rows: half a row away from the bounds scores count as that.
+    """
+
+    least: float
+    num_rows: int
+
+    def positions(self, scores: Array | float) -> Array:
+        """Return the positions of scores on this scale."""
+        margin = 0.5 / self.num_rows
+        fractions = (np.asarray(scores) - self.least) / (1 - self.least)
+        return np.asarray(np.arctanh(2 * np.clip(fractions, margin, 1 - margin) - 1), np.float64)
+
+    def score(self, position: float) -> float:
+        """Return the score at a position."""
+        return self.least + (1 - self.least) * (1 + math.tanh(position)) / 2
+
+    def estimate(
+        self, position: float, deviation: float, value: float, num_groups: int
+    ) -> Estimate:
+        """Return the estimate for a position with a normal error.
+
+        Args:
+            value: the score of the rows. If no resample differs from it, the deviation is 0, and
+                the interval is Wilson's, of as many rows as there are groups.
+            num_groups: the number of groups of rows.
+        """
+        if deviation > _ROUNDING:
+            margin = _Z * deviation
+            bounds = self.score(position - margin), self.score(position + margin)
+            return Estimate(self.score(position), Interval(*bounds))
+        count = num_groups / TRAINING_VARIANCE
+        fraction = (value - self.least) / (1 - self.least)
+        bounds = wilson_interval(fraction * count, count)
+        low, high = (self.least + (1 - self.least) * bound for bound in bounds)
+        return Estimate(value, Interval(low, high))
+
+
+def learning_curve(
+    larger: RowSums,
+    smaller: RowSums,
+    least: float = 0.0,
+    groups: Sequence[Hashable] = (),
+    fractions: tuple[float, float] = FRACTIONS,
+) -> Estimate:
+    """Return the score of a model of all rows, from the predictions of two cross-validations.
+
+    Models of fewer rows are worse. On a scale without bounds (atanh) the score is taken to be
+    linear in m^-0.5 for m training rows, and is extrapolated to all rows. The deviation is that
+    over resamples, which are the same for both cross-validations, times the root of
+    TRAINING_VARIANCE.
+
+    Args:
+        larger: a metric of all rows, each predicted by a model of most of the other rows.
+        smaller: the same by models of fewer rows.
+        least: the smallest value of the metric, 0 or -1; the largest is 1.
+        groups: the group of each row, see `resampled`.
+        fractions: of the rows from which the models of `larger` and of `smaller` have learned.
+    """
+    scale = _Scale(least, len(larger.rows))
+    at_larger, at_smaller = (fraction**-0.5 for fraction in fractions)
+    steps = (1 - at_larger) / (at_larger - at_smaller)
+
+    def extrapolated(larger_scores: Array | float, smaller_scores: Array | float) -> Array:
+        position = scale.positions(larger_scores)
+        return np.asarray(position + steps * (position - scale.positions(smaller_scores)))
+
+    samples = extrapolated(resampled(larger, groups), resampled(smaller, groups))
+    deviation = math.sqrt(TRAINING_VARIANCE) * float(samples.std())
+    position = float(extrapolated(larger.value, smaller.value))
+    return scale.estimate(position, deviation, larger.value, len(set(groups)) or len(larger.rows))
+
+
+def curve_gain(larger: RowSums, smaller: RowSums, least: float = 0.0) -> float:
+    """Return by how much more training rows improve a metric, on the scale of `learning_curve`.
+
+    It is 0 if they do not. The arguments are those of `learning_curve`.
+    """
+    scale = _Scale(least, len(larger.rows))
+    return max(0.0, float(scale.positions(larger.value) - scale.positions(smaller.value)))
+
+
+def moved_estimate(
+    metric: RowSums, gain: float, least: float = 0.0, groups: Sequence[Hashable] = ()
+) -> Estimate:
+    """Return the score of a model of all rows, from models of two thirds of them and a gain.
+
+    The gain is that of another method from more rows, so that the estimate is approximate: half of
+    the gain is taken as its deviation.
+
+    Args:
+        metric: of rows that models of two thirds of all rows have predicted.
+        gain: `curve_gain` of a cheap method with the same rows; 0: unknown.
+        least, groups: see `learning_curve`.
+    """
+    scale = _Scale(least, len(metric.rows))
+    variance = float(scale.positions(resampled(metric, groups)).var())
+    deviation = math.sqrt(TRAINING_VARIANCE * variance + (gain / 2) ** 2)
+    deviation = deviation if variance > _ROUNDING else 0.0
+    position = float(scale.positions(metric.value)) + gain
+    return scale.estimate(position, deviation, metric.value, len(set(groups)) or len(metric.rows))
+
+
+def cross_validated_difference(
+    metric: RowSums, other: RowSums, groups: Sequence[Hashable] = ()
+) -> Estimate:
+    """Return metric - other in the same cross-validation, and the interval of the difference.
+
+    It is for models of as many rows as those of the folds. The interval is normal, with the
+    deviation over resamples times the root of TRAINING_VARIANCE.
+    """
+    both = difference(metric, other)
+    margin = _Z * math.sqrt(TRAINING_VARIANCE) * float(resampled(both, groups).std())
+    return Estimate(both.value, Interval(both.value - margin, both.value + margin))
+
+
 def groups_or_rows(groups: Sequence[Hashable]) -> Sequence[Hashable]:
     """Return the group of each row, or the rows themselves if the groups are too few."""
     return groups if len(set(groups)) >= FEWEST_GROUPS else range(len(groups))
 
 
-def wilson_interval(right: float, count: int) -> Interval:
+def wilson_interval(right: float, count: float) -> Interval:
     """Return the interval of a fraction: never below 0 or above 1, and sound for few rows."""
     fraction = right / count
     square = _Z * _Z / count

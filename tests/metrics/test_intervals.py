@@ -5,15 +5,22 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.stats import binomtest, norm
-from sklearn.metrics import f1_score
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from bertworks.datasets.schema import Item
+from bertworks.metrics import intervals
+from bertworks.metrics.classification import count_spans
 from bertworks.metrics.intervals import (
     Interval,
     RowSums,
+    count_sums,
+    cross_validated_difference,
+    curve_gain,
     expected_calibration_error,
     interval_of_mean,
+    learning_curve,
     middle,
+    moved_estimate,
     paired_difference,
     resampled,
     wilson_interval,
@@ -74,6 +81,134 @@ def test_a_paired_difference_does_not_see_what_is_common() -> None:
     assert 0 < interval.low < 0.5 < interval.high
     assert interval.high - interval.low < 0.05
     assert paired_difference(mean_of(common), mean_of(common))[1] == (0, 0)
+
+
+def metric_of_labels(gold: np.ndarray, predicted: np.ndarray, name: str) -> RowSums:
+    """A metric of classes, as the tasks compute it."""
+    if name == "accuracy":
+        return mean_of((gold == predicted).astype(float))
+    sides = [[(0, 1, str(label))] for label in gold], [[(0, 1, str(label))] for label in predicted]
+    return count_sums(count_spans(zip(*sides, strict=True), "012")[1])[name]
+
+
+def predictions(seed: int, count: int, *shares: float) -> list[np.ndarray]:
+    """Gold labels, and predictions of which these shares are right; errors go together."""
+    rng = np.random.default_rng(seed)
+    gold = rng.integers(0, 3, count)
+    luck = rng.random(count)
+    return [gold, *(np.where(luck < share, gold, (gold + 1) % 3) for share in shares)]
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "oracle"),
+    [
+        ("accuracy", 0.0, accuracy_score),
+        (
+            "macro_f1",
+            0.0,
+            lambda gold, predicted: f1_score(
+                gold, predicted, average="macro", labels=[0, 1, 2], zero_division=0
+            ),
+        ),
+        ("matthews_correlation", -1.0, matthews_corrcoef),
+    ],
+)
+@pytest.mark.parametrize("is_grouped", [False, True])
+def test_the_learning_curve_is_its_formula(
+    monkeypatch: pytest.MonkeyPatch, name: str, least: float, oracle: Any, is_grouped: bool
+) -> None:
+    """Scores of scikit-learn on rows that are drawn one by one, and the formula in float64."""
+    monkeypatch.setattr(intervals, "SAMPLES", 60)
+    gold, by_ten, by_three = predictions(5, 60, 0.8, 0.7)
+    groups = np.arange(60) // 3 if is_grouped else np.arange(60)
+    num_groups = groups.max() + 1
+
+    def position(predicted: np.ndarray, times: np.ndarray) -> float:
+        rows = np.repeat(np.arange(60), times[groups])
+        score = oracle(gold[rows], predicted[rows])
+        if least:
+            return float(np.arctanh(np.clip(score, -1 + 1 / 60, 1 - 1 / 60)))
+        return float(np.arctanh(2 * np.clip(score, 0.5 / 60, 1 - 0.5 / 60) - 1))
+
+    def extrapolated(times: np.ndarray) -> float:
+        of_ten = position(by_ten, times)
+        steps = (1 - 0.9**-0.5) / (0.9**-0.5 - (2 / 3) ** -0.5)
+        return of_ten + steps * (of_ten - position(by_three, times))
+
+    draws = np.random.default_rng(0).multinomial(
+        num_groups, np.full(num_groups, 1 / num_groups), 60
+    )
+    center = extrapolated(np.ones(num_groups, int))
+    margin = 1.959963984540054 * np.sqrt(1.3) * np.std([extrapolated(times) for times in draws])
+    expected = np.tanh([center, center - margin, center + margin])
+    expected = expected if least else (expected + 1) / 2
+    estimate = learning_curve(
+        metric_of_labels(gold, by_ten, name),
+        metric_of_labels(gold, by_three, name),
+        least,
+        groups.tolist() if is_grouped else (),
+    )
+    assert (estimate.value, *estimate.interval) == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_learning_curve_finds_the_score_of_all_rows() -> None:
+    """Scores that are linear in m^-0.5 on the scale: no bias, and the intervals hold."""
+
+    def right(fraction: float) -> float:
+        return float(1 + np.tanh(0.9 - 0.5 * (fraction**-0.5 - 1))) / 2
+
+    estimates = []
+    for seed in range(300):
+        gold, by_ten, by_three = predictions(seed, 200, right(0.9), right(2 / 3))
+        pair = (metric_of_labels(gold, side, "accuracy") for side in (by_ten, by_three))
+        estimates.append(learning_curve(*pair))
+    assert np.mean([value for value, _ in estimates]) == pytest.approx(right(1), abs=0.004)
+    held = np.mean([low < right(1) < high for _, (low, high) in estimates])
+    assert 0.94 < held <= 0.99  # no chance of other training rows: wider than these need
+
+
+def test_a_moved_estimate_has_the_gain_of_another_method() -> None:
+    gold, better, worse = predictions(6, 90, 0.8, 0.7)
+    by_ten, by_three = (metric_of_labels(gold, side, "accuracy") for side in (better, worse))
+    gain = curve_gain(by_ten, by_three)
+    assert gain == pytest.approx(
+        np.arctanh(2 * by_ten.value - 1) - np.arctanh(2 * by_three.value - 1)
+    )
+    assert curve_gain(by_three, by_ten) == 0
+    expensive = metric_of_labels(gold[:60], worse[:60], "accuracy")
+    moved = moved_estimate(expensive, gain)
+    assert moved.value == pytest.approx(
+        (1 + np.tanh(np.arctanh(2 * expensive.value - 1) + gain)) / 2
+    )
+    samples = np.arctanh(2 * np.clip(resampled(expensive), 0.5 / 60, 1 - 0.5 / 60) - 1)
+    variance = 1.3 * samples.var() + (gain / 2) ** 2
+    half = np.diff(np.arctanh(2 * np.array(moved.interval) - 1)) / 2
+    assert half == pytest.approx(norm.ppf(0.975) * np.sqrt(variance))
+    # without a gain the value is that of the rows
+    assert moved_estimate(expensive, 0).value == pytest.approx(expensive.value, abs=1e-12)
+
+
+def test_an_estimate_of_predictions_that_are_all_right_is_wilson_s() -> None:
+    gold, predicted = predictions(7, 40, 1.0)
+    expected = wilson_interval(40 / 1.3, 40 / 1.3)
+    for name, least in (("accuracy", 0.0), ("matthews_correlation", -1.0)):
+        sums = metric_of_labels(gold, predicted, name)
+        for estimate in (learning_curve(sums, sums, least), moved_estimate(sums, 0.1, least)):
+            assert estimate.value == 1
+            scaled = [least + (1 - least) * bound for bound in expected]
+            assert estimate.interval == pytest.approx(scaled)
+    pairs = np.repeat(np.arange(20), 2).tolist()
+    assert learning_curve(sums, sums, -1.0, pairs).interval.low < estimate.interval.low
+
+
+def test_a_difference_of_a_cross_validation_is_wider() -> None:
+    gold, better, worse = predictions(8, 200, 0.8, 0.7)
+    sides = [metric_of_labels(gold, side, "accuracy") for side in (better, worse)]
+    difference, interval = cross_validated_difference(*sides)
+    samples = resampled(sides[0]) - resampled(sides[1])
+    assert difference == pytest.approx(sides[0].value - sides[1].value)
+    margin = norm.ppf(0.975) * np.sqrt(1.3) * samples.std()
+    assert interval == pytest.approx((difference - margin, difference + margin))
 
 
 def some_rows(task: str, rng: np.random.Generator) -> tuple[TaskConfig, list[Item], list[dict]]:
