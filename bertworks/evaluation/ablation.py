@@ -530,8 +530,11 @@ def evaluate_ablation(
             )
             write_text(output / "report.html", page)
             yield Event("note", f"seed {seed} is complete: see {output}/table.md", {"seed": seed})
-    ending = f"written to {output}/table.md and {output}/report.html"
-    yield Event("done", f"{table}\n{ending}", {"output": str(output), "measures": means})
+    yield Event(
+        "done",
+        f"{table}\nwritten to {output}/table.md and {output}/report.html",
+        {"output": str(output), "measures": means},
+    )
 
 
 @dataclass

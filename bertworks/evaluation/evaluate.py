@@ -571,10 +571,10 @@ def evaluate_blimp(
             for uid, row in result["paradigms"].items()
             if row["phenomenon"] == name
         ]
-    mean = (
-        f"{result['mean']:6.1%}, of {len(result['paradigms'])} paradigms, {result['pairs']:,} pairs"
+    lines.append(
+        f"{'mean':<{width}}  {result['mean']:6.1%}, of {len(result['paradigms'])} paradigms, "
+        f"{result['pairs']:,} pairs"
     )
-    lines.append(f"{'mean':<{width}}  {mean}")
     yield Event("done", "\n".join(lines), result)
 
 

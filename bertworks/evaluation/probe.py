@@ -264,11 +264,13 @@ def _read(source: LazyModel, bank: Treebank, sample: int) -> Generator[Event, No
         )
     for sentence, sequence in fitting[:2]:
         pieces = " ".join(map(source.tokenizer.piece, sequence.example.input_ids.tolist()))
-        text = (
-            f"example  {sentence.where.rpartition('/')[2]}  {shortened(pieces)} -> "
-            f"{sentence.words[sentence.root]}"
+        yield Event(
+            "note",
+            printable(
+                f"example  {sentence.where.rpartition('/')[2]}  {shortened(pieces)} -> "
+                f"{sentence.words[sentence.root]} (root)"
+            ),
         )
-        yield Event("note", f"{printable(text)} (root)")
     if tested == "dev":
         yield Event(
             "note",

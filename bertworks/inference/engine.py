@@ -296,9 +296,9 @@ class OnnxModel(nn.Module):
         """Refuse a file that declares other outputs."""
         if (self.outputs, self.each, self.width) != (names, each, width):
             expected = f"{names[0]} of {width:,}" if len(names) == 1 else " and ".join(names)
-            outputs = f"{' and '.join(self.outputs)} {self.shape}"
             raise BertworksError(
-                f"this exported model gives {outputs}, which is not {expected} for each {each}",
+                f"this exported model gives {' and '.join(self.outputs)} {self.shape}, which is "
+                f"not {expected} for each {each}",
                 where=self.where,
                 hint="export the model with that output; for vectors: bertworks export MODEL "
                 "--encoder -o FOLDER",

@@ -394,12 +394,9 @@ def replacing(path: str | Path) -> Iterator[Path]:
             str(error)
         ):
             disk = next(folder for folder in target.parents if folder.exists())
-            reason = (
-                f"{shutil.disk_usage(disk).free / 1e6:.1f} MB free, or a quota or limit is reached"
-            )
             raise BertworksError(
-                f"the disk is full ({reason}): this was not written; files saved before are "
-                "unchanged",
+                f"the disk is full ({shutil.disk_usage(disk).free / 1e6:.1f} MB free, or a quota "
+                "or limit is reached): this was not written; files saved before are unchanged",
                 where=target,
                 hint=f"free space on the disk of {disk} or use another output folder, then run the "
                 "same command again",

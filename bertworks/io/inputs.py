@@ -330,9 +330,9 @@ class LineReader:
         likely = infer_encoding(b"\n".join(wrong)) if self._encoding == "utf-8-sig" else None
         if few and not likely:  # the only line has a few of them
             return
-        what = f"{bad.count:,} of the first {lines:,} lines have bytes that are not "
         raise BertworksError(
-            what + self._encoding.removesuffix("-sig").upper(),
+            f"{bad.count:,} of the first {lines:,} lines have bytes that are not "
+            f"{self._encoding.removesuffix('-sig').upper()}",
             where=bad.places[0],
             hint=f"--encoding {likely}"
             if likely

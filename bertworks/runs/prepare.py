@@ -72,12 +72,12 @@ def read_text(
     """
     for path in (sources := sources_of(inputs)):
         folder = as_path(path).expanduser()
-        trains = f"`bertworks pretrain {quoted(path)} -o MODEL`"
         expect(
             not holds_shards(folder),
             "this folder holds shards, not text",
             where=path,
-            hint=f"{trains} trains on it; `bertworks prepare TEXT TEXT ...` joins corpora",
+            hint=f"`bertworks pretrain {quoted(path)} -o MODEL` trains on it; `bertworks prepare "
+            "TEXT TEXT ...` joins corpora",
         )
         is_model = (folder / "config.json").is_file() and any(
             (folder / name).is_file() for name in _WEIGHTS

@@ -36,6 +36,7 @@ from bertworks.text.vocabulary import VocabularyConfig
 
 HELD_OUT_LENGTH = 128
 ZeroOrMore = Annotated[float, Range("0 or more", lambda x: x >= 0)]
+BelowOne = Annotated[float, Range("a number from 0 to below 1", lambda x: 0 <= x < 1)]
 Seed = Annotated[
     int, Range(f"a whole number from 0 to {(1 << 32) - 1:,}", lambda x: 0 <= x < 1 << 32)
 ]
@@ -174,8 +175,8 @@ class OptimizerConfig(Settings):
         "linear"
     )
     weight_decay: ZeroOrMore = 0.01
-    beta1: FractionBelowOne = 0.9
-    beta2: FractionBelowOne = 0.999
+    beta1: BelowOne = 0.9
+    beta2: BelowOne = 0.999
     eps: Annotated[float, Range("a number above 0", lambda x: x > 0)] = 1e-6
     bias_correction: bool = True
     max_grad_norm: ZeroOrMore = 1.0

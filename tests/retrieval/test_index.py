@@ -550,9 +550,8 @@ def test_processes_leave_off_where_one_process_goes_on(model: Path, tmp_path: Pa
     documents.write_text("".join(rows))
     bulk = Bulk(on="local", workers=1)
     stopped = index_file(documents, folder, model=model, device="cpu", bulk=bulk)
-    assert any(event.fields.get("amount") == 1 for event in stopped)
+    assert any(len(Index(folder)) == 1 for _ in stopped)  # after the first portion
     stopped.close()
-    assert len(Index(folder)) == 1
     list(index_file(documents, folder, model=model, device="cpu"))
     hits = Index(folder, device="cpu").search(TEXTS[0], 9)
     assert sorted(hit["text"] for hit in hits) == sorted(TEXTS)
