@@ -1,5 +1,6 @@
 """Commands that evaluate: what they refuse, and what they print."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -40,4 +41,23 @@ def test_the_class_whose_f1_is_reported(classifier: Path, shell: Shell):
     assert "F1 of 'ham'" in shell.works(*words, "--positive", "ham")
     shell.refuses(
         [*words, "--positive", "spam"], "spam", "--positive ham or --positive 'junk mail'"
+    )
+
+
+def test_what_an_evaluation_leaves_out_is_said(classifier: Path, shell: Shell):
+    data = write_table(
+        "mail.csv", ("text", "label"), ("a film " * 100, "ham"), (" ", "ham"), ("bad", "junk mail")
+    )
+    answer = shell.works("evaluate", "task", classifier, data)
+    assert "these are figures of their beginnings" in answer
+    assert "rows without text, left out: 1" in answer
+    assert "2 rows: " in answer
+
+
+def test_figures_of_a_masked_lm_are_a_table(model: Path, shell: Shell):
+    Path("text.txt").write_text("a good film\nthe dogs are sad\n" * 20)
+    answer = shell.works("evaluate", "mlm", model, "text.txt")
+    rows = dict(line.split() for line in answer.splitlines() if len(line.split()) == 2)
+    assert math.log(float(rows["masked_lm_perplexity"])) == pytest.approx(
+        float(rows["masked_lm_loss"]), abs=1e-3
     )

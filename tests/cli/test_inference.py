@@ -1,6 +1,7 @@
 """Commands that use a model: what they refuse, and what they print."""
 
 import json
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -130,3 +131,19 @@ def test_a_note_on_the_sampling_of_a_model(gpt: Path, shell: Shell):
         "min_p",
         "leave --sampling out, and choose --temperature, --top-k and --top-p",
     )
+
+
+def test_lines_of_standard_input(model: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.stdin", StringIO("a [MASK] film\n\n \nthe [MASK]\n"))
+    answer = shell.works("fill", model, "-", "--top-k", "1")
+    assert [line.split()[1] for line in answer.splitlines() if "%" in line] == ["##ar", "##ar"]
+    assert "blank lines, left out: 2 (line 2, line 3)" in answer
+    monkeypatch.setattr("sys.stdin", StringIO("a [MASK] film\rthe [MASK]\r"))
+    shell.refuses(["fill", model, "-"], "line", "tr ")
+
+
+def test_how_good_a_graph_is_is_said(model: Path, shell: Shell):
+    rows = [json.dumps({"text": f"a film number {number}"}) + "\n" for number in range(12)]
+    Path("d.jsonl").write_text("".join(rows))
+    answer = shell.works("index", "d.jsonl", "-o", "idx", "--model", model, "--approximate")
+    assert "of the ten nearest documents, measured with 100 documents" in answer

@@ -239,3 +239,21 @@ def test_other_words_are_left_to_the_parser(monkeypatch: pytest.MonkeyPatch):
     for words in (["vocab"], ["--help", "vocab"], ["help"], ["--json"], ["-V"]):
         assert not start_page.print_at_once(words)
     assert stream.buffer.getvalue() == b""
+
+
+def test_the_width_is_that_of_the_first_terminal(monkeypatch: pytest.MonkeyPatch):
+    def size_of(descriptor: int) -> os.terminal_size:
+        if descriptor == 0:
+            raise OSError("no terminal")
+        return os.terminal_size((70 * (descriptor - 1) or 0, 24))
+
+    monkeypatch.setenv("COLUMNS", "")
+    monkeypatch.setattr(os, "get_terminal_size", size_of)
+    assert start_page._width() == 80  # a terminal that does not know its width
+    monkeypatch.setattr(os, "get_terminal_size", lambda descriptor: os.terminal_size((70, 24)))
+    assert start_page._width() == 70
+    monkeypatch.setenv("COLUMNS", "60")
+    assert start_page._width() == 60
+    monkeypatch.delenv("COLUMNS")
+    monkeypatch.setattr(os, "get_terminal_size", lambda descriptor: os.open("/no/such/file", 0))
+    assert start_page._width() == 80
