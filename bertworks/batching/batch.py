@@ -3,7 +3,8 @@
 - `Example`: a sequence that a network reads, with its targets
 - `add_special_tokens`: token ids -> a sequence in the template of a tokenizer
 - `Batch`, `collate`: examples -> tensors of a batch
-- `LabelledBatches`: the micro-batches of each step of a fine-tuning
+- `LabelledBatches`: the micro-batches of each step of a fine-tuning; `ContrastiveBatches`: of one
+  that compares all sequences of a step
 - `Prefetched`: batches of the next step, made by a thread
 - `joint_step`: of which task the batch of each step is, where several fine-tunings are one
 """
@@ -245,6 +246,32 @@ class LabelledBatches:
         groups = [list(self.groups[shuffled_index(i, count, self.seed, epoch)]) for i in places]
         part = sorted(groups, key=longest_sequence)[self.rank :: self.world_size]
         return list(token_budget_batches(part, self.micro_batch_tokens))
+
+
+@dataclass(frozen=True)
+class ContrastiveBatches(LabelledBatches):
+    """The batches of a training that compares all sequences of a step with each other.
+
+    Each step is one batch, in one process. The rows of each label are shuffled and divided into
+    groups of at most `rows_per_label`, as equal as possible, so that a sequence meets others of its
+    label however many labels there are. The order of the groups is random, and the steps of an
+    epoch have the same number of rows, but for one.
+    """
+
+    rows_per_label: int = 4
+
+    def __call__(self, n: int) -> list[Batch]:
+        """Return the batch of step n, the shortest sequences first."""
+        epoch, k = divmod(n, self.steps_per_epoch)
+        rng = keyed_rng("contrastive", self.seed, epoch)
+        labels = np.concatenate([group[0].target.labels for group in self.groups])
+        parts: list[Ids] = []
+        for label in np.unique(labels):
+            rows = rng.permutation(np.flatnonzero(labels == label))
+            parts += np.array_split(rows, -(-len(rows) // self.rows_per_label))
+        order = np.concatenate([parts[number] for number in rng.permutation(len(parts))])
+        rows = np.array_split(order, self.steps_per_epoch)[k]
+        return batches_by_length((self.groups[row][0] for row in rows.tolist()), len(rows))
 
 
 StepBatches = Callable[[int], list[Batch]]  # from the number of a step to its micro-batches

@@ -225,8 +225,8 @@ def finetune(
     answers or choices.
 
     The output folder is a model folder with a report and a list of errors. Hugging Face
-    transformers opens it; with the methods frozen and cosine, only its encoder. Run the same
-    command again to resume. Ctrl-C saves first.
+    transformers opens it; with the methods frozen, cosine and contrastive, only its encoder. Run
+    the same command again to resume. Ctrl-C saves first.
 
     Args:
         data: A file (.csv, .tsv, .jsonl, .parquet, CoNLL columns, SQuAD or entity JSON, also

@@ -64,6 +64,7 @@ MODEL_NAMES: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(("auto", "full"), (FINETUNED, "fine-tuning")),
     "frozen": ("linear head", "the linear head"),
     "cosine": ("fine-tuned from the cosine", "fine-tuning from the cosine"),
+    "contrastive": ("contrastive training", "contrastive training"),
 }
 FROZEN = "frozen vectors"
 COSINE = "cosine"

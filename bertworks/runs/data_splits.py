@@ -373,8 +373,10 @@ def methods_of(schema: Schema) -> tuple[Method, ...]:
     task = TASKS[schema.task]
     if not task.has_linear_head:
         return ("full",)
-    compares = len(schema.text) == 2 and task.has_one_score(schema.labels)
-    return ("cosine", "full", "frozen") if compares else ("full", "frozen")
+    if len(schema.text) == 2 and task.has_one_score(schema.labels):
+        return ("cosine", "full", "frozen")
+    compares_texts = len(schema.text) == 1 and task.has_classes and task.predicts_texts
+    return ("full", "frozen", "contrastive") if compares_texts else ("full", "frozen")
 
 
 def _vectors(schema: Schema, recipe: FinetuneRecipe, method: Method) -> SentenceVectors:
@@ -388,7 +390,7 @@ def _vectors(schema: Schema, recipe: FinetuneRecipe, method: Method) -> Sentence
     if len(schema.text) == 1:
         what += " of single texts"
     expect(method in ("auto", *known), what, hint=f"use --method {' or '.join(known)}")
-    if method in ("frozen", "cosine") and recipe.lstm_units:
+    if method in ("frozen", "cosine", "contrastive") and recipe.lstm_units:
         raise UsageError(
             f"the method {method!r} has no LSTM, and the recipe has lstm_units",
             hint="leave --recipe out",

@@ -99,6 +99,16 @@ WORST = 25  # mistakes on the page; errors.csv has all
 _SETTINGS = {"learning_rate": "optimizer.learning_rate"} | {
     x: x for x in ("epochs", "batch_size", "max_length")
 }
+# Fields of the recipe that only the method "contrastive" uses, and those that it does not use
+_CONTRASTIVE = ("rows_per_label", "contrastive_temperature")
+_NOT_CONTRASTIVE = (
+    "head_deviation",
+    "label_smoothing",
+    "cloze_steps",
+    "lm_weight",
+    "teacher_weight",
+    "temperature",
+)
 Baselines = dict[Hashable, Answers]  # by fold and task
 # the last message, its fields, the recipe that was used
 End = tuple[str, JsonObject, FinetuneRecipe]
@@ -221,7 +231,15 @@ def _without_folds(request: FinetuneRequest) -> FinetuneRequest:
 
     Several processes train so: a cross-validation is for few rows, which one process learns in
     minutes.
+
+    Raises:
+        UsageError: the method "contrastive", which trains in one process.
     """
+    expect(
+        request.method != "contrastive",
+        "the method 'contrastive' compares all rows of a step with each other, in one process",
+        hint="start one process; or use --method full",
+    )
     return replace(
         request,
         method="full" if request.method == "auto" else request.method,
@@ -325,13 +343,16 @@ def trainings(job: FinetuneJob) -> float:
     It ends with the method that takes longest.
     """
     methods = job.compared_methods
-    parts = [
-        job.variant(method).settings.num_steps / job.settings.num_steps
-        for method in methods
-        if method != "frozen"
-    ]
-    validates = job.data.is_validated or len(methods) > 1
-    return max(parts, default=0.0) + sum(parts) * validates * EVALUATED * (PARTS - 1) / PARTS
+    variants = [job.variant(method) for method in methods if method != "frozen"]
+    passes = job.passes(job.recipe, len(job.groups))
+    parts = [variant.passes(variant.recipe, len(job.groups)) / passes for variant in variants]
+    folds = 0.0
+    if job.data.is_validated or len(methods) > 1:
+        fraction = (PARTS - 1) / PARTS
+        count = max(1, round(fraction * len(job.groups)))
+        of_folds = [variant.passes(variant.recipe_of_fold(count), count) for variant in variants]
+        folds = EVALUATED * fraction * sum(of_folds) / passes
+    return max(parts, default=0.0) + folds
 
 
 def choose_method(job: FinetuneJob, folder: Path) -> Generator[Event, None, FinetuneJob]:
@@ -740,14 +761,26 @@ def refuse_unused(method: Method, names: Iterable[str]) -> None:
 
     It is named by its path in a recipe.
     """
-    used = ("title", "class_weights", "precision", *READING)
     plain = (*_SETTINGS.values(), "seed", "seeds")
-    unused = [name for name in names if method == "frozen" and name not in used]
+    unused = [name for name in names if not _uses(method, name)]
     if unused:
         words = ", ".join(option_of(name) if name in plain else f"--set {name}" for name in unused)
+        other: Method = "contrastive" if _uses("contrastive", unused[0]) else "full"
+        if _uses("full", unused[0]):
+            other = "full"
         raise UsageError(
-            f"the method 'frozen' does not use {words}", hint=f"leave out {words}; or --method full"
+            f"the method {method!r} does not use {words}",
+            hint=f"leave out {words}; or --method {other}",
         )
+
+
+def _uses(method: Method, name: str) -> bool:
+    """Return whether a method uses a setting, a path in a recipe."""
+    if method == "auto":
+        return True
+    if method == "frozen":
+        return name in ("title", "class_weights", "precision", *READING)
+    return name not in (_NOT_CONTRASTIVE if method == "contrastive" else _CONTRASTIVE)
 
 
 def _source(data: Data, name: str) -> str | StoredRows:
@@ -811,7 +844,7 @@ def finetune(
             Face hub.
         output: the run folder; None: a temporary one, deleted together with the returned model.
         epochs, learning_rate, batch_size, max_length: None: as in the recipe.
-        method: "full", "frozen", "cosine", or "auto": see `FinetuneRequest`.
+        method: "full", "frozen", "cosine", "contrastive", or "auto": see `FinetuneRequest`.
         validation: without dev data: "split", "folds", or "auto": folds for few rows.
         task, text, label: what the columns mean; None or (): inferred.
         group: a column; rows with the same value stay on one side of a split.

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from bertworks.batching.batch import (
     Batch,
+    ContrastiveBatches,
     ExampleGroup,
     LabelledBatches,
     StepBatches,
@@ -66,7 +67,13 @@ from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
 from bertworks.runs.options import FinetuneOptions, Method
 from bertworks.runs.report import task_card, write_task_report
 from bertworks.runs.training_run import Job, Progress, RunSettings
-from bertworks.tasks.heads import TEACHER, TaskModel, feature_numbers, lstm_input_size
+from bertworks.tasks.heads import (
+    TEACHER,
+    ContrastiveModel,
+    TaskModel,
+    feature_numbers,
+    lstm_input_size,
+)
 from bertworks.tasks.linear_head import LinearHead, fit_linear_head
 from bertworks.tasks.registry import TASKS, task_of
 from bertworks.tasks.scores import compute_metrics, format_metrics
@@ -217,7 +224,10 @@ def requested_recipe(request: FinetuneRequest, device: torch.device) -> Finetune
         overrides.append(f"precision={request.precision}")
     if request.seed is not None:
         overrides.append(f"seed={request.seed}")
-    recipe = recipes.load_finetune_recipe(request.recipe, overrides)
+    name = request.recipe
+    if request.method == "contrastive" and name == FinetuneRequest.recipe:
+        name = request.method
+    recipe = recipes.load_finetune_recipe(name, overrides)
     if recipe.precision == "auto":
         recipe = replace(recipe, precision=best_precision(device))
     return recipe
@@ -490,9 +500,14 @@ class FinetuneJob(Job):
         recipe = recipes.resolve_recipe(recipe, len(self.groups), c, num_labels)
         if d.vectors == "cosine":
             recipe = recipes.resolve_fitted(recipe, requested)
-        self.train_batches = LabelledBatches(
-            self.groups, recipe.batch_size, recipe.micro_batch_tokens, recipe.seed
-        )
+        row_settings = (self.groups, recipe.batch_size, recipe.micro_batch_tokens, recipe.seed)
+        if self.method == "contrastive":
+            recipe = recipes.resolve_contrastive(recipe, requested, len(self.groups))
+            self.train_batches: LabelledBatches = ContrastiveBatches(
+                *row_settings, rows_per_label=recipe.rows_per_label
+            )
+        else:
+            self.train_batches = LabelledBatches(*row_settings)
         self.steps_per_epoch = self.train_batches.steps_per_epoch
         self.follow(recipe)
         self.forecast: Forecast | None = None  # if a budget has needed it
@@ -518,6 +533,8 @@ class FinetuneJob(Job):
         self.vocab_subset = VocabSubset(units, c.vocab_size, whole=recipe.lm_weight > 0)
         names = [name for name in DROPOUTS if recipe.dropout >= 0 and getattr(c, name) is not None]
         rates: dict[str, Any] = dict.fromkeys(names, recipe.dropout)
+        if self.method == "contrastive":  # they are not trained: the same input in each step
+            rates["embedding_dropout"] = 0.0
         self.config = replace(c, vocab_size=len(self.vocab_subset.ids), **rates)
 
     @property
@@ -531,7 +548,8 @@ class FinetuneJob(Job):
         if self.method != "auto":
             return (self.method,)
         has_choice = self.data.parts and not self.recipe.lstm_units
-        return methods_of(self.data.schema) if has_choice else ("full",)
+        methods = tuple(m for m in methods_of(self.data.schema) if m != "contrastive")
+        return methods if has_choice else ("full",)
 
     @cached_property
     def data_report(self) -> DatasetReport:
@@ -547,14 +565,24 @@ class FinetuneJob(Job):
         """
         r = self.recipe
         task = task_of(self.description).training_head(self.groups, self.recipe)
-        network = TaskModel(
-            self.config,
-            task,
-            self.description,
-            head_deviation=r.head_deviation,
-            lm_weight=r.lm_weight,
-            teacher=(r.teacher_weight if self.teacher else 0.0, r.temperature),
-        )
+        network: TaskModel
+        if self.method == "contrastive":
+            network = ContrastiveModel(
+                self.config, task, self.description, r.contrastive_temperature
+            )
+            longest = sorted(num_tokens([group]) for group in self.groups)[-r.batch_size :]
+            tokens = micro_tokens(r.micro_batch_tokens, self.config, self.precision, self.device)
+            # A step cannot be divided: the loss compares all of its sequences.
+            network.encoder.gradient_checkpointing = sum(longest) > tokens
+        else:
+            network = TaskModel(
+                self.config,
+                task,
+                self.description,
+                head_deviation=r.head_deviation,
+                lm_weight=r.lm_weight,
+                teacher=(r.teacher_weight if self.teacher else 0.0, r.temperature),
+            )
         self.vocab_subset.attach(network.encoder.embeddings.token)
         return network
 
@@ -625,10 +653,12 @@ class FinetuneJob(Job):
                 job.method = method
             else:
                 recipe = self.recipe
-                if method == "cosine":
-                    requested = requested_recipe(self.request, self.device)
-                    recipe = recipes.resolve_fitted(recipe, requested)
                 request = replace(self.request, method=method)
+                requested = requested_recipe(request, self.device)
+                if method == "cosine":
+                    recipe = recipes.resolve_fitted(recipe, requested)
+                elif method == "contrastive":  # its recipe is another one
+                    recipe = replace(requested, precision=recipe.precision)
                 job = FinetuneJob(replace(self.prepared, request=request, recipe=recipe))
             self._variants[method] = job
         return self._variants[method]
@@ -636,9 +666,24 @@ class FinetuneJob(Job):
     def fold(self, number: int) -> "FinetuneJob":
         """Return the job of a fold: without the rows of a part, which are its dev data."""
         data = self.data.fold(number)
-        job = FinetuneJob(replace(self.prepared, recipe=self.recipe, data=data))
+        recipe = self.recipe_of_fold(len(data.train))
+        job = FinetuneJob(replace(self.prepared, recipe=recipe, data=data))
         job.settings = replace(job.settings, evaluate_every=job.settings.num_steps)
         return job
+
+    def passes(self, recipe: FinetuneRecipe, count: int) -> float:
+        """Return the number of passes over `count` rows, with the steps on clozes."""
+        return recipe.epochs + recipe.cloze_steps / -(-count // recipe.batch_size)
+
+    def recipe_of_fold(self, count: int) -> FinetuneRecipe:
+        """Return the recipe of a fold that trains with this number of rows.
+
+        A contrastive training takes as many steps as with all rows: it needs them to move vectors.
+        """
+        if self.method != "contrastive":
+            return self.recipe
+        steps_per_epoch = -(-count // self.recipe.batch_size)
+        return replace(self.recipe, epochs=-(-self.settings.num_steps // steps_per_epoch))
 
     def fit(self) -> tuple[TaskModel, list[list[Logits]]]:
         """Return the network with a linear head on the features of the frozen encoder.
@@ -659,6 +704,12 @@ class FinetuneJob(Job):
         _set_head(network, fitted(()))
         return network, [[head(x[n]).astype(np.float32) for n in part] for head, part in heads]
 
+    def _fit_head(self, network: nn.Module) -> None:
+        """Fit the head of a network that is trained by a contrastive loss to its vectors."""
+        if isinstance(network, ContrastiveModel):
+            features = map(np.concatenate, self._features(network))
+            _set_head(network, fit_linear_head(network.task, *features))
+
     def _features(self, network: TaskModel) -> tuple[list[NDArray[np.float32]], list[NDArray[Any]]]:
         """What the output layer reads of each training item, and the labels."""
         width = cast(nn.Linear, network.get_submodule(network.task.head)).in_features
@@ -673,6 +724,8 @@ class FinetuneJob(Job):
         self, plans: Path, rank: int, size: int, note: Callable[[str], None]
     ) -> StepBatches:
         """Return the batches of each step."""
+        if self.method == "contrastive":
+            return self.train_batches
         groups = self.groups
         first = self.recipe.cloze_steps
         if self.teacher:
@@ -693,6 +746,7 @@ class FinetuneJob(Job):
     def evaluate(self, network: TrainableModel) -> dict[str, float]:
         """Return the figures of the network on dev."""
         assert isinstance(network, TaskModel)
+        self._fit_head(network)
         self._last, mean = compute_logits_and_loss(network, self.dev_units, self.precision)
         answers = list(map(task_of(self.description).decode, self.dev, self._last))
         items = [features.item for features in self.dev]
@@ -747,6 +801,8 @@ class FinetuneJob(Job):
     def save(self, folder: Path, network: nn.Module | None, facts: Mapping[str, Any]) -> None:
         """Write the model folder."""
         if network is not None:
+            if facts["evaluated"] != facts["step"]:
+                self._fit_head(network)
             self.save_model(folder, network, facts)
         write_task_report(folder, self.metric, str(self.data_report), None)
 

@@ -6,7 +6,7 @@ Their docstrings are the help. Nothing large is imported: help is fast.
 from dataclasses import dataclass
 from typing import Literal
 
-Method = Literal["auto", "full", "frozen", "cosine"]
+Method = Literal["auto", "full", "frozen", "cosine", "contrastive"]
 Validation = Literal["auto", "split", "folds"]
 
 
@@ -43,13 +43,15 @@ class FinetuneOptions(LabelledOptions):
         layers: Keep this number of layers of the model, evenly spread. Unset: all.
         teacher: Distillation: a model fine-tuned for the same task, from which this one learns too.
         method: full: train the whole network. frozen: a linear head on its vectors, in seconds.
-            cosine: compare pairs by the cosine of their vectors, and train from there. auto: with
-            few rows cosine for pairs, full for other data, unless another one is clearly better in
-            a cross-validation; else full.
+            cosine: compare pairs by the cosine of their vectors, and train from there.
+            contrastive: for few rows with one text and one label: bring the vectors of texts with
+            the same label together, then fit a linear head. auto: with few rows cosine for pairs,
+            full for other data, unless another one is clearly better in a cross-validation; else
+            full.
         validation: Without a dev file. split: a random tenth of the rows is dev. folds: scores come
             from a cross-validation, the model from all rows. auto: folds for fewer than 2,000 rows.
         budget: Time of each run (5m, 1h): fewer epochs, if those of the recipe take longer.
-        recipe: stable, mt-dnn (with --joint), paper, electra, gpt, feature_based (LSTM on a frozen
+        recipe: stable, contrastive (of that method), mt-dnn (with --joint), paper, electra, gpt, feature_based (LSTM on a frozen
             BERT), or a .toml.
         overrides: Change a field of the recipe: --set seed=1. Repeatable.
         metric: The metric that is reported first, and compares methods.

@@ -2,7 +2,8 @@
 
 - `FrozenFeatures`: hidden states of a frozen encoder, computed once and kept for all epochs
 - `TaskHead`: the number of outputs and the loss of a task
-- `TaskModel`: an encoder with the head of a task; `JointModel`: one with the heads of several
+- `TaskModel`: an encoder with the head of a task; `JointModel`: one with the heads of several;
+  `ContrastiveModel`: one whose encoder is trained by a contrastive loss
 """
 
 import math
@@ -480,6 +481,56 @@ class TaskModel(TrainableModel):
             return self.recurrent(x, batch.layout)[positions]  # type: ignore[no-any-return]
         everything = len(positions) == len(batch.input_ids)
         return self.encoder(*inputs, None if everything else positions)[-1]  # type: ignore[no-any-return]
+
+
+def contrastive_loss(vectors: Tensor, labels: Tensor, temperature: float) -> LossSum:
+    """Return the supervised contrastive loss (Khosla et al. 2020, equation 2, L_out).
+
+    For each vector it is the mean cross-entropy of the other vectors with the same label among all
+    other vectors, by their cosines. A vector without another one of its label has none. A vector
+    counts as correct if the nearest one has the same label.
+
+    Args:
+        vectors: [B, width], of length 1. labels: int64 [B].
+        temperature: by which cosines are divided.
+    """
+    itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    scores = (vectors @ vectors.T / temperature).masked_fill(itself, torch.finfo(vectors.dtype).min)
+    same = (labels[:, None] == labels) & ~itself
+    log_p = scores.log_softmax(1).masked_fill(~same, 0.0)
+    losses = -log_p.sum(1) / same.sum(1).clamp_min(1)
+    correct = same.gather(1, scores.detach().argmax(1, keepdim=True))
+    return LossSum(losses.sum(), correct.sum().float())
+
+
+class ContrastiveModel(TaskModel):
+    """An encoder that is trained by a contrastive loss, with the linear head of a classification.
+
+    Texts with the same label get similar vectors. The embeddings are not trained, and the head is
+    not trained here: `tasks.linear_head` fits it to the vectors.
+
+    temperature: see `contrastive_loss`.
+    """
+
+    def __init__(self, c: EncoderConfig, task: TaskHead, d: TaskConfig, temperature: float):
+        super().__init__(c, task, d)
+        self.weights = {"contrastive": 1.0}
+        self.temperature = temperature
+        self.requires_grad_(False)
+        for part in (self.encoder.blocks, self.encoder.norm, self.encoder.relative_bias):
+            if part is not None:
+                part.requires_grad_()
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Return the number of sequences that another sequence of the batch has the label of."""
+        counts = batch.target.labels.bincount()
+        return {"contrastive": int(counts[counts > 1].sum())}
+
+    def forward(self, batch: Batch) -> dict[str, LossSum]:
+        """Return the loss for a batch."""
+        vectors = F.normalize(self.head_inputs(batch).float(), dim=-1)
+        loss = contrastive_loss(vectors, batch.target.labels, self.temperature)
+        return {"contrastive": loss}
 
 
 class JointModel(TrainableModel):

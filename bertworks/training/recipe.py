@@ -459,6 +459,10 @@ class FinetuneRecipe(Settings):
         teacher's; the rest is the loss of the labels.
     temperature: logits are divided by it where they are compared with a teacher's (Hinton et al.
         2015, section 2).
+    rows_per_label: of the method contrastive: the rows of a label that are in a step together, if
+        there are more than `batch_size` rows.
+    contrastive_temperature: of the same method: by which cosines are divided (Khosla et al. 2020,
+        equation 2).
     lm_weight: of the loss of a causal LM on the training texts, which is added to that of the task
         (Radford et al. 2018, section 3.2); for networks that read from left to right, without an
         LSTM.
@@ -506,6 +510,8 @@ class FinetuneRecipe(Settings):
     cloze_steps: Annotated[
         int, Range(f"0 to {MAX_COUNT:,}, or -1", lambda x: -1 <= x <= MAX_COUNT)
     ] = 0
+    rows_per_label: Size = 4
+    contrastive_temperature: AboveZero = 0.1
     lm_weight: BelowHundred = 0.0
     lstm_units: SizeOrZero = 0
     lstm_encoder: LSTMEncoder = "frozen"
@@ -558,6 +564,9 @@ MAX_EPOCHS = 100
 # at most, and times the rate: of a training that starts from a fitted head
 FITTED_EPOCHS = 10
 FITTED_RATE = 0.3
+# of the method "contrastive"
+CONTRASTIVE_EPOCHS = 2
+CONTRASTIVE_STEPS = 20
 PAPER_GRID = ("batch_size=16,32", "optimizer.learning_rate=5e-05,3e-05,2e-05", "epochs=2,3,4")
 
 
@@ -613,6 +622,19 @@ def resolve_recipe(
         cloze_steps=clozes,
         optimizer=replace(recipe.optimizer, learning_rate=rate),
     )
+
+
+def resolve_contrastive(
+    recipe: FinetuneRecipe, requested: FinetuneRecipe, count: int
+) -> FinetuneRecipe:
+    """Return a resolved recipe for the method "contrastive".
+
+    It has CONTRASTIVE_EPOCHS epochs, or more for CONTRASTIVE_STEPS steps, where the `requested`
+    recipe leaves the choice. count: examples.
+    """
+    steps = math.ceil(count / recipe.batch_size)
+    epochs = max(CONTRASTIVE_EPOCHS, math.ceil(CONTRASTIVE_STEPS / steps))
+    return replace(recipe, epochs=requested.epochs or epochs)
 
 
 def resolve_fitted(recipe: FinetuneRecipe, requested: FinetuneRecipe) -> FinetuneRecipe:

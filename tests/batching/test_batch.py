@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from bertworks.batching.batch import (
+    ContrastiveBatches,
     Example,
     LabelledBatches,
     Target,
@@ -170,3 +171,34 @@ def test_every_epoch_of_labelled_data_has_an_order_of_its_own():
     ]
     assert all(sorted(n for step in epoch for n in step) == list(range(40)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+
+
+def test_the_batches_of_a_contrastive_training_have_several_rows_of_a_label():
+    """Each epoch has every row once, in batches of nearly one size that begin with short texts."""
+    rng = np.random.default_rng(0)
+    labels = [*np.repeat(np.arange(30), 7), 30]  # of the last label there is one row
+    groups = []
+    for number, label in enumerate(labels):
+        ids = np.full(rng.integers(3, 20), number)
+        target = Target(np.zeros(1, np.int64), np.array([label]))
+        groups.append([Example(ids, np.zeros_like(ids), {"task": target})])
+    batches = ContrastiveBatches(groups, 64, micro_batch_tokens=1, rows_per_label=4)
+    assert batches.steps_per_epoch == 4
+    orders = []
+    for epoch in (0, 1):
+        order = []
+        for step in range(4):
+            (batch,) = batches(4 * epoch + step)
+            lengths = batch.layout.cu_seqlens.diff().tolist()
+            assert lengths == sorted(lengths)
+            assert len(lengths) in (52, 53)
+            rows = batch.input_ids[batch.layout.first.long()].tolist()
+            assert batch.target.labels.tolist() == [labels[row] for row in rows]
+            counts = np.unique(batch.target.labels, return_counts=True)[1]
+            assert (counts == 1).sum() <= 3  # the single row, and a group at each end
+            order += rows
+        assert sorted(order) == list(range(len(labels)))
+        orders.append(order)
+    assert orders[0] != orders[1]
+    (whole,) = ContrastiveBatches(groups[:40], 64, 1)(5)
+    assert whole.layout.num_sequences == 40

@@ -102,6 +102,16 @@ def test_a_vocabulary_is_not_extended_by_shards(text: Path, model: Path, shell: 
         ),
         ("--method cosine", "cosine", "use --method "),
         (
+            "--method contrastive --set label_smoothing=0.1",
+            "the method 'contrastive' does not use --set label_smoothing",
+            "leave out --set label_smoothing; or --method full",
+        ),
+        (
+            "--method full --set rows_per_label=2",
+            "the method 'full' does not use --set rows_per_label",
+            "leave out --set rows_per_label; or --method contrastive",
+        ),
+        (
             "--method full --set lm_weight=0.5 --recipe gpt",
             "only GPT and GPT-2 have this loss",
             "--set lm_weight=0",

@@ -26,7 +26,11 @@ from bertworks.inference.predictor import Predictor
 from bertworks.interop.export import export
 from bertworks.runs.baselines import baseline_answers
 from bertworks.runs.data_splits import EVALUATED, PARTS
-from bertworks.runs.finetune import finetune_events, make_finetune_request
+from bertworks.runs.finetune import (
+    _without_folds as without_folds,
+    finetune_events,
+    make_finetune_request,
+)
 from bertworks.runs.finetune_job import (
     FinetuneJob,
     Forecast,
@@ -573,3 +577,109 @@ def test_variants_and_folds_share_the_rows_and_the_model(model: Path, tmp_path: 
     assert (frozen.method, fold.method) == ("frozen", job.method)
     assert len(fold.dev) == len(job.data.parts[0])
     assert len(fold.train) + len(fold.dev) == len(job.train)
+
+
+def contrastive_job(data: Path, model: Path, **options: Any) -> FinetuneJob:
+    request = make_finetune_request(data, model=model, method="contrastive", **options)
+    return FinetuneJob(prepare_finetuning(request, torch.device("cpu")))
+
+
+def test_a_contrastive_training_ends_with_a_head_on_its_vectors(
+    model: Path, tmp_path: Path
+) -> None:
+    """The head is that of the method "frozen" on the encoder of the folder."""
+    data = write_reviews(tmp_path / "reviews.csv", 40)
+    output = tmp_path / "out"
+    done, events = run(data, output, model, method="contrastive", overrides=FAST[::2])
+    assert done.fields["method"] == "contrastive"
+    assert done.fields["score"] > 0.9
+    steps = [event for event in events if event.kind == "step"]
+    assert min(step.fields["loss"] for step in steps) < steps[0].fields["loss"] - 0.3
+    assert (output / "recipe.toml").read_text().startswith('title = "contrastive"')
+    rows = read_data(data, validation="folds").train
+    texts = [item.texts[0] for item in rows]
+    probabilities = logistic(vectors_of(output, texts), [item.label for item in rows])
+    assert ModelFolder(output).task_config.vectors == "mean"
+    temperature = ModelFolder(output).task_config.weights_temperature
+    logits = np.log(probabilities(vectors_of(output, texts)))
+    predictor = Predictor(output, device="cpu", precision="fp32")
+    answers = predictor.predict(texts, probabilities=True)
+    expected = softmax(logits / temperature)
+    scores = [[a["scores"][label] for label in ("neg", "pos")] for a in answers]
+    assert np.array(scores) == pytest.approx(expected, abs=2e-4)
+    before = ModelFolder(model).load().state["encoder.embeddings.token.weight"]
+    after = ModelFolder(output).load().state["encoder.embeddings.token.weight"]
+    assert torch.equal(before, after)
+    *_, exported = export(output, tmp_path / "onnx", data=data)
+    assert exported.fields["figures"] == exported.fields["figures_ours"]
+
+
+def test_a_contrastive_training_resumes_to_the_same_bits(model: Path, tmp_path: Path) -> None:
+    """After steps of a fold, and of the training with all rows."""
+    data = write_reviews(tmp_path / "reviews.csv", 90)  # two steps in an epoch
+    overrides = (FAST[0], FAST[2], "epochs=3", "save_every=2")
+    whole, _ = run(data, tmp_path / "out", model, method="contrastive", overrides=overrides)
+    request = make_finetune_request(data, model=model, method="contrastive", overrides=overrides)
+    for stop in (2, 5, 9):
+        stream = finetune_events(tmp_path / "again", request, device="cpu")
+        saved = 0
+        for event in stream:
+            saved += event.kind == "saved"
+            if saved == stop:
+                break
+        stream.close()
+    *_, done = finetune_events(tmp_path / "again", request, device="cpu")
+    assert done.fields["figures"] == whole.fields["figures"]
+    for name in ("model.safetensors", "recipe.toml", "task.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+def test_the_recipe_of_a_contrastive_training(model: Path, tmp_path: Path) -> None:
+    """Twenty steps or two epochs, unless the request names others; folds take as many steps."""
+    epochs = {}
+    for count in (30, 90, 200):
+        job = contrastive_job(write_reviews(tmp_path / f"{count}.csv", count), model)
+        epochs[count] = job.recipe.epochs
+        fold = job.fold(0)
+        assert 0 <= fold.settings.num_steps - job.settings.num_steps < fold.steps_per_epoch
+        assert FinetuneJob(prepare_finetuning(job.request, job.device, job.recipe)).recipe == (
+            job.recipe
+        )
+    assert epochs == {30: 20, 90: 10, 200: 5}
+    data = write_reviews(tmp_path / "many.csv", 1500)
+    assert contrastive_job(data, model).recipe.epochs == 2
+    named = contrastive_job(data, model, epochs=7, batch_size=16, learning_rate=3e-4)
+    assert (named.recipe.epochs, named.recipe.batch_size) == (7, 16)
+    assert named.recipe.optimizer.learning_rate == 3e-4
+    paper = contrastive_job(data, model, recipe="paper")
+    assert (paper.recipe.title, paper.recipe.epochs, paper.recipe.batch_size) == ("paper", 3, 32)
+
+
+def test_long_texts_of_a_contrastive_step_are_computed_again(model: Path, tmp_path: Path) -> None:
+    """A step is one batch: the loss compares all of its rows."""
+    data = write_reviews(tmp_path / "reviews.csv", 200)
+    for tokens in (100_000, 64):
+        job = contrastive_job(data, model, overrides=(f"micro_batch_tokens={tokens}",))
+        network = job.make_network()
+        assert network.encoder.gradient_checkpointing == (tokens == 64)
+        (batch,) = job.batches(tmp_path, 0, 1, print)(3)
+        assert batch.layout.num_sequences == 50
+
+
+def test_what_a_contrastive_training_is_not_for(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = write_pairs(tmp_path / "pairs.tsv")
+    with pytest.raises(UsageError, match="'contrastive' is not for regression") as caught:
+        run(pairs, tmp_path / "out", model, method="contrastive")
+    assert caught.value.hint == "use --method cosine or full or frozen"
+    topics = write_multilabel(tmp_path / "topics.jsonl")
+    with pytest.raises(UsageError, match="'contrastive' is not for multilabel"):
+        run(topics, tmp_path / "out", model, method="contrastive")
+    reviews = write_reviews(tmp_path / "reviews.csv")
+    with pytest.raises(UsageError, match="has no LSTM"):
+        run(reviews, tmp_path / "out", model, method="contrastive", recipe="bilstm")
+    request = make_finetune_request(reviews, model=model, method="contrastive")
+    with pytest.raises(UsageError, match="in one process") as caught:
+        without_folds(request)
+    assert caught.value.hint == "start one process; or use --method full"

@@ -29,7 +29,7 @@ from bertworks.models.recurrent import BiLSTM
 from bertworks.models.transformer import Encoder, cpu_supports_int8
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.tasks import heads as task_heads
-from bertworks.tasks.heads import Classification, TaskModel
+from bertworks.tasks.heads import Classification, ContrastiveModel, TaskModel, contrastive_loss
 from bertworks.tasks.settings import FeatureLayers, TaskConfig
 from bertworks.training.loop import make_optimizer, train
 from bertworks.training.recipe import load_finetune_recipe
@@ -607,3 +607,58 @@ def test_a_damaged_folder_and_another_task_are_refused(start: Path, tmp_path: Pa
         (tmp_path / "out" / record).unlink()
     with pytest.raises(BertworksError, match=r"incomplete: recurrent\.lstm\.bias_hh_l1 missing"):
         Predictor(tmp_path / "out")
+
+
+def test_the_contrastive_loss_is_that_of_the_paper() -> None:
+    """Khosla et al. 2020, equation 2, in float64; a row without another of its label has none."""
+    rng = np.random.default_rng(0)
+    labels = np.array([0, 1, 0, 2, 1, 0, 3, 1])
+    z = rng.normal(size=(len(labels), 5))
+    z /= np.linalg.norm(z, axis=1, keepdims=True)
+    expected = 0.0
+    correct = 0
+    for i, label in enumerate(labels):
+        others = [a for a in range(len(labels)) if a != i]
+        total = sum(np.exp(z[i] @ z[a] / 0.2) for a in others)
+        positives = [p for p in others if labels[p] == label]
+        terms = [np.log(np.exp(z[i] @ z[p] / 0.2) / total) for p in positives]
+        expected -= np.mean(terms) if terms else 0.0
+        correct += labels[max(others, key=lambda a: z[i] @ z[a])] == label
+    loss = contrastive_loss(torch.from_numpy(z), torch.from_numpy(labels), 0.2)
+    assert loss.loss.item() == pytest.approx(expected, rel=1e-9)
+    assert loss.correct.item() == correct
+    alone = torch.from_numpy(z[:3]).requires_grad_()
+    nothing = contrastive_loss(alone, torch.tensor([0, 1, 2]), 0.2)
+    assert nothing.loss.item() == 0
+    nothing.loss.backward()
+    assert alone.grad is not None
+    assert alone.grad.abs().max() == 0
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_contrastive_training_changes_the_blocks_alone(checkpointing: bool) -> None:
+    """Texts of a label get similar vectors, also where the states are computed again."""
+    c = replace(CONFIG, hidden_dropout=0.1, attention_dropout=0.1, embedding_dropout=0.0)
+    torch.manual_seed(0)
+    d = TaskConfig(task="classification", vectors="mean")
+    model = ContrastiveModel(c, Classification(outputs=3, vectors="mean"), d, 0.1)
+    model.encoder.gradient_checkpointing = checkpointing
+    rng = np.random.default_rng(1)
+    examples = []
+    for number in range(12):
+        ids = rng.integers(5, 90, 6 + number)
+        target = Target(np.array([0]), np.array([number % 3]))
+        examples.append(Example(ids, np.zeros_like(ids), {"task": target}))
+    batch = collate(examples)
+    assert model.counts(batch) == {"contrastive": 12}
+    assert model.counts(collate(examples[:4])) == {"contrastive": 2}
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    optimizer = replace(load_finetune_recipe("contrastive").optimizer, learning_rate=3e-3)
+    steps = [
+        step.read()["contrastive"]
+        for step in train(model, make_optimizer(model, optimizer), lambda _: [batch], optimizer, 80)
+    ]
+    assert steps[-1].loss < steps[0].loss - 1
+    assert steps[-1].accuracy == 1
+    changed = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert changed == {name for name in before if name.startswith("encoder.blocks.")}
