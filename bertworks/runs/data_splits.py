@@ -79,6 +79,8 @@ class LabelledData:
     notes: what was inferred and which rows were left out, in words.
     parts: the numbers of the training rows in each part of a cross-validation; (): there is none.
     is_validated: whether `dev` has the rows of the first EVALUATED parts, as there are no others.
+    label_rows: rows of a linear head besides `train`, which are never held out, see
+        `runs.label_rows`.
     positive: the class whose F1 is reported, see `choose_positive`. None stands for the second
         class, or there are not two classes.
     """
@@ -90,6 +92,7 @@ class LabelledData:
     parts: tuple[list[int], ...] = ()
     is_validated: bool = False
     positive: str | None = None
+    label_rows: list[Item] = field(default_factory=list)
 
     def fold(self, number: int) -> "LabelledData":
         """The data of a fold: one part is dev, the others are train."""

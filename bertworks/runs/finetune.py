@@ -68,12 +68,14 @@ from bertworks.runs.data_splits import (
     methods_of,
 )
 from bertworks.runs.finetune_job import (
+    NO_LINEAR_HEAD,
     FinetuneJob,
     FinetuneRequest,
     Forecast,
     forecast,
     prepare_finetuning,
 )
+from bertworks.runs.label_rows import FEW_OF_LABEL
 from bertworks.runs.options import Method, Validation
 from bertworks.runs.report import VALIDATED, errors_note, write_errors, write_task_report
 from bertworks.runs.run_folder import (
@@ -240,9 +242,11 @@ def _without_folds(request: FinetuneRequest) -> FinetuneRequest:
         "the method 'contrastive' compares all rows of a step with each other, in one process",
         hint="start one process; or use --method full",
     )
+    method = "full" if request.method == "auto" else request.method
+    _check_descriptions(method, request.label_descriptions)
     return replace(
         request,
-        method="full" if request.method == "auto" else request.method,
+        method=method,
         validation="split" if request.validation == "auto" else request.validation,
     )
 
@@ -655,10 +659,12 @@ def _summary(folder: Path, result: Mapping[str, Any], where: str) -> str:
 
 def _plan(job: FinetuneJob, seconds: float) -> str:
     methods = job.compared_methods
+    clearly = ""
+    if job.method == "auto" and methods == ("frozen",):
+        clearly = f": labels have fewer than {FEW_OF_LABEL} rows"
     job = job.variant(methods[0])
     recipe = job.recipe
     settings = job.settings
-    clearly = ""
     if len(methods) > 1:
         clearly = (
             f", or {' or '.join(methods[1:])} if clearly better in {EVALUATED} of {PARTS} folds"
@@ -730,8 +736,13 @@ def make_finetune_request(data: Data, **options: Any) -> FinetuneRequest:
             hint="leave out --teacher; or --method full",
         )
         method = "full"
+    _check_descriptions(method, request.label_descriptions)
     recipe = str(request.recipe or "stable")
-    addresses = {"model": request.model, "teacher": request.teacher}
+    addresses = {
+        "model": request.model,
+        "teacher": request.teacher,
+        "label_descriptions": request.label_descriptions,
+    }
     if recipe.endswith(".toml"):
         addresses["recipe"] = recipe
     local: dict[str, Any] = {"recipe": recipe}
@@ -742,7 +753,7 @@ def make_finetune_request(data: Data, **options: Any) -> FinetuneRequest:
             url = url_of(address)
             if url:
                 urls[name] = url
-            is_path = url or name == "recipe" or path.is_dir()
+            is_path = url or name in ("recipe", "label_descriptions") or path.is_dir()
             local[name] = absolute(path) if is_path else str(address)
     return replace(
         request,
@@ -753,6 +764,15 @@ def make_finetune_request(data: Data, **options: Any) -> FinetuneRequest:
         label=names_of(request.label),
         urls=urls,
         **local,
+    )
+
+
+def _check_descriptions(method: Method, descriptions: str | None) -> None:
+    """Raise UsageError if there are descriptions of labels, and the method does not use them."""
+    expect(
+        method not in NO_LINEAR_HEAD or not descriptions,
+        f"the method {method!r} does not use --label-descriptions",
+        hint="leave out --label-descriptions; or --method frozen",
     )
 
 
@@ -822,6 +842,7 @@ def finetune(
     overrides: str | Iterable[str] = (),
     seed: int | None = None,
     new_head: bool = False,
+    label_descriptions: str | Path | None = None,
     precision: str | None = None,
     budget: str | None = None,
     read: ReadOptions = ReadOptions(),
@@ -855,6 +876,8 @@ def finetune(
             settings of it.
         seed, precision: None: those of the recipe.
         new_head: whether the head of a fine-tuned model is replaced by a new one.
+        label_descriptions: a file with the columns "label" and "text": texts that describe labels.
+            They are rows of a linear head, in place of the names of labels.
         budget: a time such as "5m" for everything: fewer epochs, if those of the recipe take
             longer.
         teacher: a model that was fine-tuned for the same task, from which this one learns as well
@@ -886,6 +909,7 @@ def finetune(
         overrides=overrides,
         seed=seed,
         new_head=new_head,
+        label_descriptions=label_descriptions,
         precision=precision,
         budget=budget,
         read=read,

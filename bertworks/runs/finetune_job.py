@@ -64,6 +64,7 @@ from bertworks.runs.data_splits import (
     read_data,
 )
 from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
+from bertworks.runs.label_rows import FEW_OF_LABEL, label_rows, rows_per_label
 from bertworks.runs.options import FinetuneOptions, Method
 from bertworks.runs.report import task_card, write_task_report
 from bertworks.runs.training_run import Job, Progress, RunSettings
@@ -90,6 +91,8 @@ TOKEN_EMBEDDING_KEY = "encoder.embeddings.token.weight"  # in a state dict
 # In a run folder between its final evaluation and its end: the output layer without the temperature
 # that the model has.
 TRAINED_LAYER = "checkpoints/output_layer.safetensors"
+# Methods that train the output layer: names of labels are rows of a head that is fitted.
+NO_LINEAR_HEAD: tuple[Method, ...] = ("full", "cosine")
 # Those that are None have no rate of their own.
 DROPOUTS = (
     "hidden_dropout",
@@ -128,7 +131,7 @@ class FinetuneRequest(FinetuneOptions, DataRequest):
 
         Names of models are among them.
         """
-        sources = (self.data, self.dev, self.model, self.teacher)
+        sources = (self.data, self.dev, self.model, self.teacher, self.label_descriptions)
         return tuple(source for source in sources if isinstance(source, str))
 
     @property
@@ -147,6 +150,8 @@ class FinetuneRequest(FinetuneOptions, DataRequest):
         content |= content.pop("urls") | self.rows.checksums()
         if self.recipe.endswith(".toml") and Path(self.recipe).is_file():
             content["recipe_sha256"] = sha256(self.recipe)
+        if self.label_descriptions:
+            content["label_descriptions_sha256"] = sha256(self.label_descriptions)
         if self.teacher:
             content["teacher_sha256"] = named_weights_sha256(self.teacher)
         return content
@@ -214,6 +219,9 @@ def prepare_finetuning(
         initial = folder, _mark_texts(model), joint
     if data is None:
         data = read_data(request.rows, whole_documents=recipe.document_context)
+    if request.method not in NO_LINEAR_HEAD:
+        rows, notes = label_rows(data, request.label_descriptions)
+        data = replace(data, label_rows=rows, notes=[*data.notes, *notes])
     return Preparation(request, device, recipe, data, *initial)
 
 
@@ -485,6 +493,7 @@ class FinetuneJob(Job):
         self.featurize = Featurizer(self.model.tokenizer, task)
         self.train = list(self.featurize(self.data.train))
         self.dev = list(self.featurize(self.data.dev))
+        self.label_rows = list(self.featurize(self.data.label_rows))
         self.dev_units = [features.unit for features in self.dev]
         self.groups = [group for features in self.train for group in task.training_groups(features)]
         _check_numbers(d, c, self.groups)
@@ -529,7 +538,7 @@ class FinetuneJob(Job):
         )
         self.precision = self.settings.precision
         c = self.model.config
-        units = [*self.groups, *self.clozes, *self.dev_units]
+        units = [*self.groups, *self.clozes, *self.dev_units, *(x.unit for x in self.label_rows)]
         self.vocab_subset = VocabSubset(units, c.vocab_size, whole=recipe.lm_weight > 0)
         names = [name for name in DROPOUTS if recipe.dropout >= 0 and getattr(c, name) is not None]
         rates: dict[str, Any] = dict.fromkeys(names, recipe.dropout)
@@ -547,9 +556,13 @@ class FinetuneJob(Job):
         """The methods that are compared; one: there is no choice."""
         if self.method != "auto":
             return (self.method,)
-        has_choice = self.data.parts and not self.recipe.lstm_units
+        if self.recipe.lstm_units:
+            return ("full",)
+        # A head that the initial model has knows more than a few rows.
+        if self.head is None and rows_per_label(self.data) < FEW_OF_LABEL:
+            return ("frozen",)
         methods = tuple(m for m in methods_of(self.data.schema) if m != "contrastive")
-        return methods if has_choice else ("full",)
+        return methods if self.data.parts else ("full",)
 
     @cached_property
     def data_report(self) -> DatasetReport:
@@ -711,14 +724,11 @@ class FinetuneJob(Job):
             _set_head(network, fit_linear_head(network.task, *features))
 
     def _features(self, network: TaskModel) -> tuple[list[NDArray[np.float32]], list[NDArray[Any]]]:
-        """What the output layer reads of each training item, and the labels."""
+        """What the output layer reads of each training item and label row, and the labels."""
         width = cast(nn.Linear, network.get_submodule(network.task.head)).in_features
-        x = compute_each(
-            network, network.head_inputs, [item.unit for item in self.train], (width,), "fp32"
-        )
-        return x, [
-            np.concatenate([example.target.labels for example in item.unit]) for item in self.train
-        ]
+        units = [features.unit for features in (*self.train, *self.label_rows)]
+        x = compute_each(network, network.head_inputs, units, (width,), "fp32")
+        return x, [np.concatenate([example.target.labels for example in unit]) for unit in units]
 
     def batches(
         self, plans: Path, rank: int, size: int, note: Callable[[str], None]

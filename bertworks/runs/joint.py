@@ -60,7 +60,7 @@ _OF_ONE |= {
     "validation": ("auto", "split"),
     "sweep": (None, ()),
 }
-_OF_ONE |= {"seeds": (1,), "folds": (0,), "teacher": (None,)}
+_OF_ONE |= {"seeds": (1,), "folds": (0,), "teacher": (None,), "label_descriptions": (None,)}
 
 
 @dataclass(frozen=True)

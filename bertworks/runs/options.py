@@ -57,6 +57,9 @@ class FinetuneOptions(LabelledOptions):
         metric: The metric that is reported first, and compares methods.
         seed: Seed of the new head, the order of the rows and dropout. Unset: the recipe's.
         new_head: Discard the existing task head and train a new one.
+        label_descriptions: A file with the columns label and text, which describes labels. A linear
+            head learns from these texts as from rows; unset, from the names of labels, if they are
+            words and have fewer than 8 rows each.
         precision: auto: that of the recipe, else bf16 where the hardware is faster with it.
     """
 
@@ -71,6 +74,7 @@ class FinetuneOptions(LabelledOptions):
     metric: str | None = None
     seed: int | None = None
     new_head: bool = False
+    label_descriptions: str | None = None
     precision: str | None = None
 
 
