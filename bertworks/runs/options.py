@@ -51,8 +51,8 @@ class FinetuneOptions(LabelledOptions):
         validation: Without a dev file. split: a random tenth of the rows is dev. folds: scores come
             from a cross-validation, the model from all rows. auto: folds for fewer than 2,000 rows.
         budget: Time of each run (5m, 1h): fewer epochs, if those of the recipe take longer.
-        recipe: stable, contrastive (of that method), mt-dnn (with --joint), paper, electra, gpt, feature_based (LSTM on a frozen
-            BERT), or a .toml.
+        recipe: stable, contrastive (of that method), mt-dnn (with --joint), paper, electra, gpt,
+            feature_based (LSTM on a frozen BERT), or a .toml.
         overrides: Change a field of the recipe: --set seed=1. Repeatable.
         metric: The metric that is reported first, and compares methods.
         seed: Seed of the new head, the order of the rows and dropout. Unset: the recipe's.

@@ -588,13 +588,14 @@ def test_a_contrastive_training_ends_with_a_head_on_its_vectors(
     model: Path, tmp_path: Path
 ) -> None:
     """The head is that of the method "frozen" on the encoder of the folder."""
-    data = write_reviews(tmp_path / "reviews.csv", 40)
+    data = write_reviews(tmp_path / "reviews.csv", 60)
     output = tmp_path / "out"
-    done, events = run(data, output, model, method="contrastive", overrides=FAST[::2])
+    overrides = ("optimizer.learning_rate=5e-3", "epochs=60", "precision=fp32")
+    done, _ = run(data, output, model, method="contrastive", overrides=overrides)
     assert done.fields["method"] == "contrastive"
-    assert done.fields["score"] > 0.9
-    steps = [event for event in events if event.kind == "step"]
-    assert min(step.fields["loss"] for step in steps) < steps[0].fields["loss"] - 0.3
+    lines = (output / "metrics.jsonl").read_text().splitlines()
+    losses = [line["loss"] for line in map(json.loads, lines) if "loss" in line]
+    assert losses[-1] < losses[0] - 0.5
     assert (output / "recipe.toml").read_text().startswith('title = "contrastive"')
     rows = read_data(data, validation="folds").train
     texts = [item.texts[0] for item in rows]
