@@ -101,8 +101,8 @@ def label_rows(data: LabelledData, descriptions: str | None) -> tuple[list[Item]
                 f"labels with the same words in their names are no rows: {some_names(group)}"
             )
     if names:
-        shown = first_names([f"{row.texts[0]!r}" for row in names], _LISTED)
-        notes.append(f"names of labels are rows of the linear head ({len(names):,}): {shown}")
+        examples = first_names([f"{row.texts[0]!r}" for row in names], _LISTED)
+        notes.append(f"names of labels are rows of the linear head ({len(names):,}): {examples}")
     missing = [label for label in nameless if label not in described]
     if missing:
         notes.append(
